@@ -1,0 +1,51 @@
+# Everything a person runs here. `make help` lists it. Nothing is installed outside this folder, but for jars in ~/.ivy2.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo dev test lint test-clients test-faults bench lock clean
+
+help: ## list the commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+install: $(INSTALLED) ## make .venv with the locked dependencies and the tidelog command
+
+$(INSTALLED): requirements.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv==0.13.8
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: install ## the whole path on real data, in under three minutes
+	$(BIN)/tidelog demo
+
+dev: install ## an interactive stack until Ctrl-C
+	$(BIN)/tidelog dev
+
+lint: install ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint ## all checks and tests but the two suites below
+	$(BIN)/python -m pytest -m "not clients and not faults"
+
+test-clients: install ## Java, aiokafka and kafka-python against a running stack
+	$(BIN)/python -m pytest -m clients
+
+test-faults: install ## kills and hostile input
+	$(BIN)/python -m pytest -m faults
+
+bench: install ## throughput, latency and CPU per GB, against the raw object store in the same run
+	$(BIN)/python -m benchmarks
+
+lock: ## resolve pyproject.toml into requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev pyproject.toml -o requirements.lock
+
+clean: ## remove what install and tests made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache

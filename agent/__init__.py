@@ -1,0 +1,1 @@
+"""The server: Kafka protocol, batching writer, fetch, HTTP (DESIGN: the parts)."""

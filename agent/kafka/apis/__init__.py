@@ -1,0 +1,1 @@
+"""One module per Kafka API; its docstring names versions, KIPs and what is refused."""

@@ -1,0 +1,1 @@
+"""From a fetch request to record batches: coordinates, pages, response."""

@@ -1,0 +1,1 @@
+"""From a produce request to an acknowledged offset: accumulate, seal, upload, commit."""

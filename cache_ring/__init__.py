@@ -1,0 +1,1 @@
+"""The reads: membership, consistent hash ring, page cache, peer reads, coordinates."""

@@ -1,0 +1,1 @@
+"""The housekeeper: retention, garbage collection, topic deletion, the doctor."""

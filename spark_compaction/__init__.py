@@ -1,0 +1,1 @@
+"""Spark: segments to Parquet in Iceberg tables, TTL, SQL over history."""

@@ -1,0 +1,1 @@
+"""The bytes: record batches, segment format, Arrow columns, object stores."""

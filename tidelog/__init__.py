@@ -1,0 +1,1 @@
+"""The front door: the command, settings, the embedded development stack."""
