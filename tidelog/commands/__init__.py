@@ -1,0 +1,1 @@
+"""One module per command of `tidelog`; each has a `typer.Typer` called `app`."""

@@ -1,0 +1,48 @@
+"""TCP ports for the development stack.
+
+Ports picked here lie below the range the kernel hands to outgoing connections, so that an agent that was killed finds
+its port free when it comes back.
+"""
+
+import random
+import socket
+from collections.abc import Iterable
+
+from tidelog.errors import UserError
+
+_PICKED_FROM = range(15_000, 31_000)
+_ATTEMPTS = 1_000
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether one could listen there now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def pick_ports(count: int) -> list[int]:
+    """`count` different ports that are free now."""
+    generator = random.SystemRandom()
+    found: list[int] = []
+    for _ in range(_ATTEMPTS):
+        if len(found) == count:
+            return found
+        port = generator.choice(_PICKED_FROM)
+        if port not in found and is_free(port):
+            found.append(port)
+    raise UserError(f"Found no {count} free TCP ports between {_PICKED_FROM.start} and {_PICKED_FROM.stop}.")
+
+
+def require_free(ports: Iterable[int], option: str, host: str = "127.0.0.1") -> None:
+    """Raises `UserError`, naming the option to change, if any of them is taken."""
+    taken = [port for port in ports if not is_free(port, host)]
+    if taken:
+        raise UserError(
+            f"Port {', '.join(map(str, taken))} is taken by another program.",
+            f"Choose others with {option} (0 picks free ones), or stop what listens there.",
+        )

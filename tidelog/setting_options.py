@@ -1,0 +1,92 @@
+"""Settings as command-line options: every field of a `BaseSettings` class is an option and the environment variable
+`TIDELOG_<FIELD>`.
+
+An option is its environment variable said on the command line: it is put into this process's environment, so whatever
+part reads its settings there (the agent, the object store, the sequencer) sees it, and there is one order of
+precedence: option, variable, default.
+"""
+
+import inspect
+import os
+import re
+from collections.abc import Callable
+from functools import wraps
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from pydantic_settings import BaseSettings
+
+ENV_PREFIX = "TIDELOG_"
+
+
+def variable_of(field: str) -> str:
+    """The environment variable of a setting."""
+    return ENV_PREFIX + field.upper()
+
+
+def with_settings(*models: type[BaseSettings]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds an option for every setting of `models` to a command; a setting that two of them share is one option."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(command).parameters
+        options: dict[str, inspect.Parameter] = {}
+        for model in models:
+            described = _field_docstrings(model)
+            for name, field in model.model_fields.items():
+                if name not in own:
+                    options.setdefault(name, _option(name, field, described.get(name, "")))
+
+        @wraps(command)
+        def run(**given: Any) -> Any:
+            for name in options:
+                value = given.pop(name)
+                if value is not None:
+                    os.environ[variable_of(name)] = _as_text(value)
+            return command(**given)
+
+        parameters = [*own.values(), *options.values()]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+def _option(name: str, field: FieldInfo, described: str) -> inspect.Parameter:
+    kind = _option_type(field.annotation)
+    flag = "--" + name.replace("_", "-")
+    declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
+    secret = field.annotation is SecretStr or SecretStr in get_args(field.annotation)
+    default = "" if secret or field.default in (None, PydanticUndefined, "") else f" [default: {field.default}]"
+    text = f"{field.description or described}{default} [{variable_of(name)}]".strip().replace("[", "\\[")
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, typer.Option(declaration, help=text, show_default=False)],
+    )
+
+
+def _option_type(annotation: Any) -> type:
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = next(part for part in get_args(annotation) if part is not NoneType)
+    return annotation if annotation in (bool, int, float) else str
+
+
+def _as_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _field_docstrings(model: type[BaseSettings]) -> dict[str, str]:
+    """The string or comment that follows or ends a field's line; the model itself need not opt in."""
+    try:
+        source = inspect.getsource(model)
+    except OSError:
+        return {}
+    after = re.findall(r'^    (\w+): [^\n]*\n    """(.+?)"""', source, flags=re.MULTILINE | re.DOTALL)
+    beside = re.findall(r"^    (\w+): [^\n#]*#\s*(.+)$", source, flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in [*beside, *after]}
