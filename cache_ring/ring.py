@@ -1,0 +1,74 @@
+"""Who owns what: a consistent hash ring per zone over the live agents (DESIGN §6, §7).
+
+Pure. Promises that agents with the same view name the same owner, whatever order they learned of each other in, and that an agent that
+comes or goes moves only its own share, about 1/n of the keys.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from uhashring import HashRing
+
+from sequencer.agents import LiveAgent
+from storage.identifiers import NodeId, Partition, TopicId
+
+_POINTS_PER_AGENT = 160
+"""Points on the ring per agent: with 160 the largest share among ten agents is about 1.2 times the mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """One view of the cluster. Immutable: a change of membership makes a new ring."""
+
+    agents: tuple[LiveAgent, ...]
+    _by_name: dict[str, LiveAgent]
+    _by_zone: dict[str, HashRing]
+    _everywhere: HashRing
+
+    @classmethod
+    def of(cls, agents: Iterable[LiveAgent]) -> "Ring":
+        """The ring of these agents; of two incarnations of a node the later one counts."""
+        in_order = sorted(agents, key=lambda agent: (agent.node_id, agent.incarnation))
+        by_name = {_name(agent.node_id): agent for agent in in_order}
+        zones: dict[str, list[str]] = {}
+        for name, agent in by_name.items():
+            zones.setdefault(agent.address.zone, []).append(name)
+        return cls(
+            agents=tuple(by_name.values()),
+            _by_name=by_name,
+            _by_zone={zone: _ring_of(zones[zone]) for zone in sorted(zones)},
+            _everywhere=_ring_of(list(by_name)),
+        )
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        """The zones that have a live agent, in order."""
+        return tuple(self._by_zone)
+
+    def agent(self, node_id: NodeId) -> LiveAgent | None:
+        return self._by_name.get(_name(node_id))
+
+    def owner(self, zone: str, page_key: str) -> LiveAgent | None:
+        """The agent of a zone that loads and keeps a page; None if the zone has no agent."""
+        ring = self._by_zone.get(zone)
+        return None if ring is None else self._by_name[ring.get_node(page_key)]
+
+    def partition_leader(self, zone: str, topic_id: TopicId, partition: Partition) -> LiveAgent | None:
+        """The agent that a zone's clients are sent to; of the whole cluster for a zone without agents; None in an empty cluster."""
+        if not self.agents:
+            return None
+        ring = self._by_zone.get(zone, self._everywhere)
+        return self._by_name[ring.get_node(f"{topic_id}/{partition}")]
+
+    def replicas(self, topic_id: TopicId, partition: Partition) -> tuple[LiveAgent, ...]:
+        """One agent per zone, in zone order."""
+        key = f"{topic_id}/{partition}"
+        return tuple(self._by_name[ring.get_node(key)] for ring in self._by_zone.values())
+
+
+def _name(node_id: NodeId) -> str:
+    return str(node_id)
+
+
+def _ring_of(names: list[str]) -> HashRing:
+    return HashRing(nodes=names, vnodes=_POINTS_PER_AGENT)

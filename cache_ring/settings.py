@@ -1,0 +1,72 @@
+"""The settings of the ring, its caches and its peers: each an option and an environment variable `TIDELOG_<NAME>`.
+
+Promises that every bound of this folder is named here.
+"""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class CacheRingSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="TIDELOG_", use_attribute_docstrings=True, extra="ignore")
+
+    membership_lease_s: float = Field(default=10.0, gt=0)
+    """How long others take this agent for alive after its last renewal; it stops serving a little earlier."""
+    membership_renew_s: float = Field(default=2.0, gt=0)
+    """The pause between two renewals, and between two looks at who else is alive."""
+    membership_margin_s: float = Field(default=1.0, ge=0)
+    """By how much an agent ends its own lease early: the drift between its clock and the database's."""
+
+    page_cache_bytes: int = Field(default=268_435_456, ge=0)
+    """Pages of recent objects kept in memory: what this agent wrote, and what its zone's readers of the tail ask it for."""
+    peer_range_cache_bytes: int = Field(default=67_108_864, ge=0)
+    """Byte ranges received from peers kept in memory."""
+    catch_up_cache_bytes: int = Field(default=134_217_728, ge=0)
+    """Pages of older objects kept in memory, apart, so that replaying history does not push out the tail."""
+    tail_age_s: float = Field(default=60.0, gt=0)
+    """An object older than this is read with the catch-up budget."""
+    tail_load_bytes: int = Field(default=134_217_728, ge=1)
+    """Bytes being loaded from the store at once for reads of the tail."""
+    catch_up_load_bytes: int = Field(default=67_108_864, ge=1)
+    """Bytes being loaded from the store at once for reads of history."""
+    page_load_timeout_s: float = Field(default=70.0, gt=0)
+    """The longest a page is waited for, its place in the load budget included."""
+
+    peer_connections: int = Field(default=8, ge=1)
+    """Page connections to each peer; a further request goes to the store."""
+    peer_accepted_connections: int = Field(default=512, ge=1)
+    """Connections taken from peers; one more is closed at once."""
+    peer_response_bytes: int = Field(default=134_217_728, ge=1)
+    """Bytes being served to peers at once; past it a peer is told to go to the store."""
+    peer_answer_floor_s: float = Field(default=0.1, gt=0)
+    """A peer has at least this long to answer, however fast the store is."""
+    peer_answer_ceiling_s: float = Field(default=1.0, gt=0)
+    """A peer has at most this long to answer, however slow the store is."""
+    peer_load_timeout_s: float = Field(default=5.0, gt=0)
+    """How long a peer that answered that it is loading the page is waited for."""
+    peer_skip_s: float = Field(default=3.0, ge=0)
+    """How long a peer that did not answer, or answered with nonsense, is passed by."""
+    peer_idle_s: float = Field(default=60.0, gt=0)
+    """A peer's connection without a request for this long is closed by its receiver."""
+    max_page_bytes: int = Field(default=134_217_728, ge=1)
+    """The largest object a peer may ask for."""
+
+    subscription_lease_s: float = Field(default=10.0, gt=0)
+    """How long a subscription for pushed coordinates lasts unless renewed; renewed at a third of it."""
+    max_subscriptions: int = Field(default=100_000, ge=1)
+    """Subscriptions (partition and peer) kept for others; more are refused, and served by the poll alone."""
+    push_buffer_bytes: int = Field(default=1_048_576, ge=1)
+    """Pushed coordinates waiting for a slow peer; past it they are dropped, and the peer's poll repairs it."""
+
+    @model_validator(mode="after")
+    def _leases_fit(self) -> Self:
+        if self.membership_renew_s + self.membership_margin_s >= self.membership_lease_s:
+            raise ValueError(
+                f"TIDELOG_MEMBERSHIP_LEASE_S ({self.membership_lease_s}) must be longer than TIDELOG_MEMBERSHIP_RENEW_S and "
+                f"TIDELOG_MEMBERSHIP_MARGIN_S together ({self.membership_renew_s} + {self.membership_margin_s})"
+            )
+        if self.peer_answer_floor_s > self.peer_answer_ceiling_s:
+            raise ValueError("TIDELOG_PEER_ANSWER_FLOOR_S must not exceed TIDELOG_PEER_ANSWER_CEILING_S")
+        return self
