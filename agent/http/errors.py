@@ -1,0 +1,60 @@
+"""Every HTTP error is JSON with an `error` (a word for programs) and a `message` (a sentence for people)."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from sequencer.errors import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.topic_config import InvalidConfig
+from sequencer.topics import TopicExists, UnknownTopic
+
+_DOMAIN: dict[type[Exception], tuple[int, str]] = {
+    TopicExists: (409, "topic_exists"),
+    UnknownTopic: (404, "unknown_topic"),
+    InvalidConfig: (400, "invalid_config"),
+    SequencerUnavailable: (503, "sequencer_unavailable"),
+    CommitOutcomeUnknown: (503, "outcome_unknown"),
+}
+
+
+class InvalidRequest(Exception):
+    """The request asks for something that cannot be; the message says what could."""
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Maps the domain's errors, and the framework's own, to that form."""
+    for kind, (status, word) in _DOMAIN.items():
+        app.add_exception_handler(kind, _handler(status, word))
+    app.add_exception_handler(InvalidRequest, _handler(400, "invalid_request"))
+    app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(RequestValidationError, _invalid)
+
+
+def problem(status: int, word: str, message: str, **more: Any) -> JSONResponse:
+    """An error answer."""
+    return JSONResponse({"error": word, "message": message, **more}, status_code=status)
+
+
+def _handler(status: int, word: str) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:
+    async def handle(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001 - the framework's signature
+        return problem(status, word, str(error) or word.replace("_", " "))
+
+    return handle
+
+
+async def _http_exception(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    word = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return JSONResponse({"error": word, "message": message}, status_code=error.status_code, headers=error.headers)
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001 - the framework's signature
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return problem(400, "invalid_request", f"{where}: {first['msg']}")

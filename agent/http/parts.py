@@ -1,0 +1,32 @@
+"""What the HTTP side needs from the agent; the composition root fills it in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fastapi import APIRouter
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from agent.http.readiness import Check
+from sequencer.client import Sequencer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpParts:
+    """`sequencer` is asked per request: it may be None while the agent starts with its database away (DESIGN §10).
+
+    `checks` make `/ready`, in the order in which their reasons are told. `routers` are mounted as they are (the
+    Iceberg catalog). `node_id` is None until the agent has joined.
+    """
+
+    sequencer: Callable[[], Sequencer | None]
+    checks: tuple[Check, ...]
+    cluster: str
+    zone: str
+    node_id: Callable[[], int | None]
+    default_partitions: int = 1
+    max_partitions_per_topic: int = 10_000
+    routers: tuple[APIRouter, ...] = ()
+    registry: CollectorRegistry = field(default=REGISTRY)
+    max_body_bytes: int = 1_048_576
+    check_timeout_s: float = 2.0
+    check_cache_s: float = 0.5

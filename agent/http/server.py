@@ -1,0 +1,77 @@
+"""The HTTP listener inside the agent's event loop.
+
+Promises that the port is bound, and known, when `start` returns; that signals stay with the agent (uvicorn would take
+them); and that `stop` ends within `shutdown_timeout_s`, whatever a client does.
+"""
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """One listener; `start`, then `stop`."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        *,
+        host: str,
+        port: int,
+        max_connections: int = 256,
+        idle_timeout_s: float = 30.0,
+        shutdown_timeout_s: float = 5.0,
+    ) -> None:
+        """`port` 0 takes a free one; past `max_connections` a request is answered 503."""
+        self._host = host
+        self._wanted_port = port
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                limit_concurrency=max_connections,
+                timeout_keep_alive=math.ceil(idle_timeout_s),
+                timeout_graceful_shutdown=math.ceil(shutdown_timeout_s),
+                h11_max_incomplete_event_size=65_536,
+            )
+        )
+        self._serving: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Raises OSError if the address cannot be bound."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._host, self._wanted_port))
+            listener.setblocking(False)
+        except OSError:
+            listener.close()
+            raise
+        self.port = listener.getsockname()[1]
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+        while not self._server.started:
+            if self._serving.done():
+                await self._serving
+                raise RuntimeError("the HTTP server ended while it started")
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Stops accepting, lets requests finish within the time allowed, and closes."""
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving

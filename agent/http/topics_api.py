@@ -1,0 +1,146 @@
+"""`/v1/topics`: what the command line uses to list, create, describe, alter and delete topics.
+
+Topic names follow Kafka's rule. Lists are paged by name (`after`, `limit`), so that an answer is bounded.
+"""
+
+import re
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from agent.http.errors import InvalidRequest
+from agent.http.parts import HttpParts
+from sequencer.client import Sequencer
+from sequencer.errors import SequencerUnavailable
+from sequencer.topic_config import validate_config
+from sequencer.topics import Topic, UnknownTopic
+from storage.identifiers import Partition
+
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_MAX_PAGE = 1_000
+
+ConfigMap = Annotated[dict[str, str], Field(max_length=100)]
+
+
+class NewTopic(BaseModel):
+    """The body of a creation; a partition count left out is the agent's default."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    partitions: int | None = Field(default=None, ge=1)
+    config: ConfigMap = Field(default_factory=dict)
+
+
+class TopicChange(BaseModel):
+    """The body of an alteration: more partitions, configs set, configs removed."""
+
+    model_config = ConfigDict(extra="forbid")
+    partitions: int | None = Field(default=None, ge=1)
+    set: ConfigMap = Field(default_factory=dict)
+    remove: list[str] = Field(default_factory=list, max_length=100)
+
+
+class TopicsApi:
+    """The handlers; each asks the sequencer once or twice."""
+
+    def __init__(self, parts: HttpParts) -> None:
+        self._parts = parts
+
+    def router(self) -> APIRouter:
+        """The routes under /v1/topics."""
+        router = APIRouter(prefix="/v1/topics", tags=["topics"])
+        router.add_api_route("", self.list_topics, methods=["GET"])
+        router.add_api_route("", self.create, methods=["POST"], status_code=201)
+        router.add_api_route("/{name}", self.describe, methods=["GET"])
+        router.add_api_route("/{name}", self.alter, methods=["PATCH"])
+        router.add_api_route("/{name}", self.delete, methods=["DELETE"])
+        return router
+
+    async def list_topics(
+        self, after: str = "", limit: Annotated[int, Query(ge=1, le=_MAX_PAGE)] = _MAX_PAGE
+    ) -> dict[str, Any]:
+        """One page, by name; `next` is what to pass as `after`, or null at the end."""
+        found = sorted(
+            (topic for topic in await self._sequencer().topics.list() if topic.name > after),
+            key=lambda topic: topic.name,
+        )
+        page = found[:limit]
+        return {"topics": [_as_json(topic) for topic in page], "next": page[-1].name if len(found) > limit else None}
+
+    async def create(self, asked: NewTopic) -> dict[str, Any]:
+        """201 with the topic; 409 if the name is taken."""
+        if _NAME.fullmatch(asked.name) is None or asked.name in (".", ".."):
+            raise InvalidRequest(
+                f"The topic name {asked.name[:260]!r} is not valid: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'."
+            )
+        count = self._partition_count(asked.partitions or self._parts.default_partitions)
+        for name, value in asked.config.items():
+            validate_config(name, value)
+        return _as_json(await self._sequencer().topics.create(asked.name, count, asked.config))
+
+    async def describe(self, name: str) -> dict[str, Any]:
+        """The topic with the offsets of every partition."""
+        topic = await self._find(name)
+        partitions = [(topic.topic_id, Partition(number)) for number in range(topic.partition_count)]
+        bounds = await self._sequencer().coordinates.bounds(partitions)
+        return {
+            **_as_json(topic),
+            "offsets": [
+                {
+                    "partition": partition,
+                    "log_start_offset": bounds[topic_id, partition].log_start_offset,
+                    "high_watermark": bounds[topic_id, partition].high_watermark,
+                }
+                for topic_id, partition in partitions
+                if (topic_id, partition) in bounds
+            ],
+        }
+
+    async def alter(self, name: str, change: TopicChange) -> dict[str, Any]:
+        """The topic as it is afterwards; partitions can only be added."""
+        for key, value in change.set.items():
+            validate_config(key, value)
+        topic = await self._find(name)
+        if change.partitions is not None:
+            if change.partitions < topic.partition_count:
+                raise InvalidRequest(
+                    f"{name} has {topic.partition_count} partitions; they can be added, never taken away."
+                )
+            if change.partitions > topic.partition_count:
+                await self._sequencer().topics.add_partitions(name, self._partition_count(change.partitions))
+        if change.set or change.remove:
+            await self._sequencer().topics.alter_config(name, change.set, change.remove)
+        return _as_json(await self._find(name))
+
+    async def delete(self, name: str) -> dict[str, Any]:
+        """The topic that is gone; its records are collected later."""
+        return _as_json(await self._sequencer().topics.delete(name))
+
+    def _partition_count(self, count: int) -> int:
+        most = self._parts.max_partitions_per_topic
+        if count > most:
+            raise InvalidRequest(f"{count} partitions are more than TIDELOG_MAX_PARTITIONS_PER_TOPIC ({most}) allows.")
+        return count
+
+    async def _find(self, name: str) -> Topic:
+        found = await self._sequencer().topics.by_name([name])
+        if name not in found:
+            raise UnknownTopic(name)
+        return found[name]
+
+    def _sequencer(self) -> Sequencer:
+        sequencer = self._parts.sequencer()
+        if sequencer is None:
+            raise SequencerUnavailable("The agent has not reached its database yet; /ready says why.")
+        return sequencer
+
+
+def _as_json(topic: Topic) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "topic_id": str(topic.topic_id),
+        "partitions": topic.partition_count,
+        "config": dict(topic.config),
+        "created_at": topic.created_at.isoformat(),
+    }
