@@ -1,0 +1,46 @@
+"""Kafka API 18, ApiVersions, v0-v4 (KIP-35, KIP-511).
+
+Advertises what Kafka 4 does. Produce v0-v2 are named but not served, as Kafka 4 does: librdkafka before 2.11 looks for Produce v0 to decide
+whether a broker takes compressed batches (KAFKA-18659, KIP-896), and picks the highest version both sides know anyway.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from kio.schema.api_versions.v4.response import ApiVersion, ApiVersionsResponse
+from kio.schema.errors import ErrorCode
+
+from agent.kafka.api import Api
+from agent.kafka.context import RequestContext
+
+KEY = 18
+VERSIONS = range(5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiVersions:
+    """The handler knows the ranges of all APIs, its own among them."""
+
+    ranges: tuple[ApiVersion, ...]
+
+    async def handle(self, request: Any, context: RequestContext) -> ApiVersionsResponse:
+        del context
+        return ApiVersionsResponse(
+            error_code=ErrorCode.unsupported_version if request is None else ErrorCode.none,
+            api_keys=self.ranges,
+            throttle_time=timedelta(0),
+        )
+
+
+def api_versions(others: Iterable[Api]) -> Api:
+    """The API that advertises `others` and itself."""
+    ranges = [_range(api.key, api.versions) for api in others]
+    ranges.append(_range(KEY, VERSIONS))
+    handler = ApiVersions(ranges=tuple(sorted(ranges, key=lambda advertised: advertised.api_key)))
+    return Api(key=KEY, name="ApiVersions", versions=VERSIONS, handle=handler.handle)
+
+
+def _range(key: int, versions: range) -> ApiVersion:
+    return ApiVersion(api_key=key, min_version=versions.start, max_version=versions.stop - 1)

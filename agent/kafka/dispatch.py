@@ -1,0 +1,121 @@
+"""From a frame to its handler and back: api key and version -> kio reader -> handler -> kio writer.
+
+A request of a version that is not served closes its connection, as Kafka does, but for ApiVersions, which is answered in version 0 with
+UNSUPPORTED_VERSION and the ranges (KIP-511), so that a newer client can step down.
+"""
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.request_header.v1.header import RequestHeader as HeaderV1
+from kio.schema.request_header.v2.header import RequestHeader as HeaderV2
+from kio.serial import entity_reader, entity_writer
+from kio.serial.readers import Reader
+from kio.serial.writers import Writer
+
+from agent.kafka.api import Api
+from agent.kafka.context import RequestContext
+from agent.kafka.vectored import Chunk, ResponseBuffer
+
+API_VERSIONS_KEY: Final = 18
+_FIXED_HEADER: Final = struct.Struct(">hhi")
+
+
+class BadRequest(Exception):
+    """A frame that is no request this agent can read. The connection is closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A decoded request. `payload` is kio's class of that version, or None for ApiVersions in a version not served."""
+
+    api: Api
+    version: int
+    correlation_id: int
+    client_id: str | None
+    payload: Any
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Codec:
+    read: Reader[Any]
+    flexible_request: bool
+    write: Writer[Any]
+    flexible_response_header: bool
+
+
+@lru_cache(maxsize=512)
+def _codec(api_key: int, version: int) -> _Codec:
+    request_schema = load_request_schema(api_key, version)
+    response_schema = load_response_schema(api_key, version)
+    return _Codec(
+        read=entity_reader(request_schema),
+        flexible_request=request_schema.__flexible__,
+        write=entity_writer(response_schema),
+        flexible_response_header=response_schema.__header_schema__.__flexible__,
+    )
+
+
+_read_header_v1: Final = entity_reader(HeaderV1)
+_read_header_v2: Final = entity_reader(HeaderV2)
+
+
+class Dispatch:
+    """Knows the APIs served. Holds no state of any request."""
+
+    def __init__(self, apis: Iterable[Api]) -> None:
+        self._apis = {api.key: api for api in apis}
+
+    @property
+    def apis(self) -> tuple[Api, ...]:
+        return tuple(self._apis.values())
+
+    def decode(self, frame: bytes | memoryview) -> Request:
+        """Raises BadRequest. Everything returned is independent of the frame's buffer."""
+        api_key, version, correlation_id = _FIXED_HEADER.unpack_from(frame)
+        api = self._apis.get(api_key)
+        if api is None:
+            raise BadRequest(f"api key {api_key} is not served")
+        if not api.serves(version):
+            if api_key != API_VERSIONS_KEY:
+                raise BadRequest(f"{api.name} version {version} is not served")
+            return Request(
+                api=api, version=0, correlation_id=correlation_id, client_id=None, payload=None, size_bytes=len(frame)
+            )
+        codec = _codec(api_key, version)
+        try:
+            header, header_bytes = (_read_header_v2 if codec.flexible_request else _read_header_v1)(frame, 0)
+            payload, payload_bytes = codec.read(frame, header_bytes)
+        except Exception as error:  # noqa: BLE001 - whatever a reader finds wrong with bytes from outside, they are wrong
+            raise BadRequest(f"{api.name} version {version} cannot be read: {type(error).__name__}: {error}") from error
+        if header_bytes + payload_bytes != len(frame):
+            raise BadRequest(f"{api.name} version {version} has {len(frame) - header_bytes - payload_bytes} bytes too many")
+        return Request(
+            api=api,
+            version=version,
+            correlation_id=correlation_id,
+            client_id=header.client_id,
+            payload=payload,
+            size_bytes=len(frame),
+        )
+
+    async def answer(self, request: Request, context: RequestContext) -> list[Chunk] | None:
+        """The response's buffers, or None if the request wants none."""
+        response = await request.api.handle(request.payload, context)
+        return None if response is None else self.encode(request, response)
+
+    def encode(self, request: Request, response: object) -> list[Chunk]:
+        codec = _codec(request.api.key, request.version)
+        buffer = ResponseBuffer()
+        buffer.write(request.correlation_id.to_bytes(4, "big", signed=True))
+        if codec.flexible_response_header:
+            buffer.write(b"\x00")  # no tagged fields
+        codec.write(buffer, response)  # type: ignore[arg-type]  # kio asks for IO[bytes] and calls write alone
+        return buffer.buffers()
+
+

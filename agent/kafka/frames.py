@@ -1,0 +1,94 @@
+"""Kafka's framing as a pure object: bytes in, frames out (the way h11 does it).
+
+A frame is a big-endian int32 length followed by that many bytes. Promises: frames come out complete, in order and only once, whatever the
+chunks were; a length that is negative, below a request header's minimum or above the limit is an error at its fourth byte, before anything
+of the body is kept; bytes held are at most one frame's plus what came in the same chunk; taking frames from a stream costs O(bytes).
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+LENGTH_BYTES: Final = 4
+# api_key int16, api_version int16, correlation_id int32, and the length of a client id.
+SMALLEST_FRAME_BYTES: Final = 8
+
+
+class BadFrame(Exception):
+    """The stream cannot be a Kafka client's, or asks for more than is allowed. The connection is beyond repair."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedData:
+    """No complete frame is there. `missing_bytes` of the frame begun are still to come; None while its length is unknown."""
+
+    missing_bytes: int | None
+
+
+class FrameReader:
+    """Collects chunks; `next_frame_bytes` tells the size of the frame begun, `next_frame` takes it once it is whole."""
+
+    def __init__(self, max_frame_bytes: int) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._chunks: deque[bytes | memoryview] = deque()
+        self._held_bytes = 0
+        self._frame_bytes: int | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes received that belong to no frame handed out."""
+        return self._held_bytes
+
+    @property
+    def in_frame(self) -> bool:
+        """Whether a frame has been begun and is not whole."""
+        return self._held_bytes > 0 or self._frame_bytes is not None
+
+    def feed(self, chunk: bytes) -> None:
+        if chunk:
+            self._chunks.append(chunk)
+            self._held_bytes += len(chunk)
+
+    def next_frame_bytes(self) -> int | None:
+        """The length of the next frame, or None while it is not known. Raises BadFrame."""
+        if self._frame_bytes is None and self._held_bytes >= LENGTH_BYTES:
+            self._frame_bytes = self._checked(int.from_bytes(self._take(LENGTH_BYTES), "big", signed=True))
+        return self._frame_bytes
+
+    def next_frame(self) -> bytes | memoryview | NeedData:
+        """The next whole frame, without its length. Raises BadFrame."""
+        frame_bytes = self.next_frame_bytes()
+        if frame_bytes is None:
+            return NeedData(missing_bytes=None)
+        if self._held_bytes < frame_bytes:
+            return NeedData(missing_bytes=frame_bytes - self._held_bytes)
+        self._frame_bytes = None
+        return self._take(frame_bytes)
+
+    def _checked(self, length: int) -> int:
+        if length < SMALLEST_FRAME_BYTES:
+            raise BadFrame(f"frame length {length} is less than a request header takes")
+        if length > self._max_frame_bytes:
+            raise BadFrame(f"frame length {length} exceeds max_request_bytes {self._max_frame_bytes}")
+        return length
+
+    def _take(self, count: int) -> bytes | memoryview:
+        """The first `count` bytes; copied only when they lie in several chunks."""
+        self._held_bytes -= count
+        first = self._chunks[0]
+        if len(first) > count:
+            view = memoryview(first)
+            self._chunks[0] = view[count:]
+            return view[:count]
+        if len(first) == count:
+            return self._chunks.popleft()
+        parts = []
+        while count:
+            chunk = self._chunks.popleft()
+            if len(chunk) > count:
+                view = memoryview(chunk)
+                self._chunks.appendleft(view[count:])
+                chunk = view[:count]
+            parts.append(chunk)
+            count -= len(chunk)
+        return b"".join(parts)

@@ -1,0 +1,105 @@
+"""The Kafka listener: accepts connections, owns their tasks, closes those that are overdue, drains on the way out.
+
+Promises: at most `max_connections`; every connection's task is awaited; after `drain` no connection is accepted and each open one closes
+once its requests are answered.
+"""
+
+import asyncio
+import logging
+import socket
+from itertools import count
+
+from agent.kafka.connection import KafkaConnection, Shared
+
+log = logging.getLogger(__name__)
+
+_SWEEP_INTERVAL_S = 1.0
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket bound but not listening, so that its port is known before anyone can connect. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.setblocking(False)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+class Listener:
+    """Serve with `run`; end with `drain`, then cancel `run`."""
+
+    def __init__(self, shared: Shared, bound: socket.socket) -> None:
+        self._shared = shared
+        self._bound = bound
+        self._ids = count(1)
+        self._connections: dict[KafkaConnection, asyncio.Task[None]] = {}
+        self._server: asyncio.Server | None = None
+        self._draining = False
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    async def run(self) -> None:
+        """Listen until cancelled; then abandon what is left."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._new_connection, sock=self._bound, backlog=1024)
+        try:
+            while True:
+                await asyncio.sleep(_SWEEP_INTERVAL_S)
+                self._close_overdue(loop.time())
+        finally:
+            self._server.close()
+            for task in self._connections.values():
+                task.cancel()
+            await asyncio.gather(*self._connections.values(), return_exceptions=True)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Stop accepting, answer what is in flight. False if something was left when the time was over."""
+        self._draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.drain()
+        tasks = list(self._connections.values())
+        if not tasks:
+            return True
+        _, pending = await asyncio.wait(tasks, timeout=timeout_s)
+        return not pending
+
+    def close_all(self, reason: str) -> None:
+        """Hang up on everyone, for instance when this agent may no longer serve."""
+        for connection in list(self._connections):
+            connection.close(reason)
+
+    def _new_connection(self) -> KafkaConnection:
+        return KafkaConnection(self._shared, next(self._ids), self._opened)
+
+    def _opened(self, connection: KafkaConnection) -> None:
+        if self._draining or len(self._connections) >= self._shared.settings.max_connections:
+            connection.close("too_many_connections")
+        task = asyncio.get_running_loop().create_task(self._run_one(connection))
+        self._connections[connection] = task
+        self._shared.metrics.connections.set(len(self._connections))
+
+    async def _run_one(self, connection: KafkaConnection) -> None:
+        try:
+            await connection.run()
+        except Exception:
+            log.exception("connection broke peer=%s", connection.state.peer)
+            connection.close("connection_broke")
+        finally:
+            self._connections.pop(connection, None)
+            self._shared.metrics.connections.set(len(self._connections))
+
+    def _close_overdue(self, now_s: float) -> None:
+        self._shared.metrics.request_memory.set(self._shared.memory.used_bytes)
+        for connection in list(self._connections):
+            reason = connection.overdue(now_s)
+            if reason is not None:
+                connection.close(reason)

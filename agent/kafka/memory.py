@@ -1,0 +1,83 @@
+"""The agent's budget for requests in memory, in bytes: from a frame's length to its answer and its commit (DESIGN §5, backpressure).
+
+Promises: reservations never exceed the limit; waiters are served first come, first served, so that a large request is not starved by small
+ones; a reservation is given back once all who retain it have released it.
+"""
+
+import asyncio
+from collections import deque
+
+
+class MemoryBudget:
+    """Bytes that requests may hold, all connections together. One owner per agent."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def waiters(self) -> int:
+        return len(self._waiting)
+
+    def try_reserve(self, size_bytes: int) -> "Reservation | None":
+        """Reserve now, or return None if there is no room or others wait."""
+        if self._waiting or self.used_bytes + size_bytes > self.limit_bytes:
+            return None
+        self.used_bytes += size_bytes
+        return Reservation(self, size_bytes)
+
+    async def reserve(self, size_bytes: int) -> "Reservation":
+        """Wait for room. The caller bounds `size_bytes` by the limit; a request above it would wait for ever."""
+        if size_bytes > self.limit_bytes:
+            raise ValueError(f"{size_bytes} bytes exceed the whole budget of {self.limit_bytes}")
+        reserved = self.try_reserve(size_bytes)
+        if reserved is not None:
+            return reserved
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (size_bytes, place)
+        self._waiting.append(entry)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                self._give_back(size_bytes)
+            elif entry in self._waiting:
+                self._waiting.remove(entry)
+                self._wake()
+            raise
+        return Reservation(self, size_bytes)
+
+    def _give_back(self, size_bytes: int) -> None:
+        self.used_bytes -= size_bytes
+        self._wake()
+
+    def _wake(self) -> None:
+        while self._waiting and self.used_bytes + self._waiting[0][0] <= self.limit_bytes:
+            size_bytes, place = self._waiting.popleft()
+            if not place.done():
+                self.used_bytes += size_bytes
+                place.set_result(None)
+
+
+class Reservation:
+    """Bytes reserved. Made with one holder; each `retain` adds one, each `release` takes one away."""
+
+    __slots__ = ("_budget", "_holders", "size_bytes")
+
+    def __init__(self, budget: MemoryBudget, size_bytes: int) -> None:
+        self._budget = budget
+        self._holders = 1
+        self.size_bytes = size_bytes
+
+    def retain(self) -> None:
+        if self._holders <= 0:
+            raise ValueError("a reservation that was given back cannot be retained")
+        self._holders += 1
+
+    def release(self) -> None:
+        if self._holders <= 0:
+            raise ValueError("a reservation was released more often than retained")
+        self._holders -= 1
+        if self._holders == 0:
+            self._budget._give_back(self.size_bytes)

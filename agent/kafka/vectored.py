@@ -1,0 +1,55 @@
+"""A response as a list of buffers: what kio writes piece by piece is joined, record bytes are passed on uncopied.
+
+kio's writers only call `buffer.write(x)` and `len(x)`. So a `ResponseBuffer` stands in for the stream, and a handler may put a `RecordSlices`
+wherever the protocol has `records`. Promises: the buffers, joined, are the bytes kio would have written; a record slice is never copied.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+Chunk: TypeAlias = bytes | bytearray | memoryview
+
+
+class RecordSlices:
+    """Record batches lying in several buffers, in the order in which they go out. `len()` is the number of bytes."""
+
+    __slots__ = ("_size_bytes", "chunks")
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self.chunks = chunks
+        self._size_bytes = sum(memoryview(chunk).nbytes for chunk in chunks)
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def __bool__(self) -> bool:
+        return True  # zero bytes of records are not null records
+
+
+class ResponseBuffer:
+    """Takes what kio's writers write, and gives it back as few buffers as it can."""
+
+    __slots__ = ("_buffers", "_small", "size_bytes")
+
+    def __init__(self) -> None:
+        self._buffers: list[Chunk] = []
+        self._small: list[bytes] = []
+        self.size_bytes = 0
+
+    def write(self, piece: bytes | RecordSlices) -> None:
+        self.size_bytes += len(piece)
+        if isinstance(piece, RecordSlices):
+            self._join_small()
+            self._buffers.extend(piece.chunks)
+        else:
+            self._small.append(piece)
+
+    def buffers(self) -> list[Chunk]:
+        """All that was written, in order, with the frame's length in front."""
+        self._join_small()
+        return [self.size_bytes.to_bytes(4, "big"), *self._buffers]
+
+    def _join_small(self) -> None:
+        if self._small:
+            self._buffers.append(b"".join(self._small))
+            self._small.clear()

@@ -1,0 +1,66 @@
+"""What an agent counts and measures, in one registry that `/metrics` renders. Made by agent/app.py and handed to the parts."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_LATENCY_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """Plain attributes; the names are the documentation of what is exported."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._listener()
+        self._write_path()
+
+    def _listener(self) -> None:
+        registry = self.registry
+        self.connections = Gauge("tidelog_connections", "Open Kafka connections", registry=registry)
+        self.connections_closed = Counter(
+            "tidelog_connections_closed_total", "Connections this agent closed", ["reason"], registry=registry
+        )
+        self.requests = Counter("tidelog_requests_total", "Kafka requests", ["api"], registry=registry)
+        self.request_failures = Counter(
+            "tidelog_request_failures_total", "Kafka requests that broke", ["api"], registry=registry
+        )
+        self.request_bytes = Counter("tidelog_request_bytes_total", "Bytes of Kafka requests", registry=registry)
+        self.response_bytes = Counter("tidelog_response_bytes_total", "Bytes of Kafka responses", registry=registry)
+        self.request_memory = Gauge("tidelog_request_memory_bytes", "Bytes reserved for requests", registry=registry)
+        self.request_memory_waits = Counter(
+            "tidelog_request_memory_waits_total", "Times a socket was not read for want of memory", registry=registry
+        )
+
+    def _write_path(self) -> None:
+        registry = self.registry
+        self.produce_seconds = Histogram(
+            "tidelog_produce_seconds", "Produce, from its last byte to its acknowledgement",
+            buckets=_LATENCY_BUCKETS_S, registry=registry,
+        )  # fmt: skip
+        self.produce_errors = Counter(
+            "tidelog_produce_errors_total", "Batches answered with an error", ["error"], registry=registry
+        )
+        self.batches = Counter("tidelog_batches_total", "Record batches acknowledged", registry=registry)
+        self.records = Counter("tidelog_records_total", "Records acknowledged", registry=registry)
+        self.batch_bytes = Counter("tidelog_batch_bytes_total", "Bytes of record batches acknowledged", registry=registry)
+        self.seals = Counter("tidelog_seals_total", "Segments sealed", ["reason"], registry=registry)
+        self.put_tokens = Gauge("tidelog_put_tokens", "Tokens left in the PUT budget", registry=registry)
+        self.puts = Counter("tidelog_puts_total", "PUTs of segments begun, by attempt", ["kind"], registry=registry)
+        self.put_bytes = Counter("tidelog_put_bytes_total", "Bytes of segments uploaded", registry=registry)
+        self.put_seconds = Histogram(
+            "tidelog_put_seconds", "Upload of a segment, retries included", buckets=_LATENCY_BUCKETS_S, registry=registry
+        )
+        self.put_failures = Counter("tidelog_put_failures_total", "Attempts of an upload that failed", registry=registry)
+        self.commits = Counter("tidelog_commits_total", "Commits answered by the sequencer", registry=registry)
+        self.commit_repeats = Counter(
+            "tidelog_commit_repeats_total", "Commits repeated", ["reason"], registry=registry
+        )  # fmt: skip
+        self.commit_refusals = Counter(
+            "tidelog_commit_refusals_total", "Segments the sequencer refused", ["reason"], registry=registry
+        )
+        self.commit_seconds = Histogram(
+            "tidelog_commit_seconds", "Commit of one or more segments", buckets=_LATENCY_BUCKETS_S, registry=registry
+        )
+        self.unacknowledged = Gauge(
+            "tidelog_unacknowledged_bytes", "Bytes accepted and not yet acknowledged", registry=registry
+        )
+        self.sealed_segments = Gauge("tidelog_sealed_segments", "Segments sealed and not yet sequenced", registry=registry)

@@ -1,0 +1,25 @@
+"""The parts an agent is wired from, once the store and the database were reached. Built by agent/app.py and by nothing else."""
+
+from dataclasses import dataclass
+
+from agent.read_path.reads import ReadPath
+from agent.settings import AgentSettings
+from agent.topic_directory import TopicDirectory
+from agent.write_path.write_path import WritePath
+from cache_ring.membership import Membership
+from cache_ring.page_reader import PageReader
+from sequencer.client import Sequencer
+from storage.object_store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    settings: AgentSettings
+    cluster_id: str
+    sequencer: Sequencer
+    store: ObjectStore
+    membership: Membership
+    topics: TopicDirectory
+    write_path: WritePath
+    pages: PageReader
+    reads: ReadPath

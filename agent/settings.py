@@ -1,0 +1,120 @@
+"""Every setting of an agent: an option of `tidelog agent` and an environment variable `TIDELOG_<NAME>`.
+
+Promises that each bound of the agent (a queue, a cache, a wait, a retry) is named here or in the settings of the part that enforces it.
+"""
+
+from typing import Self
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class AgentSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="TIDELOG_", use_attribute_docstrings=True, extra="ignore")
+
+    database_url: SecretStr = SecretStr("")
+    """The sequencer's Postgres, `postgresql://user:password@host:port/database`."""
+    store_url: str = ""
+    """The object store: `s3://bucket/prefix?endpoint=http://host:port`, `file:///directory`."""
+    cluster: str = Field(default="tidelog", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """The first part of every object key, so that several clusters may share a bucket."""
+    zone: str = Field(default="a", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """The availability zone this agent runs in: its rack, and the zone whose clients are sent to it."""
+
+    kafka_host: str = "127.0.0.1"
+    """The address the Kafka listener binds."""
+    kafka_port: int = Field(default=9092, ge=0, le=65535)
+    """The port of the Kafka listener; 0 takes a free one."""
+    advertised_host: str | None = None
+    """The host that Metadata names for this agent; by default `kafka_host`."""
+    advertised_port: int | None = Field(default=None, ge=1, le=65535)
+    """The port that Metadata names for this agent; by default the one bound."""
+    http_host: str = "127.0.0.1"
+    """The address the HTTP side binds (health, metrics, /v1, the Iceberg catalog)."""
+    http_port: int = Field(default=8080, ge=0, le=65535)
+    """The port of the HTTP side; 0 takes a free one."""
+    peer_host: str = "127.0.0.1"
+    """The address the page protocol binds, for other agents."""
+    peer_port: int = Field(default=0, ge=0, le=65535)
+    """The port of the page protocol; 0 takes a free one."""
+
+    max_request_bytes: int = Field(default=104_857_600, ge=1024)
+    """A frame larger than this closes its connection (Kafka's socket.request.max.bytes)."""
+    request_memory_bytes: int = Field(default=268_435_456, ge=1024)
+    """Requests in memory, per agent, from their first byte to their answer and their commit. Past it sockets are not read."""
+    connection_memory_bytes: int = Field(default=67_108_864, ge=1024)
+    """Requests in memory per connection; a single larger request is still taken while nothing else of that connection is."""
+    max_requests_in_flight: int = Field(default=128, ge=1)
+    """Requests started and not yet answered, per connection."""
+    max_connections: int = Field(default=4096, ge=1)
+    """Connections per agent; one more is closed at once."""
+    write_buffer_bytes: int = Field(default=1_048_576, ge=0)
+    """Answer bytes a connection may hold in user space before the next answer waits for its client to read."""
+    idle_timeout_s: float = Field(default=600.0, gt=0)
+    """A connection without a request for this long is closed (Kafka's connections.max.idle.ms)."""
+    receive_timeout_s: float = Field(default=30.0, gt=0)
+    """A frame whose bytes stop coming for this long closes its connection."""
+    send_timeout_s: float = Field(default=60.0, gt=0)
+    """A client that takes no byte of its answer for this long is disconnected."""
+
+    auto_create_topics: bool = True
+    """Whether Metadata for an unknown topic, asked by a client that allows it, creates the topic."""
+    default_partitions: int = Field(default=1, ge=1, le=10_000)
+    """Partitions of a topic created without a count."""
+    max_partitions_per_topic: int = Field(default=10_000, ge=1)
+    """A request to create more partitions is refused."""
+    topic_cache_s: float = Field(default=5.0, ge=0)
+    """How long a topic looked up is trusted; a topic deleted through another agent is noticed by then."""
+    unknown_topic_cache_s: float = Field(default=0.25, ge=0)
+    """How long the answer that a topic does not exist is trusted."""
+    topic_cache_entries: int = Field(default=10_000, ge=1)
+    """Topics kept in the lookup cache."""
+    redirect_window_s: float = Field(default=1.0, ge=0)
+    """How long a connection is told NOT_LEADER_OR_FOLLOWER for a partition that moved to another agent, before it is served anyway."""
+    max_redirects_per_connection: int = Field(default=10_000, ge=0)
+    """Partitions remembered per connection as already redirected; past it none is redirected."""
+
+    segment_size_bytes: int = Field(default=8_388_608, ge=1024)
+    """A segment is sealed at this size."""
+    linger_ms: float = Field(default=250.0, ge=0)
+    """A segment is sealed when its oldest batch is this old."""
+    put_budget_per_s: float = Field(default=4.0, gt=0)
+    """PUTs per second that may be spent on sealing early, before size or age ask for it."""
+    put_budget_burst: float = Field(default=16.0, ge=1)
+    """PUTs that may be saved up; size and age may overdraw as many."""
+    max_uploads: int = Field(default=16, ge=1)
+    """Segments being uploaded at once; more wait sealed."""
+    upload_timeout_s: float = Field(default=30.0, gt=0)
+    """One attempt of an upload."""
+    upload_attempts: int = Field(default=4, ge=1)
+    """Attempts of an upload before its produce requests fail with a retriable error."""
+    upload_backoff_s: float = Field(default=0.2, ge=0)
+    """The pause before the second attempt, doubled for each further one, with jitter."""
+    hedge_after_min_s: float = Field(default=0.3, gt=0)
+    """No second, hedged attempt is started earlier than this, whatever the p99 of recent uploads is."""
+    max_segments_per_commit: int = Field(default=64, ge=1)
+    """Segments sequenced in one round trip."""
+    commit_backoff_s: float = Field(default=0.1, gt=0)
+    """The pause before a commit is repeated, doubled up to two seconds, with jitter."""
+    reserved_segment_ids: int = Field(default=32, ge=1)
+    """Segment ids reserved ahead of need."""
+    reservation_lease_s: float = Field(default=900.0, gt=0)
+    """How long a reserved segment id may be committed; longer than any upload and any database outage that is to be survived."""
+    max_produce_timeout_s: float = Field(default=120.0, gt=0)
+    """The longest a produce request waits, whatever timeout it names."""
+    validation_thread_bytes: int = Field(default=65_536, ge=0)
+    """A produce request with at least so many bytes is validated beside the event loop."""
+
+    connect_backoff_s: float = Field(default=0.5, gt=0)
+    """The pause before a store or database that is away is tried again, doubled up to five seconds."""
+    drain_timeout_s: float = Field(default=20.0, gt=0)
+    """On SIGTERM: the time for requests in flight to be answered; shorter than the platform's grace period."""
+
+    @model_validator(mode="after")
+    def _bounds_fit(self) -> Self:
+        if self.max_request_bytes > self.request_memory_bytes:
+            raise ValueError(
+                f"TIDELOG_MAX_REQUEST_BYTES ({self.max_request_bytes}) must not exceed TIDELOG_REQUEST_MEMORY_BYTES "
+                f"({self.request_memory_bytes}): a request must fit the agent's memory for requests"
+            )
+        return self
