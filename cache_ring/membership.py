@@ -1,8 +1,8 @@
 """This agent's place among the live agents, held by a lease in Postgres (DESIGN §7, §10).
 
-Promises: the lease counts from the moment its renewal was sent, on the monotonic clock, and ends early by a margin, so that `is_serving` is
-False before anyone may take this agent for dead. While Postgres is away the last view is kept. An agent whose lease was lost joins again.
-"""
+Promises: the lease counts from the moment its renewal was sent, on the monotonic clock, and ends early by a margin,
+so that `is_serving` is False before anyone may take this agent for dead. While Postgres is away the last view is
+kept. An agent whose lease was lost joins again."""
 
 import asyncio
 import logging
@@ -76,9 +76,7 @@ class Membership:
                 self._database_away = False
             except _AWAY as error:
                 if not self._database_away:
-                    _log.warning(
-                        "membership: cannot renew the lease, keeping the last view", extra={"error": str(error)}
-                    )
+                    _log.warning("membership: cannot renew, keeping the last view", extra={"error": str(error)})
                 self._database_away = True
             await asyncio.sleep(self._settings.membership_renew_s)
 

@@ -1,8 +1,7 @@
 """Who owns what: a consistent hash ring per zone over the live agents (DESIGN §6, §7).
 
-Pure. Promises that agents with the same view name the same owner, whatever order they learned of each other in, and that an agent that
-comes or goes moves only its own share, about 1/n of the keys.
-"""
+Pure. Promises that agents with the same view name the same owner, whatever order they learned of each other in, and
+that an agent that comes or goes moves only its own share, about 1/n of the keys."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -54,7 +53,8 @@ class Ring:
         return None if ring is None else self._by_name[ring.get_node(page_key)]
 
     def partition_leader(self, zone: str, topic_id: TopicId, partition: Partition) -> LiveAgent | None:
-        """The agent that a zone's clients are sent to; of the whole cluster for a zone without agents; None in an empty cluster."""
+        """The agent that a zone's clients are sent to, chosen among all agents if the zone has none; None without
+        agents."""
         if not self.agents:
             return None
         ring = self._by_zone.get(zone, self._everywhere)

@@ -20,7 +20,7 @@ class CacheRingSettings(BaseSettings):
     """By how much an agent ends its own lease early: the drift between its clock and the database's."""
 
     page_cache_bytes: int = Field(default=268_435_456, ge=0)
-    """Pages of recent objects kept in memory: what this agent wrote, and what its zone's readers of the tail ask it for."""
+    """Pages of recent objects kept in memory: what this agent wrote and what its zone's readers ask it for."""
     peer_range_cache_bytes: int = Field(default=67_108_864, ge=0)
     """Byte ranges received from peers kept in memory."""
     catch_up_cache_bytes: int = Field(default=134_217_728, ge=0)
@@ -64,8 +64,9 @@ class CacheRingSettings(BaseSettings):
     def _leases_fit(self) -> Self:
         if self.membership_renew_s + self.membership_margin_s >= self.membership_lease_s:
             raise ValueError(
-                f"TIDELOG_MEMBERSHIP_LEASE_S ({self.membership_lease_s}) must be longer than TIDELOG_MEMBERSHIP_RENEW_S and "
-                f"TIDELOG_MEMBERSHIP_MARGIN_S together ({self.membership_renew_s} + {self.membership_margin_s})"
+                f"TIDELOG_MEMBERSHIP_LEASE_S ({self.membership_lease_s}) must be longer than "
+                "TIDELOG_MEMBERSHIP_RENEW_S and TIDELOG_MEMBERSHIP_MARGIN_S together "
+                f"({self.membership_renew_s} + {self.membership_margin_s})"
             )
         if self.peer_answer_floor_s > self.peer_answer_ceiling_s:
             raise ValueError("TIDELOG_PEER_ANSWER_FLOOR_S must not exceed TIDELOG_PEER_ANSWER_CEILING_S")

@@ -1,0 +1,60 @@
+"""A bound on bytes in flight, shared by whoever loads or serves them.
+
+Promises that no more than the limit is taken at once, that waiters are served in order of arrival, and that a piece
+larger than the whole budget is let through alone rather than never."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class ByteBudget:
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.taken_bytes = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def try_take(self, size_bytes: int) -> int | None:
+        """Take at once what `give_back` later takes, or None if others must finish first."""
+        taken = min(size_bytes, self.limit_bytes)
+        if self._waiting or self.taken_bytes + taken > self.limit_bytes:
+            return None
+        self.taken_bytes += taken
+        return taken
+
+    def give_back(self, taken: int) -> None:
+        self.taken_bytes -= taken
+        self._admit()
+
+    @asynccontextmanager
+    async def taken(self, size_bytes: int) -> AsyncIterator[None]:
+        """Hold `size_bytes` of the budget; waits for its turn, so the caller sets the timeout."""
+        taken = self.try_take(size_bytes)
+        if taken is None:
+            taken = min(size_bytes, self.limit_bytes)
+            await self._turn(taken)
+        try:
+            yield
+        finally:
+            self.give_back(taken)
+
+    async def _turn(self, taken: int) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (taken, turn)
+        self._waiting.append(entry)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back(taken)
+            else:
+                self._waiting.remove(entry)
+                self._admit()
+            raise
+
+    def _admit(self) -> None:
+        while self._waiting and self.taken_bytes + self._waiting[0][0] <= self.limit_bytes:
+            taken, turn = self._waiting.popleft()
+            self.taken_bytes += taken
+            turn.set_result(None)

@@ -1,0 +1,113 @@
+"""Pages in memory: least recently used ones go first, and a page that several ask for is loaded once (DESIGN §6).
+
+Promises: never more than `budget_bytes` are kept; a page larger than the budget is handed to those who wait for it
+and not kept; a waiter that is cancelled cancels nobody else's load, and the load ends when its last waiter is gone; a
+load that failed fails its waiters and is forgotten."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+Key = TypeVar("Key")
+Load = Callable[[], Coroutine[Any, Any, bytes]]
+
+
+@dataclass(slots=True)
+class CacheCounts:
+    """What happened so far, for metrics."""
+
+    hits: int = 0
+    misses: int = 0
+    joined: int = 0
+    evictions: int = 0
+
+
+@dataclass(slots=True)
+class _Loading:
+    task: asyncio.Task[bytes]
+    waiters: int = 0
+
+
+class PageCache(Generic[Key]):
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.kept_bytes = 0
+        self.counts = CacheCounts()
+        self._pages: OrderedDict[Key, bytes] = OrderedDict()
+        self._loading: dict[Key, _Loading] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._pages
+
+    def is_loading(self, key: Key) -> bool:
+        return key in self._loading
+
+    def get(self, key: Key) -> bytes | None:
+        """The page if it is kept; it then counts as used."""
+        page = self._pages.get(key)
+        if page is None:
+            return None
+        self._pages.move_to_end(key)
+        self.counts.hits += 1
+        return page
+
+    def put(self, key: Key, page: bytes) -> None:
+        """Keep a page, unless it is larger than the whole budget."""
+        self.drop(key)
+        if len(page) > self.budget_bytes:
+            return
+        self._pages[key] = page
+        self.kept_bytes += len(page)
+        while self.kept_bytes > self.budget_bytes:
+            _, evicted = self._pages.popitem(last=False)
+            self.kept_bytes -= len(evicted)
+            self.counts.evictions += 1
+
+    def drop(self, key: Key) -> None:
+        page = self._pages.pop(key, None)
+        if page is not None:
+            self.kept_bytes -= len(page)
+
+    async def get_or_load(self, key: Key, load: Load) -> bytes:
+        """The page, from memory or by `load`, which runs once however many ask. Raises what `load` raises."""
+        page = self.get(key)
+        if page is not None:
+            return page
+        loading = self._loading.get(key)
+        if loading is None:
+            self.counts.misses += 1
+            loading = self._loading[key] = _Loading(task=asyncio.create_task(load()))
+            loading.task.add_done_callback(lambda task: self._finished(key, task))
+        else:
+            self.counts.joined += 1
+        loading.waiters += 1
+        try:
+            return await asyncio.shield(loading.task)
+        finally:
+            loading.waiters -= 1
+            if loading.waiters == 0 and not loading.task.done():
+                self._abandon(key, loading)
+
+    async def close(self) -> None:
+        """Cancel every load and wait for it to end; forget all pages."""
+        tasks = [loading.task for loading in self._loading.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._pages.clear()
+        self.kept_bytes = 0
+
+    def _finished(self, key: Key, task: asyncio.Task[bytes]) -> None:
+        loading = self._loading.get(key)
+        if loading is not None and loading.task is task:
+            del self._loading[key]
+        if not task.cancelled() and task.exception() is None:
+            self.put(key, task.result())
+
+    def _abandon(self, key: Key, loading: _Loading) -> None:
+        """Nobody waits any more: stop the load, and let the next one who asks start anew."""
+        if self._loading.get(key) is loading:
+            del self._loading[key]
+        loading.task.cancel()
