@@ -1,0 +1,296 @@
+"""The segment: one object holding the batches of many topics (DESIGN §3; byte by byte in `docs/segment-format.md`).
+
+    header | runs | footer | trailer
+
+Sealing is pure: batches in, bytes and places out. Promises that runs lie in (topic id, partition) order without gaps,
+batches within a run in arrival order; that record bytes are not copied; and that a segment can be verified with
+nothing but its own bytes, any single flipped byte being noticed.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from crc32c import crc32c
+
+from storage.byte_arrays import Buffer
+from storage.identifiers import BytePosition, Partition, ProducerId, SegmentId, TopicId
+from storage.record_batch import ValidBatch, index_batches
+
+FORMAT_VERSION = 1
+HEADER_MAGIC = b"TIDESEGM"
+TRAILER_MAGIC = b"TIDEFOOT"
+MAX_WRITER_BYTES = 255
+
+_HEADER = struct.Struct(
+    ">8sHH16s"
+)  # magic, format version, length of the writer, segment id; then the writer and a CRC32C
+_FOOTER = struct.Struct(">16sHI")  # segment id, length of the writer, count of runs; then the writer and the runs
+_RUN = struct.Struct(
+    ">16siQQQqqI"
+)  # topic id, partition, position, length, records, minimum and maximum timestamp, CRC32C
+_TRAILER_BODY = struct.Struct(">QI")  # position and length of the footer
+_CRC = struct.Struct(">I")
+
+TRAILER_BYTES = _TRAILER_BODY.size + _CRC.size + len(TRAILER_MAGIC)
+
+
+class CorruptSegment(Exception):
+    """The bytes are not a whole segment as it was sealed: `what` is wrong at byte `position`."""
+
+    def __init__(self, what: str, position: int) -> None:
+        super().__init__(f"{what} (at byte {position})")
+        self.what = what
+        self.position = position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingBatch:
+    """A valid batch on its way into a segment: it has neither a place nor an offset."""
+
+    topic_id: TopicId
+    partition: Partition
+    batch: ValidBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedBatch:
+    """A batch in a segment: it has a place and still no offset."""
+
+    topic_id: TopicId
+    partition: Partition
+    position: BytePosition
+    length: int
+    record_count: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: ProducerId
+    producer_epoch: int
+    base_sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FooterRun:
+    """One partition's batches within a segment."""
+
+    topic_id: TopicId
+    partition: Partition
+    position: BytePosition
+    length: int
+    record_count: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFooter:
+    segment_id: SegmentId
+    writer: str
+    runs: tuple[FooterRun, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedSegment:
+    """What is uploaded (`chunks`) and what is committed (`placed`); `placed[i]` is the input's batch number
+    `order[i]`.
+    """
+
+    segment_id: SegmentId
+    chunks: tuple[bytes | memoryview, ...]
+    size_bytes: int
+    footer: SegmentFooter
+    placed: tuple[PlacedBatch, ...]
+    order: tuple[int, ...]
+
+
+def seal_segment(segment_id: SegmentId, writer: str, batches: Sequence[PendingBatch]) -> SealedSegment:
+    """Give every batch its place. Raises ValueError without batches or for a writer's name above 255 bytes."""
+    if not batches:
+        raise ValueError("a segment holds at least one batch")
+    header = _header_bytes(segment_id, writer)
+    order = tuple(sorted(range(len(batches)), key=lambda i: (batches[i].topic_id.bytes, batches[i].partition)))
+    placed = []
+    runs: list[FooterRun] = []
+    position = len(header)
+    for index in order:
+        place = _place(batches[index], position)
+        _extend_runs(runs, place, batches[index].batch.data)
+        placed.append(place)
+        position += place.length
+    footer = SegmentFooter(segment_id=segment_id, writer=writer, runs=tuple(runs))
+    ending = _footer_bytes(footer, position)
+    return SealedSegment(
+        segment_id=segment_id,
+        chunks=(header, *(batches[index].batch.data for index in order), ending),
+        size_bytes=position + len(ending),
+        footer=footer,
+        placed=tuple(placed),
+        order=order,
+    )
+
+
+def footer_range(trailer: bytes, size: int) -> tuple[int, int]:
+    """Where to read for `read_footer`: `[start, end)` from the footer to the object's end.
+
+    `trailer` is the last bytes (at least TRAILER_BYTES) of an object of `size` bytes. Raises CorruptSegment.
+    """
+    if len(trailer) < TRAILER_BYTES or size < TRAILER_BYTES:
+        raise CorruptSegment(f"too short for a segment: {size} bytes", 0)
+    if trailer[-len(TRAILER_MAGIC) :] != TRAILER_MAGIC:
+        raise CorruptSegment("no segment ends here: the trailer's magic is missing", size - len(TRAILER_MAGIC))
+    position, length = _TRAILER_BODY.unpack_from(trailer, len(trailer) - TRAILER_BYTES)
+    if position + length + TRAILER_BYTES != size:
+        raise CorruptSegment(f"the trailer puts the footer at [{position}, {position + length})", size - TRAILER_BYTES)
+    return position, size
+
+
+def read_footer(data: bytes) -> SegmentFooter:
+    """The footer from the object's last bytes: at least those of `footer_range`, at most the whole object. Raises
+    CorruptSegment.
+    """
+    if len(data) < TRAILER_BYTES:
+        raise CorruptSegment(f"too short for a segment's footer: {len(data)} bytes", 0)
+    position, length = _TRAILER_BODY.unpack_from(data, len(data) - TRAILER_BYTES)
+    footer_range(data[-TRAILER_BYTES:], position + length + TRAILER_BYTES)
+    start = len(data) - TRAILER_BYTES - length
+    if start < 0:
+        raise CorruptSegment(f"the footer of {length} bytes is not within the {len(data)} bytes given", position)
+    checked = memoryview(data)[start : len(data) - TRAILER_BYTES + _TRAILER_BODY.size]
+    if _CRC.unpack_from(data, len(data) - len(TRAILER_MAGIC) - _CRC.size)[0] != crc32c(checked):
+        raise CorruptSegment("the footer's checksum is wrong", position)
+    return _parse_footer(bytes(checked[:length]), position)
+
+
+def verify_segment(data: bytes) -> SegmentFooter:
+    """Check every byte of a whole segment: bounds, checksums, and that runs tile the object. Raises CorruptSegment."""
+    footer_start, _ = footer_range(data[-TRAILER_BYTES:], len(data))
+    footer = read_footer(data)
+    header = _header_bytes(footer.segment_id, footer.writer)
+    if data[: len(header)] != header:
+        differs = next((i for i, byte in enumerate(header) if i >= len(data) or data[i] != byte), 0)
+        raise CorruptSegment("the header does not match the footer", differs)
+    if not footer.runs or footer.runs[0].position != len(header):
+        raise CorruptSegment("the first run does not follow the header", len(header))
+    for run in footer.runs:
+        _verify_run(memoryview(data), run, footer_start)
+    return footer
+
+
+def _verify_run(data: memoryview, run: FooterRun, footer_start: int) -> None:
+    name = f"run {run.topic_id}/{run.partition}"
+    end = run.position + run.length
+    if end > footer_start:
+        raise CorruptSegment(f"{name} reaches into the footer", run.position)
+    if crc32c(data[run.position : end]) != run.crc32c:
+        raise CorruptSegment(f"the checksum of {name} is wrong", run.position)
+    try:
+        batches = index_batches(data, run.position, end)
+    except ValueError as error:
+        raise CorruptSegment(f"{name}: {error}", run.position) from error
+    records = int((batches["last_offset_delta"] + 1).sum())
+    if records != run.record_count:
+        raise CorruptSegment(f"{name} holds {records} records, its footer says {run.record_count}", run.position)
+
+
+def _place(pending: PendingBatch, position: int) -> PlacedBatch:
+    header = pending.batch.header
+    return PlacedBatch(
+        topic_id=pending.topic_id,
+        partition=pending.partition,
+        position=BytePosition(position),
+        length=len(pending.batch.data),
+        record_count=header.record_count,
+        min_timestamp_ms=pending.batch.min_timestamp_ms,
+        max_timestamp_ms=pending.batch.max_timestamp_ms,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+    )
+
+
+def _extend_runs(runs: list[FooterRun], place: PlacedBatch, data: memoryview) -> None:
+    """Append the batch to the last run if it is of the same partition, else begin a run."""
+    last = runs[-1] if runs and (runs[-1].topic_id, runs[-1].partition) == (place.topic_id, place.partition) else None
+    run = FooterRun(
+        topic_id=place.topic_id,
+        partition=place.partition,
+        position=last.position if last else place.position,
+        length=place.length + (last.length if last else 0),
+        record_count=place.record_count + (last.record_count if last else 0),
+        min_timestamp_ms=min(place.min_timestamp_ms, last.min_timestamp_ms) if last else place.min_timestamp_ms,
+        max_timestamp_ms=max(place.max_timestamp_ms, last.max_timestamp_ms) if last else place.max_timestamp_ms,
+        crc32c=crc32c(data, last.crc32c if last else 0),
+    )
+    runs[len(runs) - (last is not None) :] = [run]
+
+
+def _header_bytes(segment_id: SegmentId, writer: str) -> bytes:
+    name = writer.encode()
+    if len(name) > MAX_WRITER_BYTES:
+        raise ValueError(f"a segment's writer has at most {MAX_WRITER_BYTES} bytes, got {len(name)}")
+    body = _HEADER.pack(HEADER_MAGIC, FORMAT_VERSION, len(name), segment_id.bytes) + name
+    return body + _CRC.pack(crc32c(body))
+
+
+def _footer_bytes(footer: SegmentFooter, position: int) -> bytes:
+    name = footer.writer.encode()
+    parts = [_FOOTER.pack(footer.segment_id.bytes, len(name), len(footer.runs)), name]
+    parts += [
+        _RUN.pack(
+            run.topic_id.bytes,
+            run.partition,
+            run.position,
+            run.length,
+            run.record_count,
+            run.min_timestamp_ms,
+            run.max_timestamp_ms,
+            run.crc32c,
+        )
+        for run in footer.runs
+    ]
+    body = b"".join(parts)
+    checked = body + _TRAILER_BODY.pack(position, len(body))
+    return checked + _CRC.pack(crc32c(checked)) + TRAILER_MAGIC
+
+
+def _parse_footer(body: Buffer, position: int) -> SegmentFooter:
+    if len(body) < _FOOTER.size:
+        raise CorruptSegment("the footer is cut short", position)
+    raw_id, name_bytes, run_count = _FOOTER.unpack_from(body)
+    runs_start = _FOOTER.size + name_bytes
+    if len(body) != runs_start + run_count * _RUN.size:
+        raise CorruptSegment(f"a footer of {len(body)} bytes cannot hold {run_count} runs", position)
+    try:
+        writer = bytes(body[_FOOTER.size : runs_start]).decode()
+    except UnicodeDecodeError:
+        raise CorruptSegment("the writer's name is not UTF-8", position + _FOOTER.size) from None
+    runs = tuple(_parse_run(fields) for fields in _RUN.iter_unpack(body[runs_start:]))
+    _check_tiling(runs, position, position + runs_start)
+    return SegmentFooter(segment_id=SegmentId(UUID(bytes=raw_id)), writer=writer, runs=runs)
+
+
+def _parse_run(fields: tuple[bytes, int, int, int, int, int, int, int]) -> FooterRun:
+    topic_id, partition, position, length, record_count, min_timestamp_ms, max_timestamp_ms, checksum = fields
+    return FooterRun(
+        topic_id=TopicId(UUID(bytes=topic_id)),
+        partition=Partition(partition),
+        position=BytePosition(position),
+        length=length,
+        record_count=record_count,
+        min_timestamp_ms=min_timestamp_ms,
+        max_timestamp_ms=max_timestamp_ms,
+        crc32c=checksum,
+    )
+
+
+def _check_tiling(runs: Sequence[FooterRun], footer_position: int, runs_position: int) -> None:
+    """Runs follow each other in key order and end where the footer begins."""
+    ends = [run.position for run in runs[1:]] + [footer_position]
+    for index, (run, end) in enumerate(zip(runs, ends, strict=True)):
+        where = runs_position + index * _RUN.size
+        if run.position + run.length != end:
+            raise CorruptSegment(f"run {run.topic_id}/{run.partition} does not end where the next begins", where)
+        if index and (runs[index - 1].topic_id.bytes, runs[index - 1].partition) >= (run.topic_id.bytes, run.partition):
+            raise CorruptSegment(f"run {run.topic_id}/{run.partition} is out of order", where)
