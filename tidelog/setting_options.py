@@ -9,7 +9,7 @@ precedence: option, variable, default.
 import inspect
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import wraps
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -28,8 +28,13 @@ def variable_of(field: str) -> str:
     return ENV_PREFIX + field.upper()
 
 
-def with_settings(*models: type[BaseSettings]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds an option for every setting of `models` to a command; a setting that two of them share is one option."""
+def with_settings(
+    *models: type[BaseSettings], only: Collection[str] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds an option for every setting of `models` to a command, or for those named in `only`.
+
+    A setting that two models share is one option.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = inspect.signature(command).parameters
@@ -37,7 +42,7 @@ def with_settings(*models: type[BaseSettings]) -> Callable[[Callable[..., Any]],
         for model in models:
             described = _field_docstrings(model)
             for name, field in model.model_fields.items():
-                if name not in own:
+                if name not in own and (only is None or name in only):
                     options.setdefault(name, _option(name, field, described.get(name, "")))
 
         @wraps(command)

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from agent.http.parts import HttpParts
-from sequencer.errors import SequencerUnavailable
+from sequencer.database import SequencerUnavailable
 
 
 class ClusterApi:

@@ -8,13 +8,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from sequencer.errors import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.topic_config import InvalidConfig
-from sequencer.topics import TopicExists, UnknownTopic
+from sequencer.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
 
 _DOMAIN: dict[type[Exception], tuple[int, str]] = {
     TopicExists: (409, "topic_exists"),
     UnknownTopic: (404, "unknown_topic"),
+    InvalidTopicName: (400, "invalid_topic_name"),
+    InvalidPartitionCount: (400, "invalid_partition_count"),
     InvalidConfig: (400, "invalid_config"),
     SequencerUnavailable: (503, "sequencer_unavailable"),
     CommitOutcomeUnknown: (503, "outcome_unknown"),

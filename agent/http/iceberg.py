@@ -1,0 +1,166 @@
+"""The read part of the Iceberg REST catalog under `/iceberg`: namespace `topics`, one table per topic that has history.
+
+Spark SQL, DuckDB, Trino, Flink and PyIceberg open `topics.<name>` by this URL, with no database password and no copy (DESIGN §9).
+Served: config, namespaces, tables, load table, and the metrics reports that Spark sends after a scan (taken and not kept). Refused: every
+write; only compaction writes. Errors are in the catalog's own form, which clients map to their exceptions by `type`.
+
+`loadTable` answers with the metadata file that the pointer in Postgres names, so a reader sees whole snapshots only.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from sequencer.errors import SequencerUnavailable
+
+from sequencer.client import Sequencer
+from sequencer.history import HistoryTable
+from storage.object_store import ObjectNotFound, ObjectStore, StoreSettings, StoreUnavailable, StoreUrl
+
+NAMESPACE = "topics"
+_ENDPOINTS = (
+    "GET /v1/{prefix}/namespaces",
+    "GET /v1/{prefix}/namespaces/{namespace}",
+    "HEAD /v1/{prefix}/namespaces/{namespace}",
+    "GET /v1/{prefix}/namespaces/{namespace}/tables",
+    "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}",
+    "HEAD /v1/{prefix}/namespaces/{namespace}/tables/{table}",
+    "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}/metrics",
+)
+
+
+def file_io_config(store_url: str, settings: StoreSettings, *, vend_credentials: bool) -> dict[str, str]:
+    """How readers reach the files. They may override each property; keys are told only where a setting allows it."""
+    url = StoreUrl.parse(store_url)
+    if url.scheme == "file":
+        return {"io-impl": "org.apache.iceberg.hadoop.HadoopFileIO"}
+    config = {
+        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        "s3.region": settings.s3_region,
+        "client.region": settings.s3_region,
+    }
+    if url.endpoint is not None:
+        config |= {"s3.endpoint": url.endpoint, "s3.path-style-access": "true"}
+    if vend_credentials and settings.s3_access_key and settings.s3_secret_key:
+        config |= {
+            "s3.access-key-id": settings.s3_access_key,
+            "s3.secret-access-key": settings.s3_secret_key.get_secret_value(),
+        }
+    return config
+
+
+def router(
+    sequencer: Callable[[], Sequencer | None], store: Callable[[], ObjectStore | None], file_io: Mapping[str, str]
+) -> APIRouter:
+    """Both callables answer None while the agent starts with its database or bucket away; the catalog then answers 503."""
+    catalog = _Catalog(sequencer, store, file_io)
+    routes = APIRouter(prefix="/iceberg/v1", tags=["iceberg"])
+    routes.add_api_route("/config", catalog.config, methods=["GET"])
+    routes.add_api_route("/namespaces", catalog.namespaces, methods=["GET"])
+    routes.add_api_route("/namespaces/{namespace}", catalog.namespace, methods=["GET", "HEAD"])
+    routes.add_api_route("/namespaces/{namespace}/tables", catalog.tables, methods=["GET"])
+    routes.add_api_route("/namespaces/{namespace}/tables/{table}", catalog.load_table, methods=["GET"])
+    routes.add_api_route("/namespaces/{namespace}/tables/{table}", catalog.table_exists, methods=["HEAD"])
+    routes.add_api_route("/namespaces/{namespace}/tables/{table}/metrics", catalog.metrics, methods=["POST"])
+    routes.add_api_route("/{refused:path}", catalog.refuse, methods=["GET", "HEAD", "POST", "PUT", "DELETE"])
+    return routes
+
+
+class _Catalog:
+    def __init__(
+        self,
+        sequencer: Callable[[], Sequencer | None],
+        store: Callable[[], ObjectStore | None],
+        file_io: Mapping[str, str],
+    ) -> None:
+        self._sequencer = sequencer
+        self._store = store
+        self._file_io = file_io
+
+    async def config(self) -> JSONResponse:
+        return JSONResponse({"defaults": dict(self._file_io), "overrides": {}, "endpoints": _ENDPOINTS})
+
+    async def namespaces(self, parent: str | None = None) -> JSONResponse:
+        if parent is not None and parent != NAMESPACE:
+            return _no_namespace(parent)
+        return JSONResponse({"namespaces": [] if parent else [[NAMESPACE]], "next-page-token": None})
+
+    async def namespace(self, namespace: str) -> JSONResponse:
+        if namespace != NAMESPACE:
+            return _no_namespace(namespace)
+        return JSONResponse({"namespace": [NAMESPACE], "properties": {}})
+
+    async def tables(self, namespace: str) -> JSONResponse:
+        if namespace != NAMESPACE:
+            return _no_namespace(namespace)
+        sequencer = self._sequencer()
+        if sequencer is None:
+            return _away("the database")
+        try:
+            tables = await sequencer.history.tables()
+        except SequencerUnavailable as error:
+            return _away(str(error))
+        identifiers = [{"namespace": [NAMESPACE], "name": table.topic_name} for table in tables]
+        return JSONResponse({"identifiers": identifiers, "next-page-token": None})
+
+    async def load_table(self, namespace: str, table: str) -> JSONResponse:
+        found = await self._find(namespace, table)
+        if not isinstance(found, HistoryTable):
+            return found
+        store = self._store()
+        if store is None:
+            return _away("the object store")
+        assert found.metadata_key is not None, "a table that was found has been published"
+        try:
+            metadata = json.loads(await store.get(found.metadata_key))
+        except ObjectNotFound:
+            return _away(f"the metadata of {table} ({found.metadata_key})")
+        except StoreUnavailable as error:
+            return _away(str(error))
+        # The pointer's own location lies where the metadata says that its table lies.
+        location = f"{metadata['location'].removesuffix(f'/{found.topic_id}')}/{found.topic_id}"
+        suffix = found.metadata_key.split(f"/{found.topic_id}/", 1)[1]
+        return JSONResponse({"metadata-location": f"{location}/{suffix}", "metadata": metadata, "config": dict(self._file_io)})
+
+    async def table_exists(self, namespace: str, table: str) -> Response:
+        found = await self._find(namespace, table)
+        return Response(status_code=204 if isinstance(found, HistoryTable) else found.status_code)
+
+    async def metrics(self, namespace: str, table: str) -> Response:  # noqa: ARG002 - the route's parts
+        return Response(status_code=204)
+
+    async def refuse(self, request: Request, refused: str) -> JSONResponse:
+        message = f"{request.method} {refused}: this catalog is read-only; `tidelog compact` and `tidelog ttl` write the tables"
+        return _error(406, "UnsupportedOperationException", message)
+
+    async def _find(self, namespace: str, table: str) -> HistoryTable | JSONResponse:
+        if namespace != NAMESPACE:
+            # Spark looks for `topics.flights.snapshots` as a table of namespace topics.flights first, and asks no further unless told so.
+            return _error(404, "NoSuchTableException", f"Table does not exist: {namespace.replace(chr(0x1F), '.')}.{table}")
+        sequencer = self._sequencer()
+        if sequencer is None:
+            return _away("the database")
+        try:
+            found = await sequencer.history.table(table)
+        except SequencerUnavailable as error:
+            return _away(str(error))
+        if found is None:
+            return _error(404, "NoSuchTableException", f"Table does not exist: {namespace}.{table}: there is no such topic")
+        if found.metadata_key is None:
+            hint = f"the topic has no history yet; run `tidelog compact {table}`"
+            return _error(404, "NoSuchTableException", f"Table does not exist: {namespace}.{table}: {hint}")
+        return found
+
+
+def _no_namespace(namespace: str) -> JSONResponse:
+    message = f"Namespace does not exist: {namespace.replace(chr(0x1F), '.')}; the only one is {NAMESPACE}"
+    return _error(404, "NoSuchNamespaceException", message)
+
+
+def _away(what: str) -> JSONResponse:
+    return _error(503, "ServiceUnavailableException", f"not available now: {what}")
+
+
+def _error(code: int, kind: str, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": kind, "code": code}}, status_code=code)

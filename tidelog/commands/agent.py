@@ -1,0 +1,35 @@
+"""`tidelog agent`: one agent in the foreground. What a container runs."""
+
+import typer
+from compactor.housekeeper import HousekeeperSettings
+from pydantic import ValidationError
+
+from agent.settings import AgentSettings
+from sequencer.settings import SequencerSettings
+from storage.object_store import StoreSettings
+from tidelog.errors import UserError
+from tidelog.logs import configure_logs
+from tidelog.run_agent import run_agent
+from tidelog.setting_options import variable_of, with_settings
+from tidelog.settings import ProcessSettings
+
+app = typer.Typer()
+
+
+@app.command()
+@with_settings(AgentSettings, ProcessSettings, StoreSettings, SequencerSettings, HousekeeperSettings)
+def agent() -> None:
+    """Run one agent until SIGTERM or SIGINT, which drain it. Every option is also a variable, named in brackets."""
+    try:
+        settings, process = AgentSettings(), ProcessSettings()
+    except ValidationError as invalid:
+        first = invalid.errors()[0]
+        name = variable_of(str(first["loc"][0])) if first["loc"] else "The settings"
+        raise UserError(f"{name}: {first['msg']}.", "`tidelog agent --help` lists every setting.") from None
+    for name, value in (("database_url", settings.database_url.get_secret_value()), ("store_url", settings.store_url)):
+        if not value:
+            raise UserError(
+                f"{variable_of(name)} is not set.", "An agent needs a database and a store; `tidelog dev` brings both."
+            )
+    configure_logs(process.log_format, process.log_level)
+    run_agent(settings, process)

@@ -1,0 +1,56 @@
+"""`tidelog dev`: the embedded stack until Ctrl-C."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tidelog.dev import run_dev
+from tidelog.errors import UserError
+from tidelog.setting_options import with_settings
+from tidelog.settings import ClientSettings
+from tidelog.stack import StackSettings
+
+app = typer.Typer()
+
+
+class StoreKind(StrEnum):
+    """`s3`: an S3 endpoint over a local directory; `local`: the directory itself."""
+
+    S3 = "s3"
+    LOCAL = "local"
+
+
+@app.command()
+@with_settings(ClientSettings, only=("data_dir",))
+def dev(
+    *,
+    agents: Annotated[int, typer.Option(min=1, max=64, help="How many agents.", envvar="TIDELOG_AGENTS")] = 2,
+    zones: Annotated[str, typer.Option(help="Zones, by commas; agents take turns.", envvar="TIDELOG_ZONES")] = "a,b",
+    kafka_port: Annotated[
+        int,
+        typer.Option(min=0, max=65000, help="Agent i listens on this + i; 0: free ones.", envvar="TIDELOG_KAFKA_PORT"),
+    ] = 9092,
+    http_port: Annotated[
+        int,
+        typer.Option(min=0, max=65000, help="Agent i listens on this + i; 0: free ones.", envvar="TIDELOG_HTTP_PORT"),
+    ] = 8080,
+    store: Annotated[
+        StoreKind, typer.Option(help="An S3 endpoint, or a plain directory.", envvar="TIDELOG_STORE")
+    ] = StoreKind.S3,
+) -> None:
+    """Run Postgres, S3 and agents until Ctrl-C. Data stays in the data directory; an agent that dies is restarted."""
+    named = tuple(zone.strip() for zone in zones.split(",") if zone.strip())
+    if not named:
+        raise UserError("--zones names no zone.", "For example: --zones a,b")
+    settings = StackSettings(
+        data_dir=Path(ClientSettings().data_dir),
+        agents=agents,
+        zones=named,
+        kafka_port=kafka_port,
+        http_port=http_port,
+        store=store.value,
+    )
+    run_dev(settings, Console())

@@ -1,0 +1,87 @@
+"""`tidelog produce TOPIC`: one record per line of standard input."""
+
+import sys
+from typing import Annotated
+
+import typer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from rich.console import Console
+
+from tidelog.errors import UserError
+from tidelog.find_cluster import find_cluster, require
+from tidelog.kafka_client import as_user_error, client_config
+from tidelog.setting_options import with_settings
+from tidelog.settings import ClientSettings
+
+app = typer.Typer()
+
+
+class _Deliveries:
+    """Counts acknowledgements and keeps the first failure."""
+
+    def __init__(self) -> None:
+        self.acknowledged = 0
+        self.failure: KafkaError | None = None
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:  # noqa: ARG002 - librdkafka's signature
+        if error is None:
+            self.acknowledged += 1
+        elif self.failure is None:
+            self.failure = error
+
+
+@app.command()
+@with_settings(ClientSettings, only=("bootstrap", "data_dir", "client_timeout_s"))
+def produce(
+    topic: Annotated[str, typer.Argument(help="The topic's name.", show_default=False)],
+    *,
+    key_separator: Annotated[
+        str | None,
+        typer.Option(help="What parts a line into key and value; a line without it has no key.", show_default=False),
+    ] = None,
+    compression: Annotated[str, typer.Option(help="none, gzip, snappy, lz4 or zstd.")] = "zstd",
+    zone: Annotated[
+        str | None, typer.Option(help="The zone to produce from; by default any agent's.", show_default=False)
+    ] = None,
+) -> None:
+    """Produce lines from standard input; exactly once each, even over retries (idempotence is on)."""
+    settings = find_cluster()
+    more = {
+        "enable.idempotence": True,
+        "compression.type": compression,
+        "linger.ms": 5,
+        "message.timeout.ms": int(1000 * settings.client_timeout_s),
+    }
+    try:
+        producer = Producer(client_config(require(settings, "bootstrap"), zone, **more))
+    except KafkaException as refused:
+        raise UserError(f"{refused.args[0].str()}.") from None
+    deliveries = _Deliveries()
+    separator = key_separator.encode() if key_separator else None
+    for line in sys.stdin.buffer:
+        _send(producer, topic, line.rstrip(b"\r\n"), separator, deliveries)
+        if deliveries.failure is not None:
+            break
+    unsent = producer.flush(settings.client_timeout_s)
+    if deliveries.failure is not None:
+        raise as_user_error(deliveries.failure, topic)
+    if unsent:
+        raise UserError(f"{unsent} records were not acknowledged within {settings.client_timeout_s:g} s.")
+    Console(stderr=True).print(f"[green]{deliveries.acknowledged:,} records acknowledged[/]")
+
+
+def _send(producer: Producer, topic: str, line: bytes, separator: bytes | None, deliveries: _Deliveries) -> None:
+    key: bytes | None = None
+    value = line
+    if separator is not None and separator in line:
+        key, _, value = line.partition(separator)
+    while True:
+        try:
+            producer.produce(topic, value=value, key=key, on_delivery=deliveries)
+        except BufferError:  # the client's queue is full: wait for acknowledgements
+            producer.poll(0.5)
+        except KafkaException as failed:
+            raise as_user_error(failed.args[0], topic) from None
+        else:
+            producer.poll(0)
+            return

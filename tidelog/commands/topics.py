@@ -1,0 +1,139 @@
+"""`tidelog topics`: list, create, describe, alter, delete, through an agent's HTTP side."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tidelog.errors import UserError
+from tidelog.find_cluster import find_cluster, require
+from tidelog.setting_options import with_settings
+from tidelog.settings import ClientSettings
+from tidelog.topics_client import TopicsClient
+
+app = typer.Typer(no_args_is_help=True, help="List, create, describe, alter and delete topics.")
+
+_USED = ("http_url", "data_dir", "client_timeout_s")
+Name = Annotated[str, typer.Argument(help="The topic's name.", show_default=False)]
+Partitions = Annotated[int | None, typer.Option(min=1, help="Partitions in all.", show_default=False)]
+Config = Annotated[
+    list[str] | None, typer.Option("--config", "-c", help="A setting, NAME=VALUE; may be repeated.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+@app.command("list")
+@with_settings(ClientSettings, only=_USED)
+def list_topics(*, as_json: AsJson = False) -> None:
+    """Every topic with its partitions and settings."""
+    with _client() as client:
+        topics = client.list()
+    if as_json:
+        _print_json(topics)
+        return
+    table = Table("topic", "partitions", "settings", "created", title=f"{len(topics)} topics", header_style="bold cyan")
+    for topic in topics:
+        table.add_row(
+            f"[bold]{topic['name']}[/]", str(topic["partitions"]), _settings_of(topic), topic["created_at"][:19]
+        )
+    Console().print(table)
+
+
+@app.command()
+@with_settings(ClientSettings, only=_USED)
+def create(name: Name, *, partitions: Partitions = None, config: Config = None, as_json: AsJson = False) -> None:
+    """Create a topic."""
+    with _client() as client:
+        topic = client.create(name, partitions, _parse(config))
+    if as_json:
+        _print_json(topic)
+    else:
+        Console().print(f"[green]Created[/] [bold]{topic['name']}[/] with {topic['partitions']} partitions.")
+
+
+@app.command()
+@with_settings(ClientSettings, only=_USED)
+def describe(name: Name, *, as_json: AsJson = False) -> None:
+    """Show a topic's settings and the offsets of its partitions."""
+    with _client() as client:
+        topic = client.describe(name)
+    if as_json:
+        _print_json(topic)
+        return
+    title = f"[bold]{topic['name']}[/]  {topic['topic_id']}"
+    table = Table("partition", "log start", "high watermark", "records", title=title, header_style="bold cyan")
+    for column in table.columns:
+        column.justify = "right"
+    for partition in topic["offsets"]:
+        start, end = partition["log_start_offset"], partition["high_watermark"]
+        table.add_row(str(partition["partition"]), f"{start:,}", f"{end:,}", f"{end - start:,}")
+    console = Console()
+    console.print(table)
+    console.print(f"settings: {_settings_of(topic)}   created: {topic['created_at'][:19]}")
+
+
+@app.command()
+@with_settings(ClientSettings, only=_USED)
+def alter(
+    name: Name,
+    *,
+    partitions: Partitions = None,
+    config: Config = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", help="A setting to return to its default.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add partitions, set or remove settings."""
+    if partitions is None and not config and not remove:
+        raise UserError("Nothing to alter.", "Give --partitions, --config NAME=VALUE or --remove NAME.")
+    with _client() as client:
+        topic = client.alter(name, partitions, _parse(config), remove or ())
+    if as_json:
+        _print_json(topic)
+    else:
+        Console().print(
+            f"[green]Altered[/] [bold]{topic['name']}[/]: {topic['partitions']} partitions, {_settings_of(topic)}."
+        )
+
+
+@app.command()
+@with_settings(ClientSettings, only=_USED)
+def delete(
+    name: Name,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a topic and all its records."""
+    if not yes:
+        typer.confirm(f"Delete {name} and all its records?", abort=True)
+    with _client() as client:
+        topic = client.delete(name)
+    if as_json:
+        _print_json(topic)
+    else:
+        Console().print(f"[green]Deleted[/] [bold]{topic['name']}[/].")
+
+
+def _client() -> TopicsClient:
+    settings = find_cluster()
+    return TopicsClient(require(settings, "http_url"), settings.client_timeout_s)
+
+
+def _parse(config: list[str] | None) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in config or ()]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise UserError(f"{name!r} is not a setting.", "Write it as NAME=VALUE: --config retention.ms=3600000.")
+    return {name: value for name, _, value in pairs}
+
+
+def _settings_of(topic: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(topic["config"].items())) or "defaults"
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))

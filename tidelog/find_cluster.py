@@ -1,0 +1,50 @@
+"""Which cluster a command talks to: the one its options or `TIDELOG_*` variables name, else the stack of `tidelog
+dev` on this machine.
+
+The addresses of a stack are put into this process's environment, so that every part that reads its settings there
+finds the same cluster.
+"""
+
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tidelog.errors import UserError
+from tidelog.setting_options import variable_of
+from tidelog.settings import ClientSettings
+from tidelog.stack_file import read_stack_file
+
+_NAMES_A_CLUSTER = ("database_url", "store_url", "bootstrap", "http_url")
+
+
+def find_cluster() -> ClientSettings:
+    """The settings, completed from the running stack if nothing names a cluster."""
+    settings = _settings()
+    if any(getattr(settings, name) for name in _NAMES_A_CLUSTER):
+        return settings
+    found = read_stack_file(Path(settings.data_dir).expanduser())
+    if found is None:
+        variables = ", ".join(variable_of(name) for name in _NAMES_A_CLUSTER)
+        raise UserError(
+            f"No cluster to talk to: none of {variables} is set, and no stack runs in {settings.data_dir}.",
+            "Start one with `tidelog dev`, or name one with those variables.",
+        )
+    os.environ.update(found.as_environment())
+    return _settings()
+
+
+def require(settings: ClientSettings, name: str) -> str:
+    """The setting's value; raises `UserError` if the cluster was named without it."""
+    value = getattr(settings, name)
+    if not value:
+        raise UserError(f"{variable_of(name)} is not set.", "This command needs it beside the ones that are.")
+    return str(value.get_secret_value()) if hasattr(value, "get_secret_value") else str(value)
+
+
+def _settings() -> ClientSettings:
+    try:
+        return ClientSettings()
+    except ValidationError as invalid:
+        first = invalid.errors()[0]
+        raise UserError(f"{variable_of(str(first['loc'][0]))}: {first['msg']}.") from None

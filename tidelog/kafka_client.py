@@ -1,0 +1,57 @@
+"""confluent-kafka as the command line uses it: configuration, partitions, and its errors as ones a person can act
+on.
+"""
+
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from tidelog.errors import UserError
+
+
+def client_config(bootstrap: str, zone: str | None, **more: Any) -> dict[str, Any]:
+    """`zone` goes into client.id, by which an agent knows whom to name as leader (DESIGN §7)."""
+    client_id = "tidelog-cli" if zone is None else f"tidelog-cli,tidelog_zone={zone}"
+    return {
+        "bootstrap.servers": bootstrap,
+        "client.id": client_id,
+        "error_cb": lambda _: None,  # errors are told where they are met; librdkafka goes on by itself meanwhile
+        "log_level": 0,
+        **more,
+    }
+
+
+def assigned_partitions(client: Consumer | Producer, topic: str, timeout_s: float) -> list[int]:
+    """The topic's partitions; raises `UserError` if there is no such topic or nobody answers."""
+    try:
+        found = client.list_topics(topic, timeout=timeout_s).topics[topic]
+    except KafkaException as failed:
+        raise as_user_error(failed.args[0]) from None
+    if found.error is not None:
+        raise as_user_error(found.error, topic)
+    return sorted(found.partitions)
+
+
+def from_offsets(consumer: Consumer, topic: str, from_beginning: bool, timeout_s: float) -> list[TopicPartition]:
+    """Where to start, as offsets that were asked for, so that what is produced after this call is not missed."""
+    places = []
+    try:
+        for partition in assigned_partitions(consumer, topic, timeout_s):
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
+            places.append(TopicPartition(topic, partition, low if from_beginning else high))
+    except KafkaException as failed:
+        raise as_user_error(failed.args[0]) from None
+    return places
+
+
+def as_user_error(error: KafkaError, topic: str = "") -> UserError:
+    """What to tell, and what to do about it."""
+    code = error.code()
+    if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+        return UserError(
+            f"There is no topic {topic or error.str()}.",
+            "`tidelog topics list` shows those there are; `tidelog topics create` makes one.",
+        )
+    if code in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN):
+        return UserError(f"No agent answers ({error.str()}).", "Is one running? Checked TIDELOG_BOOTSTRAP.")
+    return UserError(f"Kafka error {error.name()}: {error.str()}")

@@ -1,0 +1,79 @@
+"""The process of `tidelog agent`: an agent, the housekeeper's jobs, or both, on one event loop until SIGTERM or SIGINT.
+
+Promises that the first signal drains (what is in flight is answered, the agent leaves the ring), that a second one
+ends the process at once, and that a database or store that is away when it starts is waited for, not a crash (DESIGN
+§10).
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+
+import uvloop
+from agent.app import App
+from compactor.housekeeper import Housekeeper, HousekeeperSettings
+
+from agent.settings import AgentSettings
+from sequencer.client import Sequencer
+from sequencer.database import SequencerUnavailable
+from storage.object_store import StoreUnavailable
+from storage.open_store import open_store
+from tidelog.settings import ProcessSettings
+
+log = logging.getLogger(__name__)
+
+
+def run_agent(settings: AgentSettings, process: ProcessSettings) -> None:
+    """Returns when the agent has drained; the two jobs fail together."""
+    uvloop.run(_run(settings, process))
+
+
+async def _run(settings: AgentSettings, process: ProcessSettings) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _stop, stopping, number)
+    log.info("starting", extra={"pid": os.getpid(), "roles": process.roles, "zone": settings.zone})
+    async with asyncio.TaskGroup() as group:
+        if "kafka" in process.role_set:
+            group.create_task(App(settings).run(stopping), name="agent")
+        if "jobs" in process.role_set:
+            group.create_task(_keep_house(settings, stopping), name="jobs")
+    log.info("stopped", extra={"pid": os.getpid()})
+
+
+def _stop(stopping: asyncio.Event, number: signal.Signals) -> None:
+    if stopping.is_set():
+        log.warning("stopped by a second signal; requests in flight are dropped", extra={"signal": number.name})
+        os._exit(128 + number)
+    log.info("draining", extra={"signal": number.name})
+    stopping.set()
+
+
+async def _keep_house(settings: AgentSettings, stopping: asyncio.Event) -> None:
+    """Connections of its own, so that jobs never wait behind, or delay, the agent's."""
+    jobs = asyncio.create_task(_run_jobs(settings), name="housekeeper")
+    ended = asyncio.create_task(stopping.wait())
+    await asyncio.wait((jobs, ended), return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+    jobs.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await jobs
+
+
+async def _run_jobs(settings: AgentSettings) -> None:
+    pause_s = settings.connect_backoff_s
+    while True:
+        try:
+            async with contextlib.AsyncExitStack() as opened:
+                sequencer = await Sequencer.open(settings.database_url.get_secret_value())
+                opened.push_async_callback(sequencer.close)
+                store = await open_store(settings.store_url)
+                opened.push_async_callback(store.close)
+                await Housekeeper(sequencer, store, HousekeeperSettings()).run()
+        except (SequencerUnavailable, StoreUnavailable) as away:
+            log.warning("jobs wait for the database and the store", extra={"reason": str(away), "retry_s": pause_s})
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 5.0)

@@ -1,0 +1,50 @@
+"""Settings of the command line itself: where things are, and what an agent's process does beside serving.
+
+The parts have settings of their own (agent/settings.py, ...), all in the same `TIDELOG_*` name space.
+"""
+
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_CONFIG = SettingsConfigDict(env_prefix="TIDELOG_", use_attribute_docstrings=True, extra="ignore")
+
+
+class ClientSettings(BaseSettings):
+    """Where the cluster is, for commands that use it."""
+
+    model_config = _CONFIG
+
+    database_url: SecretStr | None = None
+    """The sequencer's Postgres, `postgresql://user:password@host:port/database`."""
+    store_url: str | None = None
+    """The object store: `s3://bucket/prefix?endpoint=http://host:port`, `file:///directory`."""
+    bootstrap: str | None = None
+    """Kafka addresses of one or more agents, `host:port,host:port`."""
+    http_url: str | None = None
+    """An agent's HTTP address, `http://host:port`."""
+    cluster: str = "tidelog"
+    """The first part of every object key."""
+    data_dir: str = ".tidelog"
+    """Where `tidelog dev` keeps its data; its stack is used when no variable above is set."""
+    client_timeout_s: float = Field(default=30.0, gt=0)
+    """The longest a command waits for an agent."""
+
+
+class ProcessSettings(BaseSettings):
+    """What the process of `tidelog agent` does, and how it logs."""
+
+    model_config = _CONFIG
+
+    roles: str = Field(default="kafka,jobs", pattern=r"^(kafka|jobs)(,(kafka|jobs))*$")
+    """What this process does: `kafka` serves clients, `jobs` runs retention and garbage collection."""
+    log_format: Literal["keyvalue", "json"] = "keyvalue"
+    """The form of log lines on stderr."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Log lines below this level are not written."""
+
+    @property
+    def role_set(self) -> frozenset[str]:
+        """The roles, taken apart."""
+        return frozenset(self.roles.split(","))

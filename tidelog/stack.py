@@ -1,0 +1,215 @@
+"""The embedded stack: Postgres, an S3 endpoint (or a directory) and agents, as processes of this machine.
+
+One class for `tidelog dev`, the demonstration, tests and benchmarks. Promises that the data of a directory survives
+`stop` and `start`, that an agent keeps its addresses over `kill` and `restart`, that `stop` ends everything in order
+(agents drain before what they drain to goes), that nothing outlives this process even if it is killed (watchdog.py),
+and that two stacks never share a directory.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from sequencer.migrate import migrate
+from tidelog.agent_process import AgentAddress, AgentProcess
+from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresFailed
+from tidelog.embedded.s3_endpoint import EndpointFailed, S3Endpoint
+from tidelog.errors import UserError
+from tidelog.ports import pick_ports, require_free
+from tidelog.stack_file import StackAddresses, locked, remove_stack_file, write_stack_file
+from tidelog.watchdog import Watchdog
+
+_AGENT_STAGE, _DATABASE_STAGE = 0, 1
+_HOST = "127.0.0.1"
+_BUCKET = "tidelog"
+# An upload to this machine takes milliseconds: waiting long for more records would only cost latency.
+_DEFAULTS = {"TIDELOG_LINGER_MS": "20"}
+_SET_HERE = frozenset({"TIDELOG_ROLES", "TIDELOG_DATABASE_URL", "TIDELOG_STORE_URL", "TIDELOG_DATA_DIR"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSettings:
+    """`kafka_port` and `http_port` are agent 0's, the others' follow; 0 picks free ones.
+
+    `agent_environment` is for the agents alone (`TIDELOG_*` settings); other `TIDELOG_*` variables of this process
+    reach them too, but for those that the stack sets itself.
+    """
+
+    data_dir: Path = Path(".tidelog")
+    agents: int = 2
+    zones: tuple[str, ...] = ("a", "b")
+    kafka_port: int = 0
+    http_port: int = 0
+    store: Literal["s3", "local"] = "s3"
+    ready_timeout_s: float = 60.0
+    drain_timeout_s: float = 30.0
+    agent_environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Store:
+    url: str
+    access_key: str | None
+    secret_key: str | None
+
+
+class Stack:
+    """`with Stack(settings) as stack:` or `start` and `stop`. Not thread-safe."""
+
+    def __init__(self, settings: StackSettings, on_step: Callable[[str], None] | None = None) -> None:
+        self.settings = settings
+        self.data_dir = settings.data_dir.expanduser().resolve()
+        self._on_step = on_step or (lambda _: None)
+        self._cleanup = contextlib.ExitStack()
+        self._watchdog: Watchdog | None = None
+        self._addresses: StackAddresses | None = None
+        self.agents: list[AgentProcess] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def addresses(self) -> StackAddresses:
+        """Where everything is; only of a stack that was started."""
+        assert self._addresses is not None, "the stack was not started"
+        return self._addresses
+
+    def start(self) -> None:
+        """Returns when every agent is ready; on failure nothing is left running. Raises `UserError`."""
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ends everything this stack started, agents first. Harmless when repeated."""
+        self._cleanup.close()
+        self.agents = []
+
+    def spawn(self, index: int) -> int:
+        """Starts agent `index` if it does not run, without waiting for it; returns its pid."""
+        pid = self.agents[index].spawn()
+        assert self._watchdog is not None
+        self._watchdog.watch(_AGENT_STAGE, pid)
+        return pid
+
+    def kill(self, index: int) -> None:
+        """SIGKILLs agent `index`."""
+        self.agents[index].kill()
+
+    def restart(self, index: int) -> None:
+        """Starts agent `index` again, at its old addresses, and waits until it is ready."""
+        self.spawn(index)
+        self.agents[index].wait_ready(self.settings.ready_timeout_s)
+
+    def agent_in(self, zone: str) -> AgentProcess:
+        """The first agent of a zone."""
+        return next(agent for agent in self.agents if agent.address.zone == zone)
+
+    def _start(self) -> None:
+        self._check_settings()
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self._cleanup.enter_context(locked(self.data_dir))
+        layout = self._plan_addresses()
+        watchdog = Watchdog()
+        self._watchdog = watchdog
+        self._cleanup.callback(watchdog.close)
+        database_url = self._start_postgres(watchdog)
+        store = self._start_store()
+        self._addresses = StackAddresses(
+            database_url=database_url,
+            store_url=store.url,
+            s3_access_key=store.access_key,
+            s3_secret_key=store.secret_key,
+            bootstrap=",".join(address.bootstrap for address in layout),
+            http_urls=tuple(address.http_url for address in layout),
+            zones=self.settings.zones,
+        )
+        self._start_agents(layout)
+        write_stack_file(self.data_dir, self._addresses)
+        self._cleanup.callback(remove_stack_file, self.data_dir)
+
+    def _check_settings(self) -> None:
+        if self.settings.agents < 1 or not self.settings.zones:
+            raise UserError("A stack needs at least one agent and one zone.", "See --agents and --zones.")
+        for first, option in ((self.settings.kafka_port, "--kafka-port"), (self.settings.http_port, "--http-port")):
+            if first:
+                require_free(range(first, first + self.settings.agents), option)
+
+    def _plan_addresses(self) -> list[AgentAddress]:
+        count = self.settings.agents
+        picked = iter(pick_ports(3 * count))
+        return [
+            AgentAddress(
+                name=f"agent-{index}",
+                zone=self.settings.zones[index % len(self.settings.zones)],
+                host=_HOST,
+                kafka_port=self.settings.kafka_port + index if self.settings.kafka_port else next(picked),
+                http_port=self.settings.http_port + index if self.settings.http_port else next(picked),
+                peer_port=next(picked),
+            )
+            for index in range(count)
+        ]
+
+    def _start_postgres(self, watchdog: Watchdog) -> str:
+        self._on_step("Starting Postgres")
+        directory = self.data_dir / "postgres"
+        postgres = EmbeddedPostgres(directory)
+        self._cleanup.callback(postgres.stop)
+        try:
+            url = postgres.start()
+        except (EmbeddedPostgresFailed, OSError) as failed:
+            raise UserError(f"Postgres does not start in {directory}: {failed}") from failed
+        # SIGINT is Postgres's fast shutdown: it does not wait for clients to leave.
+        watchdog.watch(_DATABASE_STAGE, int((directory / "postmaster.pid").read_text().split()[0]), signal.SIGINT)
+        with ThreadPoolExecutor(max_workers=1) as elsewhere:  # the caller's thread may run an event loop already
+            elsewhere.submit(asyncio.run, migrate(url)).result()
+        return url
+
+    def _start_store(self) -> _Store:
+        if self.settings.store == "local":
+            directory = self.data_dir / "objects"
+            directory.mkdir(exist_ok=True)
+            return _Store(url=directory.as_uri(), access_key=None, secret_key=None)
+        self._on_step("Starting the S3 endpoint")
+        try:
+            endpoint = S3Endpoint.start(self.data_dir / "s3")
+        except (EndpointFailed, OSError) as failed:
+            raise UserError(f"The S3 endpoint does not start: {failed}") from failed
+        self._cleanup.callback(endpoint.stop)
+        (self.data_dir / "s3" / "buckets" / _BUCKET).mkdir(exist_ok=True)
+        return _Store(url=endpoint.store_url(_BUCKET), access_key=endpoint.access_key, secret_key=endpoint.secret_key)
+
+    def _start_agents(self, layout: list[AgentAddress]) -> None:
+        self._on_step(f"Starting {len(layout)} agents in zones {', '.join(self.settings.zones)}")
+        logs = self.data_dir / "logs"
+        logs.mkdir(exist_ok=True)
+        inherited = {name: value for name, value in os.environ.items() if name not in _SET_HERE}
+        environment = {**_DEFAULTS, **inherited, **self.addresses.as_environment(), **self.settings.agent_environment}
+        self.agents = [AgentProcess(address, environment, logs / f"{address.name}.log") for address in layout]
+        self._cleanup.callback(self._stop_agents)
+        for index in range(len(self.agents)):
+            self.spawn(index)
+        for agent in self.agents:
+            agent.wait_ready(self.settings.ready_timeout_s)
+
+    def _stop_agents(self) -> None:
+        for agent in self.agents:
+            agent.signal(signal.SIGTERM)
+        for agent in self.agents:
+            if not agent.join(self.settings.drain_timeout_s):
+                agent.kill()
