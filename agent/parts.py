@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from agent.kafka.routing import RoutingTable
+from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
 from agent.settings import AgentSettings
 from agent.topic_directory import TopicDirectory
@@ -23,3 +25,5 @@ class Parts:
     write_path: WritePath
     pages: PageReader
     reads: ReadPath
+    routes: RoutingTable
+    metrics: Metrics

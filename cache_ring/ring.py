@@ -60,6 +60,10 @@ class Ring:
         ring = self._by_zone.get(zone, self._everywhere)
         return self._by_name[ring.get_node(f"{topic_id}/{partition}")]
 
+    def coordinator(self, key: str) -> LiveAgent | None:
+        """The agent, among all, that coordinates what `key` names; None without agents."""
+        return self._by_name[self._everywhere.get_node(key)] if self.agents else None
+
     def replicas(self, topic_id: TopicId, partition: Partition) -> tuple[LiveAgent, ...]:
         """One agent per zone, in zone order."""
         key = f"{topic_id}/{partition}"

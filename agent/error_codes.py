@@ -1,0 +1,99 @@
+"""The domain's outcomes as Kafka's error codes. The only module that knows both.
+
+Error paths answer with an error code and offset -1, never 0 (DESIGN §10).
+"""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from kio.schema.errors import ErrorCode
+
+from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
+from sequencer.commits import Assigned, Duplicate, FencedEpoch, OutOfOrderSequence, UnknownPartition, UnknownProducer
+from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.topic_config import InvalidConfig
+from sequencer.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
+from storage.batch_validation import BatchFault
+from storage.identifiers import Offset
+
+NO_OFFSET = Offset(-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProduceResult:
+    """One partition's answer to a produce."""
+
+    code: ErrorCode
+    base_offset: Offset = NO_OFFSET
+    log_start_offset: Offset = NO_OFFSET
+    message: str | None = None
+
+
+def produce_result(outcome: WriteOutcome) -> ProduceResult:
+    match outcome:
+        case Assigned() | Duplicate():
+            return ProduceResult(code=ErrorCode.none, base_offset=outcome.base_offset)
+        case OutOfOrderSequence():
+            return ProduceResult(code=ErrorCode.out_of_order_sequence_number)
+        case FencedEpoch():
+            return ProduceResult(code=ErrorCode.invalid_producer_epoch)
+        case UnknownProducer():
+            return ProduceResult(code=ErrorCode.unknown_producer_id, log_start_offset=outcome.log_start_offset)
+        case UnknownPartition():
+            return ProduceResult(code=ErrorCode.unknown_topic_or_partition)
+        case WriteFailed():
+            return ProduceResult(code=_WRITE_FAILURES[outcome.failure], message=outcome.message)
+        case _:
+            assert_never(outcome)
+
+
+# All retriable. The first says that nothing was written, the others that something may have been: clients that count sequences rely on it.
+_WRITE_FAILURES = {
+    WriteFailure.NOT_WRITTEN: ErrorCode.not_enough_replicas,
+    WriteFailure.UNKNOWN: ErrorCode.not_enough_replicas_after_append,
+    WriteFailure.TIMED_OUT: ErrorCode.request_timed_out,
+}
+
+
+def invalid_batch_code(fault: BatchFault) -> ErrorCode:
+    return _BATCH_FAULTS[fault]
+
+
+_BATCH_FAULTS = {
+    BatchFault.CORRUPT: ErrorCode.corrupt_message,
+    BatchFault.INVALID_RECORD: ErrorCode.invalid_record,
+    BatchFault.INVALID_TIMESTAMP: ErrorCode.invalid_timestamp,
+    BatchFault.TOO_LARGE: ErrorCode.message_too_large,
+    BatchFault.UNKNOWN_COMPRESSION: ErrorCode.unsupported_compression_type,
+    BatchFault.UNSUPPORTED_FORMAT: ErrorCode.unsupported_for_message_format,
+    BatchFault.TRANSACTIONAL: ErrorCode.invalid_txn_state,
+    BatchFault.CONTROL: ErrorCode.invalid_record,
+}
+
+
+ADMINISTRATION_ERRORS: tuple[type[Exception], ...] = (
+    TopicExists,
+    UnknownTopic,
+    InvalidConfig,
+    InvalidTopicName,
+    InvalidPartitionCount,
+    SequencerUnavailable,
+    CommitOutcomeUnknown,
+)
+"""What an administrative call of the sequencer raises when it cannot be carried out."""
+
+
+def administration_code(error: Exception) -> ErrorCode:
+    """The code for one of ADMINISTRATION_ERRORS."""
+    return next(code for kind, code in _ADMINISTRATION.items() if isinstance(error, kind))
+
+
+_ADMINISTRATION: dict[type[Exception], ErrorCode] = {
+    TopicExists: ErrorCode.topic_already_exists,
+    UnknownTopic: ErrorCode.unknown_topic_or_partition,
+    InvalidConfig: ErrorCode.invalid_config,
+    InvalidTopicName: ErrorCode.invalid_topic_exception,
+    InvalidPartitionCount: ErrorCode.invalid_partitions,
+    SequencerUnavailable: ErrorCode.request_timed_out,
+    CommitOutcomeUnknown: ErrorCode.request_timed_out,
+}

@@ -1,0 +1,78 @@
+"""Kafka API 10, FindCoordinator, v0-v6 (KIP-699 batches of keys).
+
+A group's coordinator is the ring's choice among all agents. Refused: transactional ids and share groups, with a message.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+from kio.schema.find_coordinator.v6.response import Coordinator, FindCoordinatorResponse
+from kio.schema.types import BrokerId
+from kio.static.primitive import i32
+
+from agent.kafka.api import Api
+from agent.kafka.context import RequestContext
+from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
+
+_GROUP: Final = 0
+_TRANSACTION: Final = 1
+_FIRST_BATCHED_VERSION: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OneCoordinator:
+    """The response of v0-v3, which name a single coordinator."""
+
+    throttle_time: timedelta
+    error_code: ErrorCode
+    error_message: str | None
+    node_id: BrokerId
+    host: str
+    port: i32
+
+
+async def handle(request: Any, context: RequestContext) -> FindCoordinatorResponse | _OneCoordinator:
+    key_type = getattr(request, "key_type", _GROUP)
+    if context.api_version >= _FIRST_BATCHED_VERSION:
+        return FindCoordinatorResponse(
+            throttle_time=timedelta(0),  # type: ignore[arg-type]
+            coordinators=tuple(_find(key, key_type, context) for key in request.coordinator_keys),
+        )
+    found = _find(request.key, key_type, context)
+    return _OneCoordinator(
+        throttle_time=timedelta(0),
+        error_code=found.error_code,
+        error_message=found.error_message,
+        node_id=found.node_id,
+        host=found.host,
+        port=found.port,
+    )
+
+
+def _find(key: str, key_type: int, context: RequestContext) -> Coordinator:
+    if key_type == _TRANSACTION:
+        return _refused(key, TRANSACTIONS_REFUSED_CODE, TRANSACTIONS_REFUSED)
+    if key_type != _GROUP:
+        return _refused(key, ErrorCode.invalid_request, f"coordinators of key type {key_type} are not served")
+    agent = context.parts.membership.ring.coordinator(f"group/{key}")
+    if agent is None:
+        return _refused(key, ErrorCode.coordinator_not_available, "no agent is a member of the cluster yet")
+    return Coordinator(
+        key=key,
+        node_id=BrokerId(agent.node_id),
+        host=agent.address.kafka_host,
+        port=i32(agent.address.kafka_port),
+        error_code=ErrorCode.none,
+        error_message=None,
+    )
+
+
+def _refused(key: str, code: ErrorCode, message: str) -> Coordinator:
+    return Coordinator(
+        key=key, node_id=BrokerId(-1), host="", port=i32(-1), error_code=code, error_message=message
+    )  # fmt: skip
+
+
+API = Api(key=10, name="FindCoordinator", versions=range(7), handle=handle)

@@ -1,0 +1,145 @@
+"""Kafka API 3, Metadata, v0-v13 (KIP-36 racks, KIP-516 topic ids, KIP-1102 rebootstrap).
+
+Routes are the ring's choice in the client's zone (DESIGN §7). A topic that does not exist is created if the client and the agent's settings
+allow it. Authorized operations are not reported: there is no authorizer.
+"""
+
+import logging
+from datetime import timedelta
+
+from kio.schema.errors import ErrorCode
+from kio.schema.metadata.v13.request import MetadataRequest
+from kio.schema.metadata.v13.response import (
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from kio.schema.types import BrokerId, TopicName
+from kio.static.primitive import i32
+
+from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
+from agent.kafka.api import Api
+from agent.kafka.context import RequestContext
+from agent.kafka.routing import NO_NODE, agents_of, route_of
+from sequencer.topics import Topic, TopicExists
+from storage.identifiers import Partition, TopicId
+
+log = logging.getLogger(__name__)
+
+_LEADER_EPOCH = i32(0)
+
+
+async def handle(request: MetadataRequest, context: RequestContext) -> MetadataResponse:
+    return MetadataResponse(
+        throttle_time=timedelta(0),  # type: ignore[arg-type]
+        brokers=brokers(context),
+        cluster_id=context.parts.cluster_id,
+        controller_id=controller(context),
+        topics=tuple(await _topics(request, context)),
+        error_code=ErrorCode.none,
+    )
+
+
+def brokers(context: RequestContext) -> tuple[MetadataResponseBroker, ...]:
+    return tuple(
+        MetadataResponseBroker(
+            node_id=BrokerId(agent.node_id),
+            host=agent.address.kafka_host,
+            port=i32(agent.address.kafka_port),
+            rack=agent.address.zone,
+        )
+        for agent in agents_of(context)
+    )
+
+
+def controller(context: RequestContext) -> BrokerId:
+    """The agent itself: any agent takes administrative requests, and this one is known to be reachable."""
+    self_ = context.parts.membership.self_
+    return BrokerId(NO_NODE if self_ is None else self_.node_id)
+
+
+async def _topics(request: MetadataRequest, context: RequestContext) -> list[MetadataResponseTopic]:
+    try:
+        if request.topics is None or (not request.topics and context.api_version == 0):
+            return [_found(topic, context) for topic in await context.parts.topics.list()]
+        return await _asked_topics(request, context)
+    except ADMINISTRATION_ERRORS as error:
+        # Retriable per topic; the brokers, which come from memory, are answered all the same.
+        log.warning("metadata without topics", extra={"error": str(error)})
+        return [
+            _missing(ErrorCode.leader_not_available, asked.name, getattr(asked, "topic_id", None))
+            for asked in request.topics or ()
+        ]
+
+
+async def _asked_topics(request: MetadataRequest, context: RequestContext) -> list[MetadataResponseTopic]:
+    topics = context.parts.topics
+    asked = request.topics or ()
+    names = {topic.name for topic in asked if topic.name is not None}
+    ids = {TopicId(topic.topic_id) for topic in asked if topic.name is None and topic.topic_id is not None}
+    by_name = await topics.by_name(names) if names else {}
+    by_id = await topics.by_id(ids) if ids else {}
+    may_create = context.settings.auto_create_topics and getattr(request, "allow_auto_topic_creation", True)
+    answers = []
+    for name in names:
+        if name in by_name:
+            answers.append(_found(by_name[name], context))
+        elif may_create:
+            answers.append(await _created(name, context))
+        else:
+            answers.append(_missing(ErrorCode.unknown_topic_or_partition, name, None))
+    for topic_id in ids:
+        if topic_id in by_id:
+            answers.append(_found(by_id[topic_id], context))
+        else:
+            answers.append(_missing(ErrorCode.unknown_topic_id, None, topic_id))
+    return answers
+
+
+async def _created(name: TopicName, context: RequestContext) -> MetadataResponseTopic:
+    topics = context.parts.topics
+    try:
+        topic = await topics.create(name, context.settings.default_partitions, {})
+        log.info("topic created on demand", extra={"topic": name, "client_id": context.client_id})
+        return _found(topic, context)
+    except TopicExists:
+        again = await topics.by_name([name])
+        if name in again:
+            return _found(again[name], context)
+        return _missing(ErrorCode.leader_not_available, name, None)
+    except ADMINISTRATION_ERRORS as error:
+        code = administration_code(error)
+        return _missing(ErrorCode.leader_not_available if code.retriable else code, name, None)
+
+
+def _missing(code: ErrorCode, name: TopicName | None, topic_id: TopicId | None) -> MetadataResponseTopic:
+    return MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id, partitions=())
+
+
+def _found(topic: Topic, context: RequestContext) -> MetadataResponseTopic:
+    return MetadataResponseTopic(
+        error_code=ErrorCode.none,
+        name=TopicName(topic.name),
+        topic_id=topic.topic_id,
+        partitions=tuple(
+            _partition(topic.topic_id, Partition(partition), context) for partition in range(topic.partition_count)
+        ),
+    )
+
+
+def _partition(topic_id: TopicId, partition: Partition, context: RequestContext) -> MetadataResponsePartition:
+    route = route_of(context, topic_id, partition)
+    replicas = tuple(BrokerId(node_id) for node_id in route.replicas)
+    return MetadataResponsePartition(
+        error_code=ErrorCode.leader_not_available if route.leader == NO_NODE else ErrorCode.none,
+        partition_index=i32(partition),
+        leader_id=BrokerId(route.leader),
+        leader_epoch=_LEADER_EPOCH,
+        replica_nodes=replicas,
+        isr_nodes=replicas,
+        offline_replicas=(),
+    )
+
+
+API = Api(key=3, name="Metadata", versions=range(14), handle=handle)

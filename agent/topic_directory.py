@@ -1,0 +1,126 @@
+"""Topics by name and by id, as this agent knows them: looked up in the sequencer, kept for a bounded time.
+
+Promises: an answer is never older than `topic_cache_s` (`unknown_topic_cache_s` for "there is none"); what this agent creates, changes or
+deletes itself is seen by its next lookup; the cache holds at most `topic_cache_entries`. A stale answer is harmless for the log: the
+sequencer refuses batches for a topic id that is gone.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from agent.settings import AgentSettings
+from sequencer.topics import Topic, Topics
+from storage.identifiers import TopicId
+
+_Key = TypeVar("_Key", str, TopicId)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    topic: Topic | None
+    until_s: float
+
+
+class TopicDirectory:
+    def __init__(self, topics: Topics, settings: AgentSettings, clock: Callable[[], float]) -> None:
+        self._topics = topics
+        self._settings = settings
+        self._clock = clock
+        self._known: OrderedDict[str | TopicId, _Known] = OrderedDict()
+        self._one_lookup = asyncio.Lock()
+
+    async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
+        """The topics that exist. Raises SequencerUnavailable."""
+        found, missing = self._recall(names)
+        if missing:
+            async with self._one_lookup:
+                again, missing = self._recall(missing)
+                found |= again
+                if missing:
+                    fresh = await self._topics.by_name(missing)
+                    self._remember({name: fresh.get(name) for name in missing})
+                    found |= fresh
+        return found
+
+    async def by_id(self, topic_ids: Collection[TopicId]) -> dict[TopicId, Topic]:
+        """The topics that exist. Raises SequencerUnavailable."""
+        found, missing = self._recall(topic_ids)
+        if missing:
+            async with self._one_lookup:
+                again, missing = self._recall(missing)
+                found |= again
+                if missing:
+                    fresh = await self._topics.by_id(missing)
+                    self._remember({topic_id: fresh.get(topic_id) for topic_id in missing})
+                    found |= fresh
+        return found
+
+    async def list(self) -> tuple[Topic, ...]:
+        """All topics, asked afresh. Raises SequencerUnavailable."""
+        topics = tuple(await self._topics.list())
+        self._remember({topic.name: topic for topic in topics})
+        return topics
+
+    async def create(self, name: str, partition_count: int, config: Mapping[str, str]) -> Topic:
+        """Raises TopicExists, InvalidConfig, SequencerUnavailable."""
+        try:
+            return await self._topics.create(name, partition_count, config)
+        finally:
+            self.forget(name)
+
+    async def delete(self, name: str) -> Topic:
+        """Raises UnknownTopic, SequencerUnavailable."""
+        try:
+            return await self._topics.delete(name)
+        finally:
+            self.forget(name)
+
+    async def add_partitions(self, name: str, total: int) -> None:
+        try:
+            await self._topics.add_partitions(name, total)
+        finally:
+            self.forget(name)
+
+    async def alter_config(self, name: str, changed: Mapping[str, str], removed: Collection[str]) -> None:
+        try:
+            await self._topics.alter_config(name, changed, removed)
+        finally:
+            self.forget(name)
+
+    def forget(self, key: str | TopicId) -> None:
+        """Look it up afresh the next time."""
+        known = self._known.pop(key, None)
+        if known is not None and known.topic is not None:
+            self._known.pop(known.topic.name, None)
+            self._known.pop(known.topic.topic_id, None)
+
+    def _recall(self, keys: Collection[_Key]) -> tuple[dict[_Key, Topic], list[_Key]]:
+        now_s = self._clock()
+        found: dict[_Key, Topic] = {}
+        missing = []
+        for key in keys:
+            known = self._known.get(key)
+            if known is None or known.until_s < now_s:
+                missing.append(key)
+            elif known.topic is not None:
+                found[key] = known.topic
+        return found, missing
+
+    def _remember(self, answers: "Mapping[str, Topic | None] | Mapping[TopicId, Topic | None]") -> None:
+        now_s = self._clock()
+        for key, topic in answers.items():
+            if topic is None:
+                self._keep(key, _Known(topic=None, until_s=now_s + self._settings.unknown_topic_cache_s))
+            else:
+                known = _Known(topic=topic, until_s=now_s + self._settings.topic_cache_s)
+                self._keep(topic.name, known)
+                self._keep(topic.topic_id, known)
+
+    def _keep(self, key: str | TopicId, known: _Known) -> None:
+        self._known[key] = known
+        self._known.move_to_end(key)
+        while len(self._known) > 2 * self._settings.topic_cache_entries:
+            self._known.popitem(last=False)
