@@ -1,0 +1,85 @@
+"""Who is there: agents register with a lease and renew it; everybody reads the same list.
+
+Promises that a node id means one address for ever (clients remember it), that a second agent at the same address fences
+the first (`renew` of an older incarnation answers False), and that time is Postgres's alone.
+"""
+
+from dataclasses import dataclass
+
+from sequencer.database import Database, Row
+from sequencer.named_sql import load_statements
+from storage.identifiers import NodeId
+
+SQL = load_statements("agents")
+
+FORGET_AFTER_S = 24 * 60 * 60.0
+"""An address not seen for so long loses its row (its node id is not used again), so that short-lived containers leave
+no trail.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentAddress:
+    zone: str
+    kafka_host: str
+    kafka_port: int
+    peer_host: str
+    peer_port: int
+    http_url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveAgent:
+    node_id: NodeId
+    incarnation: int
+    address: AgentAddress
+
+
+class Agents:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def join(self, address: AgentAddress, lease_s: float) -> LiveAgent:
+        """Registers this address, under the node id it had before if it is still known. Repeating it is harmless: it
+        fences the try before.
+        """
+        rows = await self._database.fetch(
+            SQL["join"],
+            zone=address.zone,
+            kafka_host=address.kafka_host,
+            kafka_port=address.kafka_port,
+            peer_host=address.peer_host,
+            peer_port=address.peer_port,
+            http_url=address.http_url,
+            lease_s=lease_s,
+        )
+        await self._database.fetch(SQL["forget_long_gone"], forget_after_s=FORGET_AFTER_S)
+        return _live_agent(rows[0])
+
+    async def renew(self, node_id: NodeId, incarnation: int, lease_s: float) -> bool:
+        """False when another incarnation has taken the address, or the row is gone: join again."""
+        rows = await self._database.fetch(SQL["renew"], node_id=node_id, incarnation=incarnation, lease_s=lease_s)
+        return bool(rows)
+
+    async def leave(self, node_id: NodeId, incarnation: int) -> None:
+        """Ends the lease now, unless another incarnation holds it."""
+        await self._database.fetch(SQL["leave"], node_id=node_id, incarnation=incarnation)
+
+    async def live(self) -> tuple[LiveAgent, ...]:
+        """All agents whose lease has not passed, by node id."""
+        return tuple(_live_agent(row) for row in await self._database.fetch(SQL["live"]))
+
+
+def _live_agent(row: Row) -> LiveAgent:
+    return LiveAgent(
+        node_id=NodeId(row.node_id),
+        incarnation=row.incarnation,
+        address=AgentAddress(
+            zone=row.zone,
+            kafka_host=row.kafka_host,
+            kafka_port=row.kafka_port,
+            peer_host=row.peer_host,
+            peer_port=row.peer_port,
+            http_url=row.http_url,
+        ),
+    )

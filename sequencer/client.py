@@ -1,0 +1,38 @@
+"""The one client through which everybody talks to the sequencer: a pool of connections and one facade per concern."""
+
+from typing import Self
+
+from sequencer.agents import Agents
+from sequencer.cluster import Cluster
+from sequencer.coordinates import Coordinates
+from sequencer.database import Database
+from sequencer.producers import Producers
+from sequencer.reservations import Reservations
+from sequencer.settings import SequencerSettings
+from sequencer.topics import Topics
+
+__all__ = ["Sequencer", "SequencerSettings"]
+
+
+class Sequencer:
+    """Open it, use its facades, close it. It opens also while Postgres is away: calls raise SequencerUnavailable until
+    it is back.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.cluster = Cluster(database)
+        self.topics = Topics(database)
+        self.reservations = Reservations(database)
+        self.coordinates = Coordinates(database)
+        self.producers = Producers(database)
+        self.agents = Agents(database)
+
+    @classmethod
+    async def open(cls, database_url: str, settings: SequencerSettings | None = None) -> Self:
+        database = Database(database_url, settings)
+        await database.open()
+        return cls(database)
+
+    async def close(self) -> None:
+        await self.database.close()

@@ -1,0 +1,225 @@
+"""The one way to Postgres: a pool of autocommit connections, prepared statements, binary results, bounded waits.
+
+Promises that an error says whether something may have been written. `SequencerUnavailable`: this call wrote nothing, or
+it was a `fetch`, whose caller may repeat it. `CommitOutcomeUnknown`: the statement was sent and its end was not seen
+(or Postgres chose it as a deadlock's or serialization's victim, which is treated alike): repeat it until it is known.
+Anything else psycopg raises is an error of this program.
+"""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, LiteralString, Self
+
+import psycopg
+from psycopg import AsyncConnection, AsyncCursor, errors, pq
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import namedtuple_row
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
+
+from sequencer.settings import SequencerSettings
+
+Row = Any
+"""A named tuple of a statement's columns."""
+
+
+class SequencerUnavailable(Exception):
+    """Postgres cannot be asked now; nothing was written by this call."""
+
+    @classmethod
+    def cannot_connect(cls, database_url: str, error: BaseException) -> Self:
+        reason = str(error).strip() or type(error).__name__
+        return cls(
+            f"cannot reach Postgres at {describe_address(database_url)}: {reason}."
+            " Is it running? Checked TIDELOG_DATABASE_URL."
+        )
+
+
+class CommitOutcomeUnknown(Exception):
+    """The statement was sent and may have been committed. Repeat the same call until its outcome is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseIdentity:
+    """Which Postgres this is; a failover to a standby raises the timeline, a restored backup may change both (DESIGN
+    §10).
+    """
+
+    system_identifier: int
+    timeline: int
+
+
+@dataclass(slots=True, kw_only=True)
+class DatabaseCounters:
+    """What an operator watches; deadlocks and serialization failures are bugs of the lock order."""
+
+    deadlocks: int = 0
+    serialization_failures: int = 0
+    lost_connections: int = 0
+    statement_timeouts: int = 0
+
+
+class _BinaryCursor(AsyncCursor[Row]):
+    """A cursor that asks for binary results unless told otherwise."""
+
+    def __init__(self, connection: AsyncConnection[Any], **options: Any) -> None:
+        super().__init__(connection, **options)
+        self.format = pq.Format.BINARY
+
+
+class Database:
+    """The pool. It opens even when Postgres is away; calls then raise SequencerUnavailable until it is back."""
+
+    def __init__(self, database_url: str, settings: SequencerSettings | None = None) -> None:
+        self._url = database_url
+        self._settings = settings or SequencerSettings()
+        self.counters = DatabaseCounters()
+        self.identity: DatabaseIdentity | None = None
+        self.identity_changes = 0
+        """How often a new connection found another Postgres than the one before (see `DatabaseIdentity`)."""
+        self._last_failure: BaseException | None = None
+        self._pool: AsyncConnectionPool[AsyncConnection[Row]] = AsyncConnectionPool(
+            database_url,
+            kwargs=self._connection_options(),
+            min_size=1,
+            max_size=self._settings.database_pool_size,
+            max_waiting=self._settings.database_pool_max_waiting,
+            timeout=self._settings.database_pool_timeout_s,
+            configure=self._configure,
+            open=False,
+            name="tidelog",
+        )
+
+    async def open(self) -> None:
+        await self._pool.open(wait=False)
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def fetch(self, statement: LiteralString, **parameters: Any) -> list[Row]:
+        """Runs one statement that may be repeated (it reads, or writing it twice is harmless); returns its rows, if
+        any.
+
+        Raises SequencerUnavailable, also for a connection that was lost while it ran.
+        """
+        try:
+            return await self.write(statement, **parameters)
+        except CommitOutcomeUnknown as unknown:
+            raise SequencerUnavailable(str(unknown)) from unknown
+
+    async def write(self, statement: LiteralString, **parameters: Any) -> list[Row]:
+        """Runs one statement in its own transaction. Raises CommitOutcomeUnknown once it was sent, SequencerUnavailable
+        before.
+        """
+        async with self.connection() as connection:
+            cursor = await connection.execute(statement, parameters)
+            return await cursor.fetchall() if cursor.description is not None else []
+
+    async def read_identity(self) -> DatabaseIdentity:
+        """Asks which Postgres this is, and notes it as a new connection does."""
+        rows = await self.fetch(_IDENTITY)
+        return self._note_identity(_identity_of(rows[0]))
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection[Row]]:
+        """A READ COMMITTED transaction, committed at the end of the block, rolled back by an exception.
+
+        Raises as `write`; a block that only reads, or may be repeated, treats CommitOutcomeUnknown as "again".
+        """
+        async with self.connection() as connection, connection.transaction():
+            yield connection
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[AsyncConnection[Row]]:
+        """A connection in autocommit mode, whose operational errors become this module's."""
+        try:
+            connection = await self._pool.getconn()
+        except (PoolTimeout, TooManyRequests, PoolClosed) as error:
+            raise SequencerUnavailable.cannot_connect(self._url, self._last_failure or error) from error
+        try:
+            yield connection
+        except (errors.UndefinedTable, errors.UndefinedFunction, errors.UndefinedColumn) as error:
+            raise SequencerUnavailable(
+                f"the database at {describe_address(self._url)} is not migrated ({_first_line(error)}):"
+                " run `tidelog migrate`"
+            ) from error
+        except (psycopg.OperationalError, errors.IdleInTransactionSessionTimeout) as error:
+            raise self._translated(error) from error
+        finally:
+            await self._pool.putconn(connection)
+
+    def _translated(self, error: psycopg.Error) -> Exception:
+        if isinstance(error, errors.DeadlockDetected):
+            self.counters.deadlocks += 1
+        elif isinstance(error, errors.SerializationFailure):
+            self.counters.serialization_failures += 1
+        elif isinstance(error, errors.QueryCanceled | errors.LockNotAvailable):
+            self.counters.statement_timeouts += 1
+        else:
+            self.counters.lost_connections += 1
+        return CommitOutcomeUnknown(f"the outcome is not known ({type(error).__name__}: {_first_line(error)})")
+
+    def _connection_options(self) -> dict[str, Any]:
+        settings = self._settings
+        parameters = {
+            "statement_timeout": settings.database_statement_timeout_ms,
+            "idle_in_transaction_session_timeout": settings.database_idle_in_transaction_timeout_ms,
+            "default_transaction_isolation": r"read\ committed",
+            "jit": "off",
+            "timezone": "UTC",
+        }
+        given = str(conninfo_to_dict(self._url).get("options") or "")
+        return {
+            "autocommit": True,
+            "prepare_threshold": 0,
+            "row_factory": namedtuple_row,
+            "cursor_factory": _BinaryCursor,
+            "connect_timeout": settings.database_connect_timeout_s,
+            "keepalives": 1,
+            "keepalives_idle": settings.database_keepalive_idle_s,
+            "keepalives_interval": 1,
+            "keepalives_count": 3,
+            "tcp_user_timeout": (settings.database_keepalive_idle_s + 3) * 1000,
+            "application_name": "tidelog",
+            "options": " ".join([*(f"-c {name}={value}" for name, value in parameters.items()), given]).strip(),
+        }
+
+    async def _configure(self, connection: AsyncConnection[Row]) -> None:
+        try:
+            cursor = await connection.execute(_IDENTITY)
+            self._note_identity(_identity_of(await cursor.fetchone()))
+        except psycopg.Error as error:
+            self._last_failure = error
+            raise
+        self._last_failure = None
+
+    def _note_identity(self, identity: DatabaseIdentity) -> DatabaseIdentity:
+        if self.identity is not None and identity != self.identity:
+            self.identity_changes += 1
+        self.identity = identity
+        return identity
+
+
+# A WAL file's name begins with the timeline; the control file's own copy lags behind a promotion.
+_IDENTITY: LiteralString = (
+    "SELECT (SELECT system_identifier FROM pg_control_system()) AS system_identifier,"
+    " pg_walfile_name(pg_current_wal_insert_lsn()) AS wal_file"
+)
+
+
+def _identity_of(row: Row) -> DatabaseIdentity:
+    return DatabaseIdentity(system_identifier=row.system_identifier, timeline=int(row.wal_file[:8], 16))
+
+
+def describe_address(database_url: str) -> str:
+    """Host, port and database of a URL, without its password."""
+    try:
+        parts = conninfo_to_dict(database_url)
+    except psycopg.ProgrammingError:
+        return re.sub(r"//[^@/]*@", "//", database_url)
+    return f"{parts.get('host', 'the default socket')}:{parts.get('port', 5432)}/{parts.get('dbname', '')}"
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return str(error).strip().split("\n", 1)[0]

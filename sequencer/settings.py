@@ -1,0 +1,31 @@
+"""How this process talks to Postgres: every number a setting, each with what it bounds."""
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class SequencerSettings(BaseSettings):
+    """`TIDELOG_DATABASE_POOL_SIZE=20` and so on."""
+
+    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
+
+    database_pool_size: int = Field(default=8, ge=2)
+    """Most connections of this process to Postgres."""
+
+    database_pool_timeout_s: float = Field(default=5.0, gt=0)
+    """How long a call waits for a free connection before it fails as unavailable."""
+
+    database_pool_max_waiting: int = Field(default=1024, ge=1)
+    """Most calls that wait for a connection at a time; further ones fail at once as unavailable."""
+
+    database_connect_timeout_s: int = Field(default=5, ge=2)
+    """How long one attempt to connect may take."""
+
+    database_statement_timeout_ms: int = Field(default=15_000, ge=100)
+    """Postgres ends a statement that takes longer, its waits for locks included."""
+
+    database_idle_in_transaction_timeout_ms: int = Field(default=15_000, ge=100)
+    """Postgres ends a transaction whose process fell asleep in it: its locks would stop everybody."""
+
+    database_keepalive_idle_s: int = Field(default=5, ge=1)
+    """A connection silent for so long is probed; three unanswered probes, one a second, end it."""

@@ -1,0 +1,26 @@
+-- name: join
+INSERT INTO agents (node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url, lease_until)
+VALUES (nextval('node_ids'), 1, %(zone)s::text, %(kafka_host)s::text, %(kafka_port)s::integer, %(peer_host)s::text,
+        %(peer_port)s::integer, %(http_url)s::text, clock_timestamp() + make_interval(secs => %(lease_s)s::double precision))
+ON CONFLICT (zone, kafka_host, kafka_port, peer_host, peer_port, http_url) DO UPDATE
+SET incarnation = agents.incarnation + 1, joined_at = clock_timestamp(), lease_until = excluded.lease_until
+RETURNING node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url
+
+-- name: renew
+UPDATE agents SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)
+WHERE node_id = %(node_id)s::integer AND incarnation = %(incarnation)s::bigint
+RETURNING node_id
+
+-- name: leave
+UPDATE agents SET lease_until = clock_timestamp()
+WHERE node_id = %(node_id)s::integer AND incarnation = %(incarnation)s::bigint
+
+-- name: live
+SELECT node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url
+FROM agents WHERE lease_until > clock_timestamp() ORDER BY node_id
+
+-- name: forget_long_gone
+DELETE FROM agents WHERE node_id IN (
+    SELECT node_id FROM agents
+    WHERE lease_until < clock_timestamp() - make_interval(secs => %(forget_after_s)s::double precision)
+    ORDER BY node_id LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED)

@@ -1,0 +1,87 @@
+-- Laterals keep every look-up an index scan of the asked partition, whatever the size of the tables.
+
+-- name: read
+-- The run that covers the asked offset has the greatest base offset at or below it.
+SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset, p.coordinate_epoch,
+       r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms, r.object_key, r.object_size_bytes
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(from_offsets)s::bigint[], %(max_runs)s::integer[])
+     WITH ORDINALITY AS asked (topic_id, partition, from_offset, max_runs, place)
+CROSS JOIN LATERAL (
+    SELECT * FROM partitions
+    WHERE topic_id = asked.topic_id AND partition = asked.partition AND state = 'live' OFFSET 0) AS p
+CROSS JOIN LATERAL (SELECT greatest(asked.from_offset, p.log_start_offset) AS from_offset) AS start
+LEFT JOIN LATERAL (
+    SELECT runs.*, segments.object_key, segments.size_bytes AS object_size_bytes
+    FROM runs CROSS JOIN LATERAL (SELECT object_key, size_bytes FROM segments WHERE segment_id = runs.segment_id OFFSET 0) AS segments
+    WHERE topic_id = asked.topic_id AND partition = asked.partition AND last_offset >= start.from_offset
+      AND base_offset >= coalesce((
+          SELECT base_offset FROM runs AS first
+          WHERE topic_id = asked.topic_id AND partition = asked.partition AND base_offset <= start.from_offset
+          ORDER BY base_offset DESC LIMIT 1), 0)
+    ORDER BY base_offset LIMIT asked.max_runs) AS r ON true
+ORDER BY asked.place, r.base_offset
+
+-- name: poll
+-- Per partition, never a global cursor: a transaction that commits late is behind any cursor [raced]. A known end is a run's border
+-- (runs are replaced whole), but after a merge it may lie inside one: then that run is the first.
+SELECT asked.topic_id, asked.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset, p.coordinate_epoch,
+       r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms, r.object_key, r.object_size_bytes
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(known_ends)s::bigint[], %(log_starts)s::bigint[], %(epochs)s::bigint[])
+     WITH ORDINALITY AS asked (topic_id, partition, known_end, log_start, epoch, place)
+LEFT JOIN LATERAL (
+    SELECT * FROM partitions
+    WHERE topic_id = asked.topic_id AND partition = asked.partition AND state = 'live' OFFSET 0) AS p ON true
+LEFT JOIN LATERAL (
+    SELECT runs.*, segments.object_key, segments.size_bytes AS object_size_bytes
+    FROM runs CROSS JOIN LATERAL (SELECT object_key, size_bytes FROM segments WHERE segment_id = runs.segment_id OFFSET 0) AS segments
+    WHERE topic_id = asked.topic_id AND partition = asked.partition AND last_offset >= greatest(asked.known_end, p.log_start_offset)
+      AND base_offset >= coalesce((
+          SELECT base_offset FROM runs AS first
+          WHERE topic_id = asked.topic_id AND partition = asked.partition
+            AND base_offset <= greatest(asked.known_end, p.log_start_offset)
+          ORDER BY base_offset DESC LIMIT 1), 0)
+    ORDER BY base_offset LIMIT %(max_runs)s::integer) AS r ON p.high_watermark > asked.known_end
+WHERE p.topic_id IS NULL OR p.high_watermark <> asked.known_end OR p.log_start_offset <> asked.log_start
+   OR p.coordinate_epoch <> asked.epoch
+ORDER BY asked.place, r.base_offset
+
+-- name: bounds
+SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset, p.max_timestamp_ms
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS asked (topic_id, partition)
+CROSS JOIN LATERAL (
+    SELECT * FROM partitions
+    WHERE topic_id = asked.topic_id AND partition = asked.partition AND state = 'live' OFFSET 0) AS p
+
+-- name: candidate_run_for_timestamp
+-- The running maximum grows with the offset, so the first run that reaches the time is one index look-up away; runs before it cannot hold
+-- the time. From there the own maximum decides, because the run that raised the running maximum may be gone. At most :step runs are looked
+-- at; looked_until is where the next step goes on, null at the end of the log.
+WITH start AS MATERIALIZED (
+    SELECT r.base_offset, p.log_start_offset FROM partitions AS p CROSS JOIN LATERAL (
+        SELECT base_offset FROM runs
+        WHERE topic_id = p.topic_id AND partition = p.partition AND running_max_timestamp_ms >= %(timestamp_ms)s::bigint
+        ORDER BY running_max_timestamp_ms, base_offset LIMIT 1) AS r
+    WHERE p.topic_id = %(topic_id)s::uuid AND p.partition = %(partition)s::integer AND p.state = 'live'
+), covering AS MATERIALIZED (
+    SELECT greatest(start.base_offset, (
+        SELECT base_offset FROM runs
+        WHERE topic_id = %(topic_id)s::uuid AND partition = %(partition)s::integer
+          AND base_offset <= greatest(%(from_offset)s::bigint, start.log_start_offset)
+        ORDER BY base_offset DESC LIMIT 1)) AS base_offset,  -- greatest ignores a null
+        greatest(%(from_offset)s::bigint, start.log_start_offset) AS from_offset
+    FROM start
+), looked AS MATERIALIZED (
+    SELECT r.*, covering.from_offset FROM covering CROSS JOIN LATERAL (
+        SELECT * FROM runs
+        WHERE topic_id = %(topic_id)s::uuid AND partition = %(partition)s::integer AND base_offset >= covering.base_offset
+          AND last_offset >= covering.from_offset
+        ORDER BY base_offset LIMIT %(step)s::integer) AS r
+)
+SELECT r.topic_id, r.partition, r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms,
+       segments.object_key, segments.size_bytes AS object_size_bytes,
+       (SELECT max(last_offset) FROM looked) AS looked_until
+FROM (VALUES (1)) AS one (row)
+LEFT JOIN LATERAL (
+    SELECT * FROM looked WHERE max_timestamp_ms >= %(timestamp_ms)s::bigint AND last_offset >= from_offset
+    ORDER BY base_offset LIMIT 1) AS r ON true
+LEFT JOIN segments ON segments.segment_id = r.segment_id

@@ -1,0 +1,51 @@
+-- name: create_topic
+-- The name is taken by the partial unique index, so of two creators one gets a unique violation.
+WITH topic AS (
+    INSERT INTO topics (topic_id, name, partition_count, config)
+    VALUES (%(topic_id)s::uuid, %(name)s::text, %(partition_count)s::integer, %(config)s::jsonb)
+    RETURNING topic_id, name, partition_count, config, created_at
+), made AS (
+    INSERT INTO partitions (topic_id, partition)
+    SELECT topic_id, generate_series(0, partition_count - 1) FROM topic
+)
+SELECT * FROM topic
+
+-- name: mark_topic_deleted
+UPDATE topics SET deleted_at = clock_timestamp()
+WHERE name = %(name)s::text AND deleted_at IS NULL
+RETURNING topic_id, name, partition_count, config, created_at
+
+-- name: lock_partitions_of_topic
+-- Primary-key order, as the commit takes them. An UPDATE alone would lock in the order it happens to find the rows.
+SELECT 1 FROM partitions WHERE topic_id = %(topic_id)s::uuid ORDER BY partition FOR NO KEY UPDATE
+
+-- name: stop_partitions_of_topic
+UPDATE partitions SET state = 'deleting', coordinate_epoch = coordinate_epoch + 1
+WHERE topic_id = %(topic_id)s::uuid AND state = 'live'
+
+-- name: list_topics
+SELECT topic_id, name, partition_count, config, created_at FROM topics WHERE deleted_at IS NULL ORDER BY name
+
+-- name: topics_by_name
+SELECT topic_id, name, partition_count, config, created_at FROM topics
+WHERE name = ANY(%(names)s::text[]) AND deleted_at IS NULL
+
+-- name: topics_by_id
+SELECT topic_id, name, partition_count, config, created_at FROM topics
+WHERE topic_id = ANY(%(topic_ids)s::uuid[]) AND deleted_at IS NULL
+
+-- name: lock_topic
+SELECT topic_id, partition_count FROM topics WHERE name = %(name)s::text AND deleted_at IS NULL FOR NO KEY UPDATE
+
+-- name: add_partitions
+WITH made AS (
+    INSERT INTO partitions (topic_id, partition)
+    SELECT %(topic_id)s::uuid, generate_series(%(first)s::integer, %(total)s::integer - 1)
+)
+UPDATE topics SET partition_count = %(total)s::integer WHERE topic_id = %(topic_id)s::uuid
+RETURNING topic_id, name, partition_count, config, created_at
+
+-- name: alter_config
+UPDATE topics SET config = (config || %(set)s::jsonb) - %(remove)s::text[]
+WHERE name = %(name)s::text AND deleted_at IS NULL
+RETURNING topic_id, name, partition_count, config, created_at

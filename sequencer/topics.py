@@ -1,0 +1,151 @@
+"""Topics: their names, partitions and configs.
+
+Promises that a name is free the moment its topic is deleted, that a topic id is never used twice, and that a deleted
+topic's partitions take no further commit: their state is set under each partition's row lock, before anything sweeps
+their runs (DESIGN §4).
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import uuid4
+
+from psycopg.errors import UniqueViolation
+from psycopg.types.json import Jsonb
+
+from sequencer.database import Database, Row
+from sequencer.named_sql import load_statements
+from sequencer.topic_config import validate_config
+from storage.identifiers import TopicId
+
+SQL = load_statements("topics")
+
+MOST_PARTITIONS = 100_000
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+class TopicExists(Exception):
+    """There is a topic of this name."""
+
+
+class UnknownTopic(Exception):
+    """There is no topic of this name."""
+
+
+class InvalidTopicName(Exception):
+    """Kafka's rule: 1 to 249 of a-z A-Z 0-9 . _ - and neither `.` nor `..`."""
+
+
+class InvalidPartitionCount(Exception):
+    """Not a number of partitions that the topic can have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    topic_id: TopicId
+    name: str
+    partition_count: int
+    config: Mapping[str, str]
+    """What was set; see `TopicConfig.of` for what that comes to."""
+    created_at: datetime
+
+
+def validate_topic_name(name: str) -> None:
+    """Raises InvalidTopicName."""
+    if name in (".", "..") or not _LEGAL_NAME.fullmatch(name):
+        raise InvalidTopicName(
+            f"Topic name {name[:300]!r} is illegal: 1 to 249 of a-z A-Z 0-9 . _ - and neither '.' nor '..'"
+        )
+
+
+class Topics:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, name: str, partition_count: int, config: Mapping[str, str]) -> Topic:
+        """Raises TopicExists, InvalidTopicName, InvalidPartitionCount, InvalidConfig; CommitOutcomeUnknown when it may
+        exist now.
+        """
+        validate_topic_name(name)
+        _validate_partition_count(partition_count)
+        for setting, value in config.items():
+            validate_config(setting, value)
+        try:
+            rows = await self._database.write(
+                SQL["create_topic"],
+                topic_id=uuid4(),
+                name=name,
+                partition_count=partition_count,
+                config=Jsonb(dict(config)),
+            )
+        except UniqueViolation as error:
+            raise TopicExists(f"Topic '{name}' already exists.") from error
+        return _topic(rows[0])
+
+    async def delete(self, name: str) -> Topic:
+        """Frees the name and stops the partitions; their runs are swept later. Returns what was deleted. Raises
+        UnknownTopic.
+        """
+        async with self._database.transaction() as connection:
+            row = await (await connection.execute(SQL["mark_topic_deleted"], {"name": name})).fetchone()
+            if row is None:
+                raise UnknownTopic(f"There is no topic '{name}'.")
+            await connection.execute(SQL["lock_partitions_of_topic"], {"topic_id": row.topic_id})
+            await connection.execute(SQL["stop_partitions_of_topic"], {"topic_id": row.topic_id})
+        return _topic(row)
+
+    async def list(self) -> Sequence[Topic]:
+        """All live topics, by name."""
+        return [_topic(row) for row in await self._database.fetch(SQL["list_topics"])]
+
+    async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
+        """The live topics among `names`."""
+        rows = await self._database.fetch(SQL["topics_by_name"], names=list(names))
+        return {row.name: _topic(row) for row in rows}
+
+    async def by_id(self, topic_ids: Collection[TopicId]) -> dict[TopicId, Topic]:
+        """The live topics among `topic_ids`."""
+        rows = await self._database.fetch(SQL["topics_by_id"], topic_ids=list(topic_ids))
+        return {TopicId(row.topic_id): _topic(row) for row in rows}
+
+    async def add_partitions(self, name: str, total: int) -> Topic:
+        """Raises the number of partitions to `total`. Raises UnknownTopic, and InvalidPartitionCount if it is not a
+        raise.
+        """
+        _validate_partition_count(total)
+        async with self._database.transaction() as connection:
+            row = await (await connection.execute(SQL["lock_topic"], {"name": name})).fetchone()
+            if row is None:
+                raise UnknownTopic(f"There is no topic '{name}'.")
+            if total <= row.partition_count:
+                raise InvalidPartitionCount(
+                    f"Topic '{name}' has {row.partition_count} partitions: they can only become more."
+                )
+            parameters = {"topic_id": row.topic_id, "first": row.partition_count, "total": total}
+            grown = await (await connection.execute(SQL["add_partitions"], parameters)).fetchone()
+        return _topic(grown)
+
+    async def alter_config(self, name: str, set: Mapping[str, str], remove: Collection[str] = ()) -> Topic:
+        """Sets some configs and returns others to their defaults, in one step. Raises UnknownTopic, InvalidConfig."""
+        for setting, value in set.items():
+            validate_config(setting, value)
+        rows = await self._database.write(SQL["alter_config"], name=name, set=Jsonb(dict(set)), remove=list(remove))
+        if not rows:
+            raise UnknownTopic(f"There is no topic '{name}'.")
+        return _topic(rows[0])
+
+
+def _validate_partition_count(count: int) -> None:
+    if not 1 <= count <= MOST_PARTITIONS:
+        raise InvalidPartitionCount(f"A topic has between 1 and {MOST_PARTITIONS} partitions, not {count}.")
+
+
+def _topic(row: Row) -> Topic:
+    return Topic(
+        topic_id=TopicId(row.topic_id),
+        name=row.name,
+        partition_count=row.partition_count,
+        config=row.config,
+        created_at=row.created_at,
+    )

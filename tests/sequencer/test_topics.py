@@ -1,0 +1,74 @@
+"""Topics on the real Postgres."""
+
+import pytest
+
+from sequencer.client import Sequencer
+from sequencer.topic_config import InvalidConfig
+from sequencer.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
+
+
+async def test_created_topic_is_found_by_name_and_by_id(sequencer: Sequencer) -> None:
+    topic = await sequencer.topics.create("orders", 3, {"retention.ms": "1000"})
+
+    assert await sequencer.topics.by_name(["orders", "absent"]) == {"orders": topic}
+    assert await sequencer.topics.by_id([topic.topic_id]) == {topic.topic_id: topic}
+    assert await sequencer.topics.list() == [topic]
+    assert topic.config == {"retention.ms": "1000"}
+    bounds = await sequencer.coordinates.bounds([(topic.topic_id, partition) for partition in range(4)])  # type: ignore[misc]
+    assert len(bounds) == 3
+
+
+async def test_a_name_is_taken_once_and_free_after_deletion(sequencer: Sequencer) -> None:
+    first = await sequencer.topics.create("orders", 1, {})
+    with pytest.raises(TopicExists):
+        await sequencer.topics.create("orders", 1, {})
+
+    assert await sequencer.topics.delete("orders") == first
+    second = await sequencer.topics.create("orders", 1, {})
+
+    assert second.topic_id != first.topic_id
+    assert await sequencer.topics.by_id([first.topic_id]) == {}
+
+
+async def test_deleted_topic_is_unknown_to_every_call(sequencer: Sequencer) -> None:
+    await sequencer.topics.create("orders", 1, {})
+    await sequencer.topics.delete("orders")
+
+    for call in (
+        sequencer.topics.delete("orders"),
+        sequencer.topics.add_partitions("orders", 2),
+        sequencer.topics.alter_config("orders", {"retention.ms": "1"}),
+    ):
+        with pytest.raises(UnknownTopic):
+            await call
+
+
+async def test_partitions_only_become_more(sequencer: Sequencer) -> None:
+    topic = await sequencer.topics.create("orders", 2, {})
+
+    grown = await sequencer.topics.add_partitions("orders", 5)
+
+    assert grown.partition_count == 5
+    assert len(await sequencer.coordinates.bounds([(topic.topic_id, p) for p in range(6)])) == 5  # type: ignore[misc]
+    for wrong in (5, 4, 0, 1_000_000):
+        with pytest.raises(InvalidPartitionCount):
+            await sequencer.topics.add_partitions("orders", wrong)
+
+
+async def test_configs_are_set_and_removed_in_one_step(sequencer: Sequencer) -> None:
+    await sequencer.topics.create("orders", 1, {"retention.ms": "1000"})
+
+    altered = await sequencer.topics.alter_config("orders", {"retention.bytes": "5"}, remove=["retention.ms"])
+
+    assert altered.config == {"retention.bytes": "5"}
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "x" * 250, "ü"])
+async def test_illegal_names_are_refused(sequencer: Sequencer, name: str) -> None:
+    with pytest.raises(InvalidTopicName):
+        await sequencer.topics.create(name, 1, {})
+
+
+async def test_a_config_the_log_would_not_honour_is_refused(sequencer: Sequencer) -> None:
+    with pytest.raises(InvalidConfig, match=r"cleanup\.policy"):
+        await sequencer.topics.create("orders", 1, {"cleanup.policy": "compact"})
