@@ -1,0 +1,40 @@
+"""The running stack as clients see it: bootstrap servers per zone, fresh topics, and the four clients."""
+
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import confluent_kafka.admin
+import pytest
+
+from tests.clients.adapters import AioKafka, Client, Confluent, JavaClient, KafkaPython
+from tests.fixtures.java import Java
+
+NewTopic = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def java_client(java: Java) -> JavaClient:
+    """Apache Kafka's own client."""
+    return JavaClient(java.compiled(Path(__file__).with_name("LogClient.java")))
+
+
+@pytest.fixture(scope="session")
+def clients(java_client: JavaClient) -> Mapping[str, Client]:
+    """All four, by name."""
+    found: tuple[Client, ...] = (Confluent(), AioKafka(), KafkaPython(), java_client)
+    return {client.name: client for client in found}
+
+
+@pytest.fixture(scope="session")
+def new_topic(zone_a: str) -> NewTopic:
+    """Creates a topic of a new name and returns the name."""
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": zone_a})
+
+    def create(partitions: int = 1, prefix: str = "topic", config: Mapping[str, str] | None = None) -> str:
+        name = f"{prefix}-{uuid.uuid4().hex[:8]}"
+        asked = confluent_kafka.admin.NewTopic(name, partitions, 1, config=dict(config or {}))
+        admin.create_topics([asked], request_timeout=30)[name].result(30)
+        return name
+
+    return create
