@@ -15,13 +15,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TypeAlias
 
-from sequencer.coordinates import KnownEnd, PartitionCoordinates, RunCoordinate
-
-from storage.identifiers import Offset, Partition, TopicId
-
-PartitionKey: TypeAlias = tuple[TopicId, Partition]
+from sequencer.coordinates import KnownEnd, PartitionCoordinates, PartitionKey, RunCoordinate
+from storage.identifiers import Offset
 
 
 class Applied(Enum):

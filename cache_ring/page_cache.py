@@ -8,10 +8,11 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 Key = TypeVar("Key")
-Load = Callable[[], Coroutine[Any, Any, bytes]]
+Page: TypeAlias = bytes | memoryview
+Load: TypeAlias = Callable[[], Coroutine[Any, Any, Page]]
 
 
 @dataclass(slots=True)
@@ -26,7 +27,7 @@ class CacheCounts:
 
 @dataclass(slots=True)
 class _Loading:
-    task: asyncio.Task[bytes]
+    task: asyncio.Task[Page]
     waiters: int = 0
 
 
@@ -35,7 +36,7 @@ class PageCache(Generic[Key]):
         self.budget_bytes = budget_bytes
         self.kept_bytes = 0
         self.counts = CacheCounts()
-        self._pages: OrderedDict[Key, bytes] = OrderedDict()
+        self._pages: OrderedDict[Key, Page] = OrderedDict()
         self._loading: dict[Key, _Loading] = {}
 
     def __contains__(self, key: Key) -> bool:
@@ -44,7 +45,7 @@ class PageCache(Generic[Key]):
     def is_loading(self, key: Key) -> bool:
         return key in self._loading
 
-    def get(self, key: Key) -> bytes | None:
+    def get(self, key: Key) -> Page | None:
         """The page if it is kept; it then counts as used."""
         page = self._pages.get(key)
         if page is None:
@@ -53,7 +54,7 @@ class PageCache(Generic[Key]):
         self.counts.hits += 1
         return page
 
-    def put(self, key: Key, page: bytes) -> None:
+    def put(self, key: Key, page: Page) -> None:
         """Keep a page, unless it is larger than the whole budget."""
         self.drop(key)
         if len(page) > self.budget_bytes:
@@ -70,7 +71,7 @@ class PageCache(Generic[Key]):
         if page is not None:
             self.kept_bytes -= len(page)
 
-    async def get_or_load(self, key: Key, load: Load) -> bytes:
+    async def get_or_load(self, key: Key, load: Load) -> Page:
         """The page, from memory or by `load`, which runs once however many ask. Raises what `load` raises."""
         page = self.get(key)
         if page is not None:
@@ -99,7 +100,7 @@ class PageCache(Generic[Key]):
         self._pages.clear()
         self.kept_bytes = 0
 
-    def _finished(self, key: Key, task: asyncio.Task[bytes]) -> None:
+    def _finished(self, key: Key, task: asyncio.Task[Page]) -> None:
         loading = self._loading.get(key)
         if loading is not None and loading.task is task:
             del self._loading[key]

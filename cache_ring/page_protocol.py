@@ -18,15 +18,15 @@ whatever bytes are given in, the answer is a message or ProtocolViolation, and t
 that was not checked."""
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 from uuid import UUID
 
 from crc32c import crc32c
-from sequencer.coordinates import RunCoordinate
 
+from sequencer.coordinates import RunCoordinate
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, TopicId
 
 PREFACE = b"TIDELOG PAGES 1\n"
@@ -274,7 +274,7 @@ def _nothing_left(body: memoryview, expected: int) -> None:
         raise ValueError(f"{len(body)} bytes where {expected} belong")
 
 
-_DECODERS = {
+_DECODERS: dict[_Kind, Callable[[memoryview], Message]] = {
     _Kind.READ: _decode_read,
     _Kind.FOUND: _decode_found,
     _Kind.LOADING: _decode_loading,

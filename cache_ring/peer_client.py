@@ -1,0 +1,196 @@
+"""Asks other agents for byte ranges of pages, and passes by those that do not answer (DESIGN §6).
+
+Promises that a peer costs no more than about what the store would: its first sign of life is due within the time
+given, its bytes within `peer_load_timeout_s`. A peer that is silent, gone or answers with nonsense is left alone for
+`peer_skip_s`. Connections per peer are bounded."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from cache_ring.page_protocol import (
+    FOUND_OVERHEAD_BYTES,
+    LENGTH_BYTES,
+    PREFACE,
+    Message,
+    ProtocolViolation,
+    RangeFound,
+    RangeLoading,
+    RangeRefused,
+    ReadRange,
+    decode,
+    encode_read,
+    frame_length,
+    range_checksum,
+)
+from cache_ring.settings import CacheRingSettings
+from sequencer.agents import LiveAgent
+from storage.identifiers import NodeId
+
+_READ_AHEAD_BYTES = 1_048_576
+
+PeerKey: TypeAlias = tuple[NodeId, int]
+
+
+class PassedBy(Exception):
+    """The peer was not asked or did not give the bytes: ask the store."""
+
+
+@dataclass(slots=True)
+class PeerClientCounts:
+    """What was asked of peers, for metrics."""
+
+    ranges: int = 0
+    bytes_received: int = 0
+    passed_by: int = 0
+    refused: int = 0
+    timeouts: int = 0
+    violations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    is_fresh: bool
+
+    def close(self) -> None:
+        self.writer.transport.abort()
+
+
+@dataclass(slots=True)
+class _Peer:
+    slots: asyncio.Semaphore
+    idle: list[_Connection] = field(default_factory=list)
+    skip_until_s: float = float("-inf")
+
+
+class PeerClient:
+    def __init__(self, settings: CacheRingSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._peers: dict[PeerKey, _Peer] = {}
+        self.counts = PeerClientCounts()
+
+    async def read_range(self, agent: LiveAgent, request: ReadRange, answer_timeout_s: float) -> memoryview:
+        """The bytes, checked against the range they were asked for; raises PassedBy."""
+        peer = self._peer(agent)
+        if self._clock() < peer.skip_until_s:
+            self.counts.passed_by += 1
+            raise PassedBy("skipped for a while")
+        try:
+            async with asyncio.timeout(self._settings.peer_load_timeout_s):
+                await peer.slots.acquire()
+        except TimeoutError as error:
+            self.counts.passed_by += 1
+            raise PassedBy("all its connections are in use") from error
+        try:
+            return await self._ask(peer, agent, request, answer_timeout_s)
+        except TimeoutError as error:
+            self.counts.timeouts += 1
+            self._skip(peer)
+            raise PassedBy("no answer in time") from error
+        except (OSError, EOFError) as error:
+            self._skip(peer)
+            raise PassedBy(f"connection lost: {error}") from error
+        except ProtocolViolation as error:
+            self.counts.violations += 1
+            self._skip(peer)
+            raise PassedBy(str(error)) from error
+        finally:
+            peer.slots.release()
+
+    def retain(self, agents: Iterable[LiveAgent]) -> None:
+        """Forget peers that are no longer alive."""
+        alive = {_key(agent) for agent in agents}
+        for key in [key for key in self._peers if key not in alive]:
+            self._close(self._peers.pop(key))
+
+    def close(self) -> None:
+        for peer in self._peers.values():
+            self._close(peer)
+        self._peers.clear()
+
+    async def _ask(self, peer: _Peer, agent: LiveAgent, request: ReadRange, answer_timeout_s: float) -> memoryview:
+        while True:
+            connection = await self._connection(peer, agent, answer_timeout_s)
+            keep = False
+            try:
+                answer = await self._exchange(connection, request, answer_timeout_s)
+                keep = True
+            except (ConnectionError, EOFError):
+                if connection.is_fresh:
+                    raise
+                continue  # the peer closed it while it was idle
+            finally:
+                if keep:
+                    peer.idle.append(_Connection(connection.reader, connection.writer, is_fresh=False))
+                else:
+                    connection.close()
+            if isinstance(answer, RangeRefused):
+                self.counts.refused += 1
+                raise PassedBy(answer.reason.name)
+            self.counts.ranges += 1
+            self.counts.bytes_received += len(answer.data)
+            return answer.data
+
+    async def _connection(self, peer: _Peer, agent: LiveAgent, timeout_s: float) -> _Connection:
+        while peer.idle:
+            connection = peer.idle.pop()
+            if not connection.reader.at_eof():
+                return connection
+            connection.close()
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(
+                agent.address.peer_host, agent.address.peer_port, limit=_READ_AHEAD_BYTES
+            )
+        writer.write(PREFACE)
+        return _Connection(reader, writer, is_fresh=True)
+
+    async def _exchange(
+        self, connection: _Connection, request: ReadRange, answer_timeout_s: float
+    ) -> RangeFound | RangeRefused:
+        connection.writer.write(encode_read(request))
+        most_bytes = FOUND_OVERHEAD_BYTES + request.end - request.start
+        async with asyncio.timeout(self._settings.peer_load_timeout_s):
+            async with asyncio.timeout(answer_timeout_s):
+                prefix = await connection.reader.readexactly(LENGTH_BYTES)
+            message = await _rest(connection.reader, prefix, most_bytes)
+            if isinstance(message, RangeLoading):
+                prefix = await connection.reader.readexactly(LENGTH_BYTES)
+                message = await _rest(connection.reader, prefix, most_bytes)
+        if isinstance(message, RangeFound):
+            if len(message.data) != request.end - request.start:
+                raise ProtocolViolation(f"{len(message.data)} bytes for the range [{request.start}, {request.end})")
+            if message.checksum != range_checksum(request, message.data):
+                raise ProtocolViolation("bytes that do not have their checksum, or of another range")
+            return message
+        if isinstance(message, RangeRefused):
+            return message
+        raise ProtocolViolation(f"a {type(message).__name__} where a range belongs")
+
+    def _peer(self, agent: LiveAgent) -> _Peer:
+        key = _key(agent)
+        if key not in self._peers:
+            self._peers[key] = _Peer(slots=asyncio.Semaphore(self._settings.peer_connections))
+        return self._peers[key]
+
+    def _skip(self, peer: _Peer) -> None:
+        peer.skip_until_s = self._clock() + self._settings.peer_skip_s
+        self._close(peer)
+
+    @staticmethod
+    def _close(peer: _Peer) -> None:
+        for connection in peer.idle:
+            connection.close()
+        peer.idle.clear()
+
+
+async def _rest(reader: asyncio.StreamReader, prefix: bytes, most_bytes: int) -> Message:
+    return decode(await reader.readexactly(frame_length(prefix, most_bytes)))
+
+
+def _key(agent: LiveAgent) -> PeerKey:
+    return agent.node_id, agent.incarnation

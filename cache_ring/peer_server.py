@@ -1,0 +1,171 @@
+"""The peer port: serves byte ranges of pages and pushes coordinates to other agents (DESIGN §6).
+
+One hop: a range is served from memory or the store, never asked of a third agent. Promises that bytes being served
+stay within their own budget, that connections and idle time are bounded, and that whoever does not speak the page
+protocol is cut off without harm to others."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cache_ring.byte_budget import ByteBudget
+from cache_ring.page_protocol import (
+    LENGTH_BYTES,
+    MAX_SMALL_FRAME_BYTES,
+    PREFACE,
+    ProtocolViolation,
+    ReadRange,
+    Refusal,
+    Subscribe,
+    decode,
+    encode_committed,
+    encode_found,
+    encode_loading,
+    encode_refused,
+    frame_length,
+)
+from cache_ring.settings import CacheRingSettings
+from cache_ring.store_pages import DamagedPage, StorePages
+from cache_ring.subscriptions import Subscriptions
+from sequencer.coordinates import RunCoordinate
+from storage.object_store import ObjectNotFound, StoreUnavailable
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class PeerServerCounts:
+    """What was served to peers, for metrics."""
+
+    ranges: int = 0
+    bytes_served: int = 0
+    refused: int = 0
+    violations: int = 0
+    pushes: int = 0
+    pushes_dropped: int = 0
+
+
+class PeerServer:
+    """`key_prefix` is what every object key a peer may ask for begins with."""
+
+    def __init__(
+        self,
+        pages: StorePages,
+        settings: CacheRingSettings,
+        key_prefix: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pages = pages
+        self._settings = settings
+        self._key_prefix = key_prefix
+        self._clock = clock
+        self._serving = ByteBudget(settings.peer_response_bytes)
+        self._subscriptions: Subscriptions[asyncio.StreamWriter] = Subscriptions(settings.max_subscriptions)
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self.counts = PeerServerCounts()
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port bound (port 0 takes a free one)."""
+        self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_SMALL_FRAME_BYTES)
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def close(self) -> None:
+        """Stop listening and end every connection."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def push(self, runs: Sequence[RunCoordinate]) -> None:
+        """Send committed runs to those who subscribed to their partitions; a subscriber too slow to take them is left
+        out."""
+        now_s = self._clock()
+        wanted: dict[asyncio.StreamWriter, list[RunCoordinate]] = {}
+        for run in runs:
+            for subscriber in self._subscriptions.subscribers((run.topic_id, run.partition), now_s):
+                wanted.setdefault(subscriber, []).append(run)
+        for subscriber, its_runs in wanted.items():
+            transport = subscriber.transport
+            if transport.is_closing() or transport.get_write_buffer_size() > self._settings.push_buffer_bytes:
+                self.counts.pushes_dropped += 1
+                continue
+            subscriber.writelines(encode_committed(its_runs))
+            self.counts.pushes += 1
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self._connections) >= self._settings.peer_accepted_connections:
+            writer.close()
+            return
+        self._connections.add(task)
+        try:
+            await self._converse(reader, writer)
+        except ProtocolViolation as violation:
+            self.counts.violations += 1
+            _log.warning("peer port: closed a connection", extra={"reason": str(violation)})
+        except (OSError, EOFError, TimeoutError):
+            pass  # the other side is gone, or silent: its connection ends, nothing else does
+        finally:
+            self._connections.discard(task)
+            self._subscriptions.drop(writer)
+            writer.transport.abort()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        idle_s = self._settings.peer_idle_s
+        writer.transport.set_write_buffer_limits(high=0)  # a drain means that the kernel has taken all
+        async with asyncio.timeout(idle_s):
+            if await reader.readexactly(len(PREFACE)) != PREFACE:
+                raise ProtocolViolation("no preface of the page protocol")
+        while True:
+            async with asyncio.timeout(idle_s):
+                prefix = await reader.readexactly(LENGTH_BYTES)
+                frame = await reader.readexactly(frame_length(prefix, MAX_SMALL_FRAME_BYTES))
+            message = decode(frame)
+            if isinstance(message, ReadRange):
+                await self._answer(message, writer)
+            elif isinstance(message, Subscribe):
+                self._subscribe(message, writer)
+            else:
+                raise ProtocolViolation(f"a {type(message).__name__} where a request belongs")
+
+    def _subscribe(self, message: Subscribe, writer: asyncio.StreamWriter) -> None:
+        lease_s = min(message.lease_ms / 1000, self._settings.subscription_lease_s)
+        self._subscriptions.subscribe(writer, message.partitions, until_s=self._clock() + lease_s)
+
+    async def _answer(self, request: ReadRange, writer: asyncio.StreamWriter) -> None:
+        refusal = self._refusal(request)
+        taken = None if refusal else self._serving.try_take(request.end - request.start)
+        if taken is None:
+            self.counts.refused += 1
+            writer.write(encode_refused(refusal or Refusal.BUSY))
+            return
+        try:
+            if self._pages.kept(request.object_key, request.object_size_bytes) is None:
+                writer.write(encode_loading())
+            await self._send_range(request, writer)
+        finally:
+            self._serving.give_back(taken)
+
+    async def _send_range(self, request: ReadRange, writer: asyncio.StreamWriter) -> None:
+        try:
+            data = await self._pages.read(request.object_key, request.object_size_bytes, request.start, request.end)
+        except ObjectNotFound:
+            writer.write(encode_refused(Refusal.NOT_FOUND))
+            return
+        except (StoreUnavailable, DamagedPage):
+            writer.write(encode_refused(Refusal.STORE_UNAVAILABLE))
+            return
+        writer.writelines(encode_found(request, data))
+        self.counts.ranges += 1
+        self.counts.bytes_served += len(data)
+        async with asyncio.timeout(self._settings.peer_idle_s):
+            await writer.drain()
+
+    def _refusal(self, request: ReadRange) -> Refusal | None:
+        fits = 0 <= request.start < request.end <= request.object_size_bytes <= self._settings.max_page_bytes
+        return None if fits and request.object_key.startswith(self._key_prefix) else Refusal.INVALID

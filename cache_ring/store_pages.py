@@ -1,0 +1,133 @@
+"""Pages from memory or from the store: what an agent answers itself and its peers with (DESIGN §6).
+
+A page is a whole object. Promises that an object asked for by many is fetched once, that reads of history (objects
+older than `tail_age_s`) have a cache, a load budget and a store connection pool of their own, that an object larger
+than the cache is read by range, and that a page of the wrong size is never kept."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cache_ring.byte_budget import ByteBudget
+from cache_ring.latency import MedianLatency
+from cache_ring.page_cache import Page, PageCache
+from cache_ring.settings import CacheRingSettings
+from storage.identifiers import ObjectKey
+from storage.keys import segment_id_of
+from storage.object_store import ObjectStore, StoreUnavailable
+
+
+class DamagedPage(Exception):
+    """The bytes are not those the coordinate promises."""
+
+
+@dataclass(slots=True)
+class StoreCounts:
+    """What was asked of the store, for metrics."""
+
+    gets: int = 0
+    bytes_read: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lane:
+    store: ObjectStore
+    cache: PageCache[ObjectKey]
+    loading: ByteBudget
+
+
+class StorePages:
+    """`catch_up_store` is a second client of the same bucket, so that history does not queue before the tail."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        catch_up_store: ObjectStore,
+        settings: CacheRingSettings,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._tail = _Lane(
+            store=store,
+            cache=PageCache(settings.page_cache_bytes),
+            loading=ByteBudget(settings.tail_load_bytes),
+        )
+        self._catch_up = _Lane(
+            store=catch_up_store,
+            cache=PageCache(settings.catch_up_cache_bytes),
+            loading=ByteBudget(settings.catch_up_load_bytes),
+        )
+        self.counts = StoreCounts()
+        self.get_latency = MedianLatency()
+
+    @property
+    def tail_cache(self) -> PageCache[ObjectKey]:
+        return self._tail.cache
+
+    @property
+    def catch_up_cache(self) -> PageCache[ObjectKey]:
+        return self._catch_up.cache
+
+    def kept(self, key: ObjectKey, size_bytes: int) -> Page | None:
+        """The page if it is in memory."""
+        for lane in (self._tail, self._catch_up):
+            if key in lane.cache:
+                page = lane.cache.get(key)
+                if page is not None and len(page) == size_bytes:
+                    return page
+        return None
+
+    def put_own(self, key: ObjectKey, page: bytes) -> None:
+        """Keep an object that this agent has just written."""
+        self._tail.cache.put(key, page)
+
+    def forget(self, key: ObjectKey) -> None:
+        self._tail.cache.drop(key)
+        self._catch_up.cache.drop(key)
+
+    async def read(self, key: ObjectKey, size_bytes: int, start: int, end: int) -> memoryview:
+        """The bytes `[start, end)` of an object; raises ObjectNotFound, StoreUnavailable or DamagedPage."""
+        page = self.kept(key, size_bytes)
+        if page is None:
+            lane = self._lane(key)
+            if size_bytes > lane.cache.budget_bytes:
+                return memoryview(await self._load(lane, key, start, end))
+            page = await lane.cache.get_or_load(key, lambda: self._load(lane, key, 0, size_bytes))
+        return memoryview(page)[start:end]
+
+    def is_history(self, key: ObjectKey) -> bool:
+        """Whether the object is read with the catch-up budget. Its age is in its name, so that all agents agree."""
+        segment_id = segment_id_of(key)
+        if segment_id is None:
+            return True
+        made_ms = segment_id.int >> 80
+        return self._wall_clock() * 1000 - made_ms > self._settings.tail_age_s * 1000
+
+    async def close(self) -> None:
+        for lane in (self._tail, self._catch_up):
+            await lane.cache.close()
+
+    def _lane(self, key: ObjectKey) -> _Lane:
+        return self._catch_up if self.is_history(key) else self._tail
+
+    async def _load(self, lane: _Lane, key: ObjectKey, start: int, end: int) -> bytes:
+        try:
+            async with asyncio.timeout(self._settings.page_load_timeout_s), lane.loading.taken(end - start):
+                started_s = self._clock()
+                self.counts.gets += 1
+                data = await lane.store.get(key, start, end)
+        except TimeoutError as error:
+            raise StoreUnavailable(
+                f"{key} could not be loaded within TIDELOG_PAGE_LOAD_TIMEOUT_S ({self._settings.page_load_timeout_s} s)"
+            ) from error
+        self.get_latency.add(self._clock() - started_s)
+        self.counts.bytes_read += len(data)
+        if len(data) != end - start:
+            raise DamagedPage(
+                f"{key} has {len(data)} bytes from {start} on, not the {end - start} its coordinate names"
+            )
+        return data
