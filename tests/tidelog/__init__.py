@@ -1,0 +1,1 @@
+"""The command, the stack and the demonstration."""

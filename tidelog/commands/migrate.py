@@ -1,0 +1,32 @@
+"""`tidelog migrate`: brings the database's schema up to date. Safe to run from several places at once."""
+
+import asyncio
+
+import typer
+from rich.console import Console
+
+from sequencer.database import SequencerUnavailable
+from sequencer.migrate import MigrationRefused, migrate
+from tidelog.errors import UserError
+from tidelog.find_cluster import find_cluster, require
+from tidelog.setting_options import with_settings
+from tidelog.settings import ClientSettings
+
+app = typer.Typer()
+
+
+@app.command("migrate")
+@with_settings(ClientSettings, only=("database_url", "data_dir"))
+def migrate_database() -> None:
+    """Apply the migrations that the database lacks."""
+    database_url = require(find_cluster(), "database_url")
+    try:
+        applied = asyncio.run(migrate(database_url))
+    except SequencerUnavailable as away:
+        raise UserError(str(away), "Checked TIDELOG_DATABASE_URL.") from None
+    except MigrationRefused as refused:
+        raise UserError(f"{refused}.") from None
+    if applied:
+        Console().print(f"[green]Applied[/] {len(applied)} migrations: {', '.join(map(str, applied))}.")
+    else:
+        Console().print("The schema is up to date.")

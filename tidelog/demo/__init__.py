@@ -1,0 +1,1 @@
+"""`tidelog demo`: the whole path on real data, every record checked."""
