@@ -1,8 +1,9 @@
 """The read part of the Iceberg REST catalog under `/iceberg`: namespace `topics`, one table per topic that has history.
 
-Spark SQL, DuckDB, Trino, Flink and PyIceberg open `topics.<name>` by this URL, with no database password and no copy (DESIGN §9).
-Served: config, namespaces, tables, load table, and the metrics reports that Spark sends after a scan (taken and not kept). Refused: every
-write; only compaction writes. Errors are in the catalog's own form, which clients map to their exceptions by `type`.
+Spark SQL, DuckDB, Trino, Flink and PyIceberg open `topics.<name>` by this URL, with no database password and no copy
+(DESIGN §9). Served: config, namespaces, tables, load table, and the metrics reports that Spark sends after a scan
+(taken and not kept). Refused: every write; only compaction writes. Errors are in the catalog's own form, which clients
+map to their exceptions by `type`.
 
 `loadTable` answers with the metadata file that the pointer in Postgres names, so a reader sees whole snapshots only.
 """
@@ -12,9 +13,9 @@ from collections.abc import Callable, Mapping
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from sequencer.errors import SequencerUnavailable
 
 from sequencer.client import Sequencer
+from sequencer.database import SequencerUnavailable
 from sequencer.history import HistoryTable
 from storage.object_store import ObjectNotFound, ObjectStore, StoreSettings, StoreUnavailable, StoreUrl
 
@@ -53,7 +54,7 @@ def file_io_config(store_url: str, settings: StoreSettings, *, vend_credentials:
 def router(
     sequencer: Callable[[], Sequencer | None], store: Callable[[], ObjectStore | None], file_io: Mapping[str, str]
 ) -> APIRouter:
-    """Both callables answer None while the agent starts with its database or bucket away; the catalog then answers 503."""
+    """Both callables answer None while the agent starts with its database or bucket away; the answer is then 503."""
     catalog = _Catalog(sequencer, store, file_io)
     routes = APIRouter(prefix="/iceberg/v1", tags=["iceberg"])
     routes.add_api_route("/config", catalog.config, methods=["GET"])
@@ -77,6 +78,9 @@ class _Catalog:
         self._sequencer = sequencer
         self._store = store
         self._file_io = file_io
+        # Clients that ask for vended credentials look for them, and for the endpoint they belong to, in the table's
+        # answer.
+        self._vends = "s3.secret-access-key" in file_io
 
     async def config(self) -> JSONResponse:
         return JSONResponse({"defaults": dict(self._file_io), "overrides": {}, "endpoints": _ENDPOINTS})
@@ -118,10 +122,10 @@ class _Catalog:
             return _away(f"the metadata of {table} ({found.metadata_key})")
         except StoreUnavailable as error:
             return _away(str(error))
-        # The pointer's own location lies where the metadata says that its table lies.
-        location = f"{metadata['location'].removesuffix(f'/{found.topic_id}')}/{found.topic_id}"
-        suffix = found.metadata_key.split(f"/{found.topic_id}/", 1)[1]
-        return JSONResponse({"metadata-location": f"{location}/{suffix}", "metadata": metadata, "config": dict(self._file_io)})
+        # The key is relative to the store's prefix; what follows the topic's id lies below the table's location.
+        location = f"{metadata['location']}/{found.metadata_key.split(f'/{found.topic_id}/', 1)[1]}"
+        config = {name: value for name, value in self._file_io.items() if name.startswith("s3.") and self._vends}
+        return JSONResponse({"metadata-location": location, "metadata": metadata, "config": config})
 
     async def table_exists(self, namespace: str, table: str) -> Response:
         found = await self._find(namespace, table)
@@ -131,13 +135,16 @@ class _Catalog:
         return Response(status_code=204)
 
     async def refuse(self, request: Request, refused: str) -> JSONResponse:
-        message = f"{request.method} {refused}: this catalog is read-only; `tidelog compact` and `tidelog ttl` write the tables"
+        message = f"{request.method} {refused}: this catalog is read-only; `tidelog compact` and `tidelog ttl` write"
         return _error(406, "UnsupportedOperationException", message)
 
     async def _find(self, namespace: str, table: str) -> HistoryTable | JSONResponse:
         if namespace != NAMESPACE:
-            # Spark looks for `topics.flights.snapshots` as a table of namespace topics.flights first, and asks no further unless told so.
-            return _error(404, "NoSuchTableException", f"Table does not exist: {namespace.replace(chr(0x1F), '.')}.{table}")
+            # Spark looks for `topics.flights.snapshots` as a table of namespace topics.flights first, and asks no
+            # further unless told so.
+            return _error(
+                404, "NoSuchTableException", f"Table does not exist: {namespace.replace(chr(0x1F), '.')}.{table}"
+            )
         sequencer = self._sequencer()
         if sequencer is None:
             return _away("the database")
@@ -146,7 +153,9 @@ class _Catalog:
         except SequencerUnavailable as error:
             return _away(str(error))
         if found is None:
-            return _error(404, "NoSuchTableException", f"Table does not exist: {namespace}.{table}: there is no such topic")
+            return _error(
+                404, "NoSuchTableException", f"Table does not exist: {namespace}.{table}: there is no such topic"
+            )
         if found.metadata_key is None:
             hint = f"the topic has no history yet; run `tidelog compact {table}`"
             return _error(404, "NoSuchTableException", f"Table does not exist: {namespace}.{table}: {hint}")

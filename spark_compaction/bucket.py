@@ -1,0 +1,180 @@
+"""The bucket as Spark's executors and driver see it: synchronous, few calls, by the `minio` client or in a local
+directory.
+
+Executors have no event loop, hence not `storage.open_store`. Promises: every call ends within timeouts and a bounded
+number of attempts; an object is visible whole or not at all; a missing object is `ObjectNotFound`, anything else that
+goes wrong `StoreUnavailable`. `BucketAddress` is plain data, so that it travels to executors with the task."""
+
+import asyncio
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import urllib3
+from minio import Minio
+from minio.credentials import AWSConfigProvider, ChainedProvider, EnvAWSProvider, IamAwsProvider, StaticProvider
+from minio.error import MinioException, S3Error
+
+from storage.identifiers import ObjectKey
+from storage.local_store import LocalStore
+from storage.object_store import ObjectNotFound, StoreSettings, StoreUnavailable, StoreUrl
+
+_SINGLE_PUT_BYTES = 512 << 20
+_MISSING = ("NoSuchKey", "NoSuchObject")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketAddress:
+    """All that is needed to open the bucket. Keys unset: the usual AWS chain is asked where the task runs."""
+
+    url: StoreUrl
+    access_key: str | None
+    secret_key: str | None
+    region: str
+    connections: int
+    connect_timeout_s: float
+    read_timeout_s: float
+    attempts: int
+    retry_base_s: float
+
+    @classmethod
+    def of(cls, store_url: str, settings: StoreSettings) -> "BucketAddress":
+        """Raises ValueError for a store that executors cannot reach."""
+        url = StoreUrl.parse(store_url)
+        if url.scheme == "memory":
+            raise ValueError(
+                f"Spark cannot reach {store_url}: a memory store lives in one process; use s3:// or file://"
+            )
+        return cls(
+            url=url,
+            access_key=settings.s3_access_key,
+            secret_key=settings.s3_secret_key.get_secret_value() if settings.s3_secret_key else None,
+            region=settings.s3_region,
+            connections=settings.s3_connections,
+            connect_timeout_s=settings.s3_connect_timeout_s,
+            read_timeout_s=settings.s3_read_timeout_s,
+            attempts=settings.s3_attempts,
+            retry_base_s=settings.s3_retry_base_s,
+        )
+
+    def location(self, key: str) -> str:
+        """The absolute URI of an object, as Iceberg's metadata names it."""
+        if self.url.scheme == "file":
+            return f"file://{self.url.path.rstrip('/')}/{key}"
+        prefix = f"{self.url.prefix}/" if self.url.prefix else ""
+        return f"s3://{self.url.bucket}/{prefix}{key}"
+
+    def key_of(self, location: str) -> ObjectKey:
+        """The inverse of `location`; raises ValueError for a URI outside this bucket."""
+        root = self.location("")
+        if not location.startswith(root):
+            raise ValueError(f"{location} lies outside {root}")
+        return ObjectKey(location.removeprefix(root))
+
+    def open(self) -> "Bucket":
+        return LocalBucket(Path(self.url.path)) if self.url.scheme == "file" else S3Bucket(self)
+
+
+class Bucket(Protocol):
+    """Keys are relative to the store's URL prefix."""
+
+    def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
+        """The bytes `[start, end)`; raises ObjectNotFound."""
+
+    def put(self, key: ObjectKey, data: bytes | memoryview) -> None:
+        """Write one object, whole or not at all."""
+
+    def size(self, key: ObjectKey) -> int:
+        """Its length in bytes; raises ObjectNotFound."""
+
+
+class S3Bucket:
+    def __init__(self, address: BucketAddress) -> None:
+        endpoint = urlsplit(address.url.endpoint or "https://s3.amazonaws.com")
+        retries = urllib3.Retry(
+            total=address.attempts - 1,
+            backoff_factor=address.retry_base_s,
+            backoff_jitter=address.retry_base_s,
+            status_forcelist=[500, 502, 503, 504],
+            allowed_methods=None,
+        )
+        timeout = urllib3.Timeout(connect=address.connect_timeout_s, read=address.read_timeout_s)
+        self._client = Minio(
+            endpoint=endpoint.netloc,
+            secure=endpoint.scheme == "https",
+            region=address.region,
+            credentials=_credentials(address),
+            http_client=urllib3.PoolManager(timeout=timeout, retries=retries, maxsize=address.connections, block=True),
+        )
+        self._bucket = address.url.bucket
+        self._prefix = f"{address.url.prefix}/" if address.url.prefix else ""
+        self._where = f"s3://{self._bucket} at {endpoint.netloc}"
+
+    def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
+        if end is not None and end <= start:
+            return b""
+        length = 0 if end is None else end - start
+        with _NamedErrors(self._where, key):
+            response = self._client.get_object(
+                bucket_name=self._bucket, object_name=self._prefix + key, offset=start, length=length
+            )
+            try:
+                return bytes(response.read())
+            finally:
+                response.close()
+                response.release_conn()
+
+    def put(self, key: ObjectKey, data: bytes | memoryview) -> None:
+        with _NamedErrors(self._where, key):
+            self._client.put_object(
+                bucket_name=self._bucket,
+                object_name=self._prefix + key,
+                data=io.BytesIO(data),
+                length=len(data),
+                part_size=_SINGLE_PUT_BYTES,
+            )
+
+    def size(self, key: ObjectKey) -> int:
+        with _NamedErrors(self._where, key):
+            found = self._client.stat_object(bucket_name=self._bucket, object_name=self._prefix + key)
+            return int(found.size or 0)
+
+
+class LocalBucket:
+    """The directory of `storage.local_store`, called without an event loop: not from a coroutine."""
+
+    def __init__(self, root: Path) -> None:
+        self._store = LocalStore(root)
+
+    def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
+        return asyncio.run(self._store.get(key, start, end))
+
+    def put(self, key: ObjectKey, data: bytes | memoryview) -> None:
+        asyncio.run(self._store.put(key, [data]))
+
+    def size(self, key: ObjectKey) -> int:
+        return asyncio.run(self._store.head(key)).size_bytes
+
+
+class _NamedErrors:
+    """Turns the client's many errors into the store's two."""
+
+    def __init__(self, where: str, key: ObjectKey) -> None:
+        self._where = where
+        self._key = key
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, S3Error) and error.code in _MISSING:
+            raise ObjectNotFound(self._key) from error
+        if isinstance(error, (MinioException, urllib3.exceptions.HTTPError, OSError)):
+            raise StoreUnavailable(f"{self._where}: {self._key}: {error}. Checked TIDELOG_STORE_URL.") from error
+
+
+def _credentials(address: BucketAddress) -> StaticProvider | ChainedProvider:
+    if address.access_key and address.secret_key:
+        return StaticProvider(access_key=address.access_key, secret_key=address.secret_key)
+    return ChainedProvider([EnvAWSProvider(), AWSConfigProvider(), IamAwsProvider()])

@@ -1,0 +1,129 @@
+"""The Spark session: one JVM per process, quiet, on loopback, with the catalog `tidelog` where an agent's address is
+known.
+
+Promises that `SELECT ... FROM topics.flights` needs no catalog name, that what the JVM prints goes to a file which an
+error quotes from, and that a machine without Java 17 gets an error that says so."""
+
+import os
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import IO
+
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from spark_compaction.java import require_java
+from spark_compaction.settings import CompactionSettings
+from storage.object_store import StoreUrl
+
+CATALOG = "tidelog"
+NAMESPACE = "topics"
+_LOG4J = Path(__file__).with_name("log4j2.properties")
+_QUOTED_LINES = 15
+_starting = threading.Lock()
+
+
+class SparkUnavailable(Exception):
+    """Spark did not start; the message ends with what it said."""
+
+
+def spark_session(settings: CompactionSettings) -> SparkSession:
+    """A session of this process's Spark, which is started by the first call and ends with the process (or
+    `stop_spark`).
+
+    The Java side and its master are as the first call's settings say; the catalog is each session's own.
+    """
+    with _starting:
+        context = SparkContext._active_spark_context or _start(settings)
+    session = SparkSession(context).newSession()
+    for name, value in _catalog(settings).items():
+        session.conf.set(name, value)
+    return session
+
+
+def stop_spark() -> None:
+    """Ends this process's Spark, if any, and waits for its JVM."""
+    with _starting:
+        context = SparkContext._active_spark_context
+        if context is None:
+            return
+        gateway = context._gateway
+        context.stop()
+        gateway.shutdown()
+        process = getattr(gateway, "proc", None)
+        if process is not None:
+            process.stdin.close()
+            process.wait(timeout=30)
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+
+
+def _start(settings: CompactionSettings) -> SparkContext:
+    require_java()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    conf = SparkConf().setAll(list(_spark_conf(settings).items()))
+    with tempfile.TemporaryFile(mode="w+b") as said:  # the JVM keeps its own descriptor
+        try:
+            gateway = launch_gateway(conf, popen_kwargs={"stdout": said, "stderr": said})
+            return SparkContext(conf=conf, gateway=gateway)
+        except (PySparkException, Py4JError, OSError) as error:
+            raise SparkUnavailable(f"Spark did not start: {error}\n{_last_lines(said)}") from error
+
+
+def _spark_conf(settings: CompactionSettings) -> dict[str, str]:
+    conf = {
+        "spark.app.name": "tidelog",
+        "spark.master": settings.spark_master,
+        "spark.jars.packages": settings.spark_packages,
+        "spark.driver.memory": settings.spark_driver_memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": settings.spark_timezone,
+        "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
+    }
+    if settings.spark_master.startswith("local"):
+        conf |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": "4",
+        }
+    return conf
+
+
+def _catalog(settings: CompactionSettings) -> dict[str, str]:
+    """Without an agent's address there is no catalog: compaction itself needs none."""
+    if not settings.http_url:
+        return {}
+    prefix = f"spark.sql.catalog.{CATALOG}"
+    conf = {
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        f"{prefix}.type": "rest",
+        f"{prefix}.uri": f"{settings.http_url.rstrip('/')}/iceberg",
+        f"{prefix}.default-namespace": NAMESPACE,
+        # A table is looked up per query, so that a session sees what was compacted since.
+        f"{prefix}.cache-enabled": "false",
+        "spark.sql.defaultCatalog": CATALOG,
+    }
+    if (
+        settings.store_url
+        and StoreUrl.parse(settings.store_url).scheme == "s3"
+        and settings.s3_access_key
+        and settings.s3_secret_key
+    ):
+        conf[f"{prefix}.s3.access-key-id"] = settings.s3_access_key
+        conf[f"{prefix}.s3.secret-access-key"] = settings.s3_secret_key.get_secret_value()
+    return conf
+
+
+def _last_lines(said: IO[bytes]) -> str:
+    said.seek(0)
+    lines = said.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-_QUOTED_LINES:])

@@ -1,0 +1,54 @@
+"""The settings of compaction into history, of its TTL and of Spark SQL over it.
+
+Each is also an environment variable (`TIDELOG_SPARK_MASTER`, ...). The store's own settings are inherited, so that one
+object says how to reach the bucket, the sequencer, the catalog and Spark."""
+
+from pydantic import Field
+
+from storage.object_store import StoreSettings
+
+MEBIBYTE = 1 << 20
+
+
+class CompactionSettings(StoreSettings):
+    database_url: str = ""
+    """The sequencer's Postgres. Only the driver talks to it; executors need the bucket and nothing else."""
+    store_url: str = ""
+    """The bucket: s3://bucket/prefix?endpoint=http://... or file:///directory, as the agents use it."""
+    cluster: str = "tidelog"
+    """The first part of every object's key."""
+    http_url: str = ""
+    """An agent's HTTP address; its /iceberg is the catalog that `tidelog sql` opens."""
+
+    spark_master: str = "local[2]"
+    """Where Spark runs."""
+    spark_packages: str = (
+        "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0,org.apache.iceberg:iceberg-aws-bundle:1.11.0"
+    )
+    """Maven coordinates of Iceberg's Spark runtime; resolved once into Ivy's local cache."""
+    spark_driver_memory: str = "1g"
+    """The heap of Spark's driver, which in local mode is also the executors'."""
+    spark_timezone: str = "UTC"
+    """The time zone in which Spark SQL shows timestamps."""
+    sql_max_rows: int = Field(default=10_000, ge=1)
+    """The most rows that `tidelog sql` returns."""
+
+    compact_task_bytes: int = Field(default=64 * MEBIBYTE, ge=1)
+    """The bytes of raw runs that one Spark task turns into Parquet."""
+    compact_job_bytes: int = Field(default=16 * 1024 * MEBIBYTE, ge=1)
+    """The most bytes of raw runs that one job plans; what is beyond is taken by the next job of the same call."""
+    compact_job_runs: int = Field(default=50_000, ge=1)
+    """The most runs that one job plans."""
+    compact_prefetch_runs: int = Field(default=8, ge=1)
+    """How many runs a task reads ahead of the one it decodes."""
+    parquet_row_group_bytes: int = Field(default=32 * MEBIBYTE, ge=1)
+    """The Arrow bytes of one row group: what must be read to serve a record of it."""
+    parquet_file_bytes: int = Field(default=256 * MEBIBYTE, ge=1)
+    """A Parquet file is closed at the first row group's end past this."""
+    job_lease_s: float = Field(default=60.0, gt=0)
+    """How long a job's hold outlives its last renewal; a killed job keeps others off its topic for no longer."""
+
+    history_reader_grace_s: float = Field(default=3600.0, ge=0)
+    """How long snapshots that are no longer current stay readable for readers outside."""
+    ttl_rewrite_bytes: int = Field(default=8 * 1024 * MEBIBYTE, ge=0)
+    """The most Parquet bytes that one TTL pass rewrites per topic because only part of a file has expired."""
