@@ -134,6 +134,11 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     )
 
 
+def attributes_of(compression: Compression, timestamp_type: TimestampType) -> int:
+    """The attributes of a batch that is neither transactional nor control."""
+    return compression | (_LOG_APPEND_TIME_BIT if timestamp_type is TimestampType.LOG_APPEND_TIME else 0)
+
+
 def write_header(header: BatchHeader) -> bytes:
     """The 61 bytes of `header`, its CRC as given."""
     return _HEADER.pack(

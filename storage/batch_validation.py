@@ -1,0 +1,199 @@
+"""Which produced bytes are accepted (DESIGN §5).
+
+Pure and CPU-bound; checksums, decompression and the walk over the records run in native code without the GIL.
+Promises that whatever is accepted can be decoded later, into Arrow and by every client: format v2, CRC32C, lengths,
+counts and offset deltas, the structure of every record inside the compressed bytes, timestamps within year 9999,
+header keys in UTF-8, sizes within limits.
+
+Differences from Kafka, each so that a record fits Arrow and Parquet: timestamps outside -1..253402300799999 are
+INVALID_TIMESTAMP and header keys that are not UTF-8 are INVALID_RECORD. As in Kafka, a wrong max timestamp in a
+header is set right rather than refused.
+"""
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from storage import batch_kernels
+from storage.batch_kernels import FAULT, FAULTY, MAX_TIMESTAMP, MIN_TIMESTAMP, scan_spans
+from storage.compression import DecompressedTooLarge, DecompressionFailed, decompress
+from storage.identifiers import NO_PRODUCER_ID
+from storage.record_batch import (
+    CRC_START,
+    HEADER_BYTES,
+    MAGIC_POSITION,
+    MAGIC_V2,
+    BatchHeader,
+    Compression,
+    TimestampType,
+    ValidBatch,
+    read_header,
+    with_max_timestamp,
+)
+
+NO_TIMESTAMP_MS = -1
+LAST_TIMESTAMP_MS = 253402300799999
+"""The end of the year 9999: the last that Arrow, Parquet, Spark and Python can all hold."""
+
+_RECORD_FAULTS = {
+    batch_kernels.RECORDS_CUT_SHORT: "there are fewer records than the header counts",
+    batch_kernels.BAD_RECORD_LENGTH: "its length does not match its fields",
+    batch_kernels.BAD_OFFSET_DELTA: "its offset delta is not its index",
+    batch_kernels.BAD_FIELD_LENGTH: "the length of a key, value or header does not fit",
+    batch_kernels.BAD_HEADER_COUNT: "its count of headers does not fit",
+    batch_kernels.HEADER_KEY_NOT_UTF8: "a header's key is not UTF-8",
+    batch_kernels.BYTES_AFTER_RECORDS: "bytes follow the last record that the header counts",
+}
+
+
+class BatchFault(enum.Enum):
+    """Why a batch is refused; which error code that is, the protocol's side decides."""
+
+    CORRUPT = enum.auto()
+    """The bytes are not as they were sent: cut short, or the CRC32C is wrong."""
+    UNSUPPORTED_FORMAT = enum.auto()
+    """Magic 0 or 1 (before Kafka 0.11), or an unknown one."""
+    INVALID_RECORD = enum.auto()
+    INVALID_TIMESTAMP = enum.auto()
+    TOO_LARGE = enum.auto()
+    UNKNOWN_COMPRESSION = enum.auto()
+    TRANSACTIONAL = enum.auto()
+    CONTROL = enum.auto()
+    """Only brokers write control batches."""
+
+
+class InvalidBatch(Exception):
+    def __init__(self, fault: BatchFault, message: str) -> None:
+        super().__init__(message)
+        self.fault = fault
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    max_message_bytes: int = 1_048_588
+    """Largest batch, compressed, header included: the topic's max.message.bytes."""
+    max_decompressed_bytes: int = 64 << 20
+    """Largest batch after decompression."""
+
+
+def validate_produced(records: bytes | memoryview, limits: BatchLimits) -> ValidBatch:
+    """The one batch that a Produce request (v3+) carries for a partition. Raises InvalidBatch.
+
+    The result refers to `records` without copying, unless its max timestamp had to be set right.
+    """
+    data = memoryview(records)
+    header = _whole_batch(data)
+    if header.size_bytes > limits.max_message_bytes:
+        raise InvalidBatch(
+            BatchFault.TOO_LARGE,
+            f"a batch of {header.size_bytes} bytes is above the limit of {limits.max_message_bytes}",
+        )
+    check_crc(data, header)
+    _check_header(header)
+    plain = plain_records(data, header, limits.max_decompressed_bytes)
+    findings = scan(plain, np.array([span_row(header, 0, len(plain), base_offset=0)], np.int64))
+    earliest, latest = int(findings[MIN_TIMESTAMP]), int(findings[MAX_TIMESTAMP])
+    if (
+        min(earliest, header.base_timestamp_ms) < NO_TIMESTAMP_MS
+        or max(latest, header.base_timestamp_ms) > LAST_TIMESTAMP_MS
+    ):
+        raise InvalidBatch(
+            BatchFault.INVALID_TIMESTAMP, f"timestamps {earliest}..{latest} are not within -1..{LAST_TIMESTAMP_MS} ms"
+        )
+    batch = ValidBatch(header=header, data=data, min_timestamp_ms=earliest, max_timestamp_ms=latest)
+    return batch if header.max_timestamp_ms == latest else with_max_timestamp(batch, latest)
+
+
+def _whole_batch(data: memoryview) -> BatchHeader:
+    """The header, once it is known that exactly one v2 batch is there."""
+    if len(data) > MAGIC_POSITION and data[MAGIC_POSITION] != MAGIC_V2:
+        raise InvalidBatch(BatchFault.UNSUPPORTED_FORMAT, f"message format {data[MAGIC_POSITION]}; only 2 is accepted")
+    if len(data) < HEADER_BYTES:
+        raise InvalidBatch(BatchFault.CORRUPT, f"{len(data)} bytes are no record batch")
+    header = read_header(data)
+    if not HEADER_BYTES <= header.size_bytes <= len(data):
+        raise InvalidBatch(BatchFault.CORRUPT, f"a batch of {header.size_bytes} bytes in {len(data)} bytes of records")
+    if header.size_bytes < len(data):
+        raise InvalidBatch(BatchFault.INVALID_RECORD, "more than one record batch for a partition")
+    return header
+
+
+def check_crc(data: memoryview, header: BatchHeader) -> None:
+    """Raises InvalidBatch if the batch, which `data` holds exactly, is not what its CRC32C was made of."""
+    found = crc32c(data[CRC_START:])
+    if found != header.crc:
+        raise InvalidBatch(
+            BatchFault.CORRUPT, f"the batch's CRC32C is {found:#010x}, its header says {header.crc:#010x}"
+        )
+
+
+def _check_header(header: BatchHeader) -> None:
+    """What the header alone shows, once the CRC holds."""
+    _compression(header)
+    if header.is_control:
+        raise InvalidBatch(BatchFault.CONTROL, "a client cannot write control batches")
+    if header.is_transactional:
+        raise InvalidBatch(BatchFault.TRANSACTIONAL, "transactions are not supported")
+    if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        raise InvalidBatch(BatchFault.INVALID_TIMESTAMP, "a producer cannot set the timestamp type to LogAppendTime")
+    if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
+        raise InvalidBatch(
+            BatchFault.INVALID_RECORD,
+            f"{header.record_count} records with a last offset delta of {header.last_offset_delta}",
+        )
+    if header.producer_id < NO_PRODUCER_ID:
+        raise InvalidBatch(BatchFault.INVALID_RECORD, f"producer id {header.producer_id}")
+    if header.producer_id != NO_PRODUCER_ID and (header.producer_epoch < 0 or header.base_sequence < 0):
+        raise InvalidBatch(
+            BatchFault.INVALID_RECORD,
+            f"producer {header.producer_id} with epoch {header.producer_epoch} and sequence {header.base_sequence}",
+        )
+
+
+def plain_records(data: memoryview, header: BatchHeader, limit: int) -> NDArray[np.uint8]:
+    """The batch's records without compression, at most `limit` bytes; raises InvalidBatch."""
+    compression = _compression(header)
+    try:
+        return decompress(data[HEADER_BYTES:], compression, limit)
+    except DecompressedTooLarge:
+        message = f"a {compression.name.lower()} batch decompresses to more than the limit of {limit} bytes"
+        raise InvalidBatch(BatchFault.TOO_LARGE, message) from None
+    except DecompressionFailed as error:
+        message = f"the records are not {compression.name.lower()}: {error}"
+        raise InvalidBatch(BatchFault.INVALID_RECORD, message) from error
+
+
+def span_row(header: BatchHeader, start: int, end: int, base_offset: int) -> tuple[int, ...]:
+    """What the kernels need to know of a batch whose plain records are the bytes `[start, end)`."""
+    return (
+        start,
+        end,
+        header.record_count,
+        base_offset,
+        header.last_offset_delta,
+        header.base_timestamp_ms,
+        header.max_timestamp_ms,
+        header.timestamp_type,
+    )
+
+
+def scan(plain: NDArray[np.uint8], spans: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Check every record's structure; returns the findings. Raises InvalidBatch."""
+    spans.flags.writeable = False
+    findings: NDArray[np.int64] = scan_spans(plain, spans)
+    fault = _RECORD_FAULTS.get(int(findings[FAULT]))
+    if fault is not None:
+        raise InvalidBatch(BatchFault.INVALID_RECORD, f"record {findings[FAULTY]}: {fault}")
+    return findings
+
+
+def _compression(header: BatchHeader) -> Compression:
+    try:
+        return header.compression
+    except ValueError:
+        message = f"compression type {header.attributes & 7}"
+        raise InvalidBatch(BatchFault.UNKNOWN_COMPRESSION, message) from None
