@@ -5,6 +5,7 @@ status 130, and that no command's module is imported before it is asked for.
 """
 
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -65,6 +66,8 @@ def tidelog(
 
 def main() -> None:
     """The console script."""
+    # The embedded Postgres's package says this on import; it concerns a directory that Tidelog does not use.
+    warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
     try:
         app()
     except UserError as error:

@@ -13,9 +13,10 @@ import signal
 
 import uvloop
 from agent.app import App
-from compactor.housekeeper import Housekeeper, HousekeeperSettings
+from compactor.housekeeper import Housekeeper
 
 from agent.settings import AgentSettings
+from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.database import SequencerUnavailable
 from storage.object_store import StoreUnavailable

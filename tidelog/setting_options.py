@@ -6,11 +6,13 @@ part reads its settings there (the agent, the object store, the sequencer) sees 
 precedence: option, variable, default.
 """
 
+import ast
 import inspect
 import os
-import re
+import textwrap
 from collections.abc import Callable, Collection
 from functools import wraps
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -40,10 +42,10 @@ def with_settings(
         own = inspect.signature(command).parameters
         options: dict[str, inspect.Parameter] = {}
         for model in models:
-            described = _field_docstrings(model)
+            texts = described(model)
             for name, field in model.model_fields.items():
                 if name not in own and (only is None or name in only):
-                    options.setdefault(name, _option(name, field, described.get(name, "")))
+                    options.setdefault(name, _option(name, field, texts.get(name, "")))
 
         @wraps(command)
         def run(**given: Any) -> Any:
@@ -61,18 +63,18 @@ def with_settings(
     return decorate
 
 
-def _option(name: str, field: FieldInfo, described: str) -> inspect.Parameter:
+def _option(name: str, field: FieldInfo, text: str) -> inspect.Parameter:
     kind = _option_type(field.annotation)
     flag = "--" + name.replace("_", "-")
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     secret = field.annotation is SecretStr or SecretStr in get_args(field.annotation)
     default = "" if secret or field.default in (None, PydanticUndefined, "") else f" [default: {field.default}]"
-    text = f"{field.description or described}{default} [{variable_of(name)}]".strip().replace("[", "\\[")
+    help_text = f"{text}{default} [{variable_of(name)}]".strip().replace("[", "\\[")
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[kind | None, typer.Option(declaration, help=text, show_default=False)],
+        annotation=Annotated[kind | None, typer.Option(declaration, help=help_text, show_default=False)],
     )
 
 
@@ -86,12 +88,27 @@ def _as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _field_docstrings(model: type[BaseSettings]) -> dict[str, str]:
-    """The string or comment that follows or ends a field's line; the model itself need not opt in."""
-    try:
-        source = inspect.getsource(model)
-    except OSError:
-        return {}
-    after = re.findall(r'^    (\w+): [^\n]*\n    """(.+?)"""', source, flags=re.MULTILINE | re.DOTALL)
-    beside = re.findall(r"^    (\w+): [^\n#]*#\s*(.+)$", source, flags=re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in [*beside, *after]}
+def described(model: type[BaseSettings]) -> dict[str, str]:
+    """What each setting is for: its description, or the string below it in the source (its own or its base's)."""
+    found: dict[str, str] = {}
+    for part in reversed(model.__mro__):
+        if issubclass(part, BaseSettings) and part is not BaseSettings:
+            found |= _strings_below_fields(part)
+    for name, field in model.model_fields.items():
+        if field.description:
+            found[name] = field.description
+    return {name: " ".join(text.split()) for name, text in found.items()}
+
+
+def _strings_below_fields(model: type) -> dict[str, str]:
+    [tree] = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        field.target.id: text.value.value
+        for field, text in pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }

@@ -1,10 +1,10 @@
 """`tidelog agent`: one agent in the foreground. What a container runs."""
 
 import typer
-from compactor.housekeeper import HousekeeperSettings
 from pydantic import ValidationError
 
 from agent.settings import AgentSettings
+from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
 from storage.object_store import StoreSettings
 from tidelog.errors import UserError

@@ -1,0 +1,78 @@
+"""The container files say nothing that the program does not know."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.settings import AgentSettings
+from cache_ring.settings import CacheRingSettings
+from compactor.settings import HousekeeperSettings
+from sequencer.settings import SequencerSettings
+from spark_compaction.settings import CompactionSettings
+from storage.object_store import StoreSettings
+from tidelog.setting_options import variable_of
+from tidelog.settings import ClientSettings, ProcessSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+INFRA = ROOT / "infra"
+MODELS = (
+    AgentSettings, CacheRingSettings, HousekeeperSettings, SequencerSettings, CompactionSettings,
+    StoreSettings,
+    ClientSettings, ProcessSettings,
+)  # fmt: skip
+KNOWN = {variable_of(field) for model in MODELS for field in model.model_fields}
+# Options of `tidelog dev` alone; they are not settings of an agent.
+DEV_OPTIONS = {"TIDELOG_AGENTS", "TIDELOG_ZONES", "TIDELOG_STORE"}
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    found = yaml.safe_load((INFRA / "compose.yaml").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("file", ["infra/Dockerfile", "infra/compose.yaml", "README.md"])
+def test_every_variable_named_is_a_setting(file: str) -> None:
+    named = set(re.findall(r"\bTIDELOG_[A-Z0-9_]+", (ROOT / file).read_text()))
+
+    assert named - KNOWN - DEV_OPTIONS == set()
+
+
+def test_agents_get_settings_that_validate(compose: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("agent-a", "agent-b"):
+        for variable, value in compose["services"][name]["environment"].items():
+            monkeypatch.setenv(variable, value)
+        settings = AgentSettings()
+
+        assert settings.zone == name[-1]
+        assert settings.peer_host == name
+        assert settings.store_url.startswith("s3://")
+
+
+def test_agents_wait_for_the_schema_and_the_bucket(compose: dict[str, Any]) -> None:
+    for name in ("agent-a", "agent-b"):
+        waits = compose["services"][name]["depends_on"]
+        assert {service: wait["condition"] for service, wait in waits.items()} == {
+            "migrate": "service_completed_successfully",
+            "bucket": "service_completed_successfully",
+        }
+
+
+def test_every_folder_of_the_program_is_in_the_image() -> None:
+    dockerfile = (INFRA / "Dockerfile").read_text()
+    packages = re.search(r"packages = \[(.+)\]", (ROOT / "pyproject.toml").read_text())
+    assert packages is not None
+
+    copied = set(re.findall(r"^COPY (\w+) \w+$", dockerfile, flags=re.MULTILINE))
+
+    assert copied == set(re.findall(r'"(\w+)"', packages[1]))
+
+
+def test_a_container_is_given_longer_to_stop_than_an_agent_drains(compose: dict[str, Any]) -> None:
+    grace_s = int(compose["services"]["agent-a"]["stop_grace_period"].removesuffix("s"))
+
+    assert grace_s > AgentSettings(database_url="postgresql://x", store_url="memory://x").drain_timeout_s
