@@ -4,10 +4,16 @@ from typing import Self
 
 from sequencer.agents import Agents
 from sequencer.cluster import Cluster
+from sequencer.commits import Commits
 from sequencer.coordinates import Coordinates
 from sequencer.database import Database
+from sequencer.garbage import Garbage
+from sequencer.history import History
+from sequencer.holds import Holds
+from sequencer.jobs import Jobs
 from sequencer.producers import Producers
 from sequencer.reservations import Reservations
+from sequencer.retention import Retention
 from sequencer.settings import SequencerSettings
 from sequencer.topics import Topics
 
@@ -24,9 +30,15 @@ class Sequencer:
         self.cluster = Cluster(database)
         self.topics = Topics(database)
         self.reservations = Reservations(database)
+        self.commits = Commits(database)
         self.coordinates = Coordinates(database)
         self.producers = Producers(database)
         self.agents = Agents(database)
+        self.history = History(database)
+        self.retention = Retention(database)
+        self.jobs = Jobs(database)
+        self.holds = Holds(database)
+        self.garbage = Garbage(database)
 
     @classmethod
     async def open(cls, database_url: str, settings: SequencerSettings | None = None) -> Self:

@@ -6,58 +6,40 @@ batches of one partition and producer are judged in the segments' order, each ag
 it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sequencer.commit_request import CommitRequest, SegmentToCommit, commit_request, committed_runs
 from sequencer.coordinates import RunCoordinate
-from storage.identifiers import Offset, SegmentId
-from storage.segment import PlacedBatch
+from sequencer.database import Database, Row
+from sequencer.named_sql import load_statements
+from sequencer.outcomes import (
+    Assigned,
+    BatchOutcome,
+    Duplicate,
+    FencedEpoch,
+    OutOfOrderSequence,
+    UnknownPartition,
+    UnknownProducer,
+    decode_outcome,
+)
 
+__all__ = [
+    "Assigned",
+    "BatchOutcome",
+    "Commits",
+    "Committed",
+    "Duplicate",
+    "FencedEpoch",
+    "OutOfOrderSequence",
+    "Refused",
+    "SegmentToCommit",
+    "UnknownPartition",
+    "UnknownProducer",
+]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assigned:
-    base_offset: Offset
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Duplicate:
-    """The producer sent this batch before; `base_offset` is where it went then."""
-
-    base_offset: Offset
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfOrderSequence:
-    """A batch of this producer is missing before this one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FencedEpoch:
-    """A newer epoch of this producer has written here."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnknownProducer:
-    """Nothing is known of this producer here, and the batch is not its first."""
-
-    log_start_offset: Offset
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnknownPartition:
-    """No such partition, or it is being deleted."""
-
-
-BatchOutcome = Assigned | Duplicate | OutOfOrderSequence | FencedEpoch | UnknownProducer | UnknownPartition
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentToCommit:
-    """An uploaded segment; its batches as `seal_segment` placed them."""
-
-    segment_id: SegmentId
-    size_bytes: int
-    batches: tuple[PlacedBatch, ...]
+SQL = load_statements("commits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +52,46 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The reservation is gone. On the first attempt nothing was committed; on a repeat after an unknown outcome that
-    outcome stays unknown.
+    """The reservation is gone. On a first attempt nothing was committed; on a repeat the outcome stays unknown for
+    ever.
     """
 
     reason: Literal["doomed", "missing"]
+
+
+class Commits:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def commit(self, segments: Sequence[SegmentToCommit]) -> tuple[Committed | Refused, ...]:
+        """Sequences uploaded segments in this order, in one transaction and one round trip; one answer per segment.
+
+        Raises CommitOutcomeUnknown (repeat it with the same segments until known) or SequencerUnavailable (nothing
+        was sent).
+        """
+        request = commit_request(segments)
+        rows = await self._database.write(SQL["commit"], **request.parameters)
+        return _answers(segments, request, rows)
+
+
+def _answers(
+    segments: Sequence[SegmentToCommit], request: CommitRequest, rows: Sequence[Row]
+) -> tuple[Committed | Refused, ...]:
+    places: list[list[int]] = [[] for _ in segments]
+    for segment, place in request.order:
+        places[segment].append(place)
+    return tuple(_answer(segment, row, order) for segment, row, order in zip(segments, rows, places, strict=True))
+
+
+def _answer(segment: SegmentToCommit, row: Row, order: Sequence[int]) -> Committed | Refused:
+    """`order` tells for each number of the outcome which batch of the segment it is for."""
+    if row.state != "committed":
+        return Refused(reason="doomed" if row.state == "doomed" else "missing")
+    if len(row.outcome) != len(segment.batches):
+        raise ValueError(
+            f"segment {segment.segment_id} was committed with {len(row.outcome)} batches, not {len(segment.batches)}"
+        )
+    outcomes: list[BatchOutcome] = [UnknownPartition()] * len(order)
+    for place, number in zip(order, row.outcome, strict=True):
+        outcomes[place] = decode_outcome(number)
+    return Committed(outcomes=tuple(outcomes), runs=committed_runs(segment, row.object_key, outcomes))

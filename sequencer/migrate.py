@@ -47,8 +47,7 @@ def migrations() -> Sequence[Migration]:
 
 
 async def migrate(database_url: str) -> list[int]:
-    """Brings the database up to date; returns the numbers applied now. Raises SequencerUnavailable or MigrationRefused.
-    """
+    """Returns the numbers applied now. Raises SequencerUnavailable or MigrationRefused."""
     known = migrations()
     try:
         connection = await AsyncConnection.connect(database_url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S)

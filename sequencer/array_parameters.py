@@ -1,0 +1,78 @@
+"""Arrays as parameters in Postgres's binary format, written in one piece.
+
+A commit carries thousands of numbers. psycopg's own list adapter dumps element by element; numpy lays out the same
+bytes at once (the format of `array_send`: dimensions, null flag, element type, length, lower bound, then each element
+with its length before it).
+"""
+
+import struct
+from collections.abc import Sequence
+from uuid import UUID
+
+import numpy as np
+import psycopg
+from psycopg import pq
+from psycopg.abc import Buffer
+from psycopg.adapt import Dumper
+
+_HEADER = struct.Struct(">iiiii")
+_EMPTY_HEADER = struct.Struct(">iii")
+_UUID_LENGTH = struct.pack(">i", 16)
+_INT4_OID, _INT8_OID, _UUID_OID = 23, 20, 2950
+_INT4 = np.dtype([("length", ">i4"), ("value", ">i4")])
+_INT8 = np.dtype([("length", ">i4"), ("value", ">i8")])
+
+
+class Int4Array(tuple[int, ...]):
+    """Becomes `integer[]`."""
+
+
+class Int8Array(tuple[int, ...]):
+    """Becomes `bigint[]`."""
+
+
+class UuidArray(tuple[UUID, ...]):
+    """Becomes `uuid[]`."""
+
+
+class _Int4ArrayDumper(Dumper):
+    oid = 1007
+    format = pq.Format.BINARY
+
+    def dump(self, obj: Sequence[int]) -> Buffer:
+        return _numbers(obj, _INT4_OID, _INT4, 4)
+
+
+class _Int8ArrayDumper(Dumper):
+    oid = 1016
+    format = pq.Format.BINARY
+
+    def dump(self, obj: Sequence[int]) -> Buffer:
+        return _numbers(obj, _INT8_OID, _INT8, 8)
+
+
+class _UuidArrayDumper(Dumper):
+    oid = 2951
+    format = pq.Format.BINARY
+
+    def dump(self, obj: Sequence[UUID]) -> Buffer:
+        elements = b"".join([_UUID_LENGTH + value.bytes for value in obj])
+        return _header(_UUID_OID, len(obj)) + elements
+
+
+def _numbers(values: Sequence[int], oid: int, layout: "np.dtype[np.void]", size: int) -> bytes:
+    elements = np.empty(len(values), dtype=layout)
+    elements["length"] = size
+    elements["value"] = values
+    return _header(oid, len(values)) + elements.tobytes()
+
+
+def _header(oid: int, length: int) -> bytes:
+    if length == 0:
+        return _EMPTY_HEADER.pack(0, 0, oid)
+    return _HEADER.pack(1, 0, oid, length, 1)
+
+
+psycopg.adapters.register_dumper(Int4Array, _Int4ArrayDumper)
+psycopg.adapters.register_dumper(Int8Array, _Int8ArrayDumper)
+psycopg.adapters.register_dumper(UuidArray, _UuidArrayDumper)
