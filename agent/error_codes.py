@@ -3,7 +3,7 @@
 Error paths answer with an error code and offset -1, never 0 (DESIGN §10).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from kio.schema.errors import ErrorCode
@@ -26,7 +26,12 @@ class ProduceResult:
     code: ErrorCode
     base_offset: Offset = NO_OFFSET
     log_start_offset: Offset = NO_OFFSET
+    log_append_time_ms: int | None = None
     message: str | None = None
+
+    def at(self, log_append_time_ms: int | None) -> "ProduceResult":
+        """With the time that the log gave to the batch, if it gives times."""
+        return replace(self, log_append_time_ms=log_append_time_ms)
 
 
 def produce_result(outcome: WriteOutcome) -> ProduceResult:
@@ -47,7 +52,8 @@ def produce_result(outcome: WriteOutcome) -> ProduceResult:
             assert_never(outcome)
 
 
-# All retriable. The first says that nothing was written, the others that something may have been: clients that count sequences rely on it.
+# All retriable. The first says that nothing was written, the others that something may have been: clients that count
+# sequences rely on it.
 _WRITE_FAILURES = {
     WriteFailure.NOT_WRITTEN: ErrorCode.not_enough_replicas,
     WriteFailure.UNKNOWN: ErrorCode.not_enough_replicas_after_append,

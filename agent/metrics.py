@@ -1,4 +1,5 @@
-"""What an agent counts and measures, in one registry that `/metrics` renders. Made by agent/app.py and handed to the parts."""
+"""What an agent counts and measures, in one registry that `/metrics` renders. Made by agent/app.py and handed to the
+parts."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -41,15 +42,22 @@ class Metrics:
         )
         self.batches = Counter("tidelog_batches_total", "Record batches acknowledged", registry=registry)
         self.records = Counter("tidelog_records_total", "Records acknowledged", registry=registry)
-        self.batch_bytes = Counter("tidelog_batch_bytes_total", "Bytes of record batches acknowledged", registry=registry)
+        self.batch_bytes = Counter(
+            "tidelog_batch_bytes_total", "Bytes of record batches acknowledged", registry=registry
+        )
         self.seals = Counter("tidelog_seals_total", "Segments sealed", ["reason"], registry=registry)
         self.put_tokens = Gauge("tidelog_put_tokens", "Tokens left in the PUT budget", registry=registry)
         self.puts = Counter("tidelog_puts_total", "PUTs of segments begun, by attempt", ["kind"], registry=registry)
         self.put_bytes = Counter("tidelog_put_bytes_total", "Bytes of segments uploaded", registry=registry)
         self.put_seconds = Histogram(
-            "tidelog_put_seconds", "Upload of a segment, retries included", buckets=_LATENCY_BUCKETS_S, registry=registry
+            "tidelog_put_seconds",
+            "Upload of a segment, retries included",
+            buckets=_LATENCY_BUCKETS_S,
+            registry=registry,
         )
-        self.put_failures = Counter("tidelog_put_failures_total", "Attempts of an upload that failed", registry=registry)
+        self.put_failures = Counter(
+            "tidelog_put_failures_total", "Attempts of an upload that failed", registry=registry
+        )
         self.commits = Counter("tidelog_commits_total", "Commits answered by the sequencer", registry=registry)
         self.commit_repeats = Counter(
             "tidelog_commit_repeats_total", "Commits repeated", ["reason"], registry=registry
@@ -63,4 +71,6 @@ class Metrics:
         self.unacknowledged = Gauge(
             "tidelog_unacknowledged_bytes", "Bytes accepted and not yet acknowledged", registry=registry
         )
-        self.sealed_segments = Gauge("tidelog_sealed_segments", "Segments sealed and not yet sequenced", registry=registry)
+        self.sealed_segments = Gauge(
+            "tidelog_sealed_segments", "Segments sealed and not yet sequenced", registry=registry
+        )

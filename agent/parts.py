@@ -1,4 +1,5 @@
-"""The parts an agent is wired from, once the store and the database were reached. Built by agent/app.py and by nothing else."""
+"""The parts an agent is wired from, once the store and the database were reached. Built by agent/app.py and by nothing
+else."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,7 @@
 """Every setting of an agent: an option of `tidelog agent` and an environment variable `TIDELOG_<NAME>`.
 
-Promises that each bound of the agent (a queue, a cache, a wait, a retry) is named here or in the settings of the part that enforces it.
+Promises that each bound of the agent (a queue, a cache, a wait, a retry) is named here or in the settings of the part
+that enforces it.
 """
 
 from typing import Self
@@ -40,10 +41,16 @@ class AgentSettings(BaseSettings):
 
     max_request_bytes: int = Field(default=104_857_600, ge=1024)
     """A frame larger than this closes its connection (Kafka's socket.request.max.bytes)."""
+    max_control_request_bytes: int = Field(default=2_097_152, ge=1024)
+    """The same for every request that is not a Produce: decoded, such a request takes many times its size."""
+    max_partitions_per_request: int = Field(default=20_000, ge=1)
+    """A Produce naming more partitions closes its connection."""
     request_memory_bytes: int = Field(default=268_435_456, ge=1024)
-    """Requests in memory, per agent, from their first byte to their answer and their commit. Past it sockets are not read."""
+    """Requests in memory, per agent, from their first byte to their answer and their commit. Past it sockets are not
+    read."""
     connection_memory_bytes: int = Field(default=67_108_864, ge=1024)
-    """Requests in memory per connection; a single larger request is still taken while nothing else of that connection is."""
+    """Requests in memory per connection; a single larger request is still taken while nothing else of that connection
+    is."""
     max_requests_in_flight: int = Field(default=128, ge=1)
     """Requests started and not yet answered, per connection."""
     max_connections: int = Field(default=4096, ge=1)
@@ -70,7 +77,8 @@ class AgentSettings(BaseSettings):
     topic_cache_entries: int = Field(default=10_000, ge=1)
     """Topics kept in the lookup cache."""
     redirect_window_s: float = Field(default=1.0, ge=0)
-    """How long a connection is told NOT_LEADER_OR_FOLLOWER for a partition that moved to another agent, before it is served anyway."""
+    """How long a connection is told NOT_LEADER_OR_FOLLOWER for a partition that moved to another agent, before it is
+    served anyway."""
     max_redirects_per_connection: int = Field(default=10_000, ge=0)
     """Partitions remembered per connection as already redirected; past it none is redirected."""
 
@@ -99,9 +107,12 @@ class AgentSettings(BaseSettings):
     reserved_segment_ids: int = Field(default=32, ge=1)
     """Segment ids reserved ahead of need."""
     reservation_lease_s: float = Field(default=900.0, gt=0)
-    """How long a reserved segment id may be committed; longer than any upload and any database outage that is to be survived."""
+    """How long a reserved segment id may be committed; longer than any upload and any database outage that is to be
+    survived."""
     max_produce_timeout_s: float = Field(default=120.0, gt=0)
     """The longest a produce request waits, whatever timeout it names."""
+    max_decompressed_bytes: int = Field(default=67_108_864, ge=1024)
+    """A batch that decompresses to more is refused; a topic's larger max.message.bytes raises it for that topic."""
     validation_thread_bytes: int = Field(default=65_536, ge=0)
     """A produce request with at least so many bytes is validated beside the event loop."""
 

@@ -1,8 +1,8 @@
 """Topics by name and by id, as this agent knows them: looked up in the sequencer, kept for a bounded time.
 
-Promises: an answer is never older than `topic_cache_s` (`unknown_topic_cache_s` for "there is none"); what this agent creates, changes or
-deletes itself is seen by its next lookup; the cache holds at most `topic_cache_entries`. A stale answer is harmless for the log: the
-sequencer refuses batches for a topic id that is gone.
+Promises: an answer is never older than `topic_cache_s` (`unknown_topic_cache_s` for "there is none"); what this agent
+creates, changes or deletes itself is seen by its next lookup; the cache holds at most `topic_cache_entries`. A stale
+answer is harmless for the log: the sequencer refuses batches for a topic id that is gone.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class TopicDirectory:
                     found |= fresh
         return found
 
-    async def list(self) -> tuple[Topic, ...]:
+    async def all(self) -> tuple[Topic, ...]:
         """All topics, asked afresh. Raises SequencerUnavailable."""
         topics = tuple(await self._topics.list())
         self._remember({topic.name: topic for topic in topics})

@@ -2,12 +2,18 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
+
+from kio.static.primitive import i32Timedelta
 
 from agent.kafka.context import RequestContext
 
-# Requests are kio's class of the version asked. A response is written by the writer of that version and may be any object with the attributes
-# it reads: handlers build the newest version's classes, older writers take what they know. None: the request wants no answer.
+NO_THROTTLE: Final = i32Timedelta.parse(timedelta(0))
+
+# Requests are kio's class of the version asked. A response is written by the writer of that version and may be any
+# object with the attributes it reads: handlers build the newest version's classes, older writers take what they know.
+# None: the request wants no answer.
 Handler: TypeAlias = Callable[[Any, RequestContext], Awaitable[object | None]]
 
 

@@ -1,7 +1,7 @@
 """The zone a client says it is in, by its `client.id` (DESIGN §7).
 
-`tidelog_zone=a` anywhere in the id, set apart by one of `,;&|` or white space; the spellings that clients of other diskless logs already use mean
-the same: `diskless_az=`, `ws_az=`, `warpstream_az=`. The first one found counts.
+`tidelog_zone=a` anywhere in the id, set apart by one of `,;&|` or white space; the spellings that clients of other
+diskless logs already use mean the same: `diskless_az=`, `ws_az=`, `warpstream_az=`. The first one found counts.
 """
 
 import re

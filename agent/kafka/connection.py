@@ -1,8 +1,9 @@
 """One Kafka connection: pipelined requests, started in order, run concurrently, answered in order (DESIGN §5).
 
-Promises: bytes of requests in memory stay within the agent's and the connection's budgets (past them the socket is not read); bad input
-closes this connection, with one log line, and touches no other; answers leave in request order; a client that does not read its answers
-stops being read. Produce requests that were received are carried out even when their client hangs up; all others are cancelled then.
+Promises: bytes of requests in memory stay within the agent's and the connection's budgets (past them the socket is not
+read); bad input closes this connection, with one log line, and touches no other; answers leave in request order; a
+client that does not read its answers stops being read. Produce requests that were received are carried out even when
+their client hangs up; all others are cancelled then.
 """
 
 import asyncio

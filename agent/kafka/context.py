@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class ConnectionState:
-    """What lives as long as a connection and belongs to no single request. Owned by the connection; handlers may read and note things."""
+    """What lives as long as a connection and belongs to no single request. Owned by the connection; handlers may read
+    and note things."""
 
     connection_id: int
     peer: str
     """The client's address, `host:port`."""
     redirected: "dict[tuple[TopicId, Partition], float]" = field(default_factory=dict)
-    """When this connection was first told that another agent is the choice for a partition (see agent/kafka/routing.py)."""
+    """When this connection was first told that another agent is the choice for a partition (see
+    agent/kafka/routing.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """From a frame to its handler and back: api key and version -> kio reader -> handler -> kio writer.
 
-A request of a version that is not served closes its connection, as Kafka does, but for ApiVersions, which is answered in version 0 with
-UNSUPPORTED_VERSION and the ranges (KIP-511), so that a newer client can step down.
+A request of a version that is not served closes its connection, as Kafka does, but for ApiVersions, which is answered
+in version 0 with UNSUPPORTED_VERSION and the ranges (KIP-511), so that a newer client can step down.
 """
 
 import struct
@@ -19,8 +19,11 @@ from kio.serial.writers import Writer
 
 from agent.kafka.api import Api
 from agent.kafka.context import RequestContext
+from agent.kafka.produce_shape import check_partition_count
 from agent.kafka.vectored import Chunk, ResponseBuffer
+from agent.settings import AgentSettings
 
+PRODUCE_KEY: Final = 0
 API_VERSIONS_KEY: Final = 18
 _FIXED_HEADER: Final = struct.Struct(">hhi")
 
@@ -68,8 +71,9 @@ _read_header_v2: Final = entity_reader(HeaderV2)
 class Dispatch:
     """Knows the APIs served. Holds no state of any request."""
 
-    def __init__(self, apis: Iterable[Api]) -> None:
+    def __init__(self, apis: Iterable[Api], settings: AgentSettings) -> None:
         self._apis = {api.key: api for api in apis}
+        self._settings = settings
 
     @property
     def apis(self) -> tuple[Api, ...]:
@@ -87,14 +91,20 @@ class Dispatch:
             return Request(
                 api=api, version=0, correlation_id=correlation_id, client_id=None, payload=None, size_bytes=len(frame)
             )
+        if len(frame) > self._settings.max_control_request_bytes and api_key != PRODUCE_KEY:
+            raise BadRequest(f"{api.name} of {len(frame)} bytes exceeds max_control_request_bytes")
         codec = _codec(api_key, version)
         try:
             header, header_bytes = (_read_header_v2 if codec.flexible_request else _read_header_v1)(frame, 0)
+            if api_key == PRODUCE_KEY:
+                check_partition_count(frame, header_bytes, version, self._settings.max_partitions_per_request)
             payload, payload_bytes = codec.read(frame, header_bytes)
-        except Exception as error:  # noqa: BLE001 - whatever a reader finds wrong with bytes from outside, they are wrong
+        except Exception as error:  # whatever a reader finds wrong with bytes from outside, they are wrong
             raise BadRequest(f"{api.name} version {version} cannot be read: {type(error).__name__}: {error}") from error
         if header_bytes + payload_bytes != len(frame):
-            raise BadRequest(f"{api.name} version {version} has {len(frame) - header_bytes - payload_bytes} bytes too many")
+            raise BadRequest(
+                f"{api.name} version {version} has {len(frame) - header_bytes - payload_bytes} bytes too many"
+            )
         return Request(
             api=api,
             version=version,
@@ -117,5 +127,3 @@ class Dispatch:
             buffer.write(b"\x00")  # no tagged fields
         codec.write(buffer, response)  # type: ignore[arg-type]  # kio asks for IO[bytes] and calls write alone
         return buffer.buffers()
-
-

@@ -1,8 +1,9 @@
 """Kafka's framing as a pure object: bytes in, frames out (the way h11 does it).
 
-A frame is a big-endian int32 length followed by that many bytes. Promises: frames come out complete, in order and only once, whatever the
-chunks were; a length that is negative, below a request header's minimum or above the limit is an error at its fourth byte, before anything
-of the body is kept; bytes held are at most one frame's plus what came in the same chunk; taking frames from a stream costs O(bytes).
+A frame is a big-endian int32 length followed by that many bytes. Promises: frames come out complete, in order and only
+once, whatever the chunks were; a length that is negative, below a request header's minimum or above the limit is an
+error at its fourth byte, before anything of the body is kept; bytes held are at most one frame's plus what came in the
+same chunk; taking frames from a stream costs O(bytes).
 """
 
 from collections import deque
@@ -20,7 +21,8 @@ class BadFrame(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedData:
-    """No complete frame is there. `missing_bytes` of the frame begun are still to come; None while its length is unknown."""
+    """No complete frame is there. `missing_bytes` of the frame begun are still to come; None while its length is
+    unknown."""
 
     missing_bytes: int | None
 

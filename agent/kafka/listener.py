@@ -1,7 +1,7 @@
 """The Kafka listener: accepts connections, owns their tasks, closes those that are overdue, drains on the way out.
 
-Promises: at most `max_connections`; every connection's task is awaited; after `drain` no connection is accepted and each open one closes
-once its requests are answered.
+Promises: at most `max_connections`; every connection's task is awaited; after `drain` no connection is accepted and
+each open one closes once its requests are answered.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """Which agent Metadata names for a partition, and when a connection is told that it has moved (DESIGN §7).
 
-"Leader" is a routing hint: any agent serves any partition. The choice is the ring's, among the agents of the client's zone.
+"Leader" is a routing hint: any agent serves any partition. The choice is the ring's, among the agents of the client's
+zone.
 """
 
 from dataclasses import dataclass
@@ -45,7 +46,9 @@ def _route(ring: Ring, zone: str, topic_id: TopicId, partition: Partition) -> Ro
     replicas = tuple(agent.node_id for agent in ring.replicas(topic_id, partition))
     if leader is None:
         return Route(leader=NO_NODE, replicas=replicas)
-    return Route(leader=leader.node_id, replicas=replicas if leader.node_id in replicas else (leader.node_id, *replicas))
+    return Route(
+        leader=leader.node_id, replicas=replicas if leader.node_id in replicas else (leader.node_id, *replicas)
+    )
 
 
 def agents_of(context: RequestContext) -> tuple[LiveAgent, ...]:
@@ -59,10 +62,12 @@ def route_of(context: RequestContext, topic_id: TopicId, partition: Partition) -
 
 
 def has_moved(context: RequestContext, topic_id: TopicId, partition: Partition) -> bool:
-    """Whether to answer NOT_LEADER_OR_FOLLOWER: the ring now names another agent, and this connection was not told so before.
+    """Whether to answer NOT_LEADER_OR_FOLLOWER: the ring now names another agent, and this connection was not told so
+    before.
 
-    It is told for `redirect_window_s`, since what it has pipelined behind the first such answer is better refused too than written out of order.
-    Afterwards it is served: views of the ring may differ, and a wrong route costs a little, a refused client everything.
+    It is told for `redirect_window_s`, since what it has pipelined behind the first such answer is better refused too
+    than written out of order. Afterwards it is served: views of the ring may differ, and a wrong route costs a little,
+    a refused client everything.
     """
     self_ = context.parts.membership.self_
     leader = route_of(context, topic_id, partition).leader

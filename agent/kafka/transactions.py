@@ -1,6 +1,7 @@
 """What a transactional producer is told: transactions are not served.
 
-The code is one that every client takes as final, so that a transactional producer stops at its first call instead of retrying for ever.
+The code is one that every client takes as final, so that a transactional producer stops at its first call instead of
+retrying for ever.
 """
 
 from typing import Final

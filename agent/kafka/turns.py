@@ -1,7 +1,7 @@
 """Turns on a connection: what must happen in request order, among requests that otherwise run concurrently (DESIGN §5).
 
-Promises: `my_turn` returns for a request only after every earlier one of the connection took its turn or ended; a request that ends without
-having taken its turn gives it away, so no later one waits for ever.
+Promises: `my_turn` returns for a request only after every earlier one of the connection took its turn or ended; a
+request that ends without having taken its turn gives it away, so no later one waits for ever.
 """
 
 import asyncio
@@ -29,7 +29,11 @@ class Turn:
             self._taken.set_result(None)
             self._earlier = None
         else:
-            self._earlier.add_done_callback(lambda _: self._taken.done() or self._taken.set_result(None))
+            self._earlier.add_done_callback(self._give_away)
+
+    def _give_away(self, _: asyncio.Future[None]) -> None:
+        if not self._taken.done():
+            self._taken.set_result(None)
 
     @property
     def taken(self) -> asyncio.Future[None]:

@@ -1,7 +1,8 @@
 """A response as a list of buffers: what kio writes piece by piece is joined, record bytes are passed on uncopied.
 
-kio's writers only call `buffer.write(x)` and `len(x)`. So a `ResponseBuffer` stands in for the stream, and a handler may put a `RecordSlices`
-wherever the protocol has `records`. Promises: the buffers, joined, are the bytes kio would have written; a record slice is never copied.
+kio's writers only call `buffer.write(x)` and `len(x)`. So a `ResponseBuffer` stands in for the stream, and a handler
+may put a `RecordSlices` wherever the protocol has `records`. Promises: the buffers, joined, are the bytes kio would
+have written; a record slice is never copied.
 """
 
 from collections.abc import Sequence

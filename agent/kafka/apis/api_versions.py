@@ -1,18 +1,19 @@
 """Kafka API 18, ApiVersions, v0-v4 (KIP-35, KIP-511).
 
-Advertises what Kafka 4 does. Produce v0-v2 are named but not served, as Kafka 4 does: librdkafka before 2.11 looks for Produce v0 to decide
-whether a broker takes compressed batches (KAFKA-18659, KIP-896), and picks the highest version both sides know anyway.
+Advertises what Kafka 4 does. Produce v0-v2 are named but not served, as Kafka 4 does: librdkafka before 2.11 looks for
+Produce v0 to decide whether a broker takes compressed batches (KAFKA-18659, KIP-896), and picks the highest version
+both sides know anyway.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from kio.schema.api_versions.v4.response import ApiVersion, ApiVersionsResponse
 from kio.schema.errors import ErrorCode
+from kio.static.primitive import i16
 
-from agent.kafka.api import Api
+from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.context import RequestContext
 
 KEY = 18
@@ -30,7 +31,7 @@ class ApiVersions:
         return ApiVersionsResponse(
             error_code=ErrorCode.unsupported_version if request is None else ErrorCode.none,
             api_keys=self.ranges,
-            throttle_time=timedelta(0),
+            throttle_time=NO_THROTTLE,
         )
 
 
@@ -43,4 +44,4 @@ def api_versions(others: Iterable[Api]) -> Api:
 
 
 def _range(key: int, versions: range) -> ApiVersion:
-    return ApiVersion(api_key=key, min_version=versions.start, max_version=versions.stop - 1)
+    return ApiVersion(api_key=i16(key), min_version=i16(versions.start), max_version=i16(versions.stop - 1))

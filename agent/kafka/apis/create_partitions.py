@@ -1,20 +1,19 @@
-"""Kafka API 37, CreatePartitions, v0-v3 (KIP-195). Partitions are added, never taken away. Refused: replica assignments."""
-
-from datetime import timedelta
+"""Kafka API 37, CreatePartitions, v0-v3 (KIP-195). Partitions are added, never taken away. Refused: replica
+assignments."""
 
 from kio.schema.create_partitions.v3.request import CreatePartitionsRequest, CreatePartitionsTopic
 from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, CreatePartitionsTopicResult
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.api import Api
+from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.context import RequestContext
 from sequencer.topics import InvalidPartitionCount, UnknownTopic
 
 
 async def handle(request: CreatePartitionsRequest, context: RequestContext) -> CreatePartitionsResponse:
     results = [await _grow(topic, request.validate_only, context) for topic in request.topics]
-    return CreatePartitionsResponse(throttle_time=timedelta(0), results=tuple(results))  # type: ignore[arg-type]
+    return CreatePartitionsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
 
 
 async def _grow(

@@ -1,10 +1,10 @@
 """Kafka API 19, CreateTopics, v2-v7 (KIP-525 configs in the answer, KIP-516 topic ids).
 
-A replication factor is accepted and means nothing: the object store replicates. Refused: replica assignments, configs this log does not honour.
+A replication factor is accepted and means nothing: the object store replicates. Refused: replica assignments, configs
+this log does not honour.
 """
 
 from collections import Counter
-from datetime import timedelta
 
 from kio.schema.create_topics.v7.request import CreatableTopic, CreateTopicsRequest
 from kio.schema.create_topics.v7.response import CreatableTopicConfigs, CreatableTopicResult, CreateTopicsResponse
@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.primitive import i8, i16, i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.api import Api
+from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.apis.describe_configs import DEFAULT_CONFIG, TOPIC_CONFIG
 from agent.kafka.context import RequestContext
 from sequencer.topic_config import KNOWN_CONFIGS, validate_config
@@ -33,7 +33,7 @@ async def handle(request: CreateTopicsRequest, context: RequestContext) -> Creat
             results.append(_refused(topic, ErrorCode.invalid_replica_assignment, message))
         else:
             results.append(await _create(topic, request.validate_only, context))
-    return CreateTopicsResponse(throttle_time=timedelta(0), topics=tuple(results))  # type: ignore[arg-type]
+    return CreateTopicsResponse(throttle_time=NO_THROTTLE, topics=tuple(results))
 
 
 async def _create(topic: CreatableTopic, validate_only: bool, context: RequestContext) -> CreatableTopicResult:

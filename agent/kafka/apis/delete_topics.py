@@ -1,7 +1,6 @@
 """Kafka API 20, DeleteTopics, v1-v6 (KIP-516: by topic id from v6 on). The name is free at once; the bytes go later."""
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final
 
 from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTopicsResponse
@@ -9,7 +8,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.api import Api
+from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.context import RequestContext
 from storage.identifiers import TopicId
 
@@ -28,7 +27,7 @@ async def handle(request: Any, context: RequestContext) -> DeleteTopicsResponse:
     else:
         doomed = [_Doomed(name=name, topic_id=None) for name in request.topic_names]
     return DeleteTopicsResponse(
-        throttle_time=timedelta(0),  # type: ignore[arg-type]
+        throttle_time=NO_THROTTLE,
         responses=tuple([await _delete(topic, context) for topic in doomed]),
     )
 

@@ -1,13 +1,11 @@
 """Kafka API 60, DescribeCluster, v0-v2 (KIP-700, KIP-919). Controllers cannot be described: there are none."""
 
-from datetime import timedelta
-
 from kio.schema.describe_cluster.v2.request import DescribeClusterRequest
 from kio.schema.describe_cluster.v2.response import DescribeClusterBroker, DescribeClusterResponse
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i8
 
-from agent.kafka.api import Api
+from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.apis.metadata import brokers, controller
 from agent.kafka.context import RequestContext
 
@@ -18,7 +16,7 @@ async def handle(request: DescribeClusterRequest, context: RequestContext) -> De
     endpoint_type = getattr(request, "endpoint_type", _BROKERS)
     is_brokers = endpoint_type == _BROKERS
     return DescribeClusterResponse(
-        throttle_time=timedelta(0),  # type: ignore[arg-type]
+        throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none if is_brokers else ErrorCode.unsupported_endpoint_type,
         error_message=None if is_brokers else "this cluster has no controllers to describe",
         endpoint_type=endpoint_type,

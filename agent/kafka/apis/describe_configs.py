@@ -1,10 +1,10 @@
 """Kafka API 32, DescribeConfigs, v1-v4 (KIP-226 sources, KIP-569 types and documentation).
 
-Topics have configs; an agent as a broker resource has none that could be changed through Kafka, and answers with an empty list.
+Topics have configs; an agent as a broker resource has none that could be changed through Kafka, and answers with an
+empty list.
 """
 
 from collections.abc import Collection
-from datetime import timedelta
 from typing import Final
 
 from kio.schema.describe_configs.v4.request import DescribeConfigsRequest, DescribeConfigsResource
@@ -18,7 +18,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.primitive import i8
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.api import Api
+from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.context import RequestContext
 from sequencer.topic_config import KNOWN_CONFIGS, ConfigDefinition
 from sequencer.topics import Topic
@@ -35,7 +35,7 @@ async def handle(request: DescribeConfigsRequest, context: RequestContext) -> De
     results = [
         await _describe(resource, request.include_synonyms, documented, context) for resource in request.resources
     ]
-    return DescribeConfigsResponse(throttle_time=timedelta(0), results=tuple(results))  # type: ignore[arg-type]
+    return DescribeConfigsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
 
 
 async def _describe(

@@ -1,6 +1,7 @@
 """Kafka API 10, FindCoordinator, v0-v6 (KIP-699 batches of keys).
 
-A group's coordinator is the ring's choice among all agents. Refused: transactional ids and share groups, with a message.
+A group's coordinator is the ring's choice among all agents. Refused: transactional ids and share groups, with a
+message.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from kio.schema.find_coordinator.v6.response import Coordinator, FindCoordinator
 from kio.schema.types import BrokerId
 from kio.static.primitive import i32
 
-from agent.kafka.api import Api
+from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
 
@@ -37,12 +38,12 @@ async def handle(request: Any, context: RequestContext) -> FindCoordinatorRespon
     key_type = getattr(request, "key_type", _GROUP)
     if context.api_version >= _FIRST_BATCHED_VERSION:
         return FindCoordinatorResponse(
-            throttle_time=timedelta(0),  # type: ignore[arg-type]
+            throttle_time=NO_THROTTLE,
             coordinators=tuple(_find(key, key_type, context) for key in request.coordinator_keys),
         )
     found = _find(request.key, key_type, context)
     return _OneCoordinator(
-        throttle_time=timedelta(0),
+        throttle_time=NO_THROTTLE,
         error_code=found.error_code,
         error_message=found.error_message,
         node_id=found.node_id,

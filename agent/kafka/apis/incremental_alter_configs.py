@@ -3,7 +3,6 @@
 Refused: append and subtract (no config is a list of several values), and every resource but topics.
 """
 
-from datetime import timedelta
 from typing import Final
 
 from kio.schema.errors import ErrorCode
@@ -14,7 +13,7 @@ from kio.schema.incremental_alter_configs.v1.response import (
 )
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.api import Api
+from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.apis.describe_configs import TOPIC_RESOURCE
 from agent.kafka.context import RequestContext
 from sequencer.topic_config import InvalidConfig, validate_config
@@ -28,7 +27,7 @@ async def handle(
     request: IncrementalAlterConfigsRequest, context: RequestContext
 ) -> IncrementalAlterConfigsResponse:  # fmt: skip
     responses = [await _alter(resource, request.validate_only, context) for resource in request.resources]
-    return IncrementalAlterConfigsResponse(throttle_time=timedelta(0), responses=tuple(responses))  # type: ignore[arg-type]
+    return IncrementalAlterConfigsResponse(throttle_time=NO_THROTTLE, responses=tuple(responses))
 
 
 async def _alter(

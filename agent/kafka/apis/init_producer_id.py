@@ -3,15 +3,13 @@
 Refused: a transactional id, with a code that clients take as final.
 """
 
-from datetime import timedelta
-
 from kio.schema.errors import ErrorCode
 from kio.schema.init_producer_id.v5.request import InitProducerIdRequest
 from kio.schema.init_producer_id.v5.response import InitProducerIdResponse
 from kio.schema.types import ProducerId
 from kio.static.primitive import i16
 
-from agent.kafka.api import Api
+from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import TRANSACTIONS_REFUSED_CODE
 from sequencer.database import SequencerUnavailable
@@ -31,7 +29,7 @@ async def handle(request: InitProducerIdRequest, context: RequestContext) -> Ini
     except SequencerUnavailable:
         return _refused(ErrorCode.coordinator_not_available)
     return InitProducerIdResponse(
-        throttle_time=timedelta(0),  # type: ignore[arg-type]
+        throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         producer_id=ProducerId(identity.producer_id),
         producer_epoch=i16(identity.producer_epoch),
@@ -40,7 +38,7 @@ async def handle(request: InitProducerIdRequest, context: RequestContext) -> Ini
 
 def _refused(code: ErrorCode) -> InitProducerIdResponse:
     return InitProducerIdResponse(
-        throttle_time=timedelta(0),  # type: ignore[arg-type]
+        throttle_time=NO_THROTTLE,
         error_code=code,
         producer_id=ProducerId(NO_PRODUCER_ID),
         producer_epoch=i16(-1),

@@ -1,11 +1,10 @@
 """Kafka API 3, Metadata, v0-v13 (KIP-36 racks, KIP-516 topic ids, KIP-1102 rebootstrap).
 
-Routes are the ring's choice in the client's zone (DESIGN §7). A topic that does not exist is created if the client and the agent's settings
-allow it. Authorized operations are not reported: there is no authorizer.
+Routes are the ring's choice in the client's zone (DESIGN §7). A topic that does not exist is created if the client and
+the agent's settings allow it. Authorized operations are not reported: there is no authorizer.
 """
 
 import logging
-from datetime import timedelta
 
 from kio.schema.errors import ErrorCode
 from kio.schema.metadata.v13.request import MetadataRequest
@@ -19,7 +18,7 @@ from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.api import Api
+from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.context import RequestContext
 from agent.kafka.routing import NO_NODE, agents_of, route_of
 from sequencer.topics import Topic, TopicExists
@@ -32,7 +31,7 @@ _LEADER_EPOCH = i32(0)
 
 async def handle(request: MetadataRequest, context: RequestContext) -> MetadataResponse:
     return MetadataResponse(
-        throttle_time=timedelta(0),  # type: ignore[arg-type]
+        throttle_time=NO_THROTTLE,
         brokers=brokers(context),
         cluster_id=context.parts.cluster_id,
         controller_id=controller(context),
@@ -62,7 +61,7 @@ def controller(context: RequestContext) -> BrokerId:
 async def _topics(request: MetadataRequest, context: RequestContext) -> list[MetadataResponseTopic]:
     try:
         if request.topics is None or (not request.topics and context.api_version == 0):
-            return [_found(topic, context) for topic in await context.parts.topics.list()]
+            return [_found(topic, context) for topic in await context.parts.topics.all()]
         return await _asked_topics(request, context)
     except ADMINISTRATION_ERRORS as error:
         # Retriable per topic; the brokers, which come from memory, are answered all the same.

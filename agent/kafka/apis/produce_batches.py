@@ -1,0 +1,92 @@
+"""What a Produce request brings, checked batch by batch: from bytes of a client to a `PendingBatch` or a refusal
+(DESIGN §5).
+
+Bad input gets the protocol's error for its partition alone. Checking is CPU-bound and leaves the GIL to others while it
+runs, so larger requests are checked beside the event loop; what is waited for here comes before the ordered hand-over.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kio.schema.errors import ErrorCode
+
+from agent.error_codes import ProduceResult, invalid_batch_code
+from agent.kafka.context import RequestContext
+from agent.kafka.routing import has_moved
+from sequencer.topic_config import TopicConfig
+from sequencer.topics import Topic
+from storage.batch_validation import BatchLimits, InvalidBatch, validate_produced
+from storage.identifiers import Partition
+from storage.record_batch import with_log_append_time
+from storage.segment import PendingBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedBatch:
+    """One partition's part of a request; `topic` is None if there is no such topic."""
+
+    topic: Topic | None
+    partition: Partition
+    records: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """A valid batch, and the time the log gave it if the topic says that it gives times."""
+
+    pending: PendingBatch
+    log_append_time_ms: int | None
+
+
+async def accept(
+    asked: Sequence[AskedBatch], unknown_topic: ErrorCode, context: RequestContext
+) -> list[Accepted | ProduceResult]:
+    """One answer for each batch asked, in order."""
+    refusals = [_misplaced(batch, unknown_topic, context) for batch in asked]
+    size_bytes = sum(len(batch.records or b"") for batch, refusal in zip(asked, refusals, strict=True) if not refusal)
+    most_bytes = context.settings.max_decompressed_bytes
+    if size_bytes >= context.settings.validation_thread_bytes:
+        return await asyncio.to_thread(_check_all, asked, refusals, most_bytes)
+    return _check_all(asked, refusals, most_bytes)
+
+
+def _misplaced(batch: AskedBatch, unknown_topic: ErrorCode, context: RequestContext) -> ProduceResult | None:
+    """Why the batch cannot go where it is sent, whatever it holds."""
+    if batch.topic is None:
+        return ProduceResult(code=unknown_topic)
+    if not 0 <= batch.partition < batch.topic.partition_count:
+        return ProduceResult(code=ErrorCode.unknown_topic_or_partition)
+    if has_moved(context, batch.topic.topic_id, batch.partition):
+        return ProduceResult(code=ErrorCode.not_leader_or_follower, message="another agent takes this partition now")
+    return None
+
+
+def _check_all(
+    asked: Sequence[AskedBatch], refusals: Sequence[ProduceResult | None], max_decompressed_bytes: int
+) -> list[Accepted | ProduceResult]:
+    return [
+        refusal or _check(batch, max_decompressed_bytes) for batch, refusal in zip(asked, refusals, strict=True)
+    ]  # fmt: skip
+
+
+def _check(asked: AskedBatch, max_decompressed_bytes: int) -> Accepted | ProduceResult:
+    assert asked.topic is not None, "batches for unknown topics are refused before"
+    config = TopicConfig.of(asked.topic.config)
+    limits = BatchLimits(
+        max_message_bytes=config.max_message_bytes,
+        max_decompressed_bytes=max(max_decompressed_bytes, config.max_message_bytes),
+    )
+    try:
+        batch = validate_produced(asked.records or b"", limits)
+    except InvalidBatch as error:
+        return ProduceResult(code=invalid_batch_code(error.fault), message=error.message)
+    log_append_time_ms = None
+    if config.message_timestamp_type == "LogAppendTime":
+        log_append_time_ms = time.time_ns() // 1_000_000
+        batch = with_log_append_time(batch, log_append_time_ms)
+    return Accepted(
+        pending=PendingBatch(topic_id=asked.topic.topic_id, partition=asked.partition, batch=batch),
+        log_append_time_ms=log_append_time_ms,
+    )

@@ -1,0 +1,44 @@
+"""The PUT budget: a token bucket that says how many segments may be sealed before size or age ask for it (DESIGN §5).
+
+Pure: time is a parameter, in monotonic seconds. Promises that tokens stay within [-burst, burst], and that over any
+span of time the early seals are at most `burst + per_s * span`. Every PUT takes a token; size and age may take one that
+is not there.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutBudgetPolicy:
+    per_s: float
+    burst: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutBudget:
+    """The bucket as it was at `at_s`."""
+
+    policy: PutBudgetPolicy
+    tokens: float
+    at_s: float
+
+    @classmethod
+    def full(cls, policy: PutBudgetPolicy, now_s: float) -> "PutBudget":
+        return cls(policy=policy, tokens=policy.burst, at_s=now_s)
+
+    def at(self, now_s: float) -> "PutBudget":
+        """The bucket at a later time."""
+        elapsed_s = max(0.0, now_s - self.at_s)
+        tokens = min(self.policy.burst, self.tokens + elapsed_s * self.policy.per_s)
+        return PutBudget(policy=self.policy, tokens=tokens, at_s=max(now_s, self.at_s))
+
+    def spend(self, now_s: float) -> "PutBudget":
+        """One PUT, whether a token is there or not."""
+        current = self.at(now_s)
+        return PutBudget(
+            policy=self.policy, tokens=max(-self.policy.burst, current.tokens - 1.0), at_s=current.at_s
+        )  # fmt: skip
+
+    def token_at_s(self) -> float:
+        """The earliest time, `at_s` or later, at which a whole token is there."""
+        return self.at_s + max(0.0, 1.0 - self.tokens) / self.policy.per_s

@@ -1,0 +1,71 @@
+"""Sealed segments on their way to the sequencer, in the order in which they were sealed (DESIGN §4, order).
+
+Pure bookkeeping. Promises that `committable` is the longest uploaded prefix, never a segment behind one that is still
+uploading; that a segment whose upload failed leaves the queue and never comes back.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Generic, TypeVar
+
+from storage.identifiers import ObjectKey, SegmentId
+from storage.segment import PlacedBatch
+
+Waiter = TypeVar("Waiter")
+
+
+class Stage(Enum):
+    UPLOADING = auto()
+    UPLOADED = auto()
+    FAILED = auto()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class QueuedSegment(Generic[Waiter]):
+    """A sealed segment; `waiters[i]` waits for the outcome of `placed[i]`."""
+
+    segment_id: SegmentId
+    object_key: ObjectKey
+    size_bytes: int
+    placed: tuple[PlacedBatch, ...]
+    waiters: tuple[Waiter, ...]
+    data: bytes
+    stage: Stage = field(default=Stage.UPLOADING)
+
+
+class SealQueue(Generic[Waiter]):
+    def __init__(self) -> None:
+        self._segments: deque[QueuedSegment[Waiter]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def append(self, segment: QueuedSegment[Waiter]) -> None:
+        self._segments.append(segment)
+
+    def committable(self, most: int) -> list[QueuedSegment[Waiter]]:
+        """The longest prefix that is uploaded, at most `most` segments. They stay in the queue until `remove`."""
+        self._drop_failed()
+        prefix: list[QueuedSegment[Waiter]] = []
+        for segment in self._segments:
+            if segment.stage is not Stage.UPLOADED or len(prefix) == most:
+                break
+            prefix.append(segment)
+        return prefix
+
+    def remove(self, prefix: list[QueuedSegment[Waiter]]) -> None:
+        """Take away what `committable` returned."""
+        for expected in prefix:
+            segment = self._segments.popleft()
+            assert segment is expected, "only a prefix is removed"
+
+    def drain(self) -> list[QueuedSegment[Waiter]]:
+        """Everything, when the agent gives up."""
+        left = list(self._segments)
+        self._segments.clear()
+        return left
+
+    def _drop_failed(self) -> None:
+        while self._segments and self._segments[0].stage is Stage.FAILED:
+            self._segments.popleft()

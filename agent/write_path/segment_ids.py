@@ -1,0 +1,106 @@
+"""Segment ids, reserved in the sequencer ahead of need (DESIGN §3, §4).
+
+Promises that an id handed out is reserved for at least half its lease from then on, and that its object's owner on the
+ring was this agent when it was reserved, so that what was just written is cached where this zone's readers will ask for
+it.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agent.settings import AgentSettings
+from agent.write_path.backoff import Backoff
+from cache_ring.membership import Membership
+from sequencer.database import SequencerUnavailable
+from sequencer.reservations import Reservations
+from storage.identifiers import ObjectKey, SegmentId, new_segment_id
+from storage.keys import segment_key
+
+log = logging.getLogger(__name__)
+
+_MOST_DRAWS = 256
+"""Ids drawn in search of one whose owner is this agent; beyond it any will do (a zone with hundreds of agents)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservedId:
+    segment_id: SegmentId
+    object_key: ObjectKey
+    usable_until_s: float
+
+
+class SegmentIds:
+    """A stock of reserved ids, kept up by `run`."""
+
+    def __init__(
+        self, reservations: Reservations, membership: Membership, settings: AgentSettings, clock: Callable[[], float]
+    ) -> None:
+        self._reservations = reservations
+        self._membership = membership
+        self._settings = settings
+        self._clock = clock
+        self._stock: deque[ReservedId] = deque()
+        self._taken = asyncio.Event()
+        self._stocked = asyncio.Event()
+
+    async def take(self) -> ReservedId:
+        """The oldest id in stock; waits while there is none."""
+        while True:
+            self._drop_stale()
+            if self._stock:
+                reserved = self._stock.popleft()
+                if len(self._stock) <= self._settings.reserved_segment_ids // 2:
+                    self._taken.set()
+                return reserved
+            self._taken.set()
+            self._stocked.clear()
+            await self._stocked.wait()
+
+    async def run(self) -> None:
+        """Keep the stock filled until cancelled; a sequencer that is away is asked again."""
+        backoff = Backoff(self._settings.commit_backoff_s)
+        while True:
+            try:
+                await self._fill()
+                backoff.reset()
+            except SequencerUnavailable as error:
+                log.warning("segment ids cannot be reserved", extra={"error": str(error)})
+                await backoff.wait()
+                continue
+            self._taken.clear()
+            await self._taken.wait()
+
+    async def _fill(self) -> None:
+        missing = self._settings.reserved_segment_ids - len(self._stock)
+        if missing <= 0:
+            return
+        sent_s = self._clock()
+        keys = dict(self._draw() for _ in range(missing))
+        self_ = self._membership.self_
+        writer = "" if self_ is None else str(self_.node_id)
+        await self._reservations.reserve(keys, self._settings.reservation_lease_s, writer)
+        usable_until_s = sent_s + self._settings.reservation_lease_s / 2
+        self._stock.extend(
+            ReservedId(segment_id=segment_id, object_key=key, usable_until_s=usable_until_s)
+            for segment_id, key in keys.items()
+        )
+        self._stocked.set()
+
+    def _draw(self) -> tuple[SegmentId, ObjectKey]:
+        ring, self_ = self._membership.ring, self._membership.self_
+        for _ in range(_MOST_DRAWS):
+            segment_id = new_segment_id()
+            key = segment_key(self._settings.cluster, segment_id)
+            owner = ring.owner(self._settings.zone, key)
+            if owner is None or self_ is None or owner.node_id == self_.node_id:
+                break
+        return segment_id, key
+
+    def _drop_stale(self) -> None:
+        """Ids past half their lease are left to the housekeeper."""
+        now_s = self._clock()
+        while self._stock and self._stock[0].usable_until_s < now_s:
+            self._stock.popleft()

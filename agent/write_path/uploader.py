@@ -1,0 +1,95 @@
+"""The upload of a segment: with a timeout, retries with jitter, and a hedged second attempt past the p99 (DESIGN §5).
+
+Promises that `upload` returns only after the store took the whole object, and raises UploadFailed within
+`upload_attempts * (upload_timeout_s + backoff)`. The same key may be written twice, with the same bytes: hedges and
+late PUTs are harmless.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from agent.metrics import Metrics
+from agent.settings import AgentSettings
+from agent.write_path.backoff import Backoff
+from storage.identifiers import ObjectKey
+from storage.object_store import ObjectStore, StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED_UPLOADS = 200
+_FEWEST_FOR_P99 = 20
+
+
+class UploadFailed(Exception):
+    """Every attempt failed; the object may exist all the same, and no row will name it."""
+
+
+class Uploader:
+    def __init__(
+        self,
+        store: ObjectStore,
+        settings: AgentSettings,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        on_put: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._on_put = on_put
+        self._recent_s: deque[float] = deque(maxlen=_REMEMBERED_UPLOADS)
+
+    async def upload(self, key: ObjectKey, data: bytes) -> None:
+        backoff = Backoff(self._settings.upload_backoff_s)
+        started_s = self._clock()
+        for attempt in range(1, self._settings.upload_attempts + 1):
+            try:
+                await self._hedged_put(key, data, "first" if attempt == 1 else "retry")
+            except (StoreUnavailable, TimeoutError) as error:
+                self._metrics.put_failures.inc()
+                log.warning("upload failed", extra={"key": key, "attempt": attempt, "error": str(error) or "timeout"})
+                if attempt == self._settings.upload_attempts:
+                    raise UploadFailed(f"{key} could not be uploaded: {str(error) or 'timeout'}") from error
+                await backoff.wait()
+            else:
+                self._metrics.put_bytes.inc(len(data))
+                self._metrics.put_seconds.observe(self._clock() - started_s)
+                return
+
+    async def _hedged_put(self, key: ObjectKey, data: bytes, kind: str) -> None:
+        """One attempt, joined by a second one if it takes unusually long; the first success counts."""
+        attempts = [asyncio.ensure_future(self._put(key, data, kind))]
+        try:
+            async with asyncio.timeout(self._settings.upload_timeout_s):
+                await asyncio.wait(attempts, timeout=self._hedge_after_s())
+                if not attempts[0].done():
+                    attempts.append(asyncio.ensure_future(self._put(key, data, "hedge")))
+                while not any(_succeeded(attempt) for attempt in attempts):
+                    waiting = [attempt for attempt in attempts if not attempt.done()]
+                    if not waiting:
+                        await attempts[-1]  # raises what went wrong
+                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for attempt in attempts:
+                attempt.cancel()
+            await asyncio.gather(*attempts, return_exceptions=True)
+
+    async def _put(self, key: ObjectKey, data: bytes, kind: str) -> None:
+        self._on_put()
+        self._metrics.puts.labels(kind).inc()
+        started_s = self._clock()
+        await self._store.put(key, [data])
+        self._recent_s.append(self._clock() - started_s)
+
+    def _hedge_after_s(self) -> float:
+        least_s = self._settings.hedge_after_min_s
+        if len(self._recent_s) < _FEWEST_FOR_P99:
+            return max(least_s, self._settings.upload_timeout_s / 4)
+        return max(least_s, sorted(self._recent_s)[int(len(self._recent_s) * 0.99)])
+
+
+def _succeeded(attempt: asyncio.Future[None]) -> bool:
+    return attempt.done() and not attempt.cancelled() and attempt.exception() is None
