@@ -1,0 +1,167 @@
+"""The jobs that take out the garbage: finding it, dooming it, deleting its objects (DESIGN §9). Only these delete
+objects.
+
+Every step may be repeated after a crash at any point: an object that is gone is deleted once more, a row that went on
+is left alone.
+"""
+
+import logging
+from uuid import UUID
+
+from compactor.job import Step
+from compactor.settings import HousekeeperSettings
+from sequencer.client import Sequencer
+from sequencer.garbage import BEFORE_ALL, DoomingPaused, DoomingRules
+from sequencer.history_garbage import EndedJob
+from storage.identifiers import ObjectKey, SegmentId
+from storage.object_store import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+
+class GarbageScanJob:
+    """Passes over all segments in id order and starts the grace period of those that nothing refers to."""
+
+    name = "garbage-scan"
+
+    def __init__(self, sequencer: Sequencer, settings: HousekeeperSettings) -> None:
+        self.interval_s = settings.garbage_interval_s
+        self._sequencer = sequencer
+        self._cap = settings.garbage_segments_per_step
+
+    async def step(self, progress: str | None) -> Step:
+        after = BEFORE_ALL if progress is None else SegmentId(UUID(progress))
+        page = await self._sequencer.garbage.mark_unreferenced(after, self._cap)
+        more = page.last_seen is not None
+        return Step(progress=str(page.last_seen) if more else None, more=more, done={"unreferenced": page.marked})
+
+
+class DoomingJob:
+    """Dooms expired reservations, and garbage whose grace period is over, unless an outage or a failover was seen."""
+
+    name = "dooming"
+
+    def __init__(self, sequencer: Sequencer, settings: HousekeeperSettings) -> None:
+        self.interval_s = settings.dooming_interval_s
+        self._sequencer = sequencer
+        self._grace_s = settings.garbage_grace_s
+        self._cap = settings.garbage_segments_per_step
+        self._rules = DoomingRules(
+            reservation_lease_s=settings.reservation_lease_s,
+            outage_after_s=settings.database_outage_after_s,
+            failover_hold_s=settings.failover_hold_s,
+        )
+        self._outage_seen = False
+        self._paused_for: str | None = None
+
+    def database_was_away(self) -> None:
+        """Agents could not commit either: the next look at the database pauses dooming for a lease."""
+        self._outage_seen = True
+
+    async def step(self, progress: str | None) -> Step:
+        doomed = await self._sequencer.garbage.doom(
+            self._rules, grace_s=self._grace_s, cap=self._cap, outage_seen=self._outage_seen
+        )
+        self._outage_seen = False
+        if isinstance(doomed, DoomingPaused):
+            if self._paused_for != doomed.reason:
+                _log.info("dooming pauses", extra={"reason": doomed.reason, "pause_s": round(doomed.pause_s)})
+            self._paused_for = doomed.reason
+            return Step(progress=progress)
+        self._paused_for = None
+        return Step(
+            progress=progress,
+            more=self._cap in (doomed.reservations, doomed.unreferenced),
+            done={"reservations": doomed.reservations, "unreferenced": doomed.unreferenced},
+        )
+
+
+class GarbageDeletionJob:
+    """Deletes the objects of doomed segments, and again when no upload can arrive any more; then their rows go."""
+
+    name = "garbage-deletion"
+
+    def __init__(self, sequencer: Sequencer, store: ObjectStore, settings: HousekeeperSettings) -> None:
+        self.interval_s = settings.garbage_interval_s
+        self._sequencer = sequencer
+        self._store = store
+        self._settings = settings
+        self._cap = settings.garbage_segments_per_step
+
+    async def step(self, progress: str | None) -> Step:
+        deleted = await self._delete()
+        forgotten = await self._delete_again_and_forget()
+        lapsed = await self._sequencer.holds.purge_lapsed(older_than_s=self._settings.garbage_grace_s, cap=self._cap)
+        return Step(
+            progress=progress,
+            more=self._cap in (deleted, forgotten, lapsed),
+            done={"deleted": deleted, "forgotten": forgotten},
+        )
+
+    async def _delete(self) -> int:
+        due = await self._sequencer.garbage.due_for_deletion(grace_s=self._settings.garbage_grace_s, cap=self._cap)
+        if due:
+            await self._store.delete([each.object_key for each in due])
+            await self._sequencer.garbage.record_deletion(
+                [each.segment_id for each in due],
+                late_write_window_s=self._settings.late_write_window_s,
+                outcome_retention_s=self._settings.outcome_retention_s,
+            )
+        return len(due)
+
+    async def _delete_again_and_forget(self) -> int:
+        due = await self._sequencer.garbage.due_for_forgetting(self._cap)
+        if due:
+            await self._store.delete([each.object_key for each in due])
+            await self._sequencer.garbage.forget([each.segment_id for each in due])
+        return len(due)
+
+
+class HistoryGarbageJob:
+    """Deletes history's objects that no snapshot names any more, and what ended jobs wrote without publishing it."""
+
+    name = "history-garbage"
+
+    def __init__(self, sequencer: Sequencer, store: ObjectStore, settings: HousekeeperSettings) -> None:
+        self.interval_s = settings.garbage_interval_s
+        self._history = sequencer.history.garbage
+        self._store = store
+        self._settings = settings
+        self._cap = settings.garbage_segments_per_step
+
+    async def step(self, progress: str | None) -> Step:
+        abandoned = await self._history.abandon_expired(self._cap)
+        keys = await self._history.unreferenced(grace_s=self._settings.history_reader_grace_s, cap=self._cap)
+        if keys:
+            await self._store.delete(keys)
+            await self._history.forget_objects(keys)
+        ended = await self._history.ended_jobs(older_than_s=self._settings.late_write_window_s, cap=self._cap)
+        unpublished = 0
+        for job in ended:
+            unpublished += await self._sweep_prefix(job)
+            await self._history.forget_jobs([job.job_id])
+        return Step(
+            progress=progress,
+            more=self._cap in (abandoned, len(keys), len(ended)),
+            done={"deleted": len(keys), "unpublished": unpublished},
+        )
+
+    async def _sweep_prefix(self, job: EndedJob) -> int:
+        """Deletes what the job wrote and no published metadata ever named; returns how many objects. Nobody writes
+        there any more.
+        """
+        unpublished = 0
+        page: list[ObjectKey] = []
+        async for info in self._store.list(job.prefix):
+            page.append(info.key)
+            if len(page) == self._cap:
+                unpublished += await self._delete_unrecorded(page)
+                page = []
+        return unpublished + await self._delete_unrecorded(page)
+
+    async def _delete_unrecorded(self, keys: list[ObjectKey]) -> int:
+        recorded = await self._history.recorded(keys)
+        unrecorded = [key for key in keys if key not in recorded]
+        if unrecorded:
+            await self._store.delete(unrecorded)
+        return len(unrecorded)

@@ -1,0 +1,135 @@
+"""The housekeeper: runs the jobs of the cluster for ever, each at its own pace, beside an agent or alone.
+
+Promises that a job runs in one housekeeper at a time (`sequencer/jobs.py`), in steps of bounded size; that a failure
+is logged once, counted and retried, and stops no other job; that it may be cancelled at any moment; and that jobs
+left undone are taken over by another housekeeper.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from uuid import uuid4
+
+from prometheus_client import CollectorRegistry
+
+from compactor.garbage_jobs import DoomingJob, GarbageDeletionJob, GarbageScanJob, HistoryGarbageJob
+from compactor.job import Job
+from compactor.metrics import HousekeeperMetrics
+from compactor.retention_jobs import ProducerExpiryJob, RetentionJob, TopicSweepJob
+from compactor.settings import HousekeeperSettings
+from sequencer.client import Sequencer
+from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.jobs import Claim
+from storage.object_store import ObjectStore, StoreUnavailable
+
+_log = logging.getLogger(__name__)
+
+_RELEASE_TIMEOUT_S = 2.0
+"""How long a cancelled job may take to give its claim back; else its lease has to pass."""
+
+
+class Housekeeper:
+    """`registry`: where its metrics go."""
+
+    def __init__(
+        self,
+        sequencer: Sequencer,
+        store: ObjectStore,
+        settings: HousekeeperSettings,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self._sequencer = sequencer
+        self._settings = settings
+        self._holder = uuid4()
+        self._dooming = DoomingJob(sequencer, settings)
+        self.jobs: tuple[Job, ...] = (
+            RetentionJob(sequencer, settings),
+            TopicSweepJob(sequencer, settings),
+            ProducerExpiryJob(sequencer, settings),
+            self._dooming,
+            GarbageScanJob(sequencer, settings),
+            GarbageDeletionJob(sequencer, store, settings),
+            HistoryGarbageJob(sequencer, store, settings),
+        )
+        self.metrics = HousekeeperMetrics(registry or CollectorRegistry())
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for job in self.jobs:
+                group.create_task(self._keep_doing(job), name=f"job {job.name}")
+            group.create_task(self._keep_observing(), name="job statuses")
+
+    async def run_once(self, job: Job) -> bool:
+        """Claims the job and works until it is done or `job_run_s` is over. False: another housekeeper has it, or it
+        is not due.
+        """
+        claim = await self._sequencer.jobs.claim(
+            job.name,
+            self._holder,
+            lease_s=self._settings.job_lease_s,
+            min_interval_s=job.interval_s / 2,  # several housekeepers with jitter stay within twice the pace
+        )
+        if claim is None:
+            return False
+        try:
+            await self._work(job, claim)
+        except asyncio.CancelledError:
+            with contextlib.suppress(TimeoutError, SequencerUnavailable):
+                async with asyncio.timeout(_RELEASE_TIMEOUT_S):
+                    await self._sequencer.jobs.fail(claim, "stopped")
+            raise
+        except Exception as error:
+            with contextlib.suppress(SequencerUnavailable):
+                await self._sequencer.jobs.fail(claim, f"{type(error).__name__}: {error}")
+            raise
+        return True
+
+    async def _work(self, job: Job, claim: Claim) -> None:
+        ends_s = time.monotonic() + self._settings.job_run_s
+        progress = claim.progress
+        while True:
+            step = await job.step(progress)
+            self.metrics.did(job.name, step.done)
+            progress = step.progress
+            if not step.more or time.monotonic() >= ends_s:
+                return await self._sequencer.jobs.succeed(claim, progress=progress)
+            if not await self._sequencer.jobs.renew(claim, lease_s=self._settings.job_lease_s, progress=progress):
+                return None  # it took too long and another goes on with it
+
+    async def _keep_doing(self, job: Job) -> None:
+        failures = 0
+        await asyncio.sleep(random.uniform(0, min(job.interval_s, self._settings.job_retry_s)))
+        while True:
+            try:
+                await self.run_once(job)
+            except Exception as error:  # noqa: BLE001 - one broken job stops no other, nor the agent beside it
+                failures += 1
+                self._note_failure(job, error, first=failures == 1)
+                pause_s = min(job.interval_s, self._settings.job_retry_s * 2 ** min(failures - 1, 16))
+            else:
+                if failures:
+                    _log.info("job works again", extra={"job": job.name, "failures": failures})
+                failures = 0
+                pause_s = job.interval_s
+            await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
+
+    def _note_failure(self, job: Job, error: Exception, *, first: bool) -> None:
+        """Logged when it begins; what goes on failing is in the metrics and in the jobs' statuses."""
+        self.metrics.failed(job.name)
+        if isinstance(error, SequencerUnavailable | CommitOutcomeUnknown):
+            self._dooming.database_was_away()
+        if not first:
+            return
+        if isinstance(error, SequencerUnavailable | CommitOutcomeUnknown | StoreUnavailable):
+            _log.warning("job failed, retrying", extra={"job": job.name, "error": str(error)})
+        else:
+            _log.error("job broke, retrying", extra={"job": job.name}, exc_info=error)
+
+    async def _keep_observing(self) -> None:
+        while True:
+            with contextlib.suppress(SequencerUnavailable):  # the jobs report it, and the ages grow meanwhile
+                self.metrics.observe(await self._sequencer.jobs.statuses(), await self._sequencer.garbage.census())
+            await asyncio.sleep(self._settings.job_status_interval_s)

@@ -1,0 +1,103 @@
+"""The jobs that let go of the log: retention by time and bytes, deleted topics, forgotten producers."""
+
+from dataclasses import replace
+from uuid import UUID
+
+from compactor.job import Step
+from compactor.retention_policy import RetentionPolicy, has_work, keep_from
+from compactor.settings import HousekeeperSettings
+from sequencer.client import Sequencer
+from sequencer.retention import BEFORE_ALL, PartitionKey, PartitionLog
+from storage.identifiers import Partition, TopicId
+
+
+class RetentionJob:
+    """Passes over all live partitions in pages, moves their log starts and drops their runs."""
+
+    name = "retention"
+
+    def __init__(self, sequencer: Sequencer, settings: HousekeeperSettings) -> None:
+        self.interval_s = settings.retention_interval_s
+        self._sequencer = sequencer
+        self._settings = settings
+
+    async def step(self, progress: str | None) -> Step:
+        """One page; or as much of it as comes before a partition with more to drop than one step's worth."""
+        after = _key(progress)
+        dropped_runs = dropped_bytes = 0
+        page = await self._sequencer.retention.page(after, self._settings.retention_partitions_per_step)
+        for log in page:
+            runs, size_bytes = await self._expire(log)
+            dropped_runs, dropped_bytes = dropped_runs + runs, dropped_bytes + size_bytes
+            if runs == self._settings.retention_runs_per_step:
+                return Step(progress=_text(after), more=True, done=_dropped(dropped_runs, dropped_bytes))
+            after = (log.topic_id, log.partition)
+        more = len(page) == self._settings.retention_partitions_per_step
+        return Step(progress=_text(after) if more else None, more=more, done=_dropped(dropped_runs, dropped_bytes))
+
+    async def _expire(self, log: PartitionLog) -> tuple[int, int]:
+        """Runs and bytes dropped."""
+        policy = RetentionPolicy.of(log)
+        if not has_work(log, policy):
+            return 0, 0
+        key = (log.topic_id, log.partition)
+        cap = self._settings.retention_runs_per_step
+        oldest = await self._sequencer.retention.oldest_runs(key, cap)
+        moved = await self._sequencer.retention.expire(key, keep_from(replace(log, oldest=oldest), policy), cap)
+        return (moved.dropped_runs, moved.dropped_bytes) if moved else (0, 0)
+
+
+class TopicSweepJob:
+    """Removes what deleted topics left: their history's rows, their runs, their producers' states, and last their own
+    rows.
+    """
+
+    name = "topic-sweep"
+
+    def __init__(self, sequencer: Sequencer, settings: HousekeeperSettings) -> None:
+        self.interval_s = settings.topic_sweep_interval_s
+        self._sequencer = sequencer
+        self._settings = settings
+
+    async def step(self, progress: str | None) -> Step:
+        partitions_cap = self._settings.topic_sweep_partitions_per_step
+        histories = await self._sequencer.history.garbage.drop_deleted(partitions_cap)
+        swept = await self._sequencer.retention.sweep_deleted_topics(
+            partitions_cap=partitions_cap, rows_cap=self._settings.topic_sweep_rows_per_step
+        )
+        return Step(
+            progress=progress,
+            more=swept.more or histories == partitions_cap,
+            done={"runs": swept.runs, "partitions": swept.partitions, "topics": swept.topics, "histories": histories},
+        )
+
+
+class ProducerExpiryJob:
+    """Forgets idempotent producers that have not written for long."""
+
+    name = "producer-expiry"
+
+    def __init__(self, sequencer: Sequencer, settings: HousekeeperSettings) -> None:
+        self.interval_s = settings.producer_expiry_interval_s
+        self._sequencer = sequencer
+        self._settings = settings
+
+    async def step(self, progress: str | None) -> Step:
+        cap = self._settings.producers_per_step
+        expired = await self._sequencer.producers.expire(self._settings.producer_expiry_s, cap)
+        return Step(progress=progress, more=expired == cap, done={"producers": expired})
+
+
+def _dropped(runs: int, size_bytes: int) -> dict[str, int]:
+    return {"runs": runs, "bytes": size_bytes}
+
+
+def _text(key: PartitionKey) -> str:
+    return f"{key[0]}/{key[1]}"
+
+
+def _key(progress: str | None) -> PartitionKey:
+    if progress is None:
+        return BEFORE_ALL
+    topic_id, _, partition = progress.partition("/")
+    return TopicId(UUID(topic_id)), Partition(int(partition))

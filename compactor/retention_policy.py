@@ -1,0 +1,47 @@
+"""What retention keeps of a partition (DESIGN §9; Kafka's `retention.ms` and `retention.bytes`).
+
+Pure. Promises that only a prefix of the log goes, run by run: a run while it is older than `retention_ms`, or while
+the log without it still holds `retention_bytes`; the first run that must stay ends it. A negative limit is none.
+"""
+
+from dataclasses import dataclass, replace
+
+from sequencer.retention import AgedRun, PartitionLog
+from sequencer.topic_config import TopicConfig
+from storage.identifiers import Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPolicy:
+    retention_ms: int
+    retention_bytes: int
+
+    @classmethod
+    def of(cls, log: PartitionLog) -> "RetentionPolicy":
+        config = TopicConfig.of(log.config)
+        return cls(retention_ms=config.retention_ms, retention_bytes=config.retention_bytes)
+
+
+def keep_from(log: PartitionLog, policy: RetentionPolicy) -> Offset:
+    """The first offset to keep, judging by `log.oldest` alone: when all of those may go, there may be more to come."""
+    size_bytes = log.size_bytes
+    kept_from = log.log_start_offset
+    for run in log.oldest:
+        if run.last_offset >= log.log_start_offset and not _may_go(run, size_bytes, policy, log.now_ms):
+            break
+        size_bytes -= run.length
+        kept_from = Offset(max(kept_from, run.last_offset + 1))
+    return kept_from
+
+
+def has_work(log: PartitionLog, policy: RetentionPolicy) -> bool:
+    """Whether the oldest run is to be dropped, either left below the log start or by policy."""
+    oldest = replace(log, oldest=log.oldest[:1])
+    left_over = any(run.last_offset < log.log_start_offset for run in oldest.oldest)
+    return left_over or keep_from(oldest, policy) > log.log_start_offset
+
+
+def _may_go(run: AgedRun, size_bytes: int, policy: RetentionPolicy, now_ms: int) -> bool:
+    expired = policy.retention_ms >= 0 and run.aged_from_ms < now_ms - policy.retention_ms
+    too_much = policy.retention_bytes >= 0 and size_bytes - run.length >= policy.retention_bytes
+    return expired or too_much

@@ -1,0 +1,86 @@
+"""The settings of the housekeeper: how often each job runs, how much it does per step, and how long things wait
+before they go.
+
+Promises that what must fit together does: see the checks at the end.
+"""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class HousekeeperSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="TIDELOG_", use_attribute_docstrings=True, extra="ignore")
+
+    retention_interval_s: float = Field(default=60.0, gt=0)
+    """The pause between two passes over all partitions for what retention lets go."""
+    retention_partitions_per_step: int = Field(default=200, ge=1)
+    """Partitions looked at in one statement."""
+    retention_runs_per_step: int = Field(default=500, ge=1)
+    """Runs deleted in one transaction, while which the partition takes no commit."""
+
+    topic_sweep_interval_s: float = Field(default=10.0, gt=0)
+    """The pause between two looks for what is left of deleted topics."""
+    topic_sweep_partitions_per_step: int = Field(default=100, ge=1)
+    """Partitions of deleted topics, and histories, swept in one step."""
+    topic_sweep_rows_per_step: int = Field(default=2000, ge=1)
+    """Runs, and producers' states, deleted in one step."""
+
+    producer_expiry_interval_s: float = Field(default=3600.0, gt=0)
+    """The pause between two looks for producers that have not written for long."""
+    producer_expiry_s: float = Field(default=7 * 86_400.0, gt=0)
+    """An idempotent producer that wrote nothing to a partition for this long is forgotten there."""
+    producers_per_step: int = Field(default=2000, ge=1)
+    """Producers' states forgotten in one statement."""
+
+    dooming_interval_s: float = Field(default=10.0, gt=0)
+    """The pause between two looks for reservations that have expired and garbage that has waited."""
+    database_outage_after_s: float = Field(default=60.0, gt=0)
+    """No look at the database for this long counts as an outage, after which dooming pauses for one reservation
+    lease.
+    """
+    reservation_lease_s: float = Field(default=900.0, gt=0)
+    """The agents' reservation lease: how long dooming pauses after an outage, so that they can commit what they hold.
+    """
+    failover_hold_s: float = Field(default=86_400.0, ge=0)
+    """How long nothing is doomed after Postgres failed over, so that a person can look at what a lost commit named."""
+
+    garbage_interval_s: float = Field(default=30.0, gt=0)
+    """The pause between two passes for segments that nothing refers to, and between two rounds of deletions."""
+    garbage_segments_per_step: int = Field(default=1000, ge=1)
+    """Segments looked at, doomed or deleted in one step."""
+    garbage_grace_s: float = Field(default=600.0, ge=0)
+    """How long an unreferenced object waits before it is deleted; more than twice the age of coordinates that agents
+    may use.
+    """
+    late_write_window_s: float = Field(default=3600.0, ge=0)
+    """How late a stalled or hedged upload may still arrive; after it a deleted object is deleted once more and
+    forgotten.
+    """
+    outcome_retention_s: float = Field(default=86_400.0, ge=0)
+    """How long the outcome of a commit stays known: the longest pause of an agent that is tolerated."""
+    history_reader_grace_s: float = Field(default=86_400.0, ge=0)
+    """How long history files that no snapshot names any more stay for readers outside."""
+
+    job_lease_s: float = Field(default=60.0, gt=0)
+    """A job whose housekeeper died is taken over by another after this long."""
+    job_run_s: float = Field(default=20.0, gt=0)
+    """A job that is not done after this long pauses until its next turn and goes on where it stopped."""
+    job_retry_s: float = Field(default=1.0, gt=0)
+    """The pause after a job failed, doubled for each further failure up to its interval, with jitter."""
+    job_status_interval_s: float = Field(default=15.0, gt=0)
+    """The pause between two readings of all jobs' last success for the metrics."""
+
+    @model_validator(mode="after")
+    def _waits_fit(self) -> Self:
+        if self.job_run_s * 2 > self.job_lease_s:
+            raise ValueError(
+                f"TIDELOG_JOB_RUN_S ({self.job_run_s}) must be at most half of TIDELOG_JOB_LEASE_S ({self.job_lease_s})"
+            )
+        if self.dooming_interval_s * 2 > self.database_outage_after_s:
+            raise ValueError(
+                f"TIDELOG_DOOMING_INTERVAL_S ({self.dooming_interval_s}) must be at most half of "
+                f"TIDELOG_DATABASE_OUTAGE_AFTER_S ({self.database_outage_after_s}): each pause would count as an outage"
+            )
+        return self

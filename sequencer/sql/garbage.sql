@@ -1,0 +1,109 @@
+-- Garbage, found by state (DESIGN §9): committed -> unreferenced -> doomed -> deleted (a tombstone) -> deleted again and forgotten.
+-- Every step repeats harmlessly after a crash, and several may work side by side: locks are taken with SKIP LOCKED, so nobody waits here;
+-- what is due is told by statement_timestamp(), which an index can use (clock_timestamp() is volatile).
+
+-- name: watch_database
+-- One look at which Postgres this is, and how long ago the last one was. The row stays locked until the dooming that it allows is committed.
+-- The WAL's name begins with the timeline; the control file's own copy lags behind a promotion.
+WITH look AS (
+    SELECT system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer AS timeline
+    FROM pg_control_system()
+)
+INSERT INTO dooming AS d (system_identifier, timeline, last_seen_at, paused_until, pause_reason)
+SELECT system_identifier, timeline, clock_timestamp(), clock_timestamp() + make_interval(secs => %(lease_s)s), 'start' FROM look
+ON CONFLICT (only_row) DO UPDATE SET
+    system_identifier = excluded.system_identifier,
+    timeline = excluded.timeline,
+    last_seen_at = excluded.last_seen_at,
+    (paused_until, pause_reason) = (
+        SELECT greatest(d.paused_until, pause.until), CASE WHEN pause.until > d.paused_until THEN pause.reason ELSE d.pause_reason END
+        FROM (SELECT
+            CASE
+                WHEN moved.database THEN clock_timestamp() + make_interval(secs => %(failover_hold_s)s)
+                WHEN %(outage_seen)s OR d.last_seen_at < clock_timestamp() - make_interval(secs => %(outage_after_s)s)
+                    THEN clock_timestamp() + make_interval(secs => %(lease_s)s)
+            END AS until,
+            CASE WHEN moved.database THEN 'failover' ELSE 'outage' END AS reason
+            FROM (SELECT (d.system_identifier, d.timeline) <> (excluded.system_identifier, excluded.timeline)) AS moved (database)
+        ) AS pause)
+RETURNING greatest(0, extract(epoch FROM d.paused_until - clock_timestamp()))::float8 AS pause_s, d.pause_reason
+
+-- name: mark_unreferenced
+-- One page of all segments in id order; those committed that nothing refers to start their grace period. A hint, judged again when it is over.
+WITH page AS MATERIALIZED (
+    SELECT segment_id, state = 'committed' AND unreferenced_since IS NULL AS may_be_garbage
+    FROM segments WHERE segment_id > %(after)s::uuid ORDER BY segment_id LIMIT %(cap)s
+), unreferenced AS (
+    SELECT s.segment_id FROM page JOIN segments AS s USING (segment_id)
+    WHERE page.may_be_garbage
+        AND NOT EXISTS (SELECT FROM runs AS r WHERE r.segment_id = s.segment_id)
+        AND NOT EXISTS (SELECT FROM holds AS h WHERE h.segment_id = s.segment_id AND h.lease_until > clock_timestamp())
+    ORDER BY s.segment_id FOR NO KEY UPDATE OF s SKIP LOCKED
+), marked AS (
+    UPDATE segments AS s SET unreferenced_since = clock_timestamp() FROM unreferenced
+    WHERE s.segment_id = unreferenced.segment_id AND s.state = 'committed'
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM page) AS seen, (SELECT segment_id FROM page ORDER BY segment_id DESC LIMIT 1) AS last_seen,
+    (SELECT count(*) FROM marked) AS marked
+
+-- name: lock_unreferenced
+SELECT segment_id FROM segments
+WHERE state = 'committed' AND unreferenced_since < statement_timestamp() - make_interval(secs => %(grace_s)s)
+ORDER BY unreferenced_since LIMIT %(cap)s
+FOR NO KEY UPDATE SKIP LOCKED
+
+-- name: judge_unreferenced
+-- With the rows locked, in a snapshot taken since: whoever publishes or holds one has done so, or finds it doomed.
+WITH judged AS (
+    SELECT segment_id,
+        EXISTS (SELECT FROM runs AS r WHERE r.segment_id = s.segment_id)
+        OR EXISTS (SELECT FROM holds AS h WHERE h.segment_id = s.segment_id AND h.lease_until > clock_timestamp()) AS referenced
+    FROM segments AS s WHERE segment_id = ANY(%(segment_ids)s::uuid[])
+), changed AS (
+    UPDATE segments AS s
+    SET state = CASE WHEN referenced THEN 'committed' ELSE 'doomed' END,
+        doomed_at = CASE WHEN referenced THEN NULL ELSE clock_timestamp() END,
+        unreferenced_since = CASE WHEN referenced THEN NULL ELSE unreferenced_since END
+    FROM judged WHERE s.segment_id = judged.segment_id
+    RETURNING s.state
+)
+SELECT count(*) FILTER (WHERE state = 'doomed') AS doomed FROM changed
+
+-- name: due_for_deletion
+-- What was committed has waited before it was doomed; what never was waits now.
+SELECT segment_id, object_key FROM segments
+WHERE state = 'doomed' AND deleted_at IS NULL
+    AND coalesce(unreferenced_since, doomed_at) < statement_timestamp() - make_interval(secs => %(grace_s)s)
+ORDER BY coalesce(unreferenced_since, doomed_at) LIMIT %(cap)s
+
+-- name: record_deletion
+-- The tombstone stays for PUTs that arrive late, and for agents that ask late what became of their commit.
+WITH deleted AS (
+    SELECT segment_id FROM segments
+    WHERE segment_id = ANY(%(segment_ids)s::uuid[]) AND state = 'doomed' AND deleted_at IS NULL
+    ORDER BY segment_id FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE segments AS s SET deleted_at = clock_timestamp(), forget_after = greatest(
+    clock_timestamp() + make_interval(secs => %(late_write_window_s)s),
+    s.committed_at + make_interval(secs => %(outcome_retention_s)s))
+FROM deleted WHERE s.segment_id = deleted.segment_id
+
+-- name: due_for_forgetting
+SELECT segment_id, object_key FROM segments WHERE forget_after < statement_timestamp() ORDER BY forget_after LIMIT %(cap)s
+
+-- name: forget
+WITH due AS (
+    SELECT segment_id FROM segments
+    WHERE segment_id = ANY(%(segment_ids)s::uuid[]) AND state = 'doomed' AND forget_after < statement_timestamp()
+    ORDER BY segment_id FOR UPDATE SKIP LOCKED
+)
+DELETE FROM segments AS s USING due WHERE s.segment_id = due.segment_id
+
+-- name: census
+-- From the partial indexes alone: what waits costs, what lives does not.
+SELECT
+    (SELECT count(*) FROM segments WHERE state = 'reserved') AS reserved,
+    (SELECT count(*) FROM segments WHERE state = 'committed' AND unreferenced_since IS NOT NULL) AS unreferenced,
+    (SELECT count(*) FROM segments WHERE state = 'doomed' AND deleted_at IS NULL) AS doomed,
+    (SELECT count(*) FROM segments WHERE forget_after IS NOT NULL) AS tombstones

@@ -1,0 +1,129 @@
+-- Retention: what is old or too much, moving the log start, dropping the runs below it, and sweeping deleted topics.
+
+-- name: page
+-- Live partitions in primary-key order with their oldest run, which alone tells whether there is anything to do. A run's age is its own
+-- maximum timestamp, but never younger than its commit: one timestamp from the future must not keep everything behind it. Without
+-- timestamps it is the commit's time.
+SELECT p.topic_id, p.partition, t.config, p.log_start_offset, p.high_watermark, p.size_bytes,
+    (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms,
+    oldest.last_offset AS oldest_last_offset, oldest.length AS oldest_length, oldest.aged_from_ms AS oldest_aged_from_ms
+FROM (
+    SELECT * FROM partitions
+    WHERE (topic_id, partition) > (%(after_topic_id)s::uuid, %(after_partition)s::integer) AND state = 'live'
+    ORDER BY topic_id, partition LIMIT %(cap)s
+) AS p
+JOIN topics AS t USING (topic_id)
+LEFT JOIN LATERAL (
+    SELECT r.last_offset, r.length,
+        CASE WHEN r.max_timestamp_ms < 0 THEN c.committed_ms ELSE least(r.max_timestamp_ms, c.committed_ms) END AS aged_from_ms
+    FROM runs AS r JOIN segments AS s USING (segment_id)
+    CROSS JOIN LATERAL (SELECT (extract(epoch FROM s.committed_at) * 1000)::bigint AS committed_ms) AS c
+    WHERE r.topic_id = p.topic_id AND r.partition = p.partition
+    ORDER BY r.base_offset LIMIT 1
+) AS oldest ON true
+ORDER BY p.topic_id, p.partition
+
+-- name: oldest_runs
+SELECT r.last_offset, r.length,
+    CASE WHEN r.max_timestamp_ms < 0 THEN c.committed_ms ELSE least(r.max_timestamp_ms, c.committed_ms) END AS aged_from_ms
+FROM runs AS r JOIN segments AS s USING (segment_id)
+CROSS JOIN LATERAL (SELECT (extract(epoch FROM s.committed_at) * 1000)::bigint AS committed_ms) AS c
+WHERE r.topic_id = %(topic_id)s AND r.partition = %(partition)s
+ORDER BY r.base_offset LIMIT %(cap)s
+
+-- name: lock_partition
+-- Whoever moves log_start_offset or deletes runs holds the partition row. The next statements take their snapshot after this one has it.
+SELECT log_start_offset, high_watermark FROM partitions
+WHERE topic_id = %(topic_id)s AND partition = %(partition)s AND state = 'live'
+FOR NO KEY UPDATE
+
+-- name: history_limit
+-- What is not in history yet stays, once a topic's history is on. Turning it on takes the partition rows, so it is seen here or waits.
+SELECT coalesce(h.compacted_to, 0) AS compacted_to
+FROM history_tables AS t
+LEFT JOIN history_partitions AS h ON h.topic_id = t.topic_id AND h.partition = %(partition)s
+WHERE t.topic_id = %(topic_id)s
+
+-- name: move_log_start
+-- Only ever forward. Agents that cached coordinates see the epoch change.
+UPDATE partitions SET log_start_offset = %(log_start_offset)s, coordinate_epoch = coordinate_epoch + 1
+WHERE topic_id = %(topic_id)s AND partition = %(partition)s AND log_start_offset < %(log_start_offset)s
+
+-- name: drop_runs
+-- At most cap runs that lie below the log start as a whole, oldest first; the partition's size follows.
+WITH below AS (
+    SELECT r.base_offset
+    FROM partitions AS p JOIN runs AS r USING (topic_id, partition)
+    WHERE p.topic_id = %(topic_id)s AND p.partition = %(partition)s
+        AND r.base_offset < p.log_start_offset AND r.last_offset < p.log_start_offset
+    ORDER BY r.base_offset LIMIT %(cap)s
+), dropped AS (
+    DELETE FROM runs AS r USING below
+    WHERE r.topic_id = %(topic_id)s AND r.partition = %(partition)s AND r.base_offset = below.base_offset
+    RETURNING r.length
+), total AS (
+    SELECT count(*) AS runs, coalesce(sum(length), 0)::bigint AS bytes FROM dropped
+), smaller AS (
+    UPDATE partitions AS p SET size_bytes = p.size_bytes - total.bytes FROM total
+    WHERE p.topic_id = %(topic_id)s AND p.partition = %(partition)s AND total.runs > 0
+)
+SELECT runs, bytes FROM total
+
+-- name: lock_deleting_partitions
+-- Several housekeepers side by side. The state was set under this lock, so no commit can add a run any more.
+SELECT p.topic_id, p.partition
+FROM topics AS t JOIN partitions AS p USING (topic_id)
+WHERE t.deleted_at IS NOT NULL AND p.state = 'deleting'
+ORDER BY p.topic_id, p.partition LIMIT %(cap)s
+FOR NO KEY UPDATE OF p SKIP LOCKED
+
+-- name: sweep_runs
+WITH swept AS (
+    SELECT r.topic_id, r.partition, r.base_offset
+    FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
+    JOIN runs AS r USING (topic_id, partition)
+    ORDER BY r.topic_id, r.partition, r.base_offset LIMIT %(cap)s
+), gone AS (
+    DELETE FROM runs AS r USING swept
+    WHERE r.topic_id = swept.topic_id AND r.partition = swept.partition AND r.base_offset = swept.base_offset
+    RETURNING 1
+)
+SELECT count(*) AS deleted FROM gone
+
+-- name: sweep_producer_state
+WITH swept AS (
+    SELECT s.topic_id, s.partition, s.producer_id
+    FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
+    JOIN producer_state AS s USING (topic_id, partition)
+    ORDER BY s.topic_id, s.partition, s.producer_id LIMIT %(cap)s
+), gone AS (
+    DELETE FROM producer_state AS s USING swept
+    WHERE s.topic_id = swept.topic_id AND s.partition = swept.partition AND s.producer_id = swept.producer_id
+    RETURNING 1
+)
+SELECT count(*) AS deleted FROM gone
+
+-- name: sweep_partitions
+-- The row goes when nothing is left that it guards.
+WITH gone AS (
+    DELETE FROM partitions AS p
+    USING unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
+    WHERE p.topic_id = d.topic_id AND p.partition = d.partition AND p.state = 'deleting'
+        AND NOT EXISTS (SELECT FROM runs AS r WHERE r.topic_id = p.topic_id AND r.partition = p.partition)
+        AND NOT EXISTS (SELECT FROM producer_state AS s WHERE s.topic_id = p.topic_id AND s.partition = p.partition)
+    RETURNING 1
+)
+SELECT count(*) AS deleted FROM gone
+
+-- name: sweep_topics
+-- Without partitions, and without a history that still has to be dropped.
+WITH empty AS (
+    SELECT t.topic_id FROM topics AS t
+    WHERE t.deleted_at IS NOT NULL
+        AND NOT EXISTS (SELECT FROM partitions AS p WHERE p.topic_id = t.topic_id)
+        AND NOT EXISTS (SELECT FROM history_tables AS h WHERE h.topic_id = t.topic_id)
+    ORDER BY t.topic_id LIMIT %(cap)s FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM topics AS t USING empty WHERE t.topic_id = empty.topic_id RETURNING 1
+)
+SELECT count(*) AS deleted FROM gone
