@@ -1,0 +1,149 @@
+"""The command as a person meets it: help, errors, settings as options."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tidelog.cli import Commands, app
+from tidelog.errors import UserError
+from tidelog.find_cluster import find_cluster
+from tidelog.stack_file import StackAddresses, locked, read_stack_file, write_stack_file
+
+HEAVY = ("pyspark", "confluent_kafka", "pandas", "pyarrow", "numba", "fastapi", "psycopg", "pydantic", "httpx")
+ADDRESSES = StackAddresses(
+    database_url="postgresql://stack",
+    store_url="s3://stack/",
+    s3_access_key="key",
+    s3_secret_key="secret",
+    bootstrap="127.0.0.1:1",
+    http_urls=("http://127.0.0.1:1",),
+    zones=("a",),
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every test starts in an empty directory and ends with the environment it began with."""
+    for name in ADDRESSES.as_environment():
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def run_process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tidelog", *arguments], capture_output=True, text=True, timeout=60, cwd=cwd, check=False
+    )
+
+
+def test_help_lists_every_command_without_importing_what_they_need() -> None:
+    script = (
+        "import sys; from typer.testing import CliRunner; from tidelog.cli import app;"
+        "print(CliRunner().invoke(app, ['--help']).stdout);"
+        f"print('imported', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True).stdout
+
+    assert "imported []" in said
+    assert all(entry.name in said for entry in Commands.entries)
+
+
+@pytest.mark.parametrize("command", [entry.name for entry in Commands.entries])
+def test_every_command_explains_itself(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+
+    assert result.exit_code == 0, result.output
+    assert "Usage" in result.stdout
+
+
+def test_an_agents_settings_are_options_with_their_variables() -> None:
+    result = CliRunner().invoke(app, ["agent", "--help"], env={"COLUMNS": "200"})
+
+    for option, variable in (
+        ("--linger-ms", "TIDELOG_LINGER_MS"),
+        ("--page-cache-bytes", "TIDELOG_PAGE_CACHE_BYTES"),
+        ("--database-pool-size", "TIDELOG_DATABASE_POOL_SIZE"),
+        ("--retention-interval-s", "TIDELOG_RETENTION_INTERVAL_S"),
+        ("--roles", "TIDELOG_ROLES"),
+    ):
+        assert option in result.stdout
+        assert variable in result.stdout
+
+
+def test_a_wrong_setting_is_named_without_a_traceback(tmp_path: Path) -> None:
+    result = run_process("agent", "--linger-ms", "-1", cwd=tmp_path)
+
+    assert result.returncode == 1
+    assert "TIDELOG_LINGER_MS" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_agent_without_a_database_says_what_is_missing(tmp_path: Path) -> None:
+    result = run_process("agent", "--store-url", "memory://x", cwd=tmp_path)
+
+    assert result.returncode == 1
+    assert "TIDELOG_DATABASE_URL is not set" in result.stderr
+
+
+def test_without_a_cluster_a_command_says_how_to_get_one(tmp_path: Path) -> None:
+    result = run_process("topics", "list", cwd=tmp_path)
+
+    assert result.returncode == 1
+    assert "tidelog dev" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_agent_that_is_not_there_is_an_error_to_act_on(tmp_path: Path) -> None:
+    listed = run_process("topics", "list", "--http-url", "http://127.0.0.1:1", cwd=tmp_path)
+    consumed = run_process("consume", "t", "--bootstrap", "127.0.0.1:1", "--client-timeout-s", "1", cwd=tmp_path)
+
+    for result, variable in ((listed, "TIDELOG_HTTP_URL"), (consumed, "TIDELOG_BOOTSTRAP")):
+        assert result.returncode == 1
+        assert variable in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_a_running_stack_is_found_by_its_file(tmp_path: Path) -> None:
+    data_dir = tmp_path / ".tidelog"
+    data_dir.mkdir()
+    write_stack_file(data_dir, ADDRESSES)
+
+    with locked(data_dir):
+        settings = find_cluster()
+
+    assert settings.http_url == "http://127.0.0.1:1"
+    assert settings.bootstrap == "127.0.0.1:1"
+
+
+def test_the_file_of_a_stack_that_was_killed_is_not_believed(tmp_path: Path) -> None:
+    write_stack_file(tmp_path, ADDRESSES)
+
+    assert read_stack_file(tmp_path) is None
+
+
+def test_a_variable_wins_over_the_running_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_dir = tmp_path / ".tidelog"
+    data_dir.mkdir()
+    write_stack_file(data_dir, ADDRESSES)
+    monkeypatch.setenv("TIDELOG_HTTP_URL", "http://elsewhere")
+
+    with locked(data_dir):
+        settings = find_cluster()
+
+    assert settings.http_url == "http://elsewhere"
+    assert settings.bootstrap is None
+
+
+def test_two_stacks_never_share_a_directory(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(UserError, match="--data-dir"), locked(tmp_path):
+        pass
+
+
+def test_the_stack_file_is_its_owners_alone(tmp_path: Path) -> None:
+    write_stack_file(tmp_path, ADDRESSES)
+
+    assert (tmp_path / "stack.json").stat().st_mode & 0o077 == 0
