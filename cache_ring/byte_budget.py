@@ -23,17 +23,22 @@ class ByteBudget:
         self.taken_bytes += taken
         return taken
 
+    async def take(self, size_bytes: int) -> int:
+        """Wait for a turn, so the caller sets the timeout; returns what `give_back` later takes."""
+        taken = self.try_take(size_bytes)
+        if taken is None:
+            taken = min(size_bytes, self.limit_bytes)
+            await self._turn(taken)
+        return taken
+
     def give_back(self, taken: int) -> None:
         self.taken_bytes -= taken
         self._admit()
 
     @asynccontextmanager
     async def taken(self, size_bytes: int) -> AsyncIterator[None]:
-        """Hold `size_bytes` of the budget; waits for its turn, so the caller sets the timeout."""
-        taken = self.try_take(size_bytes)
-        if taken is None:
-            taken = min(size_bytes, self.limit_bytes)
-            await self._turn(taken)
+        """Hold `size_bytes` of the budget."""
+        taken = await self.take(size_bytes)
         try:
             yield
         finally:

@@ -19,6 +19,9 @@ from enum import Enum, auto
 from sequencer.coordinates import KnownEnd, PartitionCoordinates, PartitionKey, RunCoordinate
 from storage.identifiers import Offset
 
+_RUNS_BEYOND = 4
+"""Runs named beyond those asked for, so that their pages can be loaded ahead."""
+
 
 class Applied(Enum):
     """What became of a run heard of by a push or an own commit."""
@@ -107,6 +110,10 @@ class CoordinateCache:
     def known_end(self, key: PartitionKey) -> Offset | None:
         interval = self._intervals.get(key)
         return None if interval is None else interval.known_end
+
+    def coordinate_epoch(self, key: PartitionKey) -> int | None:
+        interval = self._intervals.get(key)
+        return None if interval is None else interval.coordinate_epoch
 
     def known_ends(self, keys: Iterable[PartitionKey]) -> list[KnownEnd]:
         """What to send with a poll; partitions of which nothing is known are left out."""
@@ -288,7 +295,7 @@ def _slice(runs: Sequence[RunCoordinate], offset: int, max_bytes: int) -> tuple[
     may count."""
     at = first = bisect_right(runs, offset, key=lambda run: run.base_offset) - 1
     size_bytes = 0
-    while at < len(runs) and (at <= first + 1 or size_bytes < max_bytes):
+    while at < len(runs) and size_bytes < max_bytes:
         size_bytes += runs[at].length if at > first else 0
         at += 1
-    return tuple(runs[first:at])
+    return tuple(runs[first : at + _RUNS_BEYOND])

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+from cache_ring.interests import Interests
 from cache_ring.membership import Membership
 from cache_ring.page_protocol import (
     LENGTH_BYTES,
@@ -34,7 +35,7 @@ class CoordinatePush:
         self,
         membership: Membership,
         settings: CacheRingSettings,
-        interests: Callable[[], Iterable[PartitionKey]],
+        interests: Interests,
         on_runs: Callable[[Sequence[RunCoordinate]], None],
     ) -> None:
         self._membership = membership
@@ -42,12 +43,9 @@ class CoordinatePush:
         self._interests = interests
         self._on_runs = on_runs
         self._changed = asyncio.Event()
+        interests.when_new(self._changed.set)
         self._links: dict[tuple[NodeId, int], _Link] = {}
         self.runs_received = 0
-
-    def interests_changed(self) -> None:
-        """Subscribe soon to what is new."""
-        self._changed.set()
 
     async def run(self) -> None:
         """Keep the subscriptions until cancelled."""
@@ -79,7 +77,7 @@ class CoordinatePush:
         ring = self._membership.ring
         self_ = self._membership.self_
         wanted: dict[tuple[NodeId, int], tuple[LiveAgent, set[PartitionKey]]] = {}
-        for topic_id, partition in self._interests():
+        for topic_id, partition in self._interests.current():
             for agent in ring.replicas(topic_id, partition):
                 if self_ is None or agent.node_id != self_.node_id:
                     key = (agent.node_id, agent.incarnation)

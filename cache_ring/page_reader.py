@@ -54,6 +54,14 @@ class PageReader:
         """Keep an object that this agent has just uploaded, whole or in the pieces it was uploaded in."""
         self._pages.put_own(object_key, chunks if isinstance(chunks, bytes) else b"".join(chunks))
 
+    def has(self, coordinate: RunCoordinate) -> bool:
+        """Whether the run's bytes are in this agent's memory."""
+        in_page = self._pages.has(coordinate.object_key)
+        return in_page or _range_key(coordinate) in self._ranges
+
+    def is_history(self, coordinate: RunCoordinate) -> bool:
+        return self._pages.is_history(coordinate.object_key)
+
     async def read(self, coordinate: RunCoordinate) -> memoryview:
         """The run's bytes; raises ObjectNotFound, StoreUnavailable, or DamagedPage when the store's own bytes are
         wrong."""

@@ -81,6 +81,9 @@ class StorePages:
                     return page
         return None
 
+    def has(self, key: ObjectKey) -> bool:
+        return key in self._tail.cache or key in self._catch_up.cache
+
     def put_own(self, key: ObjectKey, page: bytes) -> None:
         """Keep an object that this agent has just written."""
         self._tail.cache.put(key, page)

@@ -7,6 +7,7 @@ not starved by small ones; a reservation is given back once all who retain it ha
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 
 class MemoryBudget:
@@ -64,12 +65,20 @@ class MemoryBudget:
 class Reservation:
     """Bytes reserved. Made with one holder; each `retain` adds one, each `release` takes one away."""
 
-    __slots__ = ("_budget", "_holders", "size_bytes")
+    __slots__ = ("_budget", "_holders", "_then", "size_bytes")
 
     def __init__(self, budget: MemoryBudget, size_bytes: int) -> None:
         self._budget = budget
         self._holders = 1
+        self._then: list[Callable[[], None]] = []
         self.size_bytes = size_bytes
+
+    def when_released(self, callback: Callable[[], None]) -> None:
+        """Call this once, when the bytes are given back: the answer is sent, or will never be."""
+        if self._holders <= 0:
+            callback()
+        else:
+            self._then.append(callback)
 
     def retain(self) -> None:
         if self._holders <= 0:
@@ -82,3 +91,6 @@ class Reservation:
         self._holders -= 1
         if self._holders == 0:
             self._budget._give_back(self.size_bytes)
+            for callback in self._then:
+                callback()
+            self._then.clear()

@@ -1,0 +1,220 @@
+"""Keeps what this agent knows of coordinates up to date, and wakes those who wait for more (DESIGN §6).
+
+Three sources: this agent's own commits, pushes of others, and the sequencer, asked for what a reader lacks and polled
+for every partition read here with what is known of each, never with a global cursor [raced: a late committer].
+Promises that a missed or overtaken push is repaired by the next poll, that another Postgres than before (a failover)
+empties the cache, and that Postgres being away is a log line."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from agent.read_path.settings import ReadPathSettings
+from cache_ring.coordinate_cache import Applied, CoordinateCache, CoordinateLimits, Learned, PartitionView
+from cache_ring.interests import Interests
+from sequencer.client import Sequencer
+from sequencer.coordinates import CoordinateRequest, KnownEnd, PartitionCoordinates, PartitionKey, RunCoordinate
+from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from storage.identifiers import Offset
+
+_log = logging.getLogger(__name__)
+
+_AWAY = (SequencerUnavailable, CommitOutcomeUnknown, TimeoutError)
+_POLLS_BETWEEN_TRIES_WHEN_AWAY = 10
+
+
+class KnownCoordinates:
+    """`push` is told of this agent's own commits, to send them to the agents that subscribed."""
+
+    def __init__(
+        self,
+        sequencer: Sequencer,
+        interests: Interests,
+        settings: ReadPathSettings,
+        push: Callable[[Sequence[RunCoordinate]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sequencer = sequencer
+        self._interests = interests
+        self._settings = settings
+        self._push = push
+        self._clock = clock
+        self._cache = CoordinateCache(
+            CoordinateLimits(
+                max_age_s=settings.coordinate_max_age_s,
+                max_runs=settings.coordinate_cache_runs,
+                max_runs_per_partition=settings.coordinate_cache_runs_per_partition,
+                max_ahead=settings.coordinate_runs_ahead,
+                max_windows=settings.coordinate_history_windows,
+            )
+        )
+        self._waiting: dict[PartitionKey, set[asyncio.Event]] = {}
+        self._poll_now = asyncio.Event()
+        self._identity_changes = sequencer.database.identity_changes
+        self._is_away = False
+        self.last_poll_s: float | None = None
+        """When the last successful poll was sent, on the monotonic clock."""
+        self.regressions = 0
+        """How often the sequencer knew less than before: each is an alarm."""
+        interests.when_new(self._poll_now.set)
+
+    @property
+    def cached_runs(self) -> int:
+        return len(self._cache)
+
+    def find(self, key: PartitionKey, offset: int, max_bytes: int) -> PartitionView | None:
+        """What is known for a reader at an offset, who then counts as one."""
+        self._interests.note(key)
+        return self._cache.find(key, offset, max_bytes, self._clock())
+
+    def is_current(self, key: PartitionKey, view: PartitionView) -> bool:
+        """Whether what a reader took before it waited for bytes may still be answered."""
+        if self._clock() - view.learned_s > self._settings.coordinate_max_age_s:
+            return False
+        epoch = self._cache.coordinate_epoch(key)
+        return epoch is None or epoch <= view.coordinate_epoch
+
+    def forget(self, key: PartitionKey) -> None:
+        self._cache.drop(key)
+
+    def committed(self, runs: Sequence[RunCoordinate]) -> None:
+        """This agent has committed these runs."""
+        self.heard(runs)
+        self._push(runs)
+
+    def heard(self, runs: Sequence[RunCoordinate]) -> None:
+        """These runs were committed, here or by a peer that pushed them."""
+        for run in runs:
+            applied = self._cache.apply(run)
+            if applied is Applied.APPENDED:
+                self._wake((run.topic_id, run.partition))
+            elif applied is Applied.AHEAD:
+                self._poll_now.set()
+
+    async def ask(self, asked: Mapping[PartitionKey, int]) -> set[PartitionKey]:
+        """Ask the sequencer from these offsets on; returns the partitions that do not exist.
+
+        Raises SequencerUnavailable.
+        """
+        self._forget_all_after_failover()
+        asked_s = self._clock()
+        known_ends = {key: self._cache.known_end(key) for key in asked}
+        requests = [
+            CoordinateRequest(
+                topic_id=key[0],
+                partition=key[1],
+                from_offset=Offset(max(0, offset)),
+                max_runs=self._settings.coordinate_read_runs,
+            )
+            for key, offset in asked.items()
+        ]
+        try:
+            async with asyncio.timeout(self._settings.coordinate_timeout_s):
+                answers = await self._sequencer.coordinates.read(requests)
+        except TimeoutError as error:
+            raise SequencerUnavailable(
+                f"no coordinates within TIDELOG_COORDINATE_TIMEOUT_S ({self._settings.coordinate_timeout_s} s)"
+            ) from error
+        for key, answer in answers.items():
+            self._learn(key, answer, known_ends[key], asked_s)
+        unknown = asked.keys() - answers.keys()
+        for key in unknown:
+            self._cache.drop(key)
+        return unknown
+
+    @contextmanager
+    def watching(self, keys: Sequence[PartitionKey]) -> Iterator[asyncio.Event]:
+        """An event that is set whenever more is known of one of these partitions; the caller clears it."""
+        event = asyncio.Event()
+        for key in keys:
+            self._waiting.setdefault(key, set()).add(event)
+        try:
+            yield event
+        finally:
+            for key in keys:
+                events = self._waiting.get(key)
+                if events is not None:
+                    events.discard(event)
+                    if not events:
+                        del self._waiting[key]
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        waits_for_polls = 1
+        while True:
+            try:
+                await self._poll_all()
+                self._is_away, waits_for_polls = False, 1
+            except _AWAY as error:
+                if not self._is_away:
+                    _log.warning("coordinates: cannot poll the sequencer", extra={"error": str(error)})
+                self._is_away, waits_for_polls = True, _POLLS_BETWEEN_TRIES_WHEN_AWAY
+            await self._pause(waits_for_polls * self._settings.coordinate_poll_s)
+
+    async def _pause(self, wait_s: float) -> None:
+        """Until the next poll is due: at once for a gap, not at all while nobody reads."""
+        if self._is_away:
+            await asyncio.sleep(wait_s)
+        else:
+            try:
+                async with asyncio.timeout(wait_s if len(self._interests) else None):
+                    await self._poll_now.wait()
+            except TimeoutError:
+                return
+        self._poll_now.clear()
+
+    async def _poll_all(self) -> None:
+        self._forget_all_after_failover()
+        keys = self._interests.current()
+        for first in range(0, len(keys), self._settings.coordinate_poll_partitions):
+            known = self._cache.known_ends(keys[first : first + self._settings.coordinate_poll_partitions])
+            if known:
+                await self._poll(known)
+
+    async def _poll(self, known: Sequence[KnownEnd]) -> None:
+        asked_s = self._clock()
+        async with asyncio.timeout(self._settings.coordinate_timeout_s):
+            changed = await self._sequencer.coordinates.poll(known, self._settings.coordinate_read_runs)
+        self.last_poll_s = asked_s
+        for end in known:
+            key = (end.topic_id, end.partition)
+            if key not in changed:
+                self._cache.confirm(key, end.known_end, asked_s)
+                continue
+            answer = changed[key]
+            if answer is None:
+                self._cache.drop(key)
+            else:
+                self._learn(key, answer, end.known_end, asked_s)
+            self._wake(key)
+
+    def _learn(
+        self, key: PartitionKey, answer: PartitionCoordinates, known_end_when_asked: Offset | None, asked_s: float
+    ) -> None:
+        learned = self._cache.learn(answer, known_end_when_asked, asked_s)
+        if learned is Learned.REGRESSED:
+            self.regressions += 1
+            _log.error(
+                "coordinates: the sequencer's high watermark went back; acknowledged records may be lost",
+                extra={
+                    "topic_id": str(key[0]),
+                    "partition": key[1],
+                    "known_end": known_end_when_asked,
+                    "high_watermark": answer.high_watermark,
+                },
+            )
+
+    def _forget_all_after_failover(self) -> None:
+        changes = self._sequencer.database.identity_changes
+        if changes != self._identity_changes:
+            self._identity_changes = changes
+            _log.warning("coordinates: another Postgres answers than before, forgetting everything")
+            self._cache.drop_all()
+            for key in tuple(self._waiting):
+                self._wake(key)
+
+    def _wake(self, key: PartitionKey) -> None:
+        for event in self._waiting.get(key, ()):
+            event.set()

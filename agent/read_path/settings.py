@@ -1,0 +1,51 @@
+"""The settings of the read path: each an option and an environment variable `TIDELOG_<NAME>`.
+
+Promises that every bound of this folder is named here.
+"""
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class ReadPathSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="TIDELOG_", use_attribute_docstrings=True, extra="ignore")
+
+    coordinate_poll_s: float = Field(default=0.1, gt=0)
+    """The pause between two polls of the sequencer for the partitions read here; repairs a push that was missed."""
+    coordinate_poll_partitions: int = Field(default=2000, ge=1)
+    """Partitions asked for in one statement of the poll."""
+    coordinate_timeout_s: float = Field(default=5.0, gt=0)
+    """The longest wait for coordinates; past it a retriable error is answered."""
+    coordinate_freshness_s: float = Field(default=1.0, ge=0)
+    """A reader at the known end of a partition that was not polled for so long makes the agent ask at once."""
+    coordinate_max_age_s: float = Field(default=60.0, gt=0)
+    """Coordinates older than this are asked for anew. Must stay below half the garbage grace period."""
+    coordinate_read_runs: int = Field(default=512, ge=1)
+    """Runs asked for at once per partition."""
+    coordinate_cache_runs: int = Field(default=200_000, ge=1)
+    """Runs kept in the coordinate cache, about 400 bytes each."""
+    coordinate_cache_runs_per_partition: int = Field(default=4096, ge=1)
+    """Runs kept per partition, the latest ones."""
+    coordinate_runs_ahead: int = Field(default=256, ge=0)
+    """Runs heard of beyond a gap that are kept aside per partition while the gap is asked for."""
+    coordinate_history_windows: int = Field(default=8, ge=1)
+    """Readers of history per partition whose coordinates are kept apart."""
+    recent_reader_s: float = Field(default=10.0, gt=0)
+    """How long after its last fetch a partition is still polled and subscribed to."""
+    read_partitions: int = Field(default=100_000, ge=1)
+    """Partitions that may be polled and subscribed to."""
+
+    fetch_max_bytes: int = Field(default=57_671_680, ge=1)
+    """The most a fetch returns, whatever it asks for, but for one batch that is larger (Kafka's fetch.max.bytes)."""
+    fetch_max_runs: int = Field(default=1024, ge=1)
+    """Runs loaded for one fetch."""
+    fetch_max_wait_s: float = Field(default=120.0, gt=0)
+    """The longest a fetch waits, whatever it asks for."""
+    fetch_answer_bytes: int = Field(default=268_435_456, ge=1)
+    """Bytes of fetch answers in memory, from being loaded until they are sent; past it fetches wait for their turn."""
+    fetch_answer_wait_s: float = Field(default=2.0, gt=0)
+    """How long a fetch waits for its turn; past it it is answered without records."""
+    catch_up_read_ahead_bytes: int = Field(default=33_554_432, ge=0)
+    """Bytes of history loaded ahead of a reader that reads it in order; 0: none."""
+    time_lookups: int = Field(default=16, ge=1)
+    """Partitions looked up by time at once per ListOffsets request."""
