@@ -70,6 +70,8 @@ class Stack:
         self._cleanup = contextlib.ExitStack()
         self._watchdog: Watchdog | None = None
         self._addresses: StackAddresses | None = None
+        self._postgres: EmbeddedPostgres | None = None
+        self._endpoint: S3Endpoint | None = None
         self.agents: list[AgentProcess] = []
 
     def __enter__(self) -> Self:
@@ -86,6 +88,12 @@ class Stack:
         """Where everything is; only of a stack that was started."""
         assert self._addresses is not None, "the stack was not started"
         return self._addresses
+
+    @property
+    def postgres(self) -> EmbeddedPostgres:
+        """The database's server, which a test may stop and start; only of a stack that was started."""
+        assert self._postgres is not None, "the stack was not started"
+        return self._postgres
 
     def start(self) -> None:
         """Returns when every agent is ready; on failure nothing is left running. Raises `UserError`."""
@@ -115,6 +123,17 @@ class Stack:
         """Starts agent `index` again, at its old addresses, and waits until it is ready."""
         self.spawn(index)
         self.agents[index].wait_ready(self.settings.ready_timeout_s)
+
+    def stop_store(self) -> None:
+        """Ends the S3 endpoint, as if the store were away; `start_store` brings it back."""
+        assert self._endpoint is not None, "the stack has no S3 endpoint"
+        self._endpoint.stop()
+
+    def start_store(self) -> None:
+        """Starts the S3 endpoint again, at its old address and with its old keys."""
+        assert self._endpoint is not None, "the stack has no S3 endpoint"
+        port = int(self._endpoint.url.rsplit(":", 1)[1])
+        self._start_endpoint(port=port, secret_key=self._endpoint.secret_key)
 
     def agent_in(self, zone: str) -> AgentProcess:
         """The first agent of a zone."""
@@ -168,7 +187,7 @@ class Stack:
     def _start_postgres(self, watchdog: Watchdog) -> str:
         self._on_step("Starting Postgres")
         directory = self.data_dir / "postgres"
-        postgres = EmbeddedPostgres(directory)
+        self._postgres = postgres = EmbeddedPostgres(directory)
         self._cleanup.callback(postgres.stop)
         try:
             url = postgres.start()
@@ -186,13 +205,17 @@ class Stack:
             directory.mkdir(exist_ok=True)
             return _Store(url=directory.as_uri(), access_key=None, secret_key=None)
         self._on_step("Starting the S3 endpoint")
+        endpoint = self._start_endpoint()
+        (self.data_dir / "s3" / "buckets" / _BUCKET).mkdir(exist_ok=True)
+        return _Store(url=endpoint.store_url(_BUCKET), access_key=endpoint.access_key, secret_key=endpoint.secret_key)
+
+    def _start_endpoint(self, port: int = 0, secret_key: str | None = None) -> S3Endpoint:
         try:
-            endpoint = S3Endpoint.start(self.data_dir / "s3")
+            self._endpoint = endpoint = S3Endpoint.start(self.data_dir / "s3", port=port, secret_key=secret_key)
         except (EndpointFailed, OSError) as failed:
             raise UserError(f"The S3 endpoint does not start: {failed}") from failed
         self._cleanup.callback(endpoint.stop)
-        (self.data_dir / "s3" / "buckets" / _BUCKET).mkdir(exist_ok=True)
-        return _Store(url=endpoint.store_url(_BUCKET), access_key=endpoint.access_key, secret_key=endpoint.secret_key)
+        return endpoint
 
     def _start_agents(self, layout: list[AgentAddress]) -> None:
         self._on_step(f"Starting {len(layout)} agents in zones {', '.join(self.settings.zones)}")

@@ -1,7 +1,7 @@
 """The running stack as clients see it: bootstrap servers per zone, fresh topics, and the four clients."""
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import confluent_kafka.admin
@@ -9,8 +9,28 @@ import pytest
 
 from tests.clients.adapters import AioKafka, Client, Confluent, JavaClient, KafkaPython
 from tests.fixtures.java import Java
+from tidelog.stack import Stack, StackSettings
 
 NewTopic = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One stack for all these tests: two agents, in zones a and b."""
+    with Stack(StackSettings(data_dir=tmp_path_factory.mktemp("clients"))) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def zone_a(running: Stack) -> str:
+    """The bootstrap server in zone a."""
+    return running.agent_in("a").address.bootstrap
+
+
+@pytest.fixture(scope="session")
+def zone_b(running: Stack) -> str:
+    """The bootstrap server in zone b."""
+    return running.agent_in("b").address.bootstrap
 
 
 @pytest.fixture(scope="session")

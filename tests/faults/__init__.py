@@ -1,0 +1,1 @@
+"""The stack under kills, outages and hostile input; what was acknowledged is compared record by record."""

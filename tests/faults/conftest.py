@@ -1,0 +1,69 @@
+"""Seeds for the suite, printed; `TIDELOG_TEST_SEEDS=1,2` runs those instead."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+
+import confluent_kafka.admin
+import pytest
+
+from tidelog.agent_process import AgentProcess
+from tidelog.stack import Stack
+
+LEASES: Mapping[str, str] = {
+    "TIDELOG_MEMBERSHIP_LEASE_S": "3",
+    "TIDELOG_MEMBERSHIP_RENEW_S": "0.5",
+    "TIDELOG_MEMBERSHIP_MARGIN_S": "0.5",
+}
+"""An agent that was killed is forgotten in seconds, so that many kills fit a test."""
+
+
+def seeds(count: int) -> Sequence[int]:
+    """Different ones at each run, or those that the environment asks for."""
+    asked = os.environ.get("TIDELOG_TEST_SEEDS")
+    chosen = [int(seed) for seed in asked.split(",")] if asked else [random.randrange(2**31) for _ in range(count)]
+    print(f"seeds (repeat with TIDELOG_TEST_SEEDS): {','.join(map(str, chosen))}", flush=True)
+    return chosen
+
+
+def create_topic(servers: str, partitions: int, config: Mapping[str, str] | None = None) -> str:
+    """A topic of a new name."""
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": servers})
+    name = f"faults-{uuid.uuid4().hex[:8]}"
+    topic = confluent_kafka.admin.NewTopic(name, partitions, 1, config=dict(config or {}))
+    admin.create_topics([topic], request_timeout=30)[name].result(30)
+    return name
+
+
+def leaders(agent: AgentProcess, topic: str) -> set[str]:
+    """The addresses that Metadata names to clients in the agent's zone, asked of this agent."""
+    client_id = f"tidelog_zone={agent.address.zone}"
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": agent.address.bootstrap, "client.id": client_id})
+    metadata = admin.list_topics(topic, timeout=20)
+    brokers = {node: f"{broker.host}:{broker.port}" for node, broker in metadata.brokers.items()}
+    return {brokers[partition.leader] for partition in metadata.topics[topic].partitions.values()}
+
+
+def wait_until_doctor_finds_nothing(stack: Stack, timeout_s: float) -> None:
+    """`tidelog doctor` ends with status 0: no orphan, no dangling run. Leases of killed agents have to pass first."""
+    environment = {**os.environ, **stack.addresses.as_environment()}
+    command = [sys.executable, "-m", "tidelog", "doctor"]
+    until = time.monotonic() + timeout_s
+    while True:
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        if said.returncode == 0:
+            print(said.stdout)
+            return
+        assert time.monotonic() < until, f"doctor still finds something:\n{said.stdout}\n{said.stderr}"
+        time.sleep(2.0)
+
+
+@pytest.fixture(scope="module")
+def address(stack: Stack) -> tuple[str, int]:
+    """Where the agent of zone a takes Kafka connections."""
+    kafka = stack.agent_in("a").address
+    return kafka.host, kafka.kafka_port

@@ -1,0 +1,87 @@
+"""Agents killed while clients work: nothing acknowledged is lost, nothing is there twice, every reader arrives.
+
+Each seed has a topic of its own, three idempotent producers (in zone a, in zone b, and without a zone) and three
+consumers. A kill falls while the producer of the victim's zone waits for answers; sometimes the other agent is killed
+before the first is back.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from tests.faults.conftest import LEASES, create_topic, leaders, seeds, wait_until_doctor_finds_nothing
+from tests.faults.ledger import Contents, Ledger
+from tests.faults.load import Load, LoadSettings
+from tidelog.stack import Stack
+
+SEEDS = 5
+KILLS_PER_SEED = 4
+PARTITIONS = 6
+METADATA_REFRESH_S = 0.5
+RESERVATIONS: Mapping[str, str] = {"TIDELOG_RESERVATION_LEASE_S": "15", "TIDELOG_DOOMING_INTERVAL_S": "1"}
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.mark.timeout(400)
+def test_no_kill_loses_an_acknowledged_record_or_repeats_one(new_stack: Callable[..., Stack]) -> None:
+    stack = new_stack(agents=2, agent_environment={**LEASES, **RESERVATIONS})
+    kills = 0
+
+    for seed in seeds(SEEDS):
+        topic = create_topic(stack.addresses.bootstrap, PARTITIONS)
+        ledger, chance = Ledger(Contents(seed, PARTITIONS)), random.Random(seed)
+        refresh = {"topic.metadata.refresh.interval.ms": int(METADATA_REFRESH_S * 1000)}
+        settings = LoadSettings(servers=stack.addresses.bootstrap, topic=topic, client_settings=refresh)
+        with Load(settings, ledger) as load:
+            for _ in range(KILLS_PER_SEED):
+                kills += _kill_and_restart(stack, load, topic, chance)
+            load.finish(90.0)
+        counts = [ledger.acknowledged_count(producer.name) for producer in load.producers]
+        print(f"seed {seed}: {kills} kills so far, acknowledged {counts}", flush=True)
+
+    assert kills >= SEEDS * KILLS_PER_SEED
+    wait_until_doctor_finds_nothing(stack, timeout_s=60.0)
+
+
+def _kill_and_restart(stack: Stack, load: Load, topic: str, chance: random.Random) -> int:
+    """Kills one agent, or both, in the midst of work and returns how many when all are back."""
+    victims = chance.sample((0, 1), k=2 if chance.random() < 0.25 else 1)
+    _wait_for_leaders_everywhere(stack, topic)
+    load.wait_for_acknowledgements(20, 60.0)
+    time.sleep(chance.uniform(0.0, 0.3))
+    _kill(stack, load, victims[0])
+    for victim in victims[1:]:
+        time.sleep(chance.uniform(0.0, 1.0))
+        stack.kill(victim)
+    for victim in victims:
+        stack.spawn(victim)
+    for victim in victims:
+        stack.restart(victim)
+    return len(victims)
+
+
+def _wait_for_leaders_everywhere(stack: Stack, topic: str) -> None:
+    """Until each zone's clients are sent to its own agent, so that each agent has work in flight when it is killed."""
+    until = time.monotonic() + 30.0
+    while any(leaders(agent, topic) != {agent.address.bootstrap} for agent in stack.agents):
+        assert time.monotonic() < until, "the zones' agents are not named as leaders"
+        time.sleep(0.1)
+    time.sleep(METADATA_REFRESH_S)
+
+
+def _kill(stack: Stack, load: Load, victim: int) -> None:
+    """At a moment when the victim's producer has records both acknowledged and without an answer."""
+    (producer,) = (p for p in load.producers if p.zone == stack.agents[victim].address.zone)
+    until = time.monotonic() + 10.0
+    while not (waiting := load.ledger.in_flight(producer.name)):
+        assert time.monotonic() < until, "nothing is in flight"
+        time.sleep(0.001)
+    acknowledged = load.ledger.acknowledged_count(producer.name)
+
+    stack.kill(victim)
+
+    assert acknowledged > 0
+    assert waiting & load.ledger.in_flight(producer.name), "all was answered before the kill"
