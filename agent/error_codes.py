@@ -8,6 +8,7 @@ from typing import assert_never
 
 from kio.schema.errors import ErrorCode
 
+from agent.read_path.plan_fetch import ReadFailure
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
 from sequencer.commits import Assigned, Duplicate, FencedEpoch, OutOfOrderSequence, UnknownPartition, UnknownProducer
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
@@ -58,6 +59,25 @@ _WRITE_FAILURES = {
     WriteFailure.NOT_WRITTEN: ErrorCode.not_enough_replicas,
     WriteFailure.UNKNOWN: ErrorCode.not_enough_replicas_after_append,
     WriteFailure.TIMED_OUT: ErrorCode.request_timed_out,
+}
+
+
+def read_failure_code(failure: ReadFailure, *, by_id: bool) -> ErrorCode:
+    """`by_id`: whether the client named the topic by its id."""
+    if failure is ReadFailure.UNKNOWN_TOPIC and by_id:
+        return ErrorCode.unknown_topic_id
+    return _READ_FAILURES[failure]
+
+
+# All but the last are retriable. Clients take a storage error as "refresh the metadata and try again".
+_READ_FAILURES = {
+    ReadFailure.UNKNOWN_TOPIC: ErrorCode.unknown_topic_or_partition,
+    ReadFailure.UNKNOWN_PARTITION: ErrorCode.unknown_topic_or_partition,
+    ReadFailure.UNAVAILABLE: ErrorCode.kafka_storage_error,
+    ReadFailure.DATA_MISSING: ErrorCode.kafka_storage_error,
+    ReadFailure.UNKNOWN_LEADER_EPOCH: ErrorCode.unknown_leader_epoch,
+    ReadFailure.MOVED: ErrorCode.not_leader_or_follower,
+    ReadFailure.OUT_OF_RANGE: ErrorCode.offset_out_of_range,
 }
 
 

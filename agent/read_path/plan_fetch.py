@@ -102,9 +102,8 @@ def decide(plan: PartitionPlan, view: PartitionView | None, moment: Moment, read
     if plan.offset > view.high_watermark:
         return Refuse(failure=ReadFailure.OUT_OF_RANGE) if view.confirmed_s >= moment.began_s else Ask()
     if plan.offset == view.high_watermark:
-        return (
-            Nothing(view=view) if view.confirmed_s >= min(moment.began_s, moment.now_s - moment.freshness_s) else Ask()
-        )
+        is_fresh = view.confirmed_s >= min(moment.began_s, moment.now_s - moment.freshness_s)
+        return Nothing(view=view) if is_fresh else Ask()
     if view.runs is None:
         return Ask()
     end_offset = view.last_stable_offset if read_committed else view.high_watermark
