@@ -14,7 +14,13 @@ from urllib.parse import urlsplit
 
 import urllib3
 from minio import Minio
-from minio.credentials import AWSConfigProvider, ChainedProvider, EnvAWSProvider, IamAwsProvider, StaticProvider
+from minio.credentials.providers import (
+    AWSConfigProvider,
+    ChainedProvider,
+    EnvAWSProvider,
+    IamAwsProvider,
+    StaticProvider,
+)
 from minio.error import MinioException, S3Error
 
 from storage.identifiers import ObjectKey

@@ -5,6 +5,8 @@ partition spec: a file holds one Kafka partition's contiguous offsets, so its co
 would, and a later layout may put several partitions into one file. Bounds are kept for partition, offset, timestamp and
 timestamp_type; keys and values are payload."""
 
+from typing import Any
+
 import pyarrow as pa
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
@@ -42,7 +44,7 @@ ICEBERG_SCHEMA = Schema(
 _MAX_METADATA_FILES = 20
 
 
-def _field(field_id: int, name: str, kind: pa.DataType, *, nullable: bool) -> pa.Field:
+def _field(field_id: int, name: str, kind: pa.DataType, *, nullable: bool) -> pa.Field[Any]:
     return pa.field(name, kind, nullable=nullable, metadata={"PARQUET:field_id": str(field_id)})
 
 

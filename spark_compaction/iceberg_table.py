@@ -5,23 +5,29 @@ its key. The change becomes visible when `sequencer.history.publish` moves the p
 crash, a lost race or a lapsed lease leaves objects under a prefix, never a half-changed table."""
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 
 from pyiceberg.catalog.noop import NoopCatalog
-from pyiceberg.io.pyarrow import parquet_file_to_data_file
-from pyiceberg.manifest import DataFile, ManifestEntryStatus
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntryStatus
 from pyiceberg.serializers import FromByteStream, ToOutputFile
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.locations import LocationProvider, SimpleLocationProvider
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_metadata
 from pyiceberg.table.update.snapshot import ExpireSnapshots
+from pyiceberg.typedef import Record
 
-from sequencer.history import HistoryJob
+from sequencer.history import Advance, HistoryJob, Publication, RawRange
 from spark_compaction.bucket import Bucket, BucketAddress
+from spark_compaction.footers import ExpectedFile, read_footer
 from spark_compaction.history_schema import new_history_table
 from spark_compaction.iceberg_io import BucketIO
 from storage.identifiers import ObjectKey
@@ -71,14 +77,30 @@ class HistoryTableFiles:
             for entry in manifest.fetch_manifest_entry(self._io, discard_deleted=True)
         ]
 
-    def describe(self, keys: Iterable[ObjectKey]) -> list[DataFile]:
-        """Iceberg's entry for new Parquet files, from their footers, read back from the bucket."""
-
-        def describe_one(key: ObjectKey) -> DataFile:
-            return parquet_file_to_data_file(self._io, self.metadata, self._address.location(key))
-
+    def describe(self, files: Sequence[ExpectedFile]) -> list[DataFile]:
+        """Iceberg's entry for new Parquet files, from their footers in the bucket. Raises ManifestRefused."""
         with ThreadPoolExecutor(_READERS) as pool:
-            return list(pool.map(describe_one, keys))
+            return list(pool.map(self._describe_one, files))
+
+    def _describe_one(self, expected: ExpectedFile) -> DataFile:
+        schema = self.metadata.schema()
+        statistics = data_file_statistics_from_parquet_metadata(
+            parquet_metadata=read_footer(self._bucket, expected),
+            stats_columns=compute_statistics_plan(schema, self.metadata.properties),
+            parquet_column_mapping=parquet_path_to_id_mapping(schema),
+        )
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=self._address.location(expected.object_key),
+            file_format=FileFormat.PARQUET,
+            partition=Record(),
+            file_size_in_bytes=expected.size_bytes,
+            sort_order_id=self.metadata.default_sort_order_id,
+            spec_id=self.metadata.default_spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **statistics.to_serialized_dict(),
+        )
 
     def stage(self, change: Change) -> StagedMetadata:
         """Writes the manifests and the metadata file of the changed table."""
@@ -98,6 +120,14 @@ class HistoryTableFiles:
                         append.append_data_file(data_file)
             ExpireSnapshots(transaction).older_than(change.expire_snapshots_before).commit()
         return self._staged(table.metadata, catalog)
+
+    def has_snapshots_before(self, time: datetime) -> bool:
+        """Whether staging a change would take snapshots made before `time` out of the metadata."""
+        return any(
+            snapshot.timestamp_ms < time.timestamp() * 1000
+            and snapshot.snapshot_id != self.metadata.current_snapshot_id
+            for snapshot in self.metadata.snapshots
+        )
 
     def key_of(self, data_file: DataFile) -> ObjectKey:
         return self._address.key_of(data_file.file_path)
@@ -119,6 +149,24 @@ class HistoryTableFiles:
 def table_prefix(job: HistoryJob) -> str:
     """The table's location as a key: the jobs' prefixes lie below it."""
     return job.prefix.rstrip("/").rpartition("/")[0]
+
+
+def publication_of(
+    staged: StagedMetadata,
+    data_keys: Mapping[ObjectKey, datetime | None],
+    live: frozenset[ObjectKey],
+    *,
+    advances: Sequence[Advance] = (),
+    raw_ranges: Sequence[RawRange] = (),
+) -> Publication:
+    """The publish of a staged change: `data_keys` are its new data files, `live` what was referenced before it."""
+    return Publication(
+        metadata_key=staged.metadata_key,
+        added=dict.fromkeys(staged.written, None) | dict(data_keys),
+        unreferenced=sorted(live - staged.reachable),
+        advances=advances,
+        raw_ranges=raw_ranges,
+    )
 
 
 class _StagingCatalog(NoopCatalog):

@@ -9,9 +9,9 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
@@ -52,7 +52,7 @@ def stop_spark() -> None:
         context = SparkContext._active_spark_context
         if context is None:
             return
-        gateway = context._gateway
+        gateway: Any = context._gateway
         context.stop()
         gateway.shutdown()
         process = getattr(gateway, "proc", None)
@@ -71,7 +71,7 @@ def _start(settings: CompactionSettings) -> SparkContext:
     conf = SparkConf().setAll(list(_spark_conf(settings).items()))
     with tempfile.TemporaryFile(mode="w+b") as said:  # the JVM keeps its own descriptor
         try:
-            gateway = launch_gateway(conf, popen_kwargs={"stdout": said, "stderr": said})
+            gateway = launch_gateway(conf, {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
             return SparkContext(conf=conf, gateway=gateway)
         except (PySparkException, Py4JError, OSError) as error:
             raise SparkUnavailable(f"Spark did not start: {error}\n{_last_lines(said)}") from error

@@ -1,0 +1,58 @@
+"""Which history files have expired, which only in part.
+
+Pure. A record has expired when its timestamp is older than the cutoff; one without a timestamp when the file that holds
+it was first written before the cutoff. A file whose newest record has expired is dropped whole, which costs metadata
+only. A file of which only a part has is rewritten without that part, oldest first and up to a bound of bytes per pass:
+what is beyond waits for the next pass. A time-ordered topic has about one such file per partition; a topic whose
+producers send times in disorder has many, hence the bound."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from storage.identifiers import ObjectKey, Partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryFileAge:
+    """The bounds of one file's records, from the table's metadata."""
+
+    object_key: ObjectKey
+    partition: Partition
+    first_offset: int
+    row_count: int
+    size_bytes: int
+    written_at: datetime
+    oldest: datetime | None
+    """The least timestamp; None if no record has one."""
+    newest: datetime | None
+    has_untimed: bool
+    """Some records have no timestamp."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiryPlan:
+    dropped: tuple[HistoryFileAge, ...]
+    rewritten: tuple[HistoryFileAge, ...]
+    deferred: tuple[HistoryFileAge, ...]
+    """Partly expired as well, but past the bound of this pass."""
+
+
+def plan_expiry(files: Sequence[HistoryFileAge], cutoff: datetime, *, rewrite_bytes: int) -> ExpiryPlan:
+    dropped = [file for file in files if max(_times(file)) < cutoff]
+    partly = sorted(
+        (file for file in files if min(_times(file)) < cutoff <= max(_times(file))),
+        key=lambda file: (min(_times(file)), file.object_key),
+    )
+    rewritten, total = 0, 0
+    for file in partly:
+        total += file.size_bytes
+        if total > rewrite_bytes:
+            break
+        rewritten += 1
+    return ExpiryPlan(dropped=tuple(dropped), rewritten=tuple(partly[:rewritten]), deferred=tuple(partly[rewritten:]))
+
+
+def _times(file: HistoryFileAge) -> list[datetime]:
+    bounds = [time for time in (file.oldest, file.newest) if time is not None]
+    return [*bounds, file.written_at] if file.has_untimed or not bounds else bounds

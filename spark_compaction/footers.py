@@ -1,0 +1,72 @@
+"""Reads a Parquet file's footer back from the bucket, and checks it against what the task said.
+
+The executors' word is not enough to publish on: the object at that key must be the very file that the attempt wrote,
+and its row groups must hold the offsets that the manifest claims."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_compaction.bucket import Bucket
+from spark_compaction.history_file import footer_crc32c
+from spark_compaction.manifest import ManifestRefused
+from storage.identifiers import ObjectKey
+
+_TAIL_BYTES = 64 << 10
+_PARTITION, _OFFSET = 0, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedFile:
+    object_key: ObjectKey
+    partition: int
+    row_count: int
+    size_bytes: int
+    footer_crc32c: int
+    first_offset: int
+    contiguous: bool
+    """Every offset from `first_offset` on has a row; not so once TTL has taken some out."""
+
+
+def read_footer(bucket: Bucket, expected: ExpectedFile) -> pq.FileMetaData:
+    """The file's metadata; raises ManifestRefused if it is not the file that was expected."""
+    key, size = expected.object_key, expected.size_bytes
+    tail = bucket.get(key, max(0, size - _TAIL_BYTES), size + 1)
+    footer_bytes = int.from_bytes(tail[-8:-4], "little") + 8
+    if len(tail) != min(size, _TAIL_BYTES) or footer_bytes > size:
+        raise ManifestRefused(f"{key} is not the file of {size} bytes that was written")
+    if footer_bytes > len(tail):
+        tail = bucket.get(key, size - footer_bytes, size)
+    if footer_crc32c(tail) != expected.footer_crc32c:
+        raise ManifestRefused(f"the footer of {key} is not the one that was written")
+    metadata = pq.read_metadata(pa.BufferReader(tail[-footer_bytes:]))
+    _check_rows(metadata, expected)
+    return metadata
+
+
+def _check_rows(metadata: pq.FileMetaData, expected: ExpectedFile) -> None:
+    if metadata.num_rows != expected.row_count:
+        raise ManifestRefused(f"{expected.object_key} has {metadata.num_rows} rows, not {expected.row_count}")
+    reached = expected.first_offset
+    for position in range(metadata.num_row_groups):
+        group = metadata.row_group(position)
+        partitions, offsets = _bounds(group, _PARTITION), _bounds(group, _OFFSET)
+        if partitions != (expected.partition, expected.partition):
+            raise ManifestRefused(f"row group {position} of {expected.object_key} is of partitions {partitions}")
+        first, last = offsets
+        dense = first == reached and last - first + 1 == group.num_rows
+        if first < reached or (expected.contiguous and not dense):
+            raise ManifestRefused(
+                f"row group {position} of {expected.object_key} has {group.num_rows} rows of offsets {first} to "
+                f"{last}, after {reached}"
+            )
+        reached = last + 1
+
+
+def _bounds(group: pq.RowGroupMetaData, column: int) -> tuple[Any, Any]:
+    statistics = group.column(column).statistics
+    if statistics is None or not statistics.has_min_max:
+        raise ManifestRefused("a row group has no bounds for its partition or offsets")
+    return statistics.min, statistics.max

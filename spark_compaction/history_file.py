@@ -1,0 +1,122 @@
+"""Writes one history file: Parquet, zstd, field ids of the Iceberg schema, row groups of bounded size.
+
+Promises that a row group holds contiguous offsets of one partition, in order, and that the object appears in the bucket
+whole, under a name that no other attempt of any task uses."""
+
+from dataclasses import dataclass
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from crc32c import crc32c
+
+from spark_compaction.bucket import Bucket
+from spark_compaction.history_schema import PARQUET_SCHEMA
+from storage.identifiers import ObjectKey, Partition
+
+_ZSTD_LEVEL = 3
+_FOOTER_TAIL_BYTES = 8
+_COLUMNS_WITH_BOUNDS = ["partition", "offset", "timestamp", "timestamp_type"]
+_COLUMNS_WITH_DICTIONARY = [
+    "partition",
+    "timestamp_type",
+    "key",
+    "headers.list.element.key",
+    "headers.list.element.value",
+]
+_ENCODINGS = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenFile:
+    object_key: ObjectKey
+    first_offset: int
+    row_count: int
+    size_bytes: int
+    footer_crc32c: int
+
+
+class HistoryFile:
+    """Rows are added in offset order; `close` puts the object."""
+
+    def __init__(self, bucket: Bucket, prefix: str, partition: Partition, *, row_group_bytes: int) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._partition = partition
+        self._row_group_bytes = row_group_bytes
+        self._sink = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            PARQUET_SCHEMA,
+            compression="zstd",
+            compression_level=_ZSTD_LEVEL,
+            use_dictionary=_COLUMNS_WITH_DICTIONARY,  # type: ignore[arg-type]
+            column_encoding=_ENCODINGS,
+            write_statistics=_COLUMNS_WITH_BOUNDS,
+            store_schema=False,
+            sorting_columns=[pq.SortingColumn(0), pq.SortingColumn(1)],
+        )
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self._first_offset = -1
+        self._row_count = 0
+
+    @property
+    def row_count(self) -> int:
+        return self._row_count
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the row groups written so far."""
+        return int(self._sink.tell())
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Rows of the record schema, whose offsets follow those added before."""
+        if self._row_count == 0:
+            self._first_offset = rows.column("offset")[0].as_py()
+        self._pending.append(rows)
+        self._pending_bytes += rows.nbytes
+        self._row_count += rows.num_rows
+        if self._pending_bytes >= self._row_group_bytes:
+            self._flush()
+
+    def close(self) -> WrittenFile:
+        """Puts the object; needs at least one row."""
+        self._flush()
+        self._writer.close()
+        data = memoryview(self._sink.getvalue())
+        name = f"{self._partition:05d}-{self._first_offset:020d}-{uuid4().hex}.parquet"
+        key = ObjectKey(f"{self._prefix}{name}")
+        self._bucket.put(key, data)
+        return WrittenFile(
+            object_key=key,
+            first_offset=self._first_offset,
+            row_count=self._row_count,
+            size_bytes=len(data),
+            footer_crc32c=footer_crc32c(data),
+        )
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        rows = sum(batch.num_rows for batch in self._pending)
+        per_group = max(1, min(rows, rows * self._row_group_bytes // max(1, self._pending_bytes)))
+        self._writer.write_table(_table(self._partition, self._pending), row_group_size=per_group)
+        self._pending = []
+        self._pending_bytes = 0
+
+
+def footer_crc32c(tail: bytes | memoryview) -> int:
+    """The checksum of a Parquet file's footer, from the file or from its end; ties what was published to what was
+    written.
+    """
+    view = memoryview(tail)
+    length = int.from_bytes(view[-_FOOTER_TAIL_BYTES:-4], "little") + _FOOTER_TAIL_BYTES
+    return int(crc32c(view[-length:]))
+
+
+def _table(partition: Partition, batches: list[pa.RecordBatch]) -> pa.Table:
+    records = pa.Table.from_batches(batches)
+    partitions = pa.repeat(pa.scalar(partition, pa.int32()), records.num_rows)
+    with_partition = records.add_column(0, PARQUET_SCHEMA.field("partition"), partitions)
+    return with_partition.cast(PARQUET_SCHEMA)

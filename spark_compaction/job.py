@@ -1,0 +1,114 @@
+"""A job on a topic's history while it runs: its lease is kept, its tasks run in Spark, its publish is repeated until
+the outcome is known.
+
+Promises that a job which fails, or whose process is killed, leaves nothing published and nothing locked for longer than
+a lease."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from sequencer.client import Sequencer
+from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.history import HistoryJob, Publication, Published, PublishRefused
+
+_RENEWALS_PER_LEASE = 3
+_PUBLISH_ATTEMPTS = 20
+_PUBLISH_RETRY_S = 0.5
+_PROGRESS_INTERVAL_S = 0.25
+
+TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+@asynccontextmanager
+async def kept_lease(sequencer: Sequencer, job: HistoryJob, lease_s: float) -> AsyncIterator[None]:
+    """Renews the job's hold; ends the job if the block fails. A lapsed lease is noticed by the publish."""
+    renewal = asyncio.create_task(_renew(sequencer, job.job_id, lease_s))
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(SequencerUnavailable, CommitOutcomeUnknown):  # its lease ends it then
+            await sequencer.history.abandon(job.job_id)
+        raise
+    finally:
+        renewal.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await renewal
+
+
+async def _renew(sequencer: Sequencer, job_id: UUID, lease_s: float) -> None:
+    while True:
+        await asyncio.sleep(lease_s / _RENEWALS_PER_LEASE)
+        with contextlib.suppress(SequencerUnavailable, CommitOutcomeUnknown):
+            if not await sequencer.history.renew(job_id, lease_s):
+                return
+
+
+async def publish_until_known(
+    sequencer: Sequencer, job: HistoryJob, publication: Publication
+) -> Published | PublishRefused:
+    """Repeats a publish whose answer was lost. Raises CommitOutcomeUnknown or SequencerUnavailable when it gives up."""
+    for attempt in range(1, _PUBLISH_ATTEMPTS + 1):
+        try:
+            return await sequencer.history.publish(job, publication)
+        except (CommitOutcomeUnknown, SequencerUnavailable):
+            if attempt == _PUBLISH_ATTEMPTS:
+                raise
+            await asyncio.sleep(_PUBLISH_RETRY_S)
+    raise AssertionError("the loop returns or raises")
+
+
+async def run_in_spark(
+    session: SparkSession,
+    rows: list[tuple[Any, ...]],
+    *,
+    columns: str,
+    function: TaskFunction,
+    result_columns: str,
+    on_tasks_done: Callable[[int], None],
+) -> list[dict[str, Any]]:
+    """One Spark task per row; returns what the tasks yielded. Cancelled, it cancels the Spark job."""
+    group = f"tidelog-{uuid4()}"
+    work = partial(_collect, session, rows, columns, function, result_columns, group)
+    running = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        while not running.done():
+            await asyncio.wait([running], timeout=_PROGRESS_INTERVAL_S)
+            on_tasks_done(await asyncio.to_thread(_tasks_done, session, group, len(rows)))
+        return await running
+    finally:
+        if not running.done():
+            await asyncio.to_thread(session.sparkContext.cancelJobGroup, group)
+
+
+def _collect(
+    session: SparkSession,
+    rows: list[tuple[Any, ...]],
+    columns: str,
+    function: TaskFunction,
+    result_columns: str,
+    group: str,
+) -> list[dict[str, Any]]:
+    session.sparkContext.setJobGroup(group, f"tidelog: {len(rows)} tasks", interruptOnCancel=True)
+    # One Spark task per row: a task is what is retried, and what its rows cover is decided by the planner.
+    spread = session.sparkContext.parallelize(rows, numSlices=len(rows))
+    frame = session.createDataFrame(spread, schema=columns, verifySchema=False)
+    return [row.asDict() for row in frame.mapInArrow(function, result_columns).collect()]
+
+
+def _tasks_done(session: SparkSession, group: str, total: int) -> int:
+    tracker = session.sparkContext.statusTracker()
+    done = 0
+    for job_id in tracker.getJobIdsForGroup(group):
+        job = tracker.getJobInfo(job_id)
+        for stage_id in job.stageIds if job is not None else ():
+            stage = tracker.getStageInfo(stage_id)
+            done += stage.numCompletedTasks if stage is not None else 0
+    return min(done, total)

@@ -1,0 +1,123 @@
+"""What Spark's tasks say they wrote, and whether that may be published.
+
+Pure. Promises that what passes covers each task's offsets without gap or overlap, that every offset is either a row of
+a file or in a range that would not decode, and that a partition's history advances only over offsets so covered. Rows
+of attempts that Spark threw away never get here, so their files are never published."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from sequencer.history import Advance, RawRange
+from spark_compaction.planner import PlannedTask
+from storage.identifiers import ObjectKey, Offset, Partition
+
+MANIFEST_COLUMNS = (
+    "task_id int, kind string, first_offset long, end_offset long, object_key string, row_count long, size_bytes long, "
+    "footer_crc32c long, reason string"
+)
+
+
+_NO_OBJECT = ObjectKey("")
+
+
+class ManifestRefused(Exception):
+    """The tasks' output does not match the plan; nothing of it is published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestRow:
+    """What became of offsets `[first_offset, end_offset)` of a task.
+
+    `file`: they are the rows of one Parquet file. `raw`: they would not decode. `missing`: their object is not there;
+    the task stopped here, and so does the partition's history until a person has looked.
+    """
+
+    task_id: int
+    kind: Literal["file", "raw", "missing"]
+    first_offset: Offset
+    end_offset: Offset
+    object_key: ObjectKey = _NO_OBJECT
+    row_count: int = 0
+    size_bytes: int = 0
+    footer_crc32c: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """A partition whose history cannot go on."""
+
+    partition: Partition
+    offset: Offset
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedFile:
+    partition: Partition
+    row: ManifestRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedManifest:
+    files: tuple[VerifiedFile, ...]
+    advances: tuple[Advance, ...]
+    raw_ranges: tuple[RawRange, ...]
+    stopped: tuple[Stopped, ...]
+
+
+def verify_manifest(tasks: Sequence[PlannedTask], rows: Iterable[ManifestRow]) -> VerifiedManifest:
+    """Raises ManifestRefused unless every task is accounted for."""
+    by_task: dict[int, list[ManifestRow]] = {task.task_id: [] for task in tasks}
+    for row in rows:
+        if row.task_id not in by_task:
+            raise ManifestRefused(f"a task that was not planned reported: {row.task_id}")
+        by_task[row.task_id].append(row)
+    files: list[VerifiedFile] = []
+    advances: list[Advance] = []
+    raw_ranges: list[RawRange] = []
+    stopped: list[Stopped] = []
+    for partition, own_tasks in groupby(tasks, key=lambda task: task.partition):
+        planned = list(own_tasks)
+        reached = planned[0].from_offset
+        for task in planned:
+            own = sorted(by_task[task.task_id], key=lambda row: row.first_offset)
+            _check_tiling(task, own)
+            kept = own if own[-1].kind != "missing" else own[:-1]
+            files += [VerifiedFile(partition=partition, row=row) for row in kept if row.kind == "file"]
+            raw_ranges += [_raw_range(partition, row) for row in kept if row.kind == "raw"]
+            reached = kept[-1].end_offset if kept else reached
+            if kept != own:
+                stopped.append(Stopped(partition=partition, offset=own[-1].first_offset, reason=own[-1].reason))
+                break  # what later tasks wrote of this partition is garbage under the job's prefix
+        if reached > planned[0].from_offset:
+            advances.append(Advance(partition=partition, from_offset=planned[0].from_offset, to_offset=reached))
+    return VerifiedManifest(
+        files=tuple(files), advances=tuple(advances), raw_ranges=tuple(raw_ranges), stopped=tuple(stopped)
+    )
+
+
+def _check_tiling(task: PlannedTask, rows: Sequence[ManifestRow]) -> None:
+    reached = task.from_offset
+    for position, row in enumerate(rows):
+        if row.first_offset != reached or row.end_offset <= row.first_offset:
+            raise ManifestRefused(f"task {task.task_id} covers [{row.first_offset}, {row.end_offset}) after {reached}")
+        if row.kind == "file" and row.row_count != row.end_offset - row.first_offset:
+            covered = row.end_offset - row.first_offset
+            raise ManifestRefused(f"{row.object_key} has {row.row_count} rows for {covered} offsets")
+        if row.kind == "missing" and position != len(rows) - 1:
+            raise ManifestRefused(f"task {task.task_id} went on after an object was missing")
+        reached = row.end_offset
+    if reached != task.end_offset:
+        raise ManifestRefused(f"task {task.task_id} covers offsets up to {reached} of {task.end_offset}")
+
+
+def _raw_range(partition: Partition, row: ManifestRow) -> RawRange:
+    return RawRange(
+        partition=partition,
+        base_offset=row.first_offset,
+        last_offset=Offset(row.end_offset - 1),
+        reason=row.reason,
+    )

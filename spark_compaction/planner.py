@@ -1,0 +1,63 @@
+"""Which Spark task turns which runs into Parquet.
+
+Pure. Promises that each task covers contiguous offsets of one partition, that the tasks of a partition tile what was
+planned of it, that a task exceeds `task_bytes` only if one run alone does, and that the same runs give the same tasks.
+A job takes at most about `job_bytes`, shared evenly among the partitions, so that one with a long past does not keep
+the others waiting."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from sequencer.history import RunToCompact
+from storage.identifiers import Offset, Partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTask:
+    """Covers `[from_offset, end_offset)` of one partition."""
+
+    task_id: int
+    partition: Partition
+    from_offset: Offset
+    end_offset: Offset
+    runs: tuple[RunToCompact, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(run.length for run in self.runs)
+
+
+def plan_tasks(runs: Sequence[RunToCompact], *, task_bytes: int, job_bytes: int) -> tuple[PlannedTask, ...]:
+    """`runs` in (partition, offset) order, contiguous per partition."""
+    by_partition = {partition: tuple(group) for partition, group in groupby(runs, key=lambda run: run.partition)}
+    share = max(1, job_bytes // max(1, len(by_partition)))
+    groups = [group for own in by_partition.values() for group in _split(_first_bytes(own, share), task_bytes)]
+    return tuple(_task(task_id, group) for task_id, group in enumerate(groups))
+
+
+def _first_bytes(runs: Sequence[RunToCompact], limit: int) -> Sequence[RunToCompact]:
+    """The first runs up to `limit` bytes, but at least one."""
+    total = 0
+    for taken, run in enumerate(runs):
+        total += run.length
+        if total > limit and taken > 0:
+            return runs[:taken]
+    return runs
+
+
+def _split(runs: Sequence[RunToCompact], task_bytes: int) -> Iterator[Sequence[RunToCompact]]:
+    while runs:
+        group = _first_bytes(runs, task_bytes)
+        yield group
+        runs = runs[len(group) :]
+
+
+def _task(task_id: int, runs: Sequence[RunToCompact]) -> PlannedTask:
+    return PlannedTask(
+        task_id=task_id,
+        partition=runs[0].partition,
+        from_offset=runs[0].from_offset,
+        end_offset=Offset(runs[-1].last_offset + 1),
+        runs=tuple(runs),
+    )

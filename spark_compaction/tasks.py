@@ -1,0 +1,181 @@
+"""What runs in Spark's executors: a task's runs in, Parquet files in the bucket, manifest rows out.
+
+An executor needs the bucket and nothing else. Runs are read ahead by a few threads while one decodes, so that a small
+run costs no round trip of its own. A store that cannot be reached fails the attempt, which Spark repeats; what an
+attempt wrote before is garbage under the job's prefix, because only the rows that an attempt returns to the driver are
+published."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from sequencer.history import RunToCompact
+from spark_compaction.bucket import Bucket, BucketAddress
+from spark_compaction.history_file import HistoryFile
+from spark_compaction.manifest import ManifestRow
+from spark_compaction.planner import PlannedTask
+from spark_compaction.run_decoding import UndecodableRange, decode_run
+from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId
+from storage.object_store import ObjectNotFound
+
+TASK_COLUMNS = (
+    "task_id int, partition int, from_offset long, end_offset long, runs array<struct<base_offset: long, "
+    "last_offset: long, segment_id: string, object_key: string, position: long, length: long>>"
+)
+_FIELDS: list["pa.Field[Any]"] = [
+    pa.field("task_id", pa.int32()),
+    pa.field("kind", pa.string()),
+    pa.field("first_offset", pa.int64()),
+    pa.field("end_offset", pa.int64()),
+    pa.field("object_key", pa.string()),
+    pa.field("row_count", pa.int64()),
+    pa.field("size_bytes", pa.int64()),
+    pa.field("footer_crc32c", pa.int64()),
+    pa.field("reason", pa.string()),
+]
+_MANIFEST_SCHEMA = pa.schema(_FIELDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskContext:
+    """What all tasks of a job share; travels to the executors."""
+
+    address: BucketAddress
+    prefix: str
+    prefetch_runs: int
+    row_group_bytes: int
+    file_bytes: int
+
+
+def task_row(task: PlannedTask) -> tuple[Any, ...]:
+    """A task as a row of the job's DataFrame."""
+    runs = [
+        (run.base_offset, run.last_offset, str(run.segment_id), run.object_key, run.position, run.length)
+        for run in task.runs
+    ]
+    return task.task_id, task.partition, task.from_offset, task.end_offset, runs
+
+
+def run_tasks(context: TaskContext, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The function given to `mapInArrow`."""
+    bucket = context.address.open()
+    for batch in batches:
+        for row in batch.to_pylist():
+            rows = list(_TaskRun(context, bucket, _task(row)).rows())
+            yield pa.RecordBatch.from_pylist([asdict(each) for each in rows], schema=_MANIFEST_SCHEMA)
+
+
+class _TaskRun:
+    """One attempt at one task."""
+
+    def __init__(self, context: TaskContext, bucket: Bucket, task: PlannedTask) -> None:
+        self._context = context
+        self._bucket = bucket
+        self._task = task
+        self._file: HistoryFile | None = None
+        self._reached = task.from_offset
+
+    def rows(self) -> Iterator[ManifestRow]:
+        for run, data in self._read_ahead():
+            if data is None:
+                yield from self._close_file()
+                yield self._row("missing", self._task.end_offset, f"object {run.object_key} is not in the bucket")
+                return
+            for event in decode_run(run, data, self._reread(run)):
+                if isinstance(event, UndecodableRange):
+                    yield from self._close_file()
+                    yield self._row("raw", Offset(event.end_offset), event.reason)
+                    self._reached = Offset(event.end_offset)
+                else:
+                    self._add(event.rows)
+                    if self._file is not None and self._file.size_bytes >= self._context.file_bytes:
+                        yield from self._close_file()
+        yield from self._close_file()
+
+    def _add(self, rows: pa.RecordBatch) -> None:
+        if self._file is None:
+            context = self._context
+            self._file = HistoryFile(
+                self._bucket, context.prefix, self._task.partition, row_group_bytes=context.row_group_bytes
+            )
+        self._file.add(rows)
+
+    def _close_file(self) -> Iterator[ManifestRow]:
+        if self._file is None:
+            return
+        written = self._file.close()
+        self._file = None
+        row = ManifestRow(
+            task_id=self._task.task_id,
+            kind="file",
+            first_offset=self._reached,
+            end_offset=Offset(self._reached + written.row_count),
+            object_key=written.object_key,
+            row_count=written.row_count,
+            size_bytes=written.size_bytes,
+            footer_crc32c=written.footer_crc32c,
+        )
+        self._reached = row.end_offset
+        yield row
+
+    def _row(self, kind: Any, end_offset: Offset, reason: str) -> ManifestRow:
+        return ManifestRow(
+            task_id=self._task.task_id, kind=kind, first_offset=self._reached, end_offset=end_offset, reason=reason
+        )
+
+    def _reread(self, run: RunToCompact) -> Any:
+        def read(start: int, end: int) -> bytes:
+            return self._bucket.get(run.object_key, run.position + start, run.position + end)
+
+        return read
+
+    def _read(self, run: RunToCompact) -> bytes | None:
+        try:
+            return self._bucket.get(run.object_key, run.position, run.position + run.length)
+        except ObjectNotFound:
+            return None
+
+    def _read_ahead(self) -> Iterator[tuple[RunToCompact, bytes | None]]:
+        runs = deque(self._task.runs)
+        reading: deque[tuple[RunToCompact, Future[bytes | None]]] = deque()
+        with ThreadPoolExecutor(self._context.prefetch_runs) as pool:
+            while runs or reading:
+                while runs and len(reading) < self._context.prefetch_runs:
+                    run = runs.popleft()
+                    reading.append((run, pool.submit(self._read, run)))
+                run, data = reading.popleft()
+                yield run, data.result()
+
+
+def _task(row: dict[str, Any]) -> PlannedTask:
+    partition, from_offset = Partition(row["partition"]), Offset(row["from_offset"])
+    return PlannedTask(
+        task_id=row["task_id"],
+        partition=partition,
+        from_offset=from_offset,
+        end_offset=Offset(row["end_offset"]),
+        runs=tuple(_run(partition, from_offset, run) for run in row["runs"]),
+    )
+
+
+def _run(partition: Partition, from_offset: Offset, run: dict[str, Any]) -> RunToCompact:
+    return RunToCompact(
+        partition=partition,
+        from_offset=Offset(max(from_offset, run["base_offset"])),
+        base_offset=Offset(run["base_offset"]),
+        last_offset=Offset(run["last_offset"]),
+        segment_id=SegmentId(UUID(run["segment_id"])),
+        object_key=ObjectKey(run["object_key"]),
+        position=BytePosition(run["position"]),
+        length=run["length"],
+    )
+
+
+def manifest_rows(rows: Sequence[dict[str, Any]]) -> list[ManifestRow]:
+    """What the driver collected."""
+    return [ManifestRow(**row) for row in rows]
