@@ -286,7 +286,9 @@ BEGIN
         FROM segment LEFT JOIN decided ON decided.segment = segment.segment
         WHERE segments.ctid = segment.row AND segment.state = 'reserved'
     )
-    SELECT CASE segment.state WHEN 'reserved' THEN 'committed' ELSE coalesce(segment.state, 'missing') END,
+    -- What was committed once stays so for whoever repeats it, even when it has since become garbage and was doomed.
+    SELECT CASE WHEN segment.state = 'reserved' OR segment.outcome IS NOT NULL THEN 'committed'
+                ELSE coalesce(segment.state, 'missing') END,
            segment.object_key, coalesce(segment.outcome, decided.outcome, '{}')
     FROM segment LEFT JOIN decided ON decided.segment = segment.segment
     ORDER BY segment.segment;
