@@ -1,0 +1,105 @@
+"""The S3 endpoint to measure on: MinIO where its binary is on PATH, rclone's otherwise."""
+
+import asyncio
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from storage.object_store import StoreSettings, StoreUnavailable, StoreUrl
+from storage.s3_store import S3Store
+
+_USER = "tidelog"
+_BUCKET = "benchmarks"
+_START_TIMEOUT_S = 30.0
+
+
+class NoEndpoint(Exception):
+    """MinIO did not start; the message holds what it said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A bucket on a running endpoint, and the keys to it."""
+
+    name: str
+    store_url: str
+    access_key: str
+    secret_key: str
+
+    def settings(self) -> StoreSettings:
+        return StoreSettings(s3_access_key=self.access_key, s3_secret_key=SecretStr(self.secret_key))
+
+    def as_environment(self) -> dict[str, str]:
+        """For agents."""
+        return {
+            "TIDELOG_STORE_URL": self.store_url,
+            "TIDELOG_S3_ACCESS_KEY": self.access_key,
+            "TIDELOG_S3_SECRET_KEY": self.secret_key,
+        }
+
+
+def minio_is_here() -> bool:
+    return shutil.which("minio") is not None
+
+
+@contextmanager
+def minio(directory: Path) -> Iterator[Endpoint]:
+    """A MinIO with one drive on a free loopback port, that ends with the context."""
+    port, secret = _free_port(), secrets.token_hex(16)
+    log_file = directory / "minio.log"
+    directory.mkdir(parents=True, exist_ok=True)
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            ["minio", "server", "--quiet", "--address", f"127.0.0.1:{port}", str(directory / "drive")],
+            env={**os.environ, "MINIO_ROOT_USER": _USER, "MINIO_ROOT_PASSWORD": secret, "MINIO_BROWSER": "off"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    url = f"s3://{_BUCKET}/?endpoint=http://127.0.0.1:{port}"
+    endpoint = Endpoint(name="MinIO", store_url=url, access_key=_USER, secret_key=secret)
+    try:
+        _wait_for_bucket(endpoint, process, log_file)
+        yield endpoint
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for_bucket(endpoint: Endpoint, process: subprocess.Popen[bytes], log_file: Path) -> None:
+    until = time.monotonic() + _START_TIMEOUT_S
+    while True:
+        try:
+            asyncio.run(_make_bucket(endpoint))
+            return
+        except StoreUnavailable as away:
+            if process.poll() is not None or time.monotonic() > until:
+                raise NoEndpoint(f"MinIO did not start: {log_file.read_text(errors='replace')[-2000:]}") from away
+
+
+async def _make_bucket(endpoint: Endpoint) -> None:
+    store = await S3Store.open(StoreUrl.parse(endpoint.store_url), endpoint.settings())
+    try:
+        await store.ensure_bucket()
+    finally:
+        await store.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
