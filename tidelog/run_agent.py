@@ -12,10 +12,11 @@ import os
 import signal
 
 import uvloop
-from agent.app import App
-from compactor.housekeeper import Housekeeper
+from prometheus_client import CollectorRegistry
 
+from agent.app import App
 from agent.settings import AgentSettings
+from compactor.housekeeper import Housekeeper
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.database import SequencerUnavailable
@@ -37,11 +38,12 @@ async def _run(settings: AgentSettings, process: ProcessSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop, stopping, number)
     log.info("starting", extra={"pid": os.getpid(), "roles": process.roles, "zone": settings.zone})
+    app = App(settings)
     async with asyncio.TaskGroup() as group:
         if "kafka" in process.role_set:
-            group.create_task(App(settings).run(stopping), name="agent")
+            group.create_task(app.run(stopping), name="agent")
         if "jobs" in process.role_set:
-            group.create_task(_keep_house(settings, stopping), name="jobs")
+            group.create_task(_keep_house(settings, app.metrics.registry, stopping), name="jobs")
     log.info("stopped", extra={"pid": os.getpid()})
 
 
@@ -53,9 +55,9 @@ def _stop(stopping: asyncio.Event, number: signal.Signals) -> None:
     stopping.set()
 
 
-async def _keep_house(settings: AgentSettings, stopping: asyncio.Event) -> None:
+async def _keep_house(settings: AgentSettings, registry: CollectorRegistry, stopping: asyncio.Event) -> None:
     """Connections of its own, so that jobs never wait behind, or delay, the agent's."""
-    jobs = asyncio.create_task(_run_jobs(settings), name="housekeeper")
+    jobs = asyncio.create_task(_run_jobs(settings, registry), name="housekeeper")
     ended = asyncio.create_task(stopping.wait())
     await asyncio.wait((jobs, ended), return_when=asyncio.FIRST_COMPLETED)
     ended.cancel()
@@ -64,7 +66,7 @@ async def _keep_house(settings: AgentSettings, stopping: asyncio.Event) -> None:
         await jobs
 
 
-async def _run_jobs(settings: AgentSettings) -> None:
+async def _run_jobs(settings: AgentSettings, registry: CollectorRegistry) -> None:
     pause_s = settings.connect_backoff_s
     while True:
         try:
@@ -73,7 +75,7 @@ async def _run_jobs(settings: AgentSettings) -> None:
                 opened.push_async_callback(sequencer.close)
                 store = await open_store(settings.store_url)
                 opened.push_async_callback(store.close)
-                await Housekeeper(sequencer, store, HousekeeperSettings()).run()
+                await Housekeeper(sequencer, store, HousekeeperSettings(), registry).run()
         except (SequencerUnavailable, StoreUnavailable) as away:
             log.warning("jobs wait for the database and the store", extra={"reason": str(away), "retry_s": pause_s})
             await asyncio.sleep(pause_s)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
@@ -19,7 +20,7 @@ from tidelog.settings import ClientSettings, ProcessSettings
 ROOT = Path(__file__).resolve().parents[2]
 INFRA = ROOT / "infra"
 MODELS = (
-    AgentSettings, CacheRingSettings, HousekeeperSettings, SequencerSettings, CompactionSettings,
+    AgentSettings, ReadPathSettings, CacheRingSettings, HousekeeperSettings, SequencerSettings, CompactionSettings,
     StoreSettings,
     ClientSettings, ProcessSettings,
 )  # fmt: skip

@@ -3,7 +3,9 @@
 import typer
 from pydantic import ValidationError
 
+from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
+from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
 from storage.object_store import StoreSettings
@@ -17,7 +19,15 @@ app = typer.Typer()
 
 
 @app.command()
-@with_settings(AgentSettings, ProcessSettings, StoreSettings, SequencerSettings, HousekeeperSettings)
+@with_settings(
+    AgentSettings,
+    ProcessSettings,
+    StoreSettings,
+    SequencerSettings,
+    CacheRingSettings,
+    ReadPathSettings,
+    HousekeeperSettings,
+)
 def agent() -> None:
     """Run one agent until SIGTERM or SIGINT, which drain it. Every option is also a variable, named in brackets."""
     try:

@@ -6,18 +6,14 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from spark_compaction.java import JavaMissing
-from spark_compaction.session import SparkUnavailable, stop_spark
 from spark_compaction.settings import CompactionSettings
-from spark_compaction.sql import QueryFailed, QueryResult, query
-from tidelog.errors import UserError
-from tidelog.find_cluster import find_cluster, require
+from spark_compaction.sql import QueryResult, query
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
+from tidelog.spark_errors import spark_command
 
 app = typer.Typer()
 
@@ -37,22 +33,13 @@ def sql(
     output: Annotated[Format, typer.Option("--format", help="table or json.")] = Format.TABLE,
 ) -> None:
     """Run one statement; the namespace of topics is `topics`."""
-    require(find_cluster(), "http_url")
-    console = Console()
-    try:
-        with console.status("Asking Spark", spinner="dots"):
-            found = query(CompactionSettings(), text)
-    except (QueryFailed, SparkUnavailable, JavaMissing) as failed:
-        raise UserError(str(failed)) from None
-    except ValidationError as invalid:
-        raise UserError(str(invalid)) from None
-    finally:
-        stop_spark()
+    with spark_command("http_url") as settings, Console(stderr=True).status("Asking Spark"):
+        found = query(settings, text)
     if output is Format.JSON:
         for row in found.rows:
             typer.echo(json.dumps(dict(zip(found.columns, map(_plain, row), strict=True)), default=str))
     else:
-        console.print(_table(found))
+        Console().print(_table(found))
     if found.truncated:
         Console(stderr=True).print(f"[yellow]Only the first {len(found.rows):,} rows; see TIDELOG_SQL_MAX_ROWS.[/]")
 

@@ -1,0 +1,171 @@
+"""The development stack: survives its agents, its own restart and its own death."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+
+from tidelog.errors import UserError
+from tidelog.kafka_client import client_config
+from tidelog.stack import Stack, StackSettings
+from tidelog.topics_client import TopicsClient
+
+DEADLINE_S = 60.0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < until, f"waited {DEADLINE_S:.0f} s for {what}"
+        time.sleep(0.05)
+
+
+def processes_of(data_dir: Path) -> list[psutil.Process]:
+    """Whatever runs for a stack has its directory in its command line, environment or working directory."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            said = " ".join([*process.cmdline(), *process.environ().values()])
+            if str(data_dir) in said and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def produce(stack: Stack, zone: str, topic: str, count: int) -> None:
+    failures: list[str] = []
+    producer = Producer(client_config(stack.agent_in(zone).address.bootstrap, zone))
+    for number in range(count):
+        producer.produce(
+            topic, str(number), on_delivery=lambda error, _: failures.append(str(error)) if error else None
+        )
+    assert producer.flush(DEADLINE_S) == 0
+    assert failures == []
+
+
+def records_in(stack: Stack, topic: str) -> int:
+    with TopicsClient(stack.addresses.http_urls[-1], timeout_s=30) as topics:
+        return sum(partition["high_watermark"] for partition in topics.describe(topic)["offsets"])
+
+
+def test_a_killed_agent_comes_back_at_its_address_with_everything(new_stack: Callable[..., Stack]) -> None:
+    stack = new_stack()
+    with TopicsClient(stack.addresses.http_urls[0], timeout_s=30) as topics:
+        topics.create("kept", 1, {})
+    produce(stack, "a", "kept", 100)
+    before = stack.agents[0].pid
+
+    stack.kill(0)
+    assert stack.agents[0].pid is None
+    assert stack.agents[0].exit_status == -signal.SIGKILL
+    stack.restart(0)
+    produce(stack, "a", "kept", 100)
+
+    assert stack.agents[0].pid not in (None, before)
+    assert records_in(stack, "kept") == 200
+
+
+@pytest.mark.parametrize("store", ["s3", "local"])
+def test_data_survives_a_restart_of_everything_and_nothing_runs_between(tmp_path: Path, store: str) -> None:
+    settings = StackSettings(data_dir=tmp_path / "stack", agents=1, zones=("a",), store=store)  # type: ignore[arg-type]
+    with Stack(settings) as first:
+        with TopicsClient(first.addresses.http_urls[0], timeout_s=30) as topics:
+            topics.create("kept", 2, {})
+        produce(first, "a", "kept", 500)
+
+    left = processes_of(first.data_dir)
+    with Stack(settings) as second:
+        kept = records_in(second, "kept")
+
+    assert left == []
+    assert kept == 500
+
+
+def test_a_start_that_fails_leaves_nothing_running(tmp_path: Path) -> None:
+    settings = StackSettings(
+        data_dir=tmp_path / "stack", agents=1, agent_environment={"TIDELOG_LINGER_MS": "no number"}
+    )
+
+    with pytest.raises(UserError, match="TIDELOG_LINGER_MS"):
+        Stack(settings).start()
+
+    assert processes_of(settings.data_dir) == []
+
+
+def test_a_port_that_is_taken_is_named_with_its_option(tmp_path: Path, new_stack: Callable[..., Stack]) -> None:
+    running = new_stack(agents=1, zones=("a",))
+    taken = running.agents[0].address.kafka_port
+
+    with pytest.raises(UserError, match=rf"{taken}.*--kafka-port"):
+        Stack(StackSettings(data_dir=tmp_path / "other", kafka_port=taken)).start()
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """`tidelog dev` in a process of its own, ready, with two agents."""
+    data_dir = tmp_path / "dev"
+    options = ["--data-dir", str(data_dir), "--kafka-port", "0", "--http-port", "0"]
+    said = tmp_path / "said"
+    with said.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tidelog", "dev", *options],
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            text=True,
+        )
+    try:
+        wait_until(lambda: "Ctrl-C" in said.read_text() or process.poll() is not None, "tidelog dev")
+        assert process.poll() is None, said.read_text()
+        yield process, said
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(DEADLINE_S)
+
+
+def test_ctrl_c_ends_everything_dev_started(dev: tuple[subprocess.Popen[str], Path]) -> None:
+    process, said = dev
+    data_dir = said.parent / "dev"
+    began = len(processes_of(data_dir))
+
+    process.send_signal(signal.SIGINT)
+    status = process.wait(DEADLINE_S)
+
+    assert began > 4  # itself, two agents, Postgres, the S3 endpoint
+    assert status == 0
+    assert processes_of(data_dir) == []
+    assert "The data stays" in said.read_text()
+
+
+def test_killing_dev_leaves_no_orphans(dev: tuple[subprocess.Popen[str], Path]) -> None:
+    process, said = dev
+
+    process.kill()
+    process.wait(DEADLINE_S)
+
+    wait_until(lambda: processes_of(said.parent / "dev") == [], "the end of what dev had started")
+
+
+def test_dev_restarts_an_agent_that_dies(dev: tuple[subprocess.Popen[str], Path]) -> None:
+    process, said = dev
+    agents = [child for child in psutil.Process(process.pid).children() if child.cmdline()[-1] == "agent"]
+    assert len(agents) == 2
+
+    agents[0].kill()
+
+    def again() -> bool:
+        now = {child.pid for child in psutil.Process(process.pid).children() if child.cmdline()[-1:] == ["agent"]}
+        return len(now) == 2 and agents[0].pid not in now
+
+    wait_until(again, "the agent's return")
+    assert re.search(r"agent-\d ended with status -9; restarting", said.read_text())

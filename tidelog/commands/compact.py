@@ -1,0 +1,67 @@
+"""`tidelog compact [TOPIC...]`: new records of topics become Parquet."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from spark_compaction.compact import CompactionProgress, CompactionReport, TopicCompaction, compact_topics
+from spark_compaction.settings import CompactionSettings
+from tidelog.setting_options import with_settings
+from tidelog.settings import ClientSettings
+from tidelog.spark_errors import spark_command
+
+app = typer.Typer()
+
+
+@app.command()
+@with_settings(ClientSettings, CompactionSettings)
+def compact(
+    topics: Annotated[list[str] | None, typer.Argument(help="Which; by default all.", show_default=False)] = None,
+) -> None:
+    """Compact topics into Parquet with Spark; one without new records costs nothing."""
+    console = Console()
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with (
+        spark_command("database_url", "store_url") as settings,
+        Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress,
+    ):
+        bar = progress.add_task("Looking for new records", total=None)
+
+        def show(now: CompactionProgress) -> None:
+            text = f"{now.topic}: {now.stage}"
+            progress.update(bar, description=text, completed=now.tasks_done, total=now.tasks_total or None)
+
+        report = compact_topics(settings, topics or None, show)
+    console.print(_table(report))
+    if any(topic.stopped or topic.raw_ranges for topic in report.topics):
+        raise typer.Exit(1)
+
+
+def _table(report: CompactionReport) -> Table:
+    title = f"{report.rows:,} records in {report.files:,} files"
+    table = Table("topic", "records", "files", "raw bytes", "Parquet bytes", "", title=title, header_style="bold cyan")
+    for column in table.columns[1:5]:
+        column.justify = "right"
+    for topic in report.topics:
+        numbers = (topic.rows, topic.files, topic.raw_bytes, topic.parquet_bytes)
+        table.add_row(f"[bold]{topic.topic}[/]", *(f"{number:,}" for number in numbers), _remark(topic))
+    return table
+
+
+def _remark(topic: TopicCompaction) -> str:
+    if topic.stopped:
+        return f"[bold red]{len(topic.stopped)} partitions stopped: an object is missing; see tidelog doctor[/]"
+    if topic.raw_ranges:
+        return f"[red]{len(topic.raw_ranges)} ranges would not decode and stay raw[/]"
+    if topic.busy:
+        return "[yellow]left to another compaction at work[/]"
+    return "" if topic.rows else "[dim]nothing new[/]"

@@ -1,0 +1,118 @@
+"""What the demonstration shows: steps while it runs, one screen at its end."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+_STEPS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A claim that was tested; `detail` says by what."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass(slots=True)
+class Step:
+    """What a running step tells; `detail` is shown when it is done."""
+
+    progress: Progress
+    detail: str = ""
+    task: int = 0
+
+    def advance_to(self, done: int) -> None:
+        """Moves the bar."""
+        self.progress.update(self.progress.task_ids[self.task], completed=done)
+
+    def say(self, text: str) -> None:
+        """Replaces the step's description while it runs."""
+        self.progress.update(self.progress.task_ids[self.task], description=text)
+
+
+@dataclass(slots=True)
+class Screen:
+    """Prints a line per step, also where there is no terminal (a log of CI)."""
+
+    console: Console
+    checks: list[Check] = field(default_factory=list)
+
+    @contextmanager
+    def step(self, number: int, title: str, total: int | None = None) -> Iterator[Step]:
+        """A bar while the step runs, and a line of what it came to afterwards."""
+        began = time.monotonic()
+        label = f"[bold]{number}/{_STEPS}[/] {title}"
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            progress.add_task(label, total=total)
+            running = Step(progress)
+            yield running
+        self.console.print(f"[green]✓[/] {label}: {running.detail} [dim]({time.monotonic() - began:.1f} s)[/]")
+
+    def check(self, name: str, passed: bool, detail: str) -> None:
+        """Notes a check; a failed one is also told at once."""
+        self.checks.append(Check(name=name, passed=passed, detail=detail))
+        if not passed:
+            self.console.print(f"[bold red]✗ {name}[/]: {detail}")
+
+    @property
+    def all_passed(self) -> bool:
+        """Whether there were checks and none failed."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+    def show_result(
+        self, figures: Mapping[str, str], answer: Mapping[str, float], expected: Mapping[str, float], seconds: float
+    ) -> None:
+        """The one screen."""
+        top = Table.grid(padding=(0, 4))
+        top.add_row(_figures(figures), _answer(answer, expected))
+        verdict = (
+            Text(f"All {len(self.checks)} checks passed", style="bold green")
+            if self.all_passed
+            else Text(f"{sum(not check.passed for check in self.checks)} checks FAILED", style="bold red")
+        )
+        title = Text.assemble(verdict, f" in {seconds:.0f} s")
+        style = "green" if self.all_passed else "red"
+        self.console.print(Panel(Group(top, _checks(self.checks)), title=title, border_style=style, expand=False))
+
+
+def _figures(figures: Mapping[str, str]) -> Table:
+    table = Table(title="the log", header_style="bold cyan", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for name, value in figures.items():
+        table.add_row(name, value)
+    return table
+
+
+def _answer(answer: Mapping[str, float], expected: Mapping[str, float]) -> Table:
+    table = Table("carrier", "Spark SQL", "source", title="mean arrival delay (minutes)", header_style="bold cyan")
+    table.columns[1].justify = table.columns[2].justify = "right"
+    for carrier in sorted(expected, key=lambda name: expected[name]):
+        found = answer.get(carrier)
+        table.add_row(carrier, "-" if found is None else f"{found:.3f}", f"{expected[carrier]:.3f}")
+    return table
+
+
+def _checks(checks: list[Check]) -> Table:
+    table = Table(title="checks", header_style="bold cyan", show_header=False)
+    for check in checks:
+        mark = "[green]✓[/]" if check.passed else "[bold red]✗[/]"
+        table.add_row(mark, check.name, check.detail)
+    return table

@@ -1,0 +1,36 @@
+"""Spark's commands: their errors as ones a person can act on, and Spark ended with the command."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pydantic import ValidationError
+
+from sequencer.database import SequencerUnavailable
+from sequencer.topics import UnknownTopic
+from spark_compaction.java import JavaMissing
+from spark_compaction.manifest import ManifestRefused
+from spark_compaction.session import SparkUnavailable, stop_spark
+from spark_compaction.settings import CompactionSettings
+from spark_compaction.sql import QueryFailed
+from storage.object_store import StoreUnavailable
+from tidelog.errors import UserError
+from tidelog.find_cluster import find_cluster, require
+
+
+@contextmanager
+def spark_command(*needed: str) -> Iterator[CompactionSettings]:
+    """The settings, once the cluster is known and `needed` ones are set; on the way out Spark's JVM is stopped."""
+    found = find_cluster()
+    for name in needed:
+        require(found, name)
+    try:
+        yield CompactionSettings()
+    except UnknownTopic as unknown:
+        raise UserError(str(unknown), "`tidelog topics list` shows those there are.") from None
+    except ManifestRefused as refused:
+        raise UserError(f"{refused}.", "Nothing was published; `tidelog doctor` says more about the bucket.") from None
+    except (QueryFailed, SparkUnavailable, JavaMissing, SequencerUnavailable, StoreUnavailable, ValueError) as failed:
+        text = failed.errors()[0]["msg"] if isinstance(failed, ValidationError) else str(failed)
+        raise UserError(text) from None
+    finally:
+        stop_spark()
