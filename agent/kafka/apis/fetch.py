@@ -83,26 +83,31 @@ async def _plan(request: Any, context: RequestContext) -> FetchPlan:
         topics = await _find_topics(request, context)
     except SequencerUnavailable:
         failure = ReadFailure.UNAVAILABLE
-    partitions = []
-    for asked in request.topics:
-        topic_id = _topic_id(asked, topics, context.api_version)
-        for partition in asked.partitions:
-            partitions.append(
-                PartitionPlan(
-                    topic_id=topic_id or _NOBODY,
-                    partition=Partition(partition.partition),
-                    offset=partition.fetch_offset,
-                    max_bytes=max(0, partition.partition_max_bytes),
-                    failure=failure or _refusal(topic_id, partition, request, context),
-                    preferred_replica=_preferred_replica(topic_id, partition, request, context),
-                    diverges=getattr(partition, "last_fetched_epoch", _NO_EPOCH) > _OUR_EPOCH,
-                )
-            )
+    partitions = tuple(
+        _partition_plan(topic_id, partition, failure, request, context)
+        for asked in request.topics
+        for topic_id in (_topic_id(asked, topics, context.api_version),)
+        for partition in asked.partitions
+    )
     return FetchPlan(
-        partitions=tuple(partitions),
+        partitions=partitions,
         max_bytes=min(max(0, request.max_bytes), max_bytes),
         min_bytes=min(request.min_bytes, max_bytes),
         read_committed=request.isolation_level == _READ_COMMITTED,
+    )
+
+
+def _partition_plan(
+    topic_id: TopicId | None, partition: Any, failure: ReadFailure | None, request: Any, context: RequestContext
+) -> PartitionPlan:
+    return PartitionPlan(
+        topic_id=topic_id or _NOBODY,
+        partition=Partition(partition.partition),
+        offset=partition.fetch_offset,
+        max_bytes=max(0, partition.partition_max_bytes),
+        failure=failure or _refusal(topic_id, partition, request, context),
+        preferred_replica=_preferred_replica(topic_id, partition, request, context),
+        diverges=getattr(partition, "last_fetched_epoch", _NO_EPOCH) > _OUR_EPOCH,
     )
 
 

@@ -1,0 +1,186 @@
+"""Kafka API 2, ListOffsets, v1-v11 (KIP-79 times, KIP-98 isolation, KIP-734 latest record).
+
+Always answered by the sequencer, never from a cache. Without tiered storage, as in Kafka: the earliest local offset
+(-4) is the log start, the latest tiered (-5) and the earliest pending upload (-6) are none. A special time that the
+version does not know gets UNSUPPORTED_VERSION."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+from kio.schema.list_offsets.v11.response import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from kio.static.primitive import i32, i64
+
+from agent.error_codes import read_failure_code
+from agent.kafka.api import Api
+from agent.kafka.context import RequestContext
+from agent.read_path.plan_fetch import ReadFailure
+from agent.read_path.time_lookup import TimedOffset, TimeLookup
+from cache_ring.store_pages import DamagedPage
+from sequencer.coordinates import PartitionBounds, PartitionKey
+from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from storage.identifiers import Partition
+from storage.object_store import ObjectNotFound, StoreUnavailable
+
+_log = logging.getLogger(__name__)
+
+_LATEST: Final = -1
+_EARLIEST: Final = -2
+_LATEST_RECORD: Final = -3
+_EARLIEST_LOCAL: Final = -4
+_LATEST_TIERED: Final = -5
+_EARLIEST_PENDING_UPLOAD: Final = -6
+_KNOWN_FROM: Final = {
+    _LATEST: 1,
+    _EARLIEST: 1,
+    _LATEST_RECORD: 7,
+    _EARLIEST_LOCAL: 8,
+    _LATEST_TIERED: 9,
+    _EARLIEST_PENDING_UPLOAD: 11,
+}
+_READ_COMMITTED: Final = 1
+_NO_EPOCH: Final = -1
+_OUR_EPOCH: Final = 0
+_NO_TIMESTAMP: Final = -1
+_NO_OFFSET: Final = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    code: ErrorCode = ErrorCode.none
+    offset: int = _NO_OFFSET
+    timestamp_ms: int = _NO_TIMESTAMP
+
+
+async def handle(request: Any, context: RequestContext) -> ListOffsetsResponse:
+    read_committed = getattr(request, "isolation_level", 0) == _READ_COMMITTED
+    try:
+        keys = await _keys(request, context)
+        bounds = await context.parts.sequencer.coordinates.bounds(list(set(keys.values())))
+    except (SequencerUnavailable, CommitOutcomeUnknown) as error:
+        _log.warning("list offsets: the sequencer cannot be asked", extra={"error": str(error)})
+        return _respond(request, {}, failed=read_failure_code(ReadFailure.UNAVAILABLE, by_id=False))
+    at_once = asyncio.Semaphore(context.parts.reads.settings.time_lookups)
+
+    async def answer(topic: Any, partition: Any) -> _Answer:
+        key = keys.get((topic.name, partition.partition_index))
+        known = None if key is None else bounds.get(key)
+        async with at_once:
+            return await _answer(key, known, partition, context, read_committed=read_committed)
+
+    asked = [(topic, partition) for topic in request.topics for partition in topic.partitions]
+    async with asyncio.TaskGroup() as tasks:
+        found = [tasks.create_task(answer(topic, partition)) for topic, partition in asked]
+    answers = {
+        (topic.name, partition.partition_index): task.result()
+        for (topic, partition), task in zip(asked, found, strict=True)
+    }
+    return _respond(request, answers)
+
+
+async def _keys(request: Any, context: RequestContext) -> dict[tuple[str, int], PartitionKey]:
+    """Topic ids in place of names; unknown topics are left out."""
+    topics = await context.parts.topics.by_name([topic.name for topic in request.topics])
+    return {
+        (asked.name, partition.partition_index): (topic.topic_id, Partition(partition.partition_index))
+        for asked in request.topics
+        if (topic := topics.get(asked.name)) is not None
+        for partition in asked.partitions
+    }
+
+
+async def _answer(
+    key: PartitionKey | None,
+    bounds: PartitionBounds | None,
+    partition: Any,
+    context: RequestContext,
+    *,
+    read_committed: bool,
+) -> _Answer:
+    refused = _refusal(key, bounds, partition, context)
+    if refused is not None or key is None or bounds is None:
+        return _Answer(code=refused or ErrorCode.unknown_topic_or_partition)
+    at_edge = _edge(partition.timestamp, bounds, read_committed=read_committed)
+    if at_edge is not None:
+        return at_edge
+    lookup = TimeLookup(context.parts.sequencer.coordinates, context.parts.pages)
+    try:
+        if partition.timestamp == _LATEST_RECORD:
+            found = await lookup.latest(key, bounds)
+        else:
+            found = await lookup.first_since(key, partition.timestamp, bounds.log_start_offset)
+    except (SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable, DamagedPage, ObjectNotFound) as error:
+        _log.warning(
+            "list offsets: a time cannot be looked up",
+            extra={"topic_id": str(key[0]), "partition": key[1], "error": str(error)},
+        )
+        return _Answer(code=read_failure_code(ReadFailure.UNAVAILABLE, by_id=False))
+    end_offset = bounds.last_stable_offset if read_committed else bounds.high_watermark
+    return _Answer() if found is None or found.offset >= end_offset else _at(found)
+
+
+def _refusal(
+    key: PartitionKey | None, bounds: PartitionBounds | None, partition: Any, context: RequestContext
+) -> ErrorCode | None:
+    if key is None or bounds is None:
+        return read_failure_code(ReadFailure.UNKNOWN_PARTITION, by_id=False)
+    if not context.parts.membership.is_serving():
+        return read_failure_code(ReadFailure.MOVED, by_id=False)
+    if getattr(partition, "current_leader_epoch", _NO_EPOCH) > _OUR_EPOCH:
+        return read_failure_code(ReadFailure.UNKNOWN_LEADER_EPOCH, by_id=False)
+    if partition.timestamp < 0 and _KNOWN_FROM.get(partition.timestamp, 1 << 15) > context.api_version:
+        return ErrorCode.unsupported_version
+    return None
+
+
+def _edge(timestamp: int, bounds: PartitionBounds, *, read_committed: bool) -> _Answer | None:
+    """The answer where the bounds alone give it."""
+    if timestamp == _LATEST:
+        return _Answer(offset=bounds.last_stable_offset if read_committed else bounds.high_watermark)
+    if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
+        return _Answer(offset=bounds.log_start_offset)
+    return _Answer() if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD) else None
+
+
+def _at(found: TimedOffset) -> _Answer:
+    return _Answer(offset=found.offset, timestamp_ms=found.timestamp_ms)
+
+
+def _respond(
+    request: Any, answers: Mapping[tuple[str, int], _Answer], failed: ErrorCode = ErrorCode.none
+) -> ListOffsetsResponse:
+    nothing = _Answer(code=failed)
+    return ListOffsetsResponse(
+        throttle_time=timedelta(0),  # type: ignore[arg-type]
+        topics=tuple(
+            ListOffsetsTopicResponse(
+                name=topic.name,
+                partitions=tuple(
+                    _partition(partition, answers.get((topic.name, partition.partition_index), nothing))
+                    for partition in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        ),
+    )
+
+
+def _partition(asked: Any, answer: _Answer) -> ListOffsetsPartitionResponse:
+    return ListOffsetsPartitionResponse(
+        partition_index=asked.partition_index,
+        error_code=answer.code,
+        timestamp=i64(answer.timestamp_ms),
+        offset=i64(answer.offset),
+        leader_epoch=i32(_NO_EPOCH if answer.offset == _NO_OFFSET else _OUR_EPOCH),
+    )
+
+
+API = Api(key=2, name="ListOffsets", versions=range(1, 12), handle=handle)
