@@ -10,6 +10,7 @@ from sequencer.database import Database
 from sequencer.garbage import Garbage
 from sequencer.history import History
 from sequencer.holds import Holds
+from sequencer.inspection import Inspection
 from sequencer.jobs import Jobs
 from sequencer.producers import Producers
 from sequencer.reservations import Reservations
@@ -37,6 +38,7 @@ class Sequencer:
         self.history = History(database)
         self.retention = Retention(database)
         self.jobs = Jobs(database)
+        self.inspection = Inspection(database)
         self.holds = Holds(database)
         self.garbage = Garbage(database)
 

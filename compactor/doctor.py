@@ -1,0 +1,214 @@
+"""The doctor: compares the bucket with the database, both ways (DESIGN §9). The only thing that LISTs everything; it
+changes nothing.
+ From the bucket: every object is referenced, reserved, waiting for deletion, or came back late after it. From the
+database: every run's object is there and has its size (or, asked to, every byte and record in its place), runs tile
+their partitions, producers' states make sense, history's files are there. Promises not to call live traffic a fault:
+whatever looks wrong is looked at once more, in an order in which it must have become right if it was only being
+changed.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from compactor.diagnosis import Chart, Diagnosis, Fault, Finding, Sight
+from compactor.object_census import ObjectCensus
+from compactor.segment_check import faults_of_segment
+from compactor.tiling import Tiling
+from sequencer.client import Sequencer
+from sequencer.garbage import BEFORE_ALL as BEFORE_ALL_SEGMENTS
+from sequencer.inspection import PartitionKey, ReferencedSegment
+from sequencer.retention import BEFORE_ALL as BEFORE_ALL_PARTITIONS
+from storage.identifiers import ObjectKey
+from storage.object_store import ObjectNotFound, ObjectStore
+
+T = TypeVar("T")
+
+
+class DoctorSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="TIDELOG_", use_attribute_docstrings=True, extra="ignore")
+
+    doctor_requests: int = Field(default=16, ge=1)
+    """Requests to the store at once; when contents are verified, as many whole segments are in memory."""
+    doctor_page: int = Field(default=500, ge=1)
+    """Objects, segments, partitions or runs looked at per statement."""
+    doctor_findings: int = Field(default=100, ge=1)
+    """Findings listed of each fault; the rest is counted."""
+
+
+async def examine(
+    sequencer: Sequencer,
+    store: ObjectStore,
+    cluster: str,
+    verify_contents: bool,
+    settings: DoctorSettings | None = None,
+) -> Diagnosis:
+    """Looks at everything under `<cluster>/` and at everything the database knows. Raises SequencerUnavailable or
+    StoreUnavailable.
+    """
+    settings = settings or DoctorSettings()
+    chart = Chart(settings.doctor_findings)
+    await ObjectCensus(sequencer, store, cluster, chart, page=settings.doctor_page).take()
+    doctor = _Doctor(sequencer, store, chart, settings, verify_contents)
+    await doctor.check_segments()
+    await doctor.check_partitions()
+    await doctor.check_producers()
+    await doctor.check_history()
+    return chart.diagnosis(contents_verified=verify_contents)
+
+
+class _Doctor:
+    """The way from the database to the bucket."""
+
+    def __init__(
+        self, sequencer: Sequencer, store: ObjectStore, chart: Chart, settings: DoctorSettings, verify_contents: bool
+    ) -> None:
+        self._sequencer = sequencer
+        self._database = sequencer.inspection
+        self._store = store
+        self._chart = chart
+        self._page = settings.doctor_page
+        self._requests = settings.doctor_requests
+        self._verify_contents = verify_contents
+
+    async def check_segments(self) -> None:
+        """Every object that a run refers to."""
+        after = BEFORE_ALL_SEGMENTS
+        while segments := await self._database.referenced_segments(after, self._page):
+            after = segments[-1].segment_id
+            self._chart.saw(Sight.REFERENCED, len(segments))
+            await self._for_each(segments, self._check_segment)
+
+    async def _check_segment(self, segment: ReferencedSegment) -> None:
+        try:
+            faults = await self._faults_of(segment)
+        except ObjectNotFound:
+            if await self._is_still_missing(segment):
+                self._found(Fault.MISSING_OBJECT, segment.object_key, "runs refer to it")
+            return
+        for fault in faults:
+            self._found(Fault.CORRUPT_OBJECT, segment.object_key, fault)
+
+    async def _faults_of(self, segment: ReferencedSegment) -> list[str]:
+        if not self._verify_contents:
+            return _fault_of_size(segment, (await self._store.head(segment.object_key)).size_bytes)
+        runs = await self._database.runs_of_segments([segment.segment_id])
+        data = await self._store.get(segment.object_key)
+        return _fault_of_size(segment, len(data)) or await asyncio.to_thread(
+            faults_of_segment, segment.segment_id, data, runs.get(segment.segment_id, [])
+        )
+
+    async def _is_still_missing(self, segment: ReferencedSegment) -> bool:
+        """An object is deleted long after its last run went, so a run that is still there makes its absence a fault."""
+        row = (await self._database.segments_by_id([segment.segment_id])).get(segment.segment_id)
+        return row is not None and row.has_runs and await _is_missing(self._store, segment.object_key)
+
+    async def check_partitions(self) -> None:
+        """Every partition's runs."""
+        after = BEFORE_ALL_PARTITIONS
+        while keys := await self._database.live_partitions(after, self._page):
+            after = keys[-1]
+            for key in keys:
+                await self._check_partition(key)
+        for topic_id, partition in await self._database.runs_without_partition(self._page):
+            self._found(Fault.DANGLING_RUN, f"{topic_id}/{partition}", "it has runs, but the partition is gone")
+
+    async def _check_partition(self, key: PartitionKey) -> None:
+        """Twice, if it looks wrong: coordinates may have been replaced between two chunks."""
+        findings, runs = await self._walk(key)
+        if findings:
+            findings, runs = await self._walk(key)
+        self._chart.saw(Sight.PARTITION)
+        self._chart.saw(Sight.RUN, runs)
+        for finding in findings:
+            self._chart.found(finding)
+
+    async def _walk(self, key: PartitionKey) -> tuple[list[Finding], int]:
+        """What is wrong with the partition's runs, and how many there are. Nothing is, if it is being deleted."""
+        where = f"{key[0]}/{key[1]}"
+        tiling = Tiling()
+        findings: list[Finding] = []
+        is_last = False
+        while not is_last:
+            chunk = await self._database.log_chunk(key, tiling.next_from, self._page)
+            if chunk is None:
+                return [], 0
+            is_last = len(chunk.runs) < self._page
+            in_one_chunk = is_last and tiling.reached is None
+            tiling.add(chunk, is_last=is_last)
+            findings += [
+                Finding(
+                    fault=Fault.DANGLING_RUN,
+                    where=where,
+                    what=f"run [{run.base_offset}, {run.last_offset}] is in segment {run.segment_id}, which is "
+                    + (run.segment_state or "unknown"),
+                )
+                for run in chunk.runs
+                if run.segment_state != "committed"
+            ]
+            if in_one_chunk and tiling.length != chunk.size_bytes:
+                what = f"its runs have {tiling.length} bytes, its row says {chunk.size_bytes}"
+                findings.append(Finding(fault=Fault.WRONG_SIZE, where=where, what=what))
+        findings += [Finding(fault=Fault.GAP, where=where, what=fault) for fault in tiling.faults]
+        return findings, tiling.runs
+
+    async def check_producers(self) -> None:
+        """Every producer's state."""
+        for topic_id, partition, producer_id in await self._database.odd_producer_states(self._page):
+            self._found(
+                Fault.PRODUCER_STATE, f"{topic_id}/{partition}", f"the state of producer {producer_id} makes no sense"
+            )
+
+    async def check_history(self) -> None:
+        """Every file that a retained snapshot may name."""
+        for table in await self._sequencer.history.tables():
+            keys = sorted(await self._sequencer.history.live_objects(table.topic_id))
+            self._chart.saw(Sight.HISTORY, len(keys))
+            missing: list[ObjectKey] = []
+
+            async def look(key: ObjectKey, missing: list[ObjectKey] = missing) -> None:
+                if await _is_missing(self._store, key):
+                    missing.append(key)
+
+            await self._for_each(keys, look)
+            still_live = await self._sequencer.history.live_objects(table.topic_id) if missing else {}
+            for key in sorted(missing):
+                if key in still_live:
+                    self._found(Fault.MISSING_HISTORY, key, f"history of topic {table.topic_name} names it")
+
+    async def _for_each(self, items: Sequence[T], check: Callable[[T], Awaitable[None]]) -> None:
+        """`doctor_requests` at a time."""
+        gate = asyncio.Semaphore(self._requests)
+
+        async def gated(item: T) -> None:
+            async with gate:
+                await check(item)
+
+        for start in range(0, len(items), self._page):
+            tasks = [asyncio.create_task(gated(item)) for item in items[start : start + self._page]]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _found(self, fault: Fault, where: str, what: str) -> None:
+        self._chart.found(Finding(fault=fault, where=where, what=what))
+
+
+def _fault_of_size(segment: ReferencedSegment, size_bytes: int) -> list[str]:
+    if size_bytes == segment.size_bytes:
+        return []
+    return [f"it has {size_bytes} bytes, committed were {segment.size_bytes}"]
+
+
+async def _is_missing(store: ObjectStore, key: ObjectKey) -> bool:
+    try:
+        await store.head(key)
+    except ObjectNotFound:
+        return True
+    return False

@@ -1,0 +1,90 @@
+"""The doctor's way from the bucket to the database: what every object under `<cluster>/` is there for (DESIGN §9).
+ Every key is reserved before it is written, so an object that was listed and has no row is either an orphan, or was
+deleted and its row with it since: then it is gone when looked for again.
+"""
+
+from collections.abc import Collection, Sequence
+
+from compactor.diagnosis import Chart, Fault, Finding, Sight
+from sequencer.client import Sequencer
+from sequencer.history import history_prefix
+from sequencer.inspection import SegmentRow
+from storage.identifiers import ObjectKey, SegmentId
+from storage.keys import segment_id_of
+from storage.object_store import ObjectInfo, ObjectNotFound, ObjectStore
+
+
+class ObjectCensus:
+    def __init__(self, sequencer: Sequencer, store: ObjectStore, cluster: str, chart: Chart, *, page: int) -> None:
+        self._sequencer = sequencer
+        self._store = store
+        self._cluster = cluster
+        self._chart = chart
+        self._page = page
+
+    async def take(self) -> None:
+        """Lists everything, in pages."""
+        page: list[ObjectInfo] = []
+        async for info in self._store.list(f"{self._cluster}/"):
+            page.append(info)
+            if len(page) == self._page:
+                await self._look_at(page)
+                page = []
+        await self._look_at(page)
+
+    async def _look_at(self, page: Sequence[ObjectInfo]) -> None:
+        self._chart.saw(Sight.OBJECT, len(page))
+        unknown = await self._unknown([info.key for info in page], self._chart)
+        if not unknown:
+            return
+        there = [key for key in unknown if await self._is_there(key)]
+        for key in await self._unknown(there, chart=None):
+            self._chart.found(Finding(fault=Fault.ORPHAN_OBJECT, where=key, what="nothing in the database knows it"))
+
+    async def _unknown(self, keys: Collection[ObjectKey], chart: Chart | None) -> list[ObjectKey]:
+        """Those of the keys that have no reason to be; the reasons of the others are noted on the chart."""
+        history = [key for key in keys if key.startswith(history_prefix(self._cluster))]
+        segments = {key: segment_id_of(key) for key in keys}
+        rows = await self._sequencer.inspection.segments_by_id([each for each in segments.values() if each])
+        sights: dict[ObjectKey, Sight | None] = {
+            key: _sight(key, segment_id, rows) for key, segment_id in segments.items()
+        }
+        sights.update(await self._history_sights(history))
+        if chart is not None:
+            for sight in sights.values():
+                if sight is not None:
+                    chart.saw(sight)
+        return [key for key, sight in sights.items() if sight is None]
+
+    async def _history_sights(self, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Sight | None]:
+        """The prefixes are asked first: a job's objects are recorded before its prefix is given up."""
+        if not keys:
+            return {}
+        garbage = self._sequencer.history.garbage
+        prefixes = tuple(await garbage.reserved_prefixes())
+        recorded = await garbage.recorded(keys)
+        sights: dict[ObjectKey, Sight | None] = {}
+        for key in keys:
+            if key in recorded:
+                sights[key] = Sight.HISTORY_RECORDED
+            else:
+                sights[key] = Sight.HISTORY_RESERVED if key.startswith(prefixes) else None
+        return sights
+
+    async def _is_there(self, key: ObjectKey) -> bool:
+        try:
+            await self._store.head(key)
+        except ObjectNotFound:
+            return False
+        return True
+
+
+def _sight(key: ObjectKey, segment_id: SegmentId | None, rows: dict[SegmentId, SegmentRow]) -> Sight | None:
+    row = rows.get(segment_id) if segment_id else None
+    if row is None or row.object_key != key:
+        return None
+    if row.state == "reserved":
+        return Sight.RESERVED
+    if row.has_runs:
+        return Sight.LIVE
+    return Sight.LATE if row.is_tombstone else Sight.GARBAGE

@@ -1,0 +1,42 @@
+"""Whether a segment's bytes bear out the runs that refer to it (DESIGN §3).
+ Pure. Promises that bytes which pass hold, at every run's place, whole batches of the run's partition with as many
+records as it has offsets, and that every byte of the segment is as it was sealed.
+"""
+
+from collections.abc import Sequence
+
+from sequencer.inspection import SegmentRun
+from storage.identifiers import SegmentId
+from storage.record_batch import index_batches
+from storage.segment import CorruptSegment, SegmentFooter, verify_segment
+
+
+def faults_of_segment(segment_id: SegmentId, data: bytes, runs: Sequence[SegmentRun]) -> list[str]:
+    """What is wrong, in words; empty if nothing is."""
+    try:
+        footer = verify_segment(data)
+    except CorruptSegment as corrupt:
+        return [str(corrupt)]
+    if footer.segment_id != segment_id:
+        return [f"it holds segment {footer.segment_id}"]
+    return [fault for run in runs if (fault := _fault_of_run(run, data, footer))]
+
+
+def _fault_of_run(run: SegmentRun, data: bytes, footer: SegmentFooter) -> str | None:
+    name = f"run {run.topic_id}/{run.partition} [{run.base_offset}, {run.last_offset}]"
+    end = run.position + run.length
+    if not any(
+        (sealed.topic_id, sealed.partition) == (run.topic_id, run.partition)
+        and sealed.position <= run.position
+        and end <= sealed.position + sealed.length
+        for sealed in footer.runs
+    ):
+        return f"{name} is not within its partition's bytes"
+    try:
+        batches = index_batches(data, run.position, end)
+    except ValueError as error:
+        return f"{name} does not lie on batch borders: {error}"
+    records = int((batches["last_offset_delta"] + 1).sum())
+    if records != run.last_offset - run.base_offset + 1:
+        return f"{name} refers to bytes with {records} records"
+    return None
