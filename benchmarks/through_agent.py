@@ -48,7 +48,7 @@ class Latency:
 def create_topic(stack: Stack) -> str:
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": stack.addresses.bootstrap})
     name = f"bench-{uuid.uuid4().hex[:8]}"
-    admin.create_topics([confluent_kafka.admin.NewTopic(name, PARTITIONS, 1)])[name].result(30)
+    admin.create_topics([confluent_kafka.admin.NewTopic(name, PARTITIONS, 1)])[name].result(30)  # type: ignore[attr-defined]
     return name
 
 

@@ -98,13 +98,10 @@ class Dispatch:
             header, header_bytes = (_read_header_v2 if codec.flexible_request else _read_header_v1)(frame, 0)
             if api_key == PRODUCE_KEY:
                 check_partition_count(frame, header_bytes, version, self._settings.max_partitions_per_request)
-            payload, payload_bytes = codec.read(frame, header_bytes)
+            # Bytes after the payload are let pass, as by Kafka: librdkafka's Metadata v13 ends with three.
+            payload, _ = codec.read(frame, header_bytes)
         except Exception as error:  # whatever a reader finds wrong with bytes from outside, they are wrong
             raise BadRequest(f"{api.name} version {version} cannot be read: {type(error).__name__}: {error}") from error
-        if header_bytes + payload_bytes != len(frame):
-            raise BadRequest(
-                f"{api.name} version {version} has {len(frame) - header_bytes - payload_bytes} bytes too many"
-            )
         return Request(
             api=api,
             version=version,
