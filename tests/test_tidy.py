@@ -1,0 +1,96 @@
+"""Guards the house: small files and functions, a docstring on every module, no leftovers, a map of every folder."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("agent", "cache_ring", "compactor", "sequencer", "spark_compaction", "storage", "tidelog")
+FILE_LINES = 400
+FUNCTION_LINES = 70
+LEFTOVER = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")) + r")\b")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """The files git knows, so that nobody's scratch files count."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--", *patterns], cwd=ROOT, capture_output=True, check=True, text=True, timeout=30
+    )
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()]
+
+
+def source_files() -> Iterator[Path]:
+    yield from (path for path in tracked("*.py") if path.relative_to(ROOT).parts[0] in PACKAGES)
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        str(path.relative_to(ROOT)) for path in tracked("*.py") if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+
+    assert silent == []
+
+
+def test_a_source_file_is_one_concept() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in source_files()
+        if (lines := len(path.read_text().splitlines())) > FILE_LINES
+    }
+
+    assert long == {}
+
+
+def test_a_function_fits_a_screen() -> None:
+    long = []
+    for path in source_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > FUNCTION_LINES:
+                    long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name} ({lines} lines)")
+
+    assert long == []
+
+
+def test_nothing_is_left_for_later() -> None:
+    left = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in tracked("*.py", "*.sql", "*.java", "Makefile", ".ci/run")
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if LEFTOVER.search(line)
+    ]
+
+    assert left == []
+
+
+def test_the_map_names_every_folder() -> None:
+    architecture = (ROOT / "ARCHITECTURE.md").read_text()
+    folders = {path.relative_to(ROOT).parent.as_posix() for path in tracked("*.py", "*.sql", "infra/*", "docs/*")} - {
+        "."
+    }
+    mirrors = {folder for folder in folders if folder.removeprefix("tests/") in folders - {folder}}
+
+    unnamed = sorted(folder for folder in folders - mirrors if f"`{folder}/`" not in architecture)
+
+    assert unnamed == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "DECISIONS.md", "CHANGELOG.md", "CONTRIBUTING.md"])
+def test_the_pages_a_reader_looks_for_are_there(page: str) -> None:
+    assert len((ROOT / page).read_text().splitlines()) > 5
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    broken = [
+        f"{page.relative_to(ROOT)} -> {target}"
+        for page in tracked("*.md")
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+
+    assert broken == []
