@@ -191,7 +191,18 @@ class TheLog:
     high_watermark: int = 0
     log_start_offset: int = 0
     epoch: int = 0
-    versions: int = 0
+    replaced_at: dict[RunCoordinate, int] = field(default_factory=dict)
+    """The epoch from which on a run that was merged may no longer be handed out."""
+
+    def merge(self, first: int, count: int) -> None:
+        """Replace some runs by one in another object."""
+        merged = self.runs[first : first + count]
+        if len(merged) < 2:
+            return
+        self.epoch += 1
+        self.replaced_at |= dict.fromkeys(merged, self.epoch)
+        name = f"tidelog/segments/00/merged-{self.epoch}"
+        self.runs[first : first + count] = [a_run(merged[0].base_offset, merged[-1].last_offset, object_key=name)]
 
     def commit(self, records: int) -> RunCoordinate:
         run = a_run(self.high_watermark, self.high_watermark + records - 1)
@@ -201,7 +212,7 @@ class TheLog:
 
     def answer(self, from_offset: int, max_runs: int) -> PartitionCoordinates:
         start = max(from_offset, self.log_start_offset)
-        found = [run for run in self.runs if run.last_offset >= start][:max_runs]
+        found = [run for run in self.runs if run.last_offset >= start][:max_runs]  # as sequencer/sql/coordinates.sql
         return an_answer(
             tuple(found),
             high_watermark=self.high_watermark,
@@ -222,7 +233,6 @@ class RandomArrivals(RuleBasedStateMachine):
         self.log = TheLog()
         self.cache = a_cache(max_runs_per_partition=6, max_ahead=2)
         self.last_seen = 0
-        self.merges: set[int] = set()
 
     @rule(target=pushes, records=st.integers(1, 3))
     def commit(self, records: int) -> RunCoordinate:
@@ -258,6 +268,10 @@ class RandomArrivals(RuleBasedStateMachine):
         self.log.runs = [run for run in self.log.runs if run.last_offset >= self.log.log_start_offset]
         self.log.epoch += 1
 
+    @rule(first=st.integers(0, 10), count=st.integers(2, 5))
+    def runs_are_merged(self, first: int, count: int) -> None:
+        self.log.merge(first, count)
+
     @rule()
     def the_cache_forgets(self) -> None:
         self.cache.drop(KEY)
@@ -282,6 +296,7 @@ class RandomArrivals(RuleBasedStateMachine):
             assert view.runs[0].base_offset <= offset <= view.runs[0].last_offset
             assert all(after.base_offset == before.last_offset + 1 for before, after in _pairs(view.runs))
             assert view.runs[-1].last_offset < view.high_watermark
+            assert all(self.log.replaced_at.get(run, 1 << 60) > view.coordinate_epoch for run in view.runs)
 
     @invariant()
     def its_size_is_what_it_holds(self) -> None:
