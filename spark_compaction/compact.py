@@ -16,7 +16,7 @@ from typing import Literal
 from pyspark.sql import SparkSession
 
 from sequencer.client import Sequencer
-from sequencer.history import Begun, Busy, HistoryJob, Publication, PublishRefused, RawRange
+from sequencer.history_values import Begun, Busy, HistoryJob, Publication, PublishRefused, RawRange
 from sequencer.topics import Topic, UnknownTopic
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.footers import ExpectedFile
@@ -26,7 +26,7 @@ from spark_compaction.manifest import MANIFEST_COLUMNS, Stopped, VerifiedFile, V
 from spark_compaction.planner import PlannedTask, plan_tasks
 from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
-from spark_compaction.tasks import TASK_COLUMNS, TaskContext, manifest_rows, run_tasks, task_row
+from spark_compaction.tasks import TaskContext, manifest_rows, run_tasks, task_table
 from storage.identifiers import ObjectKey
 
 _DROPPED_AT_A_TIME = 100
@@ -176,8 +176,7 @@ class _TopicCompactor:
         )
         rows = await run_in_spark(
             session,
-            [task_row(task) for task in tasks],
-            columns=TASK_COLUMNS,
+            task_table(tasks),
             function=partial(run_tasks, context),
             result_columns=MANIFEST_COLUMNS,
             on_tasks_done=lambda done: self._tell("writing", done=done, total=len(tasks)),

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from spark_compaction.bucket import Bucket
-from spark_compaction.history_schema import PARQUET_SCHEMA
+from spark_compaction.parquet_schema import PARQUET_SCHEMA
 from storage.identifiers import ObjectKey, Partition
 
 _ZSTD_LEVEL = 3

@@ -1,13 +1,10 @@
-"""The columns of a topic's history, as Arrow, as Parquet with Iceberg's field ids, and as an Iceberg table.
+"""A topic's history as an Iceberg table; `parquet_schema` has the same columns for the files.
 
 A record that has no timestamp (Kafka's -1) has a null one. Tables are sorted by (partition, offset) and have no
 partition spec: a file holds one Kafka partition's contiguous offsets, so its column bounds prune as well as a spec
 would, and a later layout may put several partitions into one file. Bounds are kept for partition, offset, timestamp and
 timestamp_type; keys and values are payload."""
 
-from typing import Any
-
-import pyarrow as pa
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
@@ -43,36 +40,6 @@ ICEBERG_SCHEMA = Schema(
 
 _MAX_METADATA_FILES = 20
 
-
-def _field(field_id: int, name: str, kind: pa.DataType, *, nullable: bool) -> pa.Field[Any]:
-    return pa.field(name, kind, nullable=nullable, metadata={"PARQUET:field_id": str(field_id)})
-
-
-PARQUET_SCHEMA = pa.schema(
-    [
-        _field(1, "partition", pa.int32(), nullable=False),
-        _field(2, "offset", pa.int64(), nullable=False),
-        _field(3, "timestamp", pa.timestamp("us", tz="UTC"), nullable=True),
-        _field(4, "timestamp_type", pa.int32(), nullable=False),
-        _field(5, "key", pa.binary(), nullable=True),
-        _field(6, "value", pa.binary(), nullable=True),
-        _field(
-            7,
-            "headers",
-            pa.list_(
-                _field(
-                    8,
-                    "element",
-                    pa.struct(
-                        [_field(9, "key", pa.string(), nullable=False), _field(10, "value", pa.binary(), nullable=True)]
-                    ),
-                    nullable=False,
-                )
-            ),
-            nullable=False,
-        ),
-    ]
-)
 
 _PROPERTIES = {
     "format-version": "2",

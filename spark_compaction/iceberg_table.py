@@ -25,7 +25,7 @@ from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_m
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 from pyiceberg.typedef import Record
 
-from sequencer.history import Advance, HistoryJob, Publication, RawRange
+from sequencer.history_values import Advance, HistoryJob, Publication, RawRange
 from spark_compaction.bucket import Bucket, BucketAddress
 from spark_compaction.footers import ExpectedFile, read_footer
 from spark_compaction.history_schema import new_history_table

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from sequencer.client import Sequencer
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.history import HistoryJob, Publication, Published, PublishRefused
+from sequencer.history_values import HistoryJob, Publication, Published, PublishRefused
 
 _RENEWALS_PER_LEASE = 3
 _PUBLISH_ATTEMPTS = 20
@@ -67,21 +67,20 @@ async def publish_until_known(
 
 async def run_in_spark(
     session: SparkSession,
-    rows: list[tuple[Any, ...]],
+    rows: pa.Table,
     *,
-    columns: str,
     function: TaskFunction,
     result_columns: str,
     on_tasks_done: Callable[[int], None],
 ) -> list[dict[str, Any]]:
     """One Spark task per row; returns what the tasks yielded. Cancelled, it cancels the Spark job."""
     group = f"tidelog-{uuid4()}"
-    work = partial(_collect, session, rows, columns, function, result_columns, group)
+    work = partial(_collect, session, rows, function, result_columns, group)
     running = asyncio.create_task(asyncio.to_thread(work))
     try:
         while not running.done():
             await asyncio.wait([running], timeout=_PROGRESS_INTERVAL_S)
-            on_tasks_done(await asyncio.to_thread(_tasks_done, session, group, len(rows)))
+            on_tasks_done(await asyncio.to_thread(_tasks_done, session, group, rows.num_rows))
         return await running
     finally:
         if not running.done():
@@ -89,17 +88,11 @@ async def run_in_spark(
 
 
 def _collect(
-    session: SparkSession,
-    rows: list[tuple[Any, ...]],
-    columns: str,
-    function: TaskFunction,
-    result_columns: str,
-    group: str,
+    session: SparkSession, rows: pa.Table, function: TaskFunction, result_columns: str, group: str
 ) -> list[dict[str, Any]]:
-    session.sparkContext.setJobGroup(group, f"tidelog: {len(rows)} tasks", interruptOnCancel=True)
+    session.sparkContext.setJobGroup(group, f"tidelog: {rows.num_rows} tasks", interruptOnCancel=True)
     # One Spark task per row: a task is what is retried, and what its rows cover is decided by the planner.
-    spread = session.sparkContext.parallelize(rows, numSlices=len(rows))
-    frame = session.createDataFrame(spread, schema=columns, verifySchema=False)
+    frame = session.createDataFrame(rows).repartition(rows.num_rows)
     return [row.asDict() for row in frame.mapInArrow(function, result_columns).collect()]
 
 

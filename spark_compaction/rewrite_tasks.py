@@ -3,7 +3,7 @@
 The source stays where it is; it is the publish that puts the new file in its place, and the garbage collector that
 deletes the old one once no reader can need it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,11 @@ from spark_compaction.history_file import HistoryFile
 from storage.arrow_schema import RECORD_SCHEMA
 from storage.identifiers import ObjectKey, Partition
 
-REWRITE_COLUMNS = "source_key string, partition int, keep_untimed boolean"
+_SOURCE_FIELDS: list["pa.Field[Any]"] = [
+    pa.field("source_key", pa.string()),
+    pa.field("partition", pa.int32()),
+    pa.field("keep_untimed", pa.bool_()),
+]
 REWRITTEN_COLUMNS = (
     "source_key string, object_key string, kept_rows long, expired_rows long, first_offset long, size_bytes long, "
     "footer_crc32c long"
@@ -56,9 +60,13 @@ class RewrittenFile:
     footer_crc32c: int = 0
 
 
-def rewrite_row(file: HistoryFileAge, cutoff: datetime) -> tuple[Any, ...]:
-    """A file as a row of the job's DataFrame."""
-    return file.object_key, file.partition, file.written_at >= cutoff
+def rewrite_table(files: Sequence[HistoryFileAge], cutoff: datetime) -> pa.Table:
+    """The files to rewrite as a table, one row each."""
+    rows = [
+        {"source_key": file.object_key, "partition": file.partition, "keep_untimed": file.written_at >= cutoff}
+        for file in files
+    ]
+    return pa.Table.from_pylist(rows, schema=pa.schema(_SOURCE_FIELDS))
 
 
 def run_rewrites(context: RewriteContext, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

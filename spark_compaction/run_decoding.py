@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from sequencer.history import RunToCompact
+from sequencer.history_values import RunToCompact
 from storage.arrow_columns import decode_batches
 from storage.batch_validation import InvalidBatch
 from storage.record_batch import index_batches

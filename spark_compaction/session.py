@@ -87,6 +87,7 @@ def _spark_conf(settings: CompactionSettings) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": settings.spark_timezone,
+        "spark.python.daemon.module": "spark_compaction.worker_daemon",
         "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     }
     if settings.spark_master.startswith("local"):

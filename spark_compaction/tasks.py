@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from sequencer.history import RunToCompact
+from sequencer.history_values import RunToCompact
 from spark_compaction.bucket import Bucket, BucketAddress
 from spark_compaction.history_file import HistoryFile
 from spark_compaction.manifest import ManifestRow
@@ -23,10 +23,21 @@ from spark_compaction.run_decoding import UndecodableRange, decode_run
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId
 from storage.object_store import ObjectNotFound
 
-TASK_COLUMNS = (
-    "task_id int, partition int, from_offset long, end_offset long, runs array<struct<base_offset: long, "
-    "last_offset: long, segment_id: string, object_key: string, position: long, length: long>>"
-)
+_RUN_FIELDS: list["pa.Field[Any]"] = [
+    pa.field("base_offset", pa.int64()),
+    pa.field("last_offset", pa.int64()),
+    pa.field("segment_id", pa.string()),
+    pa.field("object_key", pa.string()),
+    pa.field("position", pa.int64()),
+    pa.field("length", pa.int64()),
+]
+_TASK_FIELDS: list["pa.Field[Any]"] = [
+    pa.field("task_id", pa.int32()),
+    pa.field("partition", pa.int32()),
+    pa.field("from_offset", pa.int64()),
+    pa.field("end_offset", pa.int64()),
+    pa.field("runs", pa.list_(pa.struct(_RUN_FIELDS))),
+]
 _FIELDS: list["pa.Field[Any]"] = [
     pa.field("task_id", pa.int32()),
     pa.field("kind", pa.string()),
@@ -52,13 +63,19 @@ class TaskContext:
     file_bytes: int
 
 
-def task_row(task: PlannedTask) -> tuple[Any, ...]:
-    """A task as a row of the job's DataFrame."""
-    runs = [
-        (run.base_offset, run.last_offset, str(run.segment_id), run.object_key, run.position, run.length)
-        for run in task.runs
+def task_table(tasks: Sequence[PlannedTask]) -> pa.Table:
+    """The tasks as a table, one row each."""
+    rows = [
+        {
+            "task_id": task.task_id,
+            "partition": task.partition,
+            "from_offset": task.from_offset,
+            "end_offset": task.end_offset,
+            "runs": [{**asdict(run), "segment_id": str(run.segment_id)} for run in task.runs],
+        }
+        for task in tasks
     ]
-    return task.task_id, task.partition, task.from_offset, task.end_offset, runs
+    return pa.Table.from_pylist(rows, schema=pa.schema(_TASK_FIELDS))
 
 
 def run_tasks(context: TaskContext, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

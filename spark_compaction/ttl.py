@@ -16,7 +16,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.types import IntegerType, LongType, PrimitiveType
 
 from sequencer.client import Sequencer
-from sequencer.history import Busy, HistoryJob, NothingToDo, Publication, PublishRefused
+from sequencer.history_values import Busy, HistoryJob, NothingToDo, Publication, PublishRefused
 from sequencer.topic_config import TopicConfig
 from sequencer.topics import Topic
 from spark_compaction.bucket import BucketAddress
@@ -27,11 +27,10 @@ from spark_compaction.iceberg_table import Change, HistoryTableFiles, publicatio
 from spark_compaction.job import kept_lease, publish_until_known, run_in_spark
 from spark_compaction.manifest import ManifestRefused
 from spark_compaction.rewrite_tasks import (
-    REWRITE_COLUMNS,
     REWRITTEN_COLUMNS,
     RewriteContext,
     RewrittenFile,
-    rewrite_row,
+    rewrite_table,
     run_rewrites,
 )
 from spark_compaction.session import spark_session
@@ -171,8 +170,7 @@ class _TopicExpirer:
         )
         rows = await run_in_spark(
             await asyncio.to_thread(spark_session, self._settings),
-            [rewrite_row(file, self._cutoff) for file in plan.rewritten],
-            columns=REWRITE_COLUMNS,
+            rewrite_table(plan.rewritten, self._cutoff),
             function=partial(run_rewrites, context),
             result_columns=REWRITTEN_COLUMNS,
             on_tasks_done=lambda done: self._tell("rewriting", done=done, total=total),

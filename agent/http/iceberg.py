@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 
 from sequencer.client import Sequencer
 from sequencer.database import SequencerUnavailable
-from sequencer.history import HistoryTable
+from sequencer.history_values import HistoryTable
 from storage.object_store import ObjectNotFound, ObjectStore, StoreSettings, StoreUnavailable, StoreUrl
 
 NAMESPACE = "topics"
