@@ -3,10 +3,12 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -58,7 +60,7 @@ def records_in(stack: Stack, topic: str) -> int:
 
 
 def test_a_killed_agent_comes_back_at_its_address_with_everything(new_stack: Callable[..., Stack]) -> None:
-    stack = new_stack()
+    stack = new_stack(agents=1, zones=("a",), store="local")
     with TopicsClient(stack.addresses.http_urls[0], timeout_s=30) as topics:
         topics.create("kept", 1, {})
     produce(stack, "a", "kept", 100)
@@ -74,9 +76,8 @@ def test_a_killed_agent_comes_back_at_its_address_with_everything(new_stack: Cal
     assert records_in(stack, "kept") == 200
 
 
-@pytest.mark.parametrize("store", ["s3", "local"])
-def test_data_survives_a_restart_of_everything_and_nothing_runs_between(tmp_path: Path, store: str) -> None:
-    settings = StackSettings(data_dir=tmp_path / "stack", agents=1, zones=("a",), store=store)  # type: ignore[arg-type]
+def test_data_survives_a_restart_of_everything_and_nothing_runs_between(stack_directory: Path) -> None:
+    settings = StackSettings(data_dir=stack_directory / "stack", agents=1, zones=("a",))
     with Stack(settings) as first:
         with TopicsClient(first.addresses.http_urls[0], timeout_s=30) as topics:
             topics.create("kept", 2, {})
@@ -90,9 +91,9 @@ def test_data_survives_a_restart_of_everything_and_nothing_runs_between(tmp_path
     assert kept == 500
 
 
-def test_a_start_that_fails_leaves_nothing_running(tmp_path: Path) -> None:
+def test_a_start_that_fails_leaves_nothing_running(stack_directory: Path) -> None:
     settings = StackSettings(
-        data_dir=tmp_path / "stack", agents=1, agent_environment={"TIDELOG_LINGER_MS": "no number"}
+        data_dir=stack_directory / "stack", agents=1, agent_environment={"TIDELOG_LINGER_MS": "no number"}
     )
 
     with pytest.raises(UserError, match="TIDELOG_LINGER_MS"):
@@ -101,23 +102,22 @@ def test_a_start_that_fails_leaves_nothing_running(tmp_path: Path) -> None:
     assert processes_of(settings.data_dir) == []
 
 
-def test_a_port_that_is_taken_is_named_with_its_option(tmp_path: Path, new_stack: Callable[..., Stack]) -> None:
-    running = new_stack(agents=1, zones=("a",))
-    taken = running.agents[0].address.kafka_port
+def test_a_port_that_is_taken_is_named_with_its_option(stack_directory: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
 
-    with pytest.raises(UserError, match=rf"{taken}.*--kafka-port"):
-        Stack(StackSettings(data_dir=tmp_path / "other", kafka_port=taken)).start()
+        with pytest.raises(UserError, match=rf"{taken}.*--kafka-port"):
+            Stack(StackSettings(data_dir=stack_directory / "stack", kafka_port=taken)).start()
 
 
-@pytest.fixture
-def dev(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """`tidelog dev` in a process of its own, ready, with two agents."""
-    data_dir = tmp_path / "dev"
-    options = ["--data-dir", str(data_dir), "--kafka-port", "0", "--http-port", "0"]
-    said = tmp_path / "said"
+@contextmanager
+def dev(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """`tidelog dev` in a process of its own, ready; and the file of what it says."""
+    said = directory / "said"
+    command = [sys.executable, "-m", "tidelog", "dev", "--data-dir", str(directory / "dev"), *options]
     with said.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tidelog", "dev", *options],
+            [*command, "--kafka-port", "0", "--http-port", "0"],
             stdout=output,
             stderr=output,
             start_new_session=True,
@@ -133,39 +133,37 @@ def dev(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
             process.wait(DEADLINE_S)
 
 
-def test_ctrl_c_ends_everything_dev_started(dev: tuple[subprocess.Popen[str], Path]) -> None:
-    process, said = dev
-    data_dir = said.parent / "dev"
-    began = len(processes_of(data_dir))
-
-    process.send_signal(signal.SIGINT)
-    status = process.wait(DEADLINE_S)
-
-    assert began > 4  # itself, two agents, Postgres, the S3 endpoint
-    assert status == 0
-    assert processes_of(data_dir) == []
-    assert "The data stays" in said.read_text()
+def agents_of(supervisor: int) -> set[int]:
+    found = set()
+    for child in psutil.Process(supervisor).children():
+        with suppress(psutil.NoSuchProcess):  # which a dead child not yet collected is, too
+            if child.cmdline()[-1:] == ["agent"]:
+                found.add(child.pid)
+    return found
 
 
-def test_killing_dev_leaves_no_orphans(dev: tuple[subprocess.Popen[str], Path]) -> None:
-    process, said = dev
+def test_dev_restarts_an_agent_that_dies_and_ctrl_c_ends_everything(stack_directory: Path) -> None:
+    with dev(stack_directory, "--agents", "2") as (process, said):
+        before = agents_of(process.pid)
+        killed = min(before)
 
-    process.kill()
-    process.wait(DEADLINE_S)
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: len(agents_of(process.pid) - {killed}) == 2, "the agent's return")
+        running = len(processes_of(stack_directory / "dev"))
+        process.send_signal(signal.SIGINT)
+        status = process.wait(DEADLINE_S)
 
-    wait_until(lambda: processes_of(said.parent / "dev") == [], "the end of what dev had started")
-
-
-def test_dev_restarts_an_agent_that_dies(dev: tuple[subprocess.Popen[str], Path]) -> None:
-    process, said = dev
-    agents = [child for child in psutil.Process(process.pid).children() if child.cmdline()[-1] == "agent"]
-    assert len(agents) == 2
-
-    agents[0].kill()
-
-    def again() -> bool:
-        now = {child.pid for child in psutil.Process(process.pid).children() if child.cmdline()[-1:] == ["agent"]}
-        return len(now) == 2 and agents[0].pid not in now
-
-    wait_until(again, "the agent's return")
+    assert len(before) == 2
     assert re.search(r"agent-\d ended with status -9; restarting", said.read_text())
+    assert running > 4  # itself, two agents, Postgres, the S3 endpoint
+    assert status == 0
+    assert "The data stays" in said.read_text()
+    assert processes_of(stack_directory / "dev") == []
+
+
+def test_killing_dev_leaves_no_orphans(stack_directory: Path) -> None:
+    with dev(stack_directory, "--agents", "1") as (process, _):
+        process.kill()
+        process.wait(DEADLINE_S)
+
+        wait_until(lambda: processes_of(stack_directory / "dev") == [], "the end of what dev had started")

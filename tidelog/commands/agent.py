@@ -11,7 +11,6 @@ from sequencer.settings import SequencerSettings
 from storage.object_store import StoreSettings
 from tidelog.errors import UserError
 from tidelog.logs import configure_logs
-from tidelog.run_agent import run_agent
 from tidelog.setting_options import variable_of, with_settings
 from tidelog.settings import ProcessSettings
 
@@ -41,5 +40,7 @@ def agent() -> None:
             raise UserError(
                 f"{variable_of(name)} is not set.", "An agent needs a database and a store; `tidelog dev` brings both."
             )
+    from tidelog.run_agent import run_agent  # seconds of imports, which help and a wrong setting need not wait for
+
     configure_logs(process.log_format, process.log_level)
     run_agent(settings, process)
