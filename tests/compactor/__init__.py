@@ -1,0 +1,1 @@
+"""The housekeeper and the doctor, on a real Postgres and real stores."""

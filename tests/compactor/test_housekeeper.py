@@ -1,0 +1,198 @@
+"""The housekeeper: its loops do the jobs, share them, survive what is away, and stop."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from pydantic import ValidationError
+
+from compactor.housekeeper import Housekeeper
+from compactor.job import Step
+from compactor.settings import HousekeeperSettings
+from sequencer.client import Sequencer
+from sequencer.settings import SequencerSettings
+from storage.object_store import ObjectStore, StoreSettings
+from storage.open_store import open_store
+from tests.compactor.builders import keys_in, pending, reserved, settings, upload, written
+from tests.sequencer.housekeeping import count, time_passes
+
+QUICK = settings(
+    **{
+        f"{name}_interval_s": 0.05
+        for name in ("retention", "topic_sweep", "producer_expiry", "dooming", "garbage", "job_status")
+    },
+    garbage_grace_s=0,
+    late_write_window_s=0,
+    outcome_retention_s=0,
+    reservation_lease_s=0.1,
+    job_retry_s=0.02,
+)
+
+
+@asynccontextmanager
+async def running(*housekeepers: Housekeeper) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(housekeeper.run()) for housekeeper in housekeepers]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+        assert all(isinstance(each, asyncio.CancelledError) for each in ended)
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]], timeout_s: float = 30.0) -> None:
+    """Until the awaited condition is true."""
+    async with asyncio.timeout(timeout_s):
+        while not await holds():  # noqa: ASYNC110 - what is waited for is in Postgres and the store
+            await asyncio.sleep(0.05)
+
+
+def metric(housekeeper: Housekeeper, name: str, **labels: str) -> float:
+    return housekeeper.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+async def test_two_housekeepers_empty_a_cluster_of_what_nobody_wants(
+    sequencer: Sequencer, any_store: ObjectStore
+) -> None:
+    aged = await sequencer.topics.create("aged", 4, {"retention.ms": "0"})
+    deleted = await sequencer.topics.create("deleted", 4, {})
+    kept = await sequencer.topics.create("kept", 1, {"retention.ms": "-1"})
+    for _ in range(6):
+        await written(
+            sequencer,
+            any_store,
+            *(pending(topic, partition=partition) for topic in (aged, deleted) for partition in range(4)),
+        )
+    await upload(any_store, await reserved(sequencer, [pending(aged)], lease_s=0.01))
+    live = await written(sequencer, any_store, pending(kept))
+    await sequencer.topics.delete("deleted")
+    ann, bob = (Housekeeper(sequencer, any_store, QUICK) for _ in range(2))
+
+    async def is_empty() -> bool:
+        return await keys_in(any_store) == {live.key} and await count(sequencer, "segments") == 1
+
+    async with running(ann, bob):
+        await eventually(is_empty)
+
+    assert await count(sequencer, "runs") == 1
+    assert {topic.name for topic in await sequencer.topics.list()} == {"aged", "kept"}
+    swept = [metric(each, "tidelog_job_done_total", job="topic-sweep", what="topics") for each in (ann, bob)]
+    assert sum(swept) == 1
+    assert [metric(each, "tidelog_job_failures_total", job="retention") for each in (ann, bob)] == [0, 0]
+
+
+async def test_a_stopped_housekeeper_gives_its_jobs_back_at_once(
+    sequencer: Sequencer, local_store: ObjectStore
+) -> None:
+    housekeeper = Housekeeper(sequencer, local_store, settings())
+    job = EndlessJob()
+
+    task = asyncio.create_task(housekeeper.run_once(job))
+    await asyncio.wait_for(job.began.wait(), 10)
+    assert not await Housekeeper(sequencer, local_store, settings()).run_once(job)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    [status] = await sequencer.jobs.statuses()
+    assert not status.running
+    assert status.last_error == "stopped"
+
+
+class EndlessJob:
+    """A job whose step never ends."""
+
+    name = "endless"
+    interval_s = 60.0
+
+    def __init__(self) -> None:
+        self.began = asyncio.Event()
+
+    async def step(self, progress: str | None) -> Step:
+        self.began.set()
+        await asyncio.Event().wait()
+        return Step(progress=progress)
+
+
+async def test_a_job_is_not_run_more_often_than_half_its_interval(
+    sequencer: Sequencer, local_store: ObjectStore
+) -> None:
+    ann, bob = (Housekeeper(sequencer, local_store, settings()) for _ in range(2))
+    retention = ann.jobs[0]
+
+    assert await ann.run_once(retention)
+    assert not await bob.run_once(bob.jobs[0])
+    await time_passes(sequencer, retention.interval_s / 2 + 1)
+    assert await bob.run_once(bob.jobs[0])
+
+
+async def test_jobs_export_the_age_of_their_last_success(sequencer: Sequencer, local_store: ObjectStore) -> None:
+    housekeeper = Housekeeper(sequencer, local_store, settings())
+    for job in housekeeper.jobs:
+        await housekeeper.run_once(job)
+    await time_passes(sequencer, 500)
+
+    housekeeper.metrics.observe(await sequencer.jobs.statuses(), await sequencer.garbage.census())
+
+    for job in housekeeper.jobs:
+        assert metric(housekeeper, "tidelog_job_last_success_age_seconds", job=job.name) >= 500
+
+
+async def test_a_store_that_is_away_is_logged_once_and_retried_until_it_is_back(
+    sequencer: Sequencer, local_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = await sequencer.topics.create("orders", 1, {"retention.ms": "0"})
+    await written(sequencer, local_store, pending(topic))
+    away = await open_store(
+        "s3://bucket/prefix?endpoint=http://127.0.0.1:9",
+        StoreSettings.model_validate({"s3_access_key": "a", "s3_secret_key": "b", "s3_attempts": 1}),
+    )
+    housekeeper = Housekeeper(sequencer, away, QUICK)
+
+    async def has_failed_often() -> bool:
+        return metric(housekeeper, "tidelog_job_failures_total", job="garbage-deletion") >= 4
+
+    with caplog.at_level(logging.INFO, logger="compactor.housekeeper"):
+        async with running(housekeeper):
+            await eventually(has_failed_often)
+    await away.close()
+
+    logged = [record for record in caplog.records if getattr(record, "job", None) == "garbage-deletion"]
+    assert [record.levelname for record in logged] == ["WARNING"]
+    assert await count(sequencer, "runs") == 0
+    assert len(await keys_in(local_store)) == 1
+    [status] = [each for each in await sequencer.jobs.statuses() if each.name == "garbage-deletion"]
+    assert status.last_error is not None
+
+
+async def test_a_database_that_is_away_stops_no_loop_and_pauses_dooming(
+    local_store: ObjectStore, sequencer: Sequencer
+) -> None:
+    patience = SequencerSettings.model_validate({"database_pool_timeout_s": 0.2, "database_connect_timeout_s": 2})
+    nobody = await Sequencer.open("postgresql://127.0.0.1:9/tidelog", patience)
+    housekeeper = Housekeeper(nobody, local_store, QUICK)
+
+    async def has_failed_often() -> bool:
+        return all(metric(housekeeper, "tidelog_job_failures_total", job=job.name) >= 2 for job in housekeeper.jobs)
+
+    async with running(housekeeper):
+        await eventually(has_failed_often)
+    await nobody.close()
+
+    assert await count(sequencer, "jobs") == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"job_run_s": 40}, "TIDELOG_JOB_LEASE_S"),
+        ({"dooming_interval_s": 50}, "TIDELOG_DATABASE_OUTAGE_AFTER_S"),
+        ({"retention_runs_per_step": 0}, "retention_runs_per_step"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_by_name(given: dict[str, float], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        HousekeeperSettings.model_validate(given)
