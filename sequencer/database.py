@@ -39,6 +39,10 @@ class SequencerUnavailable(Exception):
 class CommitOutcomeUnknown(Exception):
     """The statement was sent and may have been committed. Repeat the same call until its outcome is known."""
 
+    def __init__(self, message: str, *, connection_lost: bool) -> None:
+        super().__init__(message)
+        self.connection_lost = connection_lost
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseIdentity:
@@ -101,8 +105,14 @@ class Database:
         """Runs one statement that may be repeated (it reads, or writing it twice is harmless); returns its rows, if
         any.
 
-        Raises SequencerUnavailable, also for a connection that was lost while it ran.
+        A lost connection is tried again once; then, as for any other failure, it raises SequencerUnavailable.
         """
+        try:
+            return await self.write(statement, **parameters)
+        except CommitOutcomeUnknown as unknown:
+            if not unknown.connection_lost:
+                raise SequencerUnavailable(str(unknown)) from unknown
+        # Postgres may have ended the connection while it lay in the pool (a restart): one more try, on another.
         try:
             return await self.write(statement, **parameters)
         except CommitOutcomeUnknown as unknown:
@@ -145,20 +155,21 @@ class Database:
                 " run `tidelog migrate`"
             ) from error
         except (psycopg.OperationalError, errors.IdleInTransactionSessionTimeout) as error:
-            raise self._translated(error) from error
+            raise self._translated(error, lost=connection.closed) from error
         finally:
             await self._pool.putconn(connection)
 
-    def _translated(self, error: psycopg.Error) -> Exception:
+    def _translated(self, error: psycopg.Error, lost: bool) -> CommitOutcomeUnknown:
         if isinstance(error, errors.DeadlockDetected):
             self.counters.deadlocks += 1
         elif isinstance(error, errors.SerializationFailure):
             self.counters.serialization_failures += 1
         elif isinstance(error, errors.QueryCanceled | errors.LockNotAvailable):
             self.counters.statement_timeouts += 1
-        else:
+        elif lost:
             self.counters.lost_connections += 1
-        return CommitOutcomeUnknown(f"the outcome is not known ({type(error).__name__}: {_first_line(error)})")
+        message = f"the outcome is not known ({type(error).__name__}: {_first_line(error)})"
+        return CommitOutcomeUnknown(message, connection_lost=lost)
 
     def _connection_options(self) -> dict[str, Any]:
         settings = self._settings
@@ -169,7 +180,7 @@ class Database:
             "jit": "off",
             "timezone": "UTC",
         }
-        given = str(conninfo_to_dict(self._url).get("options") or "")
+        given = conninfo_to_dict(self._url)
         return {
             "autocommit": True,
             "prepare_threshold": 0,
@@ -181,8 +192,10 @@ class Database:
             "keepalives_interval": 1,
             "keepalives_count": 3,
             "tcp_user_timeout": (settings.database_keepalive_idle_s + 3) * 1000,
-            "application_name": "tidelog",
-            "options": " ".join([*(f"-c {name}={value}" for name, value in parameters.items()), given]).strip(),
+            "application_name": given.get("application_name") or "tidelog",
+            "options": " ".join(
+                [*(f"-c {name}={value}" for name, value in parameters.items()), str(given.get("options") or "")]
+            ).strip(),
         }
 
     async def _configure(self, connection: AsyncConnection[Row]) -> None:

@@ -5,20 +5,13 @@ and that doomed is terminal: dooming locks the row that the commit locks, so an 
 never a dangling run.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from sequencer.database import Database
 from sequencer.named_sql import load_statements
 from storage.identifiers import ObjectKey, SegmentId
 
 SQL = load_statements("reservations")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoomedSegment:
-    segment_id: SegmentId
-    object_key: ObjectKey
 
 
 class Reservations:
@@ -34,12 +27,3 @@ class Reservations:
             lease_s=lease_s,
             writer=writer,
         )
-
-    async def doom_expired(self, cap: int) -> Sequence[DoomedSegment]:
-        """Dooms at most `cap` reservations whose lease has passed; their objects, if any were written, may then be
-        deleted.
-        """
-        rows = await self._database.fetch(SQL["doom_expired"], cap=cap)
-        return [
-            DoomedSegment(segment_id=SegmentId(row.segment_id), object_key=ObjectKey(row.object_key)) for row in rows
-        ]

@@ -187,7 +187,7 @@ BEGIN
     ), fold AS (
         -- A producer's chains in turn, each judged against the state that its predecessors left; turn 0 is the stored state. Within a chain
         -- only one batch can be the next expected: from it on (accepted_from) all follow, those before it are duplicates or
-        -- rejected. A base offset that is not known yet stands in the state as minus the batch's number.
+        -- rejected. (Sequences would have to go once around within a chain for it to be otherwise: 2^31 records.) A base offset that is not known yet stands in the state as minus the batch's number.
         SELECT c.part, c.producer_id, 0::bigint AS turn, NULL::bigint AS chain,
                NULL::integer AS accepted_from, NULL::integer AS rejection,
                NULL::bigint[] AS seen_sequences, NULL::bigint[] AS seen_offsets,
