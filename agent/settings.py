@@ -38,6 +38,16 @@ class AgentSettings(BaseSettings):
     """The address the page protocol binds, for other agents."""
     peer_port: int = Field(default=0, ge=0, le=65535)
     """The port of the page protocol; 0 takes a free one."""
+    advertised_peer_host: str | None = None
+    """The host that other agents reach this one's page protocol at; by default `peer_host`."""
+    advertised_http_url: str | None = None
+    """Where the HTTP side is reached, for `/v1/cluster` and the catalog; by default made of `http_host` and the port
+    bound."""
+    iceberg_vend_credentials: bool = False
+    """Whether the Iceberg catalog hands the store's keys to its readers. Only where whoever reaches it may have them.
+    """
+    standbys_expected: bool = False
+    """Whether Postgres has standbys: the agent is then ready only if `synchronous_standby_names` is not empty."""
 
     max_request_bytes: int = Field(default=104_857_600, ge=1024)
     """A frame larger than this closes its connection (Kafka's socket.request.max.bytes)."""

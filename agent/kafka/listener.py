@@ -39,7 +39,7 @@ class Listener:
         self._ids = count(1)
         self._connections: dict[KafkaConnection, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
-        self._draining = False
+        self._accepting = True
 
     @property
     def connections(self) -> int:
@@ -59,30 +59,31 @@ class Listener:
                 task.cancel()
             await asyncio.gather(*self._connections.values(), return_exceptions=True)
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Stop accepting, answer what is in flight. False if something was left when the time was over."""
-        self._draining = True
+    async def drain(self) -> None:
+        """Stop accepting; return when everything in flight is answered and every connection closed."""
+        self._accepting = False
         if self._server is not None:
             self._server.close()
         for connection in self._connections:
             connection.drain()
-        tasks = list(self._connections.values())
-        if not tasks:
-            return True
-        _, pending = await asyncio.wait(tasks, timeout=timeout_s)
-        return not pending
+        while self._connections:
+            await asyncio.wait(list(self._connections.values()))
 
-    def close_all(self, reason: str) -> None:
-        """Hang up on everyone, for instance when this agent may no longer serve."""
+    def suspend(self, reason: str) -> None:
+        """Hang up on everyone, and on whoever connects until `resume`: this agent may not serve now."""
+        self._accepting = False
         for connection in list(self._connections):
             connection.close(reason)
+
+    def resume(self) -> None:
+        self._accepting = True
 
     def _new_connection(self) -> KafkaConnection:
         return KafkaConnection(self._shared, next(self._ids), self._opened)
 
     def _opened(self, connection: KafkaConnection) -> None:
-        if self._draining or len(self._connections) >= self._shared.settings.max_connections:
-            connection.close("too_many_connections")
+        if not self._accepting or len(self._connections) >= self._shared.settings.max_connections:
+            connection.close("too_many_connections" if self._accepting else "not_serving")
         task = asyncio.get_running_loop().create_task(self._run_one(connection))
         self._connections[connection] = task
         self._shared.metrics.connections.set(len(self._connections))

@@ -1,0 +1,287 @@
+"""The composition root: an agent from its settings to its last answer.
+
+Promises (DESIGN §10): a store or database that is away at start-up is a log line and a `/ready` that says why, and is
+tried again; the agent serves Kafka only while its lease in the ring holds; once told to stop it takes no more requests,
+answers what is in flight, flushes, commits and leaves the ring within `drain_timeout_s`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from agent.assembly import Assembly, Outside, Settings, assemble, build_peer_server
+from agent.health import Health
+from agent.http.app import create_http_app
+from agent.http.iceberg import file_io_config
+from agent.http.iceberg import router as iceberg_router
+from agent.http.parts import HttpParts
+from agent.http.read_metrics import ReadMetrics
+from agent.http.readiness import NotReady
+from agent.http.server import HttpServer
+from agent.kafka.connection import Shared
+from agent.kafka.dispatch import Dispatch
+from agent.kafka.listener import Listener, bound_socket
+from agent.kafka.memory import MemoryBudget
+from agent.kafka.served import served_apis
+from agent.metrics import Metrics
+from agent.read_path.settings import ReadPathSettings
+from agent.settings import AgentSettings
+from agent.write_path.backoff import Backoff
+from cache_ring.membership import Membership
+from cache_ring.settings import CacheRingSettings
+from sequencer.agents import AgentAddress
+from sequencer.client import Sequencer, SequencerSettings
+from sequencer.database import SequencerUnavailable
+from storage.object_store import ObjectStore, StoreSettings, StoreUnavailable
+from storage.open_store import open_store
+
+log = logging.getLogger(__name__)
+
+_LONGEST_CONNECT_PAUSE_S = 5.0
+_LEASE_CHECK_S = 0.2
+
+
+@dataclass(slots=True)
+class _Reached:
+    """What the HTTP side asks for per request; None while it is not there."""
+
+    sequencer: Sequencer | None = None
+    store: ObjectStore | None = None
+    assembly: Assembly | None = None
+
+
+class App:
+    """One agent. `run` it once; the ports are known when `started` is set."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        store_settings: StoreSettings | None = None,
+        sequencer_settings: SequencerSettings | None = None,
+        ring_settings: CacheRingSettings | None = None,
+        read_path_settings: ReadPathSettings | None = None,
+    ) -> None:
+        self._settings = settings
+        self._store_settings = store_settings or StoreSettings()
+        self._sequencer_settings = sequencer_settings
+        self._parts_settings = Settings(
+            agent=settings,
+            ring=ring_settings or CacheRingSettings(),
+            read_path=read_path_settings or ReadPathSettings(),
+        )
+        self.metrics = Metrics(CollectorRegistry())
+        self.started = asyncio.Event()
+        """Set once Kafka is served; before, the agent may be waiting for its store or database."""
+        self.kafka_port = 0
+        self.http_port = 0
+        self._reached = _Reached()
+        self._health = Health(
+            lambda: self._reached.sequencer,
+            lambda: self._reached.store,
+            self._membership,
+            standbys_expected=settings.standbys_expected,
+        )
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Serve until `stopping` is set, then drain. Raises what a part broke on; OSError if a port cannot be bound."""
+        settings = self._settings
+        async with contextlib.AsyncExitStack() as opened:
+            kafka_socket = bound_socket(settings.kafka_host, settings.kafka_port)
+            opened.callback(kafka_socket.close)
+            self.kafka_port = kafka_socket.getsockname()[1]
+            http = HttpServer(create_http_app(self._http_parts()), host=settings.http_host, port=settings.http_port)
+            await http.start()
+            opened.push_async_callback(http.stop)
+            self.http_port = http.port
+            outside = await self._reach_outside(opened, stopping)
+            if outside is not None:
+                await self._serve(outside, kafka_socket, opened, stopping)
+
+    # --- reaching what the agent stands on
+
+    async def _reach_outside(self, opened: contextlib.AsyncExitStack, stopping: asyncio.Event) -> Outside | None:
+        """The store and the database, both answering; None if the agent is told to stop before."""
+        settings = self._settings
+        sequencer = await Sequencer.open(settings.database_url.get_secret_value(), self._sequencer_settings)
+        opened.push_async_callback(sequencer.close)
+        self._reached.sequencer = sequencer
+        backoff = Backoff(settings.connect_backoff_s, _LONGEST_CONNECT_PAUSE_S)
+        last_reason = ""
+        while not stopping.is_set():
+            try:
+                await self._open_store(opened)
+                await self._health.check_store()
+                await self._health.check_database()
+                assert self._reached.store is not None, "it was opened just now"
+                catch_up_store = await open_store(settings.store_url, self._store_settings)
+                opened.push_async_callback(catch_up_store.close)
+                return Outside(
+                    sequencer=sequencer,
+                    store=self._reached.store,
+                    catch_up_store=catch_up_store,
+                    cluster_id=await sequencer.cluster.cluster_id(),
+                )
+            except (SequencerUnavailable, StoreUnavailable, NotReady) as error:
+                if str(error) != last_reason:
+                    last_reason = str(error)
+                    log.warning("agent waits: %s; retrying for ever, /ready answers 503 until then", error)
+                await _first_of(backoff.wait(), stopping.wait())
+        return None
+
+    async def _open_store(self, opened: contextlib.AsyncExitStack) -> None:
+        if self._reached.store is None:
+            self._reached.store = await open_store(self._settings.store_url, self._store_settings)
+            opened.push_async_callback(self._reached.store.close)
+
+    # --- serving
+
+    async def _serve(
+        self,
+        outside: Outside,
+        kafka_socket: socket.socket,
+        opened: contextlib.AsyncExitStack,
+        stopping: asyncio.Event,
+    ) -> None:
+        pages, peer_server = build_peer_server(outside, self._parts_settings)
+        peer_port = await peer_server.start(self._settings.peer_host, self._settings.peer_port)
+        opened.push_async_callback(peer_server.close)
+        assembly = assemble(outside, pages, peer_server, self._address(peer_port), self._parts_settings, self.metrics)
+        parts = assembly.parts
+        self.metrics.registry.register(ReadMetrics(parts.pages, parts.reads, peer_server))
+        opened.push_async_callback(parts.pages.close)
+        opened.push_async_callback(parts.reads.close)
+        self._reached.assembly = assembly
+        listener = Listener(
+            Shared(
+                settings=self._settings,
+                parts=parts,
+                dispatch=Dispatch(served_apis(), self._settings),
+                memory=MemoryBudget(self._settings.request_memory_bytes),
+                metrics=self.metrics,
+            ),
+            kafka_socket,
+        )
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(parts.membership.run(), name="membership")]
+            await _first_of(self._joined(assembly), stopping.wait())
+            if not stopping.is_set():
+                tasks += [
+                    group.create_task(assembly.coordinates.run(), name="coordinates"),
+                    group.create_task(assembly.push.run(), name="push"),
+                    group.create_task(parts.write_path.run(), name="write path"),
+                    group.create_task(listener.run(), name="listener"),
+                ]
+                await self._serve_while_leased(assembly, listener, stopping)
+                await self._drain(assembly, listener)
+            await parts.membership.leave()
+            for task in tasks:
+                task.cancel()
+
+    async def _serve_while_leased(self, assembly: Assembly, listener: Listener, stopping: asyncio.Event) -> None:
+        """Serve as long as this agent's lease in the ring holds, and again once it does (DESIGN §10)."""
+        membership = assembly.parts.membership
+        self_ = membership.self_
+        log.info(
+            "agent serves",
+            extra={
+                "node_id": None if self_ is None else self_.node_id,
+                "zone": self._settings.zone,
+                "kafka_port": self.kafka_port,
+                "http_port": self.http_port,
+            },
+        )
+        self.started.set()
+        serving = True
+        while not stopping.is_set():
+            if membership.is_serving() != serving:
+                serving = not serving
+                if serving:
+                    log.info("agent serves again: its lease was renewed")
+                    listener.resume()
+                else:
+                    log.warning("agent stops serving: its lease could not be renewed")
+                    listener.suspend("lease_lost")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LEASE_CHECK_S):
+                    await stopping.wait()
+
+    async def _drain(self, assembly: Assembly, listener: Listener) -> None:
+        """Take no more, answer what is in flight; whatever is left when the time is over is dropped unanswered."""
+        log.info("agent drains", extra={"connections": listener.connections})
+        parts = assembly.parts
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_s):
+                await asyncio.gather(listener.drain(), parts.write_path.drain())
+        except TimeoutError:
+            log.warning(
+                "agent stops with requests in flight",
+                extra={"connections": listener.connections, "unacknowledged": parts.write_path.unacknowledged_bytes},
+            )
+
+    async def _joined(self, assembly: Assembly) -> None:
+        """Wait, for ever if need be, until the agent is in the ring."""
+        while assembly.parts.membership.self_ is None:
+            with contextlib.suppress(TimeoutError):
+                await assembly.parts.membership.wait_joined(_LONGEST_CONNECT_PAUSE_S)
+
+    # --- the outside's view
+
+    def _address(self, peer_port: int) -> AgentAddress:
+        settings = self._settings
+        return AgentAddress(
+            zone=settings.zone,
+            kafka_host=settings.advertised_host or _reachable(settings.kafka_host),
+            kafka_port=settings.advertised_port or self.kafka_port,
+            peer_host=settings.advertised_peer_host or _reachable(settings.peer_host),
+            peer_port=peer_port,
+            http_url=settings.advertised_http_url or f"http://{_reachable(settings.http_host)}:{self.http_port}",
+        )
+
+    def _http_parts(self) -> HttpParts:
+        settings = self._settings
+        reached = self._reached
+        file_io = file_io_config(
+            settings.store_url, self._store_settings, vend_credentials=settings.iceberg_vend_credentials
+        )
+        return HttpParts(
+            sequencer=lambda: reached.sequencer,
+            checks=self._health.checks(self.started.is_set),
+            cluster=settings.cluster,
+            zone=settings.zone,
+            node_id=self._node_id,
+            default_partitions=settings.default_partitions,
+            max_partitions_per_topic=settings.max_partitions_per_topic,
+            routers=(iceberg_router(lambda: reached.sequencer, lambda: reached.store, file_io),),
+            registry=self.metrics.registry,
+        )
+
+    def _membership(self) -> Membership | None:
+        return None if self._reached.assembly is None else self._reached.assembly.parts.membership
+
+    def _node_id(self) -> int | None:
+        membership = self._membership()
+        self_ = None if membership is None else membership.self_
+        return None if self_ is None else self_.node_id
+
+
+def _reachable(host: str) -> str:
+    """The name others use for an address that was bound."""
+    return socket.gethostname() if host in ("", "0.0.0.0", "::") else host
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Return when the first is over; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,121 @@
+"""How the parts of an agent are made and wired, once its store and database were reached. Builds; starts nothing."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.kafka.routing import RoutingTable
+from agent.metrics import Metrics
+from agent.parts import Parts
+from agent.read_path.known_coordinates import KnownCoordinates
+from agent.read_path.reads import ReadPath
+from agent.read_path.settings import ReadPathSettings
+from agent.settings import AgentSettings
+from agent.topic_directory import TopicDirectory
+from agent.write_path.write_path import WritePath
+from cache_ring.coordinate_push import CoordinatePush
+from cache_ring.interests import Interests
+from cache_ring.membership import Membership
+from cache_ring.page_reader import PageReader
+from cache_ring.peer_client import PeerClient
+from cache_ring.peer_server import PeerServer
+from cache_ring.settings import CacheRingSettings
+from cache_ring.store_pages import StorePages
+from sequencer.agents import AgentAddress
+from sequencer.client import Sequencer
+from sequencer.coordinates import RunCoordinate
+from storage.identifiers import ObjectKey
+from storage.keys import segments_prefix
+from storage.object_store import ObjectStore
+
+_ROUTES_KEPT = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """What an agent stands on. `catch_up_store` is the same store with connections of its own (DESIGN §6)."""
+
+    sequencer: Sequencer
+    store: ObjectStore
+    catch_up_store: ObjectStore
+    cluster_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """The parts, and those that only the composition root starts and stops."""
+
+    parts: Parts
+    peer_server: PeerServer
+    coordinates: KnownCoordinates
+    push: CoordinatePush
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OwnWrites:
+    """Tells the read path of what the write path wrote."""
+
+    pages: PageReader
+    reads: ReadPath
+
+    def put_own(self, object_key: ObjectKey, data: bytes) -> None:
+        self.pages.put_own(object_key, data)
+
+    def committed(self, runs: Sequence[RunCoordinate]) -> None:
+        self.reads.committed(runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of every part, read once."""
+
+    agent: AgentSettings
+    ring: CacheRingSettings
+    read_path: ReadPathSettings
+
+
+def build_peer_server(outside: Outside, settings: Settings) -> tuple[StorePages, PeerServer]:
+    """The pages and their server for peers, which listens before all else is built: its port is part of the address."""
+    pages = StorePages(outside.store, outside.catch_up_store, settings.ring)
+    return pages, PeerServer(pages, settings.ring, segments_prefix(settings.agent.cluster))
+
+
+def assemble(
+    outside: Outside,
+    store_pages: StorePages,
+    peer_server: PeerServer,
+    address: AgentAddress,
+    settings: Settings,
+    metrics: Metrics,
+) -> Assembly:
+    clock = time.monotonic
+    sequencer = outside.sequencer
+    membership = Membership(sequencer.agents, address, settings.ring)
+    interests = Interests(settings.read_path.recent_reader_s, settings.read_path.read_partitions)
+    coordinates = KnownCoordinates(sequencer, interests, settings.read_path, peer_server.push)
+    pages = PageReader(membership, store_pages, PeerClient(settings.ring), settings.ring)
+    reads = ReadPath(coordinates, pages, settings.read_path)
+    write_path = WritePath(
+        sequencer=sequencer,
+        store=outside.store,
+        membership=membership,
+        settings=settings.agent,
+        metrics=metrics,
+        written=_OwnWrites(pages=pages, reads=reads),
+        clock=clock,
+    )
+    parts = Parts(
+        settings=settings.agent,
+        cluster_id=outside.cluster_id,
+        sequencer=sequencer,
+        store=outside.store,
+        membership=membership,
+        topics=TopicDirectory(sequencer.topics, settings.agent, clock),
+        write_path=write_path,
+        pages=pages,
+        reads=reads,
+        routes=RoutingTable(_ROUTES_KEPT),
+        metrics=metrics,
+    )
+    push = CoordinatePush(membership, settings.ring, interests, coordinates.heard)
+    return Assembly(parts=parts, peer_server=peer_server, coordinates=coordinates, push=push)

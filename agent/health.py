@@ -1,0 +1,56 @@
+"""Whether an agent should get traffic: what `/ready` asks (DESIGN §10)."""
+
+from collections.abc import Callable
+
+from agent.http.readiness import Check, NotReady
+from cache_ring.membership import Membership
+from sequencer.client import Sequencer
+from sequencer.database import SequencerUnavailable
+from storage.object_store import ObjectStore
+
+
+class Health:
+    """The checks. Each raises with a message that a person can act on."""
+
+    def __init__(
+        self,
+        sequencer: Callable[[], Sequencer | None],
+        store: Callable[[], ObjectStore | None],
+        membership: Callable[[], Membership | None],
+        *,
+        standbys_expected: bool,
+    ) -> None:
+        self._sequencer = sequencer
+        self._store = store
+        self._membership = membership
+        self._standbys_expected = standbys_expected
+
+    def checks(self, is_started: Callable[[], bool]) -> tuple[Check, ...]:
+        async def serving() -> None:
+            membership = self._membership()
+            if membership is None or not is_started():
+                raise NotReady("the agent is starting")
+            if not membership.is_serving():
+                raise NotReady("the agent's lease in the ring could not be renewed; is the database there?")
+
+        return (
+            Check(name="store", run=self.check_store),
+            Check(name="database", run=self.check_database),
+            Check(name="agent", run=serving),
+        )
+
+    async def check_store(self) -> None:
+        """Raises StoreUnavailable, NotReady."""
+        store = self._store()
+        if store is None:
+            raise NotReady("the object store was not opened yet")
+        await store.probe()
+
+    async def check_database(self) -> None:
+        """Raises SequencerUnavailable, NotReady when what Postgres acknowledges could be lost."""
+        sequencer = self._sequencer()
+        if sequencer is None:
+            raise SequencerUnavailable("the database was not opened yet")
+        complaints = (await sequencer.cluster.health()).complaints(self._standbys_expected)
+        if complaints:
+            raise NotReady("; ".join(complaints))

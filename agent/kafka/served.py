@@ -1,0 +1,38 @@
+"""The Kafka APIs an agent serves, in one list."""
+
+from agent.kafka.api import Api
+from agent.kafka.apis import (
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_cluster,
+    describe_configs,
+    fetch,
+    find_coordinator,
+    incremental_alter_configs,
+    init_producer_id,
+    list_offsets,
+    metadata,
+    produce,
+)
+from agent.kafka.apis.api_versions import api_versions
+
+_APIS = (
+    produce.API,
+    fetch.API,
+    list_offsets.API,
+    metadata.API,
+    find_coordinator.API,
+    create_topics.API,
+    delete_topics.API,
+    init_producer_id.API,
+    describe_configs.API,
+    create_partitions.API,
+    incremental_alter_configs.API,
+    describe_cluster.API,
+)
+
+
+def served_apis() -> tuple[Api, ...]:
+    """Every API, with the one that advertises them."""
+    return (*_APIS, api_versions(_APIS))
