@@ -25,6 +25,8 @@ from sequencer.retention import BEFORE_ALL as BEFORE_ALL_PARTITIONS
 from storage.identifiers import ObjectKey
 from storage.object_store import ObjectNotFound, ObjectStore
 
+__all__ = ["Diagnosis", "DoctorSettings", "examine"]
+
 T = TypeVar("T")
 
 

@@ -8,14 +8,20 @@ from contextlib import asynccontextmanager
 import pytest
 from pydantic import ValidationError
 
+from agent.read_path.settings import ReadPathSettings
+from agent.settings import AgentSettings
+from compactor.diagnosis import Diagnosis
+from compactor.doctor import examine
 from compactor.housekeeper import Housekeeper
 from compactor.job import Step
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
+from sequencer.retention import TO_HIGH_WATERMARK
 from sequencer.settings import SequencerSettings
+from storage.identifiers import Partition
 from storage.object_store import ObjectStore, StoreSettings
 from storage.open_store import open_store
-from tests.compactor.builders import keys_in, pending, reserved, settings, upload, written
+from tests.compactor.builders import CLUSTER, keys_in, pending, reserved, settings, upload, written
 from tests.sequencer.housekeeping import count, time_passes
 
 QUICK = settings(
@@ -196,3 +202,48 @@ async def test_a_database_that_is_away_stops_no_loop_and_pauses_dooming(
 def test_settings_that_do_not_fit_are_refused_by_name(given: dict[str, float], named: str) -> None:
     with pytest.raises(ValidationError, match=named):
         HousekeeperSettings.model_validate(given)
+
+
+def test_defaults_fit_the_agents_waits() -> None:
+    """An object outlives every coordinate an agent may still use; a tombstone outlives every upload (DESIGN §6, §9)."""
+    housekeeping, agent = HousekeeperSettings(), AgentSettings(database_url="postgresql://", store_url="memory://test")
+    longest_upload_s = agent.upload_attempts * agent.upload_timeout_s
+
+    assert housekeeping.garbage_grace_s > 2 * ReadPathSettings().coordinate_max_age_s
+    assert housekeeping.reservation_lease_s == agent.reservation_lease_s
+    assert housekeeping.late_write_window_s > longest_upload_s + agent.reservation_lease_s
+
+
+async def test_two_housekeepers_under_traffic_leave_a_sound_log(sequencer: Sequencer, local_store: ObjectStore) -> None:
+    """The fixture fails this test for any deadlock."""
+    kept = await sequencer.topics.create("kept", 2, {"retention.ms": "-1"})
+    busy = asyncio.Event()
+
+    async def produce(segments: int) -> None:
+        for number in range(segments):
+            passing = await sequencer.topics.create(f"passing-{id(asyncio.current_task())}-{number}", 2, {})
+            aged = await sequencer.topics.create(f"aged-{passing.name}", 2, {"retention.ms": "0"})
+            both = [pending(topic, partition=p) for topic in (kept, passing, aged) for p in range(2)]
+            await written(sequencer, local_store, *both)
+            await asyncio.gather(
+                sequencer.topics.delete(passing.name),
+                written(sequencer, local_store, *both),
+                sequencer.retention.delete_records(aged.topic_id, Partition(0), TO_HIGH_WATERMARK),
+            )
+
+    async def keep_examining() -> list[Diagnosis]:
+        diagnoses = []
+        while not busy.is_set():
+            diagnoses.append(await examine(sequencer, local_store, CLUSTER, verify_contents=True))
+        return diagnoses
+
+    async with running(*(Housekeeper(sequencer, local_store, QUICK) for _ in range(2))):
+        examining = asyncio.create_task(keep_examining())
+        await asyncio.gather(*(produce(8) for _ in range(3)))
+        busy.set()
+        diagnoses = await examining
+
+    bounds = await sequencer.coordinates.bounds([(kept.topic_id, Partition(p)) for p in range(2)])
+    assert {(each.log_start_offset, each.high_watermark) for each in bounds.values()} == {(0, 48)}
+    assert [finding for diagnosis in diagnoses for finding in diagnosis.findings] == []
+    assert (await examine(sequencer, local_store, CLUSTER, verify_contents=True)).is_healthy
