@@ -1,0 +1,46 @@
+"""What the races share: a commit left open in its transaction, and the commit as it would be in one statement."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from sequencer.client import Sequencer
+from sequencer.commit_request import commit_request
+from sequencer.commits import SQL, BatchOutcome, SegmentToCommit
+from sequencer.outcomes import decode_outcome
+
+IN_ONE_STATEMENT = "commit_in_one_statement"
+
+
+async def commit_within(
+    connection: AsyncConnection[Any], segments: Sequence[SegmentToCommit], function: str = "commit_segments"
+) -> list[BatchOutcome]:
+    """Commits segments of one partition in this connection's transaction, which stays open; the outcomes one after
+    another.
+    """
+    statement = SQL["commit"].replace("commit_segments", function)
+    cursor = await connection.execute(statement, commit_request(segments).parameters)
+    return [decode_outcome(number) for row in await cursor.fetchall() for number in row.outcome]
+
+
+async def create_commit_in_one_statement(sequencer: Sequencer) -> None:
+    """The variant that DESIGN §4 warns of: it takes its locks in the statement that does the work."""
+    async with sequencer.database.connection() as connection:
+        cursor = await connection.execute("SELECT pg_get_functiondef('commit_segments'::regproc) AS source")
+        row = await cursor.fetchone()
+        before, rest = row.source.split("    PERFORM 1 FROM segments", 1)
+        source = before + rest[rest.index("    RETURN QUERY") :]
+        for found, changed in (
+            ("commit_segments", IN_ONE_STATEMENT),
+            ("s.segment_id = given.segment_id OFFSET 0", "s.segment_id = given.segment_id OFFSET 0 FOR NO KEY UPDATE"),
+            ("p.state = 'live' OFFSET 0", "p.state = 'live' OFFSET 0 FOR NO KEY UPDATE"),
+            ("segments.ctid = segment.row", "segments.segment_id = segment_ids[segment.segment]"),
+            (
+                "partitions.ctid = part.row",
+                "(partitions.topic_id, partitions.partition) = (part.topic_id, part.partition)",
+            ),
+        ):
+            assert found in source, f"{found} is no longer in the commit"
+            source = source.replace(found, changed)
+        await connection.execute(source.encode(), prepare=False)
