@@ -17,6 +17,20 @@ NO_THROTTLE: Final = i32Timedelta.parse(timedelta(0))
 Handler: TypeAlias = Callable[[Any, RequestContext], Awaitable[object | None]]
 
 
+class _Absent:
+    """Equals the default of every version's class, so that the writers leave the tagged field out."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+ABSENT: Final[Any] = _Absent()
+"""A tagged field of a struct type that is not sent. The class's own default would not do: it equals no other version's.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
     """One API: `versions` are what ApiVersions advertises, `served_from` the first that is really served."""

@@ -17,7 +17,7 @@ from kio.schema.types import BrokerId
 from kio.static.primitive import i32, i64
 
 from agent.error_codes import read_failure_code
-from agent.kafka.api import Api
+from agent.kafka.api import ABSENT, Api
 from agent.kafka.context import RequestContext
 from agent.kafka.routing import has_moved
 from agent.kafka.vectored import RecordSlices
@@ -200,7 +200,9 @@ def _partition(result: PartitionResult, *, by_id: bool, read_committed: bool) ->
         log_start_offset=i64(result.log_start_offset),
         diverging_epoch=EpochEndOffset(epoch=i32(_OUR_EPOCH), end_offset=i64(result.high_watermark))
         if diverges
-        else EpochEndOffset(),
+        else ABSENT,
+        current_leader=ABSENT,
+        snapshot_id=ABSENT,
         aborted_transactions=() if read_committed else None,
         preferred_read_replica=BrokerId(-1 if plan.preferred_replica is None else plan.preferred_replica),
         records=RecordSlices(result.chunks),  # type: ignore[arg-type] # kio's writer asks only for its length

@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.produce.v13.response import PartitionProduceResponse
 
 from agent.error_codes import ProduceResult, produce_result
-from agent.kafka.api import Api, CloseConnection
+from agent.kafka.api import ABSENT, Api, CloseConnection
 from agent.kafka.apis.produce_batches import Accepted, AskedBatch, accept
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
@@ -194,6 +194,7 @@ def _partition_response(index: Any, result: ProduceResult) -> PartitionProduceRe
         log_start_offset=result.log_start_offset,  # type: ignore[arg-type]
         record_errors=(),
         error_message=result.message,
+        current_leader=ABSENT,
     )
 
 
