@@ -1,5 +1,6 @@
-"""Spark's commands: their errors as ones a person can act on, and Spark ended with the command."""
+"""Spark's commands: their errors as ones a person can act on, and Spark ended with the process."""
 
+import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,10 +20,11 @@ from tidelog.find_cluster import find_cluster, require
 
 @contextmanager
 def spark_command(*needed: str) -> Iterator[CompactionSettings]:
-    """The settings, once the cluster is known and `needed` ones are set; on the way out Spark's JVM is stopped."""
+    """The settings, once the cluster is known and `needed` ones are set; Spark's JVM is stopped when the process ends."""
     found = find_cluster()
     for name in needed:
         require(found, name)
+    atexit.register(stop_spark)
     try:
         yield CompactionSettings()
     except UnknownTopic as unknown:
@@ -32,5 +34,3 @@ def spark_command(*needed: str) -> Iterator[CompactionSettings]:
     except (QueryFailed, SparkUnavailable, JavaMissing, SequencerUnavailable, StoreUnavailable, ValueError) as failed:
         text = failed.errors()[0]["msg"] if isinstance(failed, ValidationError) else str(failed)
         raise UserError(text) from None
-    finally:
-        stop_spark()

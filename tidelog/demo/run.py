@@ -13,10 +13,11 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from compactor.doctor import Diagnosis, examine
 from pyspark.sql import SparkSession
 from rich.console import Console
 
+from compactor.diagnosis import Diagnosis
+from compactor.doctor import examine
 from sequencer.client import Sequencer
 from spark_compaction.compact import compact_topics
 from spark_compaction.session import spark_session, stop_spark
@@ -191,10 +192,10 @@ class _Demo:
         figures = {
             "records": f"{self._produced.records:,}",
             "bytes of values": f"{self._produced.value_bytes:,}",
-            "bytes in the log": f"{metrics.total('tidelog_batch_bytes_total'):,.0f}",
+            "bytes uploaded": f"{metrics.total('tidelog_put_bytes_total'):,.0f}",
             "PUTs": f"{metrics.total('tidelog_puts_total'):,.0f}",
-            "GETs": f"{metrics.total('tidelog_gets_total'):,.0f}",
-            "cache hits": f"{metrics.total('tidelog_page_hits_total'):,.0f}",
+            "GETs": f"{metrics.total('tidelog_store_gets_total'):,.0f}",
+            "cache hits": f"{metrics.total('tidelog_page_cache_hits_total'):,.0f}",
             "ack p50 / p99": " / ".join("-" if ack is None else f"{1000 * ack:,.0f} ms" for ack in acks),
             **self._figures,
         }
