@@ -67,6 +67,14 @@ class PeerServer:
         self._connections: set[asyncio.Task[None]] = set()
         self.counts = PeerServerCounts()
 
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    @property
+    def subscriptions(self) -> int:
+        return len(self._subscriptions)
+
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port bound (port 0 takes a free one)."""
         self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_SMALL_FRAME_BYTES)

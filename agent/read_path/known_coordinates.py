@@ -64,6 +64,15 @@ class KnownCoordinates:
     def cached_runs(self) -> int:
         return len(self._cache)
 
+    @property
+    def watchers(self) -> int:
+        """Partitions that fetches wait for."""
+        return len(self._waiting)
+
+    def known_end(self, key: PartitionKey) -> Offset | None:
+        """The high watermark this agent serves; None while it knows nothing of the partition."""
+        return self._cache.known_end(key)
+
     def find(self, key: PartitionKey, offset: int, max_bytes: int) -> PartitionView | None:
         """What is known for a reader at an offset, who then counts as one."""
         self._interests.note(key)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from cache_ring.coordinate_cache import Applied, CoordinateCache, CoordinateLimits, Learned
 from sequencer.coordinates import PartitionCoordinates, RunCoordinate
@@ -116,6 +116,24 @@ def test_a_higher_epoch_forgets_every_run_and_a_lower_one_is_ignored() -> None:
     late = cache.learn(an_answer(tiled(0, 10, 20), coordinate_epoch=1), Offset(20), asked_s=1.0)
 
     assert (after_the_raise, late, _runs_at(cache, 15)) == (None, Learned.STALE, None)
+
+
+def test_a_higher_epoch_forgets_what_readers_of_history_were_given() -> None:
+    cache = a_cache()
+    cache.learn(an_answer(tiled(0, 10, 20), high_watermark=1000), None, asked_s=0.0)
+
+    cache.learn(an_answer((), high_watermark=1000, coordinate_epoch=1), Offset(1000), asked_s=1.0)
+
+    assert _runs_at(cache, 5) is None
+
+
+def test_an_answer_whose_first_run_straddles_the_known_end_replaces_what_was_known() -> None:
+    cache = a_cache()
+    cache.learn(an_answer(tiled(0, 10)), None, asked_s=0.0)
+
+    cache.learn(an_answer(tiled(5, 15, 20)), Offset(10), asked_s=1.0)
+
+    assert (_runs_at(cache, 12), cache.known_end(KEY), _runs_at(cache, 2)) == (tiled(5, 15, 20), 20, None)
 
 
 def test_what_is_older_than_the_age_limit_is_not_handed_out() -> None:
@@ -262,16 +280,21 @@ class RandomArrivals(RuleBasedStateMachine):
             assert known_end is not None
             assert known_end >= coordinates.high_watermark
 
-    @rule(share=st.floats(0, 1))
-    def records_are_deleted(self, share: float) -> None:
-        self.log.log_start_offset = max(self.log.log_start_offset, int(self.log.high_watermark * share))
+    @rule(max_runs=st.integers(1, 6))
+    def poll_is_answered_at_once(self, max_runs: int) -> None:
+        self.answer_arrives(self.poll_is_sent(max_runs))
+
+    @rule(records=st.integers(1, 6))
+    def records_are_deleted(self, records: int) -> None:
+        self.log.log_start_offset = min(self.log.log_start_offset + records, self.log.high_watermark)
         self.log.runs = [run for run in self.log.runs if run.last_offset >= self.log.log_start_offset]
         self.log.epoch += 1
 
-    @rule(first=st.integers(0, 10), count=st.integers(2, 5))
-    def runs_are_merged(self, first: int, count: int) -> None:
-        self.log.merge(first, count)
+    @rule(share=st.floats(0, 1), count=st.integers(2, 5))
+    def runs_are_merged(self, share: float, count: int) -> None:
+        self.log.merge(int(share * len(self.log.runs)), count)
 
+    @precondition(lambda self: self.cache.known_end(KEY) is not None)
     @rule()
     def the_cache_forgets(self) -> None:
         self.cache.drop(KEY)
@@ -310,4 +333,4 @@ def _pairs(runs: tuple[RunCoordinate, ...]) -> list[tuple[RunCoordinate, RunCoor
 
 
 TestRandomArrivals = RandomArrivals.TestCase
-TestRandomArrivals.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRandomArrivals.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

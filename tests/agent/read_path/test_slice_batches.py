@@ -1,0 +1,77 @@
+"""Slicing: whole batches, in order, patched, within limits; copied or viewed, the bytes are the same."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.read_path.slice_batches import RunBytes, take_batches
+from sequencer.coordinates import RunCoordinate
+from storage.arrow_columns import decode_batches
+from storage.record_batch import read_header
+from tests.agent.read_path.a_log import NOON_MS, a_batch
+from tests.cache_ring.builders import a_run
+
+RUNS = st.lists(
+    st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1, 50, 5000])), min_size=1, max_size=4),
+    min_size=1,
+    max_size=3,
+)
+
+
+def some_runs(shapes: list[list[tuple[int, int]]]) -> tuple[list[RunBytes], list[tuple[int, int, int]]]:
+    """Runs of batches (records, value size) from offset 1000 on, and each batch's base offset, end offset and size."""
+    runs, batches, offset = [], [], 1000
+    for shape in shapes:
+        base = offset
+        encoded = []
+        for count, size in shape:
+            batch = a_batch(["x" * size] * count, [NOON_MS] * count)
+            encoded.append(batch)
+            batches.append((offset, offset + count, len(batch)))
+            offset += count
+        data = b"".join(encoded)
+        run: RunCoordinate = a_run(base, offset - 1, length=len(data))
+        runs.append(RunBytes.of(run, memoryview(data)))
+    return runs, batches
+
+
+@given(RUNS, st.data(), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_whole_batches_from_the_one_that_holds_the_offset_within_the_limit(
+    shapes: list[list[tuple[int, int]]], data: st.DataObject, whatever: bool
+) -> None:
+    runs, batches = some_runs(shapes)
+    first_run_end = runs[0].run.last_offset
+    offset = data.draw(st.integers(1000, first_run_end))
+    end_offset = data.draw(st.sampled_from([batch[1] for batch in batches if batch[1] > offset]))
+    limit = data.draw(st.integers(0, sum(batch[2] for batch in batches)))
+    expected, size = [], 0
+    for base, end, batch_size in batches:
+        if end <= offset:
+            continue
+        if base >= end_offset or (size + batch_size > limit and (expected or not whatever)):
+            break
+        expected.append((base, end))
+        size += batch_size
+
+    outgoing = take_batches(runs, offset, end_offset, limit, first_whatever_its_size=whatever)
+
+    joined = b"".join(bytes(chunk) for chunk in outgoing.chunks)
+    assert len(joined) == outgoing.size_bytes == size
+    found, position = [], 0
+    while position < len(joined):
+        header = read_header(joined, position)
+        assert header.leader_epoch == 0
+        found.append((header.base_offset, header.base_offset + header.last_offset_delta + 1))
+        decode_batches(joined, position, position + header.size_bytes, header.base_offset)
+        position += header.size_bytes
+    assert found == expected
+
+
+def test_large_batches_are_views_of_the_page_and_not_copies() -> None:
+    [run], _ = some_runs([[(1, 5000), (1, 5000)]])
+
+    outgoing = take_batches([run], 1000, 1002, 1 << 20, first_whatever_its_size=True)
+
+    assert [type(chunk) for chunk in outgoing.chunks] == [bytes, memoryview] * 2
+    assert all(len(chunk) == 16 for chunk in outgoing.chunks[::2])
+    assert all(chunk.obj is run.data.obj for chunk in outgoing.chunks[1::2] if isinstance(chunk, memoryview))

@@ -1,0 +1,76 @@
+"""The read side of an agent, wired as agent/assembly.py wires it, without the rest of an agent.
+
+Promises that what `open` starts `close` ends, and that `run` owns every task of the read side.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from agent.read_path.known_coordinates import KnownCoordinates
+from agent.read_path.reads import ReadPath
+from agent.read_path.settings import ReadPathSettings
+from cache_ring.coordinate_push import CoordinatePush
+from cache_ring.interests import Interests
+from cache_ring.membership import Membership
+from cache_ring.page_reader import PageReader
+from cache_ring.peer_client import PeerClient
+from cache_ring.peer_server import PeerServer
+from cache_ring.settings import CacheRingSettings
+from cache_ring.store_pages import StorePages
+from sequencer.agents import AgentAddress
+from sequencer.client import Sequencer
+from storage.keys import segments_prefix
+from storage.object_store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSide:
+    peer_server: PeerServer
+    membership: Membership
+    pages: PageReader
+    reads: ReadPath
+    push: CoordinatePush
+
+    async def run(self) -> None:
+        """Hold the lease, poll and subscribe until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.membership.run())
+            tasks.create_task(self.reads.coordinates.run())
+            tasks.create_task(self.push.run())
+
+    async def close(self) -> None:
+        """After `run` has ended: stop serving peers and forget what is in memory."""
+        await self.reads.close()
+        await self.peer_server.close()
+        await self.pages.close()
+
+
+def new_peer_server(
+    store: ObjectStore, catch_up_store: ObjectStore, cluster: str, settings: CacheRingSettings
+) -> tuple[PeerServer, StorePages]:
+    """What must listen before the agent's address is known. `catch_up_store` is a second client of the same bucket."""
+    pages = StorePages(store, catch_up_store, settings)
+    return PeerServer(pages, settings, key_prefix=segments_prefix(cluster)), pages
+
+
+def wire_read_side(
+    *,
+    sequencer: Sequencer,
+    peer_server: PeerServer,
+    store_pages: StorePages,
+    address: AgentAddress,
+    ring_settings: CacheRingSettings,
+    read_settings: ReadPathSettings,
+) -> ReadSide:
+    """The read side of an agent at `address`, whose peer port `peer_server` listens on."""
+    membership = Membership(sequencer.agents, address, ring_settings)
+    pages = PageReader(membership, store_pages, PeerClient(ring_settings), ring_settings)
+    interests = Interests(read_settings.recent_reader_s, read_settings.read_partitions)
+    known = KnownCoordinates(sequencer, interests, read_settings, push=peer_server.push)
+    return ReadSide(
+        peer_server=peer_server,
+        membership=membership,
+        pages=pages,
+        reads=ReadPath(known, pages, read_settings),
+        push=CoordinatePush(membership, ring_settings, interests, known.heard),
+    )

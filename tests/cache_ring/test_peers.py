@@ -1,0 +1,313 @@
+"""Two agents' peer ports in one process: pages served, pushes delivered, hostile bytes shut out, slow peers passed
+by."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from cache_ring.page_protocol import (
+    FOUND_OVERHEAD_BYTES,
+    PREFACE,
+    ReadRange,
+    RunsCommitted,
+    decode,
+    encode_found,
+    encode_read,
+    encode_subscribe,
+)
+from cache_ring.peer_client import PassedBy, PeerClient
+from cache_ring.peer_server import PeerServer
+from cache_ring.settings import CacheRingSettings
+from cache_ring.store_pages import StorePages
+from storage.identifiers import ObjectKey, Partition, new_segment_id
+from storage.keys import segment_key
+from storage.memory_store import MemoryStore
+from tests.cache_ring.builders import ORDERS, a_run, an_agent
+from tests.waiting import until
+
+SETTINGS = CacheRingSettings(peer_answer_floor_s=5.0, peer_answer_ceiling_s=5.0, peer_skip_s=60.0)
+IMPATIENT = SETTINGS.model_copy(update={"peer_answer_floor_s": 0.05, "peer_load_timeout_s": 0.2})
+DATA = os.urandom(300_000)
+
+
+def a_key() -> ObjectKey:
+    return segment_key("tidelog", new_segment_id())
+
+
+def a_request(key: ObjectKey, start: int = 100, end: int = 200_100, size: int = len(DATA)) -> ReadRange:
+    return ReadRange(object_key=key, object_size_bytes=size, start=start, end=end)
+
+
+class Peer:
+    """An agent's peer port over a store."""
+
+    def __init__(self, settings: CacheRingSettings = SETTINGS) -> None:
+        self.store = MemoryStore()
+        self.pages = StorePages(self.store, self.store, settings)
+        self.server = PeerServer(self.pages, settings, key_prefix="tidelog/segments/")
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        port = await self.server.start("127.0.0.1", 0)
+        try:
+            yield port
+        finally:
+            await self.server.close()
+            await self.pages.close()
+
+
+@asynccontextmanager
+async def answering(answer: bytes | None) -> AsyncIterator[int]:
+    """A peer that answers everything with the same bytes, or never."""
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while await reader.read(65_536):
+                if answer is not None:
+                    writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(converse, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def test_a_range_comes_from_the_peer_and_its_page_from_the_store_once() -> None:
+    peer, client, key = Peer(), PeerClient(SETTINGS), a_key()
+    await peer.store.put(key, [DATA])
+    async with peer.listening() as port:
+        agent = an_agent(1, peer_port=port)
+        ranges = [(start, start + 1000) for start in range(0, 50_000, 1000)]
+
+        found = await asyncio.gather(
+            *(client.read_range(agent, a_request(key, start, end), 5.0) for start, end in ranges)
+        )
+
+        assert [bytes(data) for data in found] == [DATA[start:end] for start, end in ranges]
+        assert peer.pages.counts.gets == 1
+    client.close()
+
+
+async def test_a_connection_is_used_again() -> None:
+    peer, client, key = Peer(), PeerClient(SETTINGS), a_key()
+    await peer.store.put(key, [DATA])
+    async with peer.listening() as port:
+        for _ in range(5):
+            await client.read_range(an_agent(1, peer_port=port), a_request(key), 5.0)
+
+        assert peer.server.connections == 1
+    client.close()
+
+
+async def test_a_connection_the_peer_closed_while_idle_is_opened_anew() -> None:
+    client, key = PeerClient(SETTINGS), a_key()
+    first, second = Peer(), Peer()
+    for peer in (first, second):
+        await peer.store.put(key, [DATA])
+    async with first.listening() as port:
+        await client.read_range(an_agent(1, peer_port=port), a_request(key), 5.0)
+    await second.server.start("127.0.0.1", port)
+
+    assert await client.read_range(an_agent(1, peer_port=port), a_request(key), 5.0) == DATA[100:200_100]
+    client.close()
+    await second.server.close()
+
+
+async def test_an_object_that_is_missing_at_the_peer_is_left_to_the_store() -> None:
+    peer, client = Peer(), PeerClient(SETTINGS)
+    async with peer.listening() as port:
+        with pytest.raises(PassedBy, match="NOT_FOUND"):
+            await client.read_range(an_agent(1, peer_port=port), a_request(a_key()), 5.0)
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        a_request(ObjectKey("secrets/of/others")),
+        a_request(ObjectKey("tidelog/segments/x"), start=5, end=5),
+        a_request(ObjectKey("tidelog/segments/x"), start=5, end=4),
+        a_request(ObjectKey("tidelog/segments/x"), end=2**40, size=2**41),
+    ],
+)
+async def test_a_range_that_may_not_be_asked_for_is_refused(request_: ReadRange) -> None:
+    peer, client = Peer(), PeerClient(SETTINGS)
+    async with peer.listening() as port:
+        with pytest.raises((PassedBy, OverflowError)):
+            await client.read_range(an_agent(1, peer_port=port), request_, 5.0)
+        assert (peer.server.counts.refused, peer.pages.counts.gets) == (1, 0)
+    client.close()
+
+
+async def test_a_peer_that_serves_as_much_as_it_may_says_so() -> None:
+    peer, client, key = Peer(SETTINGS.model_copy(update={"peer_response_bytes": 1000})), PeerClient(SETTINGS), a_key()
+    await peer.store.put(key, [DATA])
+    async with peer.listening() as port:
+        peer.server._serving.try_take(1000)
+        with pytest.raises(PassedBy, match="BUSY"):
+            await client.read_range(an_agent(1, peer_port=port), a_request(key), 5.0)
+    client.close()
+
+
+async def test_a_silent_peer_is_passed_by_and_then_skipped() -> None:
+    client = PeerClient(IMPATIENT)
+    async with answering(None) as port:
+        agent = an_agent(1, peer_port=port)
+        with pytest.raises(PassedBy, match="in time"):
+            await client.read_range(agent, a_request(a_key()), 0.05)
+        with pytest.raises(PassedBy, match="skipped"):
+            await client.read_range(agent, a_request(a_key()), 0.05)
+
+    assert (client.counts.timeouts, client.counts.passed_by) == (1, 1)
+    client.close()
+
+
+async def test_a_peer_that_is_gone_is_passed_by_and_then_skipped() -> None:
+    client = PeerClient(SETTINGS)
+    async with answering(None) as port:
+        pass
+    with pytest.raises(PassedBy, match="connection lost"):
+        await client.read_range(an_agent(1, peer_port=port), a_request(a_key()), 5.0)
+    with pytest.raises(PassedBy, match="skipped"):
+        await client.read_range(an_agent(1, peer_port=port), a_request(a_key()), 5.0)
+
+
+async def test_wrong_bytes_are_noticed_and_the_peer_is_skipped() -> None:
+    key = a_key()
+    asked = a_request(key, 0, 1000)
+    others = [
+        b"".join(encode_found(a_request(key, 1000, 2000), DATA[1000:2000])),  # a range that was not asked for
+        b"".join(encode_found(asked, DATA[:1000]))[:-1] + b"?",  # a damaged byte
+        b"".join(encode_found(asked, DATA[:999])),  # too short
+        b"".join(encode_found(asked, DATA[: 1000 + FOUND_OVERHEAD_BYTES])),  # too long
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\0\0\0\x01\x63",  # a kind that does not exist
+    ]
+    for answer in others:
+        client = PeerClient(SETTINGS)
+        async with answering(answer) as port:
+            with pytest.raises(PassedBy):
+                await client.read_range(an_agent(1, peer_port=port), asked, 5.0)
+            with pytest.raises(PassedBy, match="skipped"):
+                await client.read_range(an_agent(1, peer_port=port), asked, 5.0)
+        assert client.counts.violations == 1
+        client.close()
+
+
+async def test_a_peer_that_loads_says_so_and_is_waited_for() -> None:
+    peer, key = Peer(), a_key()
+    client = PeerClient(SETTINGS)
+    release = asyncio.Event()
+    get = peer.store.get
+
+    async def slow_get(key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
+        await release.wait()
+        return await get(key, start, end)
+
+    peer.store.get = slow_get  # type: ignore[method-assign]
+    await peer.store.put(key, [DATA])
+    async with peer.listening() as port:
+        reading = asyncio.create_task(client.read_range(an_agent(1, peer_port=port), a_request(key), 0.5))
+        await asyncio.sleep(0.8)
+        release.set()
+
+        assert await reading == DATA[100:200_100]
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        os.urandom(64),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        PREFACE + b"\xff\xff\xff\xff\x01",
+        PREFACE + b"\0\0\0\0",
+        PREFACE + b"\0\0\0\x02\x01\x00",
+        PREFACE + b"\0\0\0\x01\x03",
+        PREFACE + b"\0\0\0\x09\x05" + b"\0\0\0\x01" + b"\xff\xff\xff\xff",
+    ],
+)
+async def test_garbage_closes_its_connection_and_no_other(garbage: bytes) -> None:
+    peer, client, key = Peer(), PeerClient(SETTINGS), a_key()
+    await peer.store.put(key, [DATA])
+    async with peer.listening() as port:
+        agent = an_agent(1, peer_port=port)
+        await client.read_range(agent, a_request(key), 5.0)
+
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(garbage)
+        async with asyncio.timeout(10):
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        writer.close()
+
+        assert await client.read_range(agent, a_request(key), 5.0) == DATA[100:200_100]
+        assert (peer.server.counts.violations, client.counts.ranges) == (1, 2)
+    client.close()
+
+
+async def test_a_connection_that_says_nothing_is_closed() -> None:
+    peer = Peer(SETTINGS.model_copy(update={"peer_idle_s": 0.05}))
+    async with peer.listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(PREFACE + encode_read(a_request(a_key()))[:10])
+
+        async with asyncio.timeout(10):
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        writer.close()
+
+
+async def test_no_more_connections_are_taken_than_the_setting_says() -> None:
+    peer = Peer(SETTINGS.model_copy(update={"peer_accepted_connections": 2}))
+    async with peer.listening() as port:
+        taken = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await until(lambda: peer.server.connections == 2)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+        async with asyncio.timeout(10):
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        assert peer.server.connections == 2
+        for _, open_writer in [*taken, (reader, writer)]:
+            open_writer.close()
+
+
+async def test_a_subscriber_is_pushed_what_it_asked_for_and_nothing_else() -> None:
+    peer = Peer()
+    async with peer.listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(PREFACE)
+        writer.writelines(encode_subscribe(60_000, [(ORDERS, Partition(1)), (ORDERS, Partition(2))]))
+        await until(lambda: peer.server.subscriptions > 0)
+
+        wanted = (a_run(partition=1), a_run(10, 19, partition=2))
+        peer.server.push([a_run(partition=0), *wanted])
+
+        async with asyncio.timeout(10):
+            length = int.from_bytes(await reader.readexactly(4), "big")
+            assert decode(await reader.readexactly(length)) == RunsCommitted(runs=wanted)
+        writer.close()
+        await until(lambda: peer.server.subscriptions == 0)
+
+
+async def test_a_subscriber_that_does_not_read_is_left_out_and_costs_a_bounded_buffer() -> None:
+    peer = Peer(SETTINGS.model_copy(update={"push_buffer_bytes": 100_000}))
+    async with peer.listening() as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(PREFACE)
+        writer.writelines(encode_subscribe(60_000, [(ORDERS, Partition(0))]))
+        await until(lambda: peer.server.subscriptions > 0)
+
+        many = [a_run(number, number) for number in range(1000)]
+        for _ in range(200):
+            peer.server.push(many)
+            await asyncio.sleep(0)
+
+        assert peer.server.counts.pushes_dropped > 0
+        writer.close()

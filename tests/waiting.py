@@ -1,0 +1,11 @@
+"""Waiting for a condition in tests: bounded, so that nothing hangs; never part of a claim about time."""
+
+import asyncio
+from collections.abc import Callable
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 15.0) -> None:
+    """Returns once the condition holds; raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - the condition is somebody else's state, which sets no event
+            await asyncio.sleep(0.01)
