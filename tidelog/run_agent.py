@@ -22,14 +22,24 @@ from sequencer.client import Sequencer
 from sequencer.database import SequencerUnavailable
 from storage.object_store import StoreUnavailable
 from storage.open_store import open_store
+from tidelog.errors import UserError
 from tidelog.settings import ProcessSettings
 
 log = logging.getLogger(__name__)
 
 
 def run_agent(settings: AgentSettings, process: ProcessSettings) -> None:
-    """Returns when the agent has drained; the two jobs fail together."""
-    uvloop.run(_run(settings, process))
+    """Returns when the agent has drained; the two roles fail together. Raises `UserError` for an address it cannot
+    bind.
+    """
+    try:
+        uvloop.run(_run(settings, process))
+    except* OSError as failed:
+        error = failed.exceptions[0]
+        raise UserError(
+            f"The agent cannot listen: {error}.",
+            "Checked TIDELOG_KAFKA_HOST and _PORT, TIDELOG_HTTP_HOST and _PORT, TIDELOG_PEER_HOST and _PORT.",
+        ) from None
 
 
 async def _run(settings: AgentSettings, process: ProcessSettings) -> None:

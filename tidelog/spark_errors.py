@@ -20,7 +20,7 @@ from tidelog.find_cluster import find_cluster, require
 
 @contextmanager
 def spark_command(*needed: str) -> Iterator[CompactionSettings]:
-    """The settings, once the cluster is known and `needed` ones are set; Spark's JVM is stopped when the process ends."""
+    """The settings, once the cluster is known and `needed` ones are set. Spark's JVM goes when the process ends."""
     found = find_cluster()
     for name in needed:
         require(found, name)

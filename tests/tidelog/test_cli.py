@@ -1,5 +1,6 @@
 """The command as a person meets it: help, errors, settings as options."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,26 @@ def test_an_agent_without_a_database_says_what_is_missing(tmp_path: Path) -> Non
 
     assert result.returncode == 1
     assert "TIDELOG_DATABASE_URL is not set" in result.stderr
+
+
+@pytest.mark.parametrize("store_url", ["ftp://host/dir", "bucket"])
+def test_a_store_that_is_none_is_refused_before_anything_starts(tmp_path: Path, store_url: str) -> None:
+    result = run_process("agent", "--store-url", store_url, "--database-url", "postgresql://x", cwd=tmp_path)
+
+    assert result.returncode == 1
+    assert "TIDELOG_STORE_URL" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_port_that_is_taken_ends_the_agent_with_a_reason(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        where = ("--store-url", "memory://x", "--database-url", "postgresql://127.0.0.1:1/x")
+        result = run_process("agent", *where, "--http-port", "0", "--kafka-port", str(port), cwd=tmp_path)
+
+    assert result.returncode == 1
+    assert "TIDELOG_KAFKA_HOST" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_without_a_cluster_a_command_says_how_to_get_one(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_agents_get_settings_that_validate(compose: dict[str, Any], monkeypatch:
         settings = AgentSettings()
 
         assert settings.zone == name[-1]
-        assert settings.peer_host == name
+        assert settings.advertised_peer_host == name
         assert settings.store_url.startswith("s3://")
 
 

@@ -8,7 +8,7 @@ from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
-from storage.object_store import StoreSettings
+from storage.object_store import StoreSettings, StoreUrl
 from tidelog.errors import UserError
 from tidelog.logs import configure_logs
 from tidelog.setting_options import variable_of, with_settings
@@ -40,6 +40,10 @@ def agent() -> None:
             raise UserError(
                 f"{variable_of(name)} is not set.", "An agent needs a database and a store; `tidelog dev` brings both."
             )
+    try:
+        StoreUrl.parse(settings.store_url)
+    except ValueError as invalid_url:
+        raise UserError(f"{variable_of('store_url')}: {invalid_url}.") from None
     from tidelog.run_agent import run_agent  # seconds of imports, which help and a wrong setting need not wait for
 
     configure_logs(process.log_format, process.log_level)

@@ -59,11 +59,15 @@ class Screen:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, console=self.console, transient=True) as progress:
+        is_live = self.console.is_terminal
+        if not is_live:
+            self.console.print(f"[dim]…[/] {label}", soft_wrap=True)
+        with Progress(*columns, console=self.console, transient=True, disable=not is_live) as progress:
             progress.add_task(label, total=total)
             running = Step(progress)
             yield running
-        self.console.print(f"[green]✓[/] {label}: {running.detail} [dim]({time.monotonic() - began:.1f} s)[/]")
+        took = f"[dim]({time.monotonic() - began:.1f} s)[/]"
+        self.console.print(f"[green]✓[/] {label}: {running.detail} {took}", soft_wrap=True)
 
     def check(self, name: str, passed: bool, detail: str) -> None:
         """Notes a check; a failed one is also told at once."""
