@@ -174,6 +174,40 @@ async def test_a_store_that_is_away_is_logged_once_and_retried_until_it_is_back(
     assert status.last_error is not None
 
 
+class BrokenJob:
+    """A job with a mistake in it."""
+
+    name = "broken"
+    interval_s = 0.05
+
+    async def step(self, progress: str | None) -> Step:
+        raise ZeroDivisionError(progress)
+
+
+async def test_a_job_with_a_mistake_in_it_stops_no_other(
+    sequencer: Sequencer, local_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    housekeeper = Housekeeper(sequencer, local_store, QUICK)
+    housekeeper.jobs = (BrokenJob(), *housekeeper.jobs)
+
+    async def others_go_on() -> bool:
+        statuses = {status.name: status for status in await sequencer.jobs.statuses()}
+        return (
+            metric(housekeeper, "tidelog_job_failures_total", job="broken") >= 3
+            and len(statuses) == len(housekeeper.jobs)
+            and all(status.success_age_s is not None for name, status in statuses.items() if name != "broken")
+        )
+
+    async with running(housekeeper):
+        await eventually(others_go_on)
+
+    logged = [record for record in caplog.records if getattr(record, "job", None) == "broken"]
+    assert [record.levelname for record in logged] == ["ERROR"]
+    assert logged[0].exc_info is not None
+    [status] = [each for each in await sequencer.jobs.statuses() if each.name == "broken"]
+    assert status.last_error == "ZeroDivisionError: None"
+
+
 async def test_a_database_that_is_away_stops_no_loop_and_pauses_dooming(
     local_store: ObjectStore, sequencer: Sequencer
 ) -> None:

@@ -69,6 +69,15 @@ async def test_dooming_pauses_for_the_failover_hold_when_the_timeline_changed(se
         assert pause.pause_s > RULES.failover_hold_s - 60
 
 
+async def test_dooming_sees_the_same_database_as_every_new_connection(sequencer: Sequencer) -> None:
+    await ready_to_doom(sequencer)
+
+    [seen] = await sequencer.database.fetch("SELECT system_identifier, timeline FROM dooming")
+
+    identity = await sequencer.database.read_identity()
+    assert (seen.system_identifier, seen.timeline) == (identity.system_identifier, identity.timeline)
+
+
 async def test_an_expired_reservation_is_doomed_and_its_commit_refused(sequencer: Sequencer) -> None:
     topic = await sequencer.topics.create("orders", 1, {})
     early = await reserved(sequencer, [records_of(topic)], lease_s=100)
