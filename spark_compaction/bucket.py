@@ -21,7 +21,7 @@ from minio.credentials.providers import (
     IamAwsProvider,
     StaticProvider,
 )
-from minio.error import MinioException, S3Error
+from minio.error import InvalidResponseError, MinioException, S3Error
 
 from storage.identifiers import ObjectKey
 from storage.local_store import LocalStore
@@ -29,6 +29,7 @@ from storage.object_store import ObjectNotFound, StoreSettings, StoreUnavailable
 
 _SINGLE_PUT_BYTES = 512 << 20
 _MISSING = ("NoSuchKey", "NoSuchObject")
+_BEYOND_END = ("InvalidRange",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ class Bucket(Protocol):
     """Keys are relative to the store's URL prefix."""
 
     def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
-        """The bytes `[start, end)`; raises ObjectNotFound."""
+        """The bytes `[start, end)`, as slicing would give them; raises ObjectNotFound."""
 
     def put(self, key: ObjectKey, data: bytes | memoryview) -> None:
         """Write one object, whole or not at all."""
@@ -123,9 +124,14 @@ class S3Bucket:
             return b""
         length = 0 if end is None else end - start
         with _NamedErrors(self._where, key):
-            response = self._client.get_object(
-                bucket_name=self._bucket, object_name=self._prefix + key, offset=start, length=length
-            )
+            try:
+                response = self._client.get_object(
+                    bucket_name=self._bucket, object_name=self._prefix + key, offset=start, length=length
+                )
+            except MinioException as error:
+                if _says(error, _BEYOND_END):
+                    return b""
+                raise
             try:
                 return bytes(response.read())
             finally:
@@ -174,10 +180,17 @@ class _NamedErrors:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, S3Error) and error.code in _MISSING:
+        if isinstance(error, MinioException) and _says(error, _MISSING):
             raise ObjectNotFound(self._key) from error
         if isinstance(error, (MinioException, urllib3.exceptions.HTTPError, OSError)):
             raise StoreUnavailable(f"{self._where}: {self._key}: {error}. Checked TIDELOG_STORE_URL.") from error
+
+
+def _says(error: MinioException, codes: tuple[str, ...]) -> bool:
+    """Whether S3 answered with one of these codes, be it without the content type that the client looks for."""
+    if isinstance(error, InvalidResponseError):
+        return any(f"<Code>{code}</Code>" in str(error) for code in codes)
+    return isinstance(error, S3Error) and error.code in codes
 
 
 def _credentials(address: BucketAddress) -> StaticProvider | ChainedProvider:

@@ -83,9 +83,8 @@ def compact_topics(
 ) -> CompactionReport:
     """Compacts the named topics, or all. Not from a coroutine.
 
-    Raises UnknownTopic, SequencerUnavailable, StoreUnavailable, JavaMissing, SparkUnavailable or ManifestRefused;
-    topics finished before that stay compacted.
-    """
+    Raises UnknownTopic, SequencerUnavailable, StoreUnavailable, JavaMissing, SparkUnavailable, SparkJobFailed or
+    ManifestRefused; topics finished before that stay compacted."""
     return asyncio.run(_compact_topics(settings, topics, on_progress or (lambda _: None)))
 
 
@@ -190,7 +189,7 @@ class _TopicCompactor:
         if not verified.files:
             return Publication(metadata_key=None, added={}, advances=verified.advances, raw_ranges=verified.raw_ranges)
         table = HistoryTableFiles(self._address, self._address.open(), job, self._topic.name)
-        added = table.describe([_expected(file) for file in verified.files])
+        added = table.describe([expected_file(file) for file in verified.files])
         staged = table.stage(
             Change(
                 added=added,
@@ -219,7 +218,8 @@ class _TopicCompactor:
         self._on_progress(CompactionProgress(topic=self._topic.name, stage=stage, tasks_done=done, tasks_total=total))
 
 
-def _expected(file: VerifiedFile) -> ExpectedFile:
+def expected_file(file: VerifiedFile) -> ExpectedFile:
+    """What the bucket must hold for a file of the manifest."""
     return ExpectedFile(
         object_key=file.row.object_key,
         partition=file.partition,

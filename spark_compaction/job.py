@@ -13,6 +13,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 
 from sequencer.client import Sequencer
@@ -25,6 +27,10 @@ _PUBLISH_RETRY_S = 0.5
 _PROGRESS_INTERVAL_S = 0.25
 
 TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class SparkJobFailed(Exception):
+    """A task failed as often as Spark repeats it, or the job could not run; nothing was published."""
 
 
 @asynccontextmanager
@@ -93,7 +99,20 @@ def _collect(
     session.sparkContext.setJobGroup(group, f"tidelog: {rows.num_rows} tasks", interruptOnCancel=True)
     # One Spark task per row: a task is what is retried, and what its rows cover is decided by the planner.
     frame = session.createDataFrame(rows).repartition(rows.num_rows)
-    return [row.asDict() for row in frame.mapInArrow(function, result_columns).collect()]
+    try:
+        return [row.asDict() for row in frame.mapInArrow(function, result_columns).collect()]
+    except PythonException as error:
+        raise SparkJobFailed(f"a Spark task failed: {_last_line(str(error))}") from error
+    except (PySparkException, Py4JJavaError) as error:
+        raise SparkJobFailed(f"the Spark job failed: {str(error).splitlines()[0]}") from error
+
+
+def _last_line(trace: str) -> str:
+    """The exception that a Python traceback ends with, after its indented frames."""
+    lines = [line for line in trace.splitlines() if line.strip()]
+    named = [position for position, line in enumerate(lines) if line.startswith("  File ")]
+    after = lines[named[-1] + 1 :] if named else lines
+    return " ".join(line.strip() for line in after if not line.startswith(" "))[:1000]
 
 
 def _tasks_done(session: SparkSession, group: str, total: int) -> int:

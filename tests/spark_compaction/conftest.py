@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -50,6 +51,23 @@ def catalog_url(database_url: str, store_url: str, store_settings: StoreSettings
     """An HTTP server with the catalog's routes, on a loop of its own, as an agent has."""
     server = CatalogServer(database_url, store_url, store_settings)
     yield server.start()
+    server.stop()
+
+
+@pytest.fixture
+async def local_log(sequencer: Sequencer, local_url: str) -> Log:
+    return Log(sequencer=sequencer, store=await open_store(local_url))
+
+
+@pytest.fixture
+def local_url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store"
+
+
+@pytest.fixture
+def local_settings(database_url: str, local_url: str) -> Iterator[CompactionSettings]:
+    server = CatalogServer(database_url, local_url, StoreSettings())
+    yield CompactionSettings(database_url=database_url, store_url=local_url, http_url=server.start())
     server.stop()
 
 

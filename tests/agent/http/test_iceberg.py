@@ -1,0 +1,128 @@
+"""The Iceberg catalog's routes, as a client of the REST protocol sees them; that Spark and PyIceberg read through them
+is shown in `tests/spark_compaction`.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from pydantic import SecretStr
+
+from agent.http import iceberg
+from sequencer.client import Sequencer
+from sequencer.history_values import HistoryJob, Publication, Published
+from storage.identifiers import ObjectKey
+from storage.object_store import ObjectStore, StoreSettings
+
+FILE_IO = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "s3.endpoint": "http://127.0.0.1:1"}
+
+
+def client(sequencer: Sequencer | None, store: ObjectStore | None) -> httpx.AsyncClient:
+    app = FastAPI()
+    app.include_router(iceberg.router(lambda: sequencer, lambda: store, FILE_IO))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent/iceberg/v1")
+
+
+@pytest.fixture
+async def catalog(sequencer: Sequencer, store: ObjectStore) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(sequencer, store) as opened:
+        yield opened
+
+
+async def published(sequencer: Sequencer, store: ObjectStore, topic: str) -> dict[str, Any]:
+    """A topic whose history has this metadata, without the data that it would name."""
+    created = await sequencer.topics.create(topic, 1, {})
+    await sequencer.database.fetch("INSERT INTO history_tables (topic_id) VALUES (%(id)s)", id=created.topic_id)
+    job = await sequencer.history.begin_expiry(created.topic_id, cluster="c", lease_s=60)
+    assert isinstance(job, HistoryJob)
+    location = f"s3://bucket/prefix/c/history/{created.topic_id}"
+    metadata = {"format-version": 2, "location": location, "table-uuid": str(created.topic_id)}
+    key = ObjectKey(f"{job.prefix}00001.metadata.json")
+    await store.put(key, [json.dumps(metadata).encode()])
+    answer = await sequencer.history.publish(job, Publication(metadata_key=key, added={key: None}))
+    assert answer == Published()
+    return {"metadata": metadata, "location": f"s3://bucket/prefix/{key}"}
+
+
+async def test_the_catalog_tells_how_to_read_files_and_that_it_cannot_write(catalog: httpx.AsyncClient) -> None:
+    config = (await catalog.get("config")).json()
+
+    assert config["defaults"] == FILE_IO
+    assert not [endpoint for endpoint in config["endpoints"] if endpoint.startswith(("DELETE", "PUT"))]
+    assert (await catalog.get("namespaces")).json()["namespaces"] == [["topics"]]
+    assert (await catalog.get("namespaces", params={"parent": "topics"})).json()["namespaces"] == []
+    assert (await catalog.get("namespaces/topics")).json()["namespace"] == ["topics"]
+    assert (await catalog.head("namespaces/topics")).status_code == 200
+    assert (await catalog.post("namespaces", json={"namespace": ["mine"]})).json()["error"]["code"] == 406
+    assert (await catalog.delete("namespaces/topics/tables/x")).status_code == 406
+
+
+async def test_a_table_is_the_topic_with_its_current_metadata(
+    catalog: httpx.AsyncClient, sequencer: Sequencer, store: ObjectStore
+) -> None:
+    topic = await published(sequencer, store, "orders.by-day_1")
+
+    tables = (await catalog.get("namespaces/topics/tables")).json()["identifiers"]
+    loaded = (await catalog.get("namespaces/topics/tables/orders.by-day_1")).json()
+
+    assert tables == [{"namespace": ["topics"], "name": "orders.by-day_1"}]
+    assert loaded["metadata"] == topic["metadata"]
+    assert loaded["metadata-location"] == topic["location"]
+    assert loaded["config"] == {}
+    assert (await catalog.head("namespaces/topics/tables/orders.by-day_1")).status_code == 204
+    report = await catalog.post("namespaces/topics/tables/orders.by-day_1/metrics", json={"report-type": "scan-report"})
+    assert report.status_code == 204
+
+
+async def test_what_is_not_there_is_told_in_the_catalogs_own_errors(
+    catalog: httpx.AsyncClient, sequencer: Sequencer, store: ObjectStore
+) -> None:
+    await sequencer.topics.create("new", 1, {})
+    await published(sequencer, store, "gone")
+    await sequencer.topics.delete("gone")
+
+    async def error(path: str) -> dict[str, Any]:
+        answer = await catalog.get(path)
+        body: dict[str, Any] = answer.json()["error"]
+        assert answer.status_code == body["code"] == 404
+        return body
+
+    assert (await error("namespaces/mine"))["type"] == "NoSuchNamespaceException"
+    assert (await error("namespaces/mine/tables"))["type"] == "NoSuchNamespaceException"
+    assert "run `tidelog compact new`" in (await error("namespaces/topics/tables/new"))["message"]
+    assert "no such topic" in (await error("namespaces/topics/tables/gone"))["message"]
+    assert (await error("namespaces/topics%1Fgone/tables/snapshots"))["type"] == "NoSuchTableException"
+    assert (await catalog.head("namespaces/topics/tables/none")).status_code == 404
+    assert (await catalog.get("namespaces/topics/tables")).json()["identifiers"] == []
+
+
+async def test_without_a_database_or_a_store_the_catalog_is_not_available(
+    sequencer: Sequencer, store: ObjectStore
+) -> None:
+    await published(sequencer, store, "orders")
+
+    async with client(None, store) as starting:
+        assert (await starting.get("config")).status_code == 200
+        assert (await starting.get("namespaces/topics/tables")).status_code == 503
+        assert (await starting.get("namespaces/topics/tables/orders")).status_code == 503
+    async with client(sequencer, None) as starting:
+        error = (await starting.get("namespaces/topics/tables/orders")).json()["error"]
+    assert (error["code"], error["type"]) == (503, "ServiceUnavailableException")
+
+
+def test_keys_are_vended_only_where_a_setting_allows() -> None:
+    settings = StoreSettings(s3_access_key="access", s3_secret_key=SecretStr("secret"))
+    url = "s3://bucket/prefix?endpoint=http://store:9000"
+
+    closed = iceberg.file_io_config(url, settings, vend_credentials=False)
+    opened = iceberg.file_io_config(url, settings, vend_credentials=True)
+
+    assert "secret" not in closed.values()
+    assert (closed["s3.endpoint"], closed["s3.path-style-access"]) == ("http://store:9000", "true")
+    assert opened == closed | {"s3.access-key-id": "access", "s3.secret-access-key": "secret"}
+    assert "s3.endpoint" not in iceberg.file_io_config("s3://bucket", settings, vend_credentials=False)
+    local = iceberg.file_io_config("file:///data", settings, vend_credentials=True)
+    assert local == {"io-impl": "org.apache.iceberg.hadoop.HadoopFileIO"}

@@ -1,0 +1,98 @@
+"""A run's offsets come out whole: as rows, or as ranges that would not decode."""
+
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from sequencer.history_values import RunToCompact
+from spark_compaction.run_decoding import DecodedRows, UndecodableRange, decode_run
+from storage.arrow_columns import RECORD_SCHEMA, encode_batch
+from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId
+from storage.record_batch import Compression
+
+BASE = 100
+
+
+def batch(records: int) -> bytes:
+    columns = {
+        "offset": list(range(records)),
+        "timestamp": [None] * records,
+        "timestamp_type": [0] * records,
+        "key": [None] * records,
+        "value": [bytes([n % 256]) * 10 for n in range(records)],
+        "headers": [[]] * records,
+    }
+    return encode_batch(pa.RecordBatch.from_pydict(columns, schema=RECORD_SCHEMA), Compression.NONE)
+
+
+BATCHES = [batch(5), batch(1), batch(4)]
+DATA = b"".join(BATCHES)
+
+
+def run(from_offset: int = BASE, last_offset: int = BASE + 9, length: int = len(DATA)) -> RunToCompact:
+    return RunToCompact(
+        partition=Partition(0),
+        from_offset=Offset(from_offset),
+        base_offset=Offset(BASE),
+        last_offset=Offset(last_offset),
+        segment_id=SegmentId(UUID(int=1)),
+        object_key=ObjectKey("key"),
+        position=BytePosition(0),
+        length=length,
+    )
+
+
+def decoded(run: RunToCompact, data: bytes, in_store: bytes | None = None) -> list[tuple[str, int, int]]:
+    """The events as (kind, first offset, end offset); checks that rows carry the offsets of their event."""
+    stored = data if in_store is None else in_store
+    events = []
+    for event in decode_run(run, data, lambda start, end: stored[start:end]):
+        kind = "rows" if isinstance(event, DecodedRows) else "raw"
+        if isinstance(event, DecodedRows):
+            assert event.rows.column("offset").to_pylist() == list(range(event.first_offset, event.end_offset))
+        events.append((kind, event.first_offset, event.end_offset))
+    return events
+
+
+def flipped(position: int) -> bytes:
+    data = bytearray(DATA)
+    data[position] ^= 0xFF
+    return bytes(data)
+
+
+def test_a_sound_run_is_rows() -> None:
+    assert decoded(run(), DATA) == [("rows", 100, 110)]
+
+
+@pytest.mark.parametrize("from_offset", range(BASE, BASE + 10))
+def test_rows_begin_where_history_ends(from_offset: int) -> None:
+    assert decoded(run(from_offset=from_offset), DATA) == [("rows", from_offset, 110)]
+
+
+def test_a_damaged_batch_costs_itself_alone() -> None:
+    damaged = flipped(len(BATCHES[0]) + len(BATCHES[1]) - 1)
+
+    assert decoded(run(), damaged) == [("rows", 100, 105), ("raw", 105, 106), ("rows", 106, 110)]
+
+
+def test_bytes_damaged_on_the_way_are_read_again() -> None:
+    assert decoded(run(), flipped(len(BATCHES[0]) - 1), in_store=DATA) == [
+        ("rows", 100, 105),
+        ("rows", 105, 106),
+        ("rows", 106, 110),
+    ]
+    assert decoded(run(), DATA[:-7], in_store=DATA) == [("rows", 100, 110)]
+
+
+@pytest.mark.parametrize("data", [b"", DATA[:-1], flipped(8)])
+def test_a_run_that_cannot_be_walked_stays_raw_whole(data: bytes) -> None:
+    [event] = decode_run(run(from_offset=103), data, lambda start, end: data[start:end])
+
+    assert isinstance(event, UndecodableRange)
+    assert (event.first_offset, event.end_offset) == (103, 110)
+    assert event.reason.startswith("key at byte 0: ")
+
+
+def test_a_run_whose_batches_are_not_as_many_offsets_stays_raw() -> None:
+    assert decoded(run(last_offset=BASE + 10), DATA) == [("raw", 100, 111)]
