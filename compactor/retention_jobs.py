@@ -7,8 +7,9 @@ from compactor.job import Step
 from compactor.retention_policy import RetentionPolicy, has_work, keep_from
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
+from sequencer.producers import ProducerKey
 from sequencer.retention import BEFORE_ALL, PartitionKey, PartitionLog
-from storage.identifiers import Partition, TopicId
+from storage.identifiers import Partition, ProducerId, TopicId
 
 
 class RetentionJob:
@@ -83,13 +84,27 @@ class ProducerExpiryJob:
         self._settings = settings
 
     async def step(self, progress: str | None) -> Step:
-        cap = self._settings.producers_per_step
-        expired = await self._sequencer.producers.expire(self._settings.producer_expiry_s, cap)
-        return Step(progress=progress, more=expired == cap, done={"producers": expired})
+        """One page of all producers' states."""
+        step = await self._sequencer.producers.expire(
+            self._settings.producer_expiry_s, self._settings.producers_per_step, _producer_key(progress)
+        )
+        reached = step.next_after
+        return Step(
+            progress=None if reached is None else "/".join(map(str, reached)),
+            more=reached is not None,
+            done={"producers": step.expired},
+        )
 
 
 def _dropped(runs: int, size_bytes: int) -> dict[str, int]:
     return {"runs": runs, "bytes": size_bytes}
+
+
+def _producer_key(progress: str | None) -> ProducerKey | None:
+    if progress is None:
+        return None
+    topic_id, partition, producer_id = progress.split("/")
+    return TopicId(UUID(topic_id)), Partition(int(partition)), ProducerId(int(producer_id))
 
 
 def _text(key: PartitionKey) -> str:

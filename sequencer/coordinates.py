@@ -8,6 +8,7 @@ answer costs what it holds, not what the log holds.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sequencer.array_parameters import Int4Array, Int8Array, UuidArray
 from sequencer.database import Database, Row
 from sequencer.named_sql import load_statements
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, TopicId
@@ -87,10 +88,10 @@ class Coordinates:
         """Coordinates from an offset on, at most `max_runs` per partition. One that does not exist is absent."""
         rows = await self._database.fetch(
             SQL["read"],
-            topic_ids=[request.topic_id for request in requests],
-            partitions=[request.partition for request in requests],
-            from_offsets=[request.from_offset for request in requests],
-            max_runs=[request.max_runs for request in requests],
+            topic_ids=UuidArray(request.topic_id for request in requests),
+            partitions=Int4Array(request.partition for request in requests),
+            from_offsets=Int8Array(request.from_offset for request in requests),
+            max_runs=Int4Array(request.max_runs for request in requests),
         )
         return _grouped(rows)
 
@@ -100,11 +101,11 @@ class Coordinates:
         """
         rows = await self._database.fetch(
             SQL["poll"],
-            topic_ids=[end.topic_id for end in known],
-            partitions=[end.partition for end in known],
-            known_ends=[end.known_end for end in known],
-            log_starts=[end.log_start_offset for end in known],
-            epochs=[end.coordinate_epoch for end in known],
+            topic_ids=UuidArray(end.topic_id for end in known),
+            partitions=Int4Array(end.partition for end in known),
+            known_ends=Int8Array(end.known_end for end in known),
+            log_starts=Int8Array(end.log_start_offset for end in known),
+            epochs=Int8Array(end.coordinate_epoch for end in known),
             max_runs=max_runs,
         )
         changed: dict[PartitionKey, PartitionCoordinates | None] = {
@@ -117,8 +118,8 @@ class Coordinates:
         """First and next offset of each. A partition that does not exist is absent."""
         rows = await self._database.fetch(
             SQL["bounds"],
-            topic_ids=[topic for topic, _ in partitions],
-            partitions=[partition for _, partition in partitions],
+            topic_ids=UuidArray(topic_id for topic_id, _ in partitions),
+            partitions=Int4Array(partition for _, partition in partitions),
         )
         return {
             (row.topic_id, row.partition): PartitionBounds(

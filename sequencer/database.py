@@ -90,6 +90,8 @@ class Database:
             max_size=self._settings.database_pool_size,
             max_waiting=self._settings.database_pool_max_waiting,
             timeout=self._settings.database_pool_timeout_s,
+            # The pool's attempts to connect come ever more rarely; given up early, the next call starts afresh at once.
+            reconnect_timeout=self._settings.database_pool_timeout_s / 2,
             configure=self._configure,
             open=False,
             name="tidelog",

@@ -14,11 +14,13 @@ from typing import LiteralString
 import psycopg
 from psycopg import AsyncConnection
 
-from sequencer.database import SequencerUnavailable
+from sequencer.database import SequencerUnavailable, describe_address
 
 _FILE = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")
 _LOCK = 0x7469_6465_6C6F_67  # "tidelog"
 CONNECT_TIMEOUT_S = 10
+LOCK_TIMEOUT_S = 60
+"""How long to wait for another agent's migration, or for a table that one of ours must lock."""
 
 
 class MigrationRefused(Exception):
@@ -53,11 +55,15 @@ async def migrate(database_url: str) -> list[int]:
         connection = await AsyncConnection.connect(database_url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S)
     except psycopg.OperationalError as error:
         raise SequencerUnavailable.cannot_connect(database_url, error) from error
-    async with connection:
-        return await _apply(connection, known)
+    try:
+        async with connection:
+            return await _apply(connection, known)
+    except psycopg.OperationalError as error:
+        raise SequencerUnavailable(f"migrating {describe_address(database_url)} was interrupted: {error}") from error
 
 
 async def _apply(connection: AsyncConnection, known: Sequence[Migration]) -> list[int]:
+    await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT_S}s'")
     await connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))  # released with the connection
     await connection.execute(
         "CREATE TABLE IF NOT EXISTS migrations ("

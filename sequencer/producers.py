@@ -5,10 +5,11 @@ partition in `producer_state`, kept by the commit.
 """
 
 from dataclasses import dataclass
+from uuid import UUID
 
 from sequencer.database import Database
 from sequencer.named_sql import load_statements
-from storage.identifiers import NO_PRODUCER_ID, ProducerId
+from storage.identifiers import NO_PRODUCER_ID, Partition, ProducerId, TopicId
 
 SQL = load_statements("producers")
 
@@ -20,6 +21,17 @@ LAST_EPOCH = 32767
 class ProducerIdentity:
     producer_id: ProducerId
     producer_epoch: int
+
+
+ProducerKey = tuple[TopicId, Partition, ProducerId]
+BEFORE_ALL: ProducerKey = (TopicId(UUID(int=0)), Partition(-1), NO_PRODUCER_ID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiryStep:
+    expired: int
+    next_after: ProducerKey | None
+    """Where the next step goes on; None: every row has been looked at."""
 
 
 class Producers:
@@ -39,7 +51,17 @@ class Producers:
             return ProducerIdentity(producer_id=producer_id, producer_epoch=producer_epoch + 1)
         return ProducerIdentity(producer_id=await self.new_producer_id(), producer_epoch=0)
 
-    async def expire(self, unused_for_s: float, cap: int) -> int:
-        """Forgets what producers unused for so long have written, at most `cap` rows; returns how many went."""
-        [row] = await self._database.fetch(SQL["expire_producer_state"], unused_for_s=unused_for_s, cap=cap)
-        return int(row.expired)
+    async def expire(self, unused_for_s: float, cap: int, after: ProducerKey | None = None) -> ExpiryStep:
+        """Looks at the next `cap` rows in key order and forgets those of producers unused for so long."""
+        topic_id, partition, producer_id = after or BEFORE_ALL
+        [row] = await self._database.fetch(
+            SQL["expire_producer_state"],
+            after_topic_id=topic_id,
+            after_partition=partition,
+            after_producer_id=producer_id,
+            unused_for_s=unused_for_s,
+            cap=cap,
+        )
+        if row.looked_at < cap:
+            return ExpiryStep(expired=row.expired, next_after=None)
+        return ExpiryStep(expired=row.expired, next_after=(row.topic_id, row.partition, row.producer_id))

@@ -2,12 +2,29 @@
 SELECT nextval('producer_ids') AS producer_id
 
 -- name: expire_producer_state
--- Rows a commit is updating are skipped; one that was updated while we looked is seen as it is now, and stays.
-WITH expired AS (
-    DELETE FROM producer_state AS gone USING (
-        SELECT topic_id, partition, producer_id FROM producer_state
-        WHERE updated_at < clock_timestamp() - make_interval(secs => %(unused_for_s)s::double precision)
-        ORDER BY topic_id, partition, producer_id LIMIT %(cap)s::integer FOR UPDATE SKIP LOCKED) AS old
-    WHERE (gone.topic_id, gone.partition, gone.producer_id) = (old.topic_id, old.partition, old.producer_id)
-    RETURNING 1)
-SELECT count(*) AS expired FROM expired
+-- A page of :cap rows in key order, so that no step reads more; updated_at has no index, because every commit changes it. The partition rows
+-- come first in the lock order: one that a commit holds is passed by until the next round. A row that was updated while we
+-- waited for nothing is seen as it is now, and stays.
+WITH looked AS MATERIALIZED (
+    SELECT topic_id, partition, producer_id, updated_at FROM producer_state
+    WHERE (topic_id, partition, producer_id)
+        > (%(after_topic_id)s::uuid, %(after_partition)s::integer, %(after_producer_id)s::bigint)
+    ORDER BY topic_id, partition, producer_id LIMIT %(cap)s::integer
+), locked AS MATERIALIZED (
+    SELECT topic_id, partition FROM partitions
+    WHERE (topic_id, partition) IN (
+        SELECT topic_id, partition FROM looked
+        WHERE updated_at < clock_timestamp() - make_interval(secs => %(unused_for_s)s::double precision))
+    ORDER BY topic_id, partition FOR NO KEY UPDATE SKIP LOCKED
+), expired AS (
+    DELETE FROM producer_state AS gone USING looked JOIN locked USING (topic_id, partition)
+    WHERE gone.topic_id = looked.topic_id AND gone.partition = looked.partition AND gone.producer_id = looked.producer_id
+      AND gone.updated_at < clock_timestamp() - make_interval(secs => %(unused_for_s)s::double precision)
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM looked) AS looked_at, (SELECT count(*) FROM expired) AS expired,
+       last.topic_id, last.partition, last.producer_id
+FROM (VALUES (1)) AS one (row)
+LEFT JOIN LATERAL (
+    SELECT topic_id, partition, producer_id FROM looked ORDER BY topic_id DESC, partition DESC, producer_id DESC LIMIT 1
+) AS last ON true

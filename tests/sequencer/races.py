@@ -29,6 +29,7 @@ async def create_commit_in_one_statement(sequencer: Sequencer) -> None:
     async with sequencer.database.connection() as connection:
         cursor = await connection.execute("SELECT pg_get_functiondef('commit_segments'::regproc) AS source")
         row = await cursor.fetchone()
+        assert row is not None
         before, rest = row.source.split("    PERFORM 1 FROM segments", 1)
         source = before + rest[rest.index("    RETURN QUERY") :]
         for found, changed in (

@@ -1,0 +1,46 @@
+"""Membership on the real Postgres."""
+
+from dataclasses import replace
+
+from sequencer.agents import AgentAddress
+from sequencer.client import Sequencer
+
+HERE = AgentAddress(
+    zone="a", kafka_host="10.0.0.1", kafka_port=9092, peer_host="10.0.0.1", peer_port=9093, http_url="http://10.0.0.1"
+)
+THERE = replace(HERE, zone="b", kafka_host="10.0.0.2")
+
+
+async def test_live_agents_are_those_whose_lease_has_not_passed(sequencer: Sequencer) -> None:
+    here = await sequencer.agents.join(HERE, 60)
+    there = await sequencer.agents.join(THERE, 60)
+    assert await sequencer.agents.live() == (here, there)
+
+    assert await sequencer.agents.renew(here.node_id, here.incarnation, -1)
+    assert await sequencer.agents.live() == (there,)
+
+    assert await sequencer.agents.renew(here.node_id, here.incarnation, 60)
+    await sequencer.agents.leave(there.node_id, there.incarnation)
+    assert await sequencer.agents.live() == (here,)
+
+
+async def test_a_second_agent_at_an_address_keeps_its_node_id_and_fences_the_first(sequencer: Sequencer) -> None:
+    first = await sequencer.agents.join(HERE, 60)
+
+    second = await sequencer.agents.join(HERE, 60)
+
+    assert (second.node_id, second.incarnation) == (first.node_id, first.incarnation + 1)
+    assert not await sequencer.agents.renew(first.node_id, first.incarnation, 60)
+    await sequencer.agents.leave(first.node_id, first.incarnation)
+    assert await sequencer.agents.live() == (second,)
+
+
+async def test_a_node_id_is_not_used_again_for_another_address(sequencer: Sequencer) -> None:
+    gone = await sequencer.agents.join(HERE, 60)
+    await sequencer.database.fetch("UPDATE agents SET lease_until = clock_timestamp() - interval '2 days'")
+
+    newcomer = await sequencer.agents.join(THERE, 60)
+    returned = await sequencer.agents.join(HERE, 60)
+
+    assert len({gone.node_id, newcomer.node_id, returned.node_id}) == 3
+    assert not await sequencer.agents.renew(gone.node_id, gone.incarnation, 60)

@@ -1,0 +1,45 @@
+"""Producer ids and their expiry."""
+
+import asyncio
+
+from sequencer.client import Sequencer
+from sequencer.producers import LAST_EPOCH, ProducerIdentity
+from storage.identifiers import Partition, ProducerId
+from tests.sequencer.builders import ABatch, committed
+from tests.sequencer.housekeeping import count
+
+
+async def test_no_producer_id_is_given_twice(sequencer: Sequencer) -> None:
+    ids = await asyncio.gather(*(sequencer.producers.new_producer_id() for _ in range(20)))
+
+    assert len(set(ids)) == 20
+    assert min(ids) >= 0
+
+
+async def test_a_producer_that_names_its_id_gets_the_next_epoch(sequencer: Sequencer) -> None:
+    fresh = await sequencer.producers.initialize()
+
+    bumped = await sequencer.producers.initialize(fresh.producer_id, fresh.producer_epoch)
+    used_up = await sequencer.producers.initialize(fresh.producer_id, LAST_EPOCH - 1)
+
+    assert bumped == ProducerIdentity(producer_id=fresh.producer_id, producer_epoch=1)
+    assert used_up.producer_id not in (fresh.producer_id, -1)
+    assert used_up.producer_epoch == 0
+
+
+async def test_expiry_forgets_unused_producers_in_bounded_steps(sequencer: Sequencer) -> None:
+    topic = await sequencer.topics.create("orders", 1, {})
+    for producer_id in range(5):
+        batch = ABatch(topic_id=topic.topic_id, partition=Partition(0), producer_id=ProducerId(producer_id), sequence=0)
+        await committed(sequencer, [batch])
+    await sequencer.database.fetch(
+        "UPDATE producer_state SET updated_at = clock_timestamp() - interval '1 day' WHERE producer_id <> 2"
+    )
+
+    step = await sequencer.producers.expire(unused_for_s=3600, cap=2)
+    assert (step.expired, await count(sequencer, "producer_state")) == (2, 3)
+    while step.next_after is not None:
+        step = await sequencer.producers.expire(unused_for_s=3600, cap=2, after=step.next_after)
+
+    rows = await sequencer.database.fetch("SELECT producer_id FROM producer_state")
+    assert [row.producer_id for row in rows] == [2]
