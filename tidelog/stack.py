@@ -223,7 +223,7 @@ class Stack:
         logs.mkdir(exist_ok=True)
         inherited = {name: value for name, value in os.environ.items() if name not in _SET_HERE}
         environment = {**_DEFAULTS, **inherited, **self.addresses.as_environment(), **self.settings.agent_environment}
-        self.agents = [AgentProcess(address, environment, logs / f"{address.name}.log") for address in layout]
+        self.agents = [AgentProcess(address, environment, _new_log(logs, address.name)) for address in layout]
         self._cleanup.callback(self._stop_agents)
         for index in range(len(self.agents)):
             self.spawn(index)
@@ -236,3 +236,11 @@ class Stack:
         for agent in self.agents:
             if not agent.join(self.settings.drain_timeout_s):
                 agent.kill()
+
+
+def _new_log(logs: Path, name: str) -> Path:
+    """An empty log; the one of the last start is kept beside it, older ones are not."""
+    log = logs / f"{name}.log"
+    if log.exists():
+        log.replace(logs / f"{name}.log.1")
+    return log

@@ -5,8 +5,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tidelog.demo.run import run_demo
-
 app = typer.Typer()
 
 
@@ -18,5 +16,9 @@ def demo(
     ] = None,
 ) -> None:
     """Start a stack, produce, consume and compare 336,776 flights, compact them with Spark, ask SQL, check, stop."""
-    if not run_demo(Console(), flights):
+    console = Console()
+    with console.status("Loading Tidelog, Spark and Arrow"):
+        from tidelog.demo.run import run_demo  # seconds of imports, during which there is already something to see
+
+    if not run_demo(console, flights):
         raise typer.Exit(1)

@@ -8,6 +8,7 @@ and nothing else.
 import asyncio
 import math
 import shutil
+import signal
 import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -53,6 +54,7 @@ def run_demo(console: Console, flights: int | None = None) -> bool:
     screen = Screen(console)
     stack = Stack(StackSettings(data_dir=directory, zones=(_WRITE_ZONE, _READ_ZONE)))
     elsewhere = ThreadPoolExecutor(max_workers=1)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: what was started is stopped
     try:
         demo = _Demo(screen, stack, flights)
         demo.start(elsewhere)
