@@ -216,6 +216,7 @@ class App:
         """Take no more, answer what is in flight; whatever is left when the time is over is dropped unanswered."""
         log.info("agent drains", extra={"connections": listener.connections})
         parts = assembly.parts
+        parts.reads.drain()
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
                 await asyncio.gather(listener.drain(), parts.write_path.drain())

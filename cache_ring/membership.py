@@ -37,6 +37,7 @@ class Membership:
         self._serves_until_s = float("-inf")
         self._ring = Ring.of(())
         self._joined = asyncio.Event()
+        self._has_left = False
         self._database_away = False
         self.last_renewal_s: float | None = None
         """The monotonic time at which the last successful renewal was sent."""
@@ -88,7 +89,8 @@ class Membership:
             self._ring = Ring.of(live)
 
     async def leave(self) -> None:
-        """Stop serving and tell the others; a database that is away is no error, since the lease then runs out."""
+        """Stop serving and tell the others, for good; a database that is away is no error: the lease then runs out."""
+        self._has_left = True
         leaving, self._self = self._self, None
         self._serves_until_s = float("-inf")
         self._joined.clear()
@@ -101,24 +103,35 @@ class Membership:
             _log.warning("membership: could not leave, the lease will run out", extra={"error": str(error)})
 
     async def _step(self) -> None:
-        lease_s = self._settings.membership_lease_s
-        async with asyncio.timeout(lease_s / 2):  # a silent database leaves time for another attempt
-            if self._self is not None:
-                sent_s = self._clock()
-                if await self._agents.renew(self._self.node_id, self._self.incarnation, lease_s):
-                    self._hold(sent_s)
-                else:
-                    _log.warning("membership: the lease was lost, joining again", extra={"node_id": self._self.node_id})
-                    self._self = None
-                    self._serves_until_s = float("-inf")
-                    self._joined.clear()
-            if self._self is None:
-                sent_s = self._clock()
-                self._self = await self._agents.join(self._address, lease_s)
-                self._hold(sent_s)
-                self._joined.set()
+        if self._has_left:
+            return
+        async with asyncio.timeout(self._settings.membership_lease_s / 2):  # leaves time for another attempt
+            if self._self is None or not await self._renew(self._self):
+                await self._join()
         await self.refresh()
 
+    async def _renew(self, current: LiveAgent) -> bool:
+        sent_s = self._clock()
+        if await self._agents.renew(current.node_id, current.incarnation, self._settings.membership_lease_s):
+            self._hold(sent_s)
+            return True
+        _log.warning("membership: the lease was lost, joining again", extra={"node_id": current.node_id})
+        self._self = None
+        self._serves_until_s = float("-inf")
+        self._joined.clear()
+        return False
+
+    async def _join(self) -> None:
+        sent_s = self._clock()
+        joined = await self._agents.join(self._address, self._settings.membership_lease_s)
+        if self._has_left:
+            await self._agents.leave(joined.node_id, joined.incarnation)
+            return
+        self._self = joined
+        self._hold(sent_s)
+        self._joined.set()
+
     def _hold(self, sent_s: float) -> None:
-        self._serves_until_s = sent_s + self._settings.membership_lease_s - self._settings.membership_margin_s
-        self.last_renewal_s = sent_s
+        if not self._has_left:
+            self._serves_until_s = sent_s + self._settings.membership_lease_s - self._settings.membership_margin_s
+            self.last_renewal_s = sent_s

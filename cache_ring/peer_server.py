@@ -63,6 +63,7 @@ class PeerServer:
         self._clock = clock
         self._serving = ByteBudget(settings.peer_response_bytes)
         self._subscriptions: Subscriptions[asyncio.StreamWriter] = Subscriptions(settings.max_subscriptions)
+        self._is_closing = False
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self.counts = PeerServerCounts()
@@ -83,6 +84,7 @@ class PeerServer:
 
     async def close(self) -> None:
         """Stop listening and end every connection."""
+        self._is_closing = True
         if self._server is not None:
             self._server.close()
         for connection in self._connections:
@@ -118,6 +120,9 @@ class PeerServer:
             _log.warning("peer port: closed a connection", extra={"reason": str(violation)})
         except (OSError, EOFError, TimeoutError):
             pass  # the other side is gone, or silent: its connection ends, nothing else does
+        except asyncio.CancelledError:
+            if not self._is_closing:
+                raise  # asyncio.streams of Python 3.11 reports the cancellation of a connection as an error
         finally:
             self._connections.discard(task)
             self._subscriptions.drop(writer)

@@ -149,6 +149,11 @@ class KnownCoordinates:
                     if not events:
                         del self._waiting[key]
 
+    def wake_all(self) -> None:
+        """Let everybody who waits look again."""
+        for key in self._waiting:
+            self._wake(key)
+
     async def run(self) -> None:
         """Poll until cancelled."""
         waits_for_polls = 1
@@ -221,8 +226,7 @@ class KnownCoordinates:
             self._identity_changes = changes
             _log.warning("coordinates: another Postgres answers than before, forgetting everything")
             self._cache.drop_all()
-            for key in tuple(self._waiting):
-                self._wake(key)
+            self.wake_all()
 
     def _wake(self, key: PartitionKey) -> None:
         for event in self._waiting.get(key, ()):

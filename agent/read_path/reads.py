@@ -143,6 +143,7 @@ class ReadPath:
         self._clock = clock
         self._read_ahead = ReadAhead(pages, settings.catch_up_read_ahead_bytes)
         self._answers = ByteBudget(settings.fetch_answer_bytes)
+        self._is_draining = False
         self.counts = ReadCounts()
 
     @property
@@ -176,12 +177,18 @@ class ReadPath:
             while True:
                 more.clear()
                 attempt = _Attempt(began_s=began_s)
-                answer = await self._fetch_now(plan, attempt, is_last_chance=self._clock() >= deadline_s)
+                is_last_chance = self._is_draining or self._clock() >= deadline_s
+                answer = await self._fetch_now(plan, attempt, is_last_chance=is_last_chance)
                 if answer is not None:
                     self.counts.bytes_out += sum(result.size_bytes for result in answer.results)
                     return answer
                 self.counts.waits += 1
                 await self._wait(more, deadline_s)
+
+    def drain(self) -> None:
+        """Answer every waiting fetch now with what there is, and let none wait any more: the agent is stopping."""
+        self._is_draining = True
+        self._coordinates.wake_all()
 
     async def close(self) -> None:
         await self._read_ahead.close()

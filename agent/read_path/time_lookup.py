@@ -64,14 +64,15 @@ class TimeLookup:
         found = await self.first_since(key, bounds.max_timestamp_ms, bounds.log_start_offset)
         if found is not None:
             return found
-        # The record that set the maximum is deleted. A time is at most the maximum of what is left exactly if some run
-        # reaches it, so bisecting finds that maximum.
-        low, high = -1, bounds.max_timestamp_ms
-        while high - low > 1:
-            middle = (low + high) // 2
-            run = await self._coordinates.candidate_run_for_timestamp(*key, middle, bounds.log_start_offset)
-            low, high = (low, middle) if run is None else (max(middle, run.max_timestamp_ms), high)
-        return await self.first_since(key, low, bounds.log_start_offset)
+        # The record that set the maximum is deleted. Some record is at or after a time exactly if the maximum of what
+        # is
+        # left is, so bisecting finds that maximum.
+        low, high = await self.first_since(key, -1, bounds.log_start_offset), bounds.max_timestamp_ms
+        while low is not None and high - low.timestamp_ms > 1:
+            middle = (low.timestamp_ms + high) // 2
+            later = await self.first_since(key, middle, bounds.log_start_offset)
+            low, high = (low, middle) if later is None else (later, high)
+        return low
 
 
 def first_record_since(

@@ -44,10 +44,11 @@ class Written:
 class ALog:
     sequencer: Sequencer
     store: ObjectStore
+    name: str = "orders"
     topic_id: TopicId = field(init=False)
 
     async def create(self, partitions: int = 1) -> "ALog":
-        self.topic_id = (await self.sequencer.topics.create("orders", partitions, {})).topic_id
+        self.topic_id = (await self.sequencer.topics.create(self.name, partitions, {})).topic_id
         return self
 
     async def write(
