@@ -7,7 +7,9 @@ diskless logs already use mean the same: `diskless_az=`, `ws_az=`, `warpstream_a
 import re
 from functools import lru_cache
 
-_ZONE = re.compile(r"(?:^|[,;&|\s])(?:tidelog_zone|diskless_az|ws_az|warpstream_az)=([A-Za-z0-9._-]{1,64})")
+_ZONE = re.compile(
+    r"(?:^|[,;&|\s])(?:tidelog_zone|diskless_az|ws_az|warpstream_az)=([A-Za-z0-9._-]{1,64})(?![A-Za-z0-9._-])"
+)
 
 
 @lru_cache(maxsize=4096)

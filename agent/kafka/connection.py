@@ -257,8 +257,10 @@ class KafkaConnection(asyncio.Protocol):
         try:
             buffers = await entry.answer
         except asyncio.CancelledError:
-            if not entry.answer.cancelled():
-                raise  # this connection is being cancelled, not the request
+            # Cancelling the connection cancels the request it waits for as well: only the connection's task tells.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
             return
         except CloseConnection as error:
             self.close("refused", detail=f"api={entry.request.api.name} error={error}")

@@ -129,6 +129,8 @@ def _refusal(topic_id: TopicId | None, partition: Any, request: Any, context: Re
     membership = context.parts.membership
     if topic_id is None:
         return ReadFailure.UNKNOWN_TOPIC
+    if partition.partition < 0:
+        return ReadFailure.UNKNOWN_PARTITION
     if getattr(partition, "current_leader_epoch", _NO_EPOCH) > _OUR_EPOCH:
         return ReadFailure.UNKNOWN_LEADER_EPOCH
     if not membership.is_serving():

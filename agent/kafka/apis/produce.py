@@ -60,7 +60,7 @@ async def handle(request: Any, context: RequestContext) -> _Response | None:
     if request.acks == _NO_ACKS:
         _hang_up_on_errors(results)
         return None
-    return _respond(request, results, context)
+    return respond(request, results, by_id=context.api_version >= _FIRST_VERSION_WITH_TOPIC_IDS)
 
 
 def _refusal(request: Any) -> ProduceResult | None:
@@ -168,8 +168,7 @@ def _hang_up_on_errors(results: Sequence[ProduceResult]) -> None:
         raise CloseConnection(f"produce without acks failed: {failed.code.name}")
 
 
-def _respond(request: Any, results: Sequence[ProduceResult], context: RequestContext) -> _Response:
-    by_id = context.api_version >= _FIRST_VERSION_WITH_TOPIC_IDS
+def respond(request: Any, results: Sequence[ProduceResult], *, by_id: bool) -> _Response:
     result = iter(results)
     return _Response(
         responses=tuple(

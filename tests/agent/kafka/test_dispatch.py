@@ -1,0 +1,158 @@
+"""Requests in, answers out, over every version served; whatever else comes in is a BadRequest and nothing worse."""
+
+import io
+import struct
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader, entity_writer
+
+from agent.error_codes import ProduceResult
+from agent.kafka.api import Api
+from agent.kafka.apis import produce
+from agent.kafka.dispatch import BadRequest, Dispatch
+from agent.kafka.produce_shape import TooManyPartitions, check_partition_count
+from agent.kafka.served import served_apis
+from agent.settings import AgentSettings
+from storage.identifiers import Offset
+from tests.agent.read_path.wire import request
+
+DISPATCH = Dispatch(served_apis(), AgentSettings())
+BY_KEY = {api.key: api for api in DISPATCH.apis}
+EVERY_VERSION = [(api, version) for api in DISPATCH.apis for version in api.versions if api.serves(version)]
+
+
+def a_frame(api_key: int, version: int, body: bytes = b"", flexible: bool = True, client_id: bytes = b"me") -> bytes:
+    header = struct.pack(">hhih", api_key, version, 7, len(client_id)) + client_id
+    return header + (b"\x00" if flexible else b"") + body
+
+
+def encoded(payload: Any) -> bytes:
+    buffer = io.BytesIO()
+    entity_writer(type(payload))(buffer, payload)
+    return buffer.getvalue()
+
+
+def a_produce(version: int, partitions: int, topics: int = 1) -> bytes:
+    one = {"index": 0, "records": b"r"}
+    asked = [{"name": "t", "topic_id": UUID(int=1), "partition_data": [one] * partitions}] * topics
+    payload = request(0, version, acks=-1, timeout=timedelta(seconds=1), topic_data=asked, transactional_id=None)
+    return a_frame(0, version, encoded(payload), payload.__flexible__)
+
+
+def test_the_ranges_are_those_of_kafka_4() -> None:
+    """Kafka 4.1's, where this agent serves the API; Produce from 0 on for librdkafka (KAFKA-18659)."""
+    advertised = {api.name: (api.versions.start, api.versions.stop - 1) for api in DISPATCH.apis}
+
+    assert advertised == {
+        "Produce": (0, 13),
+        "Fetch": (4, 18),
+        "ListOffsets": (1, 11),
+        "Metadata": (0, 13),
+        "FindCoordinator": (0, 6),
+        "ApiVersions": (0, 4),
+        "CreateTopics": (2, 7),
+        "DeleteTopics": (1, 6),
+        "InitProducerId": (0, 5),
+        "DescribeConfigs": (1, 4),
+        "CreatePartitions": (0, 3),
+        "IncrementalAlterConfigs": (0, 1),
+        "DescribeCluster": (0, 2),
+    }
+
+
+@pytest.mark.parametrize(("api", "version"), EVERY_VERSION, ids=lambda value: getattr(value, "name", value))
+def test_every_version_that_is_served_can_be_read_and_written(api: Api, version: int) -> None:
+    assert load_request_schema(api.key, version).__version__ == version
+    assert load_response_schema(api.key, version).__version__ == version
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_produce_versions_that_are_only_advertised_are_refused(version: int) -> None:
+    with pytest.raises(BadRequest, match="not served"):
+        DISPATCH.decode(a_frame(0, version))
+
+
+def test_an_unknown_version_of_api_versions_is_answered_in_version_0() -> None:
+    decoded = DISPATCH.decode(a_frame(18, 99, b"whatever"))
+
+    assert (decoded.version, decoded.payload, decoded.correlation_id) == (0, None, 7)
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+def test_a_produce_answer_says_in_every_version_what_it_means_and_no_more(version: int) -> None:
+    asked = DISPATCH.decode(a_produce(version, partitions=2))
+    results = [
+        ProduceResult(code=ErrorCode.none, base_offset=Offset(5), log_append_time_ms=1_700_000_000_123),
+        ProduceResult(code=ErrorCode.corrupt_message, message="it is broken"),
+    ]
+
+    response = produce.respond(asked.payload, results, by_id=version >= 13)
+    wire = b"".join(DISPATCH.encode(asked, response))
+
+    schema = load_response_schema(0, version)
+    header_bytes = 9 if schema.__header_schema__.__flexible__ else 8
+    read, size = entity_reader(schema)(wire, header_bytes)
+    good, bad = read.responses[0].partition_responses
+    assert header_bytes + size == len(wire)
+    assert (good.error_code, good.base_offset, good.log_append_time.timestamp()) == (0, 5, 1_700_000_000.123)
+    assert (bad.error_code, bad.base_offset) == (ErrorCode.corrupt_message, -1)
+    assert getattr(bad, "error_message", "it is broken") == "it is broken"
+    # A leader of -1 that is spelled out would be news to a client; a field left out is not.
+    assert encoded(read) == wire[header_bytes:]
+    assert len(wire) < 150
+
+
+@given(key=st.sampled_from(sorted(BY_KEY)), data=st.data())
+def test_garbage_is_a_bad_request_and_nothing_worse(key: int, data: st.DataObject) -> None:
+    version = data.draw(st.sampled_from([*BY_KEY[key].versions, -1, 32767]))
+    frame = struct.pack(">hhi", key, version, 1) + data.draw(st.binary(max_size=80))
+
+    try:
+        decoded = DISPATCH.decode(frame)
+    except BadRequest:
+        return
+    assert decoded.size_bytes == len(frame)
+
+
+def test_a_request_for_an_unknown_api_is_a_bad_request() -> None:
+    with pytest.raises(BadRequest, match="api key 9999"):
+        DISPATCH.decode(a_frame(9999, 0))
+
+
+def test_a_client_id_that_is_not_utf8_is_a_bad_request() -> None:
+    with pytest.raises(BadRequest, match="ApiVersions"):
+        DISPATCH.decode(a_frame(18, 0, flexible=False, client_id=b"\xff\xfe"))
+
+
+def test_a_large_request_that_is_no_produce_is_refused_before_it_is_decoded() -> None:
+    dispatch = Dispatch(served_apis(), AgentSettings(max_control_request_bytes=1024))
+
+    with pytest.raises(BadRequest, match="max_control_request_bytes"):
+        dispatch.decode(a_frame(3, 9, b"\x00" * 1024))
+
+
+@pytest.mark.parametrize("version", [3, 8, 9, 12, 13])
+@pytest.mark.parametrize(("topics", "partitions"), [(1, 51), (51, 1), (51, 0), (10, 6)])
+def test_a_produce_naming_too_many_partitions_is_refused_before_it_is_decoded(
+    version: int, topics: int, partitions: int
+) -> None:
+    dispatch = Dispatch(served_apis(), AgentSettings(max_partitions_per_request=50))
+
+    with pytest.raises(BadRequest, match="more than 50 partitions"):
+        dispatch.decode(a_produce(version, partitions, topics))
+    assert dispatch.decode(a_produce(version, 10, 5)).payload.topic_data
+
+
+@given(body=st.binary(max_size=200), version=st.sampled_from([3, 8, 9, 13]))
+def test_counting_partitions_of_garbage_ends(body: bytes, version: int) -> None:
+    try:
+        check_partition_count(body, 0, version, 10)
+    except TooManyPartitions:
+        return

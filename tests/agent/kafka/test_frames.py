@@ -1,0 +1,78 @@
+"""Frames come out whole and in order, whatever the chunks; what cannot be a frame is an error at once."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.kafka.frames import SMALLEST_FRAME_BYTES, BadFrame, FrameReader, NeedData
+
+MAX_FRAME_BYTES = 300
+
+
+def framed(*frames: bytes) -> bytes:
+    return b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
+
+
+def frames_of(reader: FrameReader) -> list[bytes]:
+    found = []
+    while not isinstance(frame := reader.next_frame(), NeedData):
+        found.append(bytes(frame))
+    return found
+
+
+@given(
+    frames=st.lists(st.binary(min_size=SMALLEST_FRAME_BYTES, max_size=MAX_FRAME_BYTES), max_size=8),
+    cuts=st.lists(st.integers(0, 2000), max_size=20),
+)
+def test_frames_come_out_whole_and_in_order_whatever_the_chunks(frames: list[bytes], cuts: list[int]) -> None:
+    stream = framed(*frames)
+    places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    reader = FrameReader(MAX_FRAME_BYTES)
+
+    found = []
+    for start, end in pairwise(places):
+        reader.feed(stream[start:end])
+        found += frames_of(reader)
+
+    assert found == frames
+    assert reader.held_bytes == 0
+    assert not reader.in_frame
+
+
+@given(body=st.binary(min_size=SMALLEST_FRAME_BYTES, max_size=MAX_FRAME_BYTES), data=st.data())
+def test_what_is_missing_is_known_to_the_byte(body: bytes, data: st.DataObject) -> None:
+    stream = framed(body)
+    received = data.draw(st.integers(0, len(stream) - 1))
+    reader = FrameReader(MAX_FRAME_BYTES)
+
+    reader.feed(stream[:received])
+
+    missing = len(stream) - received if received >= 4 else None
+    assert reader.next_frame() == NeedData(missing_bytes=missing)
+    assert reader.in_frame == (received > 0)
+
+
+@pytest.mark.parametrize("length", [-(2**31), -1, 0, SMALLEST_FRAME_BYTES - 1, MAX_FRAME_BYTES + 1, 2**31 - 1])
+def test_an_impossible_length_is_an_error_at_its_fourth_byte(length: int) -> None:
+    reader = FrameReader(MAX_FRAME_BYTES)
+    prefix = length.to_bytes(4, "big", signed=True)
+
+    reader.feed(prefix[:3])
+    assert reader.next_frame_bytes() is None
+    reader.feed(prefix[3:])
+
+    with pytest.raises(BadFrame, match=str(length)):
+        reader.next_frame()
+
+
+def test_a_frame_in_one_chunk_is_not_copied() -> None:
+    chunk = framed(b"x" * 100, b"y" * 100)
+    reader = FrameReader(MAX_FRAME_BYTES)
+
+    reader.feed(chunk)
+    frame = reader.next_frame()
+
+    assert isinstance(frame, memoryview)
+    assert frame.obj is chunk
