@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from cache_ring.frame_stream import FrameStream
 from cache_ring.page_protocol import (
     FOUND_OVERHEAD_BYTES,
-    LENGTH_BYTES,
     PREFACE,
-    Message,
     ProtocolViolation,
     RangeFound,
     RangeLoading,
@@ -22,14 +21,11 @@ from cache_ring.page_protocol import (
     ReadRange,
     decode,
     encode_read,
-    frame_length,
     range_checksum,
 )
 from cache_ring.settings import CacheRingSettings
 from sequencer.agents import LiveAgent
 from storage.identifiers import NodeId
-
-_READ_AHEAD_BYTES = 1_048_576
 
 PeerKey: TypeAlias = tuple[NodeId, int]
 
@@ -50,20 +46,10 @@ class PeerClientCounts:
     violations: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Connection:
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    is_fresh: bool
-
-    def close(self) -> None:
-        self.writer.transport.abort()
-
-
 @dataclass(slots=True)
 class _Peer:
     slots: asyncio.Semaphore
-    idle: list[_Connection] = field(default_factory=list)
+    idle: list[FrameStream] = field(default_factory=list)
     skip_until_s: float = float("-inf")
 
 
@@ -115,20 +101,20 @@ class PeerClient:
 
     async def _ask(self, peer: _Peer, agent: LiveAgent, request: ReadRange, answer_timeout_s: float) -> memoryview:
         while True:
-            connection = await self._connection(peer, agent, answer_timeout_s)
-            keep = False
+            stream = await self._stream(peer, agent, answer_timeout_s)
+            is_fresh, keep = stream.is_fresh, False
             try:
-                answer = await self._exchange(connection, request, answer_timeout_s)
+                answer = await self._exchange(stream, request, answer_timeout_s)
                 keep = True
             except (ConnectionError, EOFError):
-                if connection.is_fresh:
+                if is_fresh:
                     raise
                 continue  # the peer closed it while it was idle
             finally:
                 if keep:
-                    peer.idle.append(_Connection(connection.reader, connection.writer, is_fresh=False))
+                    peer.idle.append(stream)
                 else:
-                    connection.close()
+                    stream.close()
             if isinstance(answer, RangeRefused):
                 self.counts.refused += 1
                 raise PassedBy(answer.reason.name)
@@ -136,31 +122,29 @@ class PeerClient:
             self.counts.bytes_received += len(answer.data)
             return answer.data
 
-    async def _connection(self, peer: _Peer, agent: LiveAgent, timeout_s: float) -> _Connection:
+    async def _stream(self, peer: _Peer, agent: LiveAgent, timeout_s: float) -> FrameStream:
         while peer.idle:
-            connection = peer.idle.pop()
-            if not connection.reader.at_eof():
-                return connection
-            connection.close()
+            stream = peer.idle.pop()
+            if stream.is_open:
+                return stream
+            stream.close()
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(
-                agent.address.peer_host, agent.address.peer_port, limit=_READ_AHEAD_BYTES
-            )
-        writer.write(PREFACE)
-        return _Connection(reader, writer, is_fresh=True)
+            stream = await FrameStream.connect(agent.address.peer_host, agent.address.peer_port)
+        stream.write(PREFACE)
+        return stream
 
     async def _exchange(
-        self, connection: _Connection, request: ReadRange, answer_timeout_s: float
+        self, stream: FrameStream, request: ReadRange, answer_timeout_s: float
     ) -> RangeFound | RangeRefused:
-        connection.writer.write(encode_read(request))
+        """A sign of life must come in time; the bytes may then take longer, since they are on their way."""
+        stream.write(encode_read(request))
         most_bytes = FOUND_OVERHEAD_BYTES + request.end - request.start
         async with asyncio.timeout(self._settings.peer_load_timeout_s):
             async with asyncio.timeout(answer_timeout_s):
-                prefix = await connection.reader.readexactly(LENGTH_BYTES)
-            message = await _rest(connection.reader, prefix, most_bytes)
+                await stream.begun(most_bytes)
+            message = decode(await stream.frame(most_bytes))
             if isinstance(message, RangeLoading):
-                prefix = await connection.reader.readexactly(LENGTH_BYTES)
-                message = await _rest(connection.reader, prefix, most_bytes)
+                message = decode(await stream.frame(most_bytes))
         if isinstance(message, RangeFound):
             if len(message.data) != request.end - request.start:
                 raise ProtocolViolation(f"{len(message.data)} bytes for the range [{request.start}, {request.end})")
@@ -183,13 +167,9 @@ class PeerClient:
 
     @staticmethod
     def _close(peer: _Peer) -> None:
-        for connection in peer.idle:
-            connection.close()
+        for stream in peer.idle:
+            stream.close()
         peer.idle.clear()
-
-
-async def _rest(reader: asyncio.StreamReader, prefix: bytes, most_bytes: int) -> Message:
-    return decode(await reader.readexactly(frame_length(prefix, most_bytes)))
 
 
 def _key(agent: LiveAgent) -> PeerKey:
