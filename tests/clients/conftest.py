@@ -53,7 +53,9 @@ def new_topic(zone_a: str) -> NewTopic:
 
     def create(partitions: int = 1, prefix: str = "topic", config: Mapping[str, str] | None = None) -> str:
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
-        asked = confluent_kafka.admin.NewTopic(name, partitions, 1, config=dict(config or {}))
+        # Records of these tests are as old as they like.
+        settings = {"retention.ms": "-1", **(config or {})}
+        asked = confluent_kafka.admin.NewTopic(name, partitions, 1, config=settings)
         admin.create_topics([asked], request_timeout=30)[name].result(30)
         return name
 
