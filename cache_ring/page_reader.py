@@ -8,19 +8,17 @@ that is slow, gone or wrong costs a wait of about one GET of the store and then 
 import logging
 from collections.abc import Sequence
 
-import numpy as np
-
 from cache_ring.membership import Membership
 from cache_ring.page_cache import PageCache
 from cache_ring.page_protocol import ReadRange
 from cache_ring.peer_client import PassedBy, PeerClient
 from cache_ring.ring import Ring
+from cache_ring.run_bytes import RunBytes, RunIndexes
 from cache_ring.settings import CacheRingSettings
 from cache_ring.store_pages import DamagedPage, StorePages
 from sequencer.agents import LiveAgent
 from sequencer.coordinates import RunCoordinate
 from storage.identifiers import ObjectKey
-from storage.record_batch import index_batches
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +34,7 @@ class PageReader:
         self._peers = peers
         self._settings = settings
         self._ranges: PageCache[_RangeKey] = PageCache(settings.peer_range_cache_bytes)
+        self._indexes = RunIndexes(settings.run_index_batches)
         self._ring_seen: Ring | None = None
 
     @property
@@ -63,24 +62,26 @@ class PageReader:
         return self._pages.is_history(coordinate.object_key)
 
     async def read(self, coordinate: RunCoordinate) -> memoryview:
-        """The run's bytes; raises ObjectNotFound, StoreUnavailable, or DamagedPage when the store's own bytes are
-        wrong."""
-        data = await self._nearest(coordinate)
-        if is_run(data, coordinate):
-            return data
+        """The run's bytes; raises as `read_run`."""
+        return (await self.read_run(coordinate)).data
+
+    async def read_run(self, coordinate: RunCoordinate) -> RunBytes:
+        """The run's bytes and batches; raises ObjectNotFound, StoreUnavailable, or DamagedPage when the store's own
+        bytes are wrong."""
+        found = self._indexes.run_bytes(coordinate, await self._nearest(coordinate))
+        if found is not None:
+            return found
         _log.warning(
             "read path: bytes of a run were damaged, reading them from the store",
             extra={"object_key": coordinate.object_key, "base_offset": coordinate.base_offset},
         )
         self._pages.forget(coordinate.object_key)
         self._ranges.drop(_range_key(coordinate))
-        data = await self._from_store(coordinate)
-        if not is_run(data, coordinate):
+        found = self._indexes.run_bytes(coordinate, await self._from_store(coordinate))
+        if found is None:
             self._pages.forget(coordinate.object_key)
-            raise DamagedPage(
-                f"{coordinate.object_key} does not hold the run at {coordinate.position} its coordinate names"
-            )
-        return data
+            raise DamagedPage(f"{coordinate.object_key} does not hold the run named at {coordinate.position}")
+        return found
 
     async def close(self) -> None:
         self._peers.close()
@@ -132,19 +133,6 @@ class PageReader:
         """About the store's median GET: by then a peer must have given a sign of life."""
         usual_s = self._pages.get_latency.median_s() or self._settings.peer_answer_floor_s
         return min(max(usual_s, self._settings.peer_answer_floor_s), self._settings.peer_answer_ceiling_s)
-
-
-def is_run(data: memoryview, coordinate: RunCoordinate) -> bool:
-    """Whether the bytes tile into batches whose records take exactly the coordinate's offsets. Looks at headers
-    only."""
-    if len(data) != coordinate.length:
-        return False
-    try:
-        batches = index_batches(data, 0, len(data))
-    except ValueError:
-        return False
-    records = int(np.sum(batches["last_offset_delta"])) + len(batches)
-    return records == coordinate.last_offset - coordinate.base_offset + 1
 
 
 def _range_key(coordinate: RunCoordinate) -> _RangeKey:

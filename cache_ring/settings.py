@@ -23,6 +23,8 @@ class CacheRingSettings(BaseSettings):
     """Pages of recent objects kept in memory: what this agent wrote and what its zone's readers ask it for."""
     peer_range_cache_bytes: int = Field(default=67_108_864, ge=0)
     """Byte ranges received from peers kept in memory."""
+    run_index_batches: int = Field(default=1_000_000, ge=0)
+    """Record batches whose places in their runs are remembered, 24 bytes each."""
     catch_up_cache_bytes: int = Field(default=134_217_728, ge=0)
     """Pages of older objects kept in memory, apart, so that replaying history does not push out the tail."""
     tail_age_s: float = Field(default=60.0, gt=0)

@@ -28,10 +28,11 @@ from agent.read_path.plan_fetch import (
 )
 from agent.read_path.read_ahead import ReadAhead
 from agent.read_path.settings import ReadPathSettings
-from agent.read_path.slice_batches import RunBytes, take_batches
+from agent.read_path.slice_batches import take_batches
 from cache_ring.byte_budget import ByteBudget
 from cache_ring.coordinate_cache import PartitionView
 from cache_ring.page_reader import PageReader
+from cache_ring.run_bytes import RunBytes
 from cache_ring.store_pages import DamagedPage
 from sequencer.coordinates import PartitionKey, RunCoordinate
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
@@ -296,12 +297,12 @@ class ReadPath:
                 self.counts.pages_damaged += isinstance(data, DamagedPage)
                 _log.warning("fetch: a run cannot be read", extra={"object_key": run.object_key, "error": str(data)})
                 return _Loaded(runs=tuple(complete), failure=None if complete else ReadFailure.UNAVAILABLE)
-            complete.append(RunBytes.of(run, data))
+            complete.append(data)
         return _Loaded(runs=tuple(complete))
 
-    async def _try_read(self, run: RunCoordinate) -> memoryview | ObjectNotFound | StoreUnavailable | DamagedPage:
+    async def _try_read(self, run: RunCoordinate) -> RunBytes | ObjectNotFound | StoreUnavailable | DamagedPage:
         try:
-            return await self._pages.read(run)
+            return await self._pages.read_run(run)
         except (ObjectNotFound, StoreUnavailable, DamagedPage) as error:
             return error
 

@@ -13,35 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sequencer.coordinates import RunCoordinate
-from storage.record_batch import LENGTH_OVERHEAD_BYTES, PREFIX_BYTES, index_batches, patched_prefix
+from cache_ring.run_bytes import BatchIndex, RunBytes
+from storage.record_batch import LENGTH_OVERHEAD_BYTES, PREFIX_BYTES, patched_prefix
 
-_COPY_BELOW_BYTES = 2048
-"""Batches smaller than this on average are copied and patched in place (measured: benchmarks/read_path.py)."""
+_COPY_BELOW_BYTES = 8192
+"""Batches smaller than this on average are copied and patched in place. Measured to the socket's other end, 1 MiB of
+2 KiB batches takes 0.8 ms of CPU copied and 1.9 ms as views; from 8 KiB on views are as cheap. """
 _PATCH_COLUMNS = np.arange(PREFIX_BYTES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunBytes:
-    """A run with its bytes and the index of its batches."""
-
-    run: RunCoordinate
-    data: memoryview
-    positions: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    base_offsets: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, run: RunCoordinate, data: memoryview) -> "RunBytes":
-        batches = index_batches(data, 0, len(data))
-        counts = batches["last_offset_delta"] + 1
-        return cls(
-            run=run,
-            data=data,
-            positions=np.ascontiguousarray(batches["position"]),
-            sizes=np.ascontiguousarray(batches["size_bytes"]),
-            base_offsets=run.base_offset + np.cumsum(counts) - counts,
-        )
 
 
 @dataclass(slots=True)
@@ -59,38 +37,54 @@ def take_batches(
     `limit_bytes`."""
     outgoing = Outgoing(chunks=[])
     for run in runs:
-        first = max(0, int(np.searchsorted(run.base_offsets, offset, side="right")) - 1)
-        end = int(np.searchsorted(run.base_offsets, end_offset, side="left"))
-        room = limit_bytes - outgoing.size_bytes
-        fitting = int(np.searchsorted(np.cumsum(run.sizes[first:end]), room, side="right"))
+        index, base_offset = run.index, run.run.base_offset
+        first = max(0, int(np.searchsorted(index.relative_offsets, offset - base_offset, side="right")) - 1)
+        end = int(np.searchsorted(index.relative_offsets, end_offset - base_offset, side="left"))
+        fitting = _fitting(index, first, end, limit_bytes - outgoing.size_bytes)
         if fitting == 0 and first < end and first_whatever_its_size and not outgoing.chunks:
             fitting = 1
         _append(outgoing, run, first, first + fitting)
-        if first + fitting < len(run.sizes):
+        if first + fitting < len(index.sizes):
             break
     return outgoing
+
+
+def _fitting(index: BatchIndex, first: int, end: int, room_bytes: int) -> int:
+    """How many of the batches `[first, end)` fit into `room_bytes`; they lie back to back, so their positions tell."""
+    if first >= end:
+        return 0
+    last_that_begins = int(np.searchsorted(index.positions, index.positions[first] + room_bytes, side="right")) - 1
+    last = min(last_that_begins, end - 1)
+    fits = index.positions[last] + index.sizes[last] - index.positions[first] <= room_bytes
+    return max(0, last - first + int(fits))
 
 
 def _append(outgoing: Outgoing, run: RunBytes, first: int, end: int) -> None:
     if first >= end:
         return
-    start_byte = int(run.positions[first])
-    end_byte = int(run.positions[end - 1] + run.sizes[end - 1])
+    index = run.index
+    start_byte = int(index.positions[first])
+    end_byte = int(index.positions[end - 1] + index.sizes[end - 1])
     outgoing.size_bytes += end_byte - start_byte
+    base_offsets = index.relative_offsets[first:end] + run.run.base_offset
+    positions, sizes = index.positions[first:end], index.sizes[first:end]
     if end - first > 1 and (end_byte - start_byte) // (end - first) < _COPY_BELOW_BYTES:
-        outgoing.chunks.append(_patched_copy(run, first, end, start_byte, end_byte))
+        outgoing.chunks.append(
+            _patched_copy(run.data[start_byte:end_byte], positions - start_byte, sizes, base_offsets)
+        )
         return
-    positions, sizes = run.positions[first:end].tolist(), run.sizes[first:end].tolist()
-    for position, size, base_offset in zip(positions, sizes, run.base_offsets[first:end].tolist(), strict=True):
+    for position, size, base_offset in zip(positions.tolist(), sizes.tolist(), base_offsets.tolist(), strict=True):
         outgoing.chunks.append(patched_prefix(base_offset, size))
         outgoing.chunks.append(run.data[position + PREFIX_BYTES : position + size])
 
 
-def _patched_copy(run: RunBytes, first: int, end: int, start_byte: int, end_byte: int) -> bytearray:
-    copied = bytearray(run.data[start_byte:end_byte])
-    prefixes: NDArray[Any] = np.zeros(end - first, dtype=[("base", ">i8"), ("length", ">i4"), ("epoch", ">i4")])
-    prefixes["base"] = run.base_offsets[first:end]
-    prefixes["length"] = run.sizes[first:end] - LENGTH_OVERHEAD_BYTES
-    where = (run.positions[first:end] - start_byte)[:, np.newaxis] + _PATCH_COLUMNS
+def _patched_copy(
+    data: memoryview, positions: NDArray[np.int64], sizes: NDArray[np.int64], base_offsets: NDArray[np.int64]
+) -> bytearray:
+    copied = bytearray(data)
+    prefixes: NDArray[Any] = np.zeros(len(sizes), dtype=[("base", ">i8"), ("length", ">i4"), ("epoch", ">i4")])
+    prefixes["base"] = base_offsets
+    prefixes["length"] = sizes - LENGTH_OVERHEAD_BYTES
+    where = positions[:, np.newaxis] + _PATCH_COLUMNS
     np.frombuffer(copied, dtype=np.uint8)[where] = prefixes.view(np.uint8).reshape(-1, PREFIX_BYTES)
     return copied

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from agent.read_path.slice_batches import RunBytes
 from cache_ring.page_reader import PageReader
-from sequencer.coordinates import Coordinates, PartitionBounds, PartitionKey, RunCoordinate
+from cache_ring.run_bytes import RunBytes
+from sequencer.coordinates import Coordinates, PartitionBounds, PartitionKey
 from storage.arrow_columns import decode_batches
 from storage.identifiers import Offset
 from storage.object_store import ObjectNotFound
@@ -45,13 +45,13 @@ class TimeLookup:
             if run is None:
                 return None
             try:
-                data = await self._pages.read(run)
+                found_run = await self._pages.read_run(run)
             except ObjectNotFound:
                 tries += 1
                 if tries == _TRIES:
                     raise
                 continue
-            found = await asyncio.to_thread(first_record_since, run, data, timestamp_ms, log_start_offset)
+            found = await asyncio.to_thread(first_record_since, found_run, timestamp_ms, log_start_offset)
             if found is not None:
                 return found
             from_offset = Offset(run.last_offset + 1)
@@ -75,15 +75,14 @@ class TimeLookup:
         return low
 
 
-def first_record_since(
-    run: RunCoordinate, data: memoryview, timestamp_ms: int, log_start_offset: int
-) -> TimedOffset | None:
+def first_record_since(run_bytes: RunBytes, timestamp_ms: int, log_start_offset: int) -> TimedOffset | None:
     """The first record of a run at or after a time and the log start. Decodes batch by batch, skipping those too
     old."""
-    batches = RunBytes.of(run, data)
-    ends = np.append(batches.base_offsets[1:], run.last_offset + 1)
+    run, data, index = run_bytes.run, run_bytes.data, run_bytes.index
+    base_offsets = index.relative_offsets + run.base_offset
+    ends = np.append(base_offsets[1:], run.last_offset + 1)
     for position, size, base_offset, end_offset in zip(
-        batches.positions.tolist(), batches.sizes.tolist(), batches.base_offsets.tolist(), ends.tolist(), strict=True
+        index.positions.tolist(), index.sizes.tolist(), base_offsets.tolist(), ends.tolist(), strict=True
     ):
         if end_offset <= log_start_offset or read_header(data, position).max_timestamp_ms < timestamp_ms:
             continue

@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.read_path.slice_batches import RunBytes, take_batches
+from agent.read_path.slice_batches import take_batches
+from cache_ring.run_bytes import RunBytes, RunIndexes
 from sequencer.coordinates import RunCoordinate
 from storage.arrow_columns import decode_batches
 from storage.record_batch import read_header
@@ -11,7 +12,7 @@ from tests.agent.read_path.a_log import NOON_MS, a_batch
 from tests.cache_ring.builders import a_run
 
 RUNS = st.lists(
-    st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1, 50, 5000])), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1, 50, 9000])), min_size=1, max_size=4),
     min_size=1,
     max_size=3,
 )
@@ -30,7 +31,9 @@ def some_runs(shapes: list[list[tuple[int, int]]]) -> tuple[list[RunBytes], list
             offset += count
         data = b"".join(encoded)
         run: RunCoordinate = a_run(base, offset - 1, length=len(data))
-        runs.append(RunBytes.of(run, memoryview(data)))
+        found = RunBytes.of(run, memoryview(data))
+        assert found is not None
+        runs.append(found)
     return runs, batches
 
 
@@ -68,10 +71,37 @@ def test_whole_batches_from_the_one_that_holds_the_offset_within_the_limit(
 
 
 def test_large_batches_are_views_of_the_page_and_not_copies() -> None:
-    [run], _ = some_runs([[(1, 5000), (1, 5000)]])
+    [run], _ = some_runs([[(1, 9000), (1, 9000)]])
 
     outgoing = take_batches([run], 1000, 1002, 1 << 20, first_whatever_its_size=True)
 
     assert [type(chunk) for chunk in outgoing.chunks] == [bytes, memoryview] * 2
     assert all(len(chunk) == 16 for chunk in outgoing.chunks[::2])
     assert all(chunk.obj is run.data.obj for chunk in outgoing.chunks[1::2] if isinstance(chunk, memoryview))
+
+
+def test_an_index_is_used_again_for_the_same_buffer_alone_and_few_are_kept() -> None:
+    [small], _ = some_runs([[(1, 1)] * 40])
+    indexes = RunIndexes(most_batches=60)
+
+    first = indexes.run_bytes(small.run, small.data)
+    again = indexes.run_bytes(small.run, small.data)
+    damaged = indexes.run_bytes(small.run, memoryview(bytes(len(small.data))))
+    other = a_run(5000, 5039, length=len(small.data))
+    indexes.run_bytes(small.run, small.data)
+    indexes.run_bytes(other, small.data)
+
+    assert first is not None
+    assert again is not None
+    assert again.index is first.index
+    assert damaged is None
+    assert indexes.batches == 40, "the one read longest ago went"
+
+
+def test_bytes_that_are_not_the_runs_are_told() -> None:
+    [run], _ = some_runs([[(2, 1), (3, 1)]])
+
+    assert RunBytes.of(a_run(1000, 1004, length=len(run.data)), run.data) is not None
+    assert RunBytes.of(a_run(1000, 1003, length=len(run.data)), run.data) is None
+    assert RunBytes.of(a_run(1000, 1004, length=len(run.data) + 1), run.data) is None
+    assert RunBytes.of(a_run(1000, 1004, length=len(run.data) - 1), run.data[1:]) is None

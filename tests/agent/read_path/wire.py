@@ -76,4 +76,5 @@ def _nested(entity: Any, name: str, value: Any) -> Any:
     from typing import get_args, get_type_hints
 
     hint = get_type_hints(entity, vars(sys.modules[entity.__module__]))[name]
-    return _of(get_args(hint)[0], value)
+    array = next((part for part in get_args(hint) if get_args(part)), hint)  # of a nullable array, the array
+    return _of(get_args(array)[0], value)
