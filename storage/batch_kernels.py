@@ -99,7 +99,7 @@ def _varint(data: NDArray[np.uint8], position: int, end: int, most_bytes: int, l
     for index in range(most_bytes):
         if position >= end:
             break
-        byte = data[position]
+        byte = data[np.uint64(position)]
         position += 1
         value |= np.uint64(byte & np.uint8(0x7F)) << shift
         if byte < 0x80:
@@ -112,8 +112,8 @@ def _varint(data: NDArray[np.uint8], position: int, end: int, most_bytes: int, l
 
 @njit
 def _int_varint(data: NDArray[np.uint8], position: int, end: int) -> Any:
-    if position < end and data[position] < 0x80:  # most lengths are this short
-        byte = np.int64(data[position])
+    if position < end and data[np.uint64(position)] < 0x80:  # most lengths are this short
+        byte = np.int64(data[np.uint64(position)])
         return (byte >> 1) ^ -(byte & 1), position + 1
     return _varint(data, position, end, 5, 0x0F)
 
@@ -254,6 +254,17 @@ def scan_spans(data: NDArray[np.uint8], spans: NDArray[np.int64]) -> Any:
 
 
 @njit
+def _copy(out: NDArray[np.uint8], to: int, data: NDArray[np.uint8], start: int, length: int) -> Any:
+    """Returns the position after what was copied. Unsigned indices: signed ones may count from the end, and the check
+    for it keeps the loop from being vectorised.
+    """
+    target, source = np.uint64(to), np.uint64(start)
+    for index in range(np.uint64(length)):
+        out[target + index] = data[source + index]
+    return start + length
+
+
+@njit
 def _copy_field(
     data: NDArray[np.uint8],
     position: int,
@@ -267,10 +278,8 @@ def _copy_field(
     begin = offsets[row]
     valid[row] = length >= 0
     length = max(length, 0)
-    for index in range(length):
-        content[begin + index] = data[position + index]
     offsets[row + 1] = begin + length
-    return position + length
+    return _copy(content, begin, data, position, length)
 
 
 @kernel(

@@ -44,6 +44,17 @@ def _field_size(offsets: NDArray[np.int32], valid: NDArray[np.uint8], row: int) 
 
 
 @njit
+def _copy(out: NDArray[np.uint8], to: int, data: NDArray[np.uint8], start: int, length: int) -> Any:
+    """Returns the position after what was copied. Unsigned indices: signed ones may count from the end, and the check
+    for it keeps the loop from being vectorised.
+    """
+    target, source = np.uint64(to), np.uint64(start)
+    for index in range(np.uint64(length)):
+        out[target + index] = data[source + index]
+    return start + length
+
+
+@njit
 def _put_field(
     out: NDArray[np.uint8],
     position: int,
@@ -57,8 +68,7 @@ def _put_field(
     begin = offsets[row]
     length = np.int64(offsets[row + 1] - begin)
     position = _put_varint(out, position, length)
-    for index in range(length):
-        out[position + index] = content[begin + index]
+    _copy(out, position, content, begin, length)
     return position + length
 
 
