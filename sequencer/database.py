@@ -7,6 +7,7 @@ Anything else psycopg raises is an error of this program.
 """
 
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from psycopg.rows import namedtuple_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from sequencer.settings import SequencerSettings
+
+RENEWAL_INTERVAL_S = 1.0
+"""One restart of Postgres fails many calls; the pool is renewed once."""
 
 Row = Any
 """A named tuple of a statement's columns."""
@@ -83,6 +87,7 @@ class Database:
         self.identity_changes = 0
         """How often a new connection found another Postgres than the one before (see `DatabaseIdentity`)."""
         self._last_failure: BaseException | None = None
+        self._renewed_at_s = -RENEWAL_INTERVAL_S
         self._pool: AsyncConnectionPool[AsyncConnection[Row]] = AsyncConnectionPool(
             database_url,
             kwargs=self._connection_options(),
@@ -157,9 +162,19 @@ class Database:
                 " run `tidelog migrate`"
             ) from error
         except (psycopg.OperationalError, errors.IdleInTransactionSessionTimeout) as error:
-            raise self._translated(error, lost=connection.closed) from error
+            lost = connection.closed
+            if lost:
+                await self._renew_pool()
+            raise self._translated(error, lost=lost) from error
         finally:
             await self._pool.putconn(connection)
+
+    async def _renew_pool(self) -> None:
+        """Where one connection was lost, those idle in the pool probably are: whoever comes next gets new ones."""
+        now_s = time.monotonic()
+        if now_s - self._renewed_at_s >= RENEWAL_INTERVAL_S:
+            self._renewed_at_s = now_s
+            await self._pool.drain()
 
     def _translated(self, error: psycopg.Error, lost: bool) -> CommitOutcomeUnknown:
         if isinstance(error, errors.DeadlockDetected):

@@ -9,6 +9,7 @@ to the data directory and to the wheel is opened (search permission only).
 import hashlib
 import os
 import pwd
+import shutil
 import stat
 import subprocess
 import tempfile
@@ -104,10 +105,19 @@ class EmbeddedPostgres:
         _open_way_to(self._binaries)
         if not (self._binaries / "postgres").stat().st_mode & stat.S_IXOTH:
             ensure_folder_permissions(self._binaries.parent, 0)
-        owner = pwd.getpwnam(self._user)
-        os.chown(self._data, owner.pw_uid, owner.pw_gid)
+        _give_to(self._user, self._data)
 
     def _initialize(self) -> None:
+        """Beside its place, to which it is moved when it is whole: a first start that was interrupted is done over."""
+        if any(self._data.iterdir()):
+            raise EmbeddedPostgresFailed(
+                f"{self._data} is not empty, and not a Postgres data directory; choose another"
+            )
+        new = self._data.with_name(f"{self._data.name}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir()
+        if self._user is not None:
+            _give_to(self._user, new)
         options = [] if self._settings.durable else ["--no-sync"]
         initdb = [
             "initdb",
@@ -117,12 +127,13 @@ class EmbeddedPostgres:
             "-U",
             "postgres",
             "-D",
-            str(self._data),
+            str(new),
             *options,
         ]
         self._run(*initdb)
-        with (self._data / "postgresql.conf").open("a") as configuration:
+        with (new / "postgresql.conf").open("a") as configuration:
             configuration.write("include 'tidelog.conf'\n")
+        new.rename(self._data)
 
     def _write_settings(self) -> None:
         values = {
@@ -146,8 +157,7 @@ class EmbeddedPostgres:
         directory = Path(tempfile.gettempdir()) / f"tidelog-postgres-{digest}"
         directory.mkdir(exist_ok=True)
         if self._user is not None:
-            owner = pwd.getpwnam(self._user)
-            os.chown(directory, owner.pw_uid, owner.pw_gid)
+            _give_to(self._user, directory)
         return directory
 
     def _run(self, command: str, *arguments: str) -> None:
@@ -184,6 +194,11 @@ class EmbeddedPostgres:
                 ) from late
             output.seek(0)
             return subprocess.CompletedProcess(finished.args, finished.returncode, "", output.read())
+
+
+def _give_to(user: str, directory: Path) -> None:
+    owner = pwd.getpwnam(user)
+    os.chown(directory, owner.pw_uid, owner.pw_gid)
 
 
 def _open_way_to(path: Path) -> None:

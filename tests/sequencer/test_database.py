@@ -1,0 +1,139 @@
+"""What errors say, and what a lost connection does to a commit."""
+
+import asyncio
+
+import pytest
+
+from sequencer.client import Sequencer, SequencerSettings
+from sequencer.commits import Assigned
+from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable, describe_address
+from sequencer.migrate import MigrationRefused, migrate, migrations
+from sequencer.named_sql import parse_statements
+from storage.identifiers import Offset
+from tests.sequencer.builders import accepted, reserved
+from tests.sequencer.housekeeping import records_of, waits_for_a_lock
+from tidelog.embedded.postgres import EmbeddedPostgres
+
+CUT_THE_OTHERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
+IMPATIENT = SequencerSettings(database_pool_timeout_s=0.3, database_statement_timeout_ms=300)
+
+
+async def test_a_commit_whose_connection_is_cut_before_it_was_applied_is_unknown_and_applied_once_by_the_repeat(
+    database_url: str, sequencer: Sequencer
+) -> None:
+    topic = await sequencer.topics.create("orders", 1, {})
+    segment = await reserved(sequencer, [records_of(topic)])
+    other = await Sequencer.open(database_url)
+    try:
+        async with other.database.transaction() as held:
+            await held.execute("SELECT 1 FROM partitions FOR NO KEY UPDATE")
+            waiting = await waits_for_a_lock(sequencer, lambda: sequencer.commits.commit([segment]))
+            await held.execute(f"{CUT_THE_OTHERS} AND query LIKE '%commit_segments%'")
+            with pytest.raises(CommitOutcomeUnknown) as unknown:
+                await waiting
+    finally:
+        await other.close()
+
+    assert unknown.value.connection_lost
+    answers = [await sequencer.commits.commit([segment]) for _ in range(2)]
+    assert answers[0] == answers[1]
+    assert accepted(answers[0][0]).outcomes == (Assigned(base_offset=Offset(0)),)
+
+
+async def test_a_commit_that_waits_too_long_for_a_lock_is_ended_and_unknown(
+    database_url: str, sequencer: Sequencer
+) -> None:
+    topic = await sequencer.topics.create("orders", 1, {})
+    segment = await reserved(sequencer, [records_of(topic)])
+    impatient = await Sequencer.open(database_url, IMPATIENT)
+    try:
+        async with sequencer.database.transaction() as held:
+            await held.execute("SELECT 1 FROM partitions FOR NO KEY UPDATE")
+            with pytest.raises(CommitOutcomeUnknown, match="QueryCanceled"):
+                await impatient.commits.commit([segment])
+        assert impatient.database.counters.statement_timeouts == 1
+        accepted((await impatient.commits.commit([segment]))[0])
+    finally:
+        await impatient.close()
+
+
+async def test_connections_that_died_in_the_pool_fail_no_question(sequencer: Sequencer) -> None:
+    await asyncio.gather(*(sequencer.topics.list() for _ in range(4)))
+    async with sequencer.database.connection() as connection:
+        await connection.execute(CUT_THE_OTHERS)
+
+    assert await asyncio.gather(*(sequencer.topics.list() for _ in range(8))) == [[]] * 8
+
+
+async def test_an_unreachable_database_is_unavailable_within_the_timeout_and_says_where() -> None:
+    url = "postgresql://someone:secret@127.0.0.1:1/tidelog"
+    sequencer = await Sequencer.open(url, IMPATIENT)
+    try:
+        with pytest.raises(SequencerUnavailable, match=r"127\.0\.0\.1:1/tidelog.*TIDELOG_DATABASE_URL") as unavailable:
+            await sequencer.topics.list()
+        assert "secret" not in str(unavailable.value)
+        with pytest.raises(SequencerUnavailable, match="Is it running"):
+            await migrate(url)
+    finally:
+        await sequencer.close()
+
+
+def test_an_address_is_described_without_its_password() -> None:
+    assert describe_address("postgresql://u:secret@db.internal:6432/log") == "db.internal:6432/log"
+    assert "secret" not in describe_address("not a url://u:secret@x")
+
+
+async def test_an_empty_database_is_called_not_migrated(postgres: EmbeddedPostgres) -> None:
+    sequencer = await Sequencer.open(postgres.url("postgres"))
+    try:
+        with pytest.raises(SequencerUnavailable, match="tidelog migrate"):
+            await sequencer.topics.list()
+    finally:
+        await sequencer.close()
+
+
+async def test_a_healthy_database_has_no_complaints_and_others_do(database_url: str, sequencer: Sequencer) -> None:
+    health = await sequencer.cluster.health()
+    assert health.complaints(standbys_expected=False) == ()
+    assert health.identity == sequencer.database.identity
+    assert "synchronous_standby_names" in health.complaints(standbys_expected=True)[0]
+
+    careless = await Sequencer.open(f"{database_url}&options=-c%20synchronous_commit%3Doff")
+    try:
+        assert "synchronous_commit is off" in (await careless.cluster.health()).complaints(standbys_expected=False)[0]
+    finally:
+        await careless.close()
+
+
+async def test_a_cluster_id_is_made_once(database_url: str, sequencer: Sequencer) -> None:
+    other = await Sequencer.open(database_url)
+    try:
+        assert await other.cluster.cluster_id() == await sequencer.cluster.cluster_id()
+        assert len(await other.cluster.cluster_id()) == 22
+    finally:
+        await other.close()
+
+
+async def test_migrating_again_and_by_many_at_once_changes_nothing(database_url: str, sequencer: Sequencer) -> None:
+    assert await asyncio.gather(*(migrate(database_url) for _ in range(3))) == [[], [], []]
+    rows = await sequencer.database.fetch("SELECT number FROM migrations ORDER BY number")
+    assert [row.number for row in rows] == [migration.number for migration in migrations()]
+
+
+async def test_a_database_from_the_future_is_refused(database_url: str, sequencer: Sequencer) -> None:
+    await sequencer.database.fetch("INSERT INTO migrations (number, name) VALUES (9999, '9999_later.sql')")
+
+    with pytest.raises(MigrationRefused, match="9999"):
+        await migrate(database_url)
+
+
+def test_named_statements_are_split_at_their_names_and_defined_once() -> None:
+    text = "-- about\n-- name: one\n-- why\nSELECT 1\n\n-- name: two\nSELECT 2\n"
+    assert parse_statements("x", text) == {"one": "-- why\nSELECT 1", "two": "SELECT 2"}
+    with pytest.raises(ValueError, match="twice"):
+        parse_statements("x", "-- name: one\nSELECT 1\n-- name: one\nSELECT 2")
+    with pytest.raises(ValueError, match="before the first"):
+        parse_statements("x", "SELECT 0\n-- name: one\nSELECT 1")

@@ -1,0 +1,49 @@
+"""Topic configs: what is accepted is honoured."""
+
+import pytest
+
+from sequencer.topic_config import KNOWN_CONFIGS, InvalidConfig, TopicConfig, validate_config
+
+
+@pytest.mark.parametrize("name", KNOWN_CONFIGS)
+def test_every_default_is_valid(name: str) -> None:
+    validate_config(name, KNOWN_CONFIGS[name].default)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("retention.ms", "-1"),
+        ("retention.bytes", "123456789012"),
+        ("max.message.bytes", "0"),
+        ("message.timestamp.type", "LogAppendTime"),
+    ],
+)
+def test_what_the_log_honours_is_accepted(name: str, value: str) -> None:
+    validate_config(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("retention.ms", "-2"),
+        ("retention.ms", "soon"),
+        ("retention.bytes", str(2**63)),
+        ("max.message.bytes", "1e6"),
+        ("cleanup.policy", "compact"),
+        ("cleanup.policy", "compact,delete"),
+        ("compression.type", "gzip"),
+        ("message.timestamp.type", "Whenever"),
+        ("segment.bytes", "1"),
+    ],
+)
+def test_what_it_does_not_honour_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(InvalidConfig, match=name.replace(".", r"\.")):
+        validate_config(name, value)
+
+
+def test_the_typed_view_fills_in_defaults() -> None:
+    config = TopicConfig.of({"retention.ms": "5", "message.timestamp.type": "LogAppendTime"})
+
+    assert (config.retention_ms, config.retention_bytes, config.max_message_bytes) == (5, -1, 1048588)
+    assert config.message_timestamp_type == "LogAppendTime"
