@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from tidelog.watchdog import Watchdog
 _AGENT_STAGE, _DATABASE_STAGE = 0, 1
 _HOST = "127.0.0.1"
 _BUCKET = "tidelog"
+_STOP_POSTGRES_S = 10.0
 # An upload to this machine takes milliseconds: waiting long for more records would only cost latency.
 _DEFAULTS = {"TIDELOG_LINGER_MS": "20"}
 _SET_HERE = frozenset({"TIDELOG_ROLES", "TIDELOG_DATABASE_URL", "TIDELOG_STORE_URL", "TIDELOG_DATA_DIR"})
@@ -188,7 +190,7 @@ class Stack:
         self._on_step("Starting Postgres")
         directory = self.data_dir / "postgres"
         self._postgres = postgres = EmbeddedPostgres(directory)
-        self._cleanup.callback(postgres.stop)
+        self._cleanup.callback(_stop_postgres, postgres)
         try:
             url = postgres.start()
         except (EmbeddedPostgresFailed, OSError) as failed:
@@ -236,6 +238,18 @@ class Stack:
         for agent in self.agents:
             if not agent.join(self.settings.drain_timeout_s):
                 agent.kill()
+
+
+def _stop_postgres(postgres: EmbeddedPostgres) -> None:
+    """More than once if need be: a start that was interrupted leaves processes that end by themselves in a moment."""
+    until = time.monotonic() + _STOP_POSTGRES_S
+    while True:
+        try:
+            return postgres.stop()
+        except EmbeddedPostgresFailed:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
 
 
 def _new_log(logs: Path, name: str) -> Path:
