@@ -71,6 +71,10 @@ class AgentSettings(BaseSettings):
     """A connection without a request for this long is closed (Kafka's connections.max.idle.ms)."""
     receive_timeout_s: float = Field(default=30.0, gt=0)
     """A frame whose bytes stop coming for this long closes its connection."""
+    receive_timeout_when_full_s: float = Field(default=2.0, gt=0)
+    """The same for a frame that has memory reserved, while other requests wait for memory."""
+    unreserved_frame_bytes: int = Field(default=16_384, ge=0)
+    """Bytes of a frame that are taken before memory for all of it is reserved, per connection."""
     send_timeout_s: float = Field(default=60.0, gt=0)
     """A client that takes no byte of its answer for this long is disconnected."""
 

@@ -135,13 +135,20 @@ class KafkaConnection(asyncio.Protocol):
             return "send_timeout"
         if self._starved is not None or self._closing:
             return None
-        if self._frames.in_frame and now_s - self._last_received_s > settings.receive_timeout_s:
+        if self._frames.in_frame and now_s - self._last_received_s > self._patience_s():
             return "receive_timeout"
         if self._in_flight:
             return None
         if now_s - max(self._last_received_s, self._last_active_s) > settings.idle_timeout_s:
             return "idle"
         return None
+
+    def _patience_s(self) -> float:
+        """How long a frame begun may make no progress: not long while others wait for the memory it holds."""
+        settings = self._shared.settings
+        if self._reserved is not None and self._shared.memory.waiters:
+            return min(settings.receive_timeout_s, settings.receive_timeout_when_full_s)
+        return settings.receive_timeout_s
 
     # --- taking requests
 
@@ -159,6 +166,8 @@ class KafkaConnection(asyncio.Protocol):
         if size_bytes is None:
             return False
         if self._reserved is None:
+            if self._frames.held_bytes < min(size_bytes, self._shared.settings.unreserved_frame_bytes):
+                return False  # a frame announced and not sent takes no memory from others
             if not self._has_room(size_bytes):
                 self._starve(size_bytes)
                 return False
