@@ -74,9 +74,11 @@ class KnownCoordinates:
         return self._cache.known_end(key)
 
     def find(self, key: PartitionKey, offset: int, max_bytes: int) -> PartitionView | None:
-        """What is known for a reader at an offset, who then counts as one."""
-        self._interests.note(key)
-        return self._cache.find(key, offset, max_bytes, self._clock())
+        """What is known for a reader at an offset, who then counts as one if the partition exists."""
+        view = self._cache.find(key, offset, max_bytes, self._clock())
+        if view is not None:
+            self._interests.note(key)
+        return view
 
     def is_current(self, key: PartitionKey, view: PartitionView) -> bool:
         """Whether what a reader took before it waited for bytes may still be answered."""

@@ -266,18 +266,20 @@ class ReadPath:
         moment = Moment(began_s=attempt.began_s, now_s=self._clock(), freshness_s=self._settings.coordinate_freshness_s)
         decision = decide(partition, view, moment, plan.read_committed)
         if isinstance(decision, Ask) and attempt.unavailable:
-            return Refuse(failure=ReadFailure.UNAVAILABLE)
+            is_at_end = view is not None and partition.offset == view.high_watermark
+            return Nothing(view=view) if view and is_at_end else Refuse(failure=ReadFailure.UNAVAILABLE)
         is_elsewhere = partition.preferred_replica is not None or partition.diverges
         return Nothing(view=decision.view) if isinstance(decision, Take) and is_elsewhere else decision
 
     async def _load(self, plan: FetchPlan, decisions: Sequence[Decision]) -> list[_Loaded]:
         selected = select_runs(plan, decisions, self._settings.fetch_max_runs)
-        if all(self._pages.has(run) for runs in selected for run in runs):
-            loaded = [await self._load_runs(runs) for runs in selected]  # nothing to wait for: no tasks
-        else:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._load_runs(runs)) for runs in selected]
-            loaded = [task.result() for task in tasks]
+        waits = [place for place, runs in enumerate(selected) if not all(self._pages.has(run) for run in runs)]
+        async with asyncio.TaskGroup() as group:
+            tasks = {place: group.create_task(self._load_runs(selected[place])) for place in waits}
+        loaded = [
+            tasks[place].result() if place in tasks else await self._load_runs(runs)
+            for place, runs in enumerate(selected)
+        ]
         for decision, runs in zip(decisions, selected, strict=True):
             if isinstance(decision, Take):
                 self._read_ahead.reader_at(decision.runs, runs)

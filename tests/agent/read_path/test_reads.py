@@ -323,11 +323,13 @@ async def test_what_is_cached_is_served_while_postgres_is_away(database_url: str
         await read_now(agent, log.plan(0))
         await sequencer.close()
 
+        await asyncio.sleep(agent.reads.settings.coordinate_freshness_s)
         [known] = await read_now(agent, log.plan(0))
-        results = await read_now(agent, log.plan(1, 0))
+        at_end, unknown = await read_now(agent, log.plan(1, 0))
 
         assert values_of(known) == [(0, "a")]
-        assert results[1].failure is ReadFailure.UNAVAILABLE
+        assert (at_end.failure, at_end.high_watermark) == (None, 1)
+        assert unknown.failure is ReadFailure.UNAVAILABLE
 
 
 async def test_a_cancelled_fetch_leaves_nothing_behind(sequencer: Sequencer, store: ObjectStore) -> None:
@@ -360,3 +362,30 @@ async def test_a_log_start_that_moved_is_out_of_range_below(sequencer: Sequencer
 
         assert below.failure is ReadFailure.OUT_OF_RANGE
         assert values_of(at) == [(1, "b")]
+
+
+async def test_partitions_that_do_not_exist_are_neither_polled_nor_subscribed_to(
+    sequencer: Sequencer, store: ObjectStore
+) -> None:
+    log = await ALog(sequencer=sequencer, store=store).create(partitions=1)
+    async with an_agent_reading(sequencer, store) as agent:
+        await read_now(agent, log.plan(*[0] * 500))
+
+        assert agent.interests.current() == [(log.topic_id, Partition(0))]
+
+
+async def test_another_postgres_than_before_empties_what_is_known(sequencer: Sequencer, store: ObjectStore) -> None:
+    log = await ALog(sequencer=sequencer, store=store).create()
+    await log.write(["a"])
+    async with an_agent_reading(sequencer, store) as agent:
+        await read_now(agent, log.plan(0))
+        waiting = asyncio.create_task(read_now(agent, log.plan(1), wait_s=60.0))
+        await until(lambda: agent.reads.counts.waits >= 1)
+        asks = agent.reads.counts.sequencer_asks
+
+        sequencer.database.identity_changes += 1  # what a new connection counts after a failover
+
+        await until(lambda: agent.reads.counts.sequencer_asks > asks)
+        await log.write(["b"])
+        [result] = await asyncio.wait_for(waiting, 15.0)
+        assert values_of(result) == [(1, "b")]

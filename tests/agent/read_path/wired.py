@@ -1,6 +1,6 @@
 """The read side of an agent, wired as agent/assembly.py wires it, without the rest of an agent.
 
-Promises that what `open` starts `close` ends, and that `run` owns every task of the read side.
+Promises that `run` owns every task of the read side, and that `close` ends what is left.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ class ReadSide:
     pages: PageReader
     reads: ReadPath
     push: CoordinatePush
+    interests: Interests
 
     async def run(self) -> None:
         """Hold the lease, poll and subscribe until cancelled."""
@@ -72,5 +73,6 @@ def wire_read_side(
         membership=membership,
         pages=pages,
         reads=ReadPath(known, pages, read_settings),
+        interests=interests,
         push=CoordinatePush(membership, ring_settings, interests, known.heard),
     )
