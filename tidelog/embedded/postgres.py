@@ -10,6 +10,7 @@ import hashlib
 import os
 import pwd
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
@@ -173,27 +174,29 @@ class EmbeddedPostgres:
         # Files, not pipes: the server inherits them from pg_ctl, and a pipe would keep us waiting until the server
         # ends.
         with tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(
+                [str(self._binaries / command), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd="/",
+                user=self._user,
+                group=self._user,
+                extra_groups=[] if self._user else None,
+                # The terminal's Ctrl-C is for the process that started the server and that stops it in order.
+                start_new_session=True,
+            )
             try:
-                finished = subprocess.run(
-                    [str(self._binaries / command), *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    timeout=COMMAND_TIMEOUT_S,
-                    cwd="/",
-                    user=self._user,
-                    group=self._user,
-                    extra_groups=[] if self._user else None,
-                    # The terminal's Ctrl-C is for the process that started the server and that stops it in order.
-                    start_new_session=True,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired as late:
-                raise EmbeddedPostgresFailed(
-                    f"{command} did not end within {COMMAND_TIMEOUT_S:.0f} s; see {self._log}"
-                ) from late
+                status = process.wait(COMMAND_TIMEOUT_S)
+            except BaseException as interrupted:
+                os.killpg(process.pid, signal.SIGKILL)  # the command's own children, too; a server has left the group
+                process.wait()
+                if isinstance(interrupted, subprocess.TimeoutExpired):
+                    late = f"{command} did not end within {COMMAND_TIMEOUT_S:.0f} s; see {self._log}"
+                    raise EmbeddedPostgresFailed(late) from interrupted
+                raise
             output.seek(0)
-            return subprocess.CompletedProcess(finished.args, finished.returncode, "", output.read())
+            return subprocess.CompletedProcess(process.args, status, "", output.read())
 
 
 def _give_to(user: str, directory: Path) -> None:
