@@ -53,7 +53,7 @@ class ByteBudget:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.give_back(taken)
-            else:
+            elif entry in self._waiting:  # not if it was passed over between the cancellation and now
                 self._waiting.remove(entry)
                 self._admit()
             raise
@@ -61,5 +61,6 @@ class ByteBudget:
     def _admit(self) -> None:
         while self._waiting and self.taken_bytes + self._waiting[0][0] <= self.limit_bytes:
             taken, turn = self._waiting.popleft()
-            self.taken_bytes += taken
-            turn.set_result(None)
+            if not turn.done():
+                self.taken_bytes += taken
+                turn.set_result(None)
