@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from agent.metrics import Metrics
@@ -92,14 +93,15 @@ class WritePath:
 
     def append(self, batches: Sequence[PendingBatch]) -> list[OutcomeFuture]:
         """Take batches over, in order, without waiting. A future that its holder completes first (its time is over)
-        releases its batch if that is not sealed yet."""
+        releases its batch at once if that is not sealed yet: no segment may be sealed for long."""
         loop = asyncio.get_running_loop()
         now_s = self._clock()
         outcomes = []
         for pending in batches:
             outcome: OutcomeFuture = loop.create_future()
-            self._gathered.add(_Entry(pending=pending, outcome=outcome), now_s)
+            number = self._gathered.add(_Entry(pending=pending, outcome=outcome), now_s)
             self._unacknowledged_bytes += len(pending.batch.data)
+            outcome.add_done_callback(partial(self._let_go, number, len(pending.batch.data)))
             outcomes.append(outcome)
         self._metrics.unacknowledged.set(self._unacknowledged_bytes)
         self._arrived.set()
@@ -175,6 +177,10 @@ class WritePath:
             self._acknowledged(len(entry.pending.batch.data))
             return True
         return False
+
+    def _let_go(self, number: int, size_bytes: int, _: OutcomeFuture) -> None:
+        if self._gathered.remove(number):
+            self._acknowledged(size_bytes)
 
     # --- uploading
 

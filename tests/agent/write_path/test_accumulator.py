@@ -41,3 +41,18 @@ def test_a_segment_is_filled_as_far_as_it_goes() -> None:
         gathered.add(size_bytes, 0.0)
 
     assert [gathered.take() for _ in range(5)] == [[40, 40], [40], [120], [10], []]
+
+
+@given(sizes=st.lists(st.integers(1, 250), max_size=30), data=st.data())
+def test_what_was_removed_does_not_come_out(sizes: list[int], data: st.DataObject) -> None:
+    gathered: Accumulator[tuple[int, int]] = Accumulator(SEGMENT_BYTES, lambda entry: entry[1])
+    numbers = [gathered.add((index, size_bytes), 0.0) for index, size_bytes in enumerate(sizes)]
+
+    removed = data.draw(st.sets(st.sampled_from(range(len(sizes))))) if sizes else set()
+    assert all(gathered.remove(numbers[index]) for index in removed)
+    assert not any(gathered.remove(numbers[index]) for index in removed)
+
+    left = [(index, size_bytes) for index, size_bytes in enumerate(sizes) if index not in removed]
+    assert gathered.open_segment.size_bytes == sum(size_bytes for _, size_bytes in left)
+    assert [entry for _ in sizes for entry in gathered.take()] == left
+    assert not any(gathered.remove(number) for number in numbers)
