@@ -22,7 +22,7 @@ def segment_key(cluster: str, segment_id: SegmentId) -> ObjectKey:
 def segment_id_of(key: ObjectKey) -> SegmentId | None:
     """The segment a key names, or None if the key is not a segment's."""
     parts = key.split("/")
-    if len(parts) < 3 or parts[-3] != "segments":
+    if len(parts) < 4 or parts[-3] != "segments":
         return None
     try:
         segment_id = SegmentId(UUID(parts[-1]))
