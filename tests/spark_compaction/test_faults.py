@@ -20,7 +20,7 @@ from storage.object_store import ObjectStore
 from tests.spark_compaction.log import EPOCH, Log, one, records
 from tests.spark_compaction.reading import compact_one, iceberg_rows, spark_rows, the_table, written_rows
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(300)]
 
 
 async def begun(settings: CompactionSettings, sequencer: Sequencer, topic: str, lease_s: float) -> Begun:
