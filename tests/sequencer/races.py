@@ -1,5 +1,6 @@
 """What the races share: a commit left open in its transaction, and the commit as it would be in one statement."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,19 @@ async def commit_within(
     statement = SQL["commit"].replace("commit_segments", function)
     cursor = await connection.execute(statement, commit_request(segments).parameters)
     return [decode_outcome(number) for row in await cursor.fetchall() for number in row.outcome]
+
+
+async def is_kept_waiting(sequencer: Sequencer, task: asyncio.Task[Any]) -> bool:
+    """True once the task waits for another transaction's lock, False if it is done without."""
+    async with asyncio.timeout(20):
+        while not task.done():
+            rows = await sequencer.database.fetch(
+                "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            )
+            if rows:
+                return True
+            await asyncio.sleep(0.005)
+    return False
 
 
 async def create_commit_in_one_statement(sequencer: Sequencer) -> None:

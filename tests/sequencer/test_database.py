@@ -18,7 +18,8 @@ CUT_THE_OTHERS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
 )
-IMPATIENT = SequencerSettings(database_pool_timeout_s=0.3, database_statement_timeout_ms=300)
+NOT_WAITING_FOR_CONNECTIONS = SequencerSettings(database_pool_timeout_s=0.3)
+NOT_WAITING_FOR_LOCKS = SequencerSettings(database_statement_timeout_ms=1000)
 
 
 async def test_a_commit_whose_connection_is_cut_before_it_was_applied_is_unknown_and_applied_once_by_the_repeat(
@@ -48,7 +49,7 @@ async def test_a_commit_that_waits_too_long_for_a_lock_is_ended_and_unknown(
 ) -> None:
     topic = await sequencer.topics.create("orders", 1, {})
     segment = await reserved(sequencer, [records_of(topic)])
-    impatient = await Sequencer.open(database_url, IMPATIENT)
+    impatient = await Sequencer.open(database_url, NOT_WAITING_FOR_LOCKS)
     try:
         async with sequencer.database.transaction() as held:
             await held.execute("SELECT 1 FROM partitions FOR NO KEY UPDATE")
@@ -70,7 +71,7 @@ async def test_connections_that_died_in_the_pool_fail_no_question(sequencer: Seq
 
 async def test_an_unreachable_database_is_unavailable_within_the_timeout_and_says_where() -> None:
     url = "postgresql://someone:secret@127.0.0.1:1/tidelog"
-    sequencer = await Sequencer.open(url, IMPATIENT)
+    sequencer = await Sequencer.open(url, NOT_WAITING_FOR_CONNECTIONS)
     try:
         with pytest.raises(SequencerUnavailable, match=r"127\.0\.0\.1:1/tidelog.*TIDELOG_DATABASE_URL") as unavailable:
             await sequencer.topics.list()
