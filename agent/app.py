@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST_CONNECT_PAUSE_S = 5.0
 _LEASE_CHECK_S = 0.2
+_JOIN_CHECK_S = 0.01
 
 
 @dataclass(slots=True)
@@ -197,6 +198,7 @@ class App:
                 "http_port": self.http_port,
             },
         )
+        await listener.listening.wait()
         self.started.set()
         serving = True
         while not stopping.is_set():
@@ -220,6 +222,7 @@ class App:
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
                 await asyncio.gather(listener.drain(), parts.write_path.drain())
+                await parts.write_path.drain()  # what came in meanwhile and wants no answer
         except TimeoutError:
             log.warning(
                 "agent stops with requests in flight",
@@ -227,10 +230,12 @@ class App:
             )
 
     async def _joined(self, assembly: Assembly) -> None:
-        """Wait, for ever if need be, until the agent is in the ring."""
-        while assembly.parts.membership.self_ is None:
+        """Wait, for ever if need be, until the agent is in the ring and sees itself there."""
+        membership = assembly.parts.membership
+        while membership.self_ is None or membership.ring.agent(membership.self_.node_id) is None:
             with contextlib.suppress(TimeoutError):
-                await assembly.parts.membership.wait_joined(_LONGEST_CONNECT_PAUSE_S)
+                await membership.wait_joined(_LONGEST_CONNECT_PAUSE_S)
+            await asyncio.sleep(_JOIN_CHECK_S)
 
     # --- the outside's view
 

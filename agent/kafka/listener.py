@@ -40,6 +40,7 @@ class Listener:
         self._connections: dict[KafkaConnection, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
         self._accepting = True
+        self.listening = asyncio.Event()
 
     @property
     def connections(self) -> int:
@@ -49,6 +50,7 @@ class Listener:
         """Listen until cancelled; then abandon what is left."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._new_connection, sock=self._bound, backlog=1024)
+        self.listening.set()
         try:
             while True:
                 await asyncio.sleep(_SWEEP_INTERVAL_S)

@@ -5,11 +5,13 @@ the agent's settings allow it. Authorized operations are not reported: there is 
 """
 
 import logging
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 from kio.schema.metadata.v13.request import MetadataRequest
 from kio.schema.metadata.v13.response import (
-    MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
@@ -26,17 +28,29 @@ from storage.identifiers import Partition, TopicId
 
 log = logging.getLogger(__name__)
 
-_LEADER_EPOCH = i32(0)
+_LEADER_EPOCH: Final = i32(0)
+_OPERATIONS_UNKNOWN: Final = -(2**31)
 
 
-async def handle(request: MetadataRequest, context: RequestContext) -> MetadataResponse:
-    return MetadataResponse(
-        throttle_time=NO_THROTTLE,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Response:
+    """What the writers of all versions read; the operations are those of v8-v10."""
+
+    throttle_time: timedelta = NO_THROTTLE
+    brokers: tuple[MetadataResponseBroker, ...]
+    cluster_id: str
+    controller_id: BrokerId
+    topics: tuple[MetadataResponseTopic, ...]
+    cluster_authorized_operations: int = _OPERATIONS_UNKNOWN
+    error_code: ErrorCode = ErrorCode.none
+
+
+async def handle(request: MetadataRequest, context: RequestContext) -> _Response:
+    return _Response(
         brokers=brokers(context),
         cluster_id=context.parts.cluster_id,
         controller_id=controller(context),
         topics=tuple(await _topics(request, context)),
-        error_code=ErrorCode.none,
     )
 
 

@@ -1,0 +1,199 @@
+"""An agent running in the test's own loop, over a real Postgres and a real store, and the bytes of a client by hand."""
+
+import asyncio
+import itertools
+import struct
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from io import BytesIO
+from typing import Any
+
+from kafka.record import MemoryRecordsBuilder
+from kio.index import load_response_schema
+from kio.schema.request_header.v1.header import RequestHeader as HeaderV1
+from kio.schema.request_header.v2.header import RequestHeader as HeaderV2
+from kio.serial import entity_reader, entity_writer
+from prometheus_client import generate_latest
+from pydantic import SecretStr
+
+from agent.app import App
+from agent.settings import AgentSettings
+from cache_ring.settings import CacheRingSettings
+from sequencer.client import SequencerSettings
+from storage.object_store import StoreSettings
+from tests.agent.read_path.wire import request
+
+_stores = itertools.count(1)
+
+RING = CacheRingSettings(membership_lease_s=5.0, membership_renew_s=0.2, membership_margin_s=0.5)
+
+
+def a_memory_store() -> str:
+    """The URL of a store of its own."""
+    return f"memory://agent-{next(_stores)}"
+
+
+@dataclass(kw_only=True)
+class Running:
+    """`stop` drains and waits until the agent has ended."""
+
+    app: App
+    stopping: asyncio.Event
+    task: asyncio.Task[None]
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.app.kafka_port}"
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.app.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    def exposition(self) -> str:
+        return generate_latest(self.app.metrics.registry).decode()
+
+    async def stop(self) -> None:
+        self.stopping.set()
+        await asyncio.wait_for(asyncio.shield(self.task), 30)
+
+
+@asynccontextmanager
+async def running(
+    database_url: str,
+    store_url: str | None = None,
+    *,
+    wait_started: bool = True,
+    store_settings: StoreSettings | None = None,
+    sequencer_settings: SequencerSettings | None = None,
+    ring_settings: CacheRingSettings = RING,
+    **settings: Any,
+) -> AsyncIterator[Running]:
+    given = {"kafka_port": 0, "http_port": 0, "linger_ms": 20, "drain_timeout_s": 10, **settings}
+    app = App(
+        AgentSettings(database_url=SecretStr(database_url), store_url=store_url or a_memory_store(), **given),
+        store_settings=store_settings,
+        sequencer_settings=sequencer_settings,
+        ring_settings=ring_settings,
+    )
+    stopping = asyncio.Event()
+    task = asyncio.create_task(app.run(stopping))
+    try:
+        if wait_started:
+            started = asyncio.create_task(app.started.wait())
+            await asyncio.wait({started, task}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+            assert started.done(), "the agent did not start"
+        yield Running(app=app, stopping=stopping, task=task)
+    finally:
+        stopping.set()
+        await asyncio.wait_for(task, 30)
+
+
+class Wire:
+    """One connection of a client that writes and reads as it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._correlation_ids = itertools.count(1)
+
+    @classmethod
+    async def connect(cls, port: int) -> "Wire":
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    async def send(self, payload: Any, client_id: str | None = "test") -> tuple[int, Any]:
+        """Send a request without waiting; returns what `receive` needs to read its answer."""
+        header_class = HeaderV2 if payload.__flexible__ else HeaderV1
+        correlation_id = next(self._correlation_ids)
+        header = header_class(
+            request_api_key=payload.__api_key__,
+            request_api_version=payload.__version__,
+            correlation_id=correlation_id,
+            client_id=client_id,
+        )
+        buffer = BytesIO()
+        entity_writer(header_class)(buffer, header)
+        entity_writer(type(payload))(buffer, payload)
+        body = buffer.getvalue()
+        self.writer.write(len(body).to_bytes(4, "big") + body)
+        await self.writer.drain()
+        return correlation_id, load_response_schema(payload.__api_key__, payload.__version__)
+
+    async def receive(self, sent: tuple[int, Any]) -> Any:
+        """The next answer, which must be the one to `sent`."""
+        correlation_id, schema = sent
+        frame = await self.receive_frame()
+        assert struct.unpack_from(">i", frame)[0] == correlation_id, "an answer is out of order"
+        response, _ = entity_reader(schema)(frame, 5 if schema.__header_schema__.__flexible__ else 4)
+        return response
+
+    async def receive_frame(self) -> bytes:
+        async with asyncio.timeout(20):
+            return await self.reader.readexactly(int.from_bytes(await self.reader.readexactly(4), "big"))
+
+    async def ask(self, payload: Any, client_id: str | None = "test") -> Any:
+        return await self.receive(await self.send(payload, client_id))
+
+    async def is_closed_by_agent(self) -> bool:
+        """Whether the agent hangs up without a further byte."""
+        async with asyncio.timeout(20):
+            try:
+                return await self.reader.read(1) == b""
+            except ConnectionError:
+                return True
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def a_batch(
+    *values: bytes,
+    compression: int = 0,
+    timestamp_ms: int = 1_700_000_000_000,
+    producer: tuple[int, int, int] | None = None,
+) -> bytes:
+    """A record batch; `producer` is (producer id, epoch, base sequence)."""
+    builder = MemoryRecordsBuilder(magic=2, compression_type=compression, batch_size=1 << 24)
+    if producer is not None:
+        builder.set_producer_state(*producer, False)
+    for value in values:
+        builder.append(timestamp=timestamp_ms, key=None, value=value)
+    builder.close()
+    return bytes(builder.buffer())
+
+
+def a_produce(
+    topic: str,
+    partitions: dict[int, bytes | None],
+    *,
+    version: int = 9,
+    acks: int = -1,
+    timeout_s: float = 20.0,
+    **values: Any,
+) -> Any:
+    asked = [{"index": index, "records": records} for index, records in partitions.items()]
+    return request(
+        0,
+        version,
+        transactional_id=values.pop("transactional_id", None),
+        acks=acks,
+        timeout=timedelta(seconds=timeout_s),
+        topic_data=[{"name": topic, "topic_id": values.pop("topic_id", None), "partition_data": asked}],
+    )
+
+
+def partitions_of(response: Any) -> Sequence[Any]:
+    """The partitions of a produce response that names one topic."""
+    return response.responses[0].partition_responses  # type: ignore[no-any-return]
+
+
+def a_metadata(*names: str, version: int = 9, create: bool = True) -> Any:
+    topics = [{"name": name, "topic_id": None} for name in names]
+    return request(
+        3,
+        version,
+        topics=topics,
+        allow_auto_topic_creation=create,
+        include_topic_authorized_operations=False,
+        include_cluster_authorized_operations=False,
+    )
