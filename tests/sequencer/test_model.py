@@ -31,7 +31,7 @@ from tests.sequencer.builders import ABatch, a_key, a_segment
 from tests.sequencer.model import SEQUENCES, ModelPartition, ModelProducer, ModelSegment, ModelSequencer
 
 SHAKY = "shaky"
-EXAMPLES, STEPS = 40, 25
+EXAMPLES, STEPS = 30, 25
 TOPICS_AT_MOST = 3
 PARTITIONS = 2
 MANY_RUNS = 1000
