@@ -161,6 +161,11 @@ class Database:
                 f"the database at {describe_address(self._url)} is not migrated ({_first_line(error)}):"
                 " run `tidelog migrate`"
             ) from error
+        except errors.ReadOnlySqlTransaction as error:
+            # A full disk, a switch-over: whoever runs Postgres lifts it again.
+            raise SequencerUnavailable(
+                f"Postgres at {describe_address(self._url)} takes no writes now ({_first_line(error)})"
+            ) from error
         except (psycopg.OperationalError, errors.IdleInTransactionSessionTimeout) as error:
             lost = connection.closed
             if lost:
