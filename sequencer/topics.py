@@ -87,6 +87,7 @@ class Topics:
         """Frees the name and stops the partitions; their runs are swept later. Returns what was deleted. Raises
         UnknownTopic.
         """
+        _refuse_impossible(name)
         async with self._database.transaction() as connection:
             row = await (await connection.execute(SQL["mark_topic_deleted"], {"name": name})).fetchone()
             if row is None:
@@ -101,7 +102,8 @@ class Topics:
 
     async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
         """The live topics among `names`."""
-        rows = await self._database.fetch(SQL["topics_by_name"], names=list(names))
+        possible = [name for name in names if _can_exist(name)]
+        rows = await self._database.fetch(SQL["topics_by_name"], names=possible)
         return {row.name: _topic(row) for row in rows}
 
     async def by_id(self, topic_ids: Collection[TopicId]) -> dict[TopicId, Topic]:
@@ -113,6 +115,7 @@ class Topics:
         """Raises the number of partitions to `total`. Raises UnknownTopic, and InvalidPartitionCount if it is not a
         raise.
         """
+        _refuse_impossible(name)
         _validate_partition_count(total)
         async with self._database.transaction() as connection:
             row = await (await connection.execute(SQL["lock_topic"], {"name": name})).fetchone()
@@ -128,12 +131,23 @@ class Topics:
 
     async def alter_config(self, name: str, set: Mapping[str, str], remove: Collection[str] = ()) -> Topic:
         """Sets some configs and returns others to their defaults, in one step. Raises UnknownTopic, InvalidConfig."""
+        _refuse_impossible(name)
         for setting, value in set.items():
             validate_config(setting, value)
         rows = await self._database.write(SQL["alter_config"], name=name, set=Jsonb(dict(set)), remove=list(remove))
         if not rows:
             raise UnknownTopic(f"There is no topic '{name}'.")
         return _topic(rows[0])
+
+
+def _can_exist(name: str) -> bool:
+    """Whether Postgres may be asked for it: clients name topics with any characters, Postgres takes no NUL."""
+    return _LEGAL_NAME.fullmatch(name) is not None
+
+
+def _refuse_impossible(name: str) -> None:
+    if not _can_exist(name):
+        raise UnknownTopic(f"There is no topic {name[:300]!r}.")
 
 
 def _validate_partition_count(count: int) -> None:

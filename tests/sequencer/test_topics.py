@@ -69,6 +69,20 @@ async def test_illegal_names_are_refused(sequencer: Sequencer, name: str) -> Non
         await sequencer.topics.create(name, 1, {})
 
 
+@pytest.mark.parametrize("name", ["", "a\0b", "ü", "x" * 1000])
+async def test_a_name_that_no_topic_can_have_is_of_none(sequencer: Sequencer, name: str) -> None:
+    """Clients ask for any string; one with a NUL cannot even be asked of Postgres."""
+    orders = await sequencer.topics.create("orders", 1, {})
+
+    assert await sequencer.topics.by_name([name, "orders"]) == {"orders": orders}
+    with pytest.raises(UnknownTopic):
+        await sequencer.topics.delete(name)
+    with pytest.raises(UnknownTopic):
+        await sequencer.topics.add_partitions(name, 2)
+    with pytest.raises(UnknownTopic):
+        await sequencer.topics.alter_config(name, {})
+
+
 async def test_a_config_the_log_would_not_honour_is_refused(sequencer: Sequencer) -> None:
     with pytest.raises(InvalidConfig, match=r"cleanup\.policy"):
         await sequencer.topics.create("orders", 1, {"cleanup.policy": "compact"})
