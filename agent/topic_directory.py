@@ -2,16 +2,19 @@
 
 Promises: an answer is never older than `topic_cache_s` (`unknown_topic_cache_s` for "there is none"); what this agent
 creates, changes or deletes itself is seen by its next lookup; the cache holds at most `topic_cache_entries`. A stale
-answer is harmless for the log: the sequencer refuses batches for a topic id that is gone.
+answer is harmless for the log: the sequencer refuses batches for a topic id that is gone. One lookup runs at a time;
+when it fails, it fails for all that waited for it, so that nobody waits longer than for two.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from agent.settings import AgentSettings
+from sequencer.database import SequencerUnavailable
 from sequencer.topics import Topic, Topics
 from storage.identifiers import TopicId
 
@@ -31,12 +34,18 @@ class TopicDirectory:
         self._clock = clock
         self._known: OrderedDict[str | TopicId, _Known] = OrderedDict()
         self._one_lookup = asyncio.Lock()
+        self._failed_lookups = 0
+        self._last_failure = ""
+
+    def __len__(self) -> int:
+        """Entries in the cache: each topic counts by its name and by its id."""
+        return len(self._known)
 
     async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
         """The topics that exist. Raises SequencerUnavailable."""
         found, missing = self._recall(names)
         if missing:
-            async with self._one_lookup:
+            async with self._alone():
                 again, missing = self._recall(missing)
                 found |= again
                 if missing:
@@ -49,7 +58,7 @@ class TopicDirectory:
         """The topics that exist. Raises SequencerUnavailable."""
         found, missing = self._recall(topic_ids)
         if missing:
-            async with self._one_lookup:
+            async with self._alone():
                 again, missing = self._recall(missing)
                 found |= again
                 if missing:
@@ -96,6 +105,20 @@ class TopicDirectory:
         if known is not None and known.topic is not None:
             self._known.pop(known.topic.name, None)
             self._known.pop(known.topic.topic_id, None)
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """One lookup at a time: many ask for the same. Raises SequencerUnavailable if one that was waited for did."""
+        failed_before = self._failed_lookups
+        async with self._one_lookup:
+            if self._failed_lookups != failed_before:
+                raise SequencerUnavailable(self._last_failure)
+            try:
+                yield
+            except SequencerUnavailable as error:
+                self._failed_lookups += 1
+                self._last_failure = str(error)
+                raise
 
     def _recall(self, keys: Collection[_Key]) -> tuple[dict[_Key, Topic], list[_Key]]:
         now_s = self._clock()

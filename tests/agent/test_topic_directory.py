@@ -1,0 +1,97 @@
+"""Topics looked up through the cache: bounded age both ways, what this agent changes is seen at once, bounded size."""
+
+from collections.abc import Collection
+
+from agent.settings import AgentSettings
+from agent.topic_directory import TopicDirectory
+from sequencer.client import Sequencer
+from sequencer.topics import Topic
+
+
+class Lookups:
+    """A directory on a clock of the test's."""
+
+    def __init__(self, sequencer: Sequencer, **settings: float) -> None:
+        self.now_s = 0.0
+        given = {"topic_cache_s": 5.0, "unknown_topic_cache_s": 0.25, **settings}
+        self.directory = TopicDirectory(sequencer.topics, AgentSettings(**given), lambda: self.now_s)
+
+    async def exists(self, *names: str) -> set[str]:
+        return set(await self.directory.by_name(names))
+
+
+async def test_a_topic_deleted_elsewhere_is_trusted_for_a_bounded_time(sequencer: Sequencer) -> None:
+    lookups = Lookups(sequencer)
+    await sequencer.topics.create("orders", 1, {})
+    assert await lookups.exists("orders") == {"orders"}
+
+    await sequencer.topics.delete("orders")
+
+    assert await lookups.exists("orders") == {"orders"}
+    lookups.now_s += 5.1
+    assert await lookups.exists("orders") == set()
+
+
+async def test_a_topic_created_elsewhere_is_found_after_a_short_time(sequencer: Sequencer) -> None:
+    lookups = Lookups(sequencer)
+    assert await lookups.exists("orders") == set()
+
+    await sequencer.topics.create("orders", 1, {})
+
+    assert await lookups.exists("orders") == set()
+    lookups.now_s += 0.3
+    assert await lookups.exists("orders") == {"orders"}
+
+
+async def test_what_this_agent_changes_is_seen_by_its_next_lookup(sequencer: Sequencer) -> None:
+    lookups = Lookups(sequencer)
+    directory = lookups.directory
+    assert await lookups.exists("orders") == set()
+
+    created = await directory.create("orders", 1, {})
+    assert (await directory.by_name(["orders"]))["orders"].topic_id == created.topic_id
+    await directory.add_partitions("orders", 3)
+    assert (await directory.by_id([created.topic_id]))[created.topic_id].partition_count == 3
+    await directory.alter_config("orders", {"retention.ms": "7"}, [])
+    assert (await directory.by_name(["orders"]))["orders"].config == {"retention.ms": "7"}
+    await directory.delete("orders")
+
+    assert await lookups.exists("orders") == set()
+    assert await directory.by_id([created.topic_id]) == {}
+
+
+async def test_a_topic_that_was_made_anew_is_not_taken_for_the_old_one(sequencer: Sequencer) -> None:
+    lookups = Lookups(sequencer)
+    old = await lookups.directory.create("orders", 1, {})
+    assert await lookups.exists("orders") == {"orders"}
+    await sequencer.topics.delete("orders")
+    new = await sequencer.topics.create("orders", 1, {})
+
+    lookups.directory.forget(old.topic_id)
+
+    found = await lookups.directory.by_name(["orders"])
+    assert found["orders"].topic_id == new.topic_id
+
+
+async def test_the_cache_is_bounded(sequencer: Sequencer) -> None:
+    lookups = Lookups(sequencer, topic_cache_entries=2)
+
+    for number in range(50):
+        await lookups.exists(f"nowhere-{number}")
+
+    assert len(lookups.directory) <= 4
+
+
+async def test_all_topics_are_asked_afresh_and_remembered(sequencer: Sequencer) -> None:
+    lookups = Lookups(sequencer)
+    for name in ("a", "b"):
+        await sequencer.topics.create(name, 1, {})
+
+    assert names_of(await lookups.directory.all()) == ["a", "b"]
+    await sequencer.topics.delete("a")
+
+    assert names_of(await lookups.directory.all()) == ["b"]
+
+
+def names_of(topics: Collection[Topic]) -> list[str]:
+    return sorted(topic.name for topic in topics)
