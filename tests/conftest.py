@@ -1,3 +1,3 @@
-"""Fixtures of the whole suite; each real part (Postgres, an S3 endpoint, a stack) has a module of its own in `tests/fixtures`."""
+"""Fixtures of the suite; each real part (Postgres, an S3 endpoint, a stack, Java) is a module of `tests/fixtures`."""
 
 pytest_plugins = ["tests.fixtures.postgres", "tests.fixtures.s3", "tests.fixtures.stack", "tests.fixtures.java"]
