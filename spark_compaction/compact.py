@@ -159,6 +159,7 @@ class _TopicCompactor:
             publication = await asyncio.to_thread(self._stage, job, verified, await self._live_objects(job))
             outcome = await publish_until_known(self._sequencer, job, publication)
             if isinstance(outcome, PublishRefused):
+                await self._sequencer.history.abandon(job.job_id)
                 self._done = replace(self._done, busy=True)
                 return False
         self._add(tasks, verified)

@@ -72,6 +72,8 @@ class HistoryFile:
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Rows of the record schema, whose offsets follow those added before."""
+        if rows.num_rows == 0:
+            return
         if self._row_count == 0:
             self._first_offset = rows.column("offset")[0].as_py()
         self._pending.append(rows)

@@ -116,11 +116,10 @@ def _last_line(trace: str) -> str:
 
 
 def _tasks_done(session: SparkSession, group: str, total: int) -> int:
+    """Of the stage that runs the tasks; the one before it only hands them out."""
     tracker = session.sparkContext.statusTracker()
-    done = 0
-    for job_id in tracker.getJobIdsForGroup(group):
-        job = tracker.getJobInfo(job_id)
-        for stage_id in job.stageIds if job is not None else ():
-            stage = tracker.getStageInfo(stage_id)
-            done += stage.numCompletedTasks if stage is not None else 0
-    return min(done, total)
+    jobs = [tracker.getJobInfo(job_id) for job_id in tracker.getJobIdsForGroup(group)]
+    stages = [tracker.getStageInfo(stage_id) for job in jobs if job is not None for stage_id in job.stageIds]
+    return max(
+        (stage.numCompletedTasks for stage in stages if stage is not None and stage.numTasks == total), default=0
+    )

@@ -20,8 +20,8 @@ class CompactionSettings(StoreSettings):
     http_url: str = ""
     """An agent's HTTP address; its /iceberg is the catalog that `tidelog sql` opens."""
 
-    spark_master: str = "local[2]"
-    """Where Spark runs."""
+    spark_master: str = "local[2,3]"
+    """Where Spark runs: here with 2 threads, and a task is tried 3 times."""
     spark_packages: str = (
         "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0,org.apache.iceberg:iceberg-aws-bundle:1.11.0"
     )

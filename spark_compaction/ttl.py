@@ -147,6 +147,7 @@ class _TopicExpirer:
         publication = await asyncio.to_thread(self._stage, table, data_files, plan, rewritten, live)
         outcome = await publish_until_known(self._sequencer, job, publication)
         if isinstance(outcome, PublishRefused):
+            await self._sequencer.history.abandon(job.job_id)
             return TopicExpiry(topic=self._topic.name, busy=True)
         whole = sum(file.row_count for file in plan.dropped)
         return TopicExpiry(
