@@ -1,6 +1,7 @@
 """Spark's commands: their errors as ones a person can act on, and Spark ended with the process."""
 
 import atexit
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,9 @@ from storage.object_store import StoreUnavailable
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 
+# PySpark logs a failed query with its whole Java stack; the error itself says the same in a line.
+_QUERY_LOGGER = "SQLQueryContextLogger"
+
 
 @contextmanager
 def spark_command(*needed: str) -> Iterator[CompactionSettings]:
@@ -25,6 +29,7 @@ def spark_command(*needed: str) -> Iterator[CompactionSettings]:
     for name in needed:
         require(found, name)
     atexit.register(stop_spark)
+    logging.getLogger(_QUERY_LOGGER).disabled = True
     try:
         yield CompactionSettings()
     except UnknownTopic as unknown:

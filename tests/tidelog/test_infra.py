@@ -77,3 +77,26 @@ def test_a_container_is_given_longer_to_stop_than_an_agent_drains(compose: dict[
     grace_s = int(compose["services"]["agent-a"]["stop_grace_period"].removesuffix("s"))
 
     assert grace_s > AgentSettings(database_url="postgresql://x", store_url="memory://x").drain_timeout_s
+
+
+def test_the_readmes_defaults_are_the_settings_defaults() -> None:
+    defaults = {
+        variable_of(name): str(field.default).lower()
+        for model in reversed(MODELS)
+        for name, field in model.model_fields.items()
+    }
+    wrong = []
+    for row in re.findall(r"^\| `TIDELOG_.*$", (ROOT / "README.md").read_text(), flags=re.MULTILINE):
+        _, names, told, _, _ = row.split("|")
+        for variable, default in zip(re.findall(r"TIDELOG_\w+", names), re.findall(r"`([^`]+)`", told), strict=False):
+            if float_or_text(default) != float_or_text(defaults[variable]):
+                wrong.append((variable, default, defaults[variable]))
+
+    assert wrong == []
+
+
+def float_or_text(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
