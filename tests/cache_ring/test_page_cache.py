@@ -162,3 +162,19 @@ async def test_whoever_stops_waiting_for_a_byte_budget_leaves_it_to_the_next() -
     assert await patient == 5
     budget.give_back(5)
     assert budget.taken_bytes == 0
+
+
+async def test_bytes_given_back_while_their_waiter_is_being_cancelled_go_to_the_next() -> None:
+    budget = ByteBudget(10)
+    taken = await budget.take(10)
+    cancelled, patient = asyncio.create_task(budget.take(10)), asyncio.create_task(budget.take(10))
+    await settle()
+
+    cancelled.cancel()
+    budget.give_back(taken)
+
+    assert await patient == 10
+    assert budget.taken_bytes == 10
+    budget.give_back(10)
+    await asyncio.gather(cancelled, return_exceptions=True)
+    assert budget.taken_bytes == 0

@@ -91,7 +91,7 @@ async def _plan(request: Any, context: RequestContext) -> FetchPlan:
     )
     return FetchPlan(
         partitions=partitions,
-        max_bytes=min(max(0, request.max_bytes), max_bytes),
+        max_bytes=min(max(1, request.max_bytes), max_bytes),
         min_bytes=min(request.min_bytes, max_bytes),
         read_committed=request.isolation_level == _READ_COMMITTED,
     )
@@ -104,7 +104,7 @@ def _partition_plan(
         topic_id=topic_id or _NOBODY,
         partition=Partition(partition.partition),
         offset=partition.fetch_offset,
-        max_bytes=max(0, partition.partition_max_bytes),
+        max_bytes=max(1, partition.partition_max_bytes),
         failure=failure or _refusal(topic_id, partition, request, context),
         preferred_replica=_preferred_replica(topic_id, partition, request, context),
         diverges=getattr(partition, "last_fetched_epoch", _NO_EPOCH) > _OUR_EPOCH,
