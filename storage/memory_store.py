@@ -42,7 +42,7 @@ class MemoryStore:
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
         for key in keys:
-            self._objects.pop(key, None)
+            self._objects.pop(checked_key(key), None)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         for key in sorted(self._objects):
@@ -56,7 +56,7 @@ class MemoryStore:
         return
 
     def _found(self, key: ObjectKey) -> _Object:
-        found = self._objects.get(key)
+        found = self._objects.get(checked_key(key))
         if found is None:
             raise ObjectNotFound(key)
         return found

@@ -11,7 +11,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import aiohttp
@@ -25,6 +25,7 @@ from botocore.exceptions import (
     ParamValidationError,
     PartialCredentialsError,
 )
+from botocore.loaders import create_loader
 
 from storage.identifiers import ObjectKey
 from storage.keys import checked_key
@@ -92,9 +93,11 @@ class S3Store(ObjectStore):
             max_pool_connections=settings.s3_connections,
             tcp_keepalive=True,
         )
+        session = get_session()
+        session.register_component("data_loader", _service_models())
         resources = AsyncExitStack()
         client = await resources.enter_async_context(
-            get_session().create_client(
+            session.create_client(
                 "s3",
                 region_name=settings.s3_region,
                 endpoint_url=url.endpoint,
@@ -247,6 +250,12 @@ class S3Store(ObjectStore):
 
     def _bounds(self) -> str:
         return f"{self._settings.s3_attempts} attempts or {self._settings.s3_call_timeout_s:g} s"
+
+
+@cache
+def _service_models() -> Any:
+    """botocore's descriptions of S3, parsed once per process instead of once per store."""
+    return create_loader()
 
 
 def _code(error: ClientError) -> str:

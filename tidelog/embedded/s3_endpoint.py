@@ -79,6 +79,11 @@ class S3Endpoint:
         return endpoint
 
     @property
+    def process_id(self) -> int:
+        """Of the shell that guards the server."""
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         return self._process.poll() is None
 

@@ -1,0 +1,63 @@
+"""The four object stores of the contract suite, and a way to put faults between us and a real endpoint."""
+
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from storage.object_store import ObjectStore, StoreSettings, StoreUrl
+from storage.open_store import open_store
+from storage.s3_store import S3Store
+from tests.fixtures.s3 import BUCKET
+from tests.storage.unreliable_link import UnreliableLink
+from tidelog.embedded.s3_endpoint import S3Endpoint
+
+pytest_plugins = ["tests.fixtures.minio"]
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(params=["memory", "local", "rclone", "minio"])
+async def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
+    """An empty store of each kind."""
+    prefix = f"contract/{next(_numbers)}"
+    settings = StoreSettings()
+    if request.param == "memory":
+        url = f"memory://{prefix.replace('/', '-')}"
+    elif request.param == "local":
+        url = f"file://{tmp_path}/store"
+    else:
+        endpoint = request.getfixturevalue("s3_endpoint" if request.param == "rclone" else "minio_endpoint")
+        settings = StoreSettings(s3_access_key=endpoint.access_key, s3_secret_key=SecretStr(endpoint.secret_key))
+        url = endpoint.store_url(BUCKET, prefix)
+    store = await open_store(url, settings)
+    if isinstance(store, S3Store):
+        await store.ensure_bucket()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def link(s3_endpoint: S3Endpoint) -> AsyncIterator[UnreliableLink]:
+    """A TCP link to the real endpoint that can be told to fail."""
+    async with UnreliableLink.to(s3_endpoint.url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def linked_store(link: UnreliableLink, store_settings: StoreSettings) -> AsyncIterator[S3Store]:
+    """A store that reaches the endpoint over the link, and gives up soon."""
+    settings = store_settings.model_copy(
+        update={
+            "s3_attempts": 3,
+            "s3_retry_base_s": 0.01,
+            "s3_attempt_timeout_s": 0.5,
+            "s3_read_timeout_s": 0.5,
+            "s3_call_timeout_s": 3.0,
+        }
+    )
+    url = f"s3://{BUCKET}/link-{next(_numbers)}?endpoint={link.url}"
+    store = await S3Store.open(StoreUrl.parse(url), settings)
+    yield store
+    await store.close()

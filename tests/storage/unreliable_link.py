@@ -1,0 +1,95 @@
+"""A TCP link to a real server whose connections can be told to answer for it, to stall or to break."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+_SLOW_DOWN_BODY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+SLOW_DOWN = (
+    b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nConnection: close\r\n"
+    + f"Content-Length: {len(_SLOW_DOWN_BODY)}\r\n\r\n".encode()
+    + _SLOW_DOWN_BODY
+)
+INTERNAL_ERROR = b"HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class UnreliableLink:
+    """`faults` holds what happens to the next connections, first first; when it is empty they are passed on."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.faults: list[bytes | None] = []
+        """Bytes are the whole answer; empty bytes break the connection; None stalls it."""
+        self.connections = 0
+        self.url = ""
+
+    @classmethod
+    @asynccontextmanager
+    async def to(cls, url: str) -> AsyncIterator["UnreliableLink"]:
+        target = urlsplit(url)
+        link = cls(str(target.hostname), int(target.port or 80))
+        server = await asyncio.start_server(link._accept, "127.0.0.1", 0)
+        link.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield link
+        finally:
+            server.close()
+            for task in link._tasks:
+                task.cancel()
+            await asyncio.gather(*link._tasks, return_exceptions=True)
+
+    def break_all(self) -> None:
+        """End the open connections, so that the next request needs a new one."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        try:
+            if self.faults:
+                await self._fail(self.faults.pop(0), reader, writer)
+            else:
+                await self._pass_on(reader, writer)
+        except OSError:
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _fail(self, fault: bytes | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if fault is None:
+            await asyncio.sleep(3600)
+        elif fault:
+            writer.write(fault)
+            await writer.drain()
+            with contextlib.suppress(TimeoutError):  # let a request's body arrive, so that the answer is not reset
+                async with asyncio.timeout(0.05):
+                    while await reader.read(1 << 16):
+                        pass
+        else:
+            writer.transport.abort()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(self._host, self._port)
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(_copy(reader, up_writer))
+                both.create_task(_copy(up_reader, writer))
+        except* OSError:
+            pass
+        finally:
+            up_writer.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+    writer.write_eof()
