@@ -1,83 +1,245 @@
-"""Batches in memory stay bounded, also while nothing can be sealed."""
+"""The write path on a real Postgres: order, failed uploads, and commits whose outcome is not known."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry
+import psycopg
+import pytest
 
-from agent.metrics import Metrics
-from agent.settings import AgentSettings
 from agent.write_path.outcomes import WriteFailed, WriteFailure
-from agent.write_path.write_path import WritePath, Written
-from cache_ring.membership import Membership
-from cache_ring.settings import CacheRingSettings
 from sequencer.client import Sequencer
+from sequencer.commits import Assigned, OutOfOrderSequence
+from sequencer.topics import Topic
+from storage.identifiers import Offset
 from storage.memory_store import MemoryStore
-from tests.cache_ring.builders import an_address
-from tests.storage.builders import a_pending
+from storage.object_store import StoreUnavailable
+from storage.segment import verify_segment
+from tests.agent.write_path.test_uploader import FOREVER_S, TroubledStore
+from tests.agent.write_path.wired import outcomes_of, writing
+from tests.waiting import until
 
-NOBODY_LISTENS = "postgresql://nobody@127.0.0.1:1/nothing"
-TIMED_OUT = WriteFailed(failure=WriteFailure.TIMED_OUT, message="the request's timeout was over")
 
-
-@dataclass(frozen=True, slots=True)
-class Unheard(Written):
-    """Nothing is written in these tests."""
-
-    def put_own(self, object_key: object, data: bytes) -> None:
-        raise AssertionError(object_key, len(data))
-
-    def committed(self, runs: object) -> None:
-        raise AssertionError(runs)
+@pytest.fixture
+async def topic(sequencer: Sequencer) -> Topic:
+    return await sequencer.topics.create("orders", 4, {})
 
 
 @asynccontextmanager
-async def without_a_database() -> AsyncIterator[WritePath]:
-    """A running write path that can reserve no segment id, so that it can seal nothing."""
-    sequencer = await Sequencer.open(NOBODY_LISTENS)
-    write_path = WritePath(
-        sequencer=sequencer,
-        store=MemoryStore(),
-        membership=Membership(sequencer.agents, an_address(), CacheRingSettings()),
-        settings=AgentSettings(),
-        metrics=Metrics(CollectorRegistry()),
-        written=Unheard(),
-        clock=time.monotonic,
+async def partitions_locked(database_url: str) -> AsyncIterator[None]:
+    """Somebody holds every partition's row, so that commits wait."""
+    async with await psycopg.AsyncConnection.connect(database_url) as connection:
+        await connection.execute("SELECT 1 FROM partitions FOR UPDATE")
+        yield
+        await connection.rollback()
+
+
+async def waiting_backends(database_url: str) -> list[int]:
+    """The backends of commits that wait for a lock."""
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+        rows = await connection.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        return [pid for (pid,) in await rows.fetchall()]
+
+
+async def a_commit_that_waits(database_url: str) -> int:
+    async with asyncio.timeout(15):
+        while not (backends := await waiting_backends(database_url)):
+            await asyncio.sleep(0.02)
+    return backends[0]
+
+
+async def terminate(database_url: str, backend: int) -> None:
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+        await connection.execute("SELECT pg_terminate_backend(%s)", [backend])
+
+
+async def doom_everything(database_url: str) -> None:
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+        await connection.execute("UPDATE segments SET state = 'doomed', doomed_at = now() WHERE state = 'reserved'")
+
+
+def assigned(*offsets: int) -> list[Assigned]:
+    return [Assigned(base_offset=Offset(offset)) for offset in offsets]
+
+
+def failures(outcomes: list[object]) -> list[WriteFailure]:
+    return [outcome.failure for outcome in outcomes if isinstance(outcome, WriteFailed)]
+
+
+async def test_batches_are_sequenced_in_the_order_they_were_appended(sequencer: Sequencer, topic: Topic) -> None:
+    async with writing(sequencer, MemoryStore(), segment_size_bytes=1024) as writer:
+        futures = [future for number in range(200) for future in writer.append(topic, number)]
+
+        outcomes = await outcomes_of(futures)
+
+    assert outcomes == assigned(*range(200))
+
+
+async def test_what_was_written_is_told_to_the_read_path_and_lies_in_whole_segments(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    store = MemoryStore()
+    async with writing(sequencer, store) as writer:
+        await outcomes_of(writer.append(topic, 0, 1, 2) + writer.append(topic, 0, producer_id=2, partition=3))
+
+        runs = sorted((run.partition, run.base_offset, run.last_offset) for run in writer.told.runs)
+        assert runs == [(0, 0, 2), (3, 0, 0)]
+        for run in writer.told.runs:
+            data = await store.get(run.object_key)
+            assert writer.told.objects[run.object_key] == data
+            verify_segment(data)
+
+
+async def test_a_failed_upload_is_told_apart_and_what_comes_later_is_never_overtaken(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    """The first segment's store fails; the second is uploaded meanwhile and is committed after the first was answered."""
+    store = TroubledStore(StoreUnavailable("away"))
+    async with writing(sequencer, store, upload_attempts=1) as writer:
+        first = await outcomes_of(writer.append(topic, 0))
+        again = await outcomes_of(writer.append(topic, 0))
+        gap = await outcomes_of(writer.append(topic, 2))
+
+        assert failures(first) == [WriteFailure.NOT_WRITTEN]  # type: ignore[arg-type]
+        assert again == assigned(0)
+        assert gap == [OutOfOrderSequence()]
+        assert writer.write_path.unacknowledged_bytes == 0
+
+
+async def test_a_segment_is_not_committed_before_an_earlier_one_is_uploaded(sequencer: Sequencer, topic: Topic) -> None:
+    store = TroubledStore(0.5)
+    async with writing(sequencer, store, hedge_after_min_s=20, upload_timeout_s=100) as writer:
+        slow = writer.append(topic, 0)
+        await until(lambda: store.puts_begun == 1)
+        quick = writer.append(topic, 0, producer_id=2)
+        await until(lambda: store.puts_begun == 2)
+
+        done_first, _ = await asyncio.wait([*slow, *quick], return_when=asyncio.FIRST_COMPLETED)
+
+        assert slow[0] in done_first
+        assert await outcomes_of([*slow, *quick]) == assigned(0, 1)
+
+
+async def test_segments_uploaded_during_a_commit_are_committed_together(
+    sequencer: Sequencer, topic: Topic, database_url: str
+) -> None:
+    async with writing(sequencer, MemoryStore(), segment_size_bytes=1024, linger_ms=0) as writer:
+        async with partitions_locked(database_url):
+            futures = writer.append(topic, 0)
+            await a_commit_that_waits(database_url)
+            for number in range(1, 60):
+                futures += writer.append(topic, number)
+            await until(lambda: writer.metric("tidelog_put_seconds_count") >= 5)
+            await until(lambda: len(writer.told.objects) == writer.metric("tidelog_put_seconds_count"))
+
+        assert await outcomes_of(futures) == assigned(*range(60))
+        assert writer.metric("tidelog_commits_total") < writer.metric("tidelog_put_seconds_count")
+
+
+async def test_a_commit_whose_connection_was_lost_is_repeated_until_it_is_known(
+    sequencer: Sequencer, topic: Topic, database_url: str
+) -> None:
+    async with writing(sequencer, MemoryStore()) as writer:
+        async with partitions_locked(database_url):
+            futures = writer.append(topic, 0, 1)
+            for lost in range(1, 4):
+                await terminate(database_url, await a_commit_that_waits(database_url))
+                await until(lambda lost=lost: writer.metric("tidelog_commit_repeats_total", reason="unknown") == lost)
+
+        assert await outcomes_of(futures) == assigned(0, 1)
+        assert await writer.high_watermark(topic) == 2
+
+
+async def test_acknowledged_records_survive_connections_that_are_killed_all_the_time(
+    sequencer: Sequencer, topic: Topic, database_url: str
+) -> None:
+    """Every backend but ours is killed again and again; each record is then there once, at the offset that was told."""
+    everyone = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
-    running = asyncio.create_task(write_path.run())
-    await asyncio.sleep(0)
-    try:
-        yield write_path
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await sequencer.close()
+    async with writing(sequencer, MemoryStore(), segment_size_bytes=1024) as writer:
+        futures = []
+        async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+            for number in range(150):
+                futures += writer.append(topic, number)
+                if number % 10 == 0:
+                    await connection.execute(everyone)
+                await asyncio.sleep(0.005)
+
+        assert await outcomes_of(futures) == assigned(*range(150))
+        assert await writer.high_watermark(topic) == 150
 
 
-async def test_a_batch_whose_time_is_over_is_let_go_even_while_nothing_can_be_sealed() -> None:
-    """Its request gives its place in the agent's memory to the next one, so the batch must not stay."""
-    async with without_a_database() as write_path:
-        for _ in range(100):
-            batch = a_pending()
-            [outcome] = write_path.append([batch])
-            await asyncio.sleep(0)
-            assert write_path.unacknowledged_bytes == len(batch.batch.data)
+async def test_a_refusal_of_the_first_attempt_means_that_nothing_was_written(
+    sequencer: Sequencer, topic: Topic, database_url: str
+) -> None:
+    async with writing(sequencer, MemoryStore()) as writer:
+        await outcomes_of(writer.append(topic, 0))  # ids are in stock
+        await doom_everything(database_url)
 
-            outcome.set_result(TIMED_OUT)
-            await asyncio.sleep(0)
-            assert write_path.unacknowledged_bytes == 0
+        refused = await outcomes_of(writer.append(topic, 1))
+
+        assert failures(refused) == [WriteFailure.NOT_WRITTEN]  # type: ignore[arg-type]
+        assert await writer.high_watermark(topic) == 1
 
 
-async def test_an_agent_that_stops_answers_what_it_has_gathered() -> None:
-    async with without_a_database() as write_path:
-        outcomes = write_path.append([a_pending(), a_pending()])
-        outcomes[0].set_result(TIMED_OUT)
+async def test_a_refusal_of_a_repeat_means_that_the_outcome_is_unknown(
+    sequencer: Sequencer, topic: Topic, database_url: str
+) -> None:
+    async with writing(sequencer, MemoryStore(), commit_backoff_s=1.0) as writer:
+        async with partitions_locked(database_url):
+            futures = writer.append(topic, 0)
+            await terminate(database_url, await a_commit_that_waits(database_url))
+            await until(lambda: writer.metric("tidelog_commit_repeats_total", reason="unknown") == 1)
+            await doom_everything(database_url)
 
-    first, second = (outcome.result() for outcome in outcomes)
-    assert first is TIMED_OUT
-    assert isinstance(second, WriteFailed)
-    assert second.failure is WriteFailure.UNKNOWN
-    assert write_path.unacknowledged_bytes == 0
+        assert failures(await outcomes_of(futures)) == [WriteFailure.UNKNOWN]  # type: ignore[arg-type]
+        assert writer.metric("tidelog_commit_refusals_total", reason="doomed") == 1
+
+
+async def test_a_batch_whose_request_gave_up_before_its_seal_is_not_written(sequencer: Sequencer, topic: Topic) -> None:
+    async with writing(sequencer, MemoryStore(), linger_ms=300, put_budget_burst=1, put_budget_per_s=0.01) as writer:
+        await outcomes_of(writer.append(topic, 0))
+        [given_up, kept] = writer.append(topic, 0, producer_id=2) + writer.append(topic, 0, producer_id=3)
+
+        given_up.set_result(WriteFailed(failure=WriteFailure.TIMED_OUT, message="too late"))
+
+        assert await outcomes_of([kept]) == assigned(1)
+        assert await writer.high_watermark(topic) == 2
+        assert writer.write_path.unacknowledged_bytes == 0
+
+
+async def test_draining_waits_for_neither_linger_nor_tokens(sequencer: Sequencer, topic: Topic) -> None:
+    async with writing(
+        sequencer, MemoryStore(), linger_ms=60_000, put_budget_per_s=0.001, put_budget_burst=1
+    ) as writer:
+        await outcomes_of(writer.append(topic, 0))
+        futures = writer.append(topic, 1, 2, 3)
+
+        await asyncio.wait_for(writer.write_path.drain(), 20)
+
+        assert await outcomes_of(futures) == assigned(1, 2, 3)
+        assert writer.metric("tidelog_seals_total", reason="drain") == 1
+
+
+async def test_stopping_gives_every_batch_an_outcome(sequencer: Sequencer, topic: Topic) -> None:
+    store = TroubledStore(FOREVER_S, FOREVER_S)
+    async with writing(sequencer, store, segment_size_bytes=1024) as writer:
+        uploading = writer.append(topic, *range(12))
+        await until(lambda: store.puts_begun >= 1)
+        gathered = writer.append(topic, 0, producer_id=2)
+
+    outcomes = await outcomes_of([*uploading, *gathered])
+    assert failures(outcomes) == [WriteFailure.UNKNOWN] * 13  # type: ignore[arg-type]
+    assert writer.write_path.unacknowledged_bytes == 0
+
+
+async def test_ids_that_are_past_half_their_lease_are_not_used(sequencer: Sequencer, topic: Topic) -> None:
+    async with writing(sequencer, MemoryStore(), reservation_lease_s=1.0, reserved_segment_ids=4) as writer:
+        await outcomes_of(writer.append(topic, 0))
+        await asyncio.sleep(1.2)  # the lease of all in stock passes
+
+        assert await outcomes_of(writer.append(topic, 1)) == assigned(1)
