@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -87,6 +87,13 @@ async def running(
     finally:
         stopping.set()
         await asyncio.wait_for(task, 30)
+
+
+async def until_answered(condition: Callable[[], Awaitable[object]], timeout_s: float = 20.0) -> None:
+    """Ask again and again until the answer is a yes; raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not await condition():  # noqa: ASYNC110 - the state is a server's, which sets no event
+            await asyncio.sleep(0.05)
 
 
 class Wire:

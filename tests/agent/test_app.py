@@ -15,7 +15,17 @@ from cache_ring.settings import CacheRingSettings
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.migrate import migrate
 from storage.object_store import StoreSettings
-from tests.agent.running import Running, Wire, a_batch, a_memory_store, a_metadata, a_produce, partitions_of, running
+from tests.agent.running import (
+    Running,
+    Wire,
+    a_batch,
+    a_memory_store,
+    a_metadata,
+    a_produce,
+    partitions_of,
+    running,
+    until_answered,
+)
 from tests.waiting import until
 from tidelog.embedded.postgres import EmbeddedPostgres
 
@@ -40,9 +50,19 @@ async def until_not_ready(agent: Running, reason: str) -> None:
 
 
 async def until_ready(agent: Running) -> None:
-    async with asyncio.timeout(20):
-        while (await readiness(agent))[0] != 200:
-            await asyncio.sleep(0.05)
+    async def ready() -> bool:
+        return (await readiness(agent))[0] == 200
+
+    await until_answered(ready)
+
+
+async def both_are_seen(wire: Wire) -> None:
+    """Until the agent asked knows two agents."""
+
+    async def seen() -> bool:
+        return len((await wire.ask(a_metadata())).brokers) == 2
+
+    await until_answered(seen)
 
 
 def a_free_port() -> int:
@@ -104,9 +124,7 @@ async def test_two_agents_see_each_other_and_route_by_the_zone_in_the_client_id(
             assert len(partition.replica_nodes) == len(ports)
             return int(ports[partition.leader_id])
 
-        async with asyncio.timeout(15):
-            while len((await wire.ask(a_metadata())).brokers) < 2:
-                await asyncio.sleep(0.05)
+        await both_are_seen(wire)
         assert await leader_port("tidelog_zone=a") == first.app.kafka_port
         assert await leader_port("app,diskless_az=b") == second.app.kafka_port
         assert await leader_port("nothing said") == first.app.kafka_port
@@ -123,9 +141,8 @@ async def test_a_partition_that_moved_is_refused_for_a_moment_and_then_served_al
         running(database_url, store, zone="b"),
     ):
         wire = await Wire.connect(first.app.kafka_port)
-        async with asyncio.timeout(15):
-            while len((await wire.ask(a_metadata("moved"))).brokers) < 2:
-                await asyncio.sleep(0.05)
+        await wire.ask(a_metadata("moved"))
+        await both_are_seen(wire)
 
         async def produce(client_id: str) -> ErrorCode:
             answer = await wire.ask(a_produce("moved", {0: a_batch(b"x")}), client_id)
@@ -243,4 +260,4 @@ async def test_a_local_directory_serves_as_a_store(database_url: str, tmp_path: 
         answer = await wire.ask(a_produce("local", {0: a_batch(b"x")}))
 
         assert partitions_of(answer)[0].base_offset == 0
-        assert [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert [path for path in tmp_path.rglob("*") if path.is_file()]  # noqa: ASYNC240 - a test may wait for a disk

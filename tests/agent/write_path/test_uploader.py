@@ -1,4 +1,4 @@
-"""Uploads over a store that stalls and fails as told: retries, the hedged second attempt, timeouts, and their tokens."""
+"""Uploads to a store that stalls and fails as told: retries, the hedged second attempt, timeouts, their tokens."""
 
 import asyncio
 import time

@@ -15,6 +15,7 @@ from storage.identifiers import Offset
 from storage.memory_store import MemoryStore
 from storage.object_store import StoreUnavailable
 from storage.segment import verify_segment
+from tests.agent.running import until_answered
 from tests.agent.write_path.test_uploader import FOREVER_S, TroubledStore
 from tests.agent.write_path.wired import outcomes_of, writing
 from tests.waiting import until
@@ -44,9 +45,13 @@ async def waiting_backends(database_url: str) -> list[int]:
 
 
 async def a_commit_that_waits(database_url: str) -> int:
-    async with asyncio.timeout(15):
-        while not (backends := await waiting_backends(database_url)):
-            await asyncio.sleep(0.02)
+    backends: list[int] = []
+
+    async def found() -> bool:
+        backends.extend(await waiting_backends(database_url))
+        return bool(backends)
+
+    await until_answered(found)
     return backends[0]
 
 
@@ -92,10 +97,8 @@ async def test_what_was_written_is_told_to_the_read_path_and_lies_in_whole_segme
             verify_segment(data)
 
 
-async def test_a_failed_upload_is_told_apart_and_what_comes_later_is_never_overtaken(
-    sequencer: Sequencer, topic: Topic
-) -> None:
-    """The first segment's store fails; the second is uploaded meanwhile and is committed after the first was answered."""
+async def test_a_failed_upload_is_told_as_not_written_and_may_be_sent_again(sequencer: Sequencer, topic: Topic) -> None:
+    """The upload of the first segment fails for good; its client sends it again."""
     store = TroubledStore(StoreUnavailable("away"))
     async with writing(sequencer, store, upload_attempts=1) as writer:
         first = await outcomes_of(writer.append(topic, 0))
