@@ -167,6 +167,7 @@ def verify_segment(data: bytes) -> SegmentFooter:
     """Check every byte of a whole segment: bounds, checksums, and that runs tile the object. Raises CorruptSegment."""
     footer_start, _ = footer_range(data[-TRAILER_BYTES:], len(data))
     footer = read_footer(data)
+    _check_version(data)
     header = _header_bytes(footer.segment_id, footer.writer)
     if data[: len(header)] != header:
         differs = next((i for i, byte in enumerate(header) if i >= len(data) or data[i] != byte), 0)
@@ -176,6 +177,12 @@ def verify_segment(data: bytes) -> SegmentFooter:
     for run in footer.runs:
         _verify_run(memoryview(data), run, footer_start)
     return footer
+
+
+def _check_version(data: bytes) -> None:
+    magic, version, _, _ = _HEADER.unpack_from(data) if len(data) >= _HEADER.size else (b"", 0, 0, b"")
+    if magic == HEADER_MAGIC and version != FORMAT_VERSION:
+        raise CorruptSegment(f"segment format version {version}; this reader knows {FORMAT_VERSION}", len(HEADER_MAGIC))
 
 
 def _verify_run(data: memoryview, run: FooterRun, footer_start: int) -> None:

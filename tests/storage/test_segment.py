@@ -101,6 +101,13 @@ def test_what_is_wrong_and_where_is_said() -> None:
     assert raised.value.position == run.position
 
 
+def test_another_format_version_is_named() -> None:
+    _, data = a_segment()
+
+    with pytest.raises(CorruptSegment, match="segment format version 2; this reader knows 1"):
+        verify_segment(data[:9] + b"\x02" + data[10:])
+
+
 def test_a_footer_with_a_valid_checksum_is_still_checked_for_sense() -> None:
     sealed, data = a_segment(a_pending(), a_pending(PAYMENTS, 3))
     wrong_count = _resealed(data, sealed.footer.runs[0].record_count + 1)
