@@ -6,6 +6,7 @@ it was a `fetch`, whose caller may repeat it. `CommitOutcomeUnknown`: the statem
 Anything else psycopg raises is an error of this program.
 """
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
@@ -154,8 +155,19 @@ class Database:
             connection = await self._pool.getconn()
         except (PoolTimeout, TooManyRequests, PoolClosed) as error:
             raise SequencerUnavailable.cannot_connect(self._url, self._last_failure or error) from error
+        answer_due = asyncio.timeout(self._settings.database_answer_timeout_s)
         try:
-            yield connection
+            async with answer_due:
+                yield connection
+        except TimeoutError as error:
+            if not answer_due.expired():
+                raise
+            self.counters.statement_timeouts += 1
+            waited = f"TIDELOG_DATABASE_ANSWER_TIMEOUT_S ({self._settings.database_answer_timeout_s} s)"
+            raise CommitOutcomeUnknown(
+                f"the outcome is not known (Postgres at {describe_address(self._url)} gave no answer within {waited})",
+                connection_lost=False,
+            ) from error
         except (errors.UndefinedTable, errors.UndefinedFunction, errors.UndefinedColumn) as error:
             raise SequencerUnavailable(
                 f"the database at {describe_address(self._url)} is not migrated ({_first_line(error)}):"

@@ -24,6 +24,11 @@ class SequencerSettings(BaseSettings):
     database_statement_timeout_ms: int = Field(default=15_000, ge=100)
     """Postgres ends a statement that takes longer, its waits for locks included."""
 
+    database_answer_timeout_s: float = Field(default=30.0, gt=0)
+    """How long a statement, or a transaction as a whole, is waited for when Postgres itself ends nothing: its process
+    or its disk froze. Longer than `database_statement_timeout_ms`; giving the connection up takes up to ten seconds
+    more."""
+
     database_idle_in_transaction_timeout_ms: int = Field(default=15_000, ge=100)
     """Postgres ends a transaction whose process fell asleep in it: its locks would stop everybody."""
 
