@@ -217,7 +217,8 @@ class ReadPath:
                 if self._must_ask_again(plan, decisions, loaded, attempt):
                     continue
                 answer.results = self._results(plan, decisions, loaded)
-                if is_final or answer.has_failure or answer.size_bytes >= plan.min_bytes:
+                # Enough was there; whole batches within the limits may be less than `min_bytes` all the same.
+                if is_final or answer.has_failure or answer.size_bytes >= min(plan.min_bytes, 1):
                     return answer.kept()
             finally:
                 answer.release_unless_kept()

@@ -77,7 +77,7 @@ def _session_error(request: Any) -> ErrorCode | None:
 
 async def _plan(request: Any, context: RequestContext) -> FetchPlan:
     """What is asked, with the limits of this agent, and each partition's refusal that can be told from the request."""
-    max_bytes = context.parts.reads.settings.fetch_max_bytes
+    max_bytes = min(max(0, request.max_bytes), context.parts.reads.settings.fetch_max_bytes)
     failure, topics = None, {}
     try:
         topics = await _find_topics(request, context)
