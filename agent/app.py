@@ -156,6 +156,7 @@ class App:
         assembly = assemble(outside, pages, peer_server, self._address(peer_port), self._parts_settings, self.metrics)
         parts = assembly.parts
         self.metrics.registry.register(ReadMetrics(parts.pages, parts.reads, peer_server))
+        opened.callback(parts.checking.shutdown, wait=False, cancel_futures=True)
         opened.push_async_callback(parts.pages.close)
         opened.push_async_callback(parts.reads.close)
         self._reached.assembly = assembly

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from agent.kafka.routing import RoutingTable
@@ -116,6 +117,7 @@ def assemble(
         reads=reads,
         routes=RoutingTable(_ROUTES_KEPT),
         metrics=metrics,
+        checking=ThreadPoolExecutor(settings.agent.validation_threads, thread_name_prefix="check"),
     )
     push = CoordinatePush(membership, settings.ring, interests, coordinates.heard)
     return Assembly(parts=parts, peer_server=peer_server, coordinates=coordinates, push=push)

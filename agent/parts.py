@@ -1,6 +1,7 @@
 """The parts an agent is wired from, once the store and the database were reached. Built by agent/app.py and by nothing
 else."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from agent.kafka.routing import RoutingTable
@@ -28,3 +29,5 @@ class Parts:
     reads: ReadPath
     routes: RoutingTable
     metrics: Metrics
+    checking: ThreadPoolExecutor
+    """Where larger produce requests are checked."""

@@ -127,6 +127,8 @@ class AgentSettings(BaseSettings):
     """The longest a produce request waits, whatever timeout it names."""
     max_decompressed_bytes: int = Field(default=67_108_864, ge=1024)
     """A batch that decompresses to more is refused; a topic's larger max.message.bytes raises it for that topic."""
+    validation_threads: int = Field(default=1, ge=1)
+    """Threads that check batches beside the event loop; each may hold one batch decompressed."""
     validation_thread_bytes: int = Field(default=65_536, ge=0)
     """A produce request with at least so many bytes is validated beside the event loop."""
 

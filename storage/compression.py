@@ -59,7 +59,9 @@ def _streamed(data: memoryview, compression: Compression, limit: int) -> NDArray
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), _STREAMED[compression]) as stream:
             while size <= limit:
                 if size == len(room):
-                    room = np.concatenate([room, np.empty(min(limit + 1, 4 * size) - size, np.uint8)])
+                    # All that may come, at once: pages that nothing is written to cost no memory.
+                    room, full = np.empty(limit + 1, np.uint8), room
+                    room[:size] = full
                 count = stream.readinto(room[size:].data)
                 if not count:
                     return room[:size]

@@ -24,7 +24,7 @@ from agent.write_path.segment_ids import SegmentIds
 from agent.write_path.uploader import Uploader, UploadFailed
 from cache_ring.membership import Membership
 from sequencer.client import Sequencer
-from sequencer.commits import Committed, SegmentToCommit
+from sequencer.commits import Assigned, Committed, SegmentToCommit
 from sequencer.coordinates import RunCoordinate
 from storage.identifiers import ObjectKey
 from storage.object_store import ObjectStore
@@ -229,6 +229,10 @@ class WritePath:
             return
         self._written.committed(answer.runs)
         for batch, waiter, outcome in zip(segment.placed, segment.waiters, answer.outcomes, strict=True):
+            if isinstance(outcome, Assigned):
+                self._metrics.batches.inc()
+                self._metrics.records.inc(batch.record_count)
+                self._metrics.batch_bytes.inc(batch.length)
             self._settle(waiter, outcome, batch.length)
 
     def _fail(self, segment: _Queued, failure: WriteFailed) -> None:

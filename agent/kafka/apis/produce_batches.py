@@ -48,7 +48,8 @@ async def accept(
     size_bytes = sum(len(batch.records or b"") for batch, refusal in zip(asked, refusals, strict=True) if not refusal)
     most_bytes = context.settings.max_decompressed_bytes
     if size_bytes >= context.settings.validation_thread_bytes:
-        return await asyncio.to_thread(_check_all, asked, refusals, most_bytes)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(context.parts.checking, _check_all, asked, refusals, most_bytes)
     return _check_all(asked, refusals, most_bytes)
 
 

@@ -89,6 +89,8 @@ async def test_what_was_written_is_told_to_the_read_path_and_lies_in_whole_segme
     async with writing(sequencer, store) as writer:
         await outcomes_of(writer.append(topic, 0, 1, 2) + writer.append(topic, 0, producer_id=2, partition=3))
 
+        counted = [writer.metric(f"tidelog_{name}_total") for name in ("batches", "records")]
+        assert counted == [4, 4]
         runs = sorted((run.partition, run.base_offset, run.last_offset) for run in writer.told.runs)
         assert runs == [(0, 0, 2), (3, 0, 0)]
         for run in writer.told.runs:
