@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 
 from sequencer.database import Database, Row
 from sequencer.named_sql import load_statements
-from sequencer.topic_config import validate_config
+from sequencer.topic_config import KNOWN_CONFIGS, validate_config
 from storage.identifiers import TopicId
 
 SQL = load_statements("topics")
@@ -134,7 +134,8 @@ class Topics:
         _refuse_impossible(name)
         for setting, value in set.items():
             validate_config(setting, value)
-        rows = await self._database.write(SQL["alter_config"], name=name, set=Jsonb(dict(set)), remove=list(remove))
+        known = [setting for setting in remove if setting in KNOWN_CONFIGS]  # no other was ever set
+        rows = await self._database.write(SQL["alter_config"], name=name, set=Jsonb(dict(set)), remove=known)
         if not rows:
             raise UnknownTopic(f"There is no topic '{name}'.")
         return _topic(rows[0])

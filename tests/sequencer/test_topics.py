@@ -58,7 +58,7 @@ async def test_partitions_only_become_more(sequencer: Sequencer) -> None:
 async def test_configs_are_set_and_removed_in_one_step(sequencer: Sequencer) -> None:
     await sequencer.topics.create("orders", 1, {"retention.ms": "1000"})
 
-    altered = await sequencer.topics.alter_config("orders", {"retention.bytes": "5"}, remove=["retention.ms"])
+    altered = await sequencer.topics.alter_config("orders", {"retention.bytes": "5"}, remove=["retention.ms", "a\0b"])
 
     assert altered.config == {"retention.bytes": "5"}
 
