@@ -1,7 +1,8 @@
 """Kafka API 3, Metadata, v0-v13 (KIP-36 racks, KIP-516 topic ids, KIP-1102 rebootstrap).
 
 Routes are the ring's choice in the client's zone (DESIGN §7). A topic that does not exist is created if the client and
-the agent's settings allow it. Authorized operations are not reported: there is no authorizer.
+the agent's settings allow it. Authorized operations are not reported: there is no authorizer. When all topics are asked
+for while the sequencer is away, the connection is closed: an answer without topics would say that there are none.
 """
 
 import logging
@@ -20,7 +21,7 @@ from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE, Api, CloseConnection
 from agent.kafka.context import RequestContext
 from agent.kafka.routing import NO_NODE, agents_of, route_of
 from sequencer.topics import Topic, TopicExists
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _LEADER_EPOCH: Final = i32(0)
 _OPERATIONS_UNKNOWN: Final = -(2**31)
+_FIRST_VERSION_WITHOUT_NAMES: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +75,18 @@ def controller(context: RequestContext) -> BrokerId:
 
 
 async def _topics(request: MetadataRequest, context: RequestContext) -> list[MetadataResponseTopic]:
+    asks_for_all = request.topics is None or (not request.topics and context.api_version == 0)
     try:
-        if request.topics is None or (not request.topics and context.api_version == 0):
+        if asks_for_all:
             return [_found(topic, context) for topic in await context.parts.topics.all()]
         return await _asked_topics(request, context)
     except ADMINISTRATION_ERRORS as error:
+        if asks_for_all:
+            raise CloseConnection(f"the topics cannot be listed: {error}") from error
         # Retriable per topic; the brokers, which come from memory, are answered all the same.
         log.warning("metadata without topics", extra={"error": str(error)})
         return [
-            _missing(ErrorCode.leader_not_available, asked.name, getattr(asked, "topic_id", None))
+            _missing(ErrorCode.leader_not_available, asked.name, getattr(asked, "topic_id", None), context)
             for asked in request.topics or ()
         ]
 
@@ -101,12 +106,12 @@ async def _asked_topics(request: MetadataRequest, context: RequestContext) -> li
         elif may_create:
             answers.append(await _created(name, context))
         else:
-            answers.append(_missing(ErrorCode.unknown_topic_or_partition, name, None))
+            answers.append(_missing(ErrorCode.unknown_topic_or_partition, name, None, context))
     for topic_id in ids:
         if topic_id in by_id:
             answers.append(_found(by_id[topic_id], context))
         else:
-            answers.append(_missing(ErrorCode.unknown_topic_id, None, topic_id))
+            answers.append(_missing(ErrorCode.unknown_topic_id, None, topic_id, context))
     return answers
 
 
@@ -120,13 +125,17 @@ async def _created(name: TopicName, context: RequestContext) -> MetadataResponse
         again = await topics.by_name([name])
         if name in again:
             return _found(again[name], context)
-        return _missing(ErrorCode.leader_not_available, name, None)
+        return _missing(ErrorCode.leader_not_available, name, None, context)
     except ADMINISTRATION_ERRORS as error:
         code = administration_code(error)
-        return _missing(ErrorCode.leader_not_available if code.retriable else code, name, None)
+        return _missing(ErrorCode.leader_not_available if code.retriable else code, name, None, context)
 
 
-def _missing(code: ErrorCode, name: TopicName | None, topic_id: TopicId | None) -> MetadataResponseTopic:
+def _missing(
+    code: ErrorCode, name: TopicName | None, topic_id: TopicId | None, context: RequestContext
+) -> MetadataResponseTopic:
+    if name is None and context.api_version < _FIRST_VERSION_WITHOUT_NAMES:
+        name = TopicName("")
     return MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id, partitions=())
 
 
