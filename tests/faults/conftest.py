@@ -52,10 +52,10 @@ def leaders(agent: AgentProcess, topic: str) -> set[str]:
 def wait_until_doctor_finds_nothing(stack: Stack, timeout_s: float) -> None:
     """`tidelog doctor` ends with status 0: no orphan, no dangling run. Leases of killed agents have to pass first."""
     environment = {**os.environ, **stack.addresses.as_environment()}
-    command = [sys.executable, "-m", "tidelog", "doctor"]
+    command = [sys.executable, "-m", "tidelog", "doctor", "--verify"]
     until = time.monotonic() + timeout_s
     while True:
-        said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
         if said.returncode == 0:
             print(said.stdout)
             return

@@ -25,7 +25,7 @@ RESERVATIONS: Mapping[str, str] = {"TIDELOG_RESERVATION_LEASE_S": "15", "TIDELOG
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_no_kill_loses_an_acknowledged_record_or_repeats_one(new_stack: Callable[..., Stack]) -> None:
     stack = new_stack(agents=2, agent_environment={**LEASES, **RESERVATIONS})
     kills = 0
