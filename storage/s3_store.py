@@ -111,7 +111,8 @@ class S3Store(ObjectStore):
     async def put(self, key: ObjectKey, chunks: Sequence[bytes | memoryview]) -> None:
         where = self._where(key)
         body = chunks[0] if len(chunks) == 1 and isinstance(chunks[0], bytes) else b"".join(chunks)
-        await self._attempts(lambda: self._client.put_object(**where, Body=body), key)
+        # Without the key: what a PUT does not find is the bucket or the way to it, never the object.
+        await self._attempts(lambda: self._client.put_object(**where, Body=body))
 
     async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
         if start < 0 or (end is not None and end < start):

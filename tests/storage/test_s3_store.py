@@ -53,6 +53,14 @@ async def test_slow_down_to_the_end_is_busy_not_broken(linked_store: S3Store, li
     assert link.connections == 3
 
 
+async def test_a_put_that_finds_no_bucket_is_unavailable(linked_store: S3Store, link: UnreliableLink) -> None:
+    """Also when a proxy in between says so, in its own words; only a read may miss an object."""
+    link.faults = [b"HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"]
+
+    with pytest.raises(StoreUnavailable, match="create the bucket, or correct TIDELOG_STORE_URL"):
+        await linked_store.put(KEY, [b"data"])
+
+
 @pytest.mark.parametrize("fault", [INTERNAL_ERROR, BREAK, STALL])
 async def test_a_lasting_fault_is_unavailable(linked_store: S3Store, link: UnreliableLink, fault: bytes | None) -> None:
     link.faults = [fault] * 10
