@@ -1,3 +1,9 @@
 """Fixtures of the suite; each real part (Postgres, an S3 endpoint, a stack, Java) is a module of `tests/fixtures`."""
 
-pytest_plugins = ["tests.fixtures.postgres", "tests.fixtures.s3", "tests.fixtures.stack", "tests.fixtures.java"]
+pytest_plugins = [
+    "tests.fixtures.postgres",
+    "tests.fixtures.s3",
+    "tests.fixtures.minio",
+    "tests.fixtures.stack",
+    "tests.fixtures.java",
+]

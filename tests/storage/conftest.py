@@ -14,7 +14,6 @@ from tests.fixtures.s3 import BUCKET
 from tests.storage.unreliable_link import UnreliableLink
 from tidelog.embedded.s3_endpoint import S3Endpoint
 
-pytest_plugins = ["tests.fixtures.minio"]
 _numbers = itertools.count(1)
 
 
