@@ -1,4 +1,4 @@
-"""`make bench`: all figures in one run of about two minutes, on MinIO if its binary is on PATH and rclone otherwise."""
+"""`make bench`: all figures in one run of about a minute, on MinIO if its binary is on PATH and rclone otherwise."""
 
 import argparse
 import tempfile

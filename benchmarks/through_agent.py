@@ -150,6 +150,9 @@ def acknowledgement_latency(agent: AgentProcess, topic: str, seconds: float) -> 
     taken_ms: list[float] = []
     payload = os.urandom(200)
 
+    producer.produce(topic, payload)  # connects, and takes a producer id
+    producer.flush(_DEADLINE_S)
+
     def send(started: float) -> None:
         producer.produce(
             topic,
