@@ -131,6 +131,8 @@ class AgentSettings(BaseSettings):
     """Threads that check batches beside the event loop; each may hold one batch decompressed."""
     validation_thread_bytes: int = Field(default=65_536, ge=0)
     """A produce request with at least so many bytes is validated beside the event loop."""
+    validation_loop_decompressed_bytes: int = Field(default=1_048_576, ge=1024)
+    """A batch that decompresses to more is validated beside the event loop, however small it came."""
 
     connect_backoff_s: float = Field(default=0.5, gt=0)
     """The pause before a store or database that is away is tried again, doubled up to five seconds."""

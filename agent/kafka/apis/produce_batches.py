@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from kio.schema.errors import ErrorCode
 
@@ -17,10 +18,12 @@ from agent.kafka.context import RequestContext
 from agent.kafka.routing import has_moved
 from sequencer.topic_config import TopicConfig
 from sequencer.topics import Topic
-from storage.batch_validation import BatchLimits, InvalidBatch, validate_produced
+from storage.batch_validation import BatchFault, BatchLimits, InvalidBatch, validate_produced
 from storage.identifiers import Partition
 from storage.record_batch import with_log_append_time
 from storage.segment import PendingBatch
+
+_TOO_LARGE = invalid_batch_code(BatchFault.TOO_LARGE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +49,14 @@ async def accept(
     """One answer for each batch asked, in order."""
     refusals = [_misplaced(batch, unknown_topic, context) for batch in asked]
     size_bytes = sum(len(batch.records or b"") for batch, refusal in zip(asked, refusals, strict=True) if not refusal)
-    most_bytes = context.settings.max_decompressed_bytes
-    if size_bytes >= context.settings.validation_thread_bytes:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(context.parts.checking, _check_all, asked, refusals, most_bytes)
-    return _check_all(asked, refusals, most_bytes)
+    settings = context.settings
+    if size_bytes < settings.validation_thread_bytes:
+        checked = _check_all(asked, refusals, settings.validation_loop_decompressed_bytes, raised_by_topic=False)
+        if not any(isinstance(answer, ProduceResult) and answer.code is _TOO_LARGE for answer in checked):
+            return checked
+        # Few bytes that decompress to many: they are not for the event loop, which everybody waits for.
+    check = partial(_check_all, asked, refusals, settings.max_decompressed_bytes, raised_by_topic=True)
+    return await asyncio.get_running_loop().run_in_executor(context.parts.checking, check)
 
 
 def _misplaced(batch: AskedBatch, unknown_topic: ErrorCode, context: RequestContext) -> ProduceResult | None:
@@ -65,20 +71,24 @@ def _misplaced(batch: AskedBatch, unknown_topic: ErrorCode, context: RequestCont
 
 
 def _check_all(
-    asked: Sequence[AskedBatch], refusals: Sequence[ProduceResult | None], max_decompressed_bytes: int
+    asked: Sequence[AskedBatch],
+    refusals: Sequence[ProduceResult | None],
+    max_decompressed_bytes: int,
+    *,
+    raised_by_topic: bool,
 ) -> list[Accepted | ProduceResult]:
     return [
-        refusal or _check(batch, max_decompressed_bytes) for batch, refusal in zip(asked, refusals, strict=True)
-    ]  # fmt: skip
+        refusal or _check(batch, max_decompressed_bytes, raised_by_topic=raised_by_topic)
+        for batch, refusal in zip(asked, refusals, strict=True)
+    ]
 
 
-def _check(asked: AskedBatch, max_decompressed_bytes: int) -> Accepted | ProduceResult:
+def _check(asked: AskedBatch, max_decompressed_bytes: int, *, raised_by_topic: bool) -> Accepted | ProduceResult:
     assert asked.topic is not None, "batches for unknown topics are refused before"
     config = TopicConfig.of(asked.topic.config)
-    limits = BatchLimits(
-        max_message_bytes=config.max_message_bytes,
-        max_decompressed_bytes=max(max_decompressed_bytes, config.max_message_bytes),
-    )
+    if raised_by_topic:
+        max_decompressed_bytes = max(max_decompressed_bytes, config.max_message_bytes)
+    limits = BatchLimits(max_message_bytes=config.max_message_bytes, max_decompressed_bytes=max_decompressed_bytes)
     try:
         batch = validate_produced(asked.records or b"", limits)
     except InvalidBatch as error:
