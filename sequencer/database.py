@@ -151,10 +151,7 @@ class Database:
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncConnection[Row]]:
         """A connection in autocommit mode, whose operational errors become this module's."""
-        try:
-            connection = await self._pool.getconn()
-        except (PoolTimeout, TooManyRequests, PoolClosed) as error:
-            raise SequencerUnavailable.cannot_connect(self._url, self._last_failure or error) from error
+        connection = await self._connection_of_pool()
         answer_due = asyncio.timeout(self._settings.database_answer_timeout_s)
         try:
             async with answer_due:
@@ -185,6 +182,20 @@ class Database:
             raise self._translated(error, lost=lost) from error
         finally:
             await self._pool.putconn(connection)
+
+    async def _connection_of_pool(self) -> AsyncConnection[Row]:
+        task = asyncio.current_task()
+        cancellations = 0 if task is None else task.cancelling()
+        try:
+            connection = await self._pool.getconn()
+        except (PoolTimeout, TooManyRequests, PoolClosed) as error:
+            raise SequencerUnavailable.cannot_connect(self._url, self._last_failure or error) from error
+        if task is not None and task.cancelling() > cancellations:
+            # The pool waits with asyncio.wait_for, which before Python 3.12 drops a cancellation that comes as its wait
+            # ends: whoever cancelled this task would wait for it for ever.
+            await self._pool.putconn(connection)
+            raise asyncio.CancelledError
+        return connection
 
     async def _renew_pool(self) -> None:
         """Where one connection was lost, those idle in the pool probably are: whoever comes next gets new ones."""

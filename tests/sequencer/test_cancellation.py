@@ -1,0 +1,41 @@
+"""A call that is cancelled ends, whenever the cancellation comes: a task that goes on keeps an agent from stopping."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sequencer.client import Sequencer, SequencerSettings
+
+POOL_SIZE = 2
+
+
+@pytest.fixture
+async def narrow(database_url: str) -> AsyncIterator[Sequencer]:
+    opened = await Sequencer.open(database_url, SequencerSettings(database_pool_size=POOL_SIZE))
+    yield opened
+    await opened.close()
+
+
+async def hold_a_connection(sequencer: Sequencer, until: asyncio.Event) -> None:
+    async with sequencer.database.connection():
+        await until.wait()
+
+
+@pytest.mark.parametrize("turns_later", range(6))
+async def test_a_call_cancelled_as_its_connection_comes_free_is_cancelled(narrow: Sequencer, turns_later: int) -> None:
+    release, never = asyncio.Event(), asyncio.Event()
+    holders = [asyncio.create_task(hold_a_connection(narrow, release)) for _ in range(POOL_SIZE)]
+    await asyncio.sleep(0.2)
+    waiting = asyncio.create_task(hold_a_connection(narrow, never))
+    await asyncio.sleep(0.05)
+
+    release.set()
+    for _ in range(turns_later):
+        await asyncio.sleep(0)
+    waiting.cancel()
+
+    await asyncio.wait({waiting}, timeout=5)
+    assert waiting.cancelled()
+    await asyncio.gather(*holders)
+    assert await narrow.database.fetch("SELECT 1 AS one")
