@@ -1,4 +1,4 @@
-"""The agent's HTTP side: `/live`, `/ready`, `/metrics`, `/v1/...`, and the routers it is given.
+"""The agent's HTTP side: `/` (what there is), `/live`, `/ready`, `/metrics`, `/v1/...`, and the routers it is given.
 
 `/live` says that the event loop turns, and nothing more: a restart would not bring a database back. `/ready` says
 whether to send traffic.
@@ -24,6 +24,10 @@ def create_http_app(parts: HttpParts) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=parts.max_body_bytes)
     install_error_handlers(app)
     readiness = Readinesses(parts.checks, timeout_s=parts.check_timeout_s, cache_s=parts.check_cache_s)
+
+    @app.get("/", tags=["health"])
+    async def index() -> dict[str, Any]:
+        return {"tidelog": f"an agent in zone {parts.zone}", "described_at": "/v1/openapi.json"}
 
     @app.get("/live", tags=["health"])
     async def live() -> dict[str, Any]:

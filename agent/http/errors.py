@@ -55,8 +55,10 @@ async def _http_exception(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": word, "message": message}, status_code=error.status_code, headers=error.headers)
 
 
-async def _invalid(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001 - the framework's signature
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
+    if first["loc"] == ("body",) and "json" not in request.headers.get("content-type", ""):
+        return problem(400, "invalid_request", "Send a JSON object, with the header Content-Type: application/json.")
     where = ".".join(str(part) for part in first["loc"])
     return problem(400, "invalid_request", f"{where}: {first['msg']}")

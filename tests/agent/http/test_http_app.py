@@ -131,6 +131,25 @@ async def test_every_error_is_json_with_a_message(serve: Serve, method: str, pat
     assert {"error", "message"} <= set(answer.json())
 
 
+async def test_a_body_without_its_content_type_is_told_to_name_it(serve: Serve) -> None:
+    client = serve()
+
+    plain = await client.post("/v1/topics", content=b'{"name": "t"}')
+    broken = await client.post("/v1/topics", content=b"{", headers={"content-type": "application/json"})
+
+    assert plain.status_code == 400
+    assert "Content-Type: application/json" in plain.json()["message"]
+    assert "Content-Type" not in broken.json()["message"]
+
+
+async def test_the_first_page_says_where_the_rest_is_described(serve: Serve) -> None:
+    client = serve()
+
+    described = await client.get((await client.get("/")).json()["described_at"])
+
+    assert "/v1/topics" in described.json()["paths"]
+
+
 async def test_a_body_that_is_too_large_is_refused_however_it_is_sent(serve: Serve) -> None:
     client = serve(max_body_bytes=1_000)
 
