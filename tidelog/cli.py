@@ -4,6 +4,7 @@ Promises that an error a person can act on (`UserError`) is a short text on stde
 status 130, and that no command's module is imported before it is asked for.
 """
 
+import logging
 import sys
 import warnings
 from typing import Annotated
@@ -68,6 +69,9 @@ def main() -> None:
     """The console script."""
     # The embedded Postgres's package says this on import; it concerns a directory that Tidelog does not use.
     warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
+    # A library's warnings come before the error that says the same; an agent's logs are set up in logs.py.
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.ERROR)
     try:
         app()
     except UserError as error:

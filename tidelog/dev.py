@@ -85,7 +85,7 @@ def _introduce(stack: Stack, console: Console) -> None:
         f'python -c "{python}"',
         f"kafka-console-producer.sh --bootstrap-server {first} --topic greetings",
         f"kafka-console-consumer.sh --bootstrap-server {first} --topic greetings --partition 0 --offset earliest",
-        'tidelog compact greetings && tidelog sql "SELECT * FROM topics.greetings"',
+        'tidelog compact greetings && tidelog sql "SELECT timestamp, key, value FROM topics.greetings"',
     ):
         _tell(console, f"  {line}")
     console.print("Ctrl-C stops everything; the data stays.")

@@ -8,6 +8,8 @@ finds the same cluster.
 import os
 from pathlib import Path
 
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import ValidationError
 
 from tidelog.errors import UserError
@@ -23,23 +25,40 @@ def find_cluster() -> ClientSettings:
     settings = _settings()
     if any(getattr(settings, name) for name in _NAMES_A_CLUSTER):
         return settings
-    found = read_stack_file(Path(settings.data_dir).expanduser())
+    data_dir = Path(settings.data_dir).expanduser().resolve()
+    found = read_stack_file(data_dir)
     if found is None:
         variables = ", ".join(variable_of(name) for name in _NAMES_A_CLUSTER)
         raise UserError(
-            f"No cluster to talk to: none of {variables} is set, and no stack runs in {settings.data_dir}.",
-            "Start one with `tidelog dev`, or name one with those variables.",
+            f"No cluster to talk to: no stack runs in {data_dir}, and none of {variables} is set.",
+            "Start one with `tidelog dev`, go to the directory in which it runs, or set those variables.",
         )
     os.environ.update(found.as_environment())
     return _settings()
 
 
 def require(settings: ClientSettings, name: str) -> str:
-    """The setting's value; raises `UserError` if the cluster was named without it."""
+    """The setting's value; raises `UserError` if the cluster was named without it, or it names no database."""
     value = getattr(settings, name)
     if not value:
         raise UserError(f"{variable_of(name)} is not set.", "This command needs it beside the ones that are.")
-    return str(value.get_secret_value()) if hasattr(value, "get_secret_value") else str(value)
+    text = str(value.get_secret_value()) if hasattr(value, "get_secret_value") else str(value)
+    if name == "database_url":
+        check_database_url(text)
+    return text
+
+
+def check_database_url(url: str) -> None:
+    """Raises `UserError` if it cannot be read. It is not repeated, nor is the parser's complaint: both may hold the
+    password.
+    """
+    try:
+        conninfo_to_dict(url)
+    except ProgrammingError:
+        raise UserError(
+            f"{variable_of('database_url')} is no address of a Postgres.",
+            "Write it as postgresql://user:password@host:port/database, with %40 for an @ in the password.",
+        ) from None
 
 
 def _settings() -> ClientSettings:

@@ -8,6 +8,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from tidelog.errors import UserError
 
+_NOT_ANSWERED = frozenset(
+    {KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._ALL_BROKERS_DOWN}
+)
+
 
 def client_config(bootstrap: str, zone: str | None, **more: Any) -> dict[str, Any]:
     """`zone` goes into client.id, by which an agent knows whom to name as leader (DESIGN §7)."""
@@ -52,6 +56,9 @@ def as_user_error(error: KafkaError, topic: str = "") -> UserError:
             f"There is no topic {topic or error.str()}.",
             "`tidelog topics list` shows those there are; `tidelog topics create` makes one.",
         )
-    if code in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN):
-        return UserError(f"No agent answers ({error.str()}).", "Is one running? Checked TIDELOG_BOOTSTRAP.")
+    if code in _NOT_ANSWERED:
+        return UserError(
+            f"No agent answers ({error.str()}).",
+            "Does one run there? If not, correct TIDELOG_BOOTSTRAP; if so, its /ready says what it waits for.",
+        )
     return UserError(f"Kafka error {error.name()}: {error.str()}")

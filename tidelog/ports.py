@@ -16,7 +16,8 @@ _ATTEMPTS = 1_000
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
     """Whether one could listen there now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -43,6 +44,6 @@ def require_free(ports: Iterable[int], option: str, host: str = "127.0.0.1") -> 
     taken = [port for port in ports if not is_free(port, host)]
     if taken:
         raise UserError(
-            f"Port {', '.join(map(str, taken))} is taken by another program.",
+            f"In use by another program: port {' and port '.join(map(str, taken))}.",
             f"Choose others with {option} (0 picks free ones), or stop what listens there.",
         )

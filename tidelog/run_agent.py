@@ -7,6 +7,7 @@ ends the process at once, and that a database or store that is away when it star
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ from sequencer.database import SequencerUnavailable
 from storage.object_store import StoreUnavailable
 from storage.open_store import open_store
 from tidelog.errors import UserError
+from tidelog.ports import is_free
 from tidelog.settings import ProcessSettings
 
 log = logging.getLogger(__name__)
@@ -35,11 +37,26 @@ def run_agent(settings: AgentSettings, process: ProcessSettings) -> None:
     try:
         uvloop.run(_run(settings, process))
     except* OSError as failed:
-        error = failed.exceptions[0]
-        raise UserError(
-            f"The agent cannot listen: {error}.",
-            "Checked TIDELOG_KAFKA_HOST and _PORT, TIDELOG_HTTP_HOST and _PORT, TIDELOG_PEER_HOST and _PORT.",
-        ) from None
+        raise _cannot_listen(failed, settings) from None
+
+
+def _cannot_listen(failed: BaseExceptionGroup[OSError], settings: AgentSettings) -> UserError:
+    error: BaseException = failed
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    wanted = (
+        ("KAFKA", settings.kafka_host, settings.kafka_port),
+        ("HTTP", settings.http_host, settings.http_port),
+        ("PEER", settings.peer_host, settings.peer_port),
+    )
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        taken = [f"{host}:{port} (TIDELOG_{part}_PORT)" for part, host, port in wanted if not is_free(port, host)]
+        if taken:
+            return UserError(f"In use by another program: {', '.join(taken)}.", "Choose another; 0 takes a free one.")
+    return UserError(
+        f"The agent cannot listen: {error}.",
+        "Correct TIDELOG_KAFKA_HOST or _PORT, TIDELOG_HTTP_HOST or _PORT, TIDELOG_PEER_HOST or _PORT.",
+    )
 
 
 async def _run(settings: AgentSettings, process: ProcessSettings) -> None:
@@ -67,13 +84,10 @@ def _stop(stopping: asyncio.Event, number: signal.Signals) -> None:
 
 async def _keep_house(settings: AgentSettings, registry: CollectorRegistry, stopping: asyncio.Event) -> None:
     """Connections of its own, so that jobs never wait behind, or delay, the agent's."""
-    jobs = asyncio.create_task(_run_jobs(settings, registry), name="housekeeper")
-    ended = asyncio.create_task(stopping.wait())
-    await asyncio.wait((jobs, ended), return_when=asyncio.FIRST_COMPLETED)
-    ended.cancel()
-    jobs.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await jobs
+    async with asyncio.TaskGroup() as group:
+        jobs = group.create_task(_run_jobs(settings, registry), name="housekeeper")
+        await stopping.wait()
+        jobs.cancel()
 
 
 async def _run_jobs(settings: AgentSettings, registry: CollectorRegistry) -> None:

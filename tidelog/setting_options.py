@@ -68,8 +68,9 @@ def _option(name: str, field: FieldInfo, text: str) -> inspect.Parameter:
     flag = "--" + name.replace("_", "-")
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     secret = field.annotation is SecretStr or SecretStr in get_args(field.annotation)
-    default = "" if secret or field.default in (None, PydanticUndefined, "") else f" [default: {field.default}]"
-    help_text = f"{text}{default} [{variable_of(name)}]".strip().replace("[", "\\[")
+    hidden = secret or field.default in (None, PydanticUndefined, "")
+    default = "" if hidden else f" [default: {_as_text(field.default)}]"
+    help_text = f"{text}{default} [{variable_of(name)}]".strip()
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

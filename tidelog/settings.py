@@ -27,7 +27,7 @@ class ClientSettings(BaseSettings):
     cluster: str = "tidelog"
     """The first part of every object key."""
     data_dir: str = ".tidelog"
-    """Where `tidelog dev` keeps its data; its stack is used when no variable above is set."""
+    """Where `tidelog dev` keeps its data; other commands use its stack when nothing names a cluster."""
     client_timeout_s: float = Field(default=30.0, gt=0)
     """The longest a command waits for an agent."""
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from sequencer.database import SequencerUnavailable
 from sequencer.topics import UnknownTopic
 from spark_compaction.java import JavaMissing
+from spark_compaction.job import SparkJobFailed
 from spark_compaction.manifest import ManifestRefused
 from spark_compaction.session import SparkUnavailable, stop_spark
 from spark_compaction.settings import CompactionSettings
@@ -36,6 +37,11 @@ def spark_command(*needed: str) -> Iterator[CompactionSettings]:
         raise UserError(str(unknown), "`tidelog topics list` shows those there are.") from None
     except ManifestRefused as refused:
         raise UserError(f"{refused}.", "Nothing was published; `tidelog doctor` says more about the bucket.") from None
+    except SparkJobFailed as failed:
+        raise UserError(
+            f"{str(failed).rstrip('.')}.",
+            "Nothing was published, and the next run starts over. `tidelog doctor` checks the bucket.",
+        ) from None
     except (QueryFailed, SparkUnavailable, JavaMissing, SequencerUnavailable, StoreUnavailable, ValueError) as failed:
         text = failed.errors()[0]["msg"] if isinstance(failed, ValidationError) else str(failed)
         raise UserError(text) from None

@@ -142,9 +142,11 @@ class Stack:
         return next(agent for agent in self.agents if agent.address.zone == zone)
 
     def _start(self) -> None:
-        self._check_settings()
+        if self.settings.agents < 1 or not self.settings.zones:
+            raise UserError("A stack needs at least one agent and one zone.", "See --agents and --zones.")
         self.data_dir.mkdir(parents=True, exist_ok=True)
         self._cleanup.enter_context(locked(self.data_dir))
+        self._check_ports()
         layout = self._plan_addresses()
         watchdog = Watchdog()
         self._watchdog = watchdog
@@ -164,9 +166,7 @@ class Stack:
         write_stack_file(self.data_dir, self._addresses)
         self._cleanup.callback(remove_stack_file, self.data_dir)
 
-    def _check_settings(self) -> None:
-        if self.settings.agents < 1 or not self.settings.zones:
-            raise UserError("A stack needs at least one agent and one zone.", "See --agents and --zones.")
+    def _check_ports(self) -> None:
         for first, option in ((self.settings.kafka_port, "--kafka-port"), (self.settings.http_port, "--http-port")):
             if first:
                 require_free(range(first, first + self.settings.agents), option)

@@ -64,7 +64,7 @@ class TopicsClient:
         except httpx.TransportError as error:
             raise UserError(
                 f"No agent answers at {self._url} ({error or type(error).__name__}).",
-                "Is it running? Checked TIDELOG_HTTP_URL.",
+                "Does one run there? If not, correct TIDELOG_HTTP_URL.",
             ) from None
         try:
             found = answer.json()

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from spark_compaction.job import SparkJobFailed
 from tidelog.cli import Commands, app
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster
+from tidelog.spark_errors import spark_command
 from tidelog.stack_file import StackAddresses, locked, read_stack_file, write_stack_file
 
 HEAVY = ("pyspark", "confluent_kafka", "pandas", "pyarrow", "numba", "fastapi", "psycopg", "pydantic", "httpx")
@@ -34,10 +36,9 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def run_process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tidelog", *arguments], capture_output=True, text=True, timeout=60, cwd=cwd, check=False
-    )
+def run_process(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tidelog", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, check=False, input=stdin)
 
 
 def test_help_lists_every_command_without_importing_what_they_need() -> None:
@@ -75,6 +76,15 @@ def test_an_agents_settings_are_options_with_their_variables() -> None:
         assert variable in result.stdout
 
 
+@pytest.mark.parametrize("command", [entry.name for entry in Commands.entries])
+def test_help_is_whole_on_a_narrow_terminal(command: str) -> None:
+    said = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).stdout
+
+    assert "…" not in said
+    assert "\\[" not in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
 def test_a_wrong_setting_is_named_without_a_traceback(tmp_path: Path) -> None:
     result = run_process("agent", "--linger-ms", "-1", cwd=tmp_path)
 
@@ -106,8 +116,29 @@ def test_a_port_that_is_taken_ends_the_agent_with_a_reason(tmp_path: Path) -> No
         result = run_process("agent", *where, "--http-port", "0", "--kafka-port", str(port), cwd=tmp_path)
 
     assert result.returncode == 1
-    assert "TIDELOG_KAFKA_HOST" in result.stderr
+    assert f"127.0.0.1:{port} (TIDELOG_KAFKA_PORT)" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_database_url_that_is_none_is_refused_and_never_repeated(tmp_path: Path) -> None:
+    wrong = "postgresql//user:hush@host"
+    migrated = run_process("migrate", "--database-url", wrong, cwd=tmp_path)
+    served = run_process("agent", "--database-url", wrong, "--store-url", "memory://x", cwd=tmp_path)
+
+    for result in (migrated, served):
+        assert result.returncode == 1
+        assert "TIDELOG_DATABASE_URL" in result.stderr
+        assert "hush" not in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_a_database_that_is_away_is_told_once(tmp_path: Path) -> None:
+    where = ("--database-url", "postgresql://127.0.0.1:1/x", "--store-url", (tmp_path / "objects").as_uri())
+    result = run_process("doctor", *where, cwd=tmp_path)
+
+    assert result.returncode == 1
+    assert result.stderr.startswith("tidelog: cannot reach Postgres")
+    assert result.stderr.count("connection failed") <= 1
 
 
 def test_without_a_cluster_a_command_says_how_to_get_one(tmp_path: Path) -> None:
@@ -120,9 +151,12 @@ def test_without_a_cluster_a_command_says_how_to_get_one(tmp_path: Path) -> None
 
 def test_an_agent_that_is_not_there_is_an_error_to_act_on(tmp_path: Path) -> None:
     listed = run_process("topics", "list", "--http-url", "http://127.0.0.1:1", cwd=tmp_path)
-    consumed = run_process("consume", "t", "--bootstrap", "127.0.0.1:1", "--client-timeout-s", "1", cwd=tmp_path)
+    kafka = ("--bootstrap", "127.0.0.1:1", "--client-timeout-s", "1")
+    consumed = run_process("consume", "t", *kafka, cwd=tmp_path)
+    produced = run_process("produce", "t", *kafka, cwd=tmp_path, stdin="a line\n")
 
-    for result, variable in ((listed, "TIDELOG_HTTP_URL"), (consumed, "TIDELOG_BOOTSTRAP")):
+    told = ((listed, "TIDELOG_HTTP_URL"), (consumed, "TIDELOG_BOOTSTRAP"), (produced, "TIDELOG_BOOTSTRAP"))
+    for result, variable in told:
         assert result.returncode == 1
         assert variable in result.stderr
         assert "Traceback" not in result.stderr
@@ -168,3 +202,10 @@ def test_the_stack_file_is_its_owners_alone(tmp_path: Path) -> None:
     write_stack_file(tmp_path, ADDRESSES)
 
     assert (tmp_path / "stack.json").stat().st_mode & 0o077 == 0
+
+
+def test_a_spark_job_that_failed_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDELOG_HTTP_URL", "http://127.0.0.1:1")
+
+    with pytest.raises(UserError, match=r"a task failed\. Nothing was published"), spark_command("http_url"):
+        raise SparkJobFailed("a task failed.")

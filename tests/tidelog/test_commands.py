@@ -81,6 +81,7 @@ def test_topics_are_created_described_altered_listed_and_deleted(run: Run) -> No
         (("topics", "create", "t", "-c", "retention.ms"), "NAME=VALUE"),
         (("topics", "create", "t", "-c", "cleanup.policy=compact"), "compact"),
         (("topics", "alter", "t"), "Nothing to alter"),
+        (("topics", "list", "--http-url", "localhost:8080"), "http://"),
         (("consume", "none"), "tidelog topics create"),
     ],
 )

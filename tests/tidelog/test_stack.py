@@ -18,6 +18,7 @@ from confluent_kafka import Producer
 from tidelog.errors import UserError
 from tidelog.kafka_client import client_config
 from tidelog.stack import Stack, StackSettings
+from tidelog.stack_file import locked
 from tidelog.topics_client import TopicsClient
 
 DEADLINE_S = 60.0
@@ -92,6 +93,14 @@ def test_a_start_that_fails_leaves_nothing_running(stack_directory: Path) -> Non
         Stack(settings).start()
 
     assert processes_of(settings.data_dir) == []
+
+
+def test_a_second_stack_is_told_of_the_first_not_of_its_ports(stack_directory: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first, locked(stack_directory):
+        again = StackSettings(data_dir=stack_directory, kafka_port=first.getsockname()[1])
+
+        with pytest.raises(UserError, match=f"Another stack \\(process {os.getpid()}\\)"):
+            Stack(again).start()
 
 
 def test_a_port_that_is_taken_is_named_with_its_option(stack_directory: Path) -> None:

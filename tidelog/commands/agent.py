@@ -10,11 +10,12 @@ from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
 from storage.object_store import StoreSettings, StoreUrl
 from tidelog.errors import UserError
+from tidelog.find_cluster import check_database_url
 from tidelog.logs import configure_logs
 from tidelog.setting_options import variable_of, with_settings
 from tidelog.settings import ProcessSettings
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
@@ -40,6 +41,7 @@ def agent() -> None:
             raise UserError(
                 f"{variable_of(name)} is not set.", "An agent needs a database and a store; `tidelog dev` brings both."
             )
+    check_database_url(settings.database_url.get_secret_value())
     try:
         StoreUrl.parse(settings.store_url)
     except ValueError as invalid_url:

@@ -9,11 +9,12 @@ from rich.table import Table
 
 from spark_compaction.compact import CompactionProgress, CompactionReport, TopicCompaction, compact_topics
 from spark_compaction.settings import CompactionSettings
+from tidelog.counted import counted
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 from tidelog.spark_errors import spark_command
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
@@ -32,7 +33,7 @@ def compact(
     )
     with (
         spark_command("database_url", "store_url") as settings,
-        Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress,
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
     ):
         bar = progress.add_task("Looking for new records", total=None)
 
@@ -47,7 +48,7 @@ def compact(
 
 
 def _table(report: CompactionReport) -> Table:
-    title = f"{report.rows:,} records in {report.files:,} files"
+    title = f"{counted(report.rows, 'record')} in {counted(report.files, 'file')}"
     table = Table("topic", "records", "files", "raw bytes", "Parquet bytes", "", title=title, header_style="bold cyan")
     for column in table.columns[1:5]:
         column.justify = "right"
@@ -59,7 +60,8 @@ def _table(report: CompactionReport) -> Table:
 
 def _remark(topic: TopicCompaction) -> str:
     if topic.stopped:
-        return f"[bold red]{len(topic.stopped)} partitions stopped: an object is missing; see tidelog doctor[/]"
+        stopped = counted(len(topic.stopped), "partition")
+        return f"[bold red]{stopped} stopped: an object is missing; see `tidelog doctor`[/]"
     if topic.raw_ranges:
         return f"[red]{len(topic.raw_ranges)} ranges would not decode and stay raw[/]"
     if topic.busy:

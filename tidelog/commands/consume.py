@@ -20,7 +20,7 @@ from tidelog.kafka_client import as_user_error, client_config, from_offsets
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 class Format(StrEnum):

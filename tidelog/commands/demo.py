@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 from tidelog.stack import StackSettings
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 class StoreKind(StrEnum):

@@ -13,12 +13,13 @@ from sequencer.client import Sequencer, SequencerSettings
 from sequencer.database import SequencerUnavailable
 from storage.object_store import StoreSettings, StoreUnavailable
 from storage.open_store import open_store
+from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
@@ -68,6 +69,6 @@ def _show(diagnosis: Diagnosis, console: Console) -> None:
             wrong.add_row(f"[red]{finding.fault.value}[/]", finding.where, finding.what.replace("[", "\\["))
         console.print(wrong)
     depth = "every byte verified" if diagnosis.contents_verified else "sizes checked; --verify reads contents"
-    total = sum(diagnosis.fault_counts.values())
-    verdict = "[bold green]Healthy[/]" if diagnosis.is_healthy else f"[bold red]{total:,} faults[/]"
+    total = counted(sum(diagnosis.fault_counts.values()), "fault")
+    verdict = "[bold green]Healthy[/]" if diagnosis.is_healthy else f"[bold red]{total}[/]"
     console.print(f"{verdict} ({depth})")

@@ -7,12 +7,13 @@ from rich.console import Console
 
 from sequencer.database import SequencerUnavailable
 from sequencer.migrate import MigrationRefused, migrate
+from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command("migrate")
@@ -23,10 +24,10 @@ def migrate_database() -> None:
     try:
         applied = asyncio.run(migrate(database_url))
     except SequencerUnavailable as away:
-        raise UserError(str(away), "Checked TIDELOG_DATABASE_URL.") from None
+        raise UserError(" ".join(str(away).split())) from None
     except MigrationRefused as refused:
         raise UserError(f"{refused}.") from None
     if applied:
-        Console().print(f"[green]Applied[/] {len(applied)} migrations: {', '.join(map(str, applied))}.")
+        Console().print(f"[green]Applied[/] {counted(len(applied), 'migration')}: {', '.join(map(str, applied))}.")
     else:
         Console().print("The schema is up to date.")

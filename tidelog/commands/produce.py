@@ -1,19 +1,31 @@
 """`tidelog produce TOPIC`: one record per line of standard input."""
 
 import sys
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from rich.console import Console
 
+from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.kafka_client import as_user_error, client_config
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+class Compression(StrEnum):
+    """Kafka's."""
+
+    NONE = "none"
+    GZIP = "gzip"
+    SNAPPY = "snappy"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
 
 
 class _Deliveries:
@@ -39,7 +51,7 @@ def produce(
         str | None,
         typer.Option(help="What parts a line into key and value; a line without it has no key.", show_default=False),
     ] = None,
-    compression: Annotated[str, typer.Option(help="none, gzip, snappy, lz4 or zstd.")] = "zstd",
+    compression: Annotated[Compression, typer.Option(help="How batches are compressed.")] = Compression.ZSTD,
     zone: Annotated[
         str | None, typer.Option(help="The zone to produce from; by default any agent's.", show_default=False)
     ] = None,
@@ -48,7 +60,7 @@ def produce(
     settings = find_cluster()
     more = {
         "enable.idempotence": True,
-        "compression.type": compression,
+        "compression.type": compression.value,
         "linger.ms": 5,
         "message.timeout.ms": int(1000 * settings.client_timeout_s),
     }
@@ -58,6 +70,8 @@ def produce(
         raise UserError(f"{refused.args[0].str()}.") from None
     deliveries = _Deliveries()
     separator = key_separator.encode() if key_separator else None
+    if sys.stdin.isatty():
+        Console(stderr=True).print("One record per line; Ctrl-D ends.", style="dim")
     for line in sys.stdin.buffer:
         _send(producer, topic, line.rstrip(b"\r\n"), separator, deliveries)
         if deliveries.failure is not None:
@@ -66,8 +80,8 @@ def produce(
     if deliveries.failure is not None:
         raise as_user_error(deliveries.failure, topic)
     if unsent:
-        raise UserError(f"{unsent} records were not acknowledged within {settings.client_timeout_s:g} s.")
-    Console(stderr=True).print(f"[green]{deliveries.acknowledged:,} records acknowledged[/]")
+        raise UserError(f"{counted(unsent, 'record')} not acknowledged within {settings.client_timeout_s:g} s.")
+    Console(stderr=True).print(f"[green]{counted(deliveries.acknowledged, 'record')} acknowledged[/]")
 
 
 def _send(producer: Producer, topic: str, line: bytes, separator: bytes | None, deliveries: _Deliveries) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -11,11 +12,12 @@ from rich.table import Table
 
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.sql import QueryResult, query
+from tidelog.counted import counted
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 from tidelog.spark_errors import spark_command
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 class Format(StrEnum):
@@ -45,7 +47,7 @@ def sql(
 
 
 def _table(found: QueryResult) -> Table:
-    table = Table(title=f"{len(found.rows):,} rows", header_style="bold cyan")
+    table = Table(title=counted(len(found.rows), "row"), header_style="bold cyan")
     for index, name in enumerate(found.columns):
         numbers = bool(found.rows) and all(isinstance(row[index], int | float | None) for row in found.rows)
         table.add_column(name, justify="right" if numbers else "left", overflow="fold")
@@ -55,7 +57,12 @@ def _table(found: QueryResult) -> Table:
 
 
 def _shown(value: Any) -> str:
-    text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        text = value.decode(errors="backslashreplace")
+    elif isinstance(value, datetime) and value.microsecond % 1000 == 0:  # Kafka's timestamps have no more
+        text = value.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+    else:
+        text = str(value)
     return text.replace("[", "\\[")
 
 

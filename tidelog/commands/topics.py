@@ -7,13 +7,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 from tidelog.topics_client import TopicsClient
 
-app = typer.Typer(no_args_is_help=True, help="List, create, describe, alter and delete topics.")
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="List, create, describe, alter and delete topics.",
+)
 
 _USED = ("http_url", "data_dir", "client_timeout_s")
 Name = Annotated[str, typer.Argument(help="The topic's name.", show_default=False)]
@@ -33,7 +39,11 @@ def list_topics(*, as_json: AsJson = False) -> None:
     if as_json:
         _print_json(topics)
         return
-    table = Table("topic", "partitions", "settings", "created", title=f"{len(topics)} topics", header_style="bold cyan")
+    if not topics:
+        Console().print("No topics yet. `tidelog topics create NAME` makes one; so does producing to it.")
+        return
+    title = counted(len(topics), "topic")
+    table = Table("topic", "partitions", "settings", "created", title=title, header_style="bold cyan")
     for topic in topics:
         table.add_row(
             f"[bold]{topic['name']}[/]", str(topic["partitions"]), _settings_of(topic), topic["created_at"][:19]
@@ -50,7 +60,7 @@ def create(name: Name, *, partitions: Partitions = None, config: Config = None, 
     if as_json:
         _print_json(topic)
     else:
-        Console().print(f"[green]Created[/] [bold]{topic['name']}[/] with {topic['partitions']} partitions.")
+        Console().print(f"[green]Created[/] [bold]{topic['name']}[/] with {counted(topic['partitions'], 'partition')}.")
 
 
 @app.command()
@@ -94,9 +104,8 @@ def alter(
     if as_json:
         _print_json(topic)
     else:
-        Console().print(
-            f"[green]Altered[/] [bold]{topic['name']}[/]: {topic['partitions']} partitions, {_settings_of(topic)}."
-        )
+        now = f"{counted(topic['partitions'], 'partition')}, {_settings_of(topic)}"
+        Console().print(f"[green]Altered[/] [bold]{topic['name']}[/]: {now}.")
 
 
 @app.command()

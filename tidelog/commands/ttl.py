@@ -9,11 +9,12 @@ from rich.table import Table
 
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.ttl import TopicExpiry, TtlProgress, TtlReport, expire_history
+from tidelog.counted import counted
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 from tidelog.spark_errors import spark_command
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
@@ -23,10 +24,16 @@ def ttl(
 ) -> None:
     """Drop what has expired from topics' history, as of now. Its files go later, with the garbage."""
     console = Console()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with (
         spark_command("database_url", "store_url") as settings,
-        Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress,
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
     ):
         bar = progress.add_task("Looking for what has expired", total=None)
 
@@ -39,7 +46,7 @@ def ttl(
 
 
 def _table(report: TtlReport) -> Table:
-    title = f"{report.rows_expired:,} records expired"
+    title = f"{counted(report.rows_expired, 'record')} expired"
     table = Table("topic", "records", "files dropped", "files rewritten", "", title=title, header_style="bold cyan")
     for column in table.columns[1:4]:
         column.justify = "right"
