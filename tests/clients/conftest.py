@@ -1,7 +1,6 @@
 """The running stack as clients see it: bootstrap servers per zone, fresh topics, and the four clients."""
 
 import time
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,8 +20,6 @@ def running(session_directory: Path) -> Iterator[Stack]:
     """One stack for all these tests: two agents, in zones a and b, that know of each other."""
     with Stack(StackSettings(data_dir=session_directory / "stack")) as stack:
         for agent in stack.agents:
-            _wait_until_it_names(len(stack.agents), agent.address.bootstrap)
-        for agent in stack.agents:
             _wait_until_all_are_known(agent.address.bootstrap, len(stack.agents))
         yield stack
 
@@ -34,16 +31,6 @@ def _wait_until_all_are_known(servers: str, agents: int) -> None:
     while len(admin.list_topics(timeout=30).brokers) < agents:
         assert time.monotonic() < until, f"{servers} does not know {agents} agents"
         time.sleep(0.1)
-
-
-def _wait_until_it_names(agents: int, servers: str) -> None:
-    """An agent hears of one that came after it at its next look, within `TIDELOG_MEMBERSHIP_RENEW_S`."""
-    until = time.monotonic() + 30
-    while (
-        len(confluent_kafka.admin.AdminClient({"bootstrap.servers": servers}).list_topics(timeout=30).brokers) < agents
-    ):
-        assert time.monotonic() < until, f"the agent at {servers} does not hear of the others"
-        time.sleep(0.2)
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,13 @@
 """Clients that name their zone are led to its agents, in every spelling; a consumer with a rack reads there."""
 
+import uuid
+
 import confluent_kafka
 import confluent_kafka.admin
 import pytest
 
+from tests.agent.read_path.wire import request
+from tests.agent.running import Wire
 from tests.clients.adapters import DEADLINE_S, Confluent, Sent
 from tests.clients.conftest import NewTopic
 
@@ -27,11 +31,19 @@ def test_leaders_are_in_the_zone_that_the_client_names(
         assert _leaders(asked, topic, f"app,{spelling}b") == {zone_b}
 
 
-def test_a_client_without_a_zone_stays_with_the_agent_it_asked(new_topic: NewTopic, zone_a: str, zone_b: str) -> None:
+async def test_a_client_without_a_zone_stays_with_the_agent_it_asked(
+    new_topic: NewTopic, zone_a: str, zone_b: str
+) -> None:
     topic = new_topic(6, "zones")
 
-    assert _leaders(zone_a, topic, "plain") == {zone_a}
-    assert _leaders(zone_b, topic, "plain") == {zone_b}
+    for asked in (zone_a, zone_b):
+        # By hand: a librdkafka that knows of both agents asks either.
+        wire = await Wire.connect(int(asked.rpartition(":")[2]))
+        named = {"allow_auto_topic_creation": False, "topics": [{"topic_id": uuid.UUID(int=0), "name": topic}]}
+        answer = await wire.ask(request(3, 12, include_topic_authorized_operations=False, **named), "plain")
+        wire.close()
+        addresses = {broker.node_id: f"{broker.host}:{broker.port}" for broker in answer.brokers}
+        assert {addresses[partition.leader_id] for partition in answer.topics[0].partitions} == {asked}
 
 
 def test_racks_are_zones(zone_a: str, zone_b: str) -> None:
