@@ -4,6 +4,7 @@ known.
 Promises that `SELECT ... FROM topics.flights` needs no catalog name, that what the JVM prints goes to a file which an
 error quotes from, and that a machine without Java 17 gets an error that says so."""
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -11,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
@@ -25,6 +27,7 @@ CATALOG = "tidelog"
 NAMESPACE = "topics"
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _QUOTED_LINES = 15
+_END_TIMEOUT_S = 10.0
 _starting = threading.Lock()
 
 
@@ -75,6 +78,29 @@ def _start(settings: CompactionSettings) -> SparkContext:
             return _without_jars(SparkContext(conf=conf, gateway=gateway))
         except (PySparkException, Py4JError, OSError) as error:
             raise SparkUnavailable(f"Spark did not start: {error}\n{_last_lines(said)}") from error
+        finally:
+            if SparkContext._active_spark_context is None:
+                _end_launched()
+
+
+def _end_launched() -> None:
+    """Ends a JVM whose context was never made: after Ctrl-C in between it would run for ever."""
+    launched = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if any("pyspark-shell" in argument for argument in _command_line(child))
+    ]
+    for child in launched:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(launched, timeout=_END_TIMEOUT_S)
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []  # it has ended
 
 
 def _without_jars(context: SparkContext) -> SparkContext:

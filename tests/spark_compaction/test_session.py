@@ -1,8 +1,13 @@
 """Java is looked for before Spark is, and what is wrong is said in a sentence."""
 
+import os
 import stat
+import subprocess
+import sys
+import uuid
 from pathlib import Path
 
+import psutil
 import pytest
 
 from spark_compaction.java import JavaMissing, java_version, require_java
@@ -49,3 +54,32 @@ def test_a_machine_without_java_is_told_to_install_it(tmp_path: Path, monkeypatc
 
     with pytest.raises(JavaMissing, match="no Java found"):
         require_java()
+
+
+INTERRUPTED_START = """
+import os, signal, threading
+from spark_compaction.session import spark_session
+from spark_compaction.settings import CompactionSettings
+
+threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
+spark_session(CompactionSettings())
+"""
+
+
+def test_a_start_that_is_interrupted_leaves_no_jvm() -> None:
+    mark = {"STARTED_BY_TEST": uuid.uuid4().hex}
+    command = [sys.executable, "-c", INTERRUPTED_START]
+
+    started = subprocess.run(
+        command, env={**os.environ, **mark}, capture_output=True, text=True, timeout=100, check=False
+    )
+
+    assert "KeyboardInterrupt" in started.stderr
+    assert [process for process in psutil.process_iter() if mark.items() <= _environment(process).items()] == []
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}

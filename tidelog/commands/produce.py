@@ -15,6 +15,8 @@ from tidelog.kafka_client import as_user_error, client_config
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 
+_REPORT_S = 5.0
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -76,11 +78,13 @@ def produce(
         _send(producer, topic, line.rstrip(b"\r\n"), separator, deliveries)
         if deliveries.failure is not None:
             break
-    unsent = producer.flush(settings.client_timeout_s)
+    # librdkafka looks once a second for records whose time is over, and then says why.
+    unsent = producer.flush(settings.client_timeout_s + _REPORT_S)
     if deliveries.failure is not None:
         raise as_user_error(deliveries.failure, topic)
     if unsent:
-        raise UserError(f"{counted(unsent, 'record')} not acknowledged within {settings.client_timeout_s:g} s.")
+        waited = f"{counted(unsent, 'record')} not acknowledged within {settings.client_timeout_s + _REPORT_S:g} s."
+        raise UserError(waited, "Does an agent run at TIDELOG_BOOTSTRAP?")
     Console(stderr=True).print(f"[green]{counted(deliveries.acknowledged, 'record')} acknowledged[/]")
 
 
