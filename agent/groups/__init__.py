@@ -1,0 +1,1 @@
+"""Consumer groups: pure state machines (`classic.py`, `consumer.py`), and the coordinator that runs them."""
