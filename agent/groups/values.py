@@ -60,7 +60,7 @@ class GroupState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedProtocol:
-    """An assignor that a classic member offers, with its subscription: opaque unless the protocol type is `consumer`."""
+    """An assignor that a classic member offers, with its subscription."""
 
     name: str
     metadata: bytes
