@@ -48,7 +48,7 @@ class ClassicGroup:
     ) -> "ClassicGroup":
         """A group that was of the new protocol until now: Stable with these members and their assignments, at this
         generation, the first member leading; with a rebalance begun if asked (`False`: the event handled next begins
-        one). `stored_member_ids` are those that Postgres has; the first change writes the members and deletes the rest."""
+        one). `stored_member_ids` are those that Postgres has; the first change writes the members, deletes the rest."""
         raise NotImplementedError
 
     # --- what a conversion to the new protocol reads
@@ -74,8 +74,8 @@ class ClassicGroup:
         raise NotImplementedError
 
     def dismiss(self, fault: GroupFault) -> list[Answered]:
-        """Answers every waiting JoinGroup and SyncGroup with this fault; before a conversion (REBALANCE_IN_PROGRESS), or
-        when the group is unloaded."""
+        """Answers every waiting JoinGroup and SyncGroup with this fault; before a conversion (REBALANCE_IN_PROGRESS),
+        or when the group is unloaded."""
         raise NotImplementedError
 
     # --- the interface of every machine (see values.py)

@@ -1,7 +1,7 @@
 """A member of the classic group protocol, and what the members together support (pure values).
 
-A member is what the group knows of it between requests: who it is, what it offers and what it was assigned. Who waits for
-an answer and until when a member is believed alive is the group's own (`classic.py`).
+A member is what the group knows of it between requests: who it is, what it offers and what it was assigned. Who waits
+for an answer and until when a member is believed alive is the group's own (`classic.py`).
 """
 
 from dataclasses import dataclass
