@@ -146,21 +146,24 @@ class TopicShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicsSeen:
-    """The topics there are, as far as `topics_wanted` asked; an event whenever they were looked at."""
-
-    topics: Mapping[str, TopicShape]
-
-
-GroupEvent: TypeAlias = Join | Sync | Heartbeat | Leave | ConsumerHeartbeat | TopicsSeen
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsWanted:
     """What a group must know of topics to assign them. `everything`: a regular expression is subscribed to."""
 
     names: frozenset[str] = frozenset()
     everything: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicsSeen:
+    """An event whenever topics were looked at. A request that needs topics never asked for waits for it."""
+
+    topics: Mapping[str, TopicShape]
+    """The topics there are, as far as asked."""
+    asked: TopicsWanted
+    """What `topics_wanted` was when they were looked up: a name asked for and not in `topics` does not exist."""
+
+
+GroupEvent: TypeAlias = Join | Sync | Heartbeat | Leave | ConsumerHeartbeat | TopicsSeen
 
 
 # --- answers
