@@ -4,10 +4,21 @@ Promises that each bound of the agent (a queue, a cache, a wait, a retry) is nam
 that enforces it.
 """
 
-from typing import Self
+from typing import Final, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_LARGEST_PORT: Final = 65_535
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """The host and the port of `host:port` or `[IPv6]:port`. Raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) <= _LARGEST_PORT:
+        raise ValueError(f"'{address}' is no host:port")
+    return host, int(port)
 
 
 class AgentSettings(BaseSettings):
@@ -30,6 +41,15 @@ class AgentSettings(BaseSettings):
     """The host that Metadata names for this agent; by default `kafka_host`."""
     advertised_port: int | None = Field(default=None, ge=1, le=65535)
     """The port that Metadata names for this agent; by default the one bound."""
+    one_address: str | None = None
+    """`host:port` of a TCP load balancer before all agents: clients are told of no other address, any agent takes any
+    request, and what belongs to a group's coordinator is forwarded to it over the peer ports."""
+    max_forwarded_connections: int = Field(default=4096, ge=0)
+    """Connections that other agents may open to forward their clients' requests, per agent; one more is refused."""
+    forward_connect_timeout_s: float = Field(default=2.0, gt=0)
+    """How long a coordinator may take to accept a forwarding connection."""
+    forward_timeout_s: float = Field(default=30.0, gt=0)
+    """How long the coordinator may take to answer a forwarded request that does not wait for other members."""
     http_host: str = "127.0.0.1"
     """The address the HTTP side binds (health, metrics, /v1, the Iceberg catalog)."""
     http_port: int = Field(default=8080, ge=0, le=65535)
@@ -138,6 +158,13 @@ class AgentSettings(BaseSettings):
     """The pause before a store or database that is away is tried again, doubled up to five seconds."""
     drain_timeout_s: float = Field(default=20.0, gt=0)
     """On SIGTERM: the time for requests in flight to be answered; shorter than the platform's grace period."""
+
+    @field_validator("one_address")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            split_address(value)
+        return value or None
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:

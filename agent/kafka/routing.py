@@ -1,17 +1,33 @@
-"""Which agent Metadata names for a partition, and when a connection is told that it has moved (DESIGN §7).
+"""What clients are told of agents: which there are, which to ask for a partition or a group, and when a connection is
+told that a partition has moved (DESIGN §7).
 
 "Leader" is a routing hint: any agent serves any partition. The choice is the ring's, among the agents of the client's
-zone.
+zone. Behind one address (`one_address`) there is one node for clients, whichever agents stand behind it, and nothing
+ever moves.
 """
 
 from dataclasses import dataclass
 
 from agent.kafka.context import RequestContext
+from agent.settings import split_address
 from cache_ring.ring import Ring
 from sequencer.agents import LiveAgent
 from storage.identifiers import NodeId, Partition, TopicId
 
 NO_NODE = NodeId(-1)
+ONE_NODE = NodeId(0)
+"""The node that stands for all agents behind one address. Agents' own ids begin at 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """An agent, or all of them behind one address, as clients are told of it."""
+
+    node_id: NodeId
+    host: str
+    port: int
+    zone: str | None
+    """None: no zone in particular."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +36,9 @@ class Route:
 
     leader: NodeId
     replicas: tuple[NodeId, ...]
+
+
+_ONE_ROUTE = Route(leader=ONE_NODE, replicas=(ONE_NODE,))
 
 
 class RoutingTable:
@@ -51,14 +70,42 @@ def _route(ring: Ring, zone: str, topic_id: TopicId, partition: Partition) -> Ro
     )
 
 
-def agents_of(context: RequestContext) -> tuple[LiveAgent, ...]:
-    """The agents a client may be told of."""
-    return context.parts.membership.ring.agents
+def endpoints_of(context: RequestContext) -> tuple[Endpoint, ...]:
+    """What a client may connect to."""
+    one = _one_endpoint(context)
+    if one is not None:
+        return (one,)
+    return tuple(_endpoint(agent) for agent in context.parts.membership.ring.agents)
+
+
+def controller_of(context: RequestContext) -> NodeId:
+    """The agent itself: any agent takes administrative requests, and this one is known to be reachable."""
+    if context.settings.one_address is not None:
+        return ONE_NODE
+    self_ = context.parts.membership.self_
+    return NO_NODE if self_ is None else self_.node_id
+
+
+def coordinator_of(context: RequestContext, key: str) -> Endpoint | None:
+    """Where to send what belongs to the coordinator of `key`; None while no agent is a member of the cluster."""
+    agent = context.parts.membership.ring.coordinator(key)
+    return None if agent is None else _one_endpoint(context) or _endpoint(agent)
 
 
 def route_of(context: RequestContext, topic_id: TopicId, partition: Partition) -> Route:
     """The agent for a partition among those of the client's zone, and one replica per zone."""
+    if context.settings.one_address is not None:
+        return _ONE_ROUTE
     return context.parts.routes.route(context.parts.membership.ring, context.client_zone, topic_id, partition)
+
+
+def preferred_replica_of(context: RequestContext, rack: str, topic_id: TopicId, partition: Partition) -> NodeId | None:
+    """The agent of the client's rack, when that is another zone than this agent's and has one (KIP-392)."""
+    membership = context.parts.membership
+    if context.settings.one_address is not None or rack == membership.zone or rack not in membership.ring.zones:
+        return None
+    agent = membership.ring.partition_leader(rack, topic_id, partition)
+    return None if agent is None else agent.node_id
 
 
 def has_moved(context: RequestContext, topic_id: TopicId, partition: Partition) -> bool:
@@ -69,6 +116,8 @@ def has_moved(context: RequestContext, topic_id: TopicId, partition: Partition) 
     than written out of order. Afterwards it is served: views of the ring may differ, and a wrong route costs a little,
     a refused client everything.
     """
+    if context.settings.one_address is not None:
+        return False
     self_ = context.parts.membership.self_
     leader = route_of(context, topic_id, partition).leader
     if self_ is None or leader in (NO_NODE, self_.node_id):
@@ -81,3 +130,15 @@ def has_moved(context: RequestContext, topic_id: TopicId, partition: Partition) 
         redirected[topic_id, partition] = context.received_at_s
         return True
     return context.received_at_s < first_told_s + context.settings.redirect_window_s
+
+
+def _one_endpoint(context: RequestContext) -> Endpoint | None:
+    if context.settings.one_address is None:
+        return None
+    host, port = split_address(context.settings.one_address)
+    return Endpoint(node_id=ONE_NODE, host=host, port=port, zone=None)
+
+
+def _endpoint(agent: LiveAgent) -> Endpoint:
+    address = agent.address
+    return Endpoint(node_id=agent.node_id, host=address.kafka_host, port=address.kafka_port, zone=address.zone)

@@ -50,6 +50,12 @@ class Running:
     def metric(self, name: str, **labels: str) -> float:
         return self.app.metrics.registry.get_sample_value(name, labels) or 0.0
 
+    @property
+    def agents_seen(self) -> int:
+        """The agents in its view of the ring, itself among them."""
+        membership = self.app._membership()
+        return 0 if membership is None else len(membership.ring.agents)
+
     def exposition(self) -> str:
         return generate_latest(self.app.metrics.registry).decode()
 

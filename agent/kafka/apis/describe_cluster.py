@@ -3,11 +3,13 @@
 from kio.schema.describe_cluster.v2.request import DescribeClusterRequest
 from kio.schema.describe_cluster.v2.response import DescribeClusterBroker, DescribeClusterResponse
 from kio.schema.errors import ErrorCode
+from kio.schema.types import BrokerId
 from kio.static.primitive import i8
 
 from agent.kafka.api import NO_THROTTLE, Api
-from agent.kafka.apis.metadata import brokers, controller
+from agent.kafka.apis.metadata import brokers
 from agent.kafka.context import RequestContext
+from agent.kafka.routing import controller_of
 
 _BROKERS = i8(1)
 
@@ -21,7 +23,7 @@ async def handle(request: DescribeClusterRequest, context: RequestContext) -> De
         error_message=None if is_brokers else "this cluster has no controllers to describe",
         endpoint_type=endpoint_type,
         cluster_id=context.parts.cluster_id,
-        controller_id=controller(context),
+        controller_id=BrokerId(controller_of(context)),
         brokers=tuple(
             DescribeClusterBroker(
                 broker_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack, is_fenced=False

@@ -19,7 +19,7 @@ from kio.static.primitive import i32, i64
 from agent.error_codes import read_failure_code
 from agent.kafka.api import ABSENT, Api
 from agent.kafka.context import RequestContext
-from agent.kafka.routing import has_moved
+from agent.kafka.routing import has_moved, preferred_replica_of
 from agent.kafka.vectored import RecordSlices
 from agent.read_path.plan_fetch import FetchPlan, PartitionPlan, ReadFailure
 from agent.read_path.reads import PartitionResult
@@ -144,13 +144,9 @@ def _refusal(topic_id: TopicId | None, partition: Any, request: Any, context: Re
 def _preferred_replica(
     topic_id: TopicId | None, partition: Any, request: Any, context: RequestContext
 ) -> NodeId | None:
-    """The agent of the client's rack, when that is another zone than this agent's and has one (KIP-392)."""
-    ring = context.parts.membership.ring
-    rack: str = getattr(request, "rack_id", "")
-    if topic_id is None or rack == context.parts.membership.zone or rack not in ring.zones:
+    if topic_id is None:
         return None
-    agent = ring.partition_leader(rack, topic_id, Partition(partition.partition))
-    return None if agent is None else agent.node_id
+    return preferred_replica_of(context, getattr(request, "rack_id", ""), topic_id, Partition(partition.partition))
 
 
 async def _named(results: Sequence[PartitionResult], context: RequestContext) -> list[PartitionResult]:

@@ -1,7 +1,7 @@
 """Kafka API 10, FindCoordinator, v0-v6 (KIP-699 batches of keys).
 
-A group's coordinator is the ring's choice among all agents. Refused: transactional ids and share groups, with a
-message.
+A group's coordinator is the ring's choice among all agents; behind one address, that address is named. Refused:
+transactional ids and share groups, with a message.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from kio.static.primitive import i32
 
 from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.context import RequestContext
+from agent.kafka.routing import coordinator_of
 from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
 
 _GROUP: Final = 0
@@ -57,14 +58,14 @@ def _find(key: str, key_type: int, context: RequestContext) -> Coordinator:
         return _refused(key, TRANSACTIONS_REFUSED_CODE, TRANSACTIONS_REFUSED)
     if key_type != _GROUP:
         return _refused(key, ErrorCode.invalid_request, f"coordinators of key type {key_type} are not served")
-    agent = context.parts.membership.ring.coordinator(f"group/{key}")
-    if agent is None:
+    endpoint = coordinator_of(context, f"group/{key}")
+    if endpoint is None:
         return _refused(key, ErrorCode.coordinator_not_available, "no agent is a member of the cluster yet")
     return Coordinator(
         key=key,
-        node_id=BrokerId(agent.node_id),
-        host=agent.address.kafka_host,
-        port=i32(agent.address.kafka_port),
+        node_id=BrokerId(endpoint.node_id),
+        host=endpoint.host,
+        port=i32(endpoint.port),
         error_code=ErrorCode.none,
         error_message=None,
     )

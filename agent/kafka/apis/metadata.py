@@ -23,7 +23,7 @@ from kio.static.primitive import i32
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE, Api, CloseConnection
 from agent.kafka.context import RequestContext
-from agent.kafka.routing import NO_NODE, agents_of, route_of
+from agent.kafka.routing import NO_NODE, controller_of, endpoints_of, route_of
 from sequencer.topics import Topic, TopicExists
 from storage.identifiers import Partition, TopicId
 
@@ -51,7 +51,7 @@ async def handle(request: MetadataRequest, context: RequestContext) -> _Response
     return _Response(
         brokers=brokers(context),
         cluster_id=context.parts.cluster_id,
-        controller_id=controller(context),
+        controller_id=BrokerId(controller_of(context)),
         topics=tuple(await _topics(request, context)),
     )
 
@@ -59,19 +59,10 @@ async def handle(request: MetadataRequest, context: RequestContext) -> _Response
 def brokers(context: RequestContext) -> tuple[MetadataResponseBroker, ...]:
     return tuple(
         MetadataResponseBroker(
-            node_id=BrokerId(agent.node_id),
-            host=agent.address.kafka_host,
-            port=i32(agent.address.kafka_port),
-            rack=agent.address.zone,
+            node_id=BrokerId(endpoint.node_id), host=endpoint.host, port=i32(endpoint.port), rack=endpoint.zone
         )
-        for agent in agents_of(context)
+        for endpoint in endpoints_of(context)
     )
-
-
-def controller(context: RequestContext) -> BrokerId:
-    """The agent itself: any agent takes administrative requests, and this one is known to be reachable."""
-    self_ = context.parts.membership.self_
-    return BrokerId(NO_NODE if self_ is None else self_.node_id)
 
 
 async def _topics(request: MetadataRequest, context: RequestContext) -> list[MetadataResponseTopic]:
