@@ -1,0 +1,112 @@
+"""Apache Kafka to compare with: one broker from the jars of Maven Central, by name, on a free loopback port.
+
+The jars come once, through the Apache Ivy that ships inside pyspark, into `.cache/apache-kafka` (53 MB). Log segments
+lie on the local disk; the broker flushes them as it does by default.
+"""
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pyspark
+
+VERSION = "4.1.0"
+_FOLDER = Path(__file__).parents[1] / ".cache" / "apache-kafka"
+_MODULES = Path(__file__).with_name("apache_kafka.xml")
+_START_TIMEOUT_S = 90.0
+_STOP_TIMEOUT_S = 30.0
+_DOWNLOAD_TIMEOUT_S = 600.0
+
+
+class KafkaDidNotStart(Exception):
+    """The message names the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """A running broker."""
+
+    bootstrap: str
+    pid: int
+
+    def cpu_s(self) -> float:
+        """Seconds of CPU spent so far."""
+        times = psutil.Process(self.pid).cpu_times()
+        return times.user + times.system
+
+
+def jars() -> str:
+    """The class path, downloaded if need be; all or nothing."""
+    found = _FOLDER / f"jars-{VERSION}"
+    if not found.exists():
+        building = found.with_suffix(".building")
+        shutil.rmtree(building, ignore_errors=True)
+        (ivy,) = (Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar")
+        pattern = f"{building}/[artifact]-[revision].[ext]"
+        _run("-jar", str(ivy), "-cache", f"{_FOLDER}/ivy", "-ivy", str(_MODULES), "-retrieve", pattern)
+        building.rename(found)
+    return f"{found}/*"
+
+
+@contextmanager
+def apache_kafka(directory: Path, settings: Mapping[str, str]) -> Iterator[Broker]:
+    """A broker that is its own controller, ends with the context. `settings` are server properties."""
+    classpath = jars()
+    port, controller_port = _free_port(), _free_port()
+    properties = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": str(directory / "data"),
+        "offsets.topic.replication.factor": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        **settings,
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "server.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+    _run("-cp", classpath, "kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qk", "-c", str(file))
+    with (directory / "broker.log").open("wb") as log:
+        command = ["java", "-Xmx1g", "-cp", classpath, "kafka.Kafka", str(file)]
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        _wait_until_open(port, process, directory / "broker.log")
+        yield Broker(bootstrap=f"127.0.0.1:{port}", pid=process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_open(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    until = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < until and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise KafkaDidNotStart(f"Apache Kafka did not start: see {log}")
+
+
+def _run(*arguments: str) -> None:
+    subprocess.run(["java", *arguments], check=True, capture_output=True, timeout=_DOWNLOAD_TIMEOUT_S)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
