@@ -1,0 +1,72 @@
+"""What the value of a topic config may be: checks that a definition is made of (pure)."""
+
+import re
+from collections.abc import Callable
+from typing import TypeAlias
+
+Check: TypeAlias = Callable[[str], None]
+
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
+
+
+class InvalidConfig(Exception):
+    """The name is unknown or the value not acceptable; the message says what would be."""
+
+
+def refused(name: str, value: str, reason: str) -> InvalidConfig:
+    return InvalidConfig(f"Invalid value {value[:100]} for configuration {name}: {reason}")
+
+
+def whole_number(name: str, minimum: int, maximum: int, hint: str = "") -> Check:
+    def check(value: str) -> None:
+        if not _WHOLE_NUMBER.fullmatch(value.strip()):
+            raise refused(name, value, "Not a number")
+        if not minimum <= int(value) <= maximum:
+            raise refused(name, value, f"Value must be between {minimum} and {maximum}{hint}")
+
+    return check
+
+
+def share(name: str) -> Check:
+    """A number from 0 to 1."""
+
+    def check(value: str) -> None:
+        try:
+            number = float(value)
+        except ValueError:
+            raise refused(name, value, "Not a number") from None
+        if not 0.0 <= number <= 1.0:
+            raise refused(name, value, "Value must be between 0 and 1")
+
+    return check
+
+
+def one_of(name: str, allowed: tuple[str, ...], hint: str = "") -> Check:
+    def check(value: str) -> None:
+        if value.strip() not in allowed:
+            raise refused(name, value, f"must be {' or '.join(allowed)}. {hint}".rstrip())
+
+    return check
+
+
+def list_of(name: str, allowed: tuple[str, ...], hint: str = "") -> Check:
+    """At least one of `allowed`, separated by commas."""
+
+    def check(value: str) -> None:
+        named = [item.strip() for item in value.split(",")]
+        if not set(named) <= set(allowed):
+            raise refused(name, value, f"must be {' or '.join(allowed)}. {hint}".rstrip())
+
+    return check
+
+
+def always(name: str, value_kept: str, why: str) -> Check:
+    """A boolean that has one value here."""
+
+    def check(value: str) -> None:
+        if value.strip().lower() not in ("true", "false"):
+            raise refused(name, value, "Expected value to be either true or false")
+        if value.strip().lower() != value_kept:
+            raise refused(name, value, f"only {value_kept} is available. {why}")
+
+    return check
