@@ -1,8 +1,8 @@
 """Members of consumer groups that only keep membership: no records, little CPU, so that hundreds fit one process.
 
-Each speaks one of the two protocols as a client does. The classic one joins, syncs (its leader deals out partitions) and
-sends heartbeats; the new one (KIP-848) sends heartbeats, gives back what it is told to and confirms. `owned` is what a
-member may read now.
+Each speaks one of the two protocols as a client does. The classic one joins, syncs (its leader deals the partitions)
+and sends heartbeats; the new one (KIP-848) sends heartbeats, gives back what it is told to and confirms. `owned` is
+what a member may read now.
 """
 
 import asyncio
