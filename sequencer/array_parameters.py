@@ -18,7 +18,8 @@ from psycopg.adapt import Dumper
 _HEADER = struct.Struct(">iiiii")
 _EMPTY_HEADER = struct.Struct(">iii")
 _UUID_LENGTH = struct.pack(">i", 16)
-_INT4_OID, _INT8_OID, _UUID_OID = 23, 20, 2950
+_LENGTH = struct.Struct(">i")
+_INT4_OID, _INT8_OID, _UUID_OID, _TEXT_OID, _BYTEA_OID = 23, 20, 2950, 25, 17
 _INT4 = np.dtype([("length", ">i4"), ("value", ">i4")])
 _INT8 = np.dtype([("length", ">i4"), ("value", ">i8")])
 
@@ -33,6 +34,14 @@ class Int8Array(tuple[int, ...]):
 
 class UuidArray(tuple[UUID, ...]):
     """Becomes `uuid[]`."""
+
+
+class TextArray(tuple[str, ...]):
+    """Becomes `text[]`. Its strings hold no NUL."""
+
+
+class BytesArray(tuple[bytes, ...]):
+    """Becomes `bytea[]`."""
 
 
 class _Int4ArrayDumper(Dumper):
@@ -60,6 +69,27 @@ class _UuidArrayDumper(Dumper):
         return _header(_UUID_OID, len(obj)) + elements
 
 
+class _TextArrayDumper(Dumper):
+    oid = 1009
+    format = pq.Format.BINARY
+
+    def dump(self, obj: Sequence[str]) -> Buffer:
+        return _varying([value.encode() for value in obj], _TEXT_OID)
+
+
+class _BytesArrayDumper(Dumper):
+    oid = 1001
+    format = pq.Format.BINARY
+
+    def dump(self, obj: Sequence[bytes]) -> Buffer:
+        return _varying(obj, _BYTEA_OID)
+
+
+def _varying(values: Sequence[bytes], oid: int) -> bytes:
+    elements = b"".join([part for value in values for part in (_LENGTH.pack(len(value)), value)])
+    return _header(oid, len(values)) + elements
+
+
 def _numbers(values: Sequence[int], oid: int, layout: "np.dtype[np.void]", size: int) -> bytes:
     elements = np.empty(len(values), dtype=layout)
     elements["length"] = size
@@ -76,3 +106,5 @@ def _header(oid: int, length: int) -> bytes:
 psycopg.adapters.register_dumper(Int4Array, _Int4ArrayDumper)
 psycopg.adapters.register_dumper(Int8Array, _Int8ArrayDumper)
 psycopg.adapters.register_dumper(UuidArray, _UuidArrayDumper)
+psycopg.adapters.register_dumper(TextArray, _TextArrayDumper)
+psycopg.adapters.register_dumper(BytesArray, _BytesArrayDumper)

@@ -5,9 +5,11 @@ from typing import Self
 from sequencer.agents import Agents
 from sequencer.cluster import Cluster
 from sequencer.commits import Commits
+from sequencer.committed_offsets import CommittedOffsets
 from sequencer.coordinates import Coordinates
 from sequencer.database import Database
 from sequencer.garbage import Garbage
+from sequencer.groups import Groups
 from sequencer.history import History
 from sequencer.holds import Holds
 from sequencer.inspection import Inspection
@@ -34,6 +36,8 @@ class Sequencer:
         self.commits = Commits(database)
         self.coordinates = Coordinates(database)
         self.producers = Producers(database)
+        self.groups = Groups(database)
+        self.committed_offsets = CommittedOffsets(database)
         self.agents = Agents(database)
         self.history = History(database)
         self.retention = Retention(database)

@@ -1,0 +1,29 @@
+-- Groups: claimed, written, deleted by their coordinators, listed for anybody. The functions are in migrations/0004_groups.sql.
+
+-- name: claim
+SELECT coordinator_epoch, kind, generation, state, protocol_type, document, member_ids, member_epochs, member_documents
+FROM claim_group(%(group_id)s::text, %(node_id)s::integer, %(create)s::boolean)
+
+-- name: write
+SELECT write_group(
+    %(group_id)s::text, %(coordinator_epoch)s::bigint, %(kind)s::text, %(generation)s::integer, %(state)s::text,
+    %(protocol_type)s::text, %(document)s::json, %(is_empty)s::boolean, %(removed_ids)s::text[],
+    %(member_ids)s::text[], %(member_epochs)s::integer[], %(member_documents)s::text[]) AS held
+
+-- name: still_held
+SELECT asked.group_id
+FROM unnest(%(group_ids)s::text[], %(coordinator_epochs)s::bigint[]) AS asked (group_id, coordinator_epoch)
+CROSS JOIN LATERAL (
+    SELECT 1 FROM groups AS g
+    WHERE g.group_id = asked.group_id AND g.coordinator_epoch = asked.coordinator_epoch OFFSET 0) AS held
+
+-- name: delete
+SELECT delete_group(%(group_id)s::text, %(coordinator_epoch)s::bigint) AS outcome
+
+-- name: list
+-- A page in id order. A group that its coordinator has not written yet is a classic one without members. Filters that are empty let all pass.
+SELECT group_id, coalesce(kind, 'classic') AS kind, protocol_type, state, coordinator FROM groups
+WHERE group_id > %(after)s::text
+  AND (cardinality(%(states)s::text[]) = 0 OR state = ANY (%(states)s::text[]))
+  AND (cardinality(%(kinds)s::text[]) = 0 OR coalesce(kind, 'classic') = ANY (%(kinds)s::text[]))
+ORDER BY group_id LIMIT %(cap)s::integer
