@@ -4,6 +4,7 @@ parts."""
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0)
+_BATCH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 class Metrics:
@@ -13,10 +14,17 @@ class Metrics:
         self.registry = registry or CollectorRegistry()
         self._listener()
         self._write_path()
+        self._groups()
 
     def _listener(self) -> None:
         registry = self.registry
         self.connections = Gauge("tidelog_connections", "Open Kafka connections", registry=registry)
+        self.forwarded_connections = Gauge(
+            "tidelog_forwarded_connections", "Connections that other agents opened for their clients", registry=registry
+        )
+        self.forwarded = Counter(
+            "tidelog_forwarded_total", "Requests forwarded to another agent", ["outcome"], registry=registry
+        )
         self.connections_closed = Counter(
             "tidelog_connections_closed_total", "Connections this agent closed", ["reason"], registry=registry
         )
@@ -74,3 +82,18 @@ class Metrics:
         self.sealed_segments = Gauge(
             "tidelog_sealed_segments", "Segments sealed and not yet sequenced", registry=registry
         )
+
+    def _groups(self) -> None:
+        registry = self.registry
+        self.group_rebalances = Counter(
+            "tidelog_group_rebalances_total", "Generations (classic) and group epochs (consumer) begun",
+            ["protocol"], registry=registry,
+        )  # fmt: skip
+        self.offset_commits = Histogram(
+            "tidelog_offset_commits_per_statement", "OffsetCommit requests that shared a statement",
+            buckets=_BATCH_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self.offset_commit_seconds = Histogram(
+            "tidelog_offset_commit_seconds", "Statements that commit offsets, in the sequencer",
+            buckets=_LATENCY_BUCKETS_S, registry=registry,
+        )  # fmt: skip

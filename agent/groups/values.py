@@ -39,7 +39,9 @@ class GroupFault(Enum):
     SUBSCRIBED_TO_TOPIC = auto()
     NOT_COORDINATOR = auto()
     COORDINATOR_UNAVAILABLE = auto()
-    """The coordinator cannot reach Postgres, or is overloaded: try again."""
+    """The coordinator cannot reach Postgres: try again."""
+    OVERLOADED = auto()
+    """More is waiting than may: try again later. Said by the coordinator, never by a machine."""
 
 
 class GroupState(Enum):

@@ -1,0 +1,120 @@
+"""Committed offsets of groups: who may commit, fetch and forget them, and that it is so when it is done (DESIGN §8).
+
+Promises: a commit is judged by the group's machine and again by Postgres, under the epoch and the fence that the
+machine named; what a fetch answers was read together with the epoch.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.groups.coordinator import Coordinator
+from agent.groups.offset_batches import OffsetBatches
+from agent.groups.running_group import RunningGroup
+from agent.groups.values import GroupFault
+from sequencer.committed_offsets import CommittedOffset, CommittedOffsets, OffsetCommit, OffsetQuery, PartitionKey
+from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committing:
+    """Who commits. `generation_or_epoch` is negative for a consumer that is no member."""
+
+    member_id: str
+    instance_id: str | None
+    generation_or_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetching:
+    """One group's part of an OffsetFetch. `partitions` None: all that it has."""
+
+    group_id: str
+    member_id: str | None
+    member_epoch: int
+    partitions: Collection[PartitionKey] | None
+
+
+class GroupOffsets:
+    def __init__(self, coordinator: Coordinator, batches: OffsetBatches, offsets: CommittedOffsets) -> None:
+        self._coordinator = coordinator
+        self._batches = batches
+        self._offsets = offsets
+
+    def commit(
+        self,
+        running: RunningGroup,
+        committing: Committing,
+        offsets: Sequence[tuple[PartitionKey, CommittedOffset]],
+        now_ms: int,
+    ) -> asyncio.Future[GroupFault | None] | GroupFault:
+        """Take a commit, without waiting: commits are applied in the order in which they were taken. The future is None
+        once they are in Postgres."""
+        fault = running.standing()
+        if fault is not None:
+            return fault
+        fence = running.machine.check_commit(
+            committing.member_id, committing.instance_id, committing.generation_or_epoch, now_ms
+        )
+        if isinstance(fence, GroupFault):
+            return fence
+        return self._batches.add(
+            OffsetCommit(
+                group_id=running.group_id,
+                coordinator_epoch=running.coordinator_epoch,
+                offsets=[(*key, offset) for key, offset in offsets],
+                generation=fence.generation,
+                member_id=fence.member_id,
+                member_epoch=fence.member_epoch,
+            )
+        )
+
+    async def fetch(self, asked: Sequence[Fetching]) -> list[Mapping[PartitionKey, CommittedOffset] | GroupFault]:
+        """One answer per group, all read in one statement; of a group that does not exist, nothing."""
+        held = await asyncio.gather(*(self._coordinator.group(one.group_id) for one in asked))
+        answers: list[Mapping[PartitionKey, CommittedOffset] | GroupFault] = []
+        reading: list[tuple[int, RunningGroup]] = []
+        for number, (one, running) in enumerate(zip(asked, held, strict=True)):
+            answers.append({})
+            if isinstance(running, RunningGroup):
+                fault = running.machine.check_fetch(one.member_id, one.member_epoch)
+                if fault is None:
+                    reading.append((number, running))
+                else:
+                    answers[number] = fault
+            elif running is not GroupFault.GROUP_NOT_FOUND:
+                answers[number] = running
+        found = await self._read([(asked[number], running) for number, running in reading])
+        for (number, running), answer in zip(reading, found, strict=True):
+            answers[number] = running.standing() or answer
+        return answers
+
+    async def _read(
+        self, reading: Sequence[tuple[Fetching, RunningGroup]]
+    ) -> Sequence[Mapping[PartitionKey, CommittedOffset] | GroupFault]:
+        if not reading:
+            return []
+        queries = [
+            OffsetQuery(
+                group_id=one.group_id, coordinator_epoch=running.coordinator_epoch, partitions=one.partitions
+            )
+            for one, running in reading
+        ]  # fmt: skip
+        try:
+            found = await self._offsets.fetch(queries)
+        except SequencerUnavailable as error:
+            log.warning("offsets cannot be fetched", extra={"error": str(error)})
+            return [GroupFault.COORDINATOR_UNAVAILABLE] * len(reading)
+        return [GroupFault.NOT_COORDINATOR if answer is None else answer for answer in found]
+
+    async def delete(self, running: RunningGroup, partitions: Collection[PartitionKey]) -> GroupFault | None:
+        """Forget offsets. None: they are gone."""
+        try:
+            held = await self._offsets.delete(running.group_id, running.coordinator_epoch, partitions)
+        except (SequencerUnavailable, CommitOutcomeUnknown) as error:
+            log.warning("offsets cannot be deleted", extra={"group": running.group_id, "error": str(error)})
+            return GroupFault.COORDINATOR_UNAVAILABLE
+        return None if held else GroupFault.NOT_COORDINATOR
