@@ -13,8 +13,6 @@ LAST_TIMESTAMP_MS = 253_402_300_799_999
 
 Written = Mapping[str, tuple[str, list[Sent], Mapping[str, list[int]]]]
 
-pytestmark = pytest.mark.clients
-
 
 def awkward_records(client: Client) -> list[Sent]:
     """Nulls, empties, repeated headers, first and last timestamps, small and large, compressible and not."""

@@ -29,8 +29,6 @@ ASKED = [
     START_MS + 10_001,
 ]
 
-pytestmark = pytest.mark.clients
-
 
 def expected(asked: int) -> int | None:
     """The offset by definition."""

@@ -16,8 +16,6 @@ _BATCH_HEADER_BYTES = 61
 _FIXED_RECORD_BYTES = 5  # attributes, timestamp delta, offset delta, null key, number of headers: one byte each
 NOW_MS = 1_700_000_000_000
 
-pytestmark = pytest.mark.clients
-
 
 def _varint_bytes(value: int) -> int:
     """The length of a zigzag varint that is not negative."""

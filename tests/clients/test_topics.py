@@ -17,8 +17,6 @@ from tests.clients.adapters import DEADLINE_S, Client, Sent
 from tests.clients.conftest import NewTopic
 from tests.fixtures.java import Java
 
-pytestmark = pytest.mark.clients
-
 
 def _name() -> str:
     return f"made-{uuid.uuid4().hex[:8]}"

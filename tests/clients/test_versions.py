@@ -32,8 +32,6 @@ from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdRespons
 from tests.clients.conftest import NewTopic
 from tests.faults.wire import Batch, Wire, fetch, list_offsets, produce
 
-pytestmark = pytest.mark.clients
-
 NO_COORDINATOR_YET = 15  # COORDINATOR_NOT_AVAILABLE
 
 

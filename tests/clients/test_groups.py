@@ -1,0 +1,184 @@
+"""Consumer groups as the members of every client see them: sharing, handing over, dying, restarting, resuming.
+
+Members are processes (`tests/clients/members`), those of one group divided over the agents of both zones. Most of a
+scenario is waiting for session timeouts, so all scenarios that were selected run side by side from the first one on,
+and each test waits for its own.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import confluent_kafka
+import confluent_kafka.admin
+import pytest
+
+from tests.clients.conftest import NewTopic
+from tests.clients.members.process import Member, members_of, wait_until
+from tests.clients.members.program import Place
+from tests.clients.members.table import VARIANTS, Variant
+from tests.fixtures.java import Java
+
+PARTITIONS = 6
+SESSION_TIMEOUT_MS = 4_000
+AT_A_TIME = 6
+_SCENARIO_TIMEOUT_S = 240
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What a scenario plays on: a topic of its own, a group of its own, and the agents of both zones."""
+
+    variant: Variant
+    topic: str
+    group: str
+    zone_a: str
+    zone_b: str
+    start: Callable[..., Member]
+
+    @property
+    def everything(self) -> set[Place]:
+        return {(self.topic, partition) for partition in range(PARTITIONS)}
+
+    def produce(self, first: int, last: int) -> None:
+        """Records named by the numbers `[first, last)`, spread over the partitions."""
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.zone_a, "linger.ms": 5})
+        for number in range(first, last):
+            producer.produce(self.topic, value=str(number), partition=number % PARTITIONS)
+        assert producer.flush(30) == 0
+
+    def shared_by(self, *members: Member) -> None:
+        """Wait until every partition has exactly one owner, and every member some."""
+
+        def shared() -> bool:
+            owned = [member.owned for member in members]
+            return all(owned) and sum(map(len, owned)) == PARTITIONS and set().union(*owned) == self.everything
+
+        wait_until(shared, f"{PARTITIONS} partitions shared by {len(members)}", members)
+
+
+def _values(*members: Member) -> list[int]:
+    return sorted(int(record["value"]) for member in members for record in member.records)
+
+
+def members_join_leave_and_die(scene: Scene) -> None:
+    scene.produce(0, 60)
+    first = scene.start("first", servers=scene.zone_a)
+    scene.shared_by(first)
+    first.until(lambda member: len(set(_values(member))) == 60, "all records")
+    first.commit()
+
+    before = len(first.events)
+    second = scene.start("second", servers=scene.zone_b)
+    scene.shared_by(first, second)
+    given_up = first.gave_up(before)
+    assert given_up, "no rebalance was seen"
+    assert (given_up == scene.everything) is not scene.variant.keeps_partitions, first.describe()
+    if scene.variant.keeps_partitions:
+        assert given_up == second.owned, "only what moved was taken"
+
+    second.leave()
+    scene.shared_by(first)
+    third = scene.start("third", servers=scene.zone_b)
+    scene.shared_by(first, third)
+    third.kill()
+    scene.shared_by(first)
+    scene.produce(60, 90)
+    first.until(lambda member: set(range(60, 90)) <= set(_values(member)), "what came after the death")
+    assert not second.records, "what was committed came again"
+    assert not third.records, "what was committed came again"
+
+
+def a_restarted_static_member_changes_nothing(scene: Scene) -> None:
+    first = scene.start("first", servers=scene.zone_a, instance="one", session_timeout_ms=30_000)
+    scene.shared_by(first)
+    second = scene.start("second", servers=scene.zone_b, instance="two", session_timeout_ms=30_000)
+    scene.shared_by(first, second)
+    owned, before = second.owned, len(first.events)
+
+    if scene.variant.protocol == "consumer":
+        second.leave()  # says that it will be back; who dies is waited for until its session is over
+    else:
+        second.kill()
+    again = scene.start("again", servers=scene.zone_a, instance="two", session_timeout_ms=30_000)
+    scene.shared_by(first, again)
+
+    assert again.owned == owned
+    assert not first.gave_up(before), "the others were disturbed"
+    assert not first.told("assigned", before), "the others were disturbed"
+
+
+def offsets_are_where_the_next_member_begins(scene: Scene) -> None:
+    scene.produce(0, 60)
+    first = scene.start("first", servers=scene.zone_a)
+    first.until(lambda member: len(set(_values(member))) == 60, "all records")
+    committed = first.commit()
+    assert committed == dict.fromkeys(scene.everything, 10)
+    first.leave()
+    assert _committed_offsets(scene) == committed
+
+    scene.produce(60, 90)
+    second = scene.start("second", servers=scene.zone_b)
+    second.until(lambda member: len(_values(member)) >= 30, "the new records")
+    assert _values(second) == list(range(60, 90)), "neither lost nor repeated"
+
+    before = len(second.records)
+    second.order("seek", scene.topic, 3, 0)
+    second.until(lambda member: len(member.records) >= before + 15, "partition 3 once more")
+    assert {record["partition"] for record in second.records[before:]} == {3}
+    assert second.commit() == dict.fromkeys(scene.everything, 15)
+
+
+def _committed_offsets(scene: Scene) -> dict[Place, int]:
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": scene.zone_b})
+    asked = confluent_kafka.ConsumerGroupTopicPartitions(scene.group)
+    found = admin.list_consumer_group_offsets([asked])[scene.group].result(30)
+    return {(each.topic, each.partition): each.offset for each in found.topic_partitions}
+
+
+Scenario = Callable[[Scene], None]
+_SCENARIOS: tuple[Scenario, ...] = (
+    members_join_leave_and_die,
+    a_restarted_static_member_changes_nothing,
+    offsets_are_where_the_next_member_begins,
+)
+_PLAYS = {
+    f"{variant.name}: {scenario.__name__}": (variant, scenario)
+    for variant in VARIANTS
+    for scenario in _SCENARIOS
+    if variant.static or scenario is not a_restarted_static_member_changes_nothing
+}
+
+
+@pytest.fixture(scope="module")
+def playing(
+    request: pytest.FixtureRequest, java: Java, new_topic: NewTopic, zone_a: str, zone_b: str
+) -> Iterator[Mapping[str, Future[None]]]:
+    """The scenarios that were selected, running side by side."""
+    selected = [item.callspec.params["play"] for item in request.session.items if "play" in _params(item)]
+
+    commands = {play: _PLAYS[play][0].command(java) for play in selected}
+
+    def run(play: str) -> None:
+        variant, scenario = _PLAYS[play]
+        topic = new_topic(PARTITIONS)
+        group = f"group-{uuid.uuid4().hex[:8]}"
+        given = ("--group", group, "--topics", topic, "--protocol", variant.protocol, "--strategy", variant.strategy)
+        session = () if scenario is _SCENARIOS[1] else ("--session-timeout-ms", str(SESSION_TIMEOUT_MS))
+        with members_of(commands[play], *given, *session) as start:
+            scenario(Scene(variant=variant, topic=topic, group=group, zone_a=zone_a, zone_b=zone_b, start=start))
+
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        yield {play: pool.submit(run, play) for play in selected}
+        pool.shutdown(cancel_futures=True)
+
+
+def _params(item: pytest.Item) -> Mapping[str, object]:
+    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+
+
+@pytest.mark.timeout(_SCENARIO_TIMEOUT_S)
+@pytest.mark.parametrize("play", _PLAYS)
+def test_group(play: str, playing: Mapping[str, Future[None]]) -> None:
+    playing[play].result(_SCENARIO_TIMEOUT_S)
