@@ -30,6 +30,7 @@ from agent.groups.values import (
     CommitFence,
     GroupEvent,
     GroupFault,
+    GroupState,
     Heartbeat,
     HeartbeatAnswer,
     Join,
@@ -205,6 +206,35 @@ class Player:
 
     # --- verbs of the classic protocol
 
+    def do_client(self, step: Step) -> list[str]:
+        """What clients say from now on: the options of `join`"""
+        for name in step.words:
+            self.clients.setdefault(name, Client(name=name)).said |= step.options
+        return []
+
+    def do_stable(self, step: Step) -> list[str]:
+        """These members (`name`, or `name@instance`) joined in the six seconds before and have what `to-<client>` says;
+        the first leads"""
+        names = [word.partition("@")[0] for word in step.words]
+        self.now_ms = step.at_ms - 2 * self.settings.group_initial_rebalance_delay_ms
+        for word, name in zip(step.words, names, strict=True):
+            instance = word.partition("@")[2]
+            self.clients.setdefault(name, Client(name=name)).said |= {"instance": instance} if instance else {}
+            join = Step(
+                verb="join", words=(name,), options={"version": "3"}, at_ms=self.now_ms, line=0, text="", outcomes=[]
+            )
+            self.do_join(join)
+            self.clients[name].said["version"] = "9"
+        while self.asked:
+            self.now_ms = self.group.next_deadline_ms() or step.at_ms
+            self.told(self.group.tick(self.now_ms))
+        self.now_ms = step.at_ms
+        for name in names[1:] + names[:1]:
+            options = step.options if name == names[0] else {}
+            self.do_sync(Step(verb="sync", words=(name,), options=options, at_ms=0, line=0, text="", outcomes=[]))
+        assert self.group.state is GroupState.STABLE
+        return []
+
     def do_join(self, step: Step) -> list[str]:
         """offers=range:topics,... instance= session= rebalance= (seconds) type= version= member= host="""
         client = self.client(step)
@@ -365,7 +395,7 @@ def played(text: str, player: Player) -> str:
 
 
 def _rendered(step: Step, outcomes: list[str]) -> list[str]:
-    lines = [step.text.ljust(OUTCOME_COLUMN) + "-> " + outcomes[0]] if outcomes else [step.text]
+    lines = [step.text.ljust(OUTCOME_COLUMN - 1) + " -> " + outcomes[0]] if outcomes else [step.text]
     return lines + [" " * OUTCOME_COLUMN + "-> " + outcome for outcome in outcomes[1:]]
 
 

@@ -1,0 +1,67 @@
+"""When a group's timers are due: one deadline per key, moved often, asked for the next one often (pure).
+
+Promises that moving a deadline later costs no more than a dictionary entry, and that there are never more entries than
+keys and deadlines moved earlier.
+"""
+
+import heapq
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Deadlines(Generic[Key]):
+    def __init__(self) -> None:
+        self._due: dict[Key, int] = {}
+        self._heap: list[tuple[int, int, Key]] = []
+        """Possibly too early; put right when an entry comes first."""
+        self._entries: dict[Key, int] = {}
+        """The earliest entry of each key in the heap."""
+        self._count = 0
+
+    def set(self, key: Key, due_ms: int) -> None:
+        self._due[key] = due_ms
+        if self._entries.get(key, due_ms + 1) > due_ms:
+            self._push(key, due_ms)
+
+    def set_if_absent(self, key: Key, due_ms: int) -> None:
+        if key not in self._due:
+            self.set(key, due_ms)
+
+    def clear(self, key: Key) -> None:
+        self._due.pop(key, None)
+
+    def next_ms(self) -> int | None:
+        while self._heap:
+            entry_ms, _, key = self._heap[0]
+            due_ms = self._due.get(key)
+            if due_ms == entry_ms:
+                return due_ms
+            heapq.heappop(self._heap)
+            if self._entries.get(key) == entry_ms:
+                del self._entries[key]
+                if due_ms is not None:
+                    self._push(key, due_ms)
+        return None
+
+    def take_next(self) -> Key:
+        """The key that is due next; it has no deadline any more. There must be one (`next_ms`)."""
+        assert self.next_ms() is not None
+        key = self._heap[0][2]
+        self.clear(key)
+        return key
+
+    def take_due(self, now_ms: int) -> list[Key]:
+        """The keys that are due, the earliest first; they have no deadline any more."""
+        due = []
+        while (next_ms := self.next_ms()) is not None and next_ms <= now_ms:
+            key = self._heap[0][2]
+            self.clear(key)
+            due.append(key)
+        return due
+
+    def _push(self, key: Key, due_ms: int) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (due_ms, self._count, key))
+        self._entries[key] = due_ms
