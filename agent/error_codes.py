@@ -10,7 +10,15 @@ from kio.schema.errors import ErrorCode
 
 from agent.read_path.plan_fetch import ReadFailure
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
-from sequencer.commits import Assigned, Duplicate, FencedEpoch, OutOfOrderSequence, UnknownPartition, UnknownProducer
+from sequencer.commits import (
+    Assigned,
+    Duplicate,
+    FencedEpoch,
+    OutOfOrderSequence,
+    UnknownPartition,
+    UnknownProducer,
+    WrittenBefore,
+)
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.topic_config import InvalidConfig
 from sequencer.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
@@ -39,6 +47,9 @@ def produce_result(outcome: WriteOutcome) -> ProduceResult:
     match outcome:
         case Assigned() | Duplicate():
             return ProduceResult(code=ErrorCode.none, base_offset=outcome.base_offset)
+        case WrittenBefore():
+            # Clients take it for success and tell their users that the offset is not known.
+            return ProduceResult(code=ErrorCode.duplicate_sequence_number)
         case OutOfOrderSequence():
             return ProduceResult(code=ErrorCode.out_of_order_sequence_number)
         case FencedEpoch():
@@ -97,7 +108,16 @@ _BATCH_FAULTS = {
 }
 
 
+class Refused(Exception):
+    """An administrative request that Kafka's rules refuse before the sequencer is asked."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 ADMINISTRATION_ERRORS: tuple[type[Exception], ...] = (
+    Refused,
     TopicExists,
     UnknownTopic,
     InvalidConfig,
@@ -111,6 +131,8 @@ ADMINISTRATION_ERRORS: tuple[type[Exception], ...] = (
 
 def administration_code(error: Exception) -> ErrorCode:
     """The code for one of ADMINISTRATION_ERRORS."""
+    if isinstance(error, Refused):
+        return error.code
     return next(code for kind, code in _ADMINISTRATION.items() if isinstance(error, kind))
 
 

@@ -48,6 +48,11 @@ class Metrics:
         self.produce_errors = Counter(
             "tidelog_produce_errors_total", "Batches answered with an error", ["error"], registry=registry
         )
+        self.sequence_gaps = Counter(
+            "tidelog_sequence_gaps_total",
+            "Batches sent back because their predecessor is not written yet",
+            registry=registry,
+        )
         self.batches = Counter("tidelog_batches_total", "Record batches acknowledged", registry=registry)
         self.records = Counter("tidelog_records_total", "Records acknowledged", registry=registry)
         self.batch_bytes = Counter(

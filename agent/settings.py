@@ -104,6 +104,9 @@ class AgentSettings(BaseSettings):
     """Partitions of a topic created without a count."""
     max_partitions_per_topic: int = Field(default=10_000, ge=1)
     """A request to create more partitions is refused."""
+    describe_partitions_limit: int = Field(default=2_000, ge=1)
+    """Partitions in one answer to DescribeTopicPartitions (Kafka's max.request.partition.size.limit); more are paged.
+    """
     topic_cache_s: float = Field(default=5.0, ge=0)
     """How long a topic looked up is trusted; a topic deleted through another agent is noticed by then."""
     unknown_topic_cache_s: float = Field(default=0.25, ge=0)
@@ -145,6 +148,11 @@ class AgentSettings(BaseSettings):
     survived."""
     max_produce_timeout_s: float = Field(default=120.0, gt=0)
     """The longest a produce request waits, whatever timeout it names."""
+    sequence_gap_patience_s: float = Field(default=60.0, ge=0)
+    """How long an idempotent producer whose batch came before its predecessor is asked to try again: the predecessor
+    may be on its way through another agent. Longer than clients wait for an answer before they send again."""
+    max_sequence_gaps: int = Field(default=10_000, ge=1)
+    """Producers and partitions with such a gap that are remembered; past it the longest unseen is forgotten."""
     max_decompressed_bytes: int = Field(default=67_108_864, ge=1024)
     """A batch that decompresses to more is refused; a topic's larger max.message.bytes raises it for that topic."""
     validation_threads: int = Field(default=1, ge=1)

@@ -1,9 +1,9 @@
 """The commit: offsets for the batches of uploaded segments, assigned once (DESIGN §4).
 
 Promises that the outcome of a segment is decided by its first commit that Postgres finished and repeated verbatim by
-every later one; that an answer other than `Assigned` or `Duplicate` means the batch is in no partition; and that
-batches of one partition and producer are judged in the segments' order, each against what was really accepted before
-it.
+every later one; that an answer other than `Assigned`, `Duplicate` or `WrittenBefore` means the batch is in no
+partition; and that batches of one partition and producer are judged in the segments' order, each against what was
+really accepted before it.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ from sequencer.outcomes import (
     OutOfOrderSequence,
     UnknownPartition,
     UnknownProducer,
-    decode_outcome,
+    WrittenBefore,
+    decode_outcomes,
 )
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "SegmentToCommit",
     "UnknownPartition",
     "UnknownProducer",
+    "WrittenBefore",
 ]
 
 SQL = load_statements("commits")
@@ -87,11 +89,7 @@ def _answer(segment: SegmentToCommit, row: Row, order: Sequence[int]) -> Committ
     """`order` tells for each number of the outcome which batch of the segment it is for."""
     if row.state != "committed":
         return Refused(reason="doomed" if row.state == "doomed" else "missing")
-    if len(row.outcome) != len(segment.batches):
-        raise ValueError(
-            f"segment {segment.segment_id} was committed with {len(row.outcome)} batches, not {len(segment.batches)}"
-        )
     outcomes: list[BatchOutcome] = [UnknownPartition()] * len(order)
-    for place, number in zip(order, row.outcome, strict=True):
-        outcomes[place] = decode_outcome(number)
+    for place, outcome in zip(order, decode_outcomes(row.outcome, len(segment.batches)), strict=True):
+        outcomes[place] = outcome
     return Committed(outcomes=tuple(outcomes), runs=committed_runs(segment, row.object_key, outcomes))

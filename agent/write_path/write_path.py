@@ -21,14 +21,15 @@ from agent.write_path.put_budget import PutBudget, PutBudgetPolicy
 from agent.write_path.seal import SealPolicy, SealReason, seal_due
 from agent.write_path.seal_queue import QueuedSegment, SealQueue, Stage
 from agent.write_path.segment_ids import SegmentIds
+from agent.write_path.sequence_gaps import SequenceGaps
 from agent.write_path.uploader import Uploader, UploadFailed
 from cache_ring.membership import Membership
 from sequencer.client import Sequencer
-from sequencer.commits import Assigned, Committed, SegmentToCommit
+from sequencer.commits import Assigned, BatchOutcome, Committed, OutOfOrderSequence, SegmentToCommit
 from sequencer.coordinates import RunCoordinate
-from storage.identifiers import ObjectKey
+from storage.identifiers import NO_PRODUCER_ID, ObjectKey
 from storage.object_store import ObjectStore
-from storage.segment import PendingBatch, seal_segment
+from storage.segment import PendingBatch, PlacedBatch, seal_segment
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class WritePath:
         )
         self._gathered: Accumulator[_Entry] = Accumulator(settings.segment_size_bytes, _size_of)
         self._queue: SealQueue[OutcomeFuture] = SealQueue()
+        self._gaps = SequenceGaps(settings.sequence_gap_patience_s, settings.max_sequence_gaps)
         self._uploads = asyncio.Semaphore(settings.max_uploads)
         self._arrived = asyncio.Event()
         self._uploaded = asyncio.Event()
@@ -233,7 +235,22 @@ class WritePath:
                 self._metrics.batches.inc()
                 self._metrics.records.inc(batch.record_count)
                 self._metrics.batch_bytes.inc(batch.length)
-            self._settle(waiter, outcome, batch.length)
+            self._settle(waiter, self._judged(batch, outcome), batch.length)
+
+    def _judged(self, batch: PlacedBatch, outcome: BatchOutcome) -> WriteOutcome:
+        """A batch whose predecessor is missing is not written, for as long as that may still come."""
+        if batch.producer_id == NO_PRODUCER_ID:
+            return outcome
+        place = (batch.topic_id, batch.partition, batch.producer_id, batch.producer_epoch)
+        if not isinstance(outcome, OutOfOrderSequence):
+            self._gaps.closed(place)
+        elif self._gaps.bears(place, self._clock()):
+            self._metrics.sequence_gaps.inc()
+            return WriteFailed(
+                failure=WriteFailure.NOT_WRITTEN,
+                message="an earlier batch of this producer is not written yet; it may be on its way",
+            )
+        return outcome
 
     def _fail(self, segment: _Queued, failure: WriteFailed) -> None:
         for batch, waiter in zip(segment.placed, segment.waiters, strict=True):

@@ -1,5 +1,5 @@
 -- name: commit
--- The work is in the function commit_segments (migrations/0001_log.sql): two statements, one round trip, one transaction.
+-- The work is in the function commit_segments (migrations/0005_producers.sql): two statements, one round trip, one transaction.
 SELECT state, object_key, outcome FROM commit_segments(
     segment_ids => %(segment_ids)s, segment_sizes => %(segment_sizes)s,
     topic_ids => %(topic_ids)s, partition_numbers => %(partition_numbers)s,

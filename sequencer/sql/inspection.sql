@@ -49,13 +49,14 @@ WHERE NOT EXISTS (SELECT FROM partitions AS p WHERE p.topic_id = pairs.topic_id 
 ORDER BY topic_id, partition LIMIT %(cap)s
 
 -- name: odd_producer_states
--- One to five batches, each with its offset; offsets rise and lie below the high watermark; the partition exists.
+-- One to ten batches, each with its offset and time; offsets rise and lie below the high watermark; the partition exists.
 SELECT s.topic_id, s.partition, s.producer_id
 FROM producer_state AS s LEFT JOIN partitions AS p USING (topic_id, partition)
 WHERE p.topic_id IS NULL
     OR s.producer_epoch < 0
-    OR cardinality(s.sequences) NOT BETWEEN 1 AND 5
+    OR cardinality(s.sequences) NOT BETWEEN 1 AND 10
     OR cardinality(s.base_offsets) <> cardinality(s.sequences)
+    OR cardinality(s.max_timestamps) <> cardinality(s.sequences)
     OR EXISTS (
         SELECT FROM unnest(s.base_offsets) WITH ORDINALITY AS known (base_offset, place)
         WHERE known.base_offset < 0 OR known.base_offset >= p.high_watermark

@@ -1,11 +1,16 @@
 -- name: new_producer_id
-SELECT nextval('producer_ids') AS producer_id
+-- Says when it was given out, for commit_segments; runs ahead of the clock rather than give out an id twice.
+UPDATE producer_ids
+SET last_id = greatest(last_id + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint << 10)
+RETURNING last_id AS producer_id
 
 -- name: expire_producer_state
 -- A page of :cap rows in key order, so that no step reads more; updated_at has no index, because every commit changes it. The partition rows
 -- come first in the lock order: one that a commit holds is passed by until the next round. A row that was updated while we
--- waited for nothing is seen as it is now, and stays.
-WITH looked AS MATERIALIZED (
+-- waited for nothing is seen as it is now, and stays. What is forgotten is noted under the same locks, so that no commit misses it.
+WITH cutoff AS MATERIALIZED (
+    SELECT clock_timestamp() - make_interval(secs => %(unused_for_s)s::double precision) AS at
+), looked AS MATERIALIZED (
     SELECT topic_id, partition, producer_id, updated_at FROM producer_state
     WHERE (topic_id, partition, producer_id)
         > (%(after_topic_id)s::uuid, %(after_partition)s::integer, %(after_producer_id)s::bigint)
@@ -14,13 +19,16 @@ WITH looked AS MATERIALIZED (
     SELECT topic_id, partition FROM partitions
     WHERE (topic_id, partition) IN (
         SELECT topic_id, partition FROM looked
-        WHERE updated_at < clock_timestamp() - make_interval(secs => %(unused_for_s)s::double precision))
+        WHERE updated_at < (SELECT at FROM cutoff))
     ORDER BY topic_id, partition FOR NO KEY UPDATE SKIP LOCKED
 ), expired AS (
     DELETE FROM producer_state AS gone USING looked JOIN locked USING (topic_id, partition)
     WHERE gone.topic_id = looked.topic_id AND gone.partition = looked.partition AND gone.producer_id = looked.producer_id
-      AND gone.updated_at < clock_timestamp() - make_interval(secs => %(unused_for_s)s::double precision)
+      AND gone.updated_at < (SELECT at FROM cutoff)
     RETURNING 1
+), noted AS (
+    UPDATE producer_ids SET forgotten_before = greatest(forgotten_before, (SELECT at FROM cutoff))
+    WHERE EXISTS (SELECT FROM expired)
 )
 SELECT (SELECT count(*) FROM looked) AS looked_at, (SELECT count(*) FROM expired) AS expired,
        last.topic_id, last.partition, last.producer_id

@@ -161,8 +161,9 @@ FAULTS = {
         fault=Fault.PRODUCER_STATE,
         plant=lambda sequencer, *_: run_sql(
             sequencer,
-            "INSERT INTO producer_state (topic_id, partition, producer_id, producer_epoch, sequences, base_offsets)"
-            " SELECT topic_id, partition, 7, 0, '{0}', ARRAY[high_watermark] FROM partitions WHERE partition = 1",
+            "INSERT INTO producer_state"
+            " (topic_id, partition, producer_id, producer_epoch, sequences, base_offsets, max_timestamps)"
+            " SELECT topic_id, partition, 7, 0, '{0}', ARRAY[high_watermark], '{-1}' FROM partitions WHERE partition = 1",
         ),
     ),
 }

@@ -18,20 +18,24 @@ from sequencer.commits import (
     SegmentToCommit,
     UnknownPartition,
     UnknownProducer,
+    WrittenBefore,
 )
 from sequencer.coordinates import PartitionBounds, PartitionCoordinates, PartitionKey, RunCoordinate
 from storage.identifiers import NO_PRODUCER_ID, ObjectKey, Offset, ProducerId, SegmentId
 from storage.segment import PlacedBatch
 
 SEQUENCES = 2**31
-REMEMBERED_BATCHES = 5
+REMEMBERED_BATCHES = 10
+HALF_THE_SEQUENCES = 2**30
+NEVER_FORGOTTEN = ProducerId(2**53)
+"""From this id on: given out in the year 2248, after every topic was created and after all that expiry removed."""
 
 
 @dataclass(slots=True)
 class ModelProducer:
     epoch: int
-    accepted: list[tuple[int, int, int]]
-    """Base sequence, last sequence and base offset, oldest first."""
+    accepted: list[tuple[int, int, int, int]]
+    """Base sequence, last sequence, base offset and maximum timestamp, oldest first."""
 
 
 @dataclass(slots=True)
@@ -168,17 +172,23 @@ class ModelSequencer:
 def _judge_sequence(batch: PlacedBatch, partition: ModelPartition) -> BatchOutcome | None:
     """None: accepted."""
     known = partition.producers.get(batch.producer_id)
+    if known is None and batch.base_sequence != 0:
+        if batch.producer_id >= NEVER_FORGOTTEN:
+            return OutOfOrderSequence()
+        return UnknownProducer(log_start_offset=Offset(partition.log_start))
     if known is None:
-        return None if batch.base_sequence == 0 else UnknownProducer(log_start_offset=Offset(partition.log_start))
+        return None
     if batch.producer_epoch < known.epoch:
         return FencedEpoch()
     if batch.producer_epoch > known.epoch:
         return None if batch.base_sequence == 0 else OutOfOrderSequence()
     last = (batch.base_sequence + batch.record_count - 1) % SEQUENCES
-    for base_sequence, last_sequence, base_offset in known.accepted:
+    for base_sequence, last_sequence, base_offset, max_timestamp_ms in known.accepted:
         if (base_sequence, last_sequence) == (batch.base_sequence, last):
-            return Duplicate(base_offset=Offset(base_offset))
+            return Duplicate(base_offset=Offset(base_offset), max_timestamp_ms=max_timestamp_ms)
     expected = (known.accepted[-1][1] + 1) % SEQUENCES
+    if batch.record_count <= (expected - batch.base_sequence) % SEQUENCES <= HALF_THE_SEQUENCES:
+        return WrittenBefore()
     return None if batch.base_sequence == expected else OutOfOrderSequence()
 
 
@@ -187,7 +197,8 @@ def _remember(batch: PlacedBatch, partition: ModelPartition) -> None:
     if known is None or known.epoch != batch.producer_epoch:
         known = partition.producers[batch.producer_id] = ModelProducer(batch.producer_epoch, [])
     last = (batch.base_sequence + batch.record_count - 1) % SEQUENCES
-    known.accepted = [*known.accepted, (batch.base_sequence, last, partition.end)][-REMEMBERED_BATCHES:]
+    accepted = (batch.base_sequence, last, partition.end, batch.max_timestamp_ms)
+    known.accepted = [*known.accepted, accepted][-REMEMBERED_BATCHES:]
 
 
 def _adjacent(run: RunCoordinate, after: RunCoordinate) -> bool:

@@ -9,7 +9,7 @@ from psycopg import AsyncConnection
 from sequencer.client import Sequencer
 from sequencer.commit_request import commit_request
 from sequencer.commits import SQL, BatchOutcome, SegmentToCommit
-from sequencer.outcomes import decode_outcome
+from sequencer.outcomes import decode_outcomes
 
 IN_ONE_STATEMENT = "commit_in_one_statement"
 
@@ -22,7 +22,12 @@ async def commit_within(
     """
     statement = SQL["commit"].replace("commit_segments", function)
     cursor = await connection.execute(statement, commit_request(segments).parameters)
-    return [decode_outcome(number) for row in await cursor.fetchall() for number in row.outcome]
+    rows = await cursor.fetchall()
+    return [
+        outcome
+        for segment, row in zip(segments, rows, strict=True)
+        for outcome in decode_outcomes(row.outcome, len(segment.batches))
+    ]
 
 
 async def is_kept_waiting(sequencer: Sequencer, task: asyncio.Task[Any]) -> bool:

@@ -14,6 +14,7 @@ from sequencer.commits import (
     Refused,
     UnknownPartition,
     UnknownProducer,
+    WrittenBefore,
 )
 from sequencer.coordinates import CoordinateRequest, RunCoordinate
 from sequencer.topics import Topic
@@ -62,7 +63,7 @@ async def test_retried_commit_returns_the_first_outcome(sequencer: Sequencer, to
     assert again == first
     assert accepted(first[0]).outcomes == (
         *assigned(0, 3),
-        Duplicate(base_offset=Offset(3)),
+        Duplicate(base_offset=Offset(3), max_timestamp_ms=1_000),
         OutOfOrderSequence(),
     )
     assert await runs_of(sequencer, topic) == ()
@@ -74,7 +75,7 @@ async def test_byte_adjacent_batches_are_one_run_and_a_duplicate_splits_it(seque
     batches = [records_of(topic, 2), records_of(topic, 3), sent(topic, 0, records=2), records_of(topic, 1)]
     answer = await committed(sequencer, batches)
 
-    assert answer.outcomes == (*assigned(2, 4), Duplicate(base_offset=Offset(0)), *assigned(7))
+    assert answer.outcomes == (*assigned(2, 4), Duplicate(base_offset=Offset(0), max_timestamp_ms=1_000), *assigned(7))
     assert [(run.base_offset, run.last_offset, run.position, run.length) for run in answer.runs] == [
         (2, 6, 64, 200),
         (7, 7, 364, 100),
@@ -115,20 +116,30 @@ async def test_segments_of_one_commit_follow_one_another(sequencer: Sequencer, t
     assert await sequencer.commits.commit(segments[2:3]) == (answers[2],)
 
 
-async def test_a_producer_is_remembered_by_its_last_five_batches(sequencer: Sequencer, topic: Topic) -> None:
-    await committed(sequencer, [sent(topic, sequence) for sequence in range(6)])
+async def test_a_producers_last_ten_batches_are_remembered_and_older_ones_are_known_to_be_written(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    await committed(sequencer, [sent(topic, sequence) for sequence in range(11)])
 
-    answer = await committed(sequencer, [sent(topic, 1), sent(topic, 0)])
+    answer = await committed(sequencer, [sent(topic, 1), sent(topic, 0), sent(topic, 12)])
 
-    assert answer.outcomes == (Duplicate(base_offset=Offset(1)), OutOfOrderSequence())
+    assert answer.outcomes == (
+        Duplicate(base_offset=Offset(1), max_timestamp_ms=1_000),
+        WrittenBefore(),
+        OutOfOrderSequence(),
+    )
 
 
-async def test_a_batch_cut_differently_is_no_duplicate(sequencer: Sequencer, topic: Topic) -> None:
+async def test_a_batch_cut_differently_is_written_before_only_if_all_of_it_is(
+    sequencer: Sequencer, topic: Topic
+) -> None:
     await committed(sequencer, [sent(topic, 0, records=4)])
 
-    answer = await committed(sequencer, [sent(topic, 0, records=2), sent(topic, 2, records=2)])
+    answer = await committed(
+        sequencer, [sent(topic, 0, records=2), sent(topic, 2, records=2), sent(topic, 3, records=2)]
+    )
 
-    assert answer.outcomes == (OutOfOrderSequence(), OutOfOrderSequence())
+    assert answer.outcomes == (WrittenBefore(), WrittenBefore(), OutOfOrderSequence())
 
 
 async def test_sequences_wrap_to_zero(sequencer: Sequencer, topic: Topic) -> None:
@@ -139,7 +150,7 @@ async def test_sequences_wrap_to_zero(sequencer: Sequencer, topic: Topic) -> Non
     again = await committed(sequencer, [sent(topic, 2147483647, records=3), sent(topic, 4)])
 
     assert crossing.outcomes == assigned(1, 4, 5)
-    assert again.outcomes == (Duplicate(base_offset=Offset(1)), *assigned(6))
+    assert again.outcomes == (Duplicate(base_offset=Offset(1), max_timestamp_ms=1_000), *assigned(6))
 
 
 async def test_a_higher_epoch_starts_at_zero_and_fences_the_lower(sequencer: Sequencer, topic: Topic) -> None:
@@ -208,4 +219,4 @@ async def test_a_thousand_partitions_and_as_many_retries_of_one_producer_commit_
     answer = await committed(sequencer, retries)
 
     assert across.outcomes == assigned(*[0] * 1000)
-    assert answer.outcomes == (*assigned(2), *[Duplicate(base_offset=Offset(2))] * 999)
+    assert answer.outcomes == (*assigned(2), *[Duplicate(base_offset=Offset(2), max_timestamp_ms=1_000)] * 999)

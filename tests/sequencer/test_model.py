@@ -28,7 +28,14 @@ from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.reservations import SQL as RESERVATIONS_SQL
 from storage.identifiers import NO_PRODUCER_ID, Offset, Partition, ProducerId, SegmentId
 from tests.sequencer.builders import ABatch, a_key, a_segment
-from tests.sequencer.model import SEQUENCES, ModelPartition, ModelProducer, ModelSegment, ModelSequencer
+from tests.sequencer.model import (
+    NEVER_FORGOTTEN,
+    SEQUENCES,
+    ModelPartition,
+    ModelProducer,
+    ModelSegment,
+    ModelSequencer,
+)
 
 SHAKY = "shaky"
 EXAMPLES, STEPS = 30, 25
@@ -179,7 +186,8 @@ class SequencerMachine(RuleBasedStateMachine):
         self.model = ModelSequencer()
         self.topics: dict[str, tuple[PartitionKey, ...]] = {}
         self.places: list[PartitionKey] = []
-        self.producers = [NO_PRODUCER_ID, ProducerId(next(_producer_ids)), ProducerId(next(_producer_ids))]
+        perhaps_forgotten, never_forgotten = next(_producer_ids), NEVER_FORGOTTEN + next(_producer_ids)
+        self.producers = [NO_PRODUCER_ID, ProducerId(perhaps_forgotten), ProducerId(never_forgotten)]
         self.sent: dict[tuple[PartitionKey, ProducerId], list[ABatch]] = {}
         self.everything_sent: dict[tuple[PartitionKey, ProducerId], list[ABatch]] = {}
         self.uncommitted: list[SegmentToCommit] = []
@@ -209,15 +217,17 @@ class SequencerMachine(RuleBasedStateMachine):
         if producer_id in self.model.partitions[key].producers:
             return
         statement = self.sequencer.database.fetch(
-            "INSERT INTO producer_state (topic_id, partition, producer_id, producer_epoch, sequences, base_offsets)"
-            " VALUES (%(topic_id)s, %(partition)s, %(producer_id)s, 0, ARRAY[%(sequences)s::bigint], ARRAY[0])",
+            "INSERT INTO producer_state"
+            " (topic_id, partition, producer_id, producer_epoch, sequences, base_offsets, max_timestamps)"
+            " VALUES (%(topic_id)s, %(partition)s, %(producer_id)s, 0,"
+            " ARRAY[%(sequences)s::bigint], ARRAY[0], ARRAY[-1])",
             topic_id=key[0],
             partition=key[1],
             producer_id=producer_id,
             sequences=(last - 1) * SEQUENCES + last,
         )
         self.runner.run(statement)
-        state = ModelProducer(epoch=0, accepted=[(last - 1, last, 0)])
+        state = ModelProducer(epoch=0, accepted=[(last - 1, last, 0, -1)])
         self.model.partitions[key].producers[producer_id] = state
         self.sent[key, producer_id] = [_last_accepted(key, producer_id, state)]
 
@@ -398,7 +408,7 @@ class SequencerMachine(RuleBasedStateMachine):
 
 
 def _last_accepted(key: PartitionKey, producer_id: ProducerId, state: ModelProducer) -> ABatch:
-    base_sequence, last_sequence, _ = state.accepted[-1]
+    base_sequence, last_sequence, _, _ = state.accepted[-1]
     return ABatch(
         topic_id=key[0],
         partition=key[1],

@@ -3,8 +3,9 @@
 import asyncio
 
 from sequencer.client import Sequencer
+from sequencer.commits import Assigned, BatchOutcome, OutOfOrderSequence, UnknownProducer
 from sequencer.producers import LAST_EPOCH, ProducerIdentity
-from storage.identifiers import Partition, ProducerId
+from storage.identifiers import Offset, Partition, ProducerId
 from tests.sequencer.builders import ABatch, committed
 from tests.sequencer.housekeeping import count
 
@@ -25,6 +26,29 @@ async def test_a_producer_that_names_its_id_gets_the_next_epoch(sequencer: Seque
     assert bumped == ProducerIdentity(producer_id=fresh.producer_id, producer_epoch=1)
     assert used_up.producer_id not in (fresh.producer_id, -1)
     assert used_up.producer_epoch == 0
+
+
+async def test_a_young_producers_first_batch_is_waited_for_and_an_old_ones_state_may_have_been_forgotten(
+    sequencer: Sequencer,
+) -> None:
+    """Its first batch may still be in another agent: only who may have been forgotten is told to begin anew."""
+    before_the_topic = (await sequencer.producers.initialize()).producer_id
+    topic = await sequencer.topics.create("orders", 1, {})
+    young = (await sequencer.producers.initialize()).producer_id
+
+    async def answer(producer_id: ProducerId, sequence: int) -> BatchOutcome:
+        batch = ABatch(
+            topic_id=topic.topic_id, partition=Partition(0), producer_id=producer_id, sequence=sequence
+        )  # fmt: skip
+        return (await committed(sequencer, [batch])).outcomes[0]
+
+    unknown = UnknownProducer(log_start_offset=Offset(0))
+    assert await answer(before_the_topic, 1) == unknown
+    assert await answer(young, 1) == OutOfOrderSequence()
+    assert await answer(young, 0) == Assigned(base_offset=Offset(0))
+    await sequencer.database.fetch("UPDATE producer_state SET updated_at = clock_timestamp() + interval '1 second'")
+    assert (await sequencer.producers.expire(unused_for_s=-2, cap=10)).expired == 1
+    assert await answer(young, 1) == unknown
 
 
 async def test_expiry_forgets_unused_producers_in_bounded_steps(sequencer: Sequencer) -> None:

@@ -67,7 +67,7 @@ async def test_raced_a_retried_first_batch_is_assigned_once(sequencer: Sequencer
 
     outcomes = await raced(sequencer, by_one_agent, by_another)
 
-    assert outcomes == ([Assigned(base_offset=Offset(0))], [Duplicate(base_offset=Offset(0))])
+    assert outcomes == ([Assigned(base_offset=Offset(0))], [Duplicate(base_offset=Offset(0), max_timestamp_ms=1_000)])
 
 
 async def test_in_one_statement_a_retried_first_batch_would_be_assigned_twice(
@@ -143,7 +143,7 @@ async def test_raced_a_rejected_batch_does_not_hide_the_right_one_behind_it(sequ
     assert outcomes[1] == [
         rejected,
         rejected,
-        Duplicate(base_offset=Offset(1)),
+        Duplicate(base_offset=Offset(1), max_timestamp_ms=1_000),
         Assigned(base_offset=Offset(2)),
         rejected,
     ]

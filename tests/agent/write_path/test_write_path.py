@@ -105,12 +105,25 @@ async def test_a_failed_upload_is_told_as_not_written_and_may_be_sent_again(sequ
     async with writing(sequencer, store, upload_attempts=1) as writer:
         first = await outcomes_of(writer.append(topic, 0))
         again = await outcomes_of(writer.append(topic, 0))
-        gap = await outcomes_of(writer.append(topic, 2))
 
         assert failures(first) == [WriteFailure.NOT_WRITTEN]  # type: ignore[arg-type]
         assert again == assigned(0)
-        assert gap == [OutOfOrderSequence()]
         assert writer.write_path.unacknowledged_bytes == 0
+
+
+async def test_a_batch_before_its_predecessor_may_be_sent_again_while_patience_lasts(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    async with writing(sequencer, MemoryStore()) as writer:
+        early = await outcomes_of(writer.append(topic, 0, 2))
+        written = await outcomes_of(writer.append(topic, 1) + writer.append(topic, 2))
+
+        assert failures(early) == [WriteFailure.NOT_WRITTEN]  # type: ignore[arg-type]
+        assert written == assigned(1, 2)
+        assert writer.metric("tidelog_sequence_gaps_total") == 1
+    async with writing(sequencer, MemoryStore(), sequence_gap_patience_s=0) as writer:
+        await outcomes_of(writer.append(topic, 7))
+        assert await outcomes_of(writer.append(topic, 7)) == [OutOfOrderSequence()]
 
 
 async def test_a_segment_is_not_committed_before_an_earlier_one_is_uploaded(sequencer: Sequencer, topic: Topic) -> None:
