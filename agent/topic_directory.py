@@ -87,6 +87,19 @@ class TopicDirectory:
         finally:
             self.forget(name)
 
+    async def delete_by_id(self, topic_id: TopicId) -> Topic:
+        """Raises UnknownTopic, SequencerUnavailable."""
+        try:
+            deleted = await self._topics.delete_by_id(topic_id)
+            self.forget(deleted.name)
+            return deleted
+        finally:
+            self.forget(topic_id)
+
+    async def check_name(self, name: str) -> None:
+        """Raises InvalidTopicName, SequencerUnavailable."""
+        await self._topics.check_name(name)
+
     async def add_partitions(self, name: str, total: int) -> None:
         try:
             await self._topics.add_partitions(name, total)

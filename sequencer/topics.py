@@ -37,6 +37,10 @@ class InvalidTopicName(Exception):
     """Kafka's rule: 1 to 249 of a-z A-Z 0-9 . _ - and neither `.` nor `..`."""
 
 
+class CollidingTopicName(InvalidTopicName):
+    """There is a topic whose name differs in `.` and `_` alone."""
+
+
 class InvalidPartitionCount(Exception):
     """Not a number of partitions that the topic can have."""
 
@@ -67,8 +71,8 @@ class Topics:
         """Raises TopicExists, InvalidTopicName, InvalidPartitionCount, InvalidConfig; CommitOutcomeUnknown when it may
         exist now.
         """
-        validate_topic_name(name)
         _validate_partition_count(partition_count)
+        await self.check_name(name)
         for setting, value in config.items():
             validate_config(setting, value)
         try:
@@ -83,15 +87,32 @@ class Topics:
             raise TopicExists(f"Topic '{name}' already exists.") from error
         return _topic(rows[0])
 
+    async def check_name(self, name: str) -> None:
+        """Raises InvalidTopicName unless a topic may be called so, CollidingTopicName beside those that there are."""
+        validate_topic_name(name)
+        if "." not in name and "_" not in name:
+            return
+        rows = await self._database.fetch(SQL["colliding_topic"], name=name)
+        if rows:
+            raise CollidingTopicName(f"Topic '{name}' collides with existing topic: {rows[0].name}")
+
     async def delete(self, name: str) -> Topic:
         """Frees the name and stops the partitions; their runs are swept later. Returns what was deleted. Raises
         UnknownTopic.
         """
         _refuse_impossible(name)
+        return await self._delete(f"There is no topic '{name}'.", "mark_topic_deleted", {"name": name})
+
+    async def delete_by_id(self, topic_id: TopicId) -> Topic:
+        """The same for the topic of this id, whatever is called so by now. Raises UnknownTopic."""
+        unknown = f"There is no topic of id {topic_id}."
+        return await self._delete(unknown, "mark_topic_deleted_by_id", {"topic_id": topic_id})
+
+    async def _delete(self, unknown: str, statement: str, parameters: Mapping[str, object]) -> Topic:
         async with self._database.transaction() as connection:
-            row = await (await connection.execute(SQL["mark_topic_deleted"], {"name": name})).fetchone()
+            row = await (await connection.execute(SQL[statement], parameters)).fetchone()
             if row is None:
-                raise UnknownTopic(f"There is no topic '{name}'.")
+                raise UnknownTopic(unknown)
             await connection.execute(SQL["lock_partitions_of_topic"], {"topic_id": row.topic_id})
             await connection.execute(SQL["stop_partitions_of_topic"], {"topic_id": row.topic_id})
         return _topic(row)

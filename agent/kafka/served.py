@@ -2,6 +2,7 @@
 
 from agent.kafka.api import Api
 from agent.kafka.apis import (
+    alter_configs,
     create_partitions,
     create_topics,
     delete_topics,
@@ -12,6 +13,9 @@ from agent.kafka.apis import (
     incremental_alter_configs,
     init_producer_id,
     list_offsets,
+    join_group,
+    leave_group,
+    list_config_resources,
     metadata,
     produce,
 )
@@ -36,3 +40,5 @@ _APIS = (
 def served_apis() -> tuple[Api, ...]:
     """Every API, with the one that advertises them."""
     return (*_APIS, api_versions(_APIS))
+    alter_configs.API,
+    list_config_resources.API,

@@ -1,3 +1,10 @@
+-- name: colliding_topic
+-- Names that differ in '.' and '_' alone are refused, as in Kafka, whose metrics cannot tell them apart. Two made at the same moment get past
+-- this, which harms nothing.
+SELECT name FROM topics
+WHERE deleted_at IS NULL AND translate(name, '.', '_') = translate(%(name)s::text, '.', '_') AND name <> %(name)s::text
+ORDER BY name LIMIT 1
+
 -- name: create_topic
 -- The name is taken by the partial unique index, so of two creators one gets a unique violation.
 WITH topic AS (
@@ -13,6 +20,12 @@ SELECT * FROM topic
 -- name: mark_topic_deleted
 UPDATE topics SET deleted_at = clock_timestamp()
 WHERE name = %(name)s::text AND deleted_at IS NULL
+RETURNING topic_id, name, partition_count, config, created_at
+
+-- name: mark_topic_deleted_by_id
+-- By id, so that a topic made anew under the name meanwhile is left alone.
+UPDATE topics SET deleted_at = clock_timestamp()
+WHERE topic_id = %(topic_id)s::uuid AND deleted_at IS NULL
 RETURNING topic_id, name, partition_count, config, created_at
 
 -- name: lock_partitions_of_topic

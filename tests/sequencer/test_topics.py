@@ -4,7 +4,7 @@ import pytest
 
 from sequencer.client import Sequencer
 from sequencer.topic_config import InvalidConfig
-from sequencer.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
+from sequencer.topics import CollidingTopicName, InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
 
 
 async def test_created_topic_is_found_by_name_and_by_id(sequencer: Sequencer) -> None:
@@ -86,3 +86,28 @@ async def test_a_name_that_no_topic_can_have_is_of_none(sequencer: Sequencer, na
 async def test_a_config_the_log_would_not_honour_is_refused(sequencer: Sequencer) -> None:
     with pytest.raises(InvalidConfig, match=r"cleanup\.policy"):
         await sequencer.topics.create("orders", 1, {"cleanup.policy": "compact"})
+
+
+async def test_a_topic_is_deleted_by_its_id_whatever_is_called_so_by_now(sequencer: Sequencer) -> None:
+    first = await sequencer.topics.create("orders", 1, {})
+    await sequencer.topics.delete("orders")
+    second = await sequencer.topics.create("orders", 1, {})
+
+    with pytest.raises(UnknownTopic):
+        await sequencer.topics.delete_by_id(first.topic_id)
+    assert await sequencer.topics.delete_by_id(second.topic_id) == second
+    assert await sequencer.topics.list() == []
+
+
+@pytest.mark.parametrize(("there", "wanted"), [("a.b", "a_b"), ("a_b.c", "a.b_c"), ("._", "_.")])
+async def test_names_that_differ_in_dots_and_underscores_alone_collide(
+    sequencer: Sequencer, there: str, wanted: str
+) -> None:
+    await sequencer.topics.create(there, 1, {})
+
+    with pytest.raises(CollidingTopicName, match="collides with existing topic"):
+        await sequencer.topics.create(wanted, 1, {})
+    with pytest.raises(TopicExists):
+        await sequencer.topics.create(there, 1, {})
+    await sequencer.topics.delete(there)
+    await sequencer.topics.create(wanted, 1, {})

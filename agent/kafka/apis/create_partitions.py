@@ -1,42 +1,62 @@
-"""Kafka API 37, CreatePartitions, v0-v3 (KIP-195). Partitions are added, never taken away. Refused: replica
-assignments."""
+"""Kafka API 37, CreatePartitions, v0-v3 (KIP-195). Partitions are added, never taken away.
+
+Assignments by hand are checked by Kafka's rules and decide nothing: every agent serves every partition. Refused: a
+number that is not a raise, a topic named twice.
+"""
 
 from kio.schema.create_partitions.v3.request import CreatePartitionsRequest, CreatePartitionsTopic
 from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, CreatePartitionsTopicResult
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
+from agent.kafka.administration import named_twice, within
 from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.context import RequestContext
+from agent.kafka.replica_assignments import check_new_partitions
+from agent.kafka.routing import endpoints_of
 from sequencer.topics import InvalidPartitionCount, UnknownTopic
 
 
 async def handle(request: CreatePartitionsRequest, context: RequestContext) -> CreatePartitionsResponse:
-    results = [await _grow(topic, request.validate_only, context) for topic in request.topics]
+    twice = named_twice(topic.name for topic in request.topics)
+    results = []
+    for topic in request.topics:
+        if topic.name in twice:
+            results.append(_result(topic, ErrorCode.invalid_request, "Duplicate topic name: it is named twice."))
+            continue
+        try:
+            async with within(request.timeout, context):
+                await _grow(topic, request.validate_only, context)
+            results.append(_result(topic, ErrorCode.none, None))
+        except ADMINISTRATION_ERRORS as error:
+            results.append(_result(topic, administration_code(error), str(error)))
     return CreatePartitionsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
 
 
-async def _grow(
-    topic: CreatePartitionsTopic, validate_only: bool, context: RequestContext
-) -> CreatePartitionsTopicResult:
-    if topic.assignments:
-        message = "replicas cannot be assigned: every agent serves every partition"
-        return _result(topic, ErrorCode.invalid_replica_assignment, message)
-    topics = context.parts.topics
-    try:
-        if topic.count > context.settings.max_partitions_per_topic:
-            raise InvalidPartitionCount(f"at most {context.settings.max_partitions_per_topic} partitions are allowed")
-        if not validate_only:
-            await topics.add_partitions(topic.name, topic.count)
-            return _result(topic, ErrorCode.none, None)
-        found = (await topics.by_name([topic.name])).get(topic.name)
-        if found is None:
-            raise UnknownTopic(f"There is no topic '{topic.name}'.")
-        if topic.count <= found.partition_count:
-            raise InvalidPartitionCount(f"Topic '{topic.name}' has {found.partition_count} partitions already.")
-    except ADMINISTRATION_ERRORS as error:
-        return _result(topic, administration_code(error), str(error))
-    return _result(topic, ErrorCode.none, None)
+async def _grow(topic: CreatePartitionsTopic, validate_only: bool, context: RequestContext) -> None:
+    """Raises one of ADMINISTRATION_ERRORS."""
+    topics, most = context.parts.topics, context.settings.max_partitions_per_topic
+    topics.forget(topic.name)
+    found = (await topics.by_name([topic.name])).get(topic.name)
+    if found is None:
+        raise UnknownTopic(f"There is no topic '{topic.name[:300]}'.")
+    if topic.count == found.partition_count:
+        raise InvalidPartitionCount(f"Topic already has {topic.count} partition(s).")
+    if topic.count < found.partition_count:
+        raise InvalidPartitionCount(
+            f"The topic {topic.name} currently has {found.partition_count} partition(s); {topic.count} would not be an "
+            "increase."
+        )
+    if topic.count > most:
+        raise InvalidPartitionCount(f"At most {most} partitions are allowed (TIDELOG_MAX_PARTITIONS_PER_TOPIC).")
+    if topic.assignments is not None:
+        check_new_partitions(
+            [assignment.broker_ids for assignment in topic.assignments],
+            topic.count - found.partition_count,
+            {endpoint.node_id for endpoint in endpoints_of(context)},
+        )
+    if not validate_only:
+        await topics.add_partitions(topic.name, topic.count)
 
 
 def _result(topic: CreatePartitionsTopic, code: ErrorCode, message: str | None) -> CreatePartitionsTopicResult:

@@ -1,82 +1,124 @@
-"""Kafka API 19, CreateTopics, v2-v7 (KIP-525 configs in the answer, KIP-516 topic ids).
+"""Kafka API 19, CreateTopics, v2-v7 (KIP-464 defaults by -1, KIP-525 configs in the answer, KIP-516 topic ids).
 
-A replication factor is accepted and means nothing: the object store replicates. Refused: replica assignments, configs
-this log does not honour.
+Any replication factor is accepted and means nothing: the object store replicates, and the answer names one replica per
+zone, as Metadata does. Assignments by hand are checked by Kafka's rules and decide nothing either: every agent serves
+every partition. Refused: configs this log does not honour, names that differ from another's in `.` and `_` alone, a
+name given twice.
 """
-
-from collections import Counter
 
 from kio.schema.create_topics.v7.request import CreatableTopic, CreateTopicsRequest
 from kio.schema.create_topics.v7.response import CreatableTopicConfigs, CreatableTopicResult, CreateTopicsResponse
 from kio.schema.errors import ErrorCode
-from kio.static.primitive import i8, i16, i32
+from kio.static.primitive import i16, i32
 
-from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
+from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
+from agent.kafka.administration import named_twice, within
 from agent.kafka.api import NO_THROTTLE, Api
-from agent.kafka.apis.describe_configs import DEFAULT_CONFIG, TOPIC_CONFIG
+from agent.kafka.config_entries import topic_entries
 from agent.kafka.context import RequestContext
-from sequencer.topic_config import KNOWN_CONFIGS, validate_config
-from sequencer.topics import InvalidPartitionCount, TopicExists, validate_topic_name
+from agent.kafka.replica_assignments import check_new_topic
+from agent.kafka.routing import endpoints_of
+from sequencer.topic_config import InvalidConfig, validate_config
+from sequencer.topics import InvalidPartitionCount, TopicExists
 from storage.identifiers import TopicId
 
-_REPLICATION_FACTOR = i16(1)
+_DEFAULT = -1
 
 
 async def handle(request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
-    times_named = Counter(topic.name for topic in request.topics)
+    twice = named_twice(topic.name for topic in request.topics)
     results = []
     for topic in request.topics:
-        if times_named[topic.name] > 1:
-            results.append(_refused(topic, ErrorCode.invalid_request, "the topic is named twice in this request"))
-        elif topic.assignments:
-            message = "replicas cannot be assigned: every agent serves every partition"
-            results.append(_refused(topic, ErrorCode.invalid_replica_assignment, message))
-        else:
-            results.append(await _create(topic, request.validate_only, context))
+        if topic.name in twice:
+            results.append(_refused(topic, ErrorCode.invalid_request, "Duplicate topic name: it is named twice."))
+            continue
+        try:
+            async with within(request.timeout, context):
+                results.append(await _create(topic, request.validate_only, context))
+        except ADMINISTRATION_ERRORS as error:
+            results.append(_refused(topic, administration_code(error), str(error)))
     return CreateTopicsResponse(throttle_time=NO_THROTTLE, topics=tuple(results))
 
 
 async def _create(topic: CreatableTopic, validate_only: bool, context: RequestContext) -> CreatableTopicResult:
-    count = context.settings.default_partitions if topic.num_partitions == -1 else topic.num_partitions
-    config = {given.name: given.value for given in topic.configs if given.value is not None}
+    """Raises one of ADMINISTRATION_ERRORS."""
     topics = context.parts.topics
-    try:
-        if count > context.settings.max_partitions_per_topic:
-            raise InvalidPartitionCount(f"at most {context.settings.max_partitions_per_topic} partitions are allowed")
-        if not validate_only:
-            created = await topics.create(topic.name, count, config)
-            return _created(topic, created.topic_id, count, config)
-        validate_topic_name(topic.name)
-        if count < 1:
-            raise InvalidPartitionCount("a topic has at least one partition")
-        for name, value in config.items():
-            validate_config(name, value)
-        if topic.name in await topics.by_name([topic.name]):
-            raise TopicExists(f"Topic '{topic.name}' already exists.")
-        return _created(topic, None, count, config)
-    except ADMINISTRATION_ERRORS as error:
-        return _refused(topic, administration_code(error), str(error))
+    count = _partition_count(topic, context)
+    config = _config(topic)
+    if not validate_only:
+        created = await topics.create(topic.name, count, config)
+        return _created(topic, created.topic_id, count, config, context)
+    await topics.check_name(topic.name)
+    for name, value in config.items():
+        validate_config(name, value)
+    if topic.name in await topics.by_name([topic.name]):
+        raise TopicExists(f"Topic '{topic.name}' already exists.")
+    return _created(topic, None, count, config, context)
+
+
+def _partition_count(topic: CreatableTopic, context: RequestContext) -> int:
+    """Raises Refused, InvalidPartitionCount."""
+    if topic.assignments:
+        return _assigned_count(topic, context)
+    if topic.replication_factor == 0 or topic.replication_factor < _DEFAULT:
+        raise Refused(
+            ErrorCode.invalid_replication_factor,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+        )
+    count = context.settings.default_partitions if topic.num_partitions == _DEFAULT else topic.num_partitions
+    most = context.settings.max_partitions_per_topic
+    if count <= 0:
+        raise InvalidPartitionCount("The number of partitions must be larger than 0, or -1 to use the default value.")
+    if count > most:
+        raise InvalidPartitionCount(f"At most {most} partitions are allowed (TIDELOG_MAX_PARTITIONS_PER_TOPIC).")
+    return count
+
+
+def _assigned_count(topic: CreatableTopic, context: RequestContext) -> int:
+    for named, value in (("numPartitions", topic.num_partitions), ("replicationFactor", topic.replication_factor)):
+        if value != _DEFAULT:
+            message = f"A manual partition assignment was specified, but {named} was not set to -1."
+            raise Refused(ErrorCode.invalid_request, message)
+    check_new_topic(
+        [(assignment.partition_index, assignment.broker_ids) for assignment in topic.assignments],
+        {endpoint.node_id for endpoint in endpoints_of(context)},
+    )
+    if len(topic.assignments) > context.settings.max_partitions_per_topic:
+        raise InvalidPartitionCount(f"At most {context.settings.max_partitions_per_topic} partitions are allowed.")
+    return len(topic.assignments)
+
+
+def _config(topic: CreatableTopic) -> dict[str, str]:
+    """Raises Refused, InvalidConfig."""
+    twice = named_twice(given.name for given in topic.configs)
+    if twice:
+        raise Refused(ErrorCode.invalid_request, f"Error due to duplicate config keys: {', '.join(sorted(twice))}")
+    nulls = [given.name for given in topic.configs if given.value is None]
+    if nulls:
+        raise InvalidConfig(f"Null value not supported for topic configs: {','.join(nulls)}")
+    return {given.name: given.value for given in topic.configs if given.value is not None}
 
 
 def _created(
-    topic: CreatableTopic, topic_id: TopicId | None, count: int, config: dict[str, str]
+    topic: CreatableTopic, topic_id: TopicId | None, count: int, config: dict[str, str], context: RequestContext
 ) -> CreatableTopicResult:
+    zones = {endpoint.zone for endpoint in endpoints_of(context)}
     return CreatableTopicResult(
         name=topic.name,
         topic_id=topic_id,
         error_code=ErrorCode.none,
         error_message=None,
         num_partitions=i32(count),
-        replication_factor=_REPLICATION_FACTOR,
+        replication_factor=i16(max(1, len(zones))),
         configs=tuple(
             CreatableTopicConfigs(
-                name=definition.name,
-                value=config.get(definition.name, definition.default),
-                read_only=False,
-                config_source=i8(TOPIC_CONFIG if definition.name in config else DEFAULT_CONFIG),
-                is_sensitive=False,
+                name=entry.name,
+                value=entry.value,
+                read_only=entry.is_read_only,
+                config_source=entry.source,
+                is_sensitive=entry.is_sensitive,
             )
-            for definition in KNOWN_CONFIGS.values()
+            for entry in topic_entries(config)
         ),
     )
 

@@ -1,5 +1,10 @@
-"""Kafka API 20, DeleteTopics, v1-v6 (KIP-516: by topic id from v6 on). The name is free at once; the bytes go later."""
+"""Kafka API 20, DeleteTopics, v1-v6 (KIP-516: by topic id from v6 on). The name is free at once; the bytes go later.
 
+By id exactly the topic of that id is deleted, whatever its name is called by meanwhile. Refused: a topic named twice,
+by neither name nor id, or by both.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -7,9 +12,11 @@ from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTop
 from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 
-from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
+from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
+from agent.kafka.administration import named_twice, within
 from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.context import RequestContext
+from sequencer.topics import Topic, UnknownTopic
 from storage.identifiers import TopicId
 
 _FIRST_VERSION_WITH_STATES: Final = 6
@@ -26,27 +33,54 @@ async def handle(request: Any, context: RequestContext) -> DeleteTopicsResponse:
         doomed = [_Doomed(name=topic.name, topic_id=topic.topic_id) for topic in request.topics]
     else:
         doomed = [_Doomed(name=name, topic_id=None) for name in request.topic_names]
-    return DeleteTopicsResponse(
-        throttle_time=NO_THROTTLE,
-        responses=tuple([await _delete(topic, context) for topic in doomed]),
-    )
+    twice = await _named_twice(doomed, context)
+    results = []
+    for topic in doomed:
+        try:
+            if topic in twice:
+                raise Refused(ErrorCode.invalid_request, "Duplicate topic: it is named twice.")
+            async with within(request.timeout, context):
+                deleted = await _delete(topic, context)
+        except ADMINISTRATION_ERRORS as error:
+            results.append(_result(topic, administration_code(error), str(error)))
+        else:
+            results.append(
+                DeletableTopicResult(
+                    name=TopicName(deleted.name),
+                    topic_id=deleted.topic_id,
+                    error_code=ErrorCode.none,
+                    error_message=None,
+                )
+            )
+    return DeleteTopicsResponse(throttle_time=NO_THROTTLE, responses=tuple(results))
 
 
-async def _delete(doomed: _Doomed, context: RequestContext) -> DeletableTopicResult:
-    topics = context.parts.topics
-    name = doomed.name
+async def _named_twice(doomed: Sequence[_Doomed], context: RequestContext) -> set[_Doomed]:
+    """What a request names twice, also once by its name and once by its id."""
+    names = [topic.name for topic in doomed if topic.name is not None]
+    ids = [topic.topic_id for topic in doomed if topic.topic_id is not None]
     try:
-        if name is None and doomed.topic_id is not None:
-            found = (await topics.by_id([doomed.topic_id])).get(doomed.topic_id)
-            name = None if found is None else TopicName(found.name)
-        if name is None:
-            return _result(doomed, ErrorCode.unknown_topic_id, "there is no topic of this id")
-        deleted = await topics.delete(name)
-    except ADMINISTRATION_ERRORS as error:
-        return _result(doomed, administration_code(error), str(error))
-    return DeletableTopicResult(
-        name=name, topic_id=deleted.topic_id, error_code=ErrorCode.none, error_message=None
-    )  # fmt: skip
+        ids_of_names = await context.parts.topics.by_name(names) if names and ids else {}
+    except ADMINISTRATION_ERRORS:
+        ids_of_names = {}
+    twice = named_twice([*ids, *(topic.topic_id for topic in ids_of_names.values())])
+    names_twice = named_twice(names) | {topic.name for topic in ids_of_names.values() if topic.topic_id in twice}
+    return {topic for topic in doomed if topic.name in names_twice or topic.topic_id in twice}
+
+
+async def _delete(doomed: _Doomed, context: RequestContext) -> Topic:
+    """Raises one of ADMINISTRATION_ERRORS."""
+    topics = context.parts.topics
+    if doomed.name is not None and doomed.topic_id is not None:
+        raise Refused(ErrorCode.invalid_request, "You may not specify both topic name and topic id.")
+    if doomed.name is not None:
+        return await topics.delete(doomed.name)
+    if doomed.topic_id is None:
+        raise Refused(ErrorCode.invalid_request, "Neither topic name nor id were specified.")
+    try:
+        return await topics.delete_by_id(doomed.topic_id)
+    except UnknownTopic as error:
+        raise Refused(ErrorCode.unknown_topic_id, str(error)) from error
 
 
 def _result(doomed: _Doomed, code: ErrorCode, message: str) -> DeletableTopicResult:

@@ -12,15 +12,17 @@ from agent.kafka.context import RequestContext
 from agent.kafka.routing import controller_of
 
 _BROKERS = i8(1)
+_CONTROLLERS = i8(2)
 
 
 async def handle(request: DescribeClusterRequest, context: RequestContext) -> DescribeClusterResponse:
     endpoint_type = getattr(request, "endpoint_type", _BROKERS)
     is_brokers = endpoint_type == _BROKERS
+    code, message = _refusal(endpoint_type)
     return DescribeClusterResponse(
         throttle_time=NO_THROTTLE,
-        error_code=ErrorCode.none if is_brokers else ErrorCode.unsupported_endpoint_type,
-        error_message=None if is_brokers else "this cluster has no controllers to describe",
+        error_code=code,
+        error_message=message,
         endpoint_type=endpoint_type,
         cluster_id=context.parts.cluster_id,
         controller_id=BrokerId(controller_of(context)),
@@ -31,6 +33,14 @@ async def handle(request: DescribeClusterRequest, context: RequestContext) -> De
             for broker in (brokers(context) if is_brokers else ())
         ),
     )
+
+
+def _refusal(endpoint_type: i8) -> tuple[ErrorCode, str | None]:
+    if endpoint_type == _BROKERS:
+        return ErrorCode.none, None
+    if endpoint_type == _CONTROLLERS:
+        return ErrorCode.mismatched_endpoint_type, "this cluster has no controllers to describe: ask for its brokers"
+    return ErrorCode.unsupported_endpoint_type, f"endpoint type {endpoint_type} is not known"
 
 
 API = Api(key=60, name="DescribeCluster", versions=range(3), handle=handle)

@@ -1,11 +1,11 @@
-"""Kafka API 32, DescribeConfigs, v1-v4 (KIP-226 sources, KIP-569 types and documentation).
+"""Kafka API 32, DescribeConfigs, v1-v4 (KIP-226 sources and synonyms, KIP-569 types and documentation).
 
-Topics have configs; an agent as a broker resource has none that could be changed through Kafka, and answers with an
-empty list.
+Resources: topics, and this agent as a broker, whose settings are shown under Kafka's names where one exists and are
+read-only. A broker without a name, Kafka's cluster-wide default, has none. Refused: the id of another agent, and the
+other types of resource (loggers, client metrics, groups), each for itself.
 """
 
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Sequence
 
 from kio.schema.describe_configs.v4.request import DescribeConfigsRequest, DescribeConfigsResource
 from kio.schema.describe_configs.v4.response import (
@@ -15,19 +15,15 @@ from kio.schema.describe_configs.v4.response import (
     DescribeConfigsSynonym,
 )
 from kio.schema.errors import ErrorCode
-from kio.static.primitive import i8
 
-from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
+from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
 from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.broker_config import broker_entries
+from agent.kafka.config_changes import unknown_resource
+from agent.kafka.config_entries import BROKER_RESOURCE, TOPIC_RESOURCE, TYPES, ConfigEntry, topic_entries
 from agent.kafka.context import RequestContext
-from sequencer.topic_config import KNOWN_CONFIGS, ConfigDefinition
-from sequencer.topics import Topic
-
-TOPIC_RESOURCE: Final = 2
-_BROKER_RESOURCE: Final = 4
-TOPIC_CONFIG: Final = i8(1)
-DEFAULT_CONFIG: Final = i8(5)
-_TYPES: Final = {"boolean": i8(1), "string": i8(2), "int": i8(3), "long": i8(5), "list": i8(7)}
+from agent.kafka.routing import controller_of, endpoints_of
+from sequencer.topics import validate_topic_name
 
 
 async def handle(request: DescribeConfigsRequest, context: RequestContext) -> DescribeConfigsResponse:
@@ -41,44 +37,63 @@ async def handle(request: DescribeConfigsRequest, context: RequestContext) -> De
 async def _describe(
     resource: DescribeConfigsResource, synonyms: bool, documented: bool, context: RequestContext
 ) -> DescribeConfigsResult:
-    if resource.resource_type == _BROKER_RESOURCE:
-        return _result(resource, ErrorCode.none, None)
-    if resource.resource_type != TOPIC_RESOURCE:
-        message = f"resource type {resource.resource_type} has no configs here"
-        return _result(resource, ErrorCode.invalid_request, message)
-    name = resource.resource_name
     try:
-        topic = (await context.parts.topics.by_name([name])).get(name)
+        entries = await _entries(resource.resource_type, resource.resource_name, context)
     except ADMINISTRATION_ERRORS as error:
         return _result(resource, administration_code(error), str(error))
-    if topic is None:
-        return _result(resource, ErrorCode.unknown_topic_or_partition, f"There is no topic '{name}'.")
-    configs = tuple(
-        _config(definition, topic, synonyms, documented) for definition in _asked(resource.configuration_keys)
-    )
+    configs = tuple(_config(entry, synonyms, documented) for entry in _asked(entries, resource.configuration_keys))
     return _result(resource, ErrorCode.none, None, configs)
 
 
-def _asked(keys: Collection[str] | None) -> list[ConfigDefinition]:
-    return [definition for definition in KNOWN_CONFIGS.values() if not keys or definition.name in keys]
+async def _entries(resource_type: int, name: str, context: RequestContext) -> Sequence[ConfigEntry]:
+    """Raises one of ADMINISTRATION_ERRORS."""
+    if resource_type == TOPIC_RESOURCE:
+        validate_topic_name(name)
+        topic = (await context.parts.topics.by_name([name])).get(name)
+        if topic is None:
+            raise Refused(ErrorCode.unknown_topic_or_partition, f"There is no topic '{name}'.")
+        return topic_entries(topic.config)
+    if resource_type == BROKER_RESOURCE:
+        return broker_configs(name, context)
+    raise unknown_resource(resource_type)
 
 
-def _config(
-    definition: ConfigDefinition, topic: Topic, synonyms: bool, documented: bool
-) -> DescribeConfigsResourceResult:
-    name = definition.name
-    steps = [DescribeConfigsSynonym(name=name, value=definition.default, source=DEFAULT_CONFIG)]
-    if name in topic.config:
-        steps.insert(0, DescribeConfigsSynonym(name=name, value=topic.config[name], source=TOPIC_CONFIG))
+def broker_configs(name: str, context: RequestContext) -> Sequence[ConfigEntry]:
+    """The configs of this agent; none for the cluster-wide default, whose name is empty. Raises Refused otherwise."""
+    if not name:
+        return ()
+    node_id = controller_of(context)
+    if not name.lstrip("-").isdecimal() or not name.isascii():
+        raise Refused(ErrorCode.invalid_request, f"Broker id must be an integer, but it is: {name[:100]}")
+    if int(name) != node_id:
+        raise Refused(
+            ErrorCode.invalid_request, f"Unexpected broker id, expected {node_id} or empty string, but received {name}"
+        )
+    settings = context.settings
+    own = next((endpoint for endpoint in endpoints_of(context) if endpoint.node_id == node_id), None)
+    advertised = "" if own is None else f"{own.host}:{own.port}"
+    listener = f"{settings.kafka_host}:{settings.kafka_port or (0 if own is None else own.port)}"
+    return broker_entries(node_id, listener, advertised, (settings, context.parts.reads.settings))
+
+
+def _asked(entries: Sequence[ConfigEntry], keys: Collection[str] | None) -> list[ConfigEntry]:
+    return [entry for entry in entries if not keys or entry.name in keys]
+
+
+def _config(entry: ConfigEntry, synonyms: bool, documented: bool) -> DescribeConfigsResourceResult:
     return DescribeConfigsResourceResult(
-        name=name,
-        value=steps[0].value,
-        read_only=False,
-        config_source=steps[0].source,
-        is_sensitive=False,
-        synonyms=tuple(steps) if synonyms else (),
-        config_type=_TYPES[definition.kind],
-        documentation=definition.documentation if documented else None,
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.is_read_only,
+        config_source=entry.source,
+        is_sensitive=entry.is_sensitive,
+        synonyms=tuple(
+            DescribeConfigsSynonym(name=step.name, value=step.value, source=step.source) for step in entry.steps
+        )
+        if synonyms
+        else (),
+        config_type=TYPES[entry.kind],
+        documentation=entry.documentation if documented else None,
     )
 
 

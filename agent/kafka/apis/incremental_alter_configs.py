@@ -1,9 +1,11 @@
 """Kafka API 44, IncrementalAlterConfigs, v0-v1 (KIP-339), for topics.
 
-Refused: append and subtract (no config is a list of several values), and every resource but topics.
+Set and delete for every config, append and subtract for lists. Refused: unknown names and values (INVALID_CONFIG, with
+the known ones), a resource or a name given twice, a value left out (INVALID_REQUEST); every change of a broker, whose
+configs are what an agent is started with; the other types of resource.
 """
 
-from typing import Final
+from collections.abc import Sequence
 
 from kio.schema.errors import ErrorCode
 from kio.schema.incremental_alter_configs.v1.request import AlterConfigsResource, IncrementalAlterConfigsRequest
@@ -13,54 +15,57 @@ from kio.schema.incremental_alter_configs.v1.response import (
 )
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
+from agent.kafka.administration import named_twice
 from agent.kafka.api import NO_THROTTLE, Api
-from agent.kafka.apis.describe_configs import TOPIC_RESOURCE
+from agent.kafka.apis.describe_configs import broker_configs
+from agent.kafka.config_changes import Operation, changed, check_form, refuse_broker_change
+from agent.kafka.config_entries import BROKER_RESOURCE
 from agent.kafka.context import RequestContext
-from sequencer.topic_config import InvalidConfig, validate_config
+from agent.kafka.routing import controller_of
 from sequencer.topics import UnknownTopic
-
-_SET: Final = 0
-_DELETE: Final = 1
 
 
 async def handle(
     request: IncrementalAlterConfigsRequest, context: RequestContext
 ) -> IncrementalAlterConfigsResponse:  # fmt: skip
-    responses = [await _alter(resource, request.validate_only, context) for resource in request.resources]
+    twice = named_twice((resource.resource_type, resource.resource_name) for resource in request.resources)
+    responses = []
+    for resource in request.resources:
+        if (resource.resource_type, resource.resource_name) in twice:
+            responses.append(_response(resource, ErrorCode.invalid_request, "Each resource must appear at most once."))
+        else:
+            responses.append(await _alter(resource, request.validate_only, context))
     return IncrementalAlterConfigsResponse(throttle_time=NO_THROTTLE, responses=tuple(responses))
 
 
 async def _alter(
     resource: AlterConfigsResource, validate_only: bool, context: RequestContext
 ) -> AlterConfigsResourceResponse:
-    if resource.resource_type != TOPIC_RESOURCE:
-        return _response(resource, ErrorCode.invalid_request, "only the configs of topics can be altered")
-    topics = context.parts.topics
-    name = resource.resource_name
+    operations = [
+        Operation(name=config.name, kind=config.config_operation, value=config.value) for config in resource.configs
+    ]
     try:
-        changed, removed = _changes(resource)
-        if not validate_only:
-            await topics.alter_config(name, changed, removed)
-        elif name not in await topics.by_name([name]):
-            raise UnknownTopic(f"There is no topic '{name}'.")
+        check_form(resource.resource_type, operations)
+        if resource.resource_type == BROKER_RESOURCE:
+            known = broker_configs(resource.resource_name or str(controller_of(context)), context)
+            refuse_broker_change(operations, [entry.name for entry in known])
+        else:
+            await _alter_topic(resource.resource_name, operations, validate_only, context)
     except ADMINISTRATION_ERRORS as error:
         return _response(resource, administration_code(error), str(error))
     return _response(resource, ErrorCode.none, None)
 
 
-def _changes(resource: AlterConfigsResource) -> tuple[dict[str, str], list[str]]:
-    """What to set and what to remove. Raises InvalidConfig."""
-    changed: dict[str, str] = {}
-    removed = []
-    for config in resource.configs:
-        if config.config_operation == _SET and config.value is not None:
-            validate_config(config.name, config.value)
-            changed[config.name] = config.value
-        elif config.config_operation == _DELETE:
-            removed.append(config.name)
-        else:
-            raise InvalidConfig(f"{config.name}: a config is set to a value or deleted, nothing else")
-    return changed, removed
+async def _alter_topic(
+    name: str, operations: Sequence[Operation], validate_only: bool, context: RequestContext
+) -> None:
+    topics = context.parts.topics
+    topic = (await topics.by_name([name])).get(name)
+    if topic is None:
+        raise UnknownTopic(f"There is no topic '{name[:300]}'.")
+    change = changed(topic.config, operations)
+    if not validate_only:
+        await topics.alter_config(name, change.set, change.remove)
 
 
 def _response(resource: AlterConfigsResource, code: ErrorCode, message: str | None) -> AlterConfigsResourceResponse:

@@ -1,0 +1,66 @@
+"""Kafka API 33, AlterConfigs, v0-v2 (KIP-133), for topics: what is named is set, all else returns to its default.
+
+Deprecated in Kafka, since it overwrites what others set; IncrementalAlterConfigs does not. Refused: what that refuses.
+"""
+
+from kio.schema.alter_configs.v2.request import AlterConfigsRequest, AlterConfigsResource
+from kio.schema.alter_configs.v2.response import AlterConfigsResourceResponse, AlterConfigsResponse
+from kio.schema.errors import ErrorCode
+
+from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
+from agent.kafka.administration import named_twice
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.apis.describe_configs import broker_configs
+from agent.kafka.config_changes import SET, Operation, check_form, refuse_broker_change, replaced
+from agent.kafka.config_entries import BROKER_RESOURCE
+from agent.kafka.context import RequestContext
+from agent.kafka.routing import controller_of
+from sequencer.topics import UnknownTopic
+
+
+async def handle(request: AlterConfigsRequest, context: RequestContext) -> AlterConfigsResponse:
+    twice = named_twice((resource.resource_type, resource.resource_name) for resource in request.resources)
+    responses = []
+    for resource in request.resources:
+        if (resource.resource_type, resource.resource_name) in twice:
+            responses.append(_response(resource, ErrorCode.invalid_request, "Each resource must appear at most once."))
+        else:
+            responses.append(await _alter(resource, request.validate_only, context))
+    return AlterConfigsResponse(throttle_time=NO_THROTTLE, responses=tuple(responses))
+
+
+async def _alter(
+    resource: AlterConfigsResource, validate_only: bool, context: RequestContext
+) -> AlterConfigsResourceResponse:
+    operations = [Operation(name=config.name, kind=SET, value=config.value) for config in resource.configs]
+    try:
+        check_form(resource.resource_type, operations)
+        if resource.resource_type == BROKER_RESOURCE:
+            known = broker_configs(resource.resource_name or str(controller_of(context)), context)
+            refuse_broker_change(operations, [entry.name for entry in known])
+        else:
+            await _replace(resource, validate_only, context)
+    except ADMINISTRATION_ERRORS as error:
+        return _response(resource, administration_code(error), str(error))
+    return _response(resource, ErrorCode.none, None)
+
+
+async def _replace(resource: AlterConfigsResource, validate_only: bool, context: RequestContext) -> None:
+    topics, name = context.parts.topics, resource.resource_name
+    if name not in await topics.by_name([name]):
+        raise UnknownTopic(f"There is no topic '{name[:300]}'.")
+    change = replaced({config.name: config.value for config in resource.configs if config.value is not None})
+    if not validate_only:
+        await topics.alter_config(name, change.set, change.remove)
+
+
+def _response(resource: AlterConfigsResource, code: ErrorCode, message: str | None) -> AlterConfigsResourceResponse:
+    return AlterConfigsResourceResponse(
+        error_code=code,
+        error_message=message,
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
+    )
+
+
+API = Api(key=33, name="AlterConfigs", versions=range(3), handle=handle)
