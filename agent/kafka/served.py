@@ -12,10 +12,8 @@ from agent.kafka.apis import (
     find_coordinator,
     incremental_alter_configs,
     init_producer_id,
-    list_offsets,
-    join_group,
-    leave_group,
     list_config_resources,
+    list_offsets,
     metadata,
     produce,
 )
@@ -31,6 +29,8 @@ _APIS = (
     delete_topics.API,
     init_producer_id.API,
     describe_configs.API,
+    alter_configs.API,
+    list_config_resources.API,
     create_partitions.API,
     incremental_alter_configs.API,
     describe_cluster.API,
@@ -40,5 +40,3 @@ _APIS = (
 def served_apis() -> tuple[Api, ...]:
     """Every API, with the one that advertises them."""
     return (*_APIS, api_versions(_APIS))
-    alter_configs.API,
-    list_config_resources.API,
