@@ -26,6 +26,8 @@ from agent.http.readiness import NotReady
 from agent.http.server import HttpServer
 from agent.kafka.connection import Shared
 from agent.kafka.dispatch import Dispatch
+from agent.kafka.forward_protocol import PREFACE as FORWARDED
+from agent.kafka.forwarding import Forwarding
 from agent.kafka.listener import Listener, bound_socket
 from agent.kafka.memory import MemoryBudget
 from agent.kafka.served import served_apis
@@ -160,16 +162,20 @@ class App:
         opened.push_async_callback(parts.pages.close)
         opened.push_async_callback(parts.reads.close)
         self._reached.assembly = assembly
+        dispatch = Dispatch(served_apis(), self._settings)
+        forwarding = Forwarding(dispatch, parts.membership, self._settings, self.metrics)
         listener = Listener(
             Shared(
                 settings=self._settings,
                 parts=parts,
-                dispatch=Dispatch(served_apis(), self._settings),
+                dispatch=dispatch,
                 memory=MemoryBudget(self._settings.request_memory_bytes),
                 metrics=self.metrics,
+                forwarding=None if self._settings.one_address is None else forwarding,
             ),
             kafka_socket,
         )
+        peer_server.share(FORWARDED, listener.take_forwarded)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(parts.membership.run(), name="membership")]
             await _first_of(self._joined(assembly), stopping.wait())
@@ -178,9 +184,11 @@ class App:
                     group.create_task(assembly.coordinates.run(), name="coordinates"),
                     group.create_task(assembly.push.run(), name="push"),
                     group.create_task(parts.write_path.run(), name="write path"),
+                    group.create_task(forwarding.run(), name="forwarding"),
                     group.create_task(listener.run(), name="listener"),
                 ]
                 await self._serve_while_leased(assembly, listener, stopping)
+                forwarding.drain()
                 await self._drain(assembly, listener)
             await parts.membership.leave()
             for task in tasks:

@@ -2,13 +2,15 @@
 
 One hop: a range is served from memory or the store, never asked of a third agent. Promises that bytes being served
 stay within their own budget, that connections and idle time are bounded, and that whoever does not speak the page
-protocol is cut off without harm to others."""
+protocol is cut off without harm to others. Other protocols may share the port: a connection's first bytes say which it
+speaks (`share`)."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from cache_ring.byte_budget import ByteBudget
 from cache_ring.page_protocol import (
@@ -33,6 +35,9 @@ from sequencer.coordinates import RunCoordinate
 from storage.object_store import ObjectNotFound, StoreUnavailable
 
 _log = logging.getLogger(__name__)
+
+Guest: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+"""Takes a connection that opened with its preface; owns it from then on, unless it raises."""
 
 
 @dataclass(slots=True)
@@ -66,6 +71,8 @@ class PeerServer:
         self._is_closing = False
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._guests: dict[bytes, Guest] = {}
+        self._of_guests: set[asyncio.Task[None]] = set()
         self.counts = PeerServerCounts()
 
     @property
@@ -75,6 +82,11 @@ class PeerServer:
     @property
     def subscriptions(self) -> int:
         return len(self._subscriptions)
+
+    def share(self, preface: bytes, guest: Guest) -> None:
+        """Leave connections that open with `preface` to `guest`, who bounds them itself."""
+        assert len(preface) == len(PREFACE), "a preface is read before it is known whose it is"
+        self._guests[preface] = guest
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port bound (port 0 takes a free one)."""
@@ -87,9 +99,10 @@ class PeerServer:
         self._is_closing = True
         if self._server is not None:
             self._server.close()
-        for connection in self._connections:
+        connections = self._connections | self._of_guests
+        for connection in connections:
             connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*connections, return_exceptions=True)
 
     def push(self, runs: Sequence[RunCoordinate]) -> None:
         """Send committed runs to those who subscribed to their partitions; a subscriber too slow to take them is left
@@ -113,8 +126,16 @@ class PeerServer:
             writer.close()
             return
         self._connections.add(task)
+        is_handed_over = False
         try:
-            await self._converse(reader, writer)
+            guest = await self._guest(reader)
+            if guest is None:
+                await self._converse(reader, writer)
+            else:
+                self._connections.discard(task)
+                self._of_guests.add(task)
+                await guest(reader, writer)
+                is_handed_over = True
         except ProtocolViolation as violation:
             self.counts.violations += 1
             _log.warning("peer port: closed a connection", extra={"reason": str(violation)})
@@ -125,15 +146,22 @@ class PeerServer:
                 raise  # asyncio.streams of Python 3.11 reports the cancellation of a connection as an error
         finally:
             self._connections.discard(task)
+            self._of_guests.discard(task)
             self._subscriptions.drop(writer)
-            writer.transport.abort()
+            if not is_handed_over:
+                writer.transport.abort()
+
+    async def _guest(self, reader: asyncio.StreamReader) -> Guest | None:
+        """Whose connection it is; None: it speaks the page protocol."""
+        async with asyncio.timeout(self._settings.peer_idle_s):
+            preface = await reader.readexactly(len(PREFACE))
+        if preface != PREFACE and preface not in self._guests:
+            raise ProtocolViolation("no preface of the page protocol")
+        return self._guests.get(preface)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         idle_s = self._settings.peer_idle_s
         writer.transport.set_write_buffer_limits(high=0)  # a drain means that the kernel has taken all
-        async with asyncio.timeout(idle_s):
-            if await reader.readexactly(len(PREFACE)) != PREFACE:
-                raise ProtocolViolation("no preface of the page protocol")
         while True:
             async with asyncio.timeout(idle_s):
                 prefix = await reader.readexactly(LENGTH_BYTES)

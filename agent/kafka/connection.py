@@ -16,7 +16,10 @@ from typing import cast
 from agent.kafka.api import CloseConnection
 from agent.kafka.client_zone import zone_of_client
 from agent.kafka.context import ConnectionState, RequestContext
+from agent.kafka.coordinated import groups_of, is_coordinated
 from agent.kafka.dispatch import BadRequest, Dispatch, Request
+from agent.kafka.forward_protocol import Hello
+from agent.kafka.forwarding import ConnectionForwards, Forwarding
 from agent.kafka.frames import BadFrame, FrameReader, NeedData
 from agent.kafka.memory import MemoryBudget, Reservation
 from agent.kafka.turns import Turns
@@ -37,6 +40,8 @@ class Shared:
     dispatch: Dispatch
     memory: MemoryBudget
     metrics: Metrics
+    forwarding: Forwarding | None = None
+    """In one-address mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +54,24 @@ class _InFlight:
 class KafkaConnection(asyncio.Protocol):
     """Driven by the event loop's callbacks and by `run`, which the listener owns and awaits."""
 
-    def __init__(self, shared: Shared, connection_id: int, on_open: Callable[["KafkaConnection"], None]) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        connection_id: int,
+        on_open: Callable[["KafkaConnection"], None],
+        forwarded: Hello | None = None,
+    ) -> None:
+        """`forwarded`: another agent opened it, for one of its clients."""
         self._shared = shared
         self._on_open = on_open
         self._loop = asyncio.get_running_loop()
         self.state = ConnectionState(connection_id=connection_id, peer="?")
+        self._forwards: ConnectionForwards | None = None
+        if forwarded is not None:
+            self.state.peer, self.state.zone = forwarded.client, forwarded.zone
+            self.state.forwarded_by = forwarded.node_id
+        elif shared.forwarding is not None:
+            self._forwards = shared.forwarding.of_connection(self.state)
         self._transport: asyncio.Transport | None = None
         self._frames = FrameReader(shared.settings.max_request_bytes)
         self._turns = Turns()
@@ -74,7 +92,8 @@ class KafkaConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._shared.settings.write_buffer_bytes)
         peer = self._transport.get_extra_info("peername")
-        self.state.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+        if self.state.forwarded_by is None:
+            self.state.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
@@ -84,13 +103,16 @@ class KafkaConnection(asyncio.Protocol):
             self._start_requests()
 
     def eof_received(self) -> bool:
-        # A half-closed client still gets its answers; `run` closes when there are none left.
+        # A half-closed client still gets its answers; `run` closes when there are none left. An agent that forwards
+        # closes only when its client is gone.
         self._stop_reading()
-        return True
+        return self.state.forwarded_by is None
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc  # a reset is as good a goodbye as any
         self._lost = self._closing = True
+        if self._forwards is not None:
+            self._forwards.close()
         self._writable.set()
         self._changed.set()
         for entry in self._in_flight:
@@ -184,7 +206,7 @@ class KafkaConnection(asyncio.Protocol):
         except BadRequest:
             reservation.release()
             raise
-        self._start(request, reservation)
+        self._start(request, reservation, frame)
         return True
 
     def _has_room(self, size_bytes: int) -> bool:
@@ -194,15 +216,16 @@ class KafkaConnection(asyncio.Protocol):
         fits = self._in_flight_bytes + size_bytes <= settings.connection_memory_bytes
         return fits and len(self._in_flight) < settings.max_requests_in_flight
 
-    def _start(self, request: Request, reservation: Reservation) -> None:
+    def _start(self, request: Request, reservation: Reservation, frame: bytes | memoryview) -> None:
         shared = self._shared
+        self.state.note_request(request.client_id, groups_of(request.api.key, request.payload))
         shared.metrics.requests.labels(request.api.name).inc()
         shared.metrics.request_bytes.inc(request.size_bytes)
         context = RequestContext(
             api_key=request.api.key,
             api_version=request.version,
             client_id=request.client_id,
-            client_zone=zone_of_client(request.client_id) or shared.settings.zone,
+            client_zone=zone_of_client(request.client_id) or self.state.zone or shared.settings.zone,
             connection=self.state,
             settings=shared.settings,
             parts=shared.parts,
@@ -210,13 +233,19 @@ class KafkaConnection(asyncio.Protocol):
             memory=reservation,
             turn=self._turns.next() if request.api.ordered else None,
         )
-        task = self._loop.create_task(self._handle(request, context))
+        task = self._loop.create_task(self._handle(request, context, self._to_forward(request, frame)))
         self._in_flight.append(_InFlight(request=request, reservation=reservation, answer=task))
         self._in_flight_bytes += reservation.size_bytes
         self._changed.set()
 
-    async def _handle(self, request: Request, context: RequestContext) -> list[Chunk] | None:
+    def _to_forward(self, request: Request, frame: bytes | memoryview) -> bytes | None:
+        """The request's bytes, if another agent may have to answer it."""
+        return bytes(frame) if self._forwards is not None and is_coordinated(request.api.key) else None
+
+    async def _handle(self, request: Request, context: RequestContext, frame: bytes | None) -> list[Chunk] | None:
         try:
+            if self._forwards is not None and frame is not None:
+                return await self._forwards.answer(request, frame, context)
             return await self._shared.dispatch.answer(request, context)
         finally:
             if context.turn is not None:

@@ -1,8 +1,10 @@
 """What a handler is told about the request it answers, besides the request itself."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
 
 from agent.kafka.memory import Reservation
 from agent.kafka.turns import Turn
@@ -10,7 +12,11 @@ from agent.settings import AgentSettings
 
 if TYPE_CHECKING:
     from agent.parts import Parts
-    from storage.identifiers import Partition, TopicId
+    from storage.identifiers import NodeId, Partition, TopicId
+
+
+_GROUPS_NOTED: Final = 8
+_LONGEST_NAME: Final = 255
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,9 +27,32 @@ class ConnectionState:
     connection_id: int
     peer: str
     """The client's address, `host:port`."""
+    forwarded_by: "NodeId | None" = None
+    """The agent that the client came to, if that is another: its requests are then served here or refused, never
+    passed on."""
+    zone: str | None = None
+    """The zone of that agent."""
+    connected_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    client_id: str | None = None
+    """As its last request had it."""
+    software_name: str = ""
+    """The client's library and its version, as ApiVersions tells them from version 3 on (KIP-511)."""
+    software_version: str = ""
+    requests: int = 0
+    groups: list[str] = field(default_factory=list)
+    """The first few groups that its requests named."""
     redirected: "dict[tuple[TopicId, Partition], float]" = field(default_factory=dict)
     """When this connection was first told that another agent is the choice for a partition (see
     agent/kafka/routing.py)."""
+
+    def note_request(self, client_id: str | None, groups: Iterable[str]) -> None:
+        self.requests += 1
+        self.client_id = client_id
+        for group in groups:
+            if len(self.groups) >= _GROUPS_NOTED:
+                return
+            if (name := group[:_LONGEST_NAME]) not in self.groups:
+                self.groups.append(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,9 @@ class NeedData:
 class FrameReader:
     """Collects chunks; `next_frame_bytes` tells the size of the frame begun, `next_frame` takes it once it is whole."""
 
-    def __init__(self, max_frame_bytes: int) -> None:
+    def __init__(self, max_frame_bytes: int, min_frame_bytes: int = SMALLEST_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
+        self._min_frame_bytes = min_frame_bytes
         self._chunks: deque[bytes | memoryview] = deque()
         self._held_bytes = 0
         self._frame_bytes: int | None = None
@@ -68,8 +69,8 @@ class FrameReader:
         return self._take(frame_bytes)
 
     def _checked(self, length: int) -> int:
-        if length < SMALLEST_FRAME_BYTES:
-            raise BadFrame(f"frame length {length} is less than a request header takes")
+        if length < self._min_frame_bytes:
+            raise BadFrame(f"frame length {length} is less than a header takes")
         if length > self._max_frame_bytes:
             raise BadFrame(f"frame length {length} exceeds max_request_bytes {self._max_frame_bytes}")
         return length

@@ -1,7 +1,8 @@
 """The Kafka listener: accepts connections, owns their tasks, closes those that are overdue, drains on the way out.
 
-Promises: at most `max_connections`; every connection's task is awaited; after `drain` no connection is accepted and
-each open one closes once its requests are answered.
+Promises: at most `max_connections` of clients, and `max_forwarded_connections` that other agents open for theirs; every
+connection's task is awaited; after `drain` no connection is accepted and each open one closes once its requests are
+answered.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import socket
 from itertools import count
 
 from agent.kafka.connection import KafkaConnection, Shared
+from agent.kafka.forward_protocol import ACCEPTED, HELLO_LENGTH_BYTES, decode_hello
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +40,14 @@ class Listener:
         self._bound = bound
         self._ids = count(1)
         self._connections: dict[KafkaConnection, asyncio.Task[None]] = {}
+        self._forwarded = 0
         self._server: asyncio.Server | None = None
         self._accepting = True
         self.listening = asyncio.Event()
 
     @property
     def connections(self) -> int:
+        """Those of clients and those that other agents opened for theirs."""
         return len(self._connections)
 
     async def run(self) -> None:
@@ -80,15 +84,35 @@ class Listener:
     def resume(self) -> None:
         self._accepting = True
 
+    async def take_forwarded(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection that another agent opened for one of its clients; returns when it has ended or was
+        refused. Raises BadHello and what the streams raise."""
+        async with asyncio.timeout(self._shared.settings.forward_connect_timeout_s):
+            length = int.from_bytes(await reader.readexactly(HELLO_LENGTH_BYTES), "big")
+            hello = decode_hello(await reader.readexactly(length))
+        if not self._accepting or self._forwarded >= self._shared.settings.max_forwarded_connections:
+            self._shared.metrics.connections_closed.labels("forwarded_refused").inc()
+            writer.close()
+            return
+        connection = KafkaConnection(self._shared, next(self._ids), self._opened, hello)
+        # The other side sends nothing before it is accepted, so nothing was read that belongs to the connection.
+        writer.transport.set_protocol(connection)
+        connection.connection_made(writer.transport)
+        writer.transport.write(ACCEPTED)
+        await asyncio.wait({self._connections[connection]})  # the writer would close its transport, were it let go
+
     def _new_connection(self) -> KafkaConnection:
         return KafkaConnection(self._shared, next(self._ids), self._opened)
 
     def _opened(self, connection: KafkaConnection) -> None:
-        if not self._accepting or len(self._connections) >= self._shared.settings.max_connections:
+        of_clients = len(self._connections) - self._forwarded
+        if connection.state.forwarded_by is not None:
+            self._forwarded += 1
+        elif not self._accepting or of_clients >= self._shared.settings.max_connections:
             connection.close("too_many_connections" if self._accepting else "not_serving")
         task = asyncio.get_running_loop().create_task(self._run_one(connection))
         self._connections[connection] = task
-        self._shared.metrics.connections.set(len(self._connections))
+        self._count()
 
     async def _run_one(self, connection: KafkaConnection) -> None:
         try:
@@ -98,7 +122,13 @@ class Listener:
             connection.close("connection_broke")
         finally:
             self._connections.pop(connection, None)
-            self._shared.metrics.connections.set(len(self._connections))
+            self._forwarded -= connection.state.forwarded_by is not None
+            self._count()
+
+    def _count(self) -> None:
+        metrics = self._shared.metrics
+        metrics.connections.set(len(self._connections) - self._forwarded)
+        metrics.forwarded_connections.set(self._forwarded)
 
     def _close_overdue(self, now_s: float) -> None:
         self._shared.metrics.request_memory.set(self._shared.memory.used_bytes)
