@@ -81,7 +81,7 @@ class CommittedOffsets:
         """
         if not commits:
             return []
-        [row] = await self._database.write(SQL["commit"], **_commit_parameters(commits))
+        [row] = await self._database.write(SQL["commit"], **commit_parameters(commits))
         return [CommitVerdict(verdict) for verdict in row.verdicts]
 
     async def fetch(self, queries: Sequence[OffsetQuery]) -> list[Mapping[PartitionKey, CommittedOffset] | None]:
@@ -125,7 +125,7 @@ class CommittedOffsets:
         return bool(row.held)
 
 
-def _commit_parameters(commits: Sequence[OffsetCommit]) -> Mapping[str, Any]:
+def commit_parameters(commits: Sequence[OffsetCommit]) -> Mapping[str, Any]:
     """What `commit_offsets` takes (migrations/0004_groups.sql)."""
     group_ids = sorted({commit.group_id for commit in commits}, key=str.encode)
     position = {group_id: number for number, group_id in enumerate(group_ids, start=1)}
@@ -139,11 +139,11 @@ def _commit_parameters(commits: Sequence[OffsetCommit]) -> Mapping[str, Any]:
         "commit_members": TextArray(commit.member_id or _NO_MEMBER for commit in commits),
         "commit_member_epochs": Int4Array(_number(commit.member_epoch) for commit in commits),
         "offset_commits": Int4Array(number for number, _, _, _ in offsets),
-        "topic_ids": UuidArray(topic_id for _, topic_id, _, _ in offsets),
-        "partition_numbers": Int4Array(partition for _, _, partition, _ in offsets),
-        "committed": Int8Array(offset.offset for _, _, _, offset in offsets),
-        "leader_epochs": Int4Array(offset.leader_epoch for _, _, _, offset in offsets),
-        "metadata": BytesArray(metadata if any(metadata) else ()),
+        "offset_topics": UuidArray(topic_id for _, topic_id, _, _ in offsets),
+        "offset_partitions": Int4Array(partition for _, _, partition, _ in offsets),
+        "offset_values": Int8Array(offset.offset for _, _, _, offset in offsets),
+        "offset_leader_epochs": Int4Array(offset.leader_epoch for _, _, _, offset in offsets),
+        "offset_metadata": BytesArray(metadata if any(metadata) else ()),
     }
 
 

@@ -135,18 +135,18 @@ $function$;
 CREATE FUNCTION commit_offsets(
     group_ids text[],
     commit_groups integer[], commit_epochs bigint[], commit_generations integer[], commit_members text[], commit_member_epochs integer[],
-    offset_commits integer[], topic_ids uuid[], partition_numbers integer[], committed bigint[], leader_epochs integer[], metadata bytea[])
-RETURNS integer[]
+    offset_commits integer[], offset_topics uuid[], offset_partitions integer[], offset_values bigint[],
+    offset_leader_epochs integer[], offset_metadata bytea[])
+RETURNS TABLE (verdicts integer[])
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
 AS $function$
 #variable_conflict use_column
-DECLARE
-    answer integer[];
 BEGIN
     PERFORM 1 FROM groups WHERE group_id = ANY (group_ids) ORDER BY group_id FOR NO KEY UPDATE;
 
+    RETURN QUERY
     WITH held AS MATERIALIZED (
         SELECT given.number, given.group_id, stored.coordinator_epoch, stored.generation, stored.is_empty
         FROM unnest(group_ids) WITH ORDINALITY AS given (group_id, number)
@@ -169,21 +169,20 @@ BEGIN
             WHERE m.group_id = held.group_id AND m.member_id = given.member_id AND given.member_id <> '' OFFSET 0) AS member ON true
     ), accepted AS MATERIALIZED (
         SELECT DISTINCT ON (verdict.of_group, given.topic_id, given.partition)
-               verdict.group_id, given.topic_id, given.partition, given.committed, given.leader_epoch,
+               verdict.group_id, given.topic_id, given.partition, given.committed_offset, given.leader_epoch,
                coalesce(given.metadata, '') AS metadata
-        FROM unnest(offset_commits, topic_ids, partition_numbers, committed, leader_epochs, metadata) WITH ORDINALITY
-             AS given (of_commit, topic_id, partition, committed, leader_epoch, metadata, number)
+        FROM unnest(offset_commits, offset_topics, offset_partitions, offset_values, offset_leader_epochs, offset_metadata)
+             WITH ORDINALITY AS given (of_commit, topic_id, partition, committed_offset, leader_epoch, metadata, number)
         JOIN verdict ON verdict.number = given.of_commit AND verdict.kind = 0
         ORDER BY verdict.of_group, given.topic_id, given.partition, given.number DESC
     ), written AS (
         INSERT INTO committed_offsets AS o (group_id, topic_id, partition, committed_offset, leader_epoch, metadata)
-        SELECT group_id, topic_id, partition, committed, leader_epoch, metadata FROM accepted
+        SELECT group_id, topic_id, partition, committed_offset, leader_epoch, metadata FROM accepted
         ON CONFLICT (group_id, topic_id, partition) DO UPDATE
         SET committed_offset = excluded.committed_offset, leader_epoch = excluded.leader_epoch, metadata = excluded.metadata,
             committed_at = excluded.committed_at
     )
-    SELECT array_agg(kind ORDER BY number) INTO answer FROM verdict;
-    RETURN answer;
+    SELECT array_agg(kind ORDER BY number) FROM verdict;
 END
 $function$;
 

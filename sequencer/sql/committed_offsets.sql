@@ -1,12 +1,12 @@
 -- Committed offsets: written and deleted under the group's row, read together with its epoch. The functions are in migrations/0004_groups.sql.
 
 -- name: commit
-SELECT commit_offsets(
+SELECT verdicts FROM commit_offsets(
     group_ids => %(group_ids)s, commit_groups => %(commit_groups)s, commit_epochs => %(commit_epochs)s,
     commit_generations => %(commit_generations)s, commit_members => %(commit_members)s,
-    commit_member_epochs => %(commit_member_epochs)s, offset_commits => %(offset_commits)s, topic_ids => %(topic_ids)s,
-    partition_numbers => %(partition_numbers)s, committed => %(committed)s, leader_epochs => %(leader_epochs)s,
-    metadata => %(metadata)s) AS verdicts
+    commit_member_epochs => %(commit_member_epochs)s, offset_commits => %(offset_commits)s, offset_topics => %(offset_topics)s,
+    offset_partitions => %(offset_partitions)s, offset_values => %(offset_values)s,
+    offset_leader_epochs => %(offset_leader_epochs)s, offset_metadata => %(offset_metadata)s)
 
 -- name: fetch
 -- One row without a topic for each group that is still its coordinator's, then its offsets, all of one moment. What is kept of a deleted

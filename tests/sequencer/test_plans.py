@@ -1,20 +1,16 @@
 """The commit and the poll cost what they answer, not what the log holds."""
 
-import re
 from collections.abc import Mapping
-from typing import Any
-
-from psycopg import AsyncClientCursor, AsyncConnection
 
 from sequencer.client import Sequencer
 from sequencer.commit_request import commit_request
 from sequencer.coordinates import SQL as COORDINATES_SQL
 from storage.identifiers import Partition, ProducerId, SegmentId, TopicId, new_segment_id
 from tests.sequencer.builders import ABatch, reserved
+from tests.sequencer.plans import generic_plan, pages_touched, work_statement
 
 PARTITIONS = 1000
 RUNS_PER_PARTITION = 100
-BUFFERS = re.compile(r"Buffers: shared hit=(\d+)(?: read=(\d+))?")
 
 
 async def test_the_work_of_a_commit_and_of_a_poll_does_not_grow_with_the_log(sequencer: Sequencer) -> None:
@@ -46,10 +42,10 @@ async def _pages_touched(sequencer: Sequencer, topic_id: TopicId) -> Mapping[str
         "max_runs": 2,
     }
     async with sequencer.database.connection() as connection:
-        work = await _work_statement(connection)
+        work = await work_statement(connection, "commit_segments")
         return {
-            "commit": await _buffers(connection, work, commit_request([segment]).parameters),
-            "poll": await _buffers(connection, COORDINATES_SQL["poll"], polled),
+            "commit": pages_touched(await generic_plan(connection, work, commit_request([segment]).parameters)),
+            "poll": pages_touched(await generic_plan(connection, COORDINATES_SQL["poll"], polled)),
         }
 
 
@@ -76,53 +72,3 @@ async def _fill(sequencer: Sequencer, topic_id: TopicId) -> None:
         runs=RUNS_PER_PARTITION,
     )
     await sequencer.database.fetch("VACUUM ANALYZE")
-
-
-async def _work_statement(connection: AsyncConnection[Any]) -> str:
-    """What `commit_segments` runs after its locks: EXPLAIN does not look into functions."""
-    cursor = await connection.execute(
-        "SELECT prosrc, proargnames[:pronargs] AS names, proargtypes::regtype[] AS types"
-        " FROM pg_proc WHERE proname = 'commit_segments'"
-    )
-    row = await cursor.fetchone()
-    assert row is not None
-    statement = str(row.prosrc).split("RETURN QUERY", 1)[1].rsplit("END", 1)[0].strip().rstrip(";")
-    for name in row.names:
-        kind = "uuid[]" if name.endswith("_ids") else "integer[]" if name in INTEGERS else "bigint[]"
-        statement = re.sub(rf"\b{name}\b", f"(%({name})s::{kind})", statement)
-    return statement
-
-
-INTEGERS = (
-    "partition_numbers",
-    "chain_parts",
-    "chain_epochs",
-    "batch_parts",
-    "batch_segments",
-    "batch_lengths",
-    "batch_records",
-    "batch_chains",
-    "batch_members",
-    "batch_sequences",
-)
-
-
-async def _buffers(connection: AsyncConnection[Any], statement: str, parameters: Mapping[str, Any]) -> int:
-    """Pages touched by the generic plan, as a prepared statement has it; what it did is rolled back."""
-    names = [name for name in parameters if f"%({name})s" in statement]
-    text = statement
-    for number, name in enumerate(names, 1):
-        text = text.replace(f"%({name})s", f"${number}")
-    values = [list(value) if isinstance(value, tuple) else value for value in (parameters[name] for name in names)]
-    arguments = AsyncClientCursor(connection).mogrify(", ".join(["%s"] * len(values)), values)
-    async with connection.transaction(force_rollback=True):
-        await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
-        await connection.execute("SET LOCAL enable_seqscan = off")
-        await connection.execute(f"PREPARE explained AS {text}".encode(), prepare=False)
-        cursor = await connection.execute(
-            f"EXPLAIN (ANALYZE, BUFFERS) EXECUTE explained ({arguments})".encode(), prepare=False, binary=False
-        )
-        plan = "\n".join(row[0] for row in await cursor.fetchall())
-        await connection.execute("DEALLOCATE explained")
-    assert "Seq Scan" not in plan, plan
-    return max(sum(int(pages or 0) for pages in match) for match in BUFFERS.findall(plan))
