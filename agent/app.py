@@ -16,6 +16,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from agent.assembly import Assembly, Outside, Settings, assemble, build_peer_server
+from agent.groups.settings import GroupSettings
 from agent.health import Health
 from agent.http.app import create_http_app
 from agent.http.iceberg import file_io_config
@@ -70,6 +71,7 @@ class App:
         sequencer_settings: SequencerSettings | None = None,
         ring_settings: CacheRingSettings | None = None,
         read_path_settings: ReadPathSettings | None = None,
+        group_settings: GroupSettings | None = None,
     ) -> None:
         self._settings = settings
         self._store_settings = store_settings or StoreSettings()
@@ -78,6 +80,7 @@ class App:
             agent=settings,
             ring=ring_settings or CacheRingSettings(),
             read_path=read_path_settings or ReadPathSettings(),
+            groups=group_settings or GroupSettings(),
         )
         self.metrics = Metrics(CollectorRegistry())
         self.started = asyncio.Event()
@@ -184,6 +187,8 @@ class App:
                     group.create_task(assembly.coordinates.run(), name="coordinates"),
                     group.create_task(assembly.push.run(), name="push"),
                     group.create_task(parts.write_path.run(), name="write path"),
+                    group.create_task(parts.coordinator.run(), name="groups"),
+                    group.create_task(assembly.offset_batches.run(), name="offset commits"),
                     group.create_task(forwarding.run(), name="forwarding"),
                     group.create_task(listener.run(), name="listener"),
                 ]
@@ -228,6 +233,7 @@ class App:
         log.info("agent drains", extra={"connections": listener.connections})
         parts = assembly.parts
         parts.reads.drain()
+        parts.coordinator.drain()
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
                 await asyncio.gather(listener.drain(), parts.write_path.drain())

@@ -4,7 +4,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from uuid import uuid4
 
+from agent.groups.classic import ClassicGroup
+from agent.groups.coordinator import Coordinator
+from agent.groups.group_metrics import GroupMetrics
+from agent.groups.group_offsets import GroupOffsets
+from agent.groups.offset_batches import OffsetBatches
+from agent.groups.settings import GroupSettings
 from agent.kafka.routing import RoutingTable
 from agent.metrics import Metrics
 from agent.parts import Parts
@@ -25,6 +32,7 @@ from cache_ring.store_pages import StorePages
 from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer
 from sequencer.coordinates import RunCoordinate
+from sequencer.group_values import StoredGroup
 from storage.identifiers import ObjectKey
 from storage.keys import segments_prefix
 from storage.object_store import ObjectStore
@@ -50,6 +58,7 @@ class Assembly:
     peer_server: PeerServer
     coordinates: KnownCoordinates
     push: CoordinatePush
+    offset_batches: OffsetBatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +82,7 @@ class Settings:
     agent: AgentSettings
     ring: CacheRingSettings
     read_path: ReadPathSettings
+    groups: GroupSettings
 
 
 def build_peer_server(outside: Outside, settings: Settings) -> tuple[StorePages, PeerServer]:
@@ -105,19 +115,48 @@ def assemble(
         written=_OwnWrites(pages=pages, reads=reads),
         clock=clock,
     )
+    topics = TopicDirectory(sequencer.topics, settings.agent, clock)
+    coordinator, offset_batches = _build_coordinator(sequencer, topics, membership, settings.groups, metrics)
     parts = Parts(
         settings=settings.agent,
         cluster_id=outside.cluster_id,
         sequencer=sequencer,
         store=outside.store,
         membership=membership,
-        topics=TopicDirectory(sequencer.topics, settings.agent, clock),
+        topics=topics,
         write_path=write_path,
         pages=pages,
         reads=reads,
         routes=RoutingTable(_ROUTES_KEPT),
+        group_settings=settings.groups,
+        coordinator=coordinator,
+        group_offsets=GroupOffsets(coordinator, offset_batches, sequencer.committed_offsets),
         metrics=metrics,
         checking=ThreadPoolExecutor(settings.agent.validation_threads, thread_name_prefix="check"),
     )
     push = CoordinatePush(membership, settings.ring, interests, coordinates.heard)
-    return Assembly(parts=parts, peer_server=peer_server, coordinates=coordinates, push=push)
+    return Assembly(
+        parts=parts, peer_server=peer_server, coordinates=coordinates, push=push, offset_batches=offset_batches
+    )
+
+
+def _build_coordinator(
+    sequencer: Sequencer, topics: TopicDirectory, membership: Membership, settings: GroupSettings, metrics: Metrics
+) -> tuple[Coordinator, OffsetBatches]:
+    clock = time.monotonic
+
+    def make_machine(group_id: str, stored: StoredGroup | None, now_ms: int) -> ClassicGroup:
+        return ClassicGroup(group_id, settings, lambda: str(uuid4()), stored, now_ms)
+
+    coordinator = Coordinator(
+        groups=sequencer.groups,
+        topics=topics,
+        membership=membership,
+        settings=settings,
+        metrics=metrics,
+        make_machine=make_machine,
+        identity_changes=lambda: sequencer.database.identity_changes,
+        clock=clock,
+    )
+    metrics.registry.register(GroupMetrics(coordinator))
+    return coordinator, OffsetBatches(sequencer.committed_offsets, settings, metrics, coordinator.lost, clock)

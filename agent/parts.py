@@ -4,6 +4,9 @@ else."""
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from agent.groups.coordinator import Coordinator
+from agent.groups.group_offsets import GroupOffsets
+from agent.groups.settings import GroupSettings
 from agent.kafka.routing import RoutingTable
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
@@ -28,6 +31,9 @@ class Parts:
     pages: PageReader
     reads: ReadPath
     routes: RoutingTable
+    group_settings: GroupSettings
+    coordinator: Coordinator
+    group_offsets: GroupOffsets
     metrics: Metrics
     checking: ThreadPoolExecutor
     """Where larger produce requests are checked."""

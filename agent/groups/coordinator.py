@@ -103,6 +103,8 @@ class Coordinator:
 
     async def group(self, group_id: str, *, create: bool = False) -> RunningGroup | GroupFault:
         """The group, claimed and loaded; GROUP_NOT_FOUND if there is none and it is not to be created."""
+        if not can_be_id(group_id):
+            return GroupFault.INVALID_GROUP
         while True:
             fault = self._may_serve() or (None if self.coordinates(group_id) else GroupFault.NOT_COORDINATOR)
             if fault is not None:
@@ -113,8 +115,6 @@ class Coordinator:
                 running.touched_s = self._clock()
                 self._loaded.move_to_end(group_id)
                 return running
-            if not can_be_id(group_id):
-                return GroupFault.INVALID_GROUP
             creates, task = self._load_task(group_id, create)
             found = await asyncio.shield(task)
             if found is GroupFault.GROUP_NOT_FOUND and create and not creates:

@@ -49,16 +49,10 @@ class GroupOffsets:
         running: RunningGroup,
         committing: Committing,
         offsets: Sequence[tuple[PartitionKey, CommittedOffset]],
-        now_ms: int,
     ) -> asyncio.Future[GroupFault | None] | GroupFault:
         """Take a commit, without waiting: commits are applied in the order in which they were taken. The future is None
         once they are in Postgres."""
-        fault = running.standing()
-        if fault is not None:
-            return fault
-        fence = running.machine.check_commit(
-            committing.member_id, committing.instance_id, committing.generation_or_epoch, now_ms
-        )
+        fence = running.check_commit(committing.member_id, committing.instance_id, committing.generation_or_epoch)
         if isinstance(fence, GroupFault):
             return fence
         return self._batches.add(

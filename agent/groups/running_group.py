@@ -16,6 +16,7 @@ from agent.groups.topics_of_groups import look_at
 from agent.groups.values import (
     Answer,
     Answered,
+    CommitFence,
     ConsumerHeartbeat,
     GroupFault,
     Heartbeat,
@@ -94,6 +95,10 @@ class RunningGroup:
         if fault is not None:
             return fault
         return None if self._around.clock() < self.held_until_s else GroupFault.NOT_COORDINATOR
+
+    def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> CommitFence | GroupFault:
+        """What an offset commit must find in Postgres, or why it is refused."""
+        return self.standing() or self.machine.check_commit(member_id, instance_id, generation, self._now_ms())
 
     def submit(self, event: Request) -> asyncio.Future[Answer | GroupFault] | GroupFault:
         """Queue a request; a fault if it cannot be."""

@@ -42,6 +42,8 @@ class Api:
     served_from: int = 0
     ordered: bool = False
     """Whether its requests take turns on a connection: `context.turn` is then set (see agent/kafka/turns.py)."""
+    carried_out: bool = False
+    """Whether a request that was received is carried out though its client hangs up; all others are cancelled then."""
 
     def serves(self, version: int) -> bool:
         return version in self.versions and version >= self.served_from

@@ -2,8 +2,8 @@
 
 Promises: bytes of requests in memory stay within the agent's and the connection's budgets (past them the socket is not
 read); bad input closes this connection, with one log line, and touches no other; answers leave in request order; a
-client that does not read its answers stops being read. Produce requests that were received are carried out even when
-their client hangs up; all others are cancelled then.
+client that does not read its answers stops being read. When a client hangs up, what it asked for is cancelled, but for
+requests of APIs that are `carried_out`.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ class KafkaConnection(asyncio.Protocol):
         self._writable.set()
         self._changed.set()
         for entry in self._in_flight:
-            if not entry.request.api.ordered:
+            if not entry.request.api.carried_out:
                 entry.answer.cancel()
 
     def pause_writing(self) -> None:

@@ -3,6 +3,7 @@
 import typer
 from pydantic import ValidationError
 
+from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
@@ -26,6 +27,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
     SequencerSettings,
     CacheRingSettings,
     ReadPathSettings,
+    GroupSettings,
     HousekeeperSettings,
 )
 def agent() -> None:

@@ -201,4 +201,6 @@ def _as_datetime(timestamp_ms: int | None) -> datetime | None:
     return None if timestamp_ms is None else datetime.fromtimestamp(timestamp_ms / 1000, UTC)
 
 
-API = Api(key=0, name="Produce", versions=range(14), served_from=3, handle=handle, ordered=True)
+API = Api(
+    key=0, name="Produce", versions=range(14), served_from=3, handle=handle, ordered=True, carried_out=True
+)  # fmt: skip

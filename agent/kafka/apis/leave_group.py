@@ -1,0 +1,59 @@
+"""Kafka API 13, LeaveGroup, v0-v5 (KIP-345 many members at once, by instance id alone too; KIP-800 reasons).
+
+Carried out though its client hangs up, as closing clients do. In a group that does not exist nobody is a member.
+"""
+
+import logging
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+from kio.schema.leave_group.v5.response import LeaveGroupResponse, MemberResponse
+
+from agent.group_error_codes import group_code, member_code
+from agent.groups.values import GroupFault, Leave, LeaveAnswer, LeavingMember
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+
+log = logging.getLogger(__name__)
+
+_FIRST_WITH_MANY: Final = 3
+
+
+async def handle(request: Any, context: RequestContext) -> LeaveGroupResponse:
+    members = _members(request, context)
+    for reason in {member.reason for member in getattr(request, "members", ()) if getattr(member, "reason", None)}:
+        log.info("members leave", extra={"group": request.group_id, "reason": reason[:255]})
+    event = Leave(token=context.parts.coordinator.next_token(), members=members)
+    answer = await context.parts.coordinator.ask(request.group_id, event, LeaveAnswer)
+    if answer is GroupFault.GROUP_NOT_FOUND:
+        answer = LeaveAnswer(members=tuple((member, GroupFault.UNKNOWN_MEMBER) for member in members))
+    elif isinstance(answer, GroupFault):
+        answer = LeaveAnswer(fault=answer)
+    return _respond(answer, context)
+
+
+def _members(request: Any, context: RequestContext) -> tuple[LeavingMember, ...]:
+    if context.api_version < _FIRST_WITH_MANY:
+        return (LeavingMember(member_id=request.member_id, instance_id=None),)
+    return tuple(
+        LeavingMember(member_id=member.member_id, instance_id=member.group_instance_id) for member in request.members
+    )
+
+
+def _respond(answer: LeaveAnswer, context: RequestContext) -> LeaveGroupResponse:
+    code = group_code(answer.fault)
+    if context.api_version < _FIRST_WITH_MANY and code is ErrorCode.none:
+        code = next((member_code(fault) for _, fault in answer.members if fault is not None), code)
+    return LeaveGroupResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=code,
+        members=tuple(
+            MemberResponse(
+                member_id=member.member_id, group_instance_id=member.instance_id, error_code=member_code(fault)
+            )
+            for member, fault in answer.members
+        ),
+    )
+
+
+API = Api(key=13, name="LeaveGroup", versions=range(6), handle=handle, carried_out=True)

@@ -1,0 +1,117 @@
+"""Kafka API 8, OffsetCommit, v2-v10 (KIP-211 retention by group, KIP-320 leader epochs, KIP-345 static members, KIP-848
+member epochs and topic ids).
+
+Commits of one connection are applied in request order. A generation below 0 commits for a consumer that is no member;
+the group is then created if need be. Refused: the retention time that v2-v4 may ask for is not looked at; a group id of
+no characters (INVALID_GROUP_ID, where Kafka takes it for old clients' sake).
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+from kio.schema.offset_commit.v10.response import OffsetCommitResponse, OffsetCommitResponsePartition
+from kio.schema.types import TopicName
+
+from agent.group_error_codes import commit_code
+from agent.groups.group_offsets import Committing
+from agent.groups.values import GroupFault
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+from agent.kafka.group_requests import topics_named
+from sequencer.committed_offsets import CommittedOffset, PartitionKey
+from sequencer.database import SequencerUnavailable
+from sequencer.topics import Topic
+from storage.identifiers import Offset, Partition
+
+log = logging.getLogger(__name__)
+
+_FIRST_BY_TOPIC_ID: Final = 10
+_FIRST_WITH_GROUP_NOT_FOUND: Final = 9
+
+_Judged = tuple[PartitionKey, CommittedOffset] | ErrorCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Topic:
+    """A topic of the answer, as the writers of all versions read it."""
+
+    name: TopicName
+    topic_id: UUID | None
+    partitions: tuple[OffsetCommitResponsePartition, ...]
+
+
+async def handle(request: Any, context: RequestContext) -> OffsetCommitResponse:
+    try:
+        topics = await topics_named(request.topics, context, by_id=context.api_version >= _FIRST_BY_TOPIC_ID)
+    except SequencerUnavailable as error:
+        log.warning("offsets cannot be committed", extra={"group": request.group_id, "error": str(error)})
+        return _respond(
+            request, [[ErrorCode.coordinator_not_available] * len(one.partitions) for one in request.topics]
+        )
+    judged = [
+        [_judge(partition, topic, context) for partition in asked.partitions]
+        for asked, topic in zip(request.topics, topics, strict=True)
+    ]
+    offsets = [one for topic in judged for one in topic if not isinstance(one, ErrorCode)]
+    fault = await _commit(request, offsets, context) if offsets else None
+    code = commit_code(fault, says_group_not_found=context.api_version >= _FIRST_WITH_GROUP_NOT_FOUND)
+    return _respond(request, [[one if isinstance(one, ErrorCode) else code for one in topic] for topic in judged])
+
+
+def _judge(partition: Any, topic: Topic | None, context: RequestContext) -> _Judged:
+    if topic is None:
+        by_id = context.api_version >= _FIRST_BY_TOPIC_ID
+        return ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
+    if not 0 <= partition.partition_index < topic.partition_count:
+        return ErrorCode.unknown_topic_or_partition
+    metadata = partition.committed_metadata or ""
+    if len(metadata.encode()) > context.parts.group_settings.offset_metadata_max_bytes:
+        return ErrorCode.offset_metadata_too_large
+    committed = CommittedOffset(
+        offset=Offset(partition.committed_offset),
+        leader_epoch=getattr(partition, "committed_leader_epoch", -1),
+        metadata=metadata,
+    )
+    return (topic.topic_id, Partition(partition.partition_index)), committed
+
+
+async def _commit(
+    request: Any, offsets: Sequence[tuple[PartitionKey, CommittedOffset]], context: RequestContext
+) -> GroupFault | None:
+    committing = Committing(
+        member_id=request.member_id,
+        instance_id=getattr(request, "group_instance_id", None),
+        generation_or_epoch=request.generation_id_or_member_epoch,
+    )
+    running = await context.parts.coordinator.group(request.group_id, create=committing.generation_or_epoch < 0)
+    assert context.turn is not None, "offset commits take turns"
+    await context.turn.my_turn()
+    if isinstance(running, GroupFault):
+        return running
+    taken = context.parts.group_offsets.commit(running, committing, offsets)
+    context.turn.done()
+    return taken if isinstance(taken, GroupFault) else await taken
+
+
+def _respond(request: Any, codes: Iterable[Iterable[ErrorCode]]) -> OffsetCommitResponse:
+    return OffsetCommitResponse(
+        throttle_time=NO_THROTTLE,
+        topics=tuple(
+            _Topic(  # type: ignore[misc]  # written by attribute, see agent/kafka/api.py
+                name=getattr(asked, "name", TopicName("")),
+                topic_id=getattr(asked, "topic_id", None),
+                partitions=tuple(
+                    OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=code)
+                    for partition, code in zip(asked.partitions, topic_codes, strict=True)
+                ),
+            )
+            for asked, topic_codes in zip(request.topics, codes, strict=True)
+        ),
+    )
+
+
+API = Api(key=8, name="OffsetCommit", versions=range(2, 11), handle=handle, ordered=True)

@@ -1,0 +1,206 @@
+"""Kafka API 9, OffsetFetch, v1-v10 (KIP-88 all topics, KIP-320 leader epochs, KIP-447 stable offsets, KIP-709 many
+groups, KIP-848 member epochs and topic ids).
+
+All groups of a request are read in one statement, together with their coordinator epochs. What was never committed, or
+in a group or topic that does not exist, is offset -1 without an error; a topic id that does not exist is told. There
+are no transactions yet, so every committed offset is stable.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+from kio.schema.offset_fetch.v10.response import (
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartitions,
+)
+from kio.schema.types import GroupId, TopicName
+from kio.static.primitive import i32, i64
+
+from agent.group_error_codes import fetch_code
+from agent.groups.group_offsets import Fetching
+from agent.groups.values import GroupFault
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+from agent.kafka.group_requests import topics_named
+from sequencer.committed_offsets import NO_OFFSET, CommittedOffset, PartitionKey
+from sequencer.database import SequencerUnavailable
+from sequencer.topics import Topic
+from storage.identifiers import Partition, TopicId
+
+log = logging.getLogger(__name__)
+
+_FIRST_WITH_GROUP_ERROR: Final = 2
+_FIRST_OF_MANY_GROUPS: Final = 8
+_FIRST_BY_TOPIC_ID: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Topic:
+    """A topic of the answer, as the writers of all versions read it."""
+
+    name: TopicName
+    topic_id: UUID | None
+    partitions: tuple[OffsetFetchResponsePartitions, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OneGroup:
+    """The response of v1-v7."""
+
+    throttle_time: timedelta
+    topics: tuple[_Topic, ...]
+    error_code: ErrorCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One group's part of the request. `topics` None: all."""
+
+    group_id: str
+    member_id: str | None
+    member_epoch: int
+    topics: Sequence[tuple[Any, Topic | None]] | None
+
+
+_Found = Mapping[PartitionKey, CommittedOffset] | GroupFault
+
+
+async def handle(request: Any, context: RequestContext) -> OffsetFetchResponse | _OneGroup:
+    asked = request.groups if context.api_version >= _FIRST_OF_MANY_GROUPS else (request,)
+    groups = await _answers(asked, context)
+    if context.api_version >= _FIRST_OF_MANY_GROUPS:
+        return OffsetFetchResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
+    return _OneGroup(throttle_time=NO_THROTTLE, topics=groups[0].topics, error_code=groups[0].error_code)  # type: ignore[arg-type]
+
+
+async def _answers(asked: Sequence[Any], context: RequestContext) -> list[OffsetFetchResponseGroup]:
+    try:
+        groups = [await _with_topics(group, context) for group in asked]
+        found = await context.parts.group_offsets.fetch([_fetching(group) for group in groups])
+        by_id = await _topics_of(groups, found, context)
+    except SequencerUnavailable as error:
+        log.warning("offsets cannot be fetched", extra={"error": str(error)})
+        return [_refused(group, GroupFault.COORDINATOR_UNAVAILABLE, context) for group in asked]
+    return [
+        _refused(one, answer, context)
+        if isinstance(answer, GroupFault)
+        else _group(group.group_id, _topics(group, answer, by_id, context))
+        for one, group, answer in zip(asked, groups, found, strict=True)
+    ]
+
+
+async def _with_topics(group: Any, context: RequestContext) -> _Asked:
+    topics = None
+    if group.topics is not None:
+        found = await topics_named(group.topics, context, by_id=context.api_version >= _FIRST_BY_TOPIC_ID)
+        topics = list(zip(group.topics, found, strict=True))
+    return _Asked(
+        group_id=group.group_id,
+        member_id=getattr(group, "member_id", None),
+        member_epoch=getattr(group, "member_epoch", -1),
+        topics=topics,
+    )
+
+
+def _fetching(group: _Asked) -> Fetching:
+    partitions = None
+    if group.topics is not None:
+        partitions = [
+            (topic.topic_id, Partition(partition))
+            for asked, topic in group.topics
+            if topic is not None
+            for partition in asked.partition_indexes
+        ]
+    return Fetching(
+        group_id=group.group_id, member_id=group.member_id, member_epoch=group.member_epoch, partitions=partitions
+    )
+
+
+async def _topics_of(
+    groups: Sequence[_Asked], found: Sequence[_Found], context: RequestContext
+) -> Mapping[TopicId, Topic]:
+    """The names of what was found for groups that asked for everything."""
+    topic_ids = {
+        topic_id
+        for group, answer in zip(groups, found, strict=True)
+        if group.topics is None and not isinstance(answer, GroupFault)
+        for topic_id, _ in answer
+    }
+    return await context.parts.topics.by_id(topic_ids) if topic_ids else {}
+
+
+def _topics(
+    group: _Asked,
+    found: Mapping[PartitionKey, CommittedOffset],
+    by_id: Mapping[TopicId, Topic],
+    context: RequestContext,
+) -> tuple[_Topic, ...]:
+    if group.topics is None:
+        committed: dict[TopicId, list[OffsetFetchResponsePartitions]] = {}
+        for (topic_id, partition), offset in sorted(found.items(), key=lambda item: item[0]):
+            committed.setdefault(topic_id, []).append(_partition(partition, offset))
+        return tuple(
+            _Topic(name=TopicName(by_id[topic_id].name), topic_id=topic_id, partitions=tuple(partitions))
+            for topic_id, partitions in committed.items()
+            if topic_id in by_id
+        )
+    missing = ErrorCode.unknown_topic_id if context.api_version >= _FIRST_BY_TOPIC_ID else ErrorCode.none
+    return tuple(
+        _asked_topic(
+            asked,
+            [
+                _partition(partition, NO_OFFSET, missing)
+                if topic is None
+                else _partition(partition, found.get((topic.topic_id, Partition(partition)), NO_OFFSET))
+                for partition in asked.partition_indexes
+            ],
+        )
+        for asked, topic in group.topics
+    )
+
+
+def _refused(group: Any, fault: GroupFault, context: RequestContext) -> OffsetFetchResponseGroup:
+    """Version 1 has no error for a group, but for each partition."""
+    code = fetch_code(fault)
+    topics: tuple[_Topic, ...] = ()
+    if context.api_version < _FIRST_WITH_GROUP_ERROR:
+        topics = tuple(
+            _asked_topic(asked, [_partition(partition, NO_OFFSET, code) for partition in asked.partition_indexes])
+            for asked in group.topics
+        )
+    return _group(group.group_id, topics, code)
+
+
+def _group(
+    group_id: str, topics: tuple[_Topic, ...], code: ErrorCode = ErrorCode.none
+) -> OffsetFetchResponseGroup:  # fmt: skip
+    return OffsetFetchResponseGroup(group_id=GroupId(group_id), topics=topics, error_code=code)  # type: ignore[arg-type]
+
+
+def _asked_topic(asked: Any, partitions: Sequence[OffsetFetchResponsePartitions]) -> _Topic:
+    return _Topic(
+        name=getattr(asked, "name", TopicName("")),
+        topic_id=getattr(asked, "topic_id", None),
+        partitions=tuple(partitions),
+    )
+
+
+def _partition(
+    partition: int, committed: CommittedOffset, code: ErrorCode = ErrorCode.none
+) -> OffsetFetchResponsePartitions:
+    return OffsetFetchResponsePartitions(
+        partition_index=i32(partition),
+        committed_offset=i64(committed.offset),
+        committed_leader_epoch=i32(committed.leader_epoch),
+        metadata=committed.metadata,
+        error_code=code,
+    )
+
+
+API = Api(key=9, name="OffsetFetch", versions=range(1, 11), handle=handle)

@@ -1,0 +1,48 @@
+"""Kafka API 14, SyncGroup, v0-v5 (KIP-345 static members, KIP-559 protocol type and name).
+
+The answer waits for the leader's assignments, up to the group's rebalance timeout.
+"""
+
+from typing import Any, Final
+
+from kio.schema.sync_group.v5.response import SyncGroupResponse
+
+from agent.group_error_codes import sync_code
+from agent.groups.values import GroupFault, Sync, SyncAnswer
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+
+_FIRST_WITH_PROTOCOL: Final = 5
+
+
+async def handle(request: Any, context: RequestContext) -> SyncGroupResponse:
+    answer = await _answer(request, context)
+    if isinstance(answer, GroupFault):
+        answer = SyncAnswer(fault=answer)
+    return SyncGroupResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=sync_code(answer.fault),
+        protocol_type=answer.protocol_type,
+        protocol_name=answer.protocol_name,
+        assignment=answer.assignment,
+    )
+
+
+async def _answer(request: Any, context: RequestContext) -> SyncAnswer | GroupFault:
+    protocol_type = getattr(request, "protocol_type", None)
+    protocol_name = getattr(request, "protocol_name", None)
+    if context.api_version >= _FIRST_WITH_PROTOCOL and (protocol_type is None or protocol_name is None):
+        return GroupFault.INCONSISTENT_PROTOCOL
+    event = Sync(
+        token=context.parts.coordinator.next_token(),
+        member_id=request.member_id,
+        instance_id=getattr(request, "group_instance_id", None),
+        generation=request.generation_id,
+        protocol_type=protocol_type,
+        protocol_name=protocol_name,
+        assignments={one.member_id: bytes(one.assignment) for one in request.assignments},
+    )
+    return await context.parts.coordinator.ask(request.group_id, event, SyncAnswer)
+
+
+API = Api(key=14, name="SyncGroup", versions=range(6), handle=handle)

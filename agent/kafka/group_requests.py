@@ -1,0 +1,44 @@
+"""What requests of groups have in common: who asks, and what cannot be kept of what clients may send."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from agent.kafka.context import RequestContext
+from sequencer.topics import Topic
+from storage.identifiers import TopicId
+
+_LONGEST_CLIENT_ID: Final = 200
+"""Characters. A classic member's id begins with its client's, and must fit where ids are kept."""
+_LONGEST_INSTANCE_ID_BYTES: Final = 900
+
+
+def client_host(context: RequestContext) -> str:
+    """As Kafka writes it: Java's text for an address without a name."""
+    return "/" + context.connection.peer.rpartition(":")[0]
+
+
+def client_id(context: RequestContext) -> str:
+    return (context.client_id or "").replace("\0", "\ufffd")[:_LONGEST_CLIENT_ID]
+
+
+def can_be_instance_id(instance_id: str | None) -> bool:
+    """Kafka's clients keep these to 249 letters, digits, `.`, `_` and `-`; a server needs only be able to keep them."""
+    return instance_id is None or (
+        "\0" not in instance_id and 0 < len(instance_id.encode()) <= _LONGEST_INSTANCE_ID_BYTES
+    )
+
+
+def milliseconds(duration: timedelta) -> int:
+    return duration // timedelta(milliseconds=1)
+
+
+async def topics_named(asked: Sequence[Any], context: RequestContext, *, by_id: bool) -> list[Topic | None]:
+    """The topic of each entry of a request, by its `topic_id` or its `name`; None where there is none. Raises
+    SequencerUnavailable."""
+    directory = context.parts.topics
+    if by_id:
+        found = await directory.by_id({TopicId(one.topic_id) for one in asked if one.topic_id is not None})
+        return [None if one.topic_id is None else found.get(TopicId(one.topic_id)) for one in asked]
+    named = await directory.by_name({one.name for one in asked})
+    return [named.get(one.name) for one in asked]
