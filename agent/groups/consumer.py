@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias, assert_never
 
 from agent.groups import consumer_classic, consumer_heartbeats
+from agent.groups.classic_members import CONSUMER_PROTOCOL_TYPE
 from agent.groups.consumer_members import ConsumerMember
 from agent.groups.consumer_membership import ConsumerMembership, Refused
-from agent.groups.consumer_protocol import PROTOCOL_TYPE
 from agent.groups.consumer_roster import Roster
 from agent.groups.known_topics import KnownTopics, both
 from agent.groups.settings import GroupSettings
@@ -87,9 +87,7 @@ class ConsumerGroup:
         members and deletes the rest."""
         group = cls(group_id, settings, new_id, None, now_ms)
         for member, target in members:
-            group._roster.put(member)
-            group._roster.set_target(member.member_id, target)
-            group._group.heard_of(member, now_ms)
+            group._group.settle_in(member, target, now_ms)
         group._topics.see(seen)
         fingerprint = group._topics.fingerprint(group._roster.members.values())
         group._roster.start_at(generation, fingerprint, stored_member_ids)
@@ -100,6 +98,11 @@ class ConsumerGroup:
     @property
     def members(self) -> Sequence[ConsumerMember]:
         return tuple(self._roster.members.values())
+
+    @property
+    def has_classic_members_only(self) -> bool:
+        """Also true without any."""
+        return self._roster.new_protocol_members == 0
 
     @property
     def stored_member_ids(self) -> frozenset[str]:
@@ -185,6 +188,10 @@ class ConsumerGroup:
     def check_delete(self) -> GroupFault | None:
         return None if self.is_empty else GroupFault.GROUP_NOT_EMPTY
 
+    def check_offset_delete(self) -> GroupFault | None:
+        """Offsets of topics that nobody subscribes to (`subscribed`) may always go."""
+        return None
+
     def subscribed(self, topic: str) -> bool:
         return any(topic in self._topics.subscribed(member) for member in self._roster.members.values())
 
@@ -194,7 +201,7 @@ class ConsumerGroup:
             kind=self.kind,
             generation=self._roster.epoch,
             assignment_epoch=self._roster.assignment_epoch,
-            protocol_type=PROTOCOL_TYPE,
+            protocol_type=CONSUMER_PROTOCOL_TYPE,
             protocol=self._roster.assignor,
             members=tuple(map(self._described, self._roster.members.values())),
         )

@@ -9,10 +9,10 @@ it; an eager one has given everything up when it rejoins. A regular expression i
 
 from dataclasses import replace
 
+from agent.groups.classic_members import CONSUMER_PROTOCOL_TYPE
 from agent.groups.consumer_members import ClassicSide, ConsumerMember
 from agent.groups.consumer_membership import ConsumerMembership, Refused, Timer
 from agent.groups.consumer_protocol import (
-    PROTOCOL_TYPE,
     Malformed,
     Subscription,
     by_id,
@@ -76,7 +76,7 @@ def answer_join(group: ConsumerMembership, event: Join, now_ms: int) -> JoinAnsw
     return JoinAnswer(
         member_id=member_id,
         generation=told.epoch,
-        protocol_type=PROTOCOL_TYPE,
+        protocol_type=CONSUMER_PROTOCOL_TYPE,
         protocol_name=event.protocols[0].name,
     )
 
@@ -85,7 +85,7 @@ def answer_sync(group: ConsumerMembership, event: Sync, now_ms: int) -> SyncAnsw
     """Raises `Refused`."""
     member, classic = _find(group, event.member_id, event.instance_id, event.generation)
     first = classic.protocols[0]
-    if event.protocol_type not in (None, PROTOCOL_TYPE) or event.protocol_name not in (None, first.name):
+    if event.protocol_type not in (None, CONSUMER_PROTOCOL_TYPE) or event.protocol_name not in (None, first.name):
         raise Refused(GroupFault.INCONSISTENT_PROTOCOL, "Not the protocol that JoinGroup was answered with.")
     if member.epoch < group.roster.epoch and not member.revoking:
         _must_rejoin(group, member, now_ms)
@@ -93,7 +93,7 @@ def answer_sync(group: ConsumerMembership, event: Sync, now_ms: int) -> SyncAnsw
     group.deadlines.clear((Timer.SYNC, member.member_id))
     group.heard_of(member, now_ms)
     return SyncAnswer(
-        protocol_type=PROTOCOL_TYPE,
+        protocol_type=CONSUMER_PROTOCOL_TYPE,
         protocol_name=first.name,
         assignment=write_assignment(by_name(member.assigned, group.topics.name_of), like=first.metadata),
     )
@@ -136,8 +136,8 @@ def _subscription(event: Join) -> Subscription:
 
 def _check_protocols(group: ConsumerMembership, event: Join) -> None:
     """One of its assignors must be offered by every other classic member: the group may become a classic one again."""
-    if event.protocol_type != PROTOCOL_TYPE:
-        raise Refused(GroupFault.INCONSISTENT_PROTOCOL, f"The group is of the protocol type {PROTOCOL_TYPE}.")
+    if event.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        raise Refused(GroupFault.INCONSISTENT_PROTOCOL, f"The group is of the protocol type {CONSUMER_PROTOCOL_TYPE}.")
     common = {offered.name for offered in event.protocols}
     for member in group.roster.members.values():
         replaced = event.instance_id is not None and member.instance_id == event.instance_id

@@ -82,6 +82,13 @@ class ConsumerMembership:
 
     # --- members
 
+    def settle_in(self, member: ConsumerMember, target: Assignment, now_ms: int) -> None:
+        """A member of the group in its other protocol."""
+        self.roster.put(member)
+        self.roster.set_target(member.member_id, target)
+        self.heard_of(member, now_ms)
+        self._resubscribed = True
+
     def admit(self, member_id: str) -> None:
         """Raises `Refused` if the group is full and this member is not in it."""
         full = len(self.roster.members) >= self.settings.group_max_size

@@ -25,8 +25,6 @@ from kio.static.primitive import i32
 from agent.groups.values import Assignment
 from storage.identifiers import Partition, TopicId
 
-PROTOCOL_TYPE: Final = "consumer"
-
 Names = Mapping[str, frozenset[Partition]]
 """Partitions by topic name."""
 

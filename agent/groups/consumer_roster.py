@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from agent.groups.assignments import NOTHING, partitions_of
 from agent.groups.assignors import DEFAULT_ASSIGNOR
+from agent.groups.classic_members import CONSUMER_PROTOCOL_TYPE
 from agent.groups.consumer_documents import member_document, read_member
 from agent.groups.consumer_members import ConsumerMember, is_reconciled
-from agent.groups.consumer_protocol import PROTOCOL_TYPE
 from agent.groups.values import Assignment, GroupState
 from sequencer.group_values import GroupChange, StoredGroup, StoredMember
 from storage.identifiers import Partition, TopicId
@@ -24,6 +24,8 @@ class Roster:
         self.fingerprint = ""
         """Of the topics, as of the group's epoch (`KnownTopics.fingerprint`)."""
         self.stored_member_ids: set[str] = set()
+        """The members that Postgres has once the changes taken so far are written."""
+        self.new_protocol_members = 0
         self._members: dict[str, ConsumerMember] = {}
         self._targets: dict[str, Assignment] = {}
         self._static: dict[str, str] = {}
@@ -88,6 +90,7 @@ class Roster:
         if before is not None:
             self._detach(before)
         self._members[member.member_id] = member
+        self.new_protocol_members += member.classic is None
         if member.instance_id is not None:
             self._static[member.instance_id] = member.member_id
         for owned in partitions_of(member.owned):
@@ -131,6 +134,7 @@ class Roster:
         self._group_changed = True
 
     def _detach(self, member: ConsumerMember) -> None:
+        self.new_protocol_members -= member.classic is None
         for owned in partitions_of(member.owned):
             del self._owners[owned]
         if member.instance_id is not None and self._static.get(member.instance_id) == member.member_id:
@@ -156,7 +160,7 @@ class Roster:
             kind="consumer",
             generation=self.epoch,
             state=self.state.value,
-            protocol_type=PROTOCOL_TYPE,
+            protocol_type=CONSUMER_PROTOCOL_TYPE,
             document={"assignment_epoch": self.assignment_epoch, "topics": self.fingerprint},
             members=members,
             is_empty=not self._members,
