@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from uuid import uuid4
 
-from agent.groups.classic import ClassicGroup
 from agent.groups.coordinator import Coordinator
+from agent.groups.group import Group
 from agent.groups.group_metrics import GroupMetrics
 from agent.groups.group_offsets import GroupOffsets
 from agent.groups.offset_batches import OffsetBatches
@@ -145,8 +145,8 @@ def _build_coordinator(
 ) -> tuple[Coordinator, OffsetBatches]:
     clock = time.monotonic
 
-    def make_machine(group_id: str, stored: StoredGroup | None, now_ms: int) -> ClassicGroup:
-        return ClassicGroup(group_id, settings, lambda: str(uuid4()), stored, now_ms)
+    def make_machine(group_id: str, stored: StoredGroup | None, now_ms: int) -> Group:
+        return Group(group_id, settings, lambda: str(uuid4()), stored, now_ms)
 
     coordinator = Coordinator(
         groups=sequencer.groups,

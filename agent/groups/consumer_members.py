@@ -7,7 +7,7 @@ that the target takes from it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agent.groups.assignments import NOTHING, chosen, common, united, without
@@ -43,8 +43,8 @@ class ConsumerMember:
     epoch: int = 0
     previous_epoch: int = 0
     """Its epoch before the last answer that may have changed it: that answer may be lost."""
-    assigned: Assignment = NOTHING
-    revoking: Assignment = NOTHING
+    assigned: Assignment = field(default_factory=dict)
+    revoking: Assignment = field(default_factory=dict)
     classic: ClassicSide | None = None
 
     @property
