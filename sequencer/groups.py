@@ -10,6 +10,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from psycopg.types.json import Json
 
@@ -78,24 +79,10 @@ class Groups:
         Raises CommitOutcomeUnknown: it may be applied, now or a little later. Claim the group again, which waits for it
         or fences it, and go on from what the claim returns.
         """
-        written = {member_id: member for member_id, member in change.members.items() if member is not None}
-        for member_id in written:
-            refuse_impossible_id(member_id)
-        [row] = await self._database.write(
-            SQL["write"],
-            group_id=group_id,
-            coordinator_epoch=coordinator_epoch,
-            kind=change.kind,
-            generation=change.generation,
-            state=change.state,
-            protocol_type=change.protocol_type,
-            document=Json(change.document),
-            is_empty=change.is_empty,
-            removed_ids=TextArray(change.members.keys() - written.keys()),
-            member_ids=TextArray(written),
-            member_epochs=Int4Array(member.epoch for member in written.values()),
-            member_documents=TextArray(json.dumps(member.document) for member in written.values()),
-        )
+        for member_id, member in change.members.items():
+            if member is not None:
+                refuse_impossible_id(member_id)
+        [row] = await self._database.write(SQL["write"], **write_parameters(group_id, coordinator_epoch, change))
         return bool(row.held)
 
     async def still_held(self, held: Mapping[str, int]) -> set[str]:
@@ -134,6 +121,25 @@ def refuse_impossible_id(text: str) -> None:
     """Raises InvalidId."""
     if not can_be_id(text):
         raise InvalidId(f"{text[:50]!r} is no id of a group or member: 1 to {LONGEST_ID_BYTES} bytes, none of them NUL")
+
+
+def write_parameters(group_id: str, coordinator_epoch: int, change: GroupChange) -> Mapping[str, Any]:
+    """What `write_group` takes (migrations/0004_groups.sql)."""
+    written = {member_id: member for member_id, member in change.members.items() if member is not None}
+    return {
+        "group_id": group_id,
+        "coordinator_epoch": coordinator_epoch,
+        "kind": change.kind,
+        "generation": change.generation,
+        "state": change.state,
+        "protocol_type": change.protocol_type,
+        "document": Json(change.document),
+        "is_empty": change.is_empty,
+        "removed_ids": TextArray(change.members.keys() - written.keys()),
+        "member_ids": TextArray(written),
+        "member_epochs": Int4Array(member.epoch for member in written.values()),
+        "member_documents": TextArray(json.dumps(member.document) for member in written.values()),
+    }
 
 
 def _stored(group_id: str, row: Row) -> StoredGroup:
