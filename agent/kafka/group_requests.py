@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from kio.static.primitive import i32Timedelta
+
 from agent.kafka.context import RequestContext
 from sequencer.topics import Topic
 from storage.identifiers import TopicId
@@ -31,6 +33,10 @@ def can_be_instance_id(instance_id: str | None) -> bool:
 
 def milliseconds(duration: timedelta) -> int:
     return duration // timedelta(milliseconds=1)
+
+
+def duration(duration_ms: int) -> i32Timedelta:
+    return i32Timedelta.parse(timedelta(milliseconds=duration_ms))
 
 
 async def topics_named(asked: Sequence[Any], context: RequestContext, *, by_id: bool) -> list[Topic | None]:

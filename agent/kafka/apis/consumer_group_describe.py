@@ -1,0 +1,133 @@
+"""Kafka API 69, ConsumerGroupDescribe, v0-v1 (KIP-848; member types from v1 on, KIP-1099).
+
+A group that does not exist, or is of the classic protocol, is GROUP_ID_NOT_FOUND. Partitions of topics that are gone
+are left out. Authorized operations are not reported: there is no authorizer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kio.schema.consumer_group_describe.v1.response import (
+    Assignment as AssignmentAnswer,
+)
+from kio.schema.consumer_group_describe.v1.response import (
+    ConsumerGroupDescribeResponse,
+    DescribedGroup,
+    Member,
+    TopicPartitions,
+)
+from kio.schema.errors import ErrorCode
+from kio.schema.types import GroupId, TopicName
+from kio.static.primitive import i8, i32
+
+from agent.group_error_codes import group_code
+from agent.groups.values import Assignment, DescribedMember, GroupDescription, GroupFault
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+from sequencer.database import SequencerUnavailable
+from sequencer.topics import Topic
+from storage.identifiers import TopicId
+
+log = logging.getLogger(__name__)
+
+_CLASSIC_MEMBER: Final = i8(0)
+_CONSUMER_MEMBER: Final = i8(1)
+
+_Topics = Mapping[TopicId, Topic]
+_Described = GroupDescription | tuple[ErrorCode, str | None]
+
+
+async def handle(request: Any, context: RequestContext) -> ConsumerGroupDescribeResponse:
+    described = await asyncio.gather(*(_describe(group_id, context) for group_id in request.group_ids))
+    try:
+        topics = await _topics(described, context)
+    except SequencerUnavailable as error:
+        log.warning("groups cannot be described", extra={"error": str(error)})
+        topics, described = {}, [(ErrorCode.coordinator_not_available, None)] * len(described)
+    return ConsumerGroupDescribeResponse(
+        throttle_time=NO_THROTTLE,
+        groups=tuple(
+            _group(group_id, one, topics) for group_id, one in zip(request.group_ids, described, strict=True)
+        ),
+    )  # fmt: skip
+
+
+async def _describe(group_id: str, context: RequestContext) -> _Described:
+    running = await context.parts.coordinator.group(group_id)
+    if isinstance(running, GroupFault):
+        message = f"Group {group_id} not found." if running is GroupFault.GROUP_NOT_FOUND else None
+        return group_code(running), message
+    description = running.machine.describe()
+    if description.kind != "consumer":
+        return ErrorCode.group_id_not_found, f"Group {group_id} is not a consumer group."
+    return description
+
+
+async def _topics(described: Sequence[_Described], context: RequestContext) -> _Topics:
+    topic_ids = {
+        topic_id
+        for group in described
+        if isinstance(group, GroupDescription)
+        for member in group.members
+        for topic_id in (*member.assignment, *member.target_assignment)
+    }
+    return await context.parts.topics.by_id(topic_ids) if topic_ids else {}
+
+
+def _group(group_id: str, described: _Described, topics: _Topics) -> DescribedGroup:
+    if not isinstance(described, GroupDescription):
+        code, message = described
+        return DescribedGroup(
+            error_code=code,
+            error_message=message,
+            group_id=GroupId(group_id),
+            group_state="",
+            group_epoch=i32(0),
+            assignment_epoch=i32(0),
+            assignor_name="",
+            members=(),
+        )
+    return DescribedGroup(
+        error_code=ErrorCode.none,
+        group_id=GroupId(group_id),
+        group_state=described.state.value,
+        group_epoch=i32(described.generation),
+        assignment_epoch=i32(described.assignment_epoch),
+        assignor_name=described.protocol,
+        members=tuple(_member(member, topics) for member in described.members),
+    )
+
+
+def _member(member: DescribedMember, topics: _Topics) -> Member:
+    return Member(
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        member_epoch=i32(member.member_epoch),
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=tuple(map(TopicName, member.subscribed_topics)),
+        subscribed_topic_regex=member.subscribed_regex,
+        assignment=_assignment(member.assignment, topics),
+        target_assignment=_assignment(member.target_assignment, topics),
+        member_type=_CLASSIC_MEMBER if member.is_classic else _CONSUMER_MEMBER,
+    )
+
+
+def _assignment(assignment: Assignment, topics: _Topics) -> AssignmentAnswer:
+    return AssignmentAnswer(
+        topic_partitions=tuple(
+            TopicPartitions(
+                topic_id=topic_id,
+                topic_name=TopicName(topics[topic_id].name),
+                partitions=tuple(i32(number) for number in sorted(partitions)),
+            )
+            for topic_id, partitions in sorted(assignment.items())
+            if topic_id in topics
+        )
+    )
+
+
+API = Api(key=69, name="ConsumerGroupDescribe", versions=range(2), handle=handle)

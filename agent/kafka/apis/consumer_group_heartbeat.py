@@ -1,0 +1,129 @@
+"""Kafka API 68, ConsumerGroupHeartbeat, v0-v1 (KIP-848; regular expressions and member ids made by clients from v1 on).
+
+Answered from memory unless it changes the group. What can be seen of a request alone to be wrong is INVALID_REQUEST
+with Kafka's message, besides ids that cannot be kept: with a NUL, or of more than about a kilobyte.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+from uuid import UUID
+
+from kio.schema.consumer_group_heartbeat.v1.response import (
+    Assignment as AssignmentAnswer,
+)
+from kio.schema.consumer_group_heartbeat.v1.response import (
+    ConsumerGroupHeartbeatResponse,
+    TopicPartitions,
+)
+from kio.static.primitive import i32
+
+from agent.group_error_codes import group_code
+from agent.groups.values import Assignment, ConsumerHeartbeat, ConsumerHeartbeatAnswer, GroupFault
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+from agent.kafka.group_requests import can_be_instance_id, client_host, client_id, duration, milliseconds
+from sequencer.groups import can_be_id
+from storage.identifiers import Partition, TopicId
+
+_JOINS: Final = 0
+_LEAVES: Final = -1
+_LEAVES_FOR_A_WHILE: Final = -2
+_FIRST_WITH_CLIENTS_MEMBER_ID: Final = 1
+_NO_TOPIC: Final = UUID(int=0)
+
+
+async def handle(request: Any, context: RequestContext) -> ConsumerGroupHeartbeatResponse:
+    problem = next(_problems(request, context), None)
+    if problem is not None:
+        return _respond(ConsumerHeartbeatAnswer(fault=GroupFault.INVALID_REQUEST, message=problem))
+    event = ConsumerHeartbeat(
+        token=context.parts.coordinator.next_token(),
+        member_id=request.member_id,
+        member_epoch=request.member_epoch,
+        instance_id=request.instance_id,
+        rack_id=request.rack_id,
+        client_id=client_id(context),
+        client_host=client_host(context),
+        rebalance_timeout_ms=milliseconds(request.rebalance_timeout),
+        subscribed_topics=_names(request.subscribed_topic_names),
+        subscribed_regex=getattr(request, "subscribed_topic_regex", None),
+        assignor=request.server_assignor,
+        owned=_owned(request.topic_partitions),
+    )
+    answer = await context.parts.coordinator.ask(
+        request.group_id, event, ConsumerHeartbeatAnswer, create=request.member_epoch == _JOINS
+    )
+    if answer is GroupFault.GROUP_NOT_FOUND:
+        answer = ConsumerHeartbeatAnswer(fault=answer, message=f"Group {request.group_id} not found.")
+    elif isinstance(answer, GroupFault):
+        answer = ConsumerHeartbeatAnswer(fault=answer)
+    return _respond(answer)
+
+
+def _problems(request: Any, context: RequestContext) -> Iterator[str]:
+    """What Kafka finds wrong before it looks at the group, in its words and order."""
+    epoch = request.member_epoch
+    if (context.api_version >= _FIRST_WITH_CLIENTS_MEMBER_ID or epoch != _JOINS) and not request.member_id.strip():
+        yield "MemberId can't be empty."
+    if not request.group_id.strip():
+        yield "GroupId can't be empty."
+    if request.instance_id is not None and not request.instance_id.strip():
+        yield "InstanceId can't be empty."
+    if request.rack_id is not None and not request.rack_id.strip():
+        yield "RackId can't be empty."
+    if epoch == _JOINS:
+        yield from _problems_of_joining(request)
+    elif epoch == _LEAVES_FOR_A_WHILE and request.instance_id is None:
+        yield "InstanceId can't be null."
+    elif epoch < _LEAVES_FOR_A_WHILE:
+        yield f"MemberEpoch is {epoch}, but must be greater than or equal to -2."
+    if request.member_id and not can_be_id(request.member_id):
+        yield "MemberId must be at most 1024 bytes, none of them NUL."
+    if not can_be_instance_id(request.instance_id):
+        yield "InstanceId must be at most 900 bytes, none of them NUL."
+
+
+def _problems_of_joining(request: Any) -> Iterator[str]:
+    if milliseconds(request.rebalance_timeout) == -1:
+        yield "RebalanceTimeoutMs must be provided in first request."
+    if request.topic_partitions is None or request.topic_partitions:
+        yield "TopicPartitions must be empty when (re-)joining."
+    # A regular expression may be empty, and then subscribes to nothing; names may not, without one.
+    if not request.subscribed_topic_names and getattr(request, "subscribed_topic_regex", None) is None:
+        yield "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
+
+
+def _names(names: Iterable[str] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names)
+
+
+def _owned(topics: Iterable[Any] | None) -> Assignment | None:
+    if topics is None:
+        return None
+    return {
+        TopicId(topic.topic_id or _NO_TOPIC): frozenset(Partition(partition) for partition in topic.partitions)
+        for topic in topics
+    }
+
+
+def _respond(answer: ConsumerHeartbeatAnswer) -> ConsumerGroupHeartbeatResponse:
+    assignment = None
+    if answer.assignment is not None:
+        assignment = AssignmentAnswer(
+            topic_partitions=tuple(
+                TopicPartitions(topic_id=topic_id, partitions=tuple(i32(number) for number in sorted(partitions)))
+                for topic_id, partitions in sorted(answer.assignment.items())
+            )
+        )
+    return ConsumerGroupHeartbeatResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=group_code(answer.fault),
+        error_message=answer.message,
+        member_id=answer.member_id,
+        member_epoch=i32(answer.member_epoch),
+        heartbeat_interval=duration(answer.heartbeat_interval_ms),
+        assignment=assignment,
+    )
+
+
+API = Api(key=68, name="ConsumerGroupHeartbeat", versions=range(2), handle=handle, carried_out=True)

@@ -1,0 +1,60 @@
+"""Kafka API 16, ListGroups, v0-v5 (KIP-518 states, KIP-848 types).
+
+Each agent lists the groups that the ring gives to it, so that asking all of them tells each group once; behind one
+address all groups are listed. States are those last written, and of loaded groups the present ones. An unknown state or
+type filters everything out.
+"""
+
+import logging
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+from kio.schema.list_groups.v5.response import ListedGroup, ListGroupsResponse
+from kio.schema.types import GroupId
+
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+from sequencer.database import SequencerUnavailable
+
+log = logging.getLogger(__name__)
+
+
+async def handle(request: Any, context: RequestContext) -> ListGroupsResponse:
+    try:
+        groups = await _list(request, context)
+    except SequencerUnavailable as error:
+        log.warning("groups cannot be listed", extra={"error": str(error)})
+        return ListGroupsResponse(
+            throttle_time=NO_THROTTLE, error_code=ErrorCode.coordinator_not_available, groups=()
+        )  # fmt: skip
+    return ListGroupsResponse(throttle_time=NO_THROTTLE, error_code=ErrorCode.none, groups=tuple(groups))
+
+
+async def _list(request: Any, context: RequestContext) -> list[ListedGroup]:
+    states = frozenset(state.strip().lower() for state in getattr(request, "states_filter", ()))
+    kinds = frozenset(kind.strip().lower() for kind in getattr(request, "types_filter", ()))
+    found = (_now(listed, context) for listed in await context.parts.sequencer.groups.list())
+    return [
+        group
+        for group in found
+        if group is not None
+        and (not states or group.group_state.lower() in states)
+        and (not kinds or group.group_type in kinds)
+    ]
+
+
+def _now(listed: Any, context: RequestContext) -> ListedGroup | None:
+    """None: another agent's to list."""
+    coordinator = context.parts.coordinator
+    if context.settings.one_address is None and not coordinator.coordinates(listed.group_id):
+        return None
+    kind, state = listed.kind, listed.state
+    running = coordinator.loaded(listed.group_id)
+    if running is not None:
+        kind, state = running.machine.kind, running.machine.state.value
+    return ListedGroup(
+        group_id=GroupId(listed.group_id), protocol_type=listed.protocol_type, group_state=state, group_type=kind
+    )
+
+
+API = Api(key=16, name="ListGroups", versions=range(6), handle=handle)

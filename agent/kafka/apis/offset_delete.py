@@ -1,0 +1,88 @@
+"""Kafka API 47, OffsetDelete, v0 (KIP-496).
+
+Offsets of topics that a member subscribes to stay (GROUP_SUBSCRIBED_TO_TOPIC), and those of a group with members whose
+subscriptions cannot be read (NON_EMPTY_GROUP). To forget what was never committed is no error.
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+from kio.schema.offset_delete.v0.response import (
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+from kio.static.primitive import i32
+
+from agent.group_error_codes import group_code
+from agent.groups.running_group import RunningGroup
+from agent.groups.values import GroupFault
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+from agent.kafka.group_requests import topics_named
+from sequencer.committed_offsets import PartitionKey
+from sequencer.database import SequencerUnavailable
+from sequencer.topics import Topic
+from storage.identifiers import Partition
+
+log = logging.getLogger(__name__)
+
+_CONSUMER_PROTOCOL = "consumer"
+
+_Judged = PartitionKey | ErrorCode
+
+
+async def handle(request: Any, context: RequestContext) -> OffsetDeleteResponse:
+    running = await context.parts.coordinator.group(request.group_id)
+    if isinstance(running, GroupFault):
+        return _refused(running)
+    if not running.machine.is_empty and running.machine.describe().protocol_type != _CONSUMER_PROTOCOL:
+        return _refused(GroupFault.GROUP_NOT_EMPTY)
+    try:
+        topics = await topics_named(request.topics, context, by_id=False)
+    except SequencerUnavailable as error:
+        log.warning("offsets cannot be deleted", extra={"group": request.group_id, "error": str(error)})
+        return _refused(GroupFault.COORDINATOR_UNAVAILABLE)
+    judged = [
+        [_judge(partition.partition_index, asked.name, topic, running) for partition in asked.partitions]
+        for asked, topic in zip(request.topics, topics, strict=True)
+    ]
+    keys = {one for topic in judged for one in topic if not isinstance(one, ErrorCode)}
+    fault = await context.parts.group_offsets.delete(running, keys) if keys else None
+    if fault is not None:
+        return _refused(fault)
+    return OffsetDeleteResponse(
+        error_code=ErrorCode.none,
+        throttle_time=NO_THROTTLE,
+        topics=tuple(_topic(asked, codes) for asked, codes in zip(request.topics, judged, strict=True)),
+    )
+
+
+def _judge(partition: int, name: str, topic: Topic | None, running: RunningGroup) -> _Judged:
+    if topic is None or not 0 <= partition < topic.partition_count:
+        return ErrorCode.unknown_topic_or_partition
+    if running.machine.subscribed(name):
+        return group_code(GroupFault.SUBSCRIBED_TO_TOPIC)
+    return topic.topic_id, Partition(partition)
+
+
+def _topic(asked: Any, judged: Iterable[_Judged]) -> OffsetDeleteResponseTopic:
+    return OffsetDeleteResponseTopic(
+        name=asked.name,
+        partitions=tuple(
+            OffsetDeleteResponsePartition(
+                partition_index=i32(partition.partition_index),
+                error_code=one if isinstance(one, ErrorCode) else ErrorCode.none,
+            )
+            for partition, one in zip(asked.partitions, judged, strict=True)
+        ),
+    )
+
+
+def _refused(fault: GroupFault) -> OffsetDeleteResponse:
+    return OffsetDeleteResponse(error_code=group_code(fault), throttle_time=NO_THROTTLE, topics=())
+
+
+API = Api(key=47, name="OffsetDelete", versions=range(1), handle=handle)
