@@ -87,6 +87,7 @@ _READ_FAILURES = {
     ReadFailure.UNAVAILABLE: ErrorCode.kafka_storage_error,
     ReadFailure.DATA_MISSING: ErrorCode.kafka_storage_error,
     ReadFailure.UNKNOWN_LEADER_EPOCH: ErrorCode.unknown_leader_epoch,
+    ReadFailure.FENCED_LEADER_EPOCH: ErrorCode.fenced_leader_epoch,
     ReadFailure.MOVED: ErrorCode.not_leader_or_follower,
     ReadFailure.OUT_OF_RANGE: ErrorCode.offset_out_of_range,
 }

@@ -107,6 +107,8 @@ class AgentSettings(BaseSettings):
     describe_partitions_limit: int = Field(default=2_000, ge=1)
     """Partitions in one answer to DescribeTopicPartitions (Kafka's max.request.partition.size.limit); more are paged.
     """
+    describe_producers_limit: int = Field(default=1_000, ge=1)
+    """Producers named per partition in an answer to DescribeProducers."""
     topic_cache_s: float = Field(default=5.0, ge=0)
     """How long a topic looked up is trusted; a topic deleted through another agent is noticed by then."""
     unknown_topic_cache_s: float = Field(default=0.25, ge=0)

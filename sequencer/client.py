@@ -2,6 +2,7 @@
 
 from typing import Self
 
+from sequencer.administration import Administration
 from sequencer.agents import Agents
 from sequencer.cluster import Cluster
 from sequencer.commits import Commits
@@ -36,6 +37,7 @@ class Sequencer:
         self.commits = Commits(database)
         self.coordinates = Coordinates(database)
         self.producers = Producers(database)
+        self.administration = Administration(database)
         self.groups = Groups(database)
         self.committed_offsets = CommittedOffsets(database)
         self.agents = Agents(database)

@@ -25,6 +25,7 @@ class ReadFailure(Enum):
     DATA_MISSING = auto()
     """The store has not what the sequencer says it has: an alarm."""
     UNKNOWN_LEADER_EPOCH = auto()
+    FENCED_LEADER_EPOCH = auto()
     MOVED = auto()
     """Another agent is the choice for this partition, or this agent may not serve."""
 

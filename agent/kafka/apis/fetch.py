@@ -1,4 +1,5 @@
-"""Kafka API 1, Fetch, v4-v18 (KIP-74 limits, KIP-98 isolation, KIP-392 rack, KIP-516 topic ids from v13 on).
+"""Kafka API 1, Fetch, v4-v18 (KIP-74 limits, KIP-98 isolation, KIP-392 rack, KIP-516 topic ids from v13 on, KIP-951
+the new leader of a partition that moved).
 
 v0-v3 carry formats older than v2 and are not served. Refused: incremental fetch sessions (KIP-227) answer session id 0,
 which clients take as "send full requests"; replication, since a replica id is taken for a consumer's. A partition whose
@@ -19,6 +20,8 @@ from kio.static.primitive import i32, i64
 from agent.error_codes import read_failure_code
 from agent.kafka.api import ABSENT, Api
 from agent.kafka.context import RequestContext
+from agent.kafka.current_leaders import CurrentLeader, NodeEndpoint, leader_elsewhere, node_endpoints
+from agent.kafka.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
 from agent.kafka.routing import has_moved, preferred_replica_of
 from agent.kafka.vectored import RecordSlices
 from agent.read_path.plan_fetch import FetchPlan, PartitionPlan, ReadFailure
@@ -29,8 +32,6 @@ from storage.identifiers import NodeId, Partition, TopicId
 
 _FIRST_VERSION_WITH_TOPIC_IDS: Final = 13
 _READ_COMMITTED: Final = 1
-_NO_EPOCH: Final = -1
-_OUR_EPOCH: Final = 0
 _NO_TIME: Final = timedelta(0)
 _NOBODY: Final = TopicId(UUID(int=0))
 
@@ -50,7 +51,7 @@ class _Response:
     responses: tuple[_TopicResponse, ...] = ()
     session_id: int = 0
     throttle_time: timedelta = _NO_TIME
-    node_endpoints: tuple[()] = ()
+    node_endpoints: tuple[NodeEndpoint, ...] = ()
 
 
 async def handle(request: Any, context: RequestContext) -> _Response:
@@ -63,14 +64,14 @@ async def handle(request: Any, context: RequestContext) -> _Response:
     answer = await reads.fetch(plan, wait_s)
     context.memory.when_released(answer.release)
     results = await _named(answer.results, context)
-    return _respond(request, results, read_committed=plan.read_committed)
+    return _respond(request, results, context, read_committed=plan.read_committed)
 
 
 def _session_error(request: Any) -> ErrorCode | None:
     """No session is ever opened, so that none can be continued."""
     if getattr(request, "session_id", 0) != 0:
         return ErrorCode.fetch_session_id_not_found
-    if getattr(request, "session_epoch", _NO_EPOCH) > 0:
+    if getattr(request, "session_epoch", NO_EPOCH) > 0:
         return ErrorCode.invalid_fetch_session_epoch
     return None
 
@@ -107,7 +108,7 @@ def _partition_plan(
         max_bytes=max(1, partition.partition_max_bytes),
         failure=failure or _refusal(topic_id, partition, request, context),
         preferred_replica=_preferred_replica(topic_id, partition, request, context),
-        diverges=getattr(partition, "last_fetched_epoch", _NO_EPOCH) > _OUR_EPOCH,
+        diverges=getattr(partition, "last_fetched_epoch", NO_EPOCH) > OUR_EPOCH,
     )
 
 
@@ -131,8 +132,9 @@ def _refusal(topic_id: TopicId | None, partition: Any, request: Any, context: Re
         return ReadFailure.UNKNOWN_TOPIC
     if partition.partition < 0:
         return ReadFailure.UNKNOWN_PARTITION
-    if getattr(partition, "current_leader_epoch", _NO_EPOCH) > _OUR_EPOCH:
-        return ReadFailure.UNKNOWN_LEADER_EPOCH
+    stale = epoch_failure(getattr(partition, "current_leader_epoch", NO_EPOCH))
+    if stale is not None:
+        return stale
     if not membership.is_serving():
         return ReadFailure.MOVED
     follows_rack = getattr(request, "rack_id", "") == membership.zone
@@ -169,24 +171,38 @@ async def _named(results: Sequence[PartitionResult], context: RequestContext) ->
     ]
 
 
-def _respond(request: Any, results: Sequence[PartitionResult], *, read_committed: bool) -> _Response:
-    in_order = iter(results)
+def _leaders(results: Sequence[PartitionResult], context: RequestContext) -> list[NodeId | None]:
+    """Of each partition that moved, who serves it now (KIP-951)."""
+    return [
+        leader_elsewhere(context, result.plan.topic_id, result.plan.partition)
+        if result.failure is ReadFailure.MOVED
+        else None
+        for result in results
+    ]
+
+
+def _respond(
+    request: Any, results: Sequence[PartitionResult], context: RequestContext, *, read_committed: bool
+) -> _Response:
+    leaders = _leaders(results, context)
+    in_order = zip(results, leaders, strict=True)
     return _Response(
+        node_endpoints=node_endpoints(context, {leader for leader in leaders if leader is not None}),
         responses=tuple(
             _TopicResponse(
                 topic=getattr(asked, "topic", ""),
                 topic_id=getattr(asked, "topic_id", None),
                 partitions=tuple(
-                    _partition(next(in_order), by_id=hasattr(asked, "topic_id"), read_committed=read_committed)
+                    _partition(*next(in_order), by_id=hasattr(asked, "topic_id"), read_committed=read_committed)
                     for _ in asked.partitions
                 ),
             )
             for asked in request.topics
-        )
+        ),
     )
 
 
-def _partition(result: PartitionResult, *, by_id: bool, read_committed: bool) -> PartitionData:
+def _partition(result: PartitionResult, leader: NodeId | None, *, by_id: bool, read_committed: bool) -> PartitionData:
     plan = result.plan
     code = ErrorCode.none if result.failure is None else read_failure_code(result.failure, by_id=by_id)
     diverges = plan.diverges and result.failure is None
@@ -196,10 +212,10 @@ def _partition(result: PartitionResult, *, by_id: bool, read_committed: bool) ->
         high_watermark=i64(result.high_watermark),
         last_stable_offset=i64(result.last_stable_offset),
         log_start_offset=i64(result.log_start_offset),
-        diverging_epoch=EpochEndOffset(epoch=i32(_OUR_EPOCH), end_offset=i64(result.high_watermark))
+        diverging_epoch=EpochEndOffset(epoch=i32(OUR_EPOCH), end_offset=i64(result.high_watermark))
         if diverges
         else ABSENT,
-        current_leader=ABSENT,
+        current_leader=ABSENT if leader is None else CurrentLeader(leader_id=leader),  # type: ignore[arg-type]
         snapshot_id=ABSENT,
         aborted_transactions=() if read_committed else None,
         preferred_read_replica=BrokerId(-1 if plan.preferred_replica is None else plan.preferred_replica),

@@ -2,7 +2,7 @@
 
 Always answered by the sequencer, never from a cache. Without tiered storage, as in Kafka: the earliest local offset
 (-4) is the log start, the latest tiered (-5) and the earliest pending upload (-6) are none. A special time that the
-version does not know gets UNSUPPORTED_VERSION."""
+version does not know gets UNSUPPORTED_VERSION, a partition named twice INVALID_REQUEST."""
 
 import asyncio
 import logging
@@ -20,8 +20,10 @@ from kio.schema.list_offsets.v11.response import (
 from kio.static.primitive import i32, i64
 
 from agent.error_codes import read_failure_code
+from agent.kafka.administration import named_twice
 from agent.kafka.api import Api
 from agent.kafka.context import RequestContext
+from agent.kafka.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
 from agent.read_path.plan_fetch import ReadFailure
 from agent.read_path.time_lookup import TimedOffset, TimeLookup
 from cache_ring.store_pages import DamagedPage
@@ -47,8 +49,6 @@ _KNOWN_FROM: Final = {
     _EARLIEST_PENDING_UPLOAD: 11,
 }
 _READ_COMMITTED: Final = 1
-_NO_EPOCH: Final = -1
-_OUR_EPOCH: Final = 0
 _NO_TIMESTAMP: Final = -1
 _NO_OFFSET: Final = -1
 
@@ -69,8 +69,13 @@ async def handle(request: Any, context: RequestContext) -> ListOffsetsResponse:
         _log.warning("list offsets: the sequencer cannot be asked", extra={"error": str(error)})
         return _respond(request, {}, failed=read_failure_code(ReadFailure.UNAVAILABLE, by_id=False))
     at_once = asyncio.Semaphore(context.parts.reads.settings.time_lookups)
+    twice = named_twice(
+        (topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions
+    )
 
     async def answer(topic: Any, partition: Any) -> _Answer:
+        if (topic.name, partition.partition_index) in twice:
+            return _Answer(code=ErrorCode.invalid_request)
         key = keys.get((topic.name, partition.partition_index))
         known = None if key is None else bounds.get(key)
         async with at_once:
@@ -134,8 +139,9 @@ def _refusal(
         return read_failure_code(ReadFailure.UNKNOWN_PARTITION, by_id=False)
     if not context.parts.membership.is_serving():
         return read_failure_code(ReadFailure.MOVED, by_id=False)
-    if getattr(partition, "current_leader_epoch", _NO_EPOCH) > _OUR_EPOCH:
-        return read_failure_code(ReadFailure.UNKNOWN_LEADER_EPOCH, by_id=False)
+    stale = epoch_failure(getattr(partition, "current_leader_epoch", NO_EPOCH))
+    if stale is not None:
+        return read_failure_code(stale, by_id=False)
     if partition.timestamp < 0 and _KNOWN_FROM.get(partition.timestamp, 1 << 15) > context.api_version:
         return ErrorCode.unsupported_version
     return None
@@ -179,7 +185,7 @@ def _partition(asked: Any, answer: _Answer) -> ListOffsetsPartitionResponse:
         error_code=answer.code,
         timestamp=i64(answer.timestamp_ms),
         offset=i64(answer.offset),
-        leader_epoch=i32(_NO_EPOCH if answer.offset == _NO_OFFSET else _OUR_EPOCH),
+        leader_epoch=i32(NO_EPOCH if answer.offset == _NO_OFFSET else OUR_EPOCH),
     )
 
 

@@ -1,0 +1,58 @@
+"""Kafka API 45, AlterPartitionReassignments, v0-v1 (KIP-455, KIP-860).
+
+Refused, partition by partition: replicas cannot be moved, since no agent holds any (INVALID_REPLICA_ASSIGNMENT, with a
+message), and there is no move to cancel (NO_REASSIGNMENT_IN_PROGRESS).
+"""
+
+from typing import Any, Final
+
+from kio.schema.alter_partition_reassignments.v1.response import (
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+from kio.schema.errors import ErrorCode
+
+from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+from sequencer.topics import Topic
+
+_REFUSED: Final = "replicas cannot be moved: the object store holds the records and every agent serves every partition"
+_NOTHING_TO_CANCEL: Final = "no reassignment is in progress: replicas are never moved here"
+
+
+async def handle(request: Any, context: RequestContext) -> AlterPartitionReassignmentsResponse:
+    code, message, topics = ErrorCode.none, None, {}
+    try:
+        topics = await context.parts.topics.by_name([topic.name for topic in request.topics])
+    except ADMINISTRATION_ERRORS as error:
+        code, message = administration_code(error), str(error)
+    return AlterPartitionReassignmentsResponse(
+        throttle_time=NO_THROTTLE,
+        allow_replication_factor_change=getattr(request, "allow_replication_factor_change", True),
+        error_code=code,
+        error_message=message,
+        responses=tuple(
+            ReassignableTopicResponse(
+                name=topic.name,
+                partitions=tuple(_refused(topics.get(topic.name), partition) for partition in topic.partitions),
+            )
+            for topic in request.topics
+        )
+        if code is ErrorCode.none
+        else (),
+    )
+
+
+def _refused(topic: Topic | None, asked: Any) -> ReassignablePartitionResponse:
+    if topic is None or not 0 <= asked.partition_index < topic.partition_count:
+        code, message = ErrorCode.unknown_topic_or_partition, "The topic or partition does not exist."
+    elif asked.replicas is None:
+        code, message = ErrorCode.no_reassignment_in_progress, _NOTHING_TO_CANCEL
+    else:
+        code, message = ErrorCode.invalid_replica_assignment, _REFUSED
+    return ReassignablePartitionResponse(partition_index=asked.partition_index, error_code=code, error_message=message)
+
+
+API = Api(key=45, name="AlterPartitionReassignments", versions=range(2), handle=handle)

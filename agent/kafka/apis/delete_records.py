@@ -1,0 +1,80 @@
+"""Kafka API 21, DeleteRecords, v0-v2 (KIP-107).
+
+The log start offset moves at once, for every agent; the runs below it are dropped, and the objects go once nothing
+refers to them. -1 stands for the high watermark. Refused: an offset beyond it or below -1 (OFFSET_OUT_OF_RANGE), a
+partition named twice.
+"""
+
+from typing import Final
+
+from kio.schema.delete_records.v2.request import DeleteRecordsPartition, DeleteRecordsRequest
+from kio.schema.delete_records.v2.response import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+from kio.schema.errors import ErrorCode
+from kio.static.primitive import i64
+
+from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
+from agent.kafka.administration import named_twice, within
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+from sequencer.retention import BeyondHighWatermark, Moved
+from sequencer.topics import Topic
+from storage.identifiers import Offset, Partition
+
+_NOTHING: Final = -1
+_LOWEST: Final = -1
+
+
+async def handle(request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
+    failure, topics = None, {}
+    try:
+        topics = await context.parts.topics.by_name([topic.name for topic in request.topics])
+    except ADMINISTRATION_ERRORS as error:
+        failure = administration_code(error)
+    twice = named_twice(
+        (topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions
+    )
+    results = []
+    for topic in request.topics:
+        partitions = []
+        for partition in topic.partitions:
+            code, low_watermark = failure or ErrorCode.invalid_request, _NOTHING
+            if failure is None and (topic.name, partition.partition_index) not in twice:
+                try:
+                    async with within(request.timeout, context):
+                        code, low_watermark = await _delete(topics.get(topic.name), partition, context)
+                except ADMINISTRATION_ERRORS as error:
+                    code = administration_code(error)
+            partitions.append(
+                DeleteRecordsPartitionResult(
+                    partition_index=partition.partition_index, low_watermark=i64(low_watermark), error_code=code
+                )
+            )
+        results.append(DeleteRecordsTopicResult(name=topic.name, partitions=tuple(partitions)))
+    return DeleteRecordsResponse(throttle_time=NO_THROTTLE, topics=tuple(results))
+
+
+async def _delete(topic: Topic | None, asked: DeleteRecordsPartition, context: RequestContext) -> tuple[ErrorCode, int]:
+    """The code and where the log starts now. Raises one of ADMINISTRATION_ERRORS."""
+    if topic is None or not 0 <= asked.partition_index < topic.partition_count:
+        return ErrorCode.unknown_topic_or_partition, _NOTHING
+    if not context.parts.membership.is_serving():
+        return ErrorCode.not_leader_or_follower, _NOTHING
+    if asked.offset < _LOWEST:
+        return ErrorCode.offset_out_of_range, _NOTHING
+    key = (topic.topic_id, Partition(asked.partition_index))
+    outcome = await context.parts.sequencer.retention.delete_records(*key, Offset(asked.offset))
+    # This agent's readers see it with their next fetch, those of others with the next poll.
+    context.parts.reads.coordinates.forget(key)
+    if isinstance(outcome, Moved):
+        return ErrorCode.none, outcome.log_start_offset
+    if isinstance(outcome, BeyondHighWatermark):
+        return ErrorCode.offset_out_of_range, _NOTHING
+    context.parts.topics.forget(topic.topic_id)
+    return ErrorCode.unknown_topic_or_partition, _NOTHING
+
+
+API = Api(key=21, name="DeleteRecords", versions=range(3), handle=handle)

@@ -1,0 +1,82 @@
+"""Kafka API 35, DescribeLogDirs, v1-v4 (KIP-113, KIP-827 volume sizes).
+
+An agent has no disk. It shows one directory, the object store, with the partitions of which it is its zone's replica in
+Metadata, so that each agent's share shows, and the sum over agents is one size per zone. A size is the bytes of records
+that the log refers to. The volume's size is not known: a bucket has none.
+"""
+
+from collections import defaultdict
+from typing import Final
+
+from kio.schema.describe_log_dirs.v4.request import DescribeLogDirsRequest
+from kio.schema.describe_log_dirs.v4.response import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+from kio.schema.errors import ErrorCode
+from kio.schema.types import TopicName
+from kio.static.primitive import i32, i64
+
+from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+from agent.kafka.routing import controller_of, route_of
+from sequencer.coordinates import PartitionKey
+
+_UNKNOWN: Final = i64(-1)
+
+
+async def handle(request: DescribeLogDirsRequest, context: RequestContext) -> DescribeLogDirsResponse:
+    try:
+        sizes = await _sizes(request, context)
+    except ADMINISTRATION_ERRORS as error:
+        return _response(context, administration_code(error), ())
+    by_topic: dict[str, list[DescribeLogDirsPartition]] = defaultdict(list)
+    for (name, number), size_bytes in sorted(sizes.items()):
+        by_topic[name].append(
+            DescribeLogDirsPartition(
+                partition_index=i32(number), partition_size=i64(size_bytes), offset_lag=i64(0), is_future_key=False
+            )
+        )
+    topics = tuple(
+        DescribeLogDirsTopic(name=TopicName(name), partitions=tuple(partitions))
+        for name, partitions in by_topic.items()
+    )
+    return _response(context, ErrorCode.none, topics)
+
+
+async def _sizes(request: DescribeLogDirsRequest, context: RequestContext) -> dict[tuple[str, int], int]:
+    """By topic and partition: what is asked for and shown by this agent. Raises one of ADMINISTRATION_ERRORS."""
+    directory = context.parts.topics
+    if request.topics is None:
+        topics = {topic.name: topic for topic in await directory.all()}
+        wanted = None
+    else:
+        topics = await directory.by_name([asked.topic for asked in request.topics])
+        wanted = {(str(asked.topic), int(partition)) for asked in request.topics for partition in asked.partitions}
+    names = {topic.topic_id: topic.name for topic in topics.values()}
+    sizes = await context.parts.sequencer.administration.sizes(list(names))
+    return {
+        (names[key[0]], int(key[1])): size_bytes
+        for key, size_bytes in sizes.items()
+        if (wanted is None or (names[key[0]], int(key[1])) in wanted) and _is_shown_here(key, context)
+    }
+
+
+def _is_shown_here(key: PartitionKey, context: RequestContext) -> bool:
+    return controller_of(context) in route_of(context, *key).replicas
+
+
+def _response(
+    context: RequestContext, code: ErrorCode, topics: tuple[DescribeLogDirsTopic, ...]
+) -> DescribeLogDirsResponse:
+    store = context.settings.store_url.split("?", 1)[0]
+    result = DescribeLogDirsResult(
+        error_code=code, log_dir=store, topics=topics, total_bytes=_UNKNOWN, usable_bytes=_UNKNOWN
+    )
+    return DescribeLogDirsResponse(throttle_time=NO_THROTTLE, error_code=ErrorCode.none, results=(result,))
+
+
+API = Api(key=35, name="DescribeLogDirs", versions=range(1, 5), handle=handle)

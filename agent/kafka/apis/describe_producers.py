@@ -1,0 +1,90 @@
+"""Kafka API 61, DescribeProducers, v0 (KIP-664): the idempotent producers that are remembered per partition.
+
+At most `describe_producers_limit` per partition, those that came last. No transaction is ever open: there are none yet.
+"""
+
+from typing import Final
+
+from kio.schema.describe_producers.v0.request import DescribeProducersRequest
+from kio.schema.describe_producers.v0.response import (
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
+from kio.schema.errors import ErrorCode
+from kio.schema.types import ProducerId
+from kio.static.primitive import i32, i64
+
+from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+from sequencer.administration import ActiveProducer
+from sequencer.coordinates import PartitionKey
+from storage.identifiers import Partition
+
+_NONE: Final = -1
+
+
+async def handle(request: DescribeProducersRequest, context: RequestContext) -> DescribeProducersResponse:
+    failure: ErrorCode = ErrorCode.unknown_topic_or_partition
+    message: str | None = None
+    found: dict[tuple[str, int], tuple[ActiveProducer, ...]] = {}
+    try:
+        found = await _find(request, context)
+    except ADMINISTRATION_ERRORS as error:
+        failure, message = administration_code(error), str(error)
+    return DescribeProducersResponse(
+        throttle_time=NO_THROTTLE,
+        topics=tuple(
+            TopicResponse(
+                name=topic.name,
+                partitions=tuple(
+                    _partition(index, found.get((topic.name, index)), failure, message)
+                    for index in topic.partition_indexes
+                ),
+            )
+            for topic in request.topics
+        ),
+    )
+
+
+async def _find(
+    request: DescribeProducersRequest, context: RequestContext
+) -> dict[tuple[str, int], tuple[ActiveProducer, ...]]:
+    """Raises one of ADMINISTRATION_ERRORS."""
+    topics = await context.parts.topics.by_name([topic.name for topic in request.topics])
+    keys: dict[tuple[str, int], PartitionKey] = {
+        (topic.name, index): (topics[topic.name].topic_id, Partition(index))
+        for topic in request.topics
+        if topic.name in topics
+        for index in topic.partition_indexes
+    }
+    found = await context.parts.sequencer.administration.active_producers(
+        list(set(keys.values())), context.settings.describe_producers_limit
+    )
+    return {name: found[key] for name, key in keys.items() if key in found}
+
+
+def _partition(
+    index: i32, producers: tuple[ActiveProducer, ...] | None, failure: ErrorCode, message: str | None
+) -> PartitionResponse:
+    return PartitionResponse(
+        partition_index=index,
+        error_code=failure if producers is None else ErrorCode.none,
+        error_message=message if producers is None else None,
+        active_producers=tuple(
+            ProducerState(
+                producer_id=ProducerId(producer.producer_id),
+                producer_epoch=i32(producer.producer_epoch),
+                last_sequence=i32(producer.last_sequence),
+                last_timestamp=i64(producer.last_timestamp_ms),
+                coordinator_epoch=i32(_NONE),
+                current_txn_start_offset=i64(_NONE),
+            )
+            for producer in producers or ()
+        ),
+    )
+
+
+API = Api(key=61, name="DescribeProducers", versions=range(1), handle=handle)

@@ -1,0 +1,123 @@
+"""Kafka API 75, DescribeTopicPartitions, v0 (KIP-966), paged by a cursor.
+
+Topics come in order of their names, at most `describe_partitions_limit` partitions at once. Routes are those of
+Metadata. There are no eligible leader replicas, since there is no leader that could be lost. Refused: a cursor at a
+topic that is not asked for (INVALID_REQUEST for each topic). When all topics are asked for while the sequencer is away,
+the connection is closed: an answer without topics would say that there are none.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from kio.schema.describe_topic_partitions.v0.request import DescribeTopicPartitionsRequest
+from kio.schema.describe_topic_partitions.v0.response import (
+    Cursor,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+)
+from kio.schema.errors import ErrorCode
+from kio.schema.types import BrokerId, TopicName
+from kio.static.primitive import i32
+
+from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
+from agent.kafka.api import NO_THROTTLE, Api, CloseConnection
+from agent.kafka.context import RequestContext
+from agent.kafka.leader_epochs import OUR_EPOCH
+from agent.kafka.routing import NO_NODE, route_of
+from sequencer.topics import InvalidTopicName, Topic, validate_topic_name
+from storage.identifiers import Partition, TopicId
+
+_FIRST: Final = 0
+
+
+async def handle(request: DescribeTopicPartitionsRequest, context: RequestContext) -> DescribeTopicPartitionsResponse:
+    names: list[str] = sorted({topic.name for topic in request.topics})
+    cursor = request.cursor
+    if names and cursor is not None and cursor.topic_name not in names:
+        return _response([_failed(name, ErrorCode.invalid_request) for name in names])
+    try:
+        found = await _find(names, context)
+    except ADMINISTRATION_ERRORS as error:
+        if not names:
+            raise CloseConnection(f"the topics cannot be listed: {error}") from error
+        return _response([_failed(name, administration_code(error)) for name in names])
+    start_name, start_partition = ("", _FIRST) if cursor is None else (cursor.topic_name, cursor.partition_index)
+    asked = [name for name in names or sorted(found) if name >= start_name]
+    limit = min(context.settings.describe_partitions_limit, max(1, request.response_partition_limit))
+    described: list[DescribeTopicPartitionsResponseTopic] = []
+    for name in asked:
+        topic = found.get(name)
+        if topic is None:
+            described.append(_failed(name, _unknown(name)))
+            continue
+        first = max(_FIRST, start_partition) if name == start_name else _FIRST
+        if limit == 0:
+            return _response(described, Cursor(topic_name=TopicName(name), partition_index=i32(first)))
+        partitions = range(topic.partition_count)[first : first + limit]
+        described.append(_described(topic, partitions, context))
+        limit -= len(partitions)
+        if first + len(partitions) < topic.partition_count:
+            beyond = i32(first + len(partitions))
+            return _response(described, Cursor(topic_name=TopicName(name), partition_index=beyond))
+    return _response(described)
+
+
+async def _find(names: Sequence[str], context: RequestContext) -> dict[str, Topic]:
+    """Raises one of ADMINISTRATION_ERRORS."""
+    if names:
+        return await context.parts.topics.by_name(names)
+    return {topic.name: topic for topic in await context.parts.topics.all()}
+
+
+def _unknown(name: str) -> ErrorCode:
+    try:
+        validate_topic_name(name)
+    except InvalidTopicName:
+        return ErrorCode.invalid_topic_exception
+    return ErrorCode.unknown_topic_or_partition
+
+
+def _failed(name: str, code: ErrorCode) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=code, name=TopicName(name), topic_id=None, is_internal=False, partitions=()
+    )
+
+
+def _described(
+    topic: Topic, partitions: Iterable[int], context: RequestContext
+) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=ErrorCode.none,
+        name=TopicName(topic.name),
+        topic_id=topic.topic_id,
+        is_internal=False,
+        partitions=tuple(_partition(topic.topic_id, Partition(number), context) for number in partitions),
+    )
+
+
+def _partition(
+    topic_id: TopicId, partition: Partition, context: RequestContext
+) -> DescribeTopicPartitionsResponsePartition:
+    route = route_of(context, topic_id, partition)
+    replicas = tuple(BrokerId(node_id) for node_id in route.replicas)
+    return DescribeTopicPartitionsResponsePartition(
+        error_code=ErrorCode.leader_not_available if route.leader == NO_NODE else ErrorCode.none,
+        partition_index=i32(partition),
+        leader_id=BrokerId(route.leader),
+        leader_epoch=i32(OUR_EPOCH),
+        replica_nodes=replicas,
+        isr_nodes=replicas,
+        eligible_leader_replicas=(),
+        last_known_elr=(),
+        offline_replicas=(),
+    )
+
+
+def _response(
+    topics: Sequence[DescribeTopicPartitionsResponseTopic], next_cursor: Cursor | None = None
+) -> DescribeTopicPartitionsResponse:
+    return DescribeTopicPartitionsResponse(throttle_time=NO_THROTTLE, topics=tuple(topics), next_cursor=next_cursor)
+
+
+API = Api(key=75, name="DescribeTopicPartitions", versions=range(1), handle=handle)

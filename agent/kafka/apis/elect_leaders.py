@@ -1,0 +1,54 @@
+"""Kafka API 43, ElectLeaders, v0-v2 (KIP-183, KIP-460).
+
+Refused: "leader" is a routing hint that the ring computes, so that there is never an election to hold, preferred or
+unclean. Each partition answers ELECTION_NOT_NEEDED, which tools show as such; all partitions at once answer with none.
+"""
+
+from typing import Any, Final
+
+from kio.schema.elect_leaders.v2.response import ElectLeadersResponse, PartitionResult, ReplicaElectionResult
+from kio.schema.errors import ErrorCode
+
+from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+from sequencer.topics import Topic
+
+_NOT_NEEDED: Final = "every agent serves every partition: there is no leader to elect"
+_KNOWN_TYPES: Final = (0, 1)
+
+
+async def handle(request: Any, context: RequestContext) -> ElectLeadersResponse:
+    if getattr(request, "election_type", 0) not in _KNOWN_TYPES:
+        return ElectLeadersResponse(
+            throttle_time=NO_THROTTLE, error_code=ErrorCode.invalid_request, replica_election_results=()
+        )
+    asked = request.topic_partitions or ()
+    try:
+        topics = await context.parts.topics.by_name([topic.topic for topic in asked])
+    except ADMINISTRATION_ERRORS as error:
+        return ElectLeadersResponse(
+            throttle_time=NO_THROTTLE, error_code=administration_code(error), replica_election_results=()
+        )
+    return ElectLeadersResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none,
+        replica_election_results=tuple(
+            ReplicaElectionResult(
+                topic=topic.topic,
+                partition_result=tuple(_result(topics.get(topic.topic), number) for number in topic.partitions),
+            )
+            for topic in asked
+        ),
+    )
+
+
+def _result(topic: Topic | None, number: Any) -> PartitionResult:
+    if topic is None or not 0 <= number < topic.partition_count:
+        code, message = ErrorCode.unknown_topic_or_partition, "The topic or partition does not exist."
+    else:
+        code, message = ErrorCode.election_not_needed, _NOT_NEEDED
+    return PartitionResult(partition_id=number, error_code=code, error_message=message)
+
+
+API = Api(key=43, name="ElectLeaders", versions=range(3), handle=handle)

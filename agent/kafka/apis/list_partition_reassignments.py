@@ -1,0 +1,20 @@
+"""Kafka API 46, ListPartitionReassignments, v0 (KIP-455): always empty, for nothing is ever moved between agents."""
+
+from kio.schema.errors import ErrorCode
+from kio.schema.list_partition_reassignments.v0.request import ListPartitionReassignmentsRequest
+from kio.schema.list_partition_reassignments.v0.response import ListPartitionReassignmentsResponse
+
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+
+
+async def handle(
+    request: ListPartitionReassignmentsRequest, context: RequestContext
+) -> ListPartitionReassignmentsResponse:
+    del request, context
+    return ListPartitionReassignmentsResponse(
+        throttle_time=NO_THROTTLE, error_code=ErrorCode.none, error_message=None, topics=()
+    )
+
+
+API = Api(key=46, name="ListPartitionReassignments", versions=range(1), handle=handle)

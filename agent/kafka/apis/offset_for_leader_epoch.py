@@ -1,0 +1,82 @@
+"""Kafka API 23, OffsetForLeaderEpoch, v2-v4 (KIP-320).
+
+There is one leader epoch, 0, which ends at the high watermark; an epoch that never was is answered with none (-1).
+Answered by the sequencer, never from a cache. Refused: a current leader epoch other than 0 (FENCED_LEADER_EPOCH,
+UNKNOWN_LEADER_EPOCH).
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+from kio.schema.offset_for_leader_epoch.v4.response import (
+    EpochEndOffset,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderTopicResult,
+)
+from kio.static.primitive import i32, i64
+
+from agent.error_codes import read_failure_code
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+from agent.kafka.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
+from agent.read_path.plan_fetch import ReadFailure
+from sequencer.coordinates import PartitionBounds, PartitionKey
+from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from storage.identifiers import Partition, TopicId
+
+_NO_OFFSET: Final = -1
+
+
+async def handle(request: Any, context: RequestContext) -> OffsetForLeaderEpochResponse:
+    failure: ReadFailure | None = None
+    topic_ids: dict[str, TopicId] = {}
+    bounds: Mapping[PartitionKey, PartitionBounds] = {}
+    try:
+        topics = await context.parts.topics.by_name([topic.topic for topic in request.topics])
+        topic_ids = {name: topic.topic_id for name, topic in topics.items()}
+        bounds = await context.parts.sequencer.coordinates.bounds(
+            [
+                (topic_ids[topic.topic], Partition(asked.partition))
+                for topic in request.topics
+                if topic.topic in topic_ids
+                for asked in topic.partitions
+            ]
+        )
+    except (SequencerUnavailable, CommitOutcomeUnknown):
+        failure = ReadFailure.UNAVAILABLE
+    if not context.parts.membership.is_serving():
+        failure = ReadFailure.MOVED
+    return OffsetForLeaderEpochResponse(
+        throttle_time=NO_THROTTLE,
+        topics=tuple(
+            OffsetForLeaderTopicResult(
+                topic=topic.topic,
+                partitions=tuple(
+                    _end(asked, topic_ids.get(topic.topic), bounds, failure) for asked in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        ),
+    )
+
+
+def _end(
+    asked: Any, topic_id: TopicId | None, bounds: Mapping[PartitionKey, PartitionBounds], failure: ReadFailure | None
+) -> EpochEndOffset:
+    found = None if topic_id is None else bounds.get((topic_id, Partition(asked.partition)))
+    if failure is None and found is None:
+        failure = ReadFailure.UNKNOWN_PARTITION
+    if failure is None:
+        failure = epoch_failure(asked.current_leader_epoch)
+    code = ErrorCode.none if failure is None else read_failure_code(failure, by_id=False)
+    is_ours = failure is None and found is not None and asked.leader_epoch == OUR_EPOCH
+    return EpochEndOffset(
+        error_code=code,
+        partition=i32(asked.partition),
+        leader_epoch=i32(OUR_EPOCH if is_ours else NO_EPOCH),
+        end_offset=i64(found.high_watermark if is_ours and found is not None else _NO_OFFSET),
+    )
+
+
+API = Api(key=23, name="OffsetForLeaderEpoch", versions=range(2, 5), handle=handle)

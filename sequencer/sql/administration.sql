@@ -1,0 +1,20 @@
+-- What administrators ask of partitions: how large they are, and who writes to them.
+
+-- name: sizes
+SELECT topic_id, partition, size_bytes FROM partitions
+WHERE topic_id = ANY(%(topic_ids)s::uuid[]) AND state = 'live'
+
+-- name: active_producers
+-- At most :cap per partition, the youngest ids first. A partition without any is a row of nulls; one that does not exist is absent.
+SELECT p.topic_id, p.partition, s.producer_id, s.producer_epoch,
+       (s.sequences[cardinality(s.sequences)] & 2147483647)::integer AS last_sequence,
+       s.max_timestamps[cardinality(s.max_timestamps)] AS last_timestamp_ms
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS asked (topic_id, partition)
+CROSS JOIN LATERAL (
+    SELECT topic_id, partition FROM partitions
+    WHERE topic_id = asked.topic_id AND partition = asked.partition AND state = 'live' OFFSET 0) AS p
+LEFT JOIN LATERAL (
+    SELECT * FROM producer_state
+    WHERE topic_id = asked.topic_id AND partition = asked.partition
+    ORDER BY producer_id DESC LIMIT %(cap)s::integer) AS s ON true
+ORDER BY p.topic_id, p.partition, s.producer_id
