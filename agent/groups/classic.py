@@ -157,10 +157,13 @@ class ClassicGroup(ClassicRequests):
         now_written = (self._state.value, self._generation, self._protocol_type)
         if now_written == self._written and not self._members_due:
             return None
-        members: dict[str, StoredMember | None] = dict.fromkeys(self._stored_ids - self._roster.by_id.keys())
+        members: dict[str, StoredMember | None] = dict.fromkeys(sorted(self._stored_ids - self._roster.by_id.keys()))
         if self._state is GroupState.STABLE or self._members_due:
-            for member_id in self._roster.touched & self._roster.by_id.keys():
-                members[member_id] = stored_member(self._roster[member_id], self._generation)
+            members |= {
+                member.member_id: stored_member(member, self._generation)
+                for member in self._roster
+                if member.member_id in self._roster.touched
+            }
         self._roster.settle(members)
         self._stored_ids = {member_id for member_id in self._stored_ids | members.keys() if member_id in self._roster}
         self._written = now_written

@@ -6,7 +6,7 @@ for an answer and until when a member is believed alive is told elsewhere (`clas
 
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -92,9 +92,9 @@ class Roster:
         return self._instances.get(instance_id)
 
     @property
-    def touched(self) -> frozenset[str]:
+    def touched(self) -> Set[str]:
         """The ids of those that came, changed or went since `settle`."""
-        return frozenset(self._touched)
+        return self._touched
 
     def settle(self, member_ids: Iterable[str]) -> None:
         self._touched.difference_update(member_ids)

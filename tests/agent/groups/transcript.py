@@ -61,6 +61,7 @@ class Step:
     outcomes: list[str]
     text: str
     """The line up to its outcomes."""
+    comment: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +90,8 @@ def parse(text: str) -> list[Step]:
                     words=tuple(word for word in words if "=" not in word),
                     options=dict(word.split("=", 1) for word in words if "=" in word),
                     outcomes=_outcomes(matched["outcomes"] or ""),
-                    text=line.split("->", 1)[0].rstrip(),
+                    text=line.split("#", 1)[0].split("->", 1)[0].rstrip(),
+                    comment=line.partition("#")[2].strip(),
                 )
             )
     return steps
@@ -191,6 +193,8 @@ class Player:
     def _join_outcome(self, client: Client, answer: JoinAnswer) -> str:
         client.member_id = answer.member_id
         if answer.fault is not None:
+            if answer.fault is GroupFault.UNKNOWN_MEMBER:
+                client.member_id = ""  # as clients do
             return f"{client.name} join {_name(answer.fault)} {answer.member_id}"
         client.generation = answer.generation
         role = "leads" if answer.leader == answer.member_id else f"follows {answer.leader},"
@@ -396,6 +400,8 @@ def played(text: str, player: Player) -> str:
 
 def _rendered(step: Step, outcomes: list[str]) -> list[str]:
     lines = [step.text.ljust(OUTCOME_COLUMN - 1) + " -> " + outcomes[0]] if outcomes else [step.text]
+    if step.comment:
+        lines[0] = lines[0].ljust(OUTCOME_COLUMN) + "  # " + step.comment
     return lines + [" " * OUTCOME_COLUMN + "-> " + outcome for outcome in outcomes[1:]]
 
 
