@@ -22,8 +22,8 @@ from sequencer.commits import (
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.topic_config import InvalidConfig
 from sequencer.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
-from storage.batch_validation import BatchFault
-from storage.identifiers import Offset
+from storage.batch_validation import BatchFault, InvalidRecord
+from storage.identifiers import NodeId, Offset
 
 NO_OFFSET = Offset(-1)
 
@@ -37,6 +37,10 @@ class ProduceResult:
     log_start_offset: Offset = NO_OFFSET
     log_append_time_ms: int | None = None
     message: str | None = None
+    records: tuple[InvalidRecord, ...] = ()
+    """The records that are at fault, where single ones are (KIP-467)."""
+    leader: NodeId | None = None
+    """Who takes the partition now, where it is not this agent (KIP-951)."""
 
     def at(self, log_append_time_ms: int | None) -> "ProduceResult":
         """With the time that the log gave to the batch, if it gives times."""
@@ -45,8 +49,12 @@ class ProduceResult:
 
 def produce_result(outcome: WriteOutcome) -> ProduceResult:
     match outcome:
-        case Assigned() | Duplicate():
+        case Assigned():
             return ProduceResult(code=ErrorCode.none, base_offset=outcome.base_offset)
+        case Duplicate():
+            return ProduceResult(
+                code=ErrorCode.none, base_offset=outcome.base_offset, log_append_time_ms=outcome.max_timestamp_ms
+            )
         case WrittenBefore():
             # Clients take it for success and tell their users that the offset is not known.
             return ProduceResult(code=ErrorCode.duplicate_sequence_number)

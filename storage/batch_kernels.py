@@ -253,6 +253,28 @@ def scan_spans(data: NDArray[np.uint8], spans: NDArray[np.int64]) -> Any:
     return found
 
 
+@kernel(LONG_ROWS_OUT(BYTES_IN, LONG_ROWS_IN, LONG, LONG, LONG))
+def timestamps_outside(data: NDArray[np.uint8], spans: NDArray[np.int64], earliest: int, latest: int, most: int) -> Any:
+    """Rows (index, timestamp) of the first `most` records of a sound span that have a timestamp not within
+    `[earliest, latest]`; -1 is none.
+    """
+    found = np.empty((most, 2), np.int64)
+    count = 0
+    position, end = spans[0, START], spans[0, END]
+    for index in range(spans[0, COUNT]):
+        length, position = _int_varint(data, position, end)
+        timestamp_delta, _ = _long_varint(data, position + 1, end)
+        position += length
+        timestamp = spans[0, BASE_TIMESTAMP] + timestamp_delta
+        if (timestamp < earliest or timestamp > latest) and timestamp != -1:
+            if count == most:
+                break
+            found[count, 0] = index
+            found[count, 1] = timestamp
+            count += 1
+    return found[:count].copy()
+
+
 @njit
 def _copy(out: NDArray[np.uint8], to: int, data: NDArray[np.uint8], start: int, length: int) -> Any:
     """Returns the position after what was copied. Unsigned indices: signed ones may count from the end, and the check

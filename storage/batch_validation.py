@@ -2,8 +2,8 @@
 
 Pure and CPU-bound; checksums, decompression and the walk over the records run in native code without the GIL.
 Promises that whatever is accepted can be decoded later, into Arrow and by every client: format v2, CRC32C, lengths,
-counts and offset deltas, the structure of every record inside the compressed bytes, timestamps within year 9999,
-header keys in UTF-8, sizes within limits.
+counts and offset deltas, the structure of every record inside the compressed bytes, timestamps within year 9999 and
+the limits given, header keys in UTF-8, sizes within limits.
 
 Differences from Kafka, each so that a record fits Arrow and Parquet: timestamps outside -1..253402300799999 are
 INVALID_TIMESTAMP and header keys that are not UTF-8 are INVALID_RECORD. As in Kafka, a wrong max timestamp in a
@@ -11,6 +11,7 @@ header is set right rather than refused.
 """
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from storage import batch_kernels
-from storage.batch_kernels import FAULT, FAULTY, MAX_TIMESTAMP, MIN_TIMESTAMP, scan_spans
+from storage.batch_kernels import FAULT, FAULTY, MAX_TIMESTAMP, MIN_TIMESTAMP, scan_spans, timestamps_outside
 from storage.compression import DecompressedTooLarge, DecompressionFailed, decompress
 from storage.identifiers import NO_PRODUCER_ID
 from storage.record_batch import (
@@ -37,6 +38,9 @@ from storage.record_batch import (
 NO_TIMESTAMP_MS = -1
 LAST_TIMESTAMP_MS = 253402300799999
 """The end of the year 9999: the last that Arrow, Parquet, Spark and Python can all hold."""
+
+_MOST_RECORDS_NAMED = 1000
+"""Faulty records of one batch that an error names."""
 
 _RECORD_FAULTS = {
     batch_kernels.RECORDS_CUT_SHORT: "there are fewer records than the header counts",
@@ -65,11 +69,22 @@ class BatchFault(enum.Enum):
     """Only brokers write control batches."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvalidRecord:
+    """What is wrong with the record at `index` of its batch."""
+
+    index: int
+    message: str
+
+
 class InvalidBatch(Exception):
-    def __init__(self, fault: BatchFault, message: str) -> None:
+    """`records` are the first few that are at fault, where single ones are."""
+
+    def __init__(self, fault: BatchFault, message: str, records: Sequence[InvalidRecord] = ()) -> None:
         super().__init__(message)
         self.fault = fault
         self.message = message
+        self.records = tuple(records)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +93,9 @@ class BatchLimits:
     """Largest batch, compressed, header included: the topic's max.message.bytes."""
     max_decompressed_bytes: int = 64 << 20
     """Largest batch after decompression."""
+    earliest_timestamp_ms: int = NO_TIMESTAMP_MS
+    """Records older than this are refused, those without a timestamp are not."""
+    latest_timestamp_ms: int = LAST_TIMESTAMP_MS
 
 
 def validate_produced(records: bytes | memoryview, limits: BatchLimits) -> ValidBatch:
@@ -95,17 +113,35 @@ def validate_produced(records: bytes | memoryview, limits: BatchLimits) -> Valid
     check_crc(data, header)
     _check_header(header)
     plain = plain_records(data, header, limits.max_decompressed_bytes)
-    findings = scan(plain, np.array([span_row(header, 0, len(plain), base_offset=0)], np.int64))
+    spans = np.array([span_row(header, 0, len(plain), base_offset=0)], np.int64)
+    findings = scan(plain, spans)
     earliest, latest = int(findings[MIN_TIMESTAMP]), int(findings[MAX_TIMESTAMP])
-    if (
-        min(earliest, header.base_timestamp_ms) < NO_TIMESTAMP_MS
-        or max(latest, header.base_timestamp_ms) > LAST_TIMESTAMP_MS
-    ):
+    if not NO_TIMESTAMP_MS <= header.base_timestamp_ms <= LAST_TIMESTAMP_MS:
         raise InvalidBatch(
-            BatchFault.INVALID_TIMESTAMP, f"timestamps {earliest}..{latest} are not within -1..{LAST_TIMESTAMP_MS} ms"
+            BatchFault.INVALID_TIMESTAMP,
+            f"the base timestamp {header.base_timestamp_ms} is not within -1..{LAST_TIMESTAMP_MS} ms",
         )
+    if earliest < limits.earliest_timestamp_ms or latest > limits.latest_timestamp_ms:
+        _check_timestamps(plain, spans, limits)
     batch = ValidBatch(header=header, data=data, min_timestamp_ms=earliest, max_timestamp_ms=latest)
     return batch if header.max_timestamp_ms == latest else with_max_timestamp(batch, latest)
+
+
+def _check_timestamps(plain: NDArray[np.uint8], spans: NDArray[np.int64], limits: BatchLimits) -> None:
+    """Names the records whose timestamps are out of bounds, if there are any."""
+    earliest = max(NO_TIMESTAMP_MS, limits.earliest_timestamp_ms)
+    latest = min(LAST_TIMESTAMP_MS, limits.latest_timestamp_ms)
+    found = timestamps_outside(plain, spans, earliest, latest, _MOST_RECORDS_NAMED)
+    if len(found):
+        bounds = f"is not within {earliest}..{latest} ms"
+        raise InvalidBatch(
+            BatchFault.INVALID_TIMESTAMP,
+            f"the timestamp of record {found[0, 0]}, {found[0, 1]}, {bounds}",
+            [
+                InvalidRecord(index=int(index), message=f"its timestamp {timestamp} {bounds}")
+                for index, timestamp in found
+            ],
+        )
 
 
 def _whole_batch(data: memoryview) -> BatchHeader:
@@ -134,6 +170,8 @@ def check_crc(data: memoryview, header: BatchHeader) -> None:
 def _check_header(header: BatchHeader) -> None:
     """What the header alone shows, once the CRC holds."""
     _compression(header)
+    if header.base_offset != 0:
+        raise InvalidBatch(BatchFault.INVALID_RECORD, f"the batch's base offset is {header.base_offset}; 0 is expected")
     if header.is_control:
         raise InvalidBatch(BatchFault.CONTROL, "a client cannot write control batches")
     if header.is_transactional:
@@ -187,7 +225,9 @@ def scan(plain: NDArray[np.uint8], spans: NDArray[np.int64]) -> NDArray[np.int64
     findings: NDArray[np.int64] = scan_spans(plain, spans)
     fault = _RECORD_FAULTS.get(int(findings[FAULT]))
     if fault is not None:
-        raise InvalidBatch(BatchFault.INVALID_RECORD, f"record {findings[FAULTY]}: {fault}")
+        index = int(findings[FAULTY])
+        named = [InvalidRecord(index=index, message=fault)] if index < spans[:, batch_kernels.COUNT].sum() else []
+        raise InvalidBatch(BatchFault.INVALID_RECORD, f"record {index}: {fault}", named)
     return findings
 
 

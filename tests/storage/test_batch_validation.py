@@ -63,12 +63,12 @@ def test_bytes_that_are_cut_short_are_corrupt() -> None:
 
 def test_a_flipped_bit_in_any_byte_is_refused_unless_it_is_outside_the_crc_and_the_lengths() -> None:
     data = a_batch(ARecord(), ARecord())
-    patched_on_the_way_out = {*range(8), *range(12, 16)}  # base offset and leader epoch
+    leader_epoch = range(12, 16)
 
     for position in range(len(data)):
         changed = bytearray(data)
         changed[position] ^= 0x01
-        if position in patched_on_the_way_out:
+        if position in leader_epoch:
             validate_produced(bytes(changed), LIMITS)
         else:
             fault_of(bytes(changed))
@@ -274,6 +274,34 @@ def test_timestamps_at_the_bounds_are_accepted(base: int, delta: int) -> None:
     valid = validate_produced(data, LIMITS)
 
     assert (valid.min_timestamp_ms, valid.max_timestamp_ms) == (min(base, base + delta), max(base, base + delta))
+
+
+def test_records_with_timestamps_out_of_the_bounds_given_are_named() -> None:
+    records = [ARecord(timestamp_delta=delta) for delta in (0, -1001, 1000, 3000, -1000)]
+    data = a_batch(*records, base_timestamp_ms=1_000_000)
+    limits = BatchLimits(earliest_timestamp_ms=999_000, latest_timestamp_ms=1_001_000)
+
+    with pytest.raises(InvalidBatch) as refused:
+        validate_produced(data, limits)
+
+    assert refused.value.fault is BatchFault.INVALID_TIMESTAMP
+    assert [record.index for record in refused.value.records] == [1, 3]
+    assert "1003000" in refused.value.records[1].message
+
+
+def test_a_record_without_a_timestamp_is_never_too_old() -> None:
+    data = a_batch(ARecord(timestamp_delta=-6), ARecord(), base_timestamp_ms=5)
+
+    assert validate_produced(data, BatchLimits(earliest_timestamp_ms=4)).min_timestamp_ms == -1
+
+
+def test_no_more_faulty_records_are_named_than_an_answer_should_hold() -> None:
+    data = a_batch(*[ARecord()] * 1500, base_timestamp_ms=5)
+
+    with pytest.raises(InvalidBatch) as refused:
+        validate_produced(data, BatchLimits(earliest_timestamp_ms=6))
+
+    assert len(refused.value.records) == 1000
 
 
 @pytest.mark.parametrize("wrong", [-1, 0, 2**62])

@@ -1,6 +1,8 @@
-"""Kafka API 0, Produce, v3-v13 (KIP-98 idempotence, KIP-467 error messages, KIP-516 topic ids from v13 on).
+"""Kafka API 0, Produce, v3-v13 (KIP-98 idempotence, KIP-467 record errors, KIP-516 topic ids from v13 on, KIP-951
+the new leader of a partition that moved).
 
-v0-v2 are advertised and not served (see api_versions.py). Refused: a transactional id; batches of format v0 and v1.
+v0-v2 are advertised and not served (see api_versions.py). Refused: a transactional id; batches of format v0 and v1; a
+partition named twice.
 `acks` 1 and -1 mean the same: an acknowledged record is in the store and in the sequencer. With `acks` 0 nothing is
 answered, and an error closes the connection, as in Kafka.
 """
@@ -14,15 +16,18 @@ from typing import Any, Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
-from kio.schema.produce.v13.response import PartitionProduceResponse
+from kio.schema.produce.v13.response import BatchIndexAndErrorMessage, PartitionProduceResponse
+from kio.static.primitive import i32
 
 from agent.error_codes import ProduceResult, produce_result
 from agent.kafka.api import ABSENT, Api, CloseConnection
 from agent.kafka.apis.produce_batches import Accepted, AskedBatch, accept
 from agent.kafka.context import RequestContext
+from agent.kafka.current_leaders import CurrentLeader, NodeEndpoint, node_endpoints
 from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
 from agent.write_path.outcomes import WriteFailed, WriteFailure
 from agent.write_path.write_path import OutcomeFuture
+from sequencer.commits import Assigned
 from sequencer.database import SequencerUnavailable
 from sequencer.topics import Topic
 from storage.identifiers import Partition, TopicId
@@ -45,7 +50,7 @@ class _TopicResponse:
 class _Response:
     responses: tuple[_TopicResponse, ...]
     throttle_time: timedelta = _NO_TIME
-    node_endpoints: tuple[()] = ()
+    node_endpoints: tuple[NodeEndpoint, ...] = ()
 
 
 async def handle(request: Any, context: RequestContext) -> _Response | None:
@@ -60,7 +65,7 @@ async def handle(request: Any, context: RequestContext) -> _Response | None:
     if request.acks == _NO_ACKS:
         _hang_up_on_errors(results)
         return None
-    return respond(request, results, by_id=context.api_version >= _FIRST_VERSION_WITH_TOPIC_IDS)
+    return _respond(request, results, context)
 
 
 def _refusal(request: Any) -> ProduceResult | None:
@@ -79,17 +84,18 @@ async def _accept(request: Any, context: RequestContext) -> list[Accepted | Prod
     except SequencerUnavailable as error:
         refused = ProduceResult(code=ErrorCode.not_enough_replicas, message=str(error))
         return [refused for topic in request.topic_data for _ in topic.partition_data]
-    unknown = (
-        ErrorCode.unknown_topic_id
-        if context.api_version >= _FIRST_VERSION_WITH_TOPIC_IDS
-        else ErrorCode.unknown_topic_or_partition
-    )
     asked = [
         AskedBatch(topic=topic, partition=Partition(partition.index), records=partition.records)
         for topic, topic_data in zip(topics, request.topic_data, strict=True)
         for partition in topic_data.partition_data
     ]
-    return await accept(asked, unknown, context)
+    return await accept(asked, _unknown_topic(context), context)
+
+
+def _unknown_topic(context: RequestContext) -> ErrorCode:
+    if context.api_version >= _FIRST_VERSION_WITH_TOPIC_IDS:
+        return ErrorCode.unknown_topic_id
+    return ErrorCode.unknown_topic_or_partition
 
 
 async def _find_topics(request: Any, context: RequestContext) -> list[Topic | None]:
@@ -153,7 +159,11 @@ def _result_of(outcome: OutcomeFuture, batch: Accepted, context: RequestContext)
     result = produce_result(outcome.result())
     if result.code is ErrorCode.unknown_topic_or_partition:
         context.parts.topics.forget(batch.pending.topic_id)
-    return result.at(batch.log_append_time_ms) if result.code is ErrorCode.none else result
+        return ProduceResult(code=_unknown_topic(context))
+    if batch.log_append_time_ms is None:
+        return result.at(None)
+    is_new = isinstance(outcome.result(), Assigned)
+    return result.at(batch.log_append_time_ms) if is_new else result
 
 
 def _count(results: Sequence[ProduceResult], context: RequestContext) -> None:
@@ -168,9 +178,12 @@ def _hang_up_on_errors(results: Sequence[ProduceResult]) -> None:
         raise CloseConnection(f"produce without acks failed: {failed.code.name}")
 
 
-def respond(request: Any, results: Sequence[ProduceResult], *, by_id: bool) -> _Response:
+def _respond(request: Any, results: Sequence[ProduceResult], context: RequestContext) -> _Response:
+    by_id = context.api_version >= _FIRST_VERSION_WITH_TOPIC_IDS
+    leaders = {result.leader for result in results if result.leader is not None}
     result = iter(results)
     return _Response(
+        node_endpoints=node_endpoints(context, leaders),
         responses=tuple(
             _TopicResponse(
                 name="" if by_id else topic.name,
@@ -180,7 +193,7 @@ def respond(request: Any, results: Sequence[ProduceResult], *, by_id: bool) -> _
                 ),
             )
             for topic in request.topic_data
-        )
+        ),
     )
 
 
@@ -191,9 +204,12 @@ def _partition_response(index: Any, result: ProduceResult) -> PartitionProduceRe
         base_offset=result.base_offset,  # type: ignore[arg-type]
         log_append_time=_as_datetime(result.log_append_time_ms),  # type: ignore[arg-type]
         log_start_offset=result.log_start_offset,  # type: ignore[arg-type]
-        record_errors=(),
+        record_errors=tuple(
+            BatchIndexAndErrorMessage(batch_index=i32(record.index), batch_index_error_message=record.message)
+            for record in result.records
+        ),
         error_message=result.message,
-        current_leader=ABSENT,
+        current_leader=ABSENT if result.leader is None else CurrentLeader(leader_id=result.leader),  # type: ignore[arg-type]
     )
 
 
