@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from agent.assembly import Assembly, Outside, Settings, assemble, build_peer_ser
 from agent.groups.settings import GroupSettings
 from agent.health import Health
 from agent.http.app import create_http_app
+from agent.http.client_metrics import ClientMetrics
 from agent.http.iceberg import file_io_config
 from agent.http.iceberg import router as iceberg_router
 from agent.http.parts import HttpParts
@@ -26,6 +27,7 @@ from agent.http.read_metrics import ReadMetrics
 from agent.http.readiness import NotReady
 from agent.http.server import HttpServer
 from agent.kafka.connection import Shared
+from agent.kafka.context import ConnectionState
 from agent.kafka.dispatch import Dispatch
 from agent.kafka.forward_protocol import PREFACE as FORWARDED
 from agent.kafka.forwarding import Forwarding
@@ -58,6 +60,10 @@ class _Reached:
     sequencer: Sequencer | None = None
     store: ObjectStore | None = None
     assembly: Assembly | None = None
+    listener: Listener | None = None
+
+    def clients(self) -> Iterable[ConnectionState]:
+        return () if self.listener is None else self.listener.clients()
 
 
 class App:
@@ -88,6 +94,7 @@ class App:
         self.kafka_port = 0
         self.http_port = 0
         self._reached = _Reached()
+        self.metrics.registry.register(ClientMetrics(self._reached.clients))
         self._health = Health(
             lambda: self._reached.sequencer,
             lambda: self._reached.store,
@@ -179,6 +186,7 @@ class App:
             kafka_socket,
         )
         peer_server.share(FORWARDED, listener.take_forwarded)
+        self._reached.listener = listener
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(parts.membership.run(), name="membership")]
             await _first_of(self._joined(assembly), stopping.wait())
@@ -277,6 +285,7 @@ class App:
             cluster=settings.cluster,
             zone=settings.zone,
             node_id=self._node_id,
+            clients=reached.clients,
             default_partitions=settings.default_partitions,
             max_partitions_per_topic=settings.max_partitions_per_topic,
             routers=(iceberg_router(lambda: reached.sequencer, lambda: reached.store, file_io),),

@@ -23,7 +23,8 @@ class Commands(LazyGroup):
         for name, text in (
             ("demo", "The whole path on real data, checked record by record, in under three minutes."),
             ("dev", "An interactive stack (Postgres, S3, agents) until Ctrl-C."),
-            ("topics", "List, create, describe, alter and delete topics."),
+            ("topics", "List, create, describe, alter and delete topics, and set their configs."),
+            ("clients", "Who is connected, with which library and version."),
             ("produce", "Produce lines from standard input."),
             ("consume", "Print the records of a topic."),
             ("compact", "Compact topics into Parquet with Spark."),

@@ -7,13 +7,7 @@ from urllib.parse import quote
 
 import httpx
 
-from tidelog.errors import UserError
-
-_FIXES = {
-    "unknown_topic": "`tidelog topics list` shows those there are; `tidelog topics create` makes one.",
-    "topic_exists": "`tidelog topics alter` changes it, `tidelog topics delete` removes it.",
-    "sequencer_unavailable": "The agent cannot reach its database; its /ready says why.",
-}
+from tidelog.http_client import ask
 
 
 class TopicsClient:
@@ -59,17 +53,4 @@ class TopicsClient:
         return self._ask("DELETE", f"/{quote(name, safe='')}")
 
     def _ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
-        try:
-            answer = self._client.request(method, f"{self._url}/v1/topics{path}", **more)
-        except httpx.TransportError as error:
-            raise UserError(
-                f"No agent answers at {self._url} ({error or type(error).__name__}).",
-                "Does one run there? If not, correct TIDELOG_HTTP_URL.",
-            ) from None
-        try:
-            found = answer.json()
-        except ValueError:
-            raise UserError(f"{self._url} is not a Tidelog agent: it answered {answer.status_code}.") from None
-        if answer.is_error:
-            raise UserError(str(found.get("message", answer.text)), _FIXES.get(str(found.get("error")), ""))
-        return dict(found)
+        return ask(self._client, method, f"{self._url}/v1/topics{path}", **more)

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from agent.http.body_limit import BodyLimit
+from agent.http.clients_api import ClientsApi
 from agent.http.cluster_api import ClusterApi
 from agent.http.errors import install_error_handlers, problem
 from agent.http.parts import HttpParts
@@ -45,6 +46,6 @@ def create_http_app(parts: HttpParts) -> FastAPI:
     async def metrics() -> Response:
         return Response(generate_latest(parts.registry), media_type=CONTENT_TYPE_LATEST)
 
-    for router in (TopicsApi(parts).router(), ClusterApi(parts).router(), *parts.routers):
+    for router in (TopicsApi(parts).router(), ClusterApi(parts).router(), ClientsApi(parts).router(), *parts.routers):
         app.include_router(router)
     return app

@@ -1,12 +1,13 @@
 """What the HTTP side needs from the agent; the composition root fills it in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from agent.http.readiness import Check
+from agent.kafka.context import ConnectionState
 from sequencer.client import Sequencer
 
 
@@ -15,7 +16,8 @@ class HttpParts:
     """`sequencer` is asked per request: it may be None while the agent starts with its database away (DESIGN §10).
 
     `checks` make `/ready`, in the order in which their reasons are told. `routers` are mounted as they are (the
-    Iceberg catalog). `node_id` is None until the agent has joined.
+    Iceberg catalog). `node_id` is None until the agent has joined. `clients` are the connections of Kafka clients,
+    in the order of their ids.
     """
 
     sequencer: Callable[[], Sequencer | None]
@@ -23,6 +25,7 @@ class HttpParts:
     cluster: str
     zone: str
     node_id: Callable[[], int | None]
+    clients: Callable[[], Iterable[ConnectionState]] = tuple
     default_partitions: int = 1
     max_partitions_per_topic: int = 10_000
     routers: tuple[APIRouter, ...] = ()

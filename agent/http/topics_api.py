@@ -12,7 +12,7 @@ from agent.http.errors import InvalidRequest
 from agent.http.parts import HttpParts
 from sequencer.client import Sequencer
 from sequencer.database import SequencerUnavailable
-from sequencer.topic_config import validate_config
+from sequencer.topic_config import KNOWN_CONFIGS, validate_config
 from sequencer.topics import Topic, UnknownTopic
 from storage.identifiers import Partition
 
@@ -72,12 +72,13 @@ class TopicsApi:
         return _as_json(await self._sequencer().topics.create(asked.name, count, asked.config))
 
     async def describe(self, name: str) -> dict[str, Any]:
-        """The topic with the offsets of every partition."""
+        """The topic with every setting there is and where its value is from, and the offsets of every partition."""
         topic = await self._find(name)
         partitions = [(topic.topic_id, Partition(number)) for number in range(topic.partition_count)]
         bounds = await self._sequencer().coordinates.bounds(partitions)
         return {
             **_as_json(topic),
+            "configs": _configs(topic),
             "offsets": [
                 {
                     "partition": partition,
@@ -133,3 +134,17 @@ def _as_json(topic: Topic) -> dict[str, Any]:
         "config": dict(topic.config),
         "created_at": topic.created_at.isoformat(),
     }
+
+
+def _configs(topic: Topic) -> list[dict[str, Any]]:
+    """`source` is `topic` for what was set, `default` for the rest."""
+    return [
+        {
+            "name": name,
+            "value": topic.config.get(name, definition.default),
+            "source": "topic" if name in topic.config else "default",
+            "default": definition.default,
+            "documentation": definition.documentation,
+        }
+        for name, definition in sorted(KNOWN_CONFIGS.items())
+    ]

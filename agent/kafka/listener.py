@@ -8,9 +8,11 @@ answered.
 import asyncio
 import logging
 import socket
+from collections.abc import Iterator
 from itertools import count
 
 from agent.kafka.connection import KafkaConnection, Shared
+from agent.kafka.context import ConnectionState
 from agent.kafka.forward_protocol import ACCEPTED, HELLO_LENGTH_BYTES, decode_hello
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,10 @@ class Listener:
     def connections(self) -> int:
         """Those of clients and those that other agents opened for theirs."""
         return len(self._connections)
+
+    def clients(self) -> Iterator[ConnectionState]:
+        """The open connections of clients that came to this agent, in the order in which they came."""
+        return (connection.state for connection in self._connections if connection.state.forwarded_by is None)
 
     async def run(self) -> None:
         """Listen until cancelled; then abandon what is left."""

@@ -1,15 +1,17 @@
-"""`tidelog topics`: list, create, describe, alter, delete, through an agent's HTTP side."""
+"""`tidelog topics`: list, create, describe, alter, set, unset, delete, through an agent's HTTP side."""
 
-import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
+from tidelog.print_json import print_json
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 from tidelog.topics_client import TopicsClient
@@ -18,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="List, create, describe, alter and delete topics.",
+    help="List, create, describe, alter and delete topics, and set their configs.",
 )
 
 _USED = ("http_url", "data_dir", "client_timeout_s")
@@ -37,7 +39,7 @@ def list_topics(*, as_json: AsJson = False) -> None:
     with _client() as client:
         topics = client.list()
     if as_json:
-        _print_json(topics)
+        print_json(topics)
         return
     if not topics:
         Console().print("No topics yet. `tidelog topics create NAME` makes one; so does producing to it.")
@@ -58,7 +60,7 @@ def create(name: Name, *, partitions: Partitions = None, config: Config = None, 
     with _client() as client:
         topic = client.create(name, partitions, _parse(config))
     if as_json:
-        _print_json(topic)
+        print_json(topic)
     else:
         Console().print(f"[green]Created[/] [bold]{topic['name']}[/] with {counted(topic['partitions'], 'partition')}.")
 
@@ -70,7 +72,7 @@ def describe(name: Name, *, as_json: AsJson = False) -> None:
     with _client() as client:
         topic = client.describe(name)
     if as_json:
-        _print_json(topic)
+        print_json(topic)
         return
     title = f"[bold]{topic['name']}[/]  {topic['topic_id']}"
     table = Table("partition", "log start", "high watermark", "records", title=title, header_style="bold cyan")
@@ -81,7 +83,15 @@ def describe(name: Name, *, as_json: AsJson = False) -> None:
         table.add_row(str(partition["partition"]), f"{start:,}", f"{end:,}", f"{end - start:,}")
     console = Console()
     console.print(table)
-    console.print(f"settings: {_settings_of(topic)}   created: {topic['created_at'][:19]}")
+    configs = Table("config", "value", "source", "what it is", header_style="bold cyan")
+    for config in topic["configs"]:
+        is_set = config["source"] == "topic"
+        configs.add_row(
+            f"[bold]{config['name']}[/]" if is_set else config["name"], escape(config["value"]),
+            "[green]topic[/]" if is_set else "default", escape(config["documentation"]),
+        )  # fmt: skip
+    console.print(configs)
+    console.print(f"created: {topic['created_at'][:19]}")
 
 
 @app.command()
@@ -99,13 +109,31 @@ def alter(
     """Add partitions, set or remove settings."""
     if partitions is None and not config and not remove:
         raise UserError("Nothing to alter.", "Give --partitions, --config NAME=VALUE or --remove NAME.")
-    with _client() as client:
-        topic = client.alter(name, partitions, _parse(config), remove or ())
-    if as_json:
-        _print_json(topic)
-    else:
-        now = f"{counted(topic['partitions'], 'partition')}, {_settings_of(topic)}"
-        Console().print(f"[green]Altered[/] [bold]{topic['name']}[/]: {now}.")
+    _alter(name, partitions, _parse(config), remove or (), as_json)
+
+
+@app.command("set")
+@with_settings(ClientSettings, only=_USED)
+def set_configs(
+    name: Name,
+    configs: Annotated[list[str], typer.Argument(help="NAME=VALUE, one or more.", show_default=False)],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Set configs: `tidelog topics set orders retention.ms=3600000`."""
+    _alter(name, None, _parse(configs), (), as_json)
+
+
+@app.command("unset")
+@with_settings(ClientSettings, only=_USED)
+def unset_configs(
+    name: Name,
+    configs: Annotated[list[str], typer.Argument(help="Names of configs, one or more.", show_default=False)],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Return configs to their defaults: `tidelog topics unset orders retention.ms`."""
+    _alter(name, None, {}, configs, as_json)
 
 
 @app.command()
@@ -122,7 +150,7 @@ def delete(
     with _client() as client:
         topic = client.delete(name)
     if as_json:
-        _print_json(topic)
+        print_json(topic)
     else:
         Console().print(f"[green]Deleted[/] [bold]{topic['name']}[/].")
 
@@ -130,6 +158,16 @@ def delete(
 def _client() -> TopicsClient:
     settings = find_cluster()
     return TopicsClient(require(settings, "http_url"), settings.client_timeout_s)
+
+
+def _alter(name: str, partitions: int | None, put: dict[str, str], remove: Sequence[str], as_json: bool) -> None:
+    with _client() as client:
+        topic = client.alter(name, partitions, put, remove)
+    if as_json:
+        print_json(topic)
+    else:
+        now = f"{counted(topic['partitions'], 'partition')}, {_settings_of(topic)}"
+        Console().print(f"[green]Altered[/] [bold]{topic['name']}[/]: {now}.")
 
 
 def _parse(config: list[str] | None) -> dict[str, str]:
@@ -142,7 +180,3 @@ def _parse(config: list[str] | None) -> dict[str, str]:
 
 def _settings_of(topic: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(topic["config"].items())) or "defaults"
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2))

@@ -2,22 +2,26 @@
 
 Advertises what Kafka 4 does. Produce v0-v2 are named but not served, as Kafka 4 does: librdkafka before 2.11 looks for
 Produce v0 to decide whether a broker takes compressed batches (KAFKA-18659, KIP-896), and picks the highest version
-both sides know anyway.
+both sides know anyway. The library and version that a client names are noted with its connection; names that KIP-511
+does not allow are refused.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kio.schema.api_versions.v4.response import ApiVersion, ApiVersionsResponse
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i16
 
 from agent.kafka.api import NO_THROTTLE, Api
-from agent.kafka.context import RequestContext
+from agent.kafka.context import ConnectionState, RequestContext
 
 KEY = 18
 VERSIONS = range(5)
+_SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+_LONGEST_NOTED: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +31,23 @@ class ApiVersions:
     ranges: tuple[ApiVersion, ...]
 
     async def handle(self, request: Any, context: RequestContext) -> ApiVersionsResponse:
-        del context
+        code = ErrorCode.unsupported_version if request is None else _note_software(request, context.connection)
         return ApiVersionsResponse(
-            error_code=ErrorCode.unsupported_version if request is None else ErrorCode.none,
-            api_keys=self.ranges,
+            error_code=code,
+            api_keys=() if code is ErrorCode.invalid_request else self.ranges,
             throttle_time=NO_THROTTLE,
         )
+
+
+def _note_software(request: Any, connection: ConnectionState) -> ErrorCode:
+    name = getattr(request, "client_software_name", None)  # from version 3 on
+    if name is None:
+        return ErrorCode.none
+    version = request.client_software_version
+    if not (_SOFTWARE.fullmatch(name) and _SOFTWARE.fullmatch(version)):
+        return ErrorCode.invalid_request
+    connection.software_name, connection.software_version = name[:_LONGEST_NOTED], version[:_LONGEST_NOTED]
+    return ErrorCode.none
 
 
 def api_versions(others: Iterable[Api]) -> Api:
