@@ -29,8 +29,6 @@ from storage.identifiers import Partition
 
 log = logging.getLogger(__name__)
 
-_CONSUMER_PROTOCOL = "consumer"
-
 _Judged = PartitionKey | ErrorCode
 
 
@@ -38,8 +36,9 @@ async def handle(request: Any, context: RequestContext) -> OffsetDeleteResponse:
     running = await context.parts.coordinator.group(request.group_id)
     if isinstance(running, GroupFault):
         return _refused(running)
-    if not running.machine.is_empty and running.machine.describe().protocol_type != _CONSUMER_PROTOCOL:
-        return _refused(GroupFault.GROUP_NOT_EMPTY)
+    refused = running.machine.check_offset_delete()
+    if refused is not None:
+        return _refused(refused)
     try:
         topics = await topics_named(request.topics, context, by_id=False)
     except SequencerUnavailable as error:
