@@ -15,6 +15,7 @@ from uuid import uuid4
 from prometheus_client import CollectorRegistry
 
 from compactor.garbage_jobs import DoomingJob, GarbageDeletionJob, GarbageScanJob, HistoryGarbageJob
+from compactor.group_jobs import IdleGroupsJob, OffsetExpiryJob
 from compactor.job import Job
 from compactor.metrics import HousekeeperMetrics
 from compactor.retention_jobs import ProducerExpiryJob, RetentionJob, TopicSweepJob
@@ -48,6 +49,8 @@ class Housekeeper:
             RetentionJob(sequencer, settings),
             TopicSweepJob(sequencer, settings),
             ProducerExpiryJob(sequencer, settings),
+            OffsetExpiryJob(sequencer, settings),
+            IdleGroupsJob(sequencer, settings),
             self._dooming,
             GarbageScanJob(sequencer, settings),
             GarbageDeletionJob(sequencer, store, settings),

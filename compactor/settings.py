@@ -34,6 +34,20 @@ class HousekeeperSettings(BaseSettings):
     producers_per_step: int = Field(default=2000, ge=1)
     """Producers' states forgotten in one statement."""
 
+    offsets_retention_minutes: int = Field(default=7 * 24 * 60, ge=1)
+    """A group's offsets are forgotten when it has been without members for so long (Kafka's offsets.retention.minutes);
+    those of a group that nobody ever joined, so long after their commit."""
+    offset_expiry_interval_s: float = Field(default=600.0, gt=0)
+    """The pause between two passes over all committed offsets (offsets.retention.check.interval.ms)."""
+    offsets_per_step: int = Field(default=2000, ge=1)
+    """Committed offsets looked at in one transaction, which locks the groups in which some are due."""
+    idle_groups_interval_s: float = Field(default=600.0, gt=0)
+    """The pause between two passes over all groups for those that hold nothing."""
+    idle_group_grace_s: float = Field(default=600.0, ge=0)
+    """How long a group without members and offsets stays after its last member, or after an agent last asked for it."""
+    groups_per_step: int = Field(default=1000, ge=1)
+    """Groups looked at in one transaction."""
+
     dooming_interval_s: float = Field(default=10.0, gt=0)
     """The pause between two looks for reservations that have expired and garbage that has waited."""
     database_outage_after_s: float = Field(default=60.0, gt=0)

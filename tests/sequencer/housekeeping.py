@@ -31,6 +31,8 @@ _TIMES = {
     "jobs": ("lease_until", "last_started_at", "last_success_at"),
     "history_jobs": ("lease_until", "ended_at"),
     "history_objects": ("unreferenced_since",),
+    "groups": ("claimed_at", "empty_since"),
+    "committed_offsets": ("committed_at",),
 }
 
 
