@@ -6,4 +6,5 @@ pytest_plugins = [
     "tests.fixtures.minio",
     "tests.fixtures.stack",
     "tests.fixtures.java",
+    "tests.clients.matrix_plugin",
 ]

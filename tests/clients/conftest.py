@@ -9,6 +9,8 @@ import confluent_kafka.admin
 import pytest
 
 from tests.clients.adapters import AioKafka, Client, Confluent, JavaClient, KafkaPython
+from tests.clients.foreign import PROGRAMS, Program
+from tests.clients.matrix_plugin import Matrix
 from tests.fixtures.java import Java
 from tidelog.stack import Stack, StackSettings
 
@@ -18,7 +20,7 @@ NewTopic = Callable[..., str]
 _SOON = {
     "TIDELOG_GROUP_INITIAL_REBALANCE_DELAY_MS": "300",
     "TIDELOG_GROUP_MIN_SESSION_TIMEOUT_MS": "1000",
-    "TIDELOG_GROUP_CONSUMER_SESSION_TIMEOUT_MS": "4000",
+    "TIDELOG_GROUP_CONSUMER_SESSION_TIMEOUT_MS": "8000",
     "TIDELOG_GROUP_CONSUMER_HEARTBEAT_INTERVAL_MS": "500",
 }
 
@@ -74,9 +76,18 @@ def new_topic(zone_a: str) -> NewTopic:
     def create(partitions: int = 1, prefix: str = "topic", config: Mapping[str, str] | None = None) -> str:
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
         # Records of these tests are as old as they like.
-        settings = {"retention.ms": "-1", **(config or {})}
+        settings = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1), **(config or {})}
         asked = confluent_kafka.admin.NewTopic(name, partitions, 1, config=settings)
         admin.create_topics([asked], request_timeout=30)[name].result(30)
         return name
 
     return create
+
+
+@pytest.fixture(scope="session")
+def client(request: pytest.FixtureRequest, matrix: Matrix) -> Program:
+    """The program of a client in another language, built; by its name in `tests/clients/matrix.py`."""
+    program = PROGRAMS[request.param]
+    program.make()
+    matrix.note_version(program.client, program.answer("version")["version"])
+    return program
