@@ -18,6 +18,9 @@ from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 
 log = logging.getLogger(__name__)
 
+_NO_SUCH_GROUP = (GroupFault.GROUP_NOT_FOUND, GroupFault.INVALID_GROUP)
+"""Whoever asks for offsets of a group that does not exist, or cannot, is told that there are none, as by Kafka."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committing:
@@ -79,7 +82,7 @@ class GroupOffsets:
                     reading.append((number, running))
                 else:
                     answers[number] = fault
-            elif running is not GroupFault.GROUP_NOT_FOUND:
+            elif running not in _NO_SUCH_GROUP:
                 answers[number] = running
         found = await self._read([(asked[number], running) for number, running in reading])
         for (number, running), answer in zip(reading, found, strict=True):

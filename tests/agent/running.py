@@ -19,6 +19,7 @@ from prometheus_client import generate_latest
 from pydantic import SecretStr
 
 from agent.app import App
+from agent.groups.settings import GroupSettings
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.client import SequencerSettings
@@ -73,6 +74,7 @@ async def running(
     store_settings: StoreSettings | None = None,
     sequencer_settings: SequencerSettings | None = None,
     ring_settings: CacheRingSettings = RING,
+    group_settings: GroupSettings | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     given = {"kafka_port": 0, "http_port": 0, "linger_ms": 20, "drain_timeout_s": 10, **settings}
@@ -81,6 +83,7 @@ async def running(
         store_settings=store_settings,
         sequencer_settings=sequencer_settings,
         ring_settings=ring_settings,
+        group_settings=group_settings,
     )
     stopping = asyncio.Event()
     task = asyncio.create_task(app.run(stopping))

@@ -170,7 +170,7 @@ async def coordinating(sequencer: Sequencer, **settings: Any) -> AsyncIterator[C
     await until(lambda: membership.ring.agent(self_.node_id) is not None)
     coordinator = Coordinator(
         groups=sequencer.groups,
-        topics=TopicDirectory(sequencer.topics, AgentSettings(), time.monotonic),
+        topics=TopicDirectory(sequencer.topics, AgentSettings(topic_cache_s=0.1), time.monotonic),
         membership=membership,
         settings=group_settings,
         metrics=metrics,
