@@ -32,6 +32,7 @@ class Scene:
 
     variant: Variant
     topic: str
+    new_topic: NewTopic
     group: str
     zone_a: str
     zone_b: str
@@ -130,6 +131,58 @@ def offsets_are_where_the_next_member_begins(scene: Scene) -> None:
     assert second.commit() == dict.fromkeys(scene.everything, 15)
 
 
+def offsets_that_are_gone_are_reset(scene: Scene) -> None:
+    scene.produce(0, 60)
+    first = scene.start("first", servers=scene.zone_a)
+    first.until(lambda member: len(set(_values(member))) == 60, "all records")
+    first.commit()
+    first.leave()
+    scene.produce(60, 120)
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": scene.zone_b})
+    gone = [confluent_kafka.TopicPartition(*place, 12) for place in sorted(scene.everything)]
+    for deleted in admin.delete_records(gone).values():
+        assert deleted.result(30).low_watermark == 12
+
+    second = scene.start("second", servers=scene.zone_b, reset="earliest")
+    second.until(lambda member: len(_values(member)) >= 6 * 8, "what is left")
+    assert {record["offset"] for record in second.records} == set(range(12, 20))
+    assert _values(second) == list(range(6 * 12, 120))
+
+
+def a_new_topic_that_matches_is_read(scene: Scene) -> None:
+    member = scene.start("member", servers=scene.zone_a, topics=f"^{scene.topic}.*")
+    scene.shared_by(member)
+
+    later = scene.new_topic(2, scene.topic)
+    member.until(lambda one: one.owned == scene.everything | {(later, 0), (later, 1)}, "the new topic's partitions")
+
+
+def members_change_the_protocol_one_by_one(scene: Scene) -> None:
+    classic = {"protocol": "classic", "strategy": "range"}
+    scene.produce(0, 60)
+    old = [scene.start(name, servers=scene.zone_a, **classic) for name in ("old 1", "old 2")]
+    scene.shared_by(*old)
+    wait_until(lambda: len(set(_values(*old))) == 60, "all records", old)
+    for member in old:
+        member.commit()
+
+    old[0].leave()
+    new = [scene.start("new 1", servers=scene.zone_b)]
+    scene.shared_by(old[1], new[0])
+    old[1].leave()
+    new.append(scene.start("new 2", servers=scene.zone_a))
+    scene.shared_by(*new)
+
+    new[0].leave()
+    back = scene.start("back", servers=scene.zone_b, **classic)
+    scene.shared_by(new[1], back)
+    new[1].leave()
+    scene.shared_by(back)
+    scene.produce(60, 90)
+    back.until(lambda member: set(range(60, 90)) <= set(_values(member)), "what came after both changes")
+    assert not set(range(60)) & set(_values(*new, back)), "what was committed came again"
+
+
 def _committed_offsets(scene: Scene) -> dict[Place, int]:
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": scene.zone_b})
     asked = confluent_kafka.ConsumerGroupTopicPartitions(scene.group)
@@ -142,12 +195,23 @@ _SCENARIOS: tuple[Scenario, ...] = (
     members_join_leave_and_die,
     a_restarted_static_member_changes_nothing,
     offsets_are_where_the_next_member_begins,
+    offsets_that_are_gone_are_reset,
+    a_new_topic_that_matches_is_read,
+    members_change_the_protocol_one_by_one,
 )
+
+
+def _offers(variant: Variant, scenario: Scenario) -> bool:
+    if scenario is a_restarted_static_member_changes_nothing:
+        return variant.static
+    return variant.protocol == "consumer" or scenario is not members_change_the_protocol_one_by_one
+
+
 _PLAYS = {
     f"{variant.name}: {scenario.__name__}": (variant, scenario)
     for variant in VARIANTS
     for scenario in _SCENARIOS
-    if variant.static or scenario is not a_restarted_static_member_changes_nothing
+    if _offers(variant, scenario)
 }
 
 
@@ -167,7 +231,17 @@ def playing(
         given = ("--group", group, "--topics", topic, "--protocol", variant.protocol, "--strategy", variant.strategy)
         session = () if scenario is _SCENARIOS[1] else ("--session-timeout-ms", str(SESSION_TIMEOUT_MS))
         with members_of(commands[play], *given, *session) as start:
-            scenario(Scene(variant=variant, topic=topic, group=group, zone_a=zone_a, zone_b=zone_b, start=start))
+            scenario(
+                Scene(
+                    variant=variant,
+                    topic=topic,
+                    new_topic=new_topic,
+                    group=group,
+                    zone_a=zone_a,
+                    zone_b=zone_b,
+                    start=start,
+                )
+            )
 
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         yield {play: pool.submit(run, play) for play in selected}

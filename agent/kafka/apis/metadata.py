@@ -85,8 +85,9 @@ async def _topics(request: MetadataRequest, context: RequestContext) -> list[Met
 async def _asked_topics(request: MetadataRequest, context: RequestContext) -> list[MetadataResponseTopic]:
     topics = context.parts.topics
     asked = request.topics or ()
-    names = {topic.name for topic in asked if topic.name is not None}
-    ids = {TopicId(topic.topic_id) for topic in asked if topic.name is None and topic.topic_id is not None}
+    # The id counts where there is one: Java's consumer sends an empty name beside it.
+    ids = {TopicId(topic.topic_id) for topic in asked if getattr(topic, "topic_id", None) is not None}
+    names = {topic.name for topic in asked if topic.name is not None and getattr(topic, "topic_id", None) is None}
     by_name = await topics.by_name(names) if names else {}
     by_id = await topics.by_id(ids) if ids else {}
     may_create = context.settings.auto_create_topics and getattr(request, "allow_auto_topic_creation", True)

@@ -11,11 +11,13 @@ import java.util.Map;
 import java.util.Properties;
 import java.util.TreeSet;
 import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.regex.Pattern;
 import java.util.stream.Collectors;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
+import org.apache.kafka.clients.consumer.SubscriptionPattern;
 import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.StringDeserializer;
@@ -40,11 +42,22 @@ public final class GroupMember {
         reader.setDaemon(true);
         reader.start();
         try (var consumer = new KafkaConsumer<>(settings(asked), new StringDeserializer(), new StringDeserializer())) {
-            consumer.subscribe(List.of(asked.get("topics").split(",")), new Listener());
+            subscribe(consumer, asked);
             while (run(consumer, orders)) {
             }
         }
         System.exit(0);
+    }
+
+    private static void subscribe(KafkaConsumer<String, String> consumer, Map<String, String> asked) {
+        String topics = asked.get("topics");
+        if (!topics.startsWith("^")) {
+            consumer.subscribe(List.of(topics.split(",")), new Listener());
+        } else if ("consumer".equals(asked.get("protocol"))) {
+            consumer.subscribe(new SubscriptionPattern(topics), new Listener());
+        } else {
+            consumer.subscribe(Pattern.compile(topics), new Listener());
+        }
     }
 
     private static Properties settings(Map<String, String> asked) {

@@ -43,7 +43,10 @@ async def main() -> None:
         metadata_max_age_ms=2_000,
         fetch_max_wait_ms=100,
     )
-    consumer.subscribe(asked.topics, listener=_Listener(told))
+    if asked.topics[0].startswith("^"):
+        consumer.subscribe(pattern=asked.topics[0], listener=_Listener(told))
+    else:
+        consumer.subscribe(asked.topics, listener=_Listener(told))
     await consumer.start()
     while True:
         for records in (await consumer.getmany(timeout_ms=50)).values():

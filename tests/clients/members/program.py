@@ -3,7 +3,7 @@
 Events are JSON lines. `assigned` has `added` and `owned`, `revoked` and `lost` have `removed` and `owned`, each a list
 of [topic, partition]; `record` has `topic`, `partition`, `offset`, `value`; `committed` has `offsets` ([topic,
 partition, offset]); `error` has `message`. Orders are lines: `commit`, `seek TOPIC PARTITION OFFSET`, `leave` (also the
-end of stdin).
+end of stdin). A `--topics` that begins with ^ is a regular expression.
 """
 
 import argparse

@@ -54,7 +54,7 @@ async def test_metadata_names_the_agent_as_leader_of_every_partition(agent: Runn
 @pytest.mark.parametrize("version", [10, 12, 13])
 async def test_metadata_by_topic_id(wire: Wire, version: int) -> None:
     topic = await create(wire, f"by-id-{version}")
-    asked = [{"name": None, "topic_id": topic.topic_id}, {"name": None, "topic_id": UUID(int=5)}]
+    asked = [{"name": "", "topic_id": topic.topic_id}, {"name": None, "topic_id": UUID(int=5)}]  # "": as Java sends it
 
     answer = await wire.ask(request(3, 12, topics=asked, include_topic_authorized_operations=False))
 
