@@ -131,7 +131,9 @@ class Ledger:
             faults += self._check_partition(partition, records, places)
         with self._lock:
             lost = [name for name in self._acknowledged if name not in places]
-            moved = [n for n, place in self._acknowledged.items() if n in places and places[n] != place]
+            # A producer may have been told that the record is there, and not where: its answer was lost.
+            told = {n: place for n, place in self._acknowledged.items() if place[1] >= 0}
+        moved = [n for n, place in told.items() if n in places and places[n] != place]
         faults += [f"lost: {name} acknowledged at {self._acknowledged[name]}" for name in sorted(lost)]
         faults += [f"moved: {n} acknowledged at {self._acknowledged[n]}, read at {places[n]}" for n in sorted(moved)]
         return faults
