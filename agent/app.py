@@ -32,7 +32,6 @@ from agent.kafka.dispatch import Dispatch
 from agent.kafka.forward_protocol import PREFACE as FORWARDED
 from agent.kafka.forwarding import Forwarding
 from agent.kafka.listener import Listener, bound_socket
-from agent.kafka.memory import MemoryBudget
 from agent.kafka.served import served_apis
 from agent.metrics import Metrics
 from agent.read_path.settings import ReadPathSettings
@@ -168,6 +167,7 @@ class App:
         assembly = assemble(outside, pages, peer_server, self._address(peer_port), self._parts_settings, self.metrics)
         parts = assembly.parts
         self.metrics.registry.register(ReadMetrics(parts.pages, parts.reads, peer_server))
+        self.metrics.registry.register(parts.telemetry)
         opened.callback(parts.checking.shutdown, wait=False, cancel_futures=True)
         opened.push_async_callback(parts.pages.close)
         opened.push_async_callback(parts.reads.close)
@@ -179,7 +179,7 @@ class App:
                 settings=self._settings,
                 parts=parts,
                 dispatch=dispatch,
-                memory=MemoryBudget(self._settings.request_memory_bytes),
+                memory=parts.request_memory,
                 metrics=self.metrics,
                 forwarding=None if self._settings.one_address is None else forwarding,
             ),

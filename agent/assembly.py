@@ -12,6 +12,8 @@ from agent.groups.group_metrics import GroupMetrics
 from agent.groups.group_offsets import GroupOffsets
 from agent.groups.offset_batches import OffsetBatches
 from agent.groups.settings import GroupSettings
+from agent.kafka.memory import MemoryBudget
+from agent.kafka.overload import Overload
 from agent.kafka.routing import RoutingTable
 from agent.metrics import Metrics
 from agent.parts import Parts
@@ -19,6 +21,7 @@ from agent.read_path.known_coordinates import KnownCoordinates
 from agent.read_path.reads import ReadPath
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
+from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
 from agent.write_path.write_path import WritePath
 from cache_ring.coordinate_push import CoordinatePush
@@ -117,6 +120,8 @@ def assemble(
     )
     topics = TopicDirectory(sequencer.topics, settings.agent, clock)
     coordinator, offset_batches = _build_coordinator(sequencer, topics, membership, settings.groups, metrics)
+    checking = ThreadPoolExecutor(settings.agent.validation_threads, thread_name_prefix="check")
+    request_memory = MemoryBudget(settings.agent.request_memory_bytes)
     parts = Parts(
         settings=settings.agent,
         cluster_id=outside.cluster_id,
@@ -131,8 +136,11 @@ def assemble(
         group_settings=settings.groups,
         coordinator=coordinator,
         group_offsets=GroupOffsets(coordinator, offset_batches, sequencer.committed_offsets),
+        request_memory=request_memory,
+        overload=Overload(request_memory, write_path, reads, settings.agent, metrics),
+        telemetry=Telemetry(settings.agent, metrics, checking, clock),
         metrics=metrics,
-        checking=ThreadPoolExecutor(settings.agent.validation_threads, thread_name_prefix="check"),
+        checking=checking,
     )
     push = CoordinatePush(membership, settings.ring, interests, coordinates.heard)
     return Assembly(

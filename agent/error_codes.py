@@ -9,6 +9,7 @@ from typing import assert_never
 from kio.schema.errors import ErrorCode
 
 from agent.read_path.plan_fetch import ReadFailure
+from agent.telemetry.instances import TelemetryFault
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
 from sequencer.commits import (
     Assigned,
@@ -98,6 +99,20 @@ _READ_FAILURES = {
     ReadFailure.FENCED_LEADER_EPOCH: ErrorCode.fenced_leader_epoch,
     ReadFailure.MOVED: ErrorCode.not_leader_or_follower,
     ReadFailure.OUT_OF_RANGE: ErrorCode.offset_out_of_range,
+}
+
+
+def telemetry_code(fault: TelemetryFault) -> ErrorCode:
+    return _TELEMETRY_FAULTS[fault]
+
+
+_TELEMETRY_FAULTS = {
+    TelemetryFault.INVALID_REQUEST: ErrorCode.invalid_request,
+    TelemetryFault.THROTTLED: ErrorCode.throttling_quota_exceeded,
+    TelemetryFault.UNKNOWN_SUBSCRIPTION: ErrorCode.unknown_subscription_id,
+    TelemetryFault.UNSUPPORTED_COMPRESSION: ErrorCode.unsupported_compression_type,
+    TelemetryFault.TOO_LARGE: ErrorCode.telemetry_too_large,
+    TelemetryFault.INVALID_RECORD: ErrorCode.invalid_record,
 }
 
 

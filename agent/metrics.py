@@ -15,6 +15,7 @@ class Metrics:
         self._listener()
         self._write_path()
         self._groups()
+        self._clients()
 
     def _listener(self) -> None:
         registry = self.registry
@@ -86,6 +87,22 @@ class Metrics:
         )
         self.sealed_segments = Gauge(
             "tidelog_sealed_segments", "Segments sealed and not yet sequenced", registry=registry
+        )
+
+    def _clients(self) -> None:
+        registry = self.registry
+        self.throttled = Counter(
+            "tidelog_throttled_answers_total", "Answers that ask a client to pause", ["api"], registry=registry
+        )
+        self.throttle_seconds = Counter(
+            "tidelog_throttle_seconds_total", "Pauses that clients were asked for", ["api"], registry=registry
+        )
+        self.telemetry_requests = Counter(
+            "tidelog_telemetry_requests_total", "Pushes of clients' metrics taken, and requests refused",
+            ["result"], registry=registry,
+        )  # fmt: skip
+        self.telemetry_series_dropped = Counter(
+            "tidelog_telemetry_series_dropped_total", "Pushed metrics beyond the bound per client", registry=registry
         )
 
     def _groups(self) -> None:

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from agent.groups.coordinator import Coordinator
 from agent.groups.group_offsets import GroupOffsets
 from agent.groups.settings import GroupSettings
+from agent.kafka.memory import MemoryBudget
+from agent.kafka.overload import Overload
 from agent.kafka.routing import RoutingTable
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
 from agent.settings import AgentSettings
+from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
 from agent.write_path.write_path import WritePath
 from cache_ring.membership import Membership
@@ -34,6 +37,9 @@ class Parts:
     group_settings: GroupSettings
     coordinator: Coordinator
     group_offsets: GroupOffsets
+    request_memory: MemoryBudget
+    overload: Overload
+    telemetry: Telemetry
     metrics: Metrics
     checking: ThreadPoolExecutor
     """Where larger produce requests are checked."""

@@ -164,6 +164,36 @@ class AgentSettings(BaseSettings):
     validation_loop_decompressed_bytes: int = Field(default=1_048_576, ge=1024)
     """A batch that decompresses to more is validated beside the event loop, however small it came."""
 
+    throttle_from_share: float = Field(default=0.75, ge=0, lt=1)
+    """Clients are asked to pause once the memory for requests or answers, or the queue of sealed segments, is used to
+    more than this share."""
+    throttle_max_ms: int = Field(default=1_000, ge=0)
+    """The longest pause that an answer asks for, when one of them is full; 0: none."""
+
+    telemetry_metrics: str = ",".join(
+        f"org.apache.kafka.{name}"
+        for name in (
+            "producer.connection.creation.",
+            "producer.node.request.latency.",
+            "producer.produce.throttle.time.",
+            "producer.record.queue.time.",
+            "consumer.connection.creation.",
+            "consumer.node.request.latency.",
+            "consumer.poll.idle.ratio.",
+            "consumer.coordinator.",
+            "consumer.fetch.manager.fetch.latency.",
+        )
+    )
+    """Prefixes of the metrics that clients are asked to push (KIP-714), separated by commas; `*`: all; empty: none."""
+    telemetry_push_interval_s: float = Field(default=300.0, ge=0.1)
+    """How often a client pushes its metrics."""
+    telemetry_max_bytes: int = Field(default=1_048_576, ge=1024)
+    """The largest push, before and after decompression (Kafka's telemetry.max.bytes)."""
+    telemetry_clients: int = Field(default=1_000, ge=1)
+    """Client instances whose metrics are kept; past it the one longest unheard is forgotten."""
+    telemetry_series_per_client: int = Field(default=100, ge=0)
+    """Metrics kept per client instance; more are dropped and counted."""
+
     connect_backoff_s: float = Field(default=0.5, gt=0)
     """The pause before a store or database that is away is tried again, doubled up to five seconds."""
     drain_timeout_s: float = Field(default=20.0, gt=0)

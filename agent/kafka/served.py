@@ -21,6 +21,7 @@ from agent.kafka.apis import (
     elect_leaders,
     fetch,
     find_coordinator,
+    get_telemetry_subscriptions,
     heartbeat,
     incremental_alter_configs,
     init_producer_id,
@@ -37,6 +38,7 @@ from agent.kafka.apis import (
     offset_fetch,
     offset_for_leader_epoch,
     produce,
+    push_telemetry,
     sync_group,
 )
 from agent.kafka.apis.api_versions import api_versions
@@ -78,6 +80,8 @@ _APIS = (
     list_partition_reassignments.API,
     list_transactions.API,
     offset_for_leader_epoch.API,
+    get_telemetry_subscriptions.API,
+    push_telemetry.API,
 )
 
 

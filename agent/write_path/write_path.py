@@ -93,6 +93,11 @@ class WritePath:
     def unacknowledged_bytes(self) -> int:
         return self._unacknowledged_bytes
 
+    @property
+    def sealed_segments(self) -> int:
+        """Segments that wait for their upload or their commit."""
+        return len(self._queue)
+
     def append(self, batches: Sequence[PendingBatch]) -> list[OutcomeFuture]:
         """Take batches over, in order, without waiting. A future that its holder completes first (its time is over)
         releases its batch at once if that is not sealed yet: no segment may be sealed for long."""

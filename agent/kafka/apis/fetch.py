@@ -187,6 +187,7 @@ def _respond(
     leaders = _leaders(results, context)
     in_order = zip(results, leaders, strict=True)
     return _Response(
+        throttle_time=context.parts.overload.of_fetch(),
         node_endpoints=node_endpoints(context, {leader for leader in leaders if leader is not None}),
         responses=tuple(
             _TopicResponse(

@@ -183,6 +183,7 @@ def _respond(request: Any, results: Sequence[ProduceResult], context: RequestCon
     leaders = {result.leader for result in results if result.leader is not None}
     result = iter(results)
     return _Response(
+        throttle_time=context.parts.overload.of_produce(),
         node_endpoints=node_endpoints(context, leaders),
         responses=tuple(
             _TopicResponse(

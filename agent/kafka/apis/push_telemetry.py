@@ -1,0 +1,37 @@
+"""Kafka API 72, PushTelemetry, v0 (KIP-714): OpenTelemetry metrics of clients, shown in `/metrics`.
+
+Refused: a client that pushes too often (THROTTLING_QUOTA_EXCEEDED), for another subscription
+(UNKNOWN_SUBSCRIPTION_ID), more than `telemetry_max_bytes` before or after decompression (TELEMETRY_TOO_LARGE), what is
+no MetricsData (INVALID_RECORD), anything after its last words or without an id (INVALID_REQUEST).
+"""
+
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+from kio.schema.push_telemetry.v0.request import PushTelemetryRequest
+from kio.schema.push_telemetry.v0.response import PushTelemetryResponse
+
+from agent.error_codes import telemetry_code
+from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.context import RequestContext
+from agent.telemetry.instances import Push
+from storage.record_batch import Compression
+
+_COMPRESSIONS: Final = frozenset(int(compression) for compression in Compression)
+
+
+async def handle(request: PushTelemetryRequest, context: RequestContext) -> PushTelemetryResponse:
+    push = Push(
+        instance_id=request.client_instance_id,
+        subscription_id=request.subscription_id,
+        is_terminating=request.terminating,
+        is_known_compression=request.compression_type in _COMPRESSIONS,
+        size_bytes=len(request.metrics),
+    )
+    fault = await context.parts.telemetry.push(push, request.compression_type, request.metrics, context.client_id)
+    return PushTelemetryResponse(
+        throttle_time=NO_THROTTLE, error_code=ErrorCode.none if fault is None else telemetry_code(fault)
+    )
+
+
+API = Api(key=72, name="PushTelemetry", versions=range(1), handle=handle)

@@ -1,0 +1,46 @@
+"""What an answer's throttle_time is now: the agent's budgets, looked at when the answer is made."""
+
+from datetime import timedelta
+
+from kio.static.primitive import i32Timedelta
+
+from agent.kafka.memory import MemoryBudget
+from agent.kafka.throttle import ThrottlePolicy, throttle_ms
+from agent.metrics import Metrics
+from agent.read_path.reads import ReadPath
+from agent.settings import AgentSettings
+from agent.write_path.write_path import WritePath
+
+
+class Overload:
+    """One per agent."""
+
+    def __init__(
+        self, memory: MemoryBudget, write_path: WritePath, reads: ReadPath, settings: AgentSettings, metrics: Metrics
+    ) -> None:
+        self._memory = memory
+        self._write_path = write_path
+        self._reads = reads
+        self._most_segments = settings.max_uploads + settings.max_segments_per_commit
+        self._policy = ThrottlePolicy(from_share=settings.throttle_from_share, longest_ms=settings.throttle_max_ms)
+        self._metrics = metrics
+
+    def of_produce(self) -> i32Timedelta:
+        """For requests' memory, which holds what is not committed, and for segments that wait for store or commit."""
+        segments = self._write_path.sealed_segments / self._most_segments
+        return self._throttle("Produce", self._memory_share(), segments)
+
+    def of_fetch(self) -> i32Timedelta:
+        """For requests' memory, and for answers that are not sent yet."""
+        answers = self._reads.answer_bytes / self._reads.settings.fetch_answer_bytes
+        return self._throttle("Fetch", self._memory_share(), answers)
+
+    def _memory_share(self) -> float:
+        return 1.0 if self._memory.waiters else self._memory.used_bytes / self._memory.limit_bytes
+
+    def _throttle(self, api: str, *used_shares: float) -> i32Timedelta:
+        pause_ms = throttle_ms(used_shares, self._policy)
+        if pause_ms:
+            self._metrics.throttled.labels(api).inc()
+            self._metrics.throttle_seconds.labels(api).inc(pause_ms / 1000)
+        return i32Timedelta.parse(timedelta(milliseconds=pause_ms))

@@ -1,0 +1,178 @@
+"""Which client instances push their metrics here, and whether a request of one may be taken now (pure; KIP-714).
+
+Promises that at most `most` instances are remembered, the longest unheard going first; that an instance is forgotten
+three push intervals after it was last heard of, or a minute after its last words; that one which asks or pushes more
+often than its interval is throttled; and that a subscription's id is the same at every agent with the same settings, so
+that a client may push to another than the one that it asked.
+"""
+
+import math
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, TypeAlias
+from uuid import UUID
+
+LAST_WORDS_S: Final = 60.0
+_TOLERANCE: Final = 0.9  # a client's timer, and the way to here, are not exact
+_FIRST_CLIENT_ID: Final = 2  # Kafka keeps ids 0 and 1 for itself
+
+Series: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
+"""A metric's name and its attributes."""
+
+
+class TelemetryFault(Enum):
+    """Why a request is refused; Kafka's codes for these are in agent/error_codes.py."""
+
+    INVALID_REQUEST = auto()
+    THROTTLED = auto()
+    UNKNOWN_SUBSCRIPTION = auto()
+    UNSUPPORTED_COMPRESSION = auto()
+    TOO_LARGE = auto()
+    INVALID_RECORD = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """What clients are asked to push, and how often. The same for all."""
+
+    metrics: tuple[str, ...]
+    """Prefixes of names; none: nothing is asked for."""
+    interval_s: float
+    max_bytes: int
+
+    def id_for(self, instance_id: UUID) -> int:
+        """A signed 32-bit number."""
+        asked = zlib.crc32(f"{','.join(self.metrics)}/{self.interval_s}".encode()) ^ (instance_id.int & 0xFFFFFFFF)
+        return asked - (1 << 32) if asked >= 1 << 31 else asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """A client's push, as far as it decides whether it is taken."""
+
+    instance_id: UUID | None
+    subscription_id: int
+    is_terminating: bool
+    is_known_compression: bool
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One value of one metric."""
+
+    series: Series
+    value: float
+    is_delta: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class _Instance:
+    """Owned by ClientInstances."""
+
+    asked_s: float = -math.inf
+    pushed_s: float = -math.inf
+    heard_s: float
+    is_terminating: bool = False
+    may_ask_again: bool = False
+    client_id: str = ""
+    values: dict[Series, float] = field(default_factory=dict)
+
+
+class ClientInstances:
+    """`now_s` is monotonic."""
+
+    def __init__(self, subscription: Subscription, most: int, most_series: int) -> None:
+        self.subscription = subscription
+        self._most = most
+        self._most_series = most_series
+        self._instances: OrderedDict[UUID, _Instance] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._instances)
+
+    def ask(self, instance_id: UUID | None, new_id: Callable[[], UUID], now_s: float) -> UUID | TelemetryFault:
+        """The id of the instance that asks for its subscription; a new one if it has none yet."""
+        known_as = new_id() if instance_id is None or instance_id.int < _FIRST_CLIENT_ID else instance_id
+        instance = self._heard_of(known_as, now_s)
+        if not self._is_due(max(instance.asked_s, instance.pushed_s), now_s):
+            if not instance.may_ask_again:
+                return TelemetryFault.THROTTLED
+        else:
+            instance.asked_s = now_s
+        instance.may_ask_again = False
+        return known_as
+
+    def check(self, push: Push, now_s: float) -> TelemetryFault | None:
+        """Why a push is refused, if it is."""
+        if push.instance_id is None or push.instance_id.int < _FIRST_CLIENT_ID:
+            return TelemetryFault.INVALID_REQUEST
+        instance = self._heard_of(push.instance_id, now_s)
+        fault = self._fault(instance, push, now_s)
+        instance.is_terminating = push.is_terminating
+        instance.may_ask_again = fault in (TelemetryFault.UNKNOWN_SUBSCRIPTION, TelemetryFault.UNSUPPORTED_COMPRESSION)
+        return fault
+
+    def take(self, instance_id: UUID, client_id: str, samples: Sequence[Sample], now_s: float) -> int:
+        """Keep what was pushed in place of what was there; returns how many samples were beyond the bound."""
+        instance = self._heard_of(instance_id, now_s)
+        instance.client_id = client_id
+        values: dict[Series, float] = {}
+        beyond = 0
+        for sample in samples:
+            if sample.series not in values and len(values) >= self._most_series:
+                beyond += 1
+                continue
+            before = values.get(sample.series, instance.values.get(sample.series, 0.0)) if sample.is_delta else 0.0
+            values[sample.series] = before + sample.value
+        instance.values = values
+        return beyond
+
+    def current(self, now_s: float) -> Iterator[tuple[UUID, str, Mapping[Series, float]]]:
+        """Instance id, client id and values of each that has pushed and is not forgotten."""
+        self._forget_silent(now_s)
+        for instance_id, instance in self._instances.items():
+            if instance.values:
+                yield instance_id, instance.client_id, instance.values
+
+    def _fault(self, instance: _Instance, push: Push, now_s: float) -> TelemetryFault | None:
+        if instance.is_terminating:
+            return TelemetryFault.INVALID_REQUEST
+        has_just_asked = instance.asked_s > instance.pushed_s
+        if not has_just_asked and not push.is_terminating and not self._is_due(instance.pushed_s, now_s):
+            return TelemetryFault.THROTTLED
+        instance.pushed_s = now_s
+        if push.instance_id is None or push.subscription_id != self.subscription.id_for(push.instance_id):
+            return TelemetryFault.UNKNOWN_SUBSCRIPTION
+        if not push.is_known_compression:
+            return TelemetryFault.UNSUPPORTED_COMPRESSION
+        if push.size_bytes > self.subscription.max_bytes:
+            return TelemetryFault.TOO_LARGE
+        return None
+
+    def _is_due(self, last_s: float, now_s: float) -> bool:
+        return now_s - last_s >= self.subscription.interval_s * _TOLERANCE
+
+    def _heard_of(self, instance_id: UUID, now_s: float) -> _Instance:
+        self._forget_silent(now_s)
+        instance = self._instances.get(instance_id)
+        if instance is None:
+            instance = self._instances[instance_id] = _Instance(heard_s=now_s)
+            if len(self._instances) > self._most:
+                self._instances.popitem(last=False)
+        instance.heard_s = now_s
+        self._instances.move_to_end(instance_id)
+        return instance
+
+    def _forget_silent(self, now_s: float) -> None:
+        patience_s = max(LAST_WORDS_S, 3 * self.subscription.interval_s)
+        gone = [
+            instance_id
+            for instance_id, instance in self._instances.items()
+            if now_s - instance.heard_s > (LAST_WORDS_S if instance.is_terminating else patience_s)
+        ]
+        for instance_id in gone:
+            del self._instances[instance_id]

@@ -1,0 +1,1 @@
+"""Tests of what clients push of their own metrics."""
