@@ -35,7 +35,7 @@ class ClassicMember:
     protocols: tuple[OfferedProtocol, ...]
     """In the member's order of preference."""
     assignment: bytes = b""
-    """What the leader of the current generation gave it, opaque to the broker."""
+    """What a leader gave it last, opaque to the broker. It stays until the next leader's is there."""
 
     def metadata(self, protocol_name: str | None) -> bytes:
         """The subscription that it offers under this name; empty if it offers none."""

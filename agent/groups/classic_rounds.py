@@ -118,8 +118,9 @@ class ClassicRounds:
             self._begin_rebalance(now_ms)
 
     def _begin_rebalance(self, now_ms: int) -> None:
-        if self._state is GroupState.COMPLETING_REBALANCE:
-            self._call_off_assignment(now_ms)
+        for member_id in self._syncing.member_ids():
+            self._answer(self._syncing.take(member_id), SyncAnswer(fault=GroupFault.REBALANCE_IN_PROGRESS))
+            self._keep_alive(member_id, now_ms)
         self._unsynced.clear()
         self._sync_due_ms = None
         was_empty = self._state is GroupState.EMPTY
@@ -133,13 +134,6 @@ class ClassicRounds:
             self._end_joining(now_ms)
         else:
             self._join_due_ms = now_ms + self._rebalance_timeout_ms()
-
-    def _call_off_assignment(self, now_ms: int) -> None:
-        for member in self._roster:
-            self._roster.put(replace(member, assignment=b""))
-        for member_id in self._syncing.member_ids():
-            self._answer(self._syncing.take(member_id), SyncAnswer(fault=GroupFault.REBALANCE_IN_PROGRESS))
-            self._keep_alive(member_id, now_ms)
 
     def _all_joined(self) -> bool:
         """Ids given out are waited for, unless they would be the only ones."""
