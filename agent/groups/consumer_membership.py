@@ -141,13 +141,15 @@ class ConsumerMembership:
         self.roster.put(replace(member, epoch=STATIC_LEAVE_EPOCH, revoking={}))
 
     def fence(self, member_ids: Iterable[str]) -> None:
-        """They are members no more; what they had is free."""
+        """They are members no more; what they had is free. If all others speak the classic protocol the epoch stays:
+        the group is about to be theirs (`group.py`), and a rebalance there, at the generation they know, costs
+        cooperative ones nothing."""
         fenced = [member_id for member_id in dict.fromkeys(member_ids) if member_id in self.roster.members]
         for member_id in fenced:
             self.roster.remove(member_id)
             self._stop_timers(member_id)
-        if fenced:
-            self._resubscribed = True
+        self._resubscribed = self._resubscribed or bool(fenced)
+        if fenced and (self.roster.new_protocol_members or not self.roster.members):
             known = self.topics.cover(self.wanted())
             self.roster.raise_epoch(self._fingerprint() if known else self.roster.fingerprint)
 

@@ -1,0 +1,108 @@
+"""The embedded protocol of classic consumers: every version read, assignments written as their reader knows them."""
+
+import io
+import struct
+from importlib import import_module
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kio.serial import entity_writer
+
+from agent.groups.consumer_protocol import (
+    Malformed,
+    by_id,
+    by_name,
+    read_assignment,
+    read_subscription,
+    write_assignment,
+)
+from storage.identifiers import Partition, TopicId
+
+ORDERS = {"orders": frozenset(map(Partition, (0, 2)))}
+
+
+def subscription(version: int, schema_version: int | None = None, **fields: object) -> bytes:
+    schema = import_module(
+        f"kio.schema.consumer_protocol_subscription.v{version if schema_version is None else schema_version}.data"
+    )
+    if "owned_partitions" in fields:
+        fields["owned_partitions"] = tuple(
+            schema.TopicPartition(topic=topic, partitions=tuple(sorted(numbers)))
+            for topic, numbers in fields["owned_partitions"].items()  # type: ignore[attr-defined]
+        )
+    body = io.BytesIO()
+    entity_writer(schema.ConsumerProtocolSubscription)(
+        body, schema.ConsumerProtocolSubscription(topics=("orders", "clicks"), user_data=b"mine", **fields)
+    )
+    return struct.pack(">h", version) + body.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("version", "fields"),
+    [
+        (0, {}),
+        (1, {"owned_partitions": ORDERS}),
+        (2, {"owned_partitions": ORDERS, "generation_id": 7}),
+        (3, {"owned_partitions": ORDERS, "generation_id": 7, "rack_id": "a"}),
+    ],
+)
+def test_subscriptions_of_all_versions_are_read(version: int, fields: dict[str, object]) -> None:
+    read = read_subscription(subscription(version, **fields))
+
+    assert read.topics == {"orders", "clicks"}
+    assert read.owned == (ORDERS if version else {})
+    assert read.rack_id == ("a" if version == 3 else None)
+
+
+def test_a_newer_subscription_is_read_as_the_newest_known() -> None:
+    data = subscription(9, 3, owned_partitions=ORDERS, generation_id=7, rack_id=None) + b"what version 9 added"
+
+    assert read_subscription(data).owned == ORDERS
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0", b"\0\0", b"\xff\xff\0\0\0\0\0\0\0\0", b"\0\1\0\0\0\5ab", b"\0\0\x7f\xff\xff\xff"]
+)
+def test_other_bytes_are_malformed(data: bytes) -> None:
+    with pytest.raises(Malformed):
+        read_subscription(data)
+
+
+@given(data=st.binary(max_size=60))
+def test_no_bytes_break_the_reader(data: bytes) -> None:
+    for read in (read_subscription, read_assignment):
+        try:
+            read(data)
+        except Malformed:
+            continue
+
+
+@given(
+    version=st.integers(0, 5),
+    partitions=st.dictionaries(
+        st.text("abc", min_size=1), st.frozensets(st.integers(0, 9).map(Partition), min_size=1), max_size=3
+    ),
+)
+def test_an_assignment_is_read_as_written_in_its_readers_version(
+    version: int, partitions: dict[str, frozenset[Partition]]
+) -> None:
+    data = write_assignment(partitions, like=struct.pack(">h", version))
+
+    assert struct.unpack(">h", data[:2])[0] == min(version, 3)
+    assert read_assignment(data).partitions == partitions
+    assert read_assignment(data).user_data == b""
+
+
+def test_no_bytes_are_an_empty_assignment() -> None:
+    assert read_assignment(b"").partitions == {}
+
+
+def test_topics_without_an_id_or_a_name_are_left_out() -> None:
+    orders = TopicId(UUID(int=1))
+
+    assert by_id(ORDERS | {"gone": frozenset({Partition(1)})}, {"orders": orders}.get) == {orders: ORDERS["orders"]}
+    assert by_name({orders: ORDERS["orders"], TopicId(UUID(int=2)): frozenset({Partition(1)})}, {orders: "o"}.get) == {
+        "o": ORDERS["orders"]
+    }

@@ -1,0 +1,200 @@
+"""Groups under everything that can happen to them, in random order: consumers of both protocols come, go, die, restart
+and change their minds, topics are made, grow and go, answers are lost and coordinators die at any moment.
+
+Never: a partition held by two consumers, an epoch that goes down, a request answered twice. And once everybody is heard
+of again for a while, every consumer is a member, every partition of a subscribed topic is held, and nothing is written
+for heartbeats.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, multiple, precondition, rule
+
+from agent.groups.values import GroupState
+from tests.agent.groups.simulation import REBALANCE_MS, SESSION_MS, ClassicConsumer, Consumer, NewConsumer, World
+
+NAMES = ["apples", "pears", "plums"]
+REGEXES = ["p.*", ".*s", "none"]
+MOST_CONSUMERS = 6
+SETTLES_IN_MS = 2 * (SESSION_MS + REBALANCE_MS) + 20_000
+
+subscriptions = st.sets(st.sampled_from(NAMES), min_size=1).map(frozenset)
+
+
+class GroupMachine(RuleBasedStateMachine):
+    consumers = Bundle("consumers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.made = 0
+        self.cooperative = False
+
+    @initialize(cooperative=st.booleans())
+    def begin(self, cooperative: bool) -> None:
+        self.cooperative = cooperative
+        self.world.make_topic("apples", 3)
+        self.world.make_topic("pears", 2)
+
+    # --- consumers
+
+    def alive(self) -> list[Consumer]:
+        return [consumer for consumer in self.world.consumers if consumer.alive]
+
+    def add(self, consumer: Consumer) -> Consumer:
+        self.world.consumers.append(consumer)
+        consumer.act()
+        return consumer
+
+    def name(self) -> str:
+        self.made += 1
+        return f"c{self.made}"
+
+    def free_instance(self, wanted: str | None) -> str | None:
+        used = {consumer.instance_id for consumer in self.alive()}
+        return None if wanted in used else wanted
+
+    @precondition(lambda self: len(self.alive()) < MOST_CONSUMERS)
+    @rule(
+        target=consumers,
+        topics=subscriptions,
+        regex=st.sampled_from([None, None, *REGEXES]),
+        instance=st.sampled_from([None, "i1", "i2"]),
+    )
+    def new_consumer_comes(self, topics: frozenset[str], regex: str | None, instance: str | None) -> Consumer:
+        name = self.name()
+        return self.add(
+            NewConsumer(
+                name=name,
+                world=self.world,
+                member_id=name,
+                topics=frozenset() if regex else topics,
+                regex=regex,
+                instance_id=self.free_instance(instance),
+            )
+        )
+
+    @precondition(lambda self: len(self.alive()) < MOST_CONSUMERS)
+    @rule(target=consumers, topics=subscriptions, instance=st.sampled_from([None, "i1", "i2"]))
+    def classic_consumer_comes(self, topics: frozenset[str], instance: str | None) -> Consumer:
+        return self.add(
+            ClassicConsumer(
+                name=self.name(),
+                world=self.world,
+                topics=topics,
+                cooperative=self.cooperative,
+                instance_id=self.free_instance(instance),
+            )
+        )
+
+    @rule(consumer=consumers, times=st.integers(1, 4))
+    def consumer_acts(self, consumer: Consumer, times: int) -> None:
+        for _ in range(times):
+            consumer.act()
+
+    @rule(consumer=consumers)
+    def consumer_reconciles(self, consumer: Consumer) -> None:
+        if isinstance(consumer, NewConsumer) and consumer.alive:
+            consumer.reconcile()
+
+    @rule(consumer=consumers)
+    def next_answer_is_lost(self, consumer: Consumer) -> None:
+        if consumer.alive:
+            self.world.loses.add(consumer.name)
+
+    @rule(consumer=consumers, topics=subscriptions, regex=st.sampled_from([None, *REGEXES]))
+    def consumer_resubscribes(self, consumer: Consumer, topics: frozenset[str], regex: str | None) -> None:
+        if isinstance(consumer, NewConsumer):
+            consumer.resubscribe(frozenset() if regex else topics, regex)
+        elif isinstance(consumer, ClassicConsumer):
+            consumer.resubscribe(topics)
+
+    @rule(consumer=consumes(consumers))
+    def consumer_dies(self, consumer: Consumer) -> None:
+        consumer.alive = False
+
+    @rule(consumer=consumes(consumers), for_a_while=st.booleans())
+    def consumer_leaves(self, consumer: Consumer, for_a_while: bool) -> None:
+        if consumer.waits or not consumer.alive:
+            consumer.alive = False
+        elif isinstance(consumer, NewConsumer):
+            consumer.leave(for_a_while=for_a_while)
+        elif isinstance(consumer, ClassicConsumer):
+            consumer.leave()
+
+    @rule(target=consumers, consumer=consumes(consumers), classic=st.booleans(), leaves=st.booleans())
+    def static_consumer_restarts(self, consumer: Consumer, classic: bool, leaves: bool) -> Consumer:
+        """Also with the other protocol. One of the new protocol that was killed must wait until its session is over."""
+        if not consumer.alive or consumer.instance_id is None:
+            return multiple(consumer)  # type: ignore[return-value]
+        if leaves and not consumer.waits and isinstance(consumer, NewConsumer):
+            consumer.leave(for_a_while=True)
+        consumer.alive = False
+        name = self.name()
+        topics = consumer.topics or frozenset(NAMES[:1])
+        if classic:
+            return self.add(
+                ClassicConsumer(
+                    name=name,
+                    world=self.world,
+                    topics=topics,
+                    cooperative=self.cooperative,
+                    instance_id=consumer.instance_id,
+                )
+            )
+        return self.add(
+            NewConsumer(name=name, world=self.world, member_id=name, topics=topics, instance_id=consumer.instance_id)
+        )
+
+    # --- what is around them
+
+    @rule(ms=st.integers(1, SESSION_MS + 1_000))
+    def time_passes(self, ms: int) -> None:
+        self.world.pass_time(self.world.now_ms + ms)
+
+    @rule(name=st.sampled_from(NAMES), partitions=st.integers(1, 4))
+    def topics_change(self, name: str, partitions: int) -> None:
+        if name not in self.world.topics:
+            self.world.make_topic(name, partitions)
+        elif partitions == 1:
+            del self.world.topics[name]
+        else:
+            self.world.grow_topic(name, partitions - 1)
+        self.world.show_topics()
+
+    @rule(when=st.sampled_from(["before", "after"]))
+    def coordinator_is_about_to_die(self, when: str) -> None:
+        self.world.dies = when
+
+    # --- what must come of it
+
+    @rule()
+    def all_act_for_a_while(self) -> None:
+        self.world.dies = None
+        self.world.loses.clear()
+        end_ms = self.world.now_ms + SETTLES_IN_MS
+        while self.world.now_ms < end_ms:
+            self.round()
+        assert self.world.group.state in (GroupState.STABLE, GroupState.EMPTY, GroupState.DEAD), self.world.group.state
+        assert self.world.unowned() == []
+        members = {member.member_id for member in self.world.group.describe().members}
+        assert members == {consumer.member_id for consumer in self.alive()}
+        writes = self.world.writes
+        self.round()
+        assert self.world.writes == writes
+
+    def round(self) -> None:
+        for consumer in self.alive():
+            for _ in range(3):
+                consumer.act()
+            if isinstance(consumer, NewConsumer):
+                consumer.reconcile()
+        self.world.pass_time(self.world.now_ms + 1_000)
+
+    def teardown(self) -> None:
+        if self.alive():
+            self.all_act_for_a_while()
+
+
+TestGroupMachine = GroupMachine.TestCase
+TestGroupMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
