@@ -39,9 +39,7 @@ members = st.builds(
 
 
 @given(member=members, target=assignments)
-def test_a_member_is_read_as_it_was_written(
-    member: ConsumerMember, target: dict[TopicId, frozenset[Partition]]
-) -> None:
+def test_a_member_is_read_as_it_was_written(member: ConsumerMember, target: Assignment) -> None:
     document = member_document(member, target)
 
     kept = StoredMember(epoch=document.epoch, document=json.loads(json.dumps(document.document)))
