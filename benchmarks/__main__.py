@@ -1,4 +1,4 @@
-"""`make bench`: all figures in one run of about a minute, on MinIO if its binary is on PATH and rclone otherwise."""
+"""`make bench`: all figures in one run of a minute or two, on MinIO if its binary is on PATH and rclone otherwise."""
 
 import argparse
 import tempfile
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import parts, raw_store, through_agent
+from benchmarks import offset_commits, parts, raw_store, through_agent
 from benchmarks.endpoints import Endpoint, minio, minio_is_here
 from benchmarks.report import Figures, show
 from tidelog.stack import Stack, StackSettings
@@ -67,6 +67,8 @@ def _measure(stack: Stack, endpoint: Endpoint, size_bytes: int, seconds: float, 
         status.update("commits, validation and decoding")
         commits = parts.commit_rate(stack.addresses.database_url, seconds)
         codecs = parts.codec_rates(seconds / 8)
+        status.update("offset commits, and single-row updates beside them")
+        offsets = offset_commits.measure(seconds)
     return Figures(
         endpoint=endpoint.name,
         raw=raw,
@@ -76,6 +78,7 @@ def _measure(stack: Stack, endpoint: Endpoint, size_bytes: int, seconds: float, 
         latency=latency,
         commits=commits,
         codecs=codecs,
+        offsets=offsets,
     )
 
 

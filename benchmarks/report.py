@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import offset_commits
+from benchmarks.offset_commits import OffsetCommitRates
 from benchmarks.parts import BATCHES_PER_COMMIT, CodecRate, CommitRate
 from benchmarks.raw_store import AT_A_TIME, OBJECT_BYTES, RawThroughput
 from benchmarks.through_agent import Latency, Transfer
@@ -22,12 +24,14 @@ class Figures:
     latency: Latency
     commits: CommitRate
     codecs: list[CodecRate]
+    offsets: OffsetCommitRates
 
 
 def show(figures: Figures, console: Console) -> None:
     console.print(_throughput(figures))
     console.print(_rates(figures))
     console.print(_codecs(figures.codecs))
+    console.print(offset_commits.table_of(figures.offsets))
 
 
 def _throughput(figures: Figures) -> Table:
