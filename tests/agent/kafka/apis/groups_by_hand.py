@@ -54,11 +54,15 @@ async def member(wire: Wire, group_id: str, **values: Any) -> Any:
     return joined
 
 
-async def beat(wire: Wire, group_id: str, member_id: str, generation: int, *, version: int = 4) -> ErrorCode:
-    asked = request(
+def a_heartbeat(group_id: str, member_id: str, generation: int, *, version: int = 4) -> Any:
+    return request(
         12, version, group_id=group_id, member_id=member_id, generation_id=generation, group_instance_id=None
     )  # fmt: skip
-    return (await wire.ask(asked)).error_code  # type: ignore[no-any-return]
+
+
+async def beat(wire: Wire, group_id: str, member_id: str, generation: int, *, version: int = 4) -> ErrorCode:
+    answer = await wire.ask(a_heartbeat(group_id, member_id, generation, version=version))
+    return answer.error_code  # type: ignore[no-any-return]
 
 
 async def leave(wire: Wire, group_id: str, member_id: str, *, version: int = 5, instance_id: str | None = None) -> Any:
@@ -66,8 +70,7 @@ async def leave(wire: Wire, group_id: str, member_id: str, *, version: int = 5, 
     return await wire.ask(request(13, version, group_id=group_id, member_id=member_id, members=members))
 
 
-async def commit(
-    wire: Wire,
+def a_commit(
     group_id: str,
     topic: Any,
     offset: int = 5,
@@ -76,7 +79,7 @@ async def commit(
     partition: int = 0,
     metadata: str | None = "note",
     **values: Any,
-) -> ErrorCode:
+) -> Any:
     partitions = [
         {
             "partition_index": partition,
@@ -93,7 +96,11 @@ async def commit(
         "topics": [{"name": topic.name, "topic_id": topic.topic_id, "partitions": partitions}],
         **values,
     }
-    answer = await wire.ask(request(8, version, group_id=group_id, **given))
+    return request(8, version, group_id=group_id, **given)
+
+
+async def commit(wire: Wire, group_id: str, topic: Any, offset: int = 5, **values: Any) -> ErrorCode:
+    answer = await wire.ask(a_commit(group_id, topic, offset, **values))
     return answer.topics[0].partitions[0].error_code  # type: ignore[no-any-return]
 
 
