@@ -4,8 +4,11 @@ import asyncio
 import random
 
 
+LONGEST_PAUSE_S = 2.0
+
+
 class Backoff:
-    def __init__(self, first_s: float, longest_s: float = 2.0) -> None:
+    def __init__(self, first_s: float, longest_s: float = LONGEST_PAUSE_S) -> None:
         self._first_s = first_s
         self._longest_s = longest_s
         self._next_s = first_s

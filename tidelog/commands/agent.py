@@ -15,6 +15,7 @@ from tidelog.find_cluster import check_database_url
 from tidelog.logs import configure_logs
 from tidelog.setting_options import variable_of, with_settings
 from tidelog.settings import ProcessSettings
+from tidelog.settings_fit import AllSettings, check_settings_fit
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -34,6 +35,15 @@ def agent() -> None:
     """Run one agent until SIGTERM or SIGINT, which drain it. Every option is also a variable, named in brackets."""
     try:
         settings, process = AgentSettings(), ProcessSettings()
+        GroupSettings()
+        every = AllSettings(
+            agent=settings,
+            store=StoreSettings(),
+            sequencer=SequencerSettings(),
+            ring=CacheRingSettings(),
+            read_path=ReadPathSettings(),
+            housekeeper=HousekeeperSettings(),
+        )
     except ValidationError as invalid:
         first = invalid.errors()[0]
         name = variable_of(str(first["loc"][0])) if first["loc"] else "The settings"
@@ -43,6 +53,7 @@ def agent() -> None:
             raise UserError(
                 f"{variable_of(name)} is not set.", "An agent needs a database and a store; `tidelog dev` brings both."
             )
+    check_settings_fit(every)
     check_database_url(settings.database_url.get_secret_value())
     try:
         StoreUrl.parse(settings.store_url)
