@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dev test lint test-clients test-faults bench lock clean
+.PHONY: help install demo dev docs test lint test-clients test-faults bench lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -26,6 +26,9 @@ demo: install ## the whole path on real data, in under three minutes
 
 dev: install ## an interactive stack until Ctrl-C
 	$(BIN)/tidelog dev
+
+docs: install ## write docs/kafka-api.md from the handlers
+	$(BIN)/python -m agent.kafka.api_document
 
 lint: install ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

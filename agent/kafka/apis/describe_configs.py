@@ -73,7 +73,9 @@ def broker_configs(name: str, context: RequestContext) -> Sequence[ConfigEntry]:
     own = next((endpoint for endpoint in endpoints_of(context) if endpoint.node_id == node_id), None)
     advertised = "" if own is None else f"{own.host}:{own.port}"
     listener = f"{settings.kafka_host}:{settings.kafka_port or (0 if own is None else own.port)}"
-    return broker_entries(node_id, listener, advertised, (settings, context.parts.reads.settings))
+    return broker_entries(
+        node_id, listener, advertised, (settings, context.parts.reads.settings, context.parts.group_settings)
+    )
 
 
 def _asked(entries: Sequence[ConfigEntry], keys: Collection[str] | None) -> list[ConfigEntry]:

@@ -1,0 +1,125 @@
+"""`docs/kafka-api.md`: what of Kafka's protocol is served, written from the handlers (`make docs`).
+
+Versions come from the list that ApiVersions advertises, KIPs and what is refused from the docstring of each handler's
+module, so that the page says what the code says. A test compares the two.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from agent.kafka.api import Api
+from agent.kafka.not_served import NOT_SERVED
+from agent.kafka.served import served_apis
+from sequencer.topic_config import KNOWN_CONFIGS, REFUSED_CONFIGS
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "kafka-api.md"
+_FIRST_SENTENCE: Final = re.compile(r"^Kafka API (?P<key>\d+), (?P<name>\w+), v(?P<first>\d+)(?:-v(?P<last>\d+))?")
+_INTRODUCTION: Final = """# Kafka's protocol, API by API
+
+Written by `make docs` from the handlers in `agent/kafka/apis`; what follows a name is what its module says. A version
+is served from the first to the last one named. An API or a version that is not served is not advertised, and a request
+of it closes the connection, as in Kafka. Every answer has Kafka's error codes; a failure of one topic, partition, group
+or resource touches no other of the same request.
+"""
+
+
+class DocstringWrong(Exception):
+    """A module does not say of itself what it serves."""
+
+
+def document(apis: Iterable[Api]) -> str:
+    """The whole page."""
+    in_order = sorted(apis, key=lambda api: api.key)
+    return "\n".join(
+        [
+            _INTRODUCTION,
+            "## Served",
+            "",
+            "| key | API | versions | KIPs |",
+            "|---:|---|---|---|",
+            *(f"| {api.key} | [{api.name}](#{_anchor(api)}) | {_versions(api)} | {_kips(api)} |" for api in in_order),
+            "",
+            "## Not served",
+            "",
+            "| key | API | why |",
+            "|---:|---|---|",
+            *(f"| {key} | {missing.name} | {missing.why} |" for key, missing in sorted(NOT_SERVED.items())),
+            "",
+            "## What each does and refuses",
+            "",
+            *(line for api in in_order for line in _section(api)),
+            *_configs(),
+        ]
+    )
+
+
+def _configs() -> list[str]:
+    known = sorted(KNOWN_CONFIGS.values(), key=lambda definition: definition.name)
+    return [
+        "## Topic configs",
+        "",
+        "A config is accepted if it is honoured, or if what it asks for is always so. Every other name is refused with "
+        "INVALID_CONFIG.",
+        "",
+        "| config | default | what it means here |",
+        "|---|---|---|",
+        *(f"| `{config.name}` | `{config.default}` | {config.documentation} |" for config in known),
+        "",
+        "| refused | why |",
+        "|---|---|",
+        *(f"| `{name}` | {why} |" for name, why in sorted(REFUSED_CONFIGS.items())),
+        "",
+    ]
+
+
+def _section(api: Api) -> list[str]:
+    text = _docstring(api)
+    said = _FIRST_SENTENCE.match(text)
+    if said is None:
+        raise DocstringWrong(f"{api.name}: its module's docstring does not begin with 'Kafka API {api.key}, ...'")
+    first, last = int(said["first"]), int(said["last"] or said["first"])
+    served = range(max(api.served_from, api.versions.start), api.versions.stop)
+    if (int(said["key"]), said["name"], range(first, last + 1)) != (api.key, api.name, served):
+        raise DocstringWrong(f"{api.name}: its docstring says {said.group()!r}, it serves {_versions(api)}")
+    beginning, *rest = text[said.end() :].split("\n\n")
+    space = " " if beginning[:1].isspace() else ""
+    lines = [f"### {api.key} {api.name}", "", f"{_versions(api)}{space}{_joined(beginning)}", ""]
+    for paragraph in rest:
+        lines += [_joined(paragraph), ""]
+    return lines
+
+
+def _versions(api: Api) -> str:
+    first, last = max(api.served_from, api.versions.start), api.versions.stop - 1
+    return f"v{first}" if first == last else f"v{first}-v{last}"
+
+
+def _kips(api: Api) -> str:
+    named = {int(number) for number in re.findall(r"KIP-(\d+)", _docstring(api))}
+    return ", ".join(f"KIP-{number}" for number in sorted(named))
+
+
+def _anchor(api: Api) -> str:
+    return f"{api.key}-{api.name.lower()}"
+
+
+def _docstring(api: Api) -> str:
+    module = inspect.getmodule(api.handle)
+    return inspect.cleandoc((module.__doc__ if module else None) or "")
+
+
+def _joined(paragraph: str) -> str:
+    return " ".join(paragraph.split())
+
+
+def main() -> None:
+    PAGE.write_text(document(served_apis()))
+    sys.stdout.write(f"wrote {PAGE}\n")
+
+
+if __name__ == "__main__":
+    main()
