@@ -14,7 +14,7 @@ from sequencer.client import Sequencer
 from sequencer.committed_offsets import CommitVerdict, OffsetCommit, OffsetQuery
 from sequencer.groups import DeleteOutcome
 from sequencer.topics import Topic
-from storage.identifiers import Partition
+from storage.identifiers import NodeId, Partition
 from tests.sequencer.group_races import (
     FENCINGS,
     IN_ONE_STATEMENT,
@@ -261,6 +261,33 @@ async def test_a_fetch_tells_epoch_and_offsets_of_one_moment(sequencer: Sequence
         [found] = await sequencer.committed_offsets.fetch([query])
         assert found is None or {offset.offset for offset in found.values()} == {1}
     await taking_over
+
+
+async def test_agents_that_fight_for_a_group_count_on_where_the_last_one_stopped(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    """Each fetches and commits the next number until it is fenced: no number is accepted twice, none is left out."""
+    accepted: list[int] = []
+
+    async def fight(agent: NodeId) -> None:
+        while len(accepted) < 40:
+            epoch = (await claimed(sequencer, "g", agent)).coordinator_epoch
+            query = OffsetQuery(group_id="g", coordinator_epoch=epoch, partitions=[(topic.topic_id, Partition(0))])
+            [found] = await sequencer.committed_offsets.fetch([query])
+            if found is None:
+                continue
+            [reached] = (offset.offset for offset in found.values())
+            for number in range(max(reached, 0) + 1, reached + 6):
+                [verdict] = await sequencer.committed_offsets.commit([a_commit(topic, "g", epoch, number)])
+                if verdict is not DONE:
+                    assert verdict is CommitVerdict.NOT_COORDINATOR
+                    break
+                accepted.append(number)
+
+    await asyncio.gather(*(fight(NodeId(agent)) for agent in range(4)))
+
+    assert sorted(accepted) == list(range(1, len(accepted) + 1))
+    assert await offsets_of(sequencer, topic, "g") == {0: len(accepted)}
 
 
 # --- many groups
