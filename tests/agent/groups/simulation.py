@@ -121,7 +121,8 @@ class NewConsumer(Consumer):
             self._beat(self.epoch)
 
     def reconcile(self) -> None:
-        self.owned = self.told
+        if self.alive:
+            self.owned = self.told
 
     def resubscribe(self, topics: frozenset[str], regex: str | None) -> None:
         self.topics, self.regex, self.says_all = topics, regex, True

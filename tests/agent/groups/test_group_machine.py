@@ -30,11 +30,24 @@ class GroupMachine(RuleBasedStateMachine):
         self.made = 0
         self.cooperative = False
 
-    @initialize(cooperative=st.booleans())
-    def begin(self, cooperative: bool) -> None:
+    @initialize(
+        target=consumers,
+        cooperative=st.booleans(),
+        classic=st.lists(st.booleans(), min_size=2, max_size=4),
+        settled=st.booleans(),
+    )
+    def begin(self, cooperative: bool, classic: list[bool], settled: bool) -> Consumer:
         self.cooperative = cooperative
         self.world.make_topic("apples", 3)
         self.world.make_topic("pears", 2)
+        topics = frozenset({"apples", "pears"})
+        come = [
+            self.classic_consumer(topics, None) if is_classic else self.new_consumer(topics, None, None)
+            for is_classic in classic
+        ]
+        if settled:
+            self.all_act_for_a_while()
+        return multiple(*come)  # type: ignore[return-value]
 
     # --- consumers
 
@@ -54,14 +67,7 @@ class GroupMachine(RuleBasedStateMachine):
         used = {consumer.instance_id for consumer in self.alive()}
         return None if wanted in used else wanted
 
-    @precondition(lambda self: len(self.alive()) < MOST_CONSUMERS)
-    @rule(
-        target=consumers,
-        topics=subscriptions,
-        regex=st.sampled_from([None, None, *REGEXES]),
-        instance=st.sampled_from([None, "i1", "i2"]),
-    )
-    def new_consumer_comes(self, topics: frozenset[str], regex: str | None, instance: str | None) -> Consumer:
+    def new_consumer(self, topics: frozenset[str], regex: str | None, instance: str | None) -> Consumer:
         name = self.name()
         return self.add(
             NewConsumer(
@@ -74,9 +80,7 @@ class GroupMachine(RuleBasedStateMachine):
             )
         )
 
-    @precondition(lambda self: len(self.alive()) < MOST_CONSUMERS)
-    @rule(target=consumers, topics=subscriptions, instance=st.sampled_from([None, "i1", "i2"]))
-    def classic_consumer_comes(self, topics: frozenset[str], instance: str | None) -> Consumer:
+    def classic_consumer(self, topics: frozenset[str], instance: str | None) -> Consumer:
         return self.add(
             ClassicConsumer(
                 name=self.name(),
@@ -87,15 +91,31 @@ class GroupMachine(RuleBasedStateMachine):
             )
         )
 
-    @rule(consumer=consumers, times=st.integers(1, 4))
-    def consumer_acts(self, consumer: Consumer, times: int) -> None:
-        for _ in range(times):
-            consumer.act()
+    @precondition(lambda self: len(self.alive()) < MOST_CONSUMERS)
+    @rule(
+        target=consumers,
+        topics=subscriptions,
+        regex=st.sampled_from([None, None, *REGEXES]),
+        instance=st.sampled_from([None, "i1", "i2"]),
+    )
+    def new_consumer_comes(self, topics: frozenset[str], regex: str | None, instance: str | None) -> Consumer:
+        return self.new_consumer(topics, regex, instance)
 
-    @rule(consumer=consumers)
-    def consumer_reconciles(self, consumer: Consumer) -> None:
-        if isinstance(consumer, NewConsumer) and consumer.alive:
-            consumer.reconcile()
+    @precondition(lambda self: len(self.alive()) < MOST_CONSUMERS)
+    @rule(target=consumers, topics=subscriptions, instance=st.sampled_from([None, "i1", "i2"]))
+    def classic_consumer_comes(self, topics: frozenset[str], instance: str | None) -> Consumer:
+        return self.classic_consumer(topics, instance)
+
+    @rule(steps=st.lists(st.tuples(st.integers(0, MOST_CONSUMERS - 1), st.booleans()), min_size=3, max_size=12))
+    def some_act(self, steps: list[tuple[int, bool]]) -> None:
+        """Consumers send what they have to say next, in any order; those of the new protocol do what they are told, or
+        not yet."""
+        for number, reconciles in steps:
+            alive = self.alive()
+            if number < len(alive):
+                alive[number].act()
+                if reconciles and isinstance(alive[number], NewConsumer):
+                    alive[number].reconcile()
 
     @rule(consumer=consumers)
     def next_answer_is_lost(self, consumer: Consumer) -> None:
@@ -130,21 +150,10 @@ class GroupMachine(RuleBasedStateMachine):
         if leaves and not consumer.waits and isinstance(consumer, NewConsumer):
             consumer.leave(for_a_while=True)
         consumer.alive = False
-        name = self.name()
         topics = consumer.topics or frozenset(NAMES[:1])
         if classic:
-            return self.add(
-                ClassicConsumer(
-                    name=name,
-                    world=self.world,
-                    topics=topics,
-                    cooperative=self.cooperative,
-                    instance_id=consumer.instance_id,
-                )
-            )
-        return self.add(
-            NewConsumer(name=name, world=self.world, member_id=name, topics=topics, instance_id=consumer.instance_id)
-        )
+            return self.classic_consumer(topics, consumer.instance_id)
+        return self.new_consumer(topics, None, consumer.instance_id)
 
     # --- what is around them
 
@@ -173,15 +182,19 @@ class GroupMachine(RuleBasedStateMachine):
         self.world.dies = None
         self.world.loses.clear()
         end_ms = self.world.now_ms + SETTLES_IN_MS
-        while self.world.now_ms < end_ms:
+        writes = -1
+        while (unsettled := self.unsettled()) or self.world.writes != writes:
+            assert self.world.now_ms < end_ms, unsettled
+            writes = self.world.writes
             self.round()
-        assert self.world.group.state in (GroupState.STABLE, GroupState.EMPTY, GroupState.DEAD), self.world.group.state
-        assert self.world.unowned() == []
-        members = {member.member_id for member in self.world.group.describe().members}
-        assert members == {consumer.member_id for consumer in self.alive()}
-        writes = self.world.writes
-        self.round()
-        assert self.world.writes == writes
+
+    def unsettled(self) -> list[str]:
+        """What is not yet as it should be."""
+        group = self.world.group
+        members = {member.member_id for member in group.describe().members}
+        waiting = [] if group.state in (GroupState.STABLE, GroupState.EMPTY) else [group.state.value]
+        missing = sorted(members.symmetric_difference(consumer.member_id for consumer in self.alive()))
+        return waiting + missing + self.world.unowned()
 
     def round(self) -> None:
         for consumer in self.alive():
@@ -192,9 +205,8 @@ class GroupMachine(RuleBasedStateMachine):
         self.world.pass_time(self.world.now_ms + 1_000)
 
     def teardown(self) -> None:
-        if self.alive():
-            self.all_act_for_a_while()
+        self.all_act_for_a_while()
 
 
 TestGroupMachine = GroupMachine.TestCase
-TestGroupMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestGroupMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
