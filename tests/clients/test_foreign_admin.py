@@ -6,7 +6,7 @@ import pytest
 
 from tests.clients.conftest import NewTopic
 from tests.clients.foreign import Program, ProgramFailed
-from tests.clients.members.process import members_of, python
+from tests.clients.members.process import members_of, wait_until
 from tests.clients.offering import each_offering
 
 pytestmark = pytest.mark.clients
@@ -37,7 +37,11 @@ def test_configs_of_a_topic_are_described_and_altered(
 
     client.answer("alter-configs", servers=zone_a, topic=topic, configs={"retention.ms": "7200000"})
 
-    assert client.answer("describe-configs", servers=zone_b, topic=topic)["configs"]["retention.ms"] == "7200000"
+    def retention() -> str:
+        found: str = client.answer("describe-configs", servers=zone_b, topic=topic)["configs"]["retention.ms"]
+        return found
+
+    wait_until(lambda: retention() == "7200000", "the other agent heard of it", [])
     with pytest.raises(ProgramFailed, match=r"(?i)config"):
         client.answer("alter-configs", servers=zone_a, topic=topic, configs={"retention.ms": "soon"})
 
@@ -48,7 +52,7 @@ def test_groups_are_listed_described_and_deleted_when_nobody_is_left(
 ) -> None:
     topic = new_topic(2, "listed")
     group = f"{topic}-group"
-    with members_of(python("confluent"), "--group", group, "--topics", topic) as start:
+    with members_of(client.command, "--group", group, "--topics", topic, "--strategy", "roundrobin") as start:
         ann = start("ann", servers=zone_a)
         ann.until(lambda member: len(member.owned) == 2, "both partitions")
 

@@ -21,21 +21,14 @@ const calls = {
     }
     return { offsets }
   },
-  commit: async (admin, { group, topic, offsets }) => {
-    const partitions = Object.entries(offsets).map(([partition, offset]) => ({
-      partition: Number(partition),
-      offset: String(offset),
-    }))
-    await admin.setOffsets({ groupId: group, topic, partitions })
-    return DONE
-  },
   committed: async (admin, { group, topic }) => {
     const [{ partitions }] = await admin.fetchOffsets({ groupId: group, topics: [topic] })
     const there = partitions.filter(({ offset }) => Number(offset) >= 0)
     return { offsets: Object.fromEntries(there.map(({ partition, offset }) => [partition, Number(offset)])) }
   },
   'create-topic': async (admin, { topic, count, configs }) => {
-    await admin.createTopics({ topics: [{ topic, numPartitions: count, configEntries: entries(configs) }] })
+    const topics = [{ topic, numPartitions: count, configEntries: entries(configs) }]
+    if (!(await admin.createTopics({ topics }))) throw new Error(`${topic} exists, kafkajs says`)
     return DONE
   },
   'describe-topic': async (admin, { topic }) => {
@@ -66,6 +59,7 @@ const calls = {
       partition: Number(partition),
       offset: String(offset),
     }))
+    await admin.fetchTopicOffsets(topic) // deleteTopicRecords wants the topic's metadata to be there
     await admin.deleteTopicRecords({ topic, partitions })
     return DONE
   },
@@ -75,7 +69,9 @@ const calls = {
     return { state: found.state, members: found.members.length }
   },
   'delete-group': async (admin, { group }) => {
-    await admin.deleteGroups([group])
+    await admin.deleteGroups([group]).catch(failure => {
+      throw failure.groups ? failure.groups[0].error : failure
+    })
     return DONE
   },
   'describe-cluster': async admin => {

@@ -75,8 +75,8 @@ async function seek(kafka, given, say) {
   const [{ partition, count }] = given.partitions
   await consumer.connect()
   await consumer.subscribe({ topic: given.topic, fromBeginning: true })
+  const { topic } = given
   let seen = 0
-  let sought = false
   await new Promise((resolve, reject) => {
     setTimeout(() => reject(new Error(`read ${seen} records`)), 45000)
     consumer
@@ -85,17 +85,16 @@ async function seek(kafka, given, say) {
         eachBatchAutoResolve: false,
         eachBatch: async ({ batch, isStale }) => {
           for (const message of batch.messages) {
-            // After a seek the rest of the batch is stale.
-            if (isStale() || seen >= count + given.count) return
+            if (isStale() || seen === count + given.count) return // after a seek the rest of the batch is stale
             say(recordOf(partition, message))
             seen += 1
-            if (seen === count && !sought) {
-              sought = true
+            if (seen === count) {
               say({ event: 'seek' })
-              consumer.seek({ topic: given.topic, partition, offset: String(given.offset) })
+              consumer.seek({ topic, partition, offset: String(given.offset) })
+            } else if (seen === count + given.count) {
+              resolve()
             }
           }
-          if (seen >= count + given.count) resolve()
         },
       })
       .catch(reject)
