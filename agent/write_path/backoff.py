@@ -3,7 +3,6 @@
 import asyncio
 import random
 
-
 LONGEST_PAUSE_S = 2.0
 
 

@@ -6,11 +6,12 @@ Promises that the program ends with the block, and that every wait has a timeout
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.clients.adapters import Read
 from tests.fixtures.java import Java
 
 _SOURCE = Path(__file__).with_name("SteadyProducer.java")
@@ -81,3 +82,21 @@ class JavaProducer:
         assert self._ended, f"it did not answer everything: {''.join(self._errors[-20:])}"
         assert not self.refused, f"{len(self.refused)} given up: {self.refused[:5]}"
         return self.acknowledged
+
+
+def check_log(acknowledged: Mapping[int, tuple[int, int]], log: Mapping[int, Sequence[Read]]) -> None:
+    """Each number once, in order within its partition, at the offset told (where one was)."""
+    partitions = len(log)
+    numbers = {
+        partition: [int(record.value) for record in records if record.value] for partition, records in log.items()
+    }
+    for partition, found in numbers.items():
+        assert found == list(range(partition, partition + partitions * len(found), partitions)), partition
+    assert sum(map(len, numbers.values())) == len(acknowledged)
+    told = {number: place for number, place in acknowledged.items() if place[1] >= 0}
+    assert told == {
+        number: (partition, offset)
+        for partition, found in numbers.items()
+        for offset, number in enumerate(found)
+        if number in told
+    }

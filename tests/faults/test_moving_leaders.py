@@ -7,13 +7,13 @@ on, not one that it takes for the end of its sequence.
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import pytest
 
-from tests.clients.adapters import Confluent, Read
+from tests.clients.adapters import Confluent
 from tests.faults.conftest import LEASES, create_topic, seeds
-from tests.faults.java_producer import JavaProducer
+from tests.faults.java_producer import JavaProducer, check_log
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
 from tests.fixtures.java import Java
@@ -74,21 +74,4 @@ def test_producers_with_five_in_flight_bear_agents_that_come_and_go(
     read = Confluent().consume(servers, [of_java])
 
     print(f"librdkafka {[ledger.acknowledged_count(p.name) for p in load.producers]}, Java {len(acknowledged)}")
-    check(acknowledged, {partition: records for (_, partition), records in read.items()})
-
-
-def check(acknowledged: Mapping[int, tuple[int, int]], log: Mapping[int, Sequence[Read]]) -> None:
-    """Each number once, in order within its partition, at the offset told (where one was)."""
-    numbers = {
-        partition: [int(record.value) for record in records if record.value] for partition, records in log.items()
-    }
-    for partition, found in numbers.items():
-        assert found == list(range(partition, partition + PARTITIONS * len(found), PARTITIONS)), partition
-    assert sum(map(len, numbers.values())) == len(acknowledged)
-    told = {number: place for number, place in acknowledged.items() if place[1] >= 0}
-    assert told == {
-        number: (partition, offset)
-        for partition, found in numbers.items()
-        for offset, number in enumerate(found)
-        if number in told
-    }
+    check_log(acknowledged, {partition: records for (_, partition), records in read.items()})
