@@ -43,7 +43,9 @@ FEATURES = (
     "admin: delete offsets of groups",
     "admin: describe cluster",
 )
-"""What the issue of clients asks of each, in the page's order."""
+"""What is asked of each, in the page's order."""
+_WITH_PATTERNS = (*FEATURES, "group: topics by regular expression")
+_WITH_BOTH_PROTOCOLS = (*_WITH_PATTERNS, "group: changes between protocols while it runs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,10 @@ class Client:
 CLIENTS = {
     client.name: client
     for client in (
+        Client(name="confluent-kafka", language="Python, over librdkafka", features=_WITH_BOTH_PROTOCOLS),
+        Client(name="aiokafka", language="Python", features=_WITH_PATTERNS),
+        Client(name="kafka-python", language="Python", features=_WITH_PATTERNS),
+        Client(name="kafka-clients", language="Java", features=_WITH_BOTH_PROTOCOLS),
         Client(name="franz-go", language="Go"),
         Client(name="sarama", language="Go"),
         Client(name="segmentio/kafka-go", language="Go"),

@@ -10,7 +10,22 @@ _STATIC = (
     "requests can carry `GroupInstanceID`, but `ConsumerGroup` sends none: `makeJoinGroupRequest`, `consumergroup.go`"
 )
 
+_NO_NEW_PROTOCOL = "no option of its consumer names a group protocol; it joins by JoinGroup alone"
+
 NOT_OFFERED: Mapping[tuple[str, str], str] = {
+    ("aiokafka", "group: cooperative, partitions kept"): (
+        "its assignors are range, round robin and sticky, all eager: `aiokafka/coordinator/assignors`"
+    ),
+    ("aiokafka", "group: the new protocol (KIP-848)"): _NO_NEW_PROTOCOL,
+    ("aiokafka", "admin: delete groups"): "`AIOKafkaAdminClient` has no such method: `aiokafka/admin/client.py`",
+    ("aiokafka", "admin: delete offsets of groups"): (
+        "`AIOKafkaAdminClient` has no such method: `aiokafka/admin/client.py`"
+    ),
+    ("kafka-python", "group: the new protocol (KIP-848)"): _NO_NEW_PROTOCOL,
+    ("kafka-python", "group: topics by regular expression"): (
+        "offered, but a member whose pattern comes to match another topic gives up its partitions and at times never"
+        " rejoins (3.0.12), with Apache Kafka 4.1 as well"
+    ),
     ("sarama", "group: the new protocol (KIP-848)"): (
         "it describes such groups (`ConsumerGroupDescribe`) but has no heartbeat request to join one: no"
         " `consumer_group_heartbeat_request.go`"
@@ -38,6 +53,9 @@ NOT_OFFERED: Mapping[tuple[str, str], str] = {
     ),
     ("kafkajs", "group: the new protocol (KIP-848)"): (
         "no ConsumerGroupHeartbeat (API key 68): `src/protocol/requests/apiKeys.js` ends at 46"
+    ),
+    ("kafkajs", "offsets: commit without membership"): (
+        "`admin.setOffsets` joins the group as a member to commit: `src/admin/index.js`"
     ),
     ("kafkajs", "admin: delete offsets of groups"): "no OffsetDelete (API key 47): `src/protocol/requests/apiKeys.js`",
     ("rust-rdkafka", "admin: delete offsets of groups"): (

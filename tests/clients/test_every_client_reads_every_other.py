@@ -7,8 +7,19 @@ import pytest
 
 from tests.clients.adapters import COMPRESSIONS, Client, Read, Sent
 from tests.clients.conftest import NewTopic
+from tests.clients.matrix import tried
 
-NAMES = ("confluent-kafka", "aiokafka", "kafka-python", "java")
+NAMES = {
+    "confluent-kafka": "confluent-kafka",
+    "aiokafka": "aiokafka",
+    "kafka-python": "kafka-python",
+    "java": "kafka-clients",
+}
+_WRITERS = [
+    pytest.param(name, marks=tried(client, "produce: every compression", "produce: idempotent"))
+    for name, client in NAMES.items()
+]
+_READERS = [pytest.param(name, marks=tried(client, "consume: assigned partitions")) for name, client in NAMES.items()]
 LAST_TIMESTAMP_MS = 253_402_300_799_999
 
 Written = Mapping[str, tuple[str, list[Sent], Mapping[str, list[int]]]]
@@ -72,8 +83,8 @@ def readings(
     return {name: client.consume(zone_b, topics, client_id="tidelog_zone=b") for name, client in clients.items()}
 
 
-@pytest.mark.parametrize("writer", NAMES)
-@pytest.mark.parametrize("reader", NAMES)
+@pytest.mark.parametrize("writer", _WRITERS)
+@pytest.mark.parametrize("reader", _READERS)
 def test_what_one_writes_the_other_reads(
     reader: str, writer: str, written: Written, readings: Mapping[str, Mapping[tuple[str, int], list[Read]]]
 ) -> None:

@@ -15,6 +15,7 @@ import confluent_kafka.admin
 import pytest
 
 from tests.clients.conftest import NewTopic
+from tests.clients.matrix import tried
 from tests.clients.members.process import Member, members_of, wait_until
 from tests.clients.members.program import Place
 from tests.clients.members.table import VARIANTS, Variant
@@ -183,6 +184,20 @@ def members_change_the_protocol_one_by_one(scene: Scene) -> None:
     assert not set(range(60)) & set(_values(*new, back)), "what was committed came again"
 
 
+def offsets_are_committed_without_membership(scene: Scene) -> None:
+    scene.produce(0, 60)
+    first = scene.start("first", servers=scene.zone_a, assign=PARTITIONS)
+    first.until(lambda member: len(_values(member)) == 60, "all records")
+    committed = first.commit()
+    assert _committed_offsets(scene) == committed == dict.fromkeys(scene.everything, 10)
+    first.leave()
+
+    scene.produce(60, 72)
+    second = scene.start("second", servers=scene.zone_b, assign=PARTITIONS)
+    second.until(lambda member: len(_values(member)) >= 12, "the new records")
+    assert _values(second) == list(range(60, 72))
+
+
 def _committed_offsets(scene: Scene) -> dict[Place, int]:
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": scene.zone_b})
     asked = confluent_kafka.ConsumerGroupTopicPartitions(scene.group)
@@ -191,27 +206,40 @@ def _committed_offsets(scene: Scene) -> dict[Place, int]:
 
 
 Scenario = Callable[[Scene], None]
-_SCENARIOS: tuple[Scenario, ...] = (
-    members_join_leave_and_die,
-    a_restarted_static_member_changes_nothing,
-    offsets_are_where_the_next_member_begins,
-    offsets_that_are_gone_are_reset,
-    a_new_topic_that_matches_is_read,
-    members_change_the_protocol_one_by_one,
-)
+_SHOWS: Mapping[Scenario, tuple[str, ...]] = {
+    members_join_leave_and_die: ("consume: as a group", "group: members join and leave", "group: a member dies"),
+    a_restarted_static_member_changes_nothing: ("group: static membership",),
+    offsets_are_where_the_next_member_begins: ("offsets: commit and fetch", "offsets: seek"),
+    offsets_that_are_gone_are_reset: ("offsets: reset",),
+    offsets_are_committed_without_membership: ("offsets: commit without membership", "consume: assigned partitions"),
+    a_new_topic_that_matches_is_read: ("group: topics by regular expression",),
+    members_change_the_protocol_one_by_one: ("group: changes between protocols while it runs",),
+}
 
 
-def _offers(variant: Variant, scenario: Scenario) -> bool:
+def _is_offered(variant: Variant, scenario: Scenario) -> bool:
     if scenario is a_restarted_static_member_changes_nothing:
         return variant.static
+    if scenario is a_new_topic_that_matches_is_read:
+        return variant.patterns
     return variant.protocol == "consumer" or scenario is not members_change_the_protocol_one_by_one
+
+
+def _shown(variant: Variant, scenario: Scenario) -> tuple[str, ...]:
+    """The features of a client that a scenario shows, with what the variant itself is about."""
+    shows = _SHOWS[scenario]
+    if scenario is members_join_leave_and_die and variant.protocol == "consumer":
+        shows = (*shows, "group: the new protocol (KIP-848)")
+    elif scenario is members_join_leave_and_die and variant.keeps_partitions:
+        shows = (*shows, "group: cooperative, partitions kept")
+    return shows
 
 
 _PLAYS = {
     f"{variant.name}: {scenario.__name__}": (variant, scenario)
     for variant in VARIANTS
-    for scenario in _SCENARIOS
-    if _offers(variant, scenario)
+    for scenario in _SHOWS
+    if _is_offered(variant, scenario)
 }
 
 
@@ -229,7 +257,11 @@ def playing(
         topic = new_topic(PARTITIONS)
         group = f"group-{uuid.uuid4().hex[:8]}"
         given = ("--group", group, "--topics", topic, "--protocol", variant.protocol, "--strategy", variant.strategy)
-        session = () if scenario is _SCENARIOS[1] else ("--session-timeout-ms", str(SESSION_TIMEOUT_MS))
+        session = (
+            ()
+            if scenario is a_restarted_static_member_changes_nothing
+            else ("--session-timeout-ms", str(SESSION_TIMEOUT_MS))
+        )
         with members_of(commands[play], *given, *session) as start:
             scenario(
                 Scene(
@@ -253,6 +285,12 @@ def _params(item: pytest.Item) -> Mapping[str, object]:
 
 
 @pytest.mark.timeout(_SCENARIO_TIMEOUT_S)
-@pytest.mark.parametrize("play", _PLAYS)
+@pytest.mark.parametrize(
+    "play",
+    [
+        pytest.param(play, id=play, marks=tried(variant.client, *_shown(variant, scenario)))
+        for play, (variant, scenario) in _PLAYS.items()
+    ],
+)
 def test_group(play: str, playing: Mapping[str, Future[None]]) -> None:
     playing[play].result(_SCENARIO_TIMEOUT_S)

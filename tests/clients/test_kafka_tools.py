@@ -10,6 +10,7 @@ import confluent_kafka
 import pytest
 
 from tests.clients.conftest import NewTopic
+from tests.clients.matrix import tried
 from tests.clients.members.process import members_of, python
 from tests.fixtures.java import Java, JavaFailed
 
@@ -33,6 +34,7 @@ def _a_group() -> str:
     return f"group-{uuid.uuid4().hex[:8]}"
 
 
+@tried("kafka-clients", "admin: list and describe groups", "admin: delete groups", "admin: delete offsets of groups")
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_consumer_group_command_lists_describes_resets_and_deletes(
     protocol: str, java: Java, new_topic: NewTopic, zone_a: str, zone_b: str
@@ -84,6 +86,7 @@ def _said_by(java: Java, main: str, arguments: Sequence[str]) -> str:
         return str(failed)
 
 
+@tried("kafka-clients", "admin: configs")
 def test_config_command_shows_and_changes_topic_configs(
     java: Java, new_topic: NewTopic, zone_a: str, zone_b: str
 ) -> None:
@@ -112,6 +115,7 @@ def test_config_command_shows_the_settings_of_an_agent(java: Java, zone_a: str) 
     assert "group.initial.rebalance.delay.ms=300" in shown
 
 
+@tried("kafka-clients", "admin: delete records")
 def test_delete_records_command_moves_the_log_start(
     java: Java, new_topic: NewTopic, zone_a: str, zone_b: str, session_directory: Path
 ) -> None:
@@ -128,6 +132,7 @@ def test_delete_records_command_moves_the_log_start(
     assert offsets.split() == [f"{topic}:0:10"]
 
 
+@tried("kafka-clients", "consume: as a group", "offsets: commit and fetch")
 def test_verifiable_producer_and_consumer_agree(java: Java, new_topic: NewTopic, zone_a: str, zone_b: str) -> None:
     topic, records = new_topic(1), 500
     given = ("--topic", topic, "--max-messages", str(records))
@@ -149,6 +154,7 @@ def test_verifiable_producer_and_consumer_agree(java: Java, new_topic: NewTopic,
     assert committed[-1]["offsets"] == [{"topic": topic, "partition": 0, "offset": records}]
 
 
+@tried("kafka-clients", "consume: as a group")
 def test_consumer_performance_reads_all_records(java: Java, new_topic: NewTopic, zone_a: str, zone_b: str) -> None:
     topic = new_topic(3)
     _produce(zone_a, topic, 3_000, 3)
@@ -159,6 +165,7 @@ def test_consumer_performance_reads_all_records(java: Java, new_topic: NewTopic,
     assert int(figures[4]) == 3_000
 
 
+@tried("kafka-clients", "admin: describe cluster")
 def test_broker_api_versions_command_reads_every_agent(java: Java, zone_a: str, zone_b: str) -> None:
     shown = java.tool("BrokerApiVersionsCommand", "--bootstrap-server", zone_a)
 

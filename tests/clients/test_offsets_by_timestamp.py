@@ -10,6 +10,7 @@ import pytest
 
 from tests.clients.adapters import DEADLINE_S, Client, JavaClient, Sent
 from tests.clients.conftest import NewTopic
+from tests.clients.matrix import tried
 from tests.fixtures.java import Java
 
 START_MS = 1_700_000_000_000
@@ -85,13 +86,21 @@ def _kafka_python(servers: str, topic: str, asked: Sequence[int]) -> dict[int, i
         consumer.close()
 
 
-@pytest.mark.parametrize("ask", [_confluent, _aiokafka, _kafka_python])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pytest.param(_confluent, marks=tried("confluent-kafka", "offsets: by time")),
+        pytest.param(_aiokafka, marks=tried("aiokafka", "offsets: by time")),
+        pytest.param(_kafka_python, marks=tried("kafka-python", "offsets: by time")),
+    ],
+)
 def test_the_first_record_at_or_after_the_time_is_found(
     ask: Callable[[str, str, Sequence[int]], dict[int, int | None]], topic: str, zone_b: str
 ) -> None:
     assert ask(zone_b, topic, ASKED) == {asked: expected(asked) for asked in ASKED}
 
 
+@tried("kafka-clients", "offsets: by time")
 def test_java_finds_offset_and_timestamp(java_client: JavaClient, topic: str, zone_b: str) -> None:
     found = java_client.offsets_for_times(zone_b, topic, ASKED)
 

@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError
 
 from tests.clients.adapters import DEADLINE_S, Client, Sent
 from tests.clients.conftest import NewTopic
+from tests.clients.matrix import tried
 from tests.fixtures.java import Java
 
 
@@ -34,6 +35,7 @@ def _config(servers: str, topic: str) -> Mapping[str, str]:
     return {name: entry.value for name, entry in entries.items()}
 
 
+@tried("kafka-clients", "admin: create, describe, grow, delete topics")
 def test_java_creates_describes_grows_and_deletes_a_topic(java: Java, zone_a: str, zone_b: str) -> None:
     name, servers = _name(), ("--bootstrap-server", zone_a)
 
@@ -52,6 +54,7 @@ def test_java_creates_describes_grows_and_deletes_a_topic(java: Java, zone_a: st
     assert name not in java.tool("TopicCommand", *servers, "--list").split()
 
 
+@tried("confluent-kafka", "admin: create, describe, grow, delete topics")
 def test_confluent_creates_describes_grows_and_deletes_a_topic(new_topic: NewTopic, zone_a: str, zone_b: str) -> None:
     config = {"retention.ms": "3600000", "max.message.bytes": "123456", "message.timestamp.type": "LogAppendTime"}
     name = new_topic(2, "confluent", config)
@@ -70,7 +73,8 @@ def test_confluent_creates_describes_grows_and_deletes_a_topic(new_topic: NewTop
     assert name not in admin.list_topics(timeout=DEADLINE_S).topics
 
 
-def test_kafka_python_creates_describes_and_deletes_a_topic(zone_a: str) -> None:
+@tried("kafka-python", "admin: create, describe, grow, delete topics")
+def test_kafka_python_creates_describes_grows_and_deletes_a_topic(zone_a: str) -> None:
     name = _name()
     admin = kafka.admin.KafkaAdminClient(bootstrap_servers=zone_a)
     try:
@@ -79,13 +83,17 @@ def test_kafka_python_creates_describes_and_deletes_a_topic(zone_a: str) -> None
             admin.create_topics([kafka.admin.NewTopic(name, 2, 1)])
         (described,) = admin.describe_topics([name])
         assert len(described["partitions"]) == 2
+        admin.create_partitions({name: kafka.admin.NewPartitions(4)})
+        (described,) = admin.describe_topics([name])
+        assert len(described["partitions"]) == 4
         admin.delete_topics([name])
         assert name not in admin.list_topics()
     finally:
         admin.close()
 
 
-def test_aiokafka_creates_describes_and_deletes_a_topic(zone_a: str) -> None:
+@tried("aiokafka", "admin: create, describe, grow, delete topics")
+def test_aiokafka_creates_describes_grows_and_deletes_a_topic(zone_a: str) -> None:
     async def run() -> None:
         name = _name()
         admin = aiokafka.admin.AIOKafkaAdminClient(bootstrap_servers=zone_a)
@@ -94,6 +102,9 @@ def test_aiokafka_creates_describes_and_deletes_a_topic(zone_a: str) -> None:
             await admin.create_topics([aiokafka.admin.NewTopic(name, 2, 1)])
             (described,) = await admin.describe_topics([name])
             assert len(described["partitions"]) == 2
+            await admin.create_partitions({name: aiokafka.admin.NewPartitions(4)})
+            (described,) = await admin.describe_topics([name])
+            assert len(described["partitions"]) == 4
             await admin.delete_topics([name])
             assert name not in await admin.list_topics()
         finally:

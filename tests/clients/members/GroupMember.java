@@ -13,6 +13,7 @@ import java.util.TreeSet;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.regex.Pattern;
 import java.util.stream.Collectors;
+import java.util.stream.IntStream;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
@@ -51,7 +52,12 @@ public final class GroupMember {
 
     private static void subscribe(KafkaConsumer<String, String> consumer, Map<String, String> asked) {
         String topics = asked.get("topics");
-        if (!topics.startsWith("^")) {
+        if (asked.containsKey("assign")) {
+            List<TopicPartition> taken = IntStream.range(0, Integer.parseInt(asked.get("assign")))
+                    .mapToObj(partition -> new TopicPartition(topics, partition)).toList();
+            consumer.assign(taken);
+            new Listener().onPartitionsAssigned(taken);
+        } else if (!topics.startsWith("^")) {
             consumer.subscribe(List.of(topics.split(",")), new Listener());
         } else if ("consumer".equals(asked.get("protocol"))) {
             consumer.subscribe(new SubscriptionPattern(topics), new Listener());

@@ -28,12 +28,17 @@ def main() -> None:
     if asked.instance:
         settings["group.instance.id"] = asked.instance
     consumer = confluent_kafka.Consumer(settings)
-    consumer.subscribe(
-        asked.topics,
-        on_assign=lambda _, found: told.assigned((each.topic, each.partition) for each in found),
-        on_revoke=lambda _, found: told.revoked((each.topic, each.partition) for each in found),
-        on_lost=lambda _, found: told.revoked(((each.topic, each.partition) for each in found), "lost"),
-    )
+    if asked.assign:
+        places = [(asked.topics[0], partition) for partition in range(asked.assign)]
+        consumer.assign([confluent_kafka.TopicPartition(*place) for place in places])
+        told.assigned(places)
+    else:
+        consumer.subscribe(
+            asked.topics,
+            on_assign=lambda _, found: told.assigned((each.topic, each.partition) for each in found),
+            on_revoke=lambda _, found: told.revoked((each.topic, each.partition) for each in found),
+            on_lost=lambda _, found: told.revoked(((each.topic, each.partition) for each in found), "lost"),
+        )
     while True:
         message = consumer.poll(0.05)
         if message is not None and message.error() is None:

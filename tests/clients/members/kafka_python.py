@@ -46,7 +46,11 @@ def main() -> None:
         metadata_max_age_ms=2_000,
         fetch_max_wait_ms=100,
     )
-    if asked.topics[0].startswith("^"):
+    if asked.assign:
+        places = [(asked.topics[0], partition) for partition in range(asked.assign)]
+        consumer.assign([kafka.TopicPartition(*place) for place in places])
+        told.assigned(places)
+    elif asked.topics[0].startswith("^"):
         consumer.subscribe(pattern=asked.topics[0], listener=_Listener(told))
     else:
         consumer.subscribe(asked.topics, listener=_Listener(told))

@@ -32,6 +32,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--heartbeat-ms", type=int, default=500)
     parser.add_argument("--max-poll-ms", type=int, default=60_000)
     parser.add_argument("--reset", default="earliest")
+    parser.add_argument(
+        "--assign", type=int, help="no membership: so many partitions of the first topic, taken by hand"
+    )
     return parser.parse_args()
 
 

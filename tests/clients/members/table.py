@@ -11,7 +11,8 @@ from tests.fixtures.java import JVM_OPTIONS, Java
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     """`command`: how its program is started, given the Java of the fixtures. `keeps_partitions`: a rebalance takes from
-    a member only what moves. `static`: the client has static members (KIP-345)."""
+    a member only what moves. `static`: the client has static members (KIP-345). `patterns`: topics by a regular
+    expression, also ones that are made later."""
 
     client: str
     protocol: str
@@ -19,17 +20,11 @@ class Variant:
     command: Callable[[Java], Sequence[str]]
     keeps_partitions: bool = False
     static: bool = True
+    patterns: bool = True
 
     @property
     def name(self) -> str:
         return f"{self.client} {self.protocol if self.protocol == 'consumer' else self.strategy}"
-
-    @property
-    def tried(self) -> str:
-        """For the matrix of clients."""
-        if self.protocol == "consumer":
-            return "new group protocol (KIP-848)"
-        return f"group, {'cooperative' if self.keeps_partitions else 'eager'} ({self.strategy})"
 
 
 def _java(java: Java) -> Sequence[str]:
@@ -58,15 +53,18 @@ VARIANTS = (
         keeps_partitions=True,
     ),
     Variant(client="aiokafka", protocol="classic", strategy="roundrobin", command=_python("aio")),
-    Variant(client="kafka-python", protocol="classic", strategy="range", command=_python("kafka_python")),
+    Variant(
+        client="kafka-python", protocol="classic", strategy="range", command=_python("kafka_python"), patterns=False
+    ),
     Variant(
         client="kafka-python",
         protocol="classic",
         strategy="cooperative",
         command=_python("kafka_python"),
         keeps_partitions=True,
+        patterns=False,
     ),
-    Variant(client="java", protocol="classic", strategy="range", command=_java),
-    Variant(client="java", protocol="classic", strategy="cooperative", command=_java, keeps_partitions=True),
-    Variant(client="java", protocol="consumer", strategy="uniform", command=_java, keeps_partitions=True),
+    Variant(client="kafka-clients", protocol="classic", strategy="range", command=_java),
+    Variant(client="kafka-clients", protocol="classic", strategy="cooperative", command=_java, keeps_partitions=True),
+    Variant(client="kafka-clients", protocol="consumer", strategy="uniform", command=_java, keeps_partitions=True),
 )
