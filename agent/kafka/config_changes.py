@@ -100,7 +100,11 @@ def _items(value: str) -> list[str]:
 
 
 def refuse_broker_change(operations: Sequence[Operation], known: Collection[str]) -> None:
-    """No broker config can be changed while the agent runs. Raises Refused if any is asked to."""
+    """No broker config can be changed while the agent runs. Raises Refused if any is asked to.
+
+    To delete one is no change, since none was ever set; tools that clean up behind themselves do it unasked.
+    """
+    operations = [operation for operation in operations if operation.kind != DELETE]
     unknown = [operation.name for operation in operations if operation.name not in known]
     if unknown:
         raise Refused(

@@ -192,11 +192,12 @@ async def test_a_brokers_configs_are_not_changed_while_it_runs(wire: Wire) -> No
     unknown = await alter(wire, "", ("no.such.setting", SET, "3"), resource=broker)
     another = await alter(wire, "98765", ("num.partitions", SET, "3"), resource=broker)
     nothing = await alter(wire, me, resource=broker)
+    deleted = await alter(wire, me, ("leader.replication.throttled.rate", DELETE, None), resource=broker)
 
     assert (read_only.error_code, "num.partitions" in read_only.error_message) == (ErrorCode.invalid_request, True)
     assert (unknown.error_code, "Known: " in unknown.error_message) == (ErrorCode.invalid_config, True)
     assert another.error_code is ErrorCode.invalid_request
-    assert nothing.error_code is ErrorCode.none
+    assert nothing.error_code is deleted.error_code is ErrorCode.none
 
 
 async def test_unknown_topics_and_types_are_refused_one_by_one(wire: Wire) -> None:
