@@ -120,9 +120,10 @@ def has_moved(context: RequestContext, topic_id: TopicId, partition: Partition) 
         return False
     self_ = context.parts.membership.self_
     leader = route_of(context, topic_id, partition).leader
-    if self_ is None or leader in (NO_NODE, self_.node_id):
-        return False
     redirected = context.connection.redirected
+    if self_ is None or leader in (NO_NODE, self_.node_id):
+        redirected.pop((topic_id, partition), None)  # if it moves away again, that is news
+        return False
     first_told_s = redirected.get((topic_id, partition))
     if first_told_s is None:
         if len(redirected) >= context.settings.max_redirects_per_connection:

@@ -230,3 +230,27 @@ def check_told(answer: Any, partition: Any, leader: Running, *, tells_where: boo
 
 async def _is_known(wire: Wire, topic: Any, other: Running) -> bool:
     return await _partition_of(wire, topic, other) is not None
+
+
+async def test_a_connection_is_told_again_when_a_partition_moves_away_again(database_url: str) -> None:
+    store = a_memory_store()
+    async with running(database_url, store) as first:
+        wire = await Wire.connect(first.app.kafka_port)
+        topic = await a_topic(wire, "to-and-fro", partitions=64)
+        everything = dict.fromkeys(range(64), GOOD)
+        moved: list[set[int]] = []
+        for _ in range(2):
+            async with running(database_url, store) as second:
+                await until_answered(lambda second=second: _is_known(wire, topic, second))
+                answer = partitions_of(await wire.ask(a_produce(topic.name, everything)))
+                moved.append({part.index for part in answer if part.error_code is ErrorCode.not_leader_or_follower})
+            await until_answered(lambda: _all_are_taken(wire, topic.name, everything))
+        wire.close()
+
+        assert moved[0] & moved[1]
+
+
+async def _all_are_taken(wire: Wire, topic: str, batches: dict[int, bytes | None]) -> bool:
+    answer = partitions_of(await wire.ask(a_produce(topic, batches)))
+    metadata = await wire.ask(a_metadata(topic))
+    return len(metadata.brokers) == 1 and all(part.error_code is ErrorCode.none for part in answer)
