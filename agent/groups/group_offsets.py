@@ -18,6 +18,7 @@ from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 
 log = logging.getLogger(__name__)
 
+_FENCED = (GroupFault.ILLEGAL_GENERATION, GroupFault.STALE_MEMBER_EPOCH, GroupFault.UNKNOWN_MEMBER)
 _NO_SUCH_GROUP = (GroupFault.GROUP_NOT_FOUND, GroupFault.INVALID_GROUP)
 """Whoever asks for offsets of a group that does not exist, or cannot, is told that there are none, as by Kafka."""
 
@@ -68,6 +69,17 @@ class GroupOffsets:
                 member_epoch=fence.member_epoch,
             )
         )
+
+    async def outcome(
+        self, taken: asyncio.Future[GroupFault | None] | GroupFault, running: RunningGroup, committing: Committing
+    ) -> GroupFault | None:
+        """What became of a commit that was taken; None: it is in Postgres. A fence that fell in the meantime is told in
+        the words of the protocol that the member speaks, which the machine knows."""
+        fault = taken if isinstance(taken, GroupFault) else await taken
+        if taken is fault or fault not in _FENCED:
+            return fault
+        again = running.check_commit(committing.member_id, committing.instance_id, committing.generation_or_epoch)
+        return again if isinstance(again, GroupFault) else fault
 
     async def fetch(self, asked: Sequence[Fetching]) -> list[Mapping[PartitionKey, CommittedOffset] | GroupFault]:
         """One answer per group, all read in one statement; of a group that does not exist, nothing."""

@@ -1,8 +1,9 @@
 """Offset commits of all groups, gathered into shared statements: the more wait, the more share the next one.
 
-Promises: one statement in flight at a time, commits applied in the order in which they came; each gets its verdict, or
-a fault once its outcome cannot be known, and is then never repeated here: the groups concerned are `lost`, and only
-their next claim, which fences whatever the statement still does, lets them commit again. The queue is bounded.
+Promises: a group has one statement in flight at a time, and its commits are applied in the order in which they came;
+each gets its verdict, or a fault once its outcome cannot be known, and is then never repeated here: the groups
+concerned are `lost`, and only their next claim, which fences whatever the statement still does, lets them commit again.
+The queue is bounded.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from zlib import crc32
 
 from agent.groups.settings import GroupSettings
 from agent.groups.values import GroupFault
@@ -28,7 +30,37 @@ class _Queued:
 
 
 class OffsetBatches:
-    """`run` is its one task. `lost` is told the groups that must be claimed again, with the epochs that do not hold."""
+    """`run` is its one task. `lost` is told the groups that must be claimed again, with the epochs that do not hold.
+
+    A group's commits all go through one lane, and so in order; while one lane's statement is in Postgres, another's is
+    made up."""
+
+    def __init__(
+        self,
+        offsets: CommittedOffsets,
+        settings: GroupSettings,
+        metrics: Metrics,
+        lost: Callable[[Mapping[str, int], GroupFault], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._lanes = [_Lane(offsets, settings, metrics, lost, clock) for _ in range(settings.offset_commit_lanes)]
+
+    def add(self, commit: OffsetCommit) -> asyncio.Future[GroupFault | None] | GroupFault:
+        """Queue a commit; its future is None once the offsets are in Postgres. OVERLOADED: there is no place."""
+        if sum(len(lane) for lane in self._lanes) >= self._settings.offset_commit_queue:
+            return GroupFault.OVERLOADED
+        return self._lanes[crc32(commit.group_id.encode()) % len(self._lanes)].add(commit)
+
+    async def run(self) -> None:
+        """Until cancelled; what waits then is answered that another agent is to be asked."""
+        async with asyncio.TaskGroup() as tasks:
+            for lane in self._lanes:
+                tasks.create_task(lane.run())
+
+
+class _Lane:
+    """One statement in flight at a time."""
 
     def __init__(
         self,
@@ -46,17 +78,16 @@ class OffsetBatches:
         self._queue: deque[_Queued] = deque()
         self._due = asyncio.Event()
 
-    def add(self, commit: OffsetCommit) -> asyncio.Future[GroupFault | None] | GroupFault:
-        """Queue a commit; its future is None once the offsets are in Postgres. OVERLOADED: there is no place."""
-        if len(self._queue) >= self._settings.offset_commit_queue:
-            return GroupFault.OVERLOADED
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, commit: OffsetCommit) -> asyncio.Future[GroupFault | None]:
         verdict: asyncio.Future[GroupFault | None] = asyncio.get_running_loop().create_future()
         self._queue.append(_Queued(commit, verdict))
         self._due.set()
         return verdict
 
     async def run(self) -> None:
-        """Until cancelled; what waits then is answered that another agent is to be asked."""
         try:
             while True:
                 await self._due.wait()

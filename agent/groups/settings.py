@@ -48,6 +48,8 @@ class GroupSettings(BaseSettings):
     """The pause between two looks at the topics that groups of the new protocol subscribe to."""
     offset_commit_queue: int = Field(default=20_000, ge=1)
     """OffsetCommit requests of all groups that wait for their statement; one more is told to try again."""
+    offset_commit_lanes: int = Field(default=2, ge=1)
+    """Statements for offset commits in flight at once, each for other groups."""
     offset_commits_per_statement: int = Field(default=1_000, ge=1)
     """OffsetCommit requests that share one statement."""
     offset_partitions_per_statement: int = Field(default=20_000, ge=1)

@@ -94,7 +94,7 @@ async def _commit(
         return running
     taken = context.parts.group_offsets.commit(running, committing, offsets)
     context.turn.done()
-    return taken if isinstance(taken, GroupFault) else await taken
+    return await context.parts.group_offsets.outcome(taken, running, committing)
 
 
 def _respond(request: Any, codes: Iterable[Iterable[ErrorCode]]) -> OffsetCommitResponse:

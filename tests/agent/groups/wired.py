@@ -150,7 +150,7 @@ class Coordinating:
         taken = self.offsets.commit(
             running, committing, [((topic_id, Partition(0)), CommittedOffset(offset=Offset(offset)))]
         )
-        return taken if isinstance(taken, GroupFault) else await taken
+        return await self.offsets.outcome(taken, running, committing)
 
     async def committed(self, group_id: str, topic_id: TopicId) -> int | GroupFault:
         asked = Fetching(group_id=group_id, member_id=None, member_epoch=-1, partitions=[(topic_id, Partition(0))])
