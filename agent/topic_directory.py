@@ -54,6 +54,15 @@ class TopicDirectory:
                     found |= fresh
         return found
 
+    async def fresh(self, names: Collection[str]) -> dict[str, Topic]:
+        """The topics that exist, asked afresh: an administrator may have changed them through another agent a moment
+        ago. Raises SequencerUnavailable."""
+        found = await self._topics.by_name(names)
+        for name in names:
+            self.forget(name)
+        self._remember({name: found.get(name) for name in names})
+        return found
+
     async def by_id(self, topic_ids: Collection[TopicId]) -> dict[TopicId, Topic]:
         """The topics that exist. Raises SequencerUnavailable."""
         found, missing = self._recall(topic_ids)

@@ -95,3 +95,21 @@ async def test_all_topics_are_asked_afresh_and_remembered(sequencer: Sequencer) 
 
 def names_of(topics: Collection[Topic]) -> list[str]:
     return sorted(topic.name for topic in topics)
+
+
+async def test_an_administrator_sees_what_was_changed_elsewhere_and_so_does_everybody_after(
+    sequencer: Sequencer,
+) -> None:
+    lookups = Lookups(sequencer)
+    old = await sequencer.topics.create("orders", 1, {})
+    assert await lookups.exists("orders", "payments") == {"orders"}
+    await sequencer.topics.delete("orders")
+    new = await sequencer.topics.create("orders", 2, {})
+    await sequencer.topics.create("payments", 1, {})
+
+    fresh = await lookups.directory.fresh(["orders", "payments", "nowhere"])
+
+    assert fresh.keys() == {"orders", "payments"}
+    assert fresh["orders"].topic_id == new.topic_id
+    assert await lookups.exists("orders", "payments") == {"orders", "payments"}
+    assert await lookups.directory.by_id([old.topic_id]) == {}

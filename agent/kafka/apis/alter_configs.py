@@ -47,7 +47,7 @@ async def _alter(
 
 async def _replace(resource: AlterConfigsResource, validate_only: bool, context: RequestContext) -> None:
     topics, name = context.parts.topics, resource.resource_name
-    if name not in await topics.by_name([name]):
+    if name not in await topics.fresh([name]):
         raise UnknownTopic(f"There is no topic '{name[:300]}'.")
     change = replaced({config.name: config.value for config in resource.configs if config.value is not None})
     if not validate_only:

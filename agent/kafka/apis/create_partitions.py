@@ -36,8 +36,7 @@ async def handle(request: CreatePartitionsRequest, context: RequestContext) -> C
 async def _grow(topic: CreatePartitionsTopic, validate_only: bool, context: RequestContext) -> None:
     """Raises one of ADMINISTRATION_ERRORS."""
     topics, most = context.parts.topics, context.settings.max_partitions_per_topic
-    topics.forget(topic.name)
-    found = (await topics.by_name([topic.name])).get(topic.name)
+    found = (await topics.fresh([topic.name])).get(topic.name)
     if found is None:
         raise UnknownTopic(f"There is no topic '{topic.name[:300]}'.")
     if topic.count == found.partition_count:

@@ -51,7 +51,7 @@ async def _create(topic: CreatableTopic, validate_only: bool, context: RequestCo
     await topics.check_name(topic.name)
     for name, value in config.items():
         validate_config(name, value)
-    if topic.name in await topics.by_name([topic.name]):
+    if topic.name in await topics.fresh([topic.name]):
         raise TopicExists(f"Topic '{topic.name}' already exists.")
     return _created(topic, None, count, config, context)
 

@@ -31,7 +31,7 @@ _LOWEST: Final = -1
 async def handle(request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
     failure, topics = None, {}
     try:
-        topics = await context.parts.topics.by_name([topic.name for topic in request.topics])
+        topics = await context.parts.topics.fresh([topic.name for topic in request.topics])
     except ADMINISTRATION_ERRORS as error:
         failure = administration_code(error)
     twice = named_twice(

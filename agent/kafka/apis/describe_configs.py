@@ -49,7 +49,7 @@ async def _entries(resource_type: int, name: str, context: RequestContext) -> Se
     """Raises one of ADMINISTRATION_ERRORS."""
     if resource_type == TOPIC_RESOURCE:
         validate_topic_name(name)
-        topic = (await context.parts.topics.by_name([name])).get(name)
+        topic = (await context.parts.topics.fresh([name])).get(name)
         if topic is None:
             raise Refused(ErrorCode.unknown_topic_or_partition, f"There is no topic '{name}'.")
         return topic_entries(topic.config)

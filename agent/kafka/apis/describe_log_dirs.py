@@ -54,7 +54,7 @@ async def _sizes(request: DescribeLogDirsRequest, context: RequestContext) -> di
         topics = {topic.name: topic for topic in await directory.all()}
         wanted = None
     else:
-        topics = await directory.by_name([asked.topic for asked in request.topics])
+        topics = await directory.fresh([asked.topic for asked in request.topics])
         wanted = {(str(asked.topic), int(partition)) for asked in request.topics for partition in asked.partitions}
     names = {topic.topic_id: topic.name for topic in topics.values()}
     sizes = await context.parts.sequencer.administration.sizes(list(names))

@@ -53,7 +53,7 @@ async def _find(
     request: DescribeProducersRequest, context: RequestContext
 ) -> dict[tuple[str, int], tuple[ActiveProducer, ...]]:
     """Raises one of ADMINISTRATION_ERRORS."""
-    topics = await context.parts.topics.by_name([topic.name for topic in request.topics])
+    topics = await context.parts.topics.fresh([topic.name for topic in request.topics])
     keys: dict[tuple[str, int], PartitionKey] = {
         (topic.name, index): (topics[topic.name].topic_id, Partition(index))
         for topic in request.topics

@@ -66,7 +66,7 @@ async def handle(request: DescribeTopicPartitionsRequest, context: RequestContex
 async def _find(names: Sequence[str], context: RequestContext) -> dict[str, Topic]:
     """Raises one of ADMINISTRATION_ERRORS."""
     if names:
-        return await context.parts.topics.by_name(names)
+        return await context.parts.topics.fresh(names)
     return {topic.name: topic for topic in await context.parts.topics.all()}
 
 

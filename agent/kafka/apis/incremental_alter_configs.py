@@ -60,7 +60,7 @@ async def _alter_topic(
     name: str, operations: Sequence[Operation], validate_only: bool, context: RequestContext
 ) -> None:
     topics = context.parts.topics
-    topic = (await topics.by_name([name])).get(name)
+    topic = (await topics.fresh([name])).get(name)
     if topic is None:
         raise UnknownTopic(f"There is no topic '{name[:300]}'.")
     change = changed(topic.config, operations)

@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 from kio.schema.errors import ErrorCode
 
@@ -222,3 +223,17 @@ async def test_a_topic_made_anew_has_a_new_id_and_the_old_one_is_unknown(wire: W
         (first.topic_id, ErrorCode.unknown_topic_id),
         (second.topic_id, ErrorCode.none),
     }
+
+
+async def test_a_request_whose_time_is_over_says_so(module_database_url: str, wire: Wire) -> None:
+    await create(wire, "held-fast")
+    async with await psycopg.AsyncConnection.connect(module_database_url) as holder:
+        await holder.execute("SELECT 1 FROM topics WHERE name = 'held-fast' FOR UPDATE")
+        asked = request(20, 6, topics=[{"name": "held-fast", "topic_id": None}], timeout=timedelta(milliseconds=200))
+        late = (await wire.ask(asked)).responses[0]
+
+    in_time = await delete(wire, 6, name="held-fast")
+
+    assert late.error_code is ErrorCode.request_timed_out
+    assert "timeout" in late.error_message
+    assert in_time.error_code is ErrorCode.none
