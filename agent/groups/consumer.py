@@ -83,14 +83,14 @@ class ConsumerGroup:
         now_ms: int,
     ) -> "ConsumerGroup":
         """A group that was of the classic protocol until now, with its members and their targets, at its generation.
-        `seen` must show all their topics. `stored_member_ids` are those that Postgres has; the first change writes the
-        members and deletes the rest."""
+        Its epoch is above that if the targets leave partitions to nobody: then they are made anew. `seen` must show all
+        their topics. `stored_member_ids` are those that Postgres has; the first change writes the members and deletes
+        the rest."""
         group = cls(group_id, settings, new_id, None, now_ms)
         for member, target in members:
             group._group.settle_in(member, target, now_ms)
         group._topics.see(seen)
-        fingerprint = group._topics.fingerprint(group._roster.members.values())
-        group._roster.start_at(generation, fingerprint, stored_member_ids)
+        group._group.start_at(generation, stored_member_ids)
         return group
 
     # --- what a conversion to the classic protocol reads

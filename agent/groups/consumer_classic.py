@@ -5,6 +5,9 @@ Such a member has no leader and waits for nobody: its JoinGroup is answered at o
 its SyncGroup with what is assigned to it, and a Heartbeat tells it to rejoin whenever there is something to give up or
 to take. A cooperative member first rejoins with what it has, learns from SyncGroup what to give up, and rejoins without
 it; an eager one has given everything up when it rejoins. A regular expression is the new protocol's alone.
+
+Like Kafka's coordinator it admits member ids that it does not know (JoinGroup made them up and forgot them), but not of
+one that says it still has partitions: it was removed, and they may be another's.
 """
 
 from dataclasses import replace
@@ -54,6 +57,8 @@ def answer_join(group: ConsumerMembership, event: Join, now_ms: int) -> JoinAnsw
     is_new = not event.member_id
     member_id = event.member_id or group.new_id()
     found = _find_joining(group, event, member_id)
+    if found is None and subscription.owned:
+        raise Refused(GroupFault.UNKNOWN_MEMBER, "The member was removed. It must give up all its partitions.")
     if is_new and event.instance_id is None and event.requires_known_member_id:
         return JoinAnswer(fault=GroupFault.MEMBER_ID_REQUIRED, member_id=member_id)
     before = found or ConsumerMember(member_id=member_id)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import TypeAlias
 
-from agent.groups.assignments import chosen, without
+from agent.groups.assignments import chosen, partitions_of, without
 from agent.groups.assignors import ASSIGNORS, Subscriber
 from agent.groups.consumer_members import STATIC_LEAVE_EPOCH, ConsumerMember, reconciled
 from agent.groups.consumer_roster import Roster
@@ -88,6 +88,15 @@ class ConsumerMembership:
         self.roster.set_target(member.member_id, target)
         self.heard_of(member, now_ms)
         self._resubscribed = True
+
+    def start_at(self, generation: int, stored_member_ids: frozenset[str]) -> None:
+        """All members have settled in, and their topics are known."""
+        fingerprint = self._fingerprint()
+        self.roster.start_at(generation, fingerprint, stored_member_ids)
+        topics = {topic for member in self.roster.members.values() for topic in self.topics.subscribed_ids(member)}
+        wanted = sum(self.topics.partition_counts(topics).values())
+        if wanted != sum(1 for member_id in self.roster.members for _ in partitions_of(self.roster.target(member_id))):
+            self.roster.raise_epoch(fingerprint)
 
     def admit(self, member_id: str) -> None:
         """Raises `Refused` if the group is full and this member is not in it."""

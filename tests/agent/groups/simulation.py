@@ -5,6 +5,7 @@ it is told to have the partition until it told the coordinator that it gave it u
 expired: its broker knows, and so will it).
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -417,8 +418,8 @@ class World:
                     holders[one] = consumer.name
 
     def unowned(self) -> list[str]:
-        """Of the topics that a living consumer subscribes to, the partitions that no consumer has, and those that
-        somebody has who should not."""
+        """Of the topics that a living consumer subscribes to, the partitions that no consumer has, those that somebody
+        has who should not, and those that two have (one may not know yet that it is no member any more)."""
         wanted = {
             (shape.topic_id, Partition(number))
             for consumer in self.consumers
@@ -427,9 +428,8 @@ class World:
             for shape in [self.topics[name]]
             for number in range(shape.partition_count)
         }
-        had = [one for consumer in self.consumers if consumer.alive for one in consumer.owned]
-        assert len(had) == len(set(had))
-        return sorted(map(str, wanted.symmetric_difference(had)))
+        had = Counter(one for consumer in self.consumers if consumer.alive for one in consumer.owned)
+        return sorted(map(str, wanted.symmetric_difference(had))) + [f"{one} twice" for one in had if had[one] > 1]
 
     def assign(self, subscriptions: dict[str, bytes]) -> dict[str, bytes]:
         """A leader's assignor: round robin, and cooperative: what somebody else still has is left out."""
