@@ -63,7 +63,8 @@ async def handle(request: Any, context: RequestContext) -> ConsumerGroupHeartbea
 def _problems(request: Any, context: RequestContext) -> Iterator[str]:
     """What Kafka finds wrong before it looks at the group, in its words and order."""
     epoch = request.member_epoch
-    if (context.api_version >= _FIRST_WITH_CLIENTS_MEMBER_ID or epoch != _JOINS) and not request.member_id.strip():
+    names_itself = context.api_version >= _FIRST_WITH_CLIENTS_MEMBER_ID or epoch > _JOINS or epoch == _LEAVES
+    if names_itself and not request.member_id.strip():
         yield "MemberId can't be empty."
     if not request.group_id.strip():
         yield "GroupId can't be empty."
@@ -76,7 +77,7 @@ def _problems(request: Any, context: RequestContext) -> Iterator[str]:
     elif epoch == _LEAVES_FOR_A_WHILE and request.instance_id is None:
         yield "InstanceId can't be null."
     elif epoch < _LEAVES_FOR_A_WHILE:
-        yield f"MemberEpoch is {epoch}, but must be greater than or equal to -2."
+        yield "MemberEpoch is invalid."
     if request.member_id and not can_be_id(request.member_id):
         yield "MemberId must be at most 1024 bytes, none of them NUL."
     if not can_be_instance_id(request.instance_id):
@@ -88,8 +89,8 @@ def _problems_of_joining(request: Any) -> Iterator[str]:
         yield "RebalanceTimeoutMs must be provided in first request."
     if request.topic_partitions is None or request.topic_partitions:
         yield "TopicPartitions must be empty when (re-)joining."
-    # A regular expression may be empty, and then subscribes to nothing; names may not, without one.
-    if not request.subscribed_topic_names and getattr(request, "subscribed_topic_regex", None) is None:
+    # No names, or an empty expression, subscribe to nothing, and that is allowed.
+    if request.subscribed_topic_names is None and getattr(request, "subscribed_topic_regex", None) is None:
         yield "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
 
 

@@ -494,7 +494,7 @@ async def test_a_life_in_the_new_protocol(wire: Wire, topic: Any, version: int) 
             "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining.",
         ),
         ({"epoch": -2}, "InstanceId can't be null."),
-        ({"epoch": -3}, "MemberEpoch is -3, but must be greater than or equal to -2."),
+        ({"epoch": -3}, "MemberEpoch is invalid."),
         ({"member_id": "a\0b"}, "MemberId must be at most 1024 bytes, none of them NUL."),
         ({"instance_id": "a\0b"}, "InstanceId must be at most 900 bytes, none of them NUL."),
     ],
@@ -506,6 +506,12 @@ async def test_heartbeats_that_are_wrong_in_themselves(wire: Wire, values: dict[
 
     assert (refused.error_code, refused.error_message) == (ErrorCode.invalid_request, message)
     assert (refused.member_id, refused.member_epoch, refused.assignment) == (None, 0, None)
+
+
+async def test_a_member_may_subscribe_to_nothing(wire: Wire) -> None:
+    joined = await consume(wire, "idle-consumers", 0, subscribed_topic_names=())
+
+    assert (joined.error_code, assigned(joined)) == (NONE, {})
 
 
 async def test_heartbeats_that_the_group_refuses(wire: Wire) -> None:
