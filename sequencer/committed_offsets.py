@@ -60,6 +60,10 @@ class CommitVerdict(Enum):
     STALE_MEMBER_EPOCH = 4
 
 
+_VERDICTS = tuple(CommitVerdict)
+"""By their numbers, which count from 0."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetQuery:
     """`partitions` None: all that the group has."""
@@ -82,7 +86,7 @@ class CommittedOffsets:
         if not commits:
             return []
         [row] = await self._database.write(SQL["commit"], **commit_parameters(commits))
-        return [CommitVerdict(verdict) for verdict in row.verdicts]
+        return [_VERDICTS[verdict] for verdict in row.verdicts]
 
     async def fetch(self, queries: Sequence[OffsetQuery]) -> list[Mapping[PartitionKey, CommittedOffset] | None]:
         """One answer per query: every partition asked for (NO_OFFSET where there is none), or all that the group has.
