@@ -194,6 +194,7 @@ class App:
                 tasks += [
                     group.create_task(assembly.coordinates.run(), name="coordinates"),
                     group.create_task(assembly.push.run(), name="push"),
+                    group.create_task(parts.topics.run(), name="topics"),
                     group.create_task(parts.write_path.run(), name="write path"),
                     group.create_task(parts.coordinator.run(), name="groups"),
                     group.create_task(assembly.offset_batches.run(), name="offset commits"),

@@ -110,7 +110,9 @@ class AgentSettings(BaseSettings):
     describe_producers_limit: int = Field(default=1_000, ge=1)
     """Producers named per partition in an answer to DescribeProducers."""
     topic_cache_s: float = Field(default=5.0, ge=0)
-    """How long a topic looked up is trusted; a topic deleted through another agent is noticed by then."""
+    """How long a topic looked up is trusted, whatever happens; what another agent changes is noticed sooner."""
+    topic_changes_poll_s: float = Field(default=0.5, gt=0)
+    """The pause between two looks at whether topics were made, changed or deleted through other agents."""
     unknown_topic_cache_s: float = Field(default=0.25, ge=0)
     """How long the answer that a topic does not exist is trusted."""
     topic_cache_entries: int = Field(default=10_000, ge=1)

@@ -1,12 +1,14 @@
 """Topics by name and by id, as this agent knows them: looked up in the sequencer, kept for a bounded time.
 
 Promises: an answer is never older than `topic_cache_s` (`unknown_topic_cache_s` for "there is none"); what this agent
-creates, changes or deletes itself is seen by its next lookup; the cache holds at most `topic_cache_entries`. A stale
+creates, changes or deletes itself is seen by its next lookup, and what others do about `topic_changes_poll_s` later,
+while `run` runs and the sequencer can be asked; the cache holds at most `topic_cache_entries`. A stale
 answer is harmless for the log: the sequencer refuses batches for a topic id that is gone. One lookup runs at a time;
 when it fails, it fails for all that waited for it, so that nobody waits longer than for two.
 """
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -33,9 +35,25 @@ class TopicDirectory:
         self._settings = settings
         self._clock = clock
         self._known: OrderedDict[str | TopicId, _Known] = OrderedDict()
+        self._changes: int | None = None
         self._one_lookup = asyncio.Lock()
         self._failed_lookups = 0
         self._last_failure = ""
+
+    async def run(self) -> None:
+        """Forget everything whenever topics have changed, until cancelled."""
+        while True:
+            # An answer that cannot be had is no news: what is known is trusted for as long as ever.
+            with contextlib.suppress(SequencerUnavailable):
+                await self.notice_changes()
+            await asyncio.sleep(self._settings.topic_changes_poll_s)
+
+    async def notice_changes(self) -> None:
+        """Raises SequencerUnavailable."""
+        changes = await self._topics.changes()
+        if changes != self._changes:
+            self._changes = changes
+            self._known.clear()
 
     def __len__(self) -> int:
         """Entries in the cache: each topic counts by its name and by its id."""
@@ -49,18 +67,20 @@ class TopicDirectory:
                 again, missing = self._recall(missing)
                 found |= again
                 if missing:
+                    noticed = self._changes
                     fresh = await self._topics.by_name(missing)
-                    self._remember({name: fresh.get(name) for name in missing})
+                    self._remember({name: fresh.get(name) for name in missing}, noticed)
                     found |= fresh
         return found
 
     async def fresh(self, names: Collection[str]) -> dict[str, Topic]:
         """The topics that exist, asked afresh: an administrator may have changed them through another agent a moment
         ago. Raises SequencerUnavailable."""
+        noticed = self._changes
         found = await self._topics.by_name(names)
         for name in names:
             self.forget(name)
-        self._remember({name: found.get(name) for name in names})
+        self._remember({name: found.get(name) for name in names}, noticed)
         return found
 
     async def by_id(self, topic_ids: Collection[TopicId]) -> dict[TopicId, Topic]:
@@ -71,15 +91,17 @@ class TopicDirectory:
                 again, missing = self._recall(missing)
                 found |= again
                 if missing:
+                    noticed = self._changes
                     fresh = await self._topics.by_id(missing)
-                    self._remember({topic_id: fresh.get(topic_id) for topic_id in missing})
+                    self._remember({topic_id: fresh.get(topic_id) for topic_id in missing}, noticed)
                     found |= fresh
         return found
 
     async def all(self) -> tuple[Topic, ...]:
         """All topics, asked afresh. Raises SequencerUnavailable."""
+        noticed = self._changes
         topics = tuple(await self._topics.list())
-        self._remember({topic.name: topic for topic in topics})
+        self._remember({topic.name: topic for topic in topics}, noticed)
         return topics
 
     async def create(self, name: str, partition_count: int, config: Mapping[str, str]) -> Topic:
@@ -154,7 +176,12 @@ class TopicDirectory:
                 found[key] = known.topic
         return found, missing
 
-    def _remember(self, answers: "Mapping[str, Topic | None] | Mapping[TopicId, Topic | None]") -> None:
+    def _remember(
+        self, answers: "Mapping[str, Topic | None] | Mapping[TopicId, Topic | None]", noticed: int | None
+    ) -> None:
+        """`noticed`: the changes known of when the answers were asked for. With more since, they may be old already."""
+        if noticed != self._changes:
+            return
         now_s = self._clock()
         for key, topic in answers.items():
             if topic is None:

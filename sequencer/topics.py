@@ -121,6 +121,11 @@ class Topics:
         """All live topics, by name."""
         return [_topic(row) for row in await self._database.fetch(SQL["list_topics"])]
 
+    async def changes(self) -> int:
+        """How often a topic was made, changed or deleted. Another number than before: look up afresh."""
+        [row] = await self._database.fetch(SQL["topic_changes"])
+        return int(row.changes)
+
     async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
         """The live topics among `names`."""
         possible = [name for name in names if _can_exist(name)]

@@ -39,6 +39,9 @@ WHERE topic_id = %(topic_id)s::uuid AND state = 'live'
 -- name: list_topics
 SELECT topic_id, name, partition_count, config, created_at FROM topics WHERE deleted_at IS NULL ORDER BY name
 
+-- name: topic_changes
+SELECT changes FROM topic_changes
+
 -- name: topics_by_name
 SELECT topic_id, name, partition_count, config, created_at FROM topics
 WHERE name = ANY(%(names)s::text[]) AND deleted_at IS NULL

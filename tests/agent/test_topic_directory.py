@@ -113,3 +113,62 @@ async def test_an_administrator_sees_what_was_changed_elsewhere_and_so_does_ever
     assert fresh["orders"].topic_id == new.topic_id
     assert await lookups.exists("orders", "payments") == {"orders", "payments"}
     assert await lookups.directory.by_id([old.topic_id]) == {}
+
+
+async def test_a_change_made_elsewhere_is_noticed_long_before_the_cache_is_old(sequencer: Sequencer) -> None:
+    lookups = Lookups(sequencer)
+    directory = lookups.directory
+    await sequencer.topics.create("orders", 1, {})
+    await directory.notice_changes()
+
+    for change, expected in (
+        (sequencer.topics.add_partitions("orders", 2), (2, {})),
+        (sequencer.topics.alter_config("orders", {"retention.ms": "7"}), (2, {"retention.ms": "7"})),
+    ):
+        await lookups.exists("orders", "payments")
+        await change
+        await directory.notice_changes()
+        orders = (await directory.by_name(["orders"]))["orders"]
+        assert (orders.partition_count, orders.config) == expected
+    await sequencer.topics.delete("orders")
+    await sequencer.topics.create("payments", 1, {})
+    await directory.notice_changes()
+
+    assert await lookups.exists("orders", "payments") == {"payments"}
+
+
+async def test_what_is_known_stays_known_while_nothing_changes(sequencer: Sequencer) -> None:
+    lookups = Lookups(sequencer)
+    await sequencer.topics.create("orders", 1, {})
+    await lookups.directory.notice_changes()
+    await lookups.exists("orders")
+
+    await lookups.directory.notice_changes()
+
+    assert len(lookups.directory) == 2
+
+
+async def test_an_answer_overtaken_by_a_change_is_not_kept(sequencer: Sequencer) -> None:
+    """The lookup was sent before the change and is answered after it was noticed."""
+    lookups = Lookups(sequencer)
+    directory = lookups.directory
+    await sequencer.topics.create("orders", 1, {})
+    await directory.notice_changes()
+    before = (await sequencer.topics.by_name(["orders"]))["orders"]
+    await sequencer.topics.add_partitions("orders", 2)
+
+    class Overtaken:
+        """Topics whose lookups are answered with what was true before."""
+
+        async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
+            await TopicDirectory.notice_changes(directory)
+            return dict.fromkeys(names, before)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(sequencer.topics, name)
+
+    directory._topics = Overtaken()  # type: ignore[assignment]
+    await directory.by_name(["orders"])
+    directory._topics = sequencer.topics
+
+    assert (await directory.by_name(["orders"]))["orders"].partition_count == 2

@@ -86,7 +86,7 @@ async def _asked_topics(request: MetadataRequest, context: RequestContext) -> li
     topics = context.parts.topics
     asked = request.topics or ()
     # The id counts where there is one: Java's consumer sends an empty name beside it.
-    ids = {TopicId(topic.topic_id) for topic in asked if getattr(topic, "topic_id", None) is not None}
+    ids = {TopicId(topic_id) for topic in asked if (topic_id := getattr(topic, "topic_id", None)) is not None}
     names = {topic.name for topic in asked if topic.name is not None and getattr(topic, "topic_id", None) is None}
     by_name = await topics.by_name(names) if names else {}
     by_id = await topics.by_id(ids) if ids else {}
