@@ -107,10 +107,13 @@ class NewConsumer(Consumer):
     said: frozenset[One] | None = None
     """What it last said that it owns."""
     says_all: bool = True
+    takes: bool = True
+    """Whether it may take what it was told to have. Not after it said what it owns, until it is answered: to say that is
+    to give up the rest."""
 
     @property
     def holds(self) -> frozenset[One]:
-        return self.owned | self.told
+        return self.owned | self.told if self.takes else self.owned
 
     @property
     def subscribed(self) -> frozenset[str]:
@@ -123,7 +126,7 @@ class NewConsumer(Consumer):
 
     def reconcile(self) -> None:
         if self.alive:
-            self.owned = self.told
+            self.owned = self.told if self.takes else self.told & self.owned
 
     def resubscribe(self, topics: frozenset[str], regex: str | None) -> None:
         self.topics, self.regex, self.says_all = topics, regex, True
@@ -138,6 +141,7 @@ class NewConsumer(Consumer):
         owned = self.owned if says_all or self.owned != self.said else None
         self.said = self.owned
         self.says_all = False
+        self.takes = self.takes and owned is None
         self.send(
             ConsumerHeartbeat(
                 token=self.token(),
@@ -161,6 +165,7 @@ class NewConsumer(Consumer):
         if answer.fault is None:
             assert answer.member_id == self.member_id
             self.epoch = answer.member_epoch
+            self.takes = True
             if answer.assignment is not None:
                 self.told = frozenset(partitions_of(answer.assignment))
             return
