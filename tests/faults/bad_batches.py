@@ -70,6 +70,7 @@ def bad_batches() -> Mapping[str, Bad]:
         "negative count": _bad(good.but(count=-1, last_offset_delta=-2).encoded(), INVALID),
         "two billion records": _bad(good.but(count=2**31 - 1).encoded(), INVALID),
         "last offset delta disagrees": _bad(good.but(last_offset_delta=5).encoded(), INVALID),
+        "base offset that is not 0": _bad(good.but(base_offset=7).encoded(), INVALID),
         "offset deltas not in order": _bad(
             good.but(count=2, records=record(b"a", delta=1) + record(b"b", delta=0)).encoded(), INVALID
         ),

@@ -56,7 +56,9 @@ def test_producers_with_five_in_flight_bear_agents_that_come_and_go(
     topic, of_java = create_topic(servers, PARTITIONS), create_topic(servers, PARTITIONS)
     ledger = Ledger(Contents(seeds(1)[0], PARTITIONS, largest_value_bytes=200))
     timeouts = {"socket.timeout.ms": REQUEST_TIMEOUT_MS, "topic.metadata.refresh.interval.ms": 500}
-    settings = LoadSettings(servers=servers, topic=topic, zones=("a", "a"), client_settings=timeouts)
+    settings = LoadSettings(
+        servers=servers, topic=topic, zones=("a", "a"), records_per_s=200.0, burst=2, client_settings=timeouts
+    )
     refresh = {"metadata_max_age_ms": "500", "request_timeout_ms": str(REQUEST_TIMEOUT_MS)}
     with Load(settings, ledger) as load, JavaProducer(java, servers, of_java, PARTITIONS, **refresh) as producer:
         for harm, victim in (
