@@ -8,7 +8,16 @@ from itertools import count
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 
 from agent.groups.classic import ClassicGroup
 from agent.groups.settings import GroupSettings
@@ -103,6 +112,12 @@ class ClassicGroupLife(RuleBasedStateMachine):
 
     # --- what happens
 
+    @initialize(target=clients, instances=st.lists(st.sampled_from([None, "box", "hut"]), min_size=2, max_size=4))
+    def some_begin(self, instances: list[str | None]) -> object:
+        begun = [self.begin(instance, True, 10_000, 20_000, ("range",)) for instance in instances]
+        self.all_go_on(0)
+        return multiple(*begun)
+
     @rule(
         target=clients,
         instance=st.sampled_from([None, "box", "hut"]),
@@ -115,6 +130,11 @@ class ClassicGroupLife(RuleBasedStateMachine):
         self, instance: str | None, asks_for_id: bool, session_ms: int, rebalance_ms: int, assignors: tuple[str, ...]
     ) -> SimulatedClient:
         """A process; with an instance id that another has, its twin or its restart."""
+        return self.begin(instance, asks_for_id, session_ms, rebalance_ms, assignors)
+
+    def begin(
+        self, instance: str | None, asks_for_id: bool, session_ms: int, rebalance_ms: int, assignors: tuple[str, ...]
+    ) -> SimulatedClient:
         client = replace(
             self.a_client(),
             instance_id=instance,
@@ -142,6 +162,35 @@ class ClassicGroupLife(RuleBasedStateMachine):
         if client.is_live:
             self.send(client)
 
+    @rule(
+        idle=clients,
+        until=st.sampled_from([Phase.OUTSIDE, Phase.JOINED]),
+        heartbeats=st.booleans(),
+        rounds=st.sampled_from([4, 20]),
+        one_is_removed=st.booleans(),
+    )
+    def all_go_on_but_one(
+        self, idle: SimulatedClient, until: Phase, heartbeats: bool, rounds: int, one_is_removed: bool
+    ) -> None:
+        """It stops at this phase, and perhaps shows that it lives; the others come to wait for it, or do without it."""
+        for _ in range(rounds):
+            self.all_go_on(INITIAL_DELAY_MS // 2, idle if idle.phase is until else None)
+            if idle.phase is until and idle.is_live and heartbeats:
+                self.show_life(idle)
+        if one_is_removed:
+            self.one_that_waits_is_removed(0, by_instance=False)
+
+    def all_go_on(self, pause_ms: int, idle: SimulatedClient | None = None) -> None:
+        self.pass_time(pause_ms)
+        for client in self.everybody:
+            if client.is_live and client.waits_since_ms is None and client is not idle:
+                self.send(client)
+
+    def show_life(self, client: SimulatedClient) -> None:
+        token = Token(next(self.tokens))
+        self.asked[token] = self.a_client()
+        self.deliver(self.group.handle(client.heartbeat(token), self.now_ms))
+
     @rule(client=clients)
     def rejoins(self, client: SimulatedClient) -> None:
         if client.is_live and client.member_id:
@@ -163,6 +212,12 @@ class ClassicGroupLife(RuleBasedStateMachine):
             leaving = LeavingMember(member_id=client.member_id, instance_id=client.instance_id)
             self.deliver(self.group.handle(Leave(token=token, members=(leaving,)), self.now_ms))
         self.vanish(client)
+
+    @rule(position=st.integers(min_value=0, max_value=3), by_instance=st.booleans())
+    def one_that_waits_is_removed(self, position: int, by_instance: bool) -> None:
+        waits = [client for client in self.everybody if client.waits_since_ms is not None]
+        if waits:
+            self.is_removed_by_an_administrator(waits[position % len(waits)], by_instance)
 
     @rule(client=clients, by_instance=st.booleans())
     def is_removed_by_an_administrator(self, client: SimulatedClient, by_instance: bool) -> None:
@@ -201,8 +256,8 @@ class ClassicGroupLife(RuleBasedStateMachine):
             ("", (OfferedProtocol(name="other", metadata=b""),), GroupFault.INCONSISTENT_PROTOCOL),
             ("stranger-0", join.protocols, GroupFault.UNKNOWN_MEMBER),
         ):
-            if self.group.state is GroupState.EMPTY and not member_id:
-                continue
+            if self.group.is_empty and not member_id:
+                continue  # it would be the first
             stranger = replace(join, member_id=member_id, protocols=protocols, token=Token(next(self.tokens)))
             [answered] = self.group.handle(stranger, self.now_ms)
             assert answered.answer == JoinAnswer(fault=expected, member_id=member_id)
@@ -220,9 +275,7 @@ class ClassicGroupLife(RuleBasedStateMachine):
             self.pass_time(1_000)
             for client in self.everybody:
                 if client.is_live and client.waits_since_ms is None and client.generation >= 0:
-                    token = Token(next(self.tokens))
-                    self.asked[token] = self.a_client()
-                    self.deliver(self.group.handle(client.heartbeat(token), self.now_ms))
+                    self.show_life(client)
 
     @rule()
     def another_coordinator_takes_over(self) -> None:
@@ -244,10 +297,7 @@ class ClassicGroupLife(RuleBasedStateMachine):
         calm_at_ms = self.now_ms + CALM_MS
         while not self.is_calm():
             assert self.now_ms < calm_at_ms, "the group does not settle"
-            self.pass_time(500)
-            for client in self.everybody:
-                if client.is_live and client.waits_since_ms is None:
-                    self.send(client)
+            self.all_go_on(500)
 
     def is_calm(self) -> bool:
         live = [client for client in self.everybody if client.is_live]
@@ -296,8 +346,8 @@ def test_no_two_owners_no_lost_member_no_stuck_rebalance() -> None:
     run_state_machine_as_test(
         ClassicGroupLife,
         settings=settings(
-            max_examples=150,
-            stateful_step_count=40,
+            max_examples=200,
+            stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
             print_blob=True,
