@@ -6,10 +6,10 @@ INSTALLED := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dev docs test lint test-clients test-faults bench lock clean
+.PHONY: help install demo dev docs test lint test-clients clients-document test-faults bench lock clean
 
 help: ## list the commands
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
 install: $(INSTALLED) ## make .venv with the locked dependencies and the tidelog command
 
@@ -39,8 +39,13 @@ lint: install ## ruff, mypy --strict, import-linter
 test: lint ## all checks and tests but the two suites below
 	$(BIN)/python -m pytest -m "not clients and not faults"
 
-test-clients: install ## Java, aiokafka and kafka-python against a running stack
-	$(BIN)/python -m pytest -m clients
+test-clients: install ## clients in Go, JavaScript and Rust against a running stack, where their toolchains are
+	$(BIN)/python -m tests.clients.toolchains
+	$(BIN)/python -m pytest -m clients tests/clients
+
+clients-document: install ## every client's tests, and docs/clients.md from their results
+	$(BIN)/python -m tests.clients.toolchains
+	$(BIN)/python -m pytest tests/clients --clients-document=docs/clients.md
 
 test-faults: install ## kills and hostile input
 	$(BIN)/python -m pytest -m faults
@@ -52,4 +57,4 @@ lock: ## resolve pyproject.toml into requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev pyproject.toml -o requirements.lock
 
 clean: ## remove what install and tests made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache tests/clients/node/node_modules

@@ -30,6 +30,8 @@ FEATURES = (
     "group: cooperative, partitions kept",
     "group: static membership",
     "group: the new protocol (KIP-848)",
+    "group: changes between protocols while it runs",
+    "group: topics by regular expression",
     "offsets: commit and fetch",
     "offsets: commit without membership",
     "offsets: seek",
@@ -44,8 +46,6 @@ FEATURES = (
     "admin: describe cluster",
 )
 """What is asked of each, in the page's order."""
-_WITH_PATTERNS = (*FEATURES, "group: topics by regular expression")
-_WITH_BOTH_PROTOCOLS = (*_WITH_PATTERNS, "group: changes between protocols while it runs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +60,10 @@ class Client:
 CLIENTS = {
     client.name: client
     for client in (
-        Client(name="confluent-kafka", language="Python, over librdkafka", features=_WITH_BOTH_PROTOCOLS),
-        Client(name="aiokafka", language="Python", features=_WITH_PATTERNS),
-        Client(name="kafka-python", language="Python", features=_WITH_PATTERNS),
-        Client(name="kafka-clients", language="Java", features=_WITH_BOTH_PROTOCOLS),
+        Client(name="confluent-kafka", language="Python, over librdkafka"),
+        Client(name="aiokafka", language="Python"),
+        Client(name="kafka-python", language="Python"),
+        Client(name="kafka-clients", language="Java"),
         Client(name="franz-go", language="Go"),
         Client(name="sarama", language="Go"),
         Client(name="segmentio/kafka-go", language="Go"),

@@ -10,6 +10,7 @@ _STATIC = (
     "requests can carry `GroupInstanceID`, but `ConsumerGroup` sends none: `makeJoinGroupRequest`, `consumergroup.go`"
 )
 
+_ONE_PROTOCOL = "it knows the classic protocol only, see above"
 _NO_NEW_PROTOCOL = "no option of its consumer names a group protocol; it joins by JoinGroup alone"
 
 NOT_OFFERED: Mapping[tuple[str, str], str] = {
@@ -17,11 +18,13 @@ NOT_OFFERED: Mapping[tuple[str, str], str] = {
         "its assignors are range, round robin and sticky, all eager: `aiokafka/coordinator/assignors`"
     ),
     ("aiokafka", "group: the new protocol (KIP-848)"): _NO_NEW_PROTOCOL,
+    ("aiokafka", "group: changes between protocols while it runs"): _ONE_PROTOCOL,
     ("aiokafka", "admin: delete groups"): "`AIOKafkaAdminClient` has no such method: `aiokafka/admin/client.py`",
     ("aiokafka", "admin: delete offsets of groups"): (
         "`AIOKafkaAdminClient` has no such method: `aiokafka/admin/client.py`"
     ),
     ("kafka-python", "group: the new protocol (KIP-848)"): _NO_NEW_PROTOCOL,
+    ("kafka-python", "group: changes between protocols while it runs"): _ONE_PROTOCOL,
     ("kafka-python", "group: topics by regular expression"): (
         "offered, but a member whose pattern comes to match another topic gives up its partitions and at times never"
         " rejoins (3.0.12), with Apache Kafka 4.1 as well"
@@ -30,6 +33,11 @@ NOT_OFFERED: Mapping[tuple[str, str], str] = {
         "it describes such groups (`ConsumerGroupDescribe`) but has no heartbeat request to join one: no"
         " `consumer_group_heartbeat_request.go`"
     ),
+    ("sarama", "group: changes between protocols while it runs"): _ONE_PROTOCOL,
+    (
+        "sarama",
+        "group: topics by regular expression",
+    ): "`ConsumerGroup.Consume` takes names of topics: `consumer_group.go`",
     ("sarama", "offsets: seek"): (
         "a partition is consumed from an offset and closed (`ConsumePartition`); `PartitionConsumer` has no seek"
     ),
@@ -43,6 +51,11 @@ NOT_OFFERED: Mapping[tuple[str, str], str] = {
     ("segmentio/kafka-go", "group: the new protocol (KIP-848)"): (
         "no ConsumerGroupHeartbeat (API key 68) among its messages: `protocol/`"
     ),
+    ("segmentio/kafka-go", "group: changes between protocols while it runs"): _ONE_PROTOCOL,
+    (
+        "segmentio/kafka-go",
+        "group: topics by regular expression",
+    ): "`ConsumerGroupConfig.Topics` are names of topics: `consumergroup.go`",
     ("segmentio/kafka-go", "admin: delete records"): "no DeleteRecords (API key 21) among its messages: `protocol/`",
     ("kafkajs", "consume: assigned partitions"): _KAFKAJS_GROUPS,
     ("kafkajs", "group: cooperative, partitions kept"): (
@@ -53,6 +66,10 @@ NOT_OFFERED: Mapping[tuple[str, str], str] = {
     ),
     ("kafkajs", "group: the new protocol (KIP-848)"): (
         "no ConsumerGroupHeartbeat (API key 68): `src/protocol/requests/apiKeys.js` ends at 46"
+    ),
+    ("kafkajs", "group: changes between protocols while it runs"): _ONE_PROTOCOL,
+    ("kafkajs", "group: topics by regular expression"): (
+        "a pattern is compared once, when `subscribe` is called, not with topics made later: `src/consumer/index.js`"
     ),
     ("kafkajs", "offsets: commit without membership"): (
         "`admin.setOffsets` joins the group as a member to commit: `src/admin/index.js`"

@@ -6,7 +6,7 @@ and each test waits for its own.
 """
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,10 +16,10 @@ import pytest
 
 from tests.clients.conftest import NewTopic
 from tests.clients.matrix import tried
+from tests.clients.matrix_plugin import ToolchainAbsent
 from tests.clients.members.process import Member, members_of, wait_until
 from tests.clients.members.program import Place
 from tests.clients.members.table import VARIANTS, Variant
-from tests.fixtures.java import Java
 
 PARTITIONS = 6
 SESSION_TIMEOUT_MS = 4_000
@@ -125,6 +125,8 @@ def offsets_are_where_the_next_member_begins(scene: Scene) -> None:
     second.until(lambda member: len(_values(member)) >= 30, "the new records")
     assert _values(second) == list(range(60, 90)), "neither lost nor repeated"
 
+    if not scene.variant.seeks:
+        return
     before = len(second.records)
     second.order("seek", scene.topic, 3, 0)
     second.until(lambda member: len(member.records) >= before + 15, "partition 3 once more")
@@ -222,12 +224,14 @@ def _is_offered(variant: Variant, scenario: Scenario) -> bool:
         return variant.static
     if scenario is a_new_topic_that_matches_is_read:
         return variant.patterns
+    if scenario is offsets_are_committed_without_membership:
+        return not variant.foreign  # tests/clients/test_foreign_offsets.py
     return variant.protocol == "consumer" or scenario is not members_change_the_protocol_one_by_one
 
 
 def _shown(variant: Variant, scenario: Scenario) -> tuple[str, ...]:
     """The features of a client that a scenario shows, with what the variant itself is about."""
-    shows = _SHOWS[scenario]
+    shows = tuple(feature for feature in _SHOWS[scenario] if variant.seeks or feature != "offsets: seek")
     if scenario is members_join_leave_and_die and variant.protocol == "consumer":
         shows = (*shows, "group: the new protocol (KIP-848)")
     elif scenario is members_join_leave_and_die and variant.keeps_partitions:
@@ -245,15 +249,17 @@ _PLAYS = {
 
 @pytest.fixture(scope="module")
 def playing(
-    request: pytest.FixtureRequest, java: Java, new_topic: NewTopic, zone_a: str, zone_b: str
+    request: pytest.FixtureRequest, new_topic: NewTopic, zone_a: str, zone_b: str
 ) -> Iterator[Mapping[str, Future[None]]]:
     """The scenarios that were selected, running side by side."""
     selected = [item.callspec.params["play"] for item in request.session.items if "play" in _params(item)]
 
-    commands = {play: _PLAYS[play][0].command(java) for play in selected}
+    commands = {play: _command(_PLAYS[play][0], request) for play in selected}
 
     def run(play: str) -> None:
-        variant, scenario = _PLAYS[play]
+        (variant, scenario), command = _PLAYS[play], commands[play]
+        if isinstance(command, ToolchainAbsent):
+            raise command
         topic = new_topic(PARTITIONS)
         group = f"group-{uuid.uuid4().hex[:8]}"
         given = ("--group", group, "--topics", topic, "--protocol", variant.protocol, "--strategy", variant.strategy)
@@ -262,7 +268,7 @@ def playing(
             if scenario is a_restarted_static_member_changes_nothing
             else ("--session-timeout-ms", str(SESSION_TIMEOUT_MS))
         )
-        with members_of(commands[play], *given, *session) as start:
+        with members_of(command, *given, *session) as start:
             scenario(
                 Scene(
                     variant=variant,
@@ -280,6 +286,14 @@ def playing(
         pool.shutdown(cancel_futures=True)
 
 
+def _command(variant: Variant, request: pytest.FixtureRequest) -> Sequence[str] | ToolchainAbsent:
+    java = None if variant.foreign else request.getfixturevalue("java")
+    try:
+        return variant.command(java)
+    except ToolchainAbsent as absent:
+        return absent
+
+
 def _params(item: pytest.Item) -> Mapping[str, object]:
     return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
 
@@ -288,7 +302,14 @@ def _params(item: pytest.Item) -> Mapping[str, object]:
 @pytest.mark.parametrize(
     "play",
     [
-        pytest.param(play, id=play, marks=tried(variant.client, *_shown(variant, scenario)))
+        pytest.param(
+            play,
+            id=play,
+            marks=[
+                tried(variant.client, *_shown(variant, scenario)),
+                *([pytest.mark.clients] if variant.foreign else []),
+            ],
+        )
         for play, (variant, scenario) in _PLAYS.items()
     ],
 )
