@@ -24,6 +24,7 @@ class Commands(LazyGroup):
             ("demo", "The whole path on real data, checked record by record, in under three minutes."),
             ("dev", "An interactive stack (Postgres, S3, agents) until Ctrl-C."),
             ("topics", "List, create, describe, alter and delete topics, and set their configs."),
+            ("groups", "List and describe consumer groups, set their offsets, delete them."),
             ("clients", "Who is connected, with which library and version."),
             ("produce", "Produce lines from standard input."),
             ("consume", "Print the records of a topic."),

@@ -1,5 +1,7 @@
-"""`tidelog consume TOPIC`: print records, from the beginning or from now on. Assigns every partition; belongs to no
-group.
+"""`tidelog consume TOPIC`: print records, from the beginning or from now on.
+
+By itself it assigns every partition and belongs to no group. With `--group` it is a member of that group: it reads on
+where the group stopped, shares the partitions with the other members, and commits what it has printed.
 """
 
 import base64
@@ -11,16 +13,27 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message
 from rich.console import Console
 from rich.text import Text
 
 from tidelog.find_cluster import find_cluster, require
-from tidelog.kafka_client import as_user_error, client_config, from_offsets
+from tidelog.kafka_client import as_user_error, assigned_partitions, client_config, from_offsets
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_FINAL = frozenset(
+    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.INVALID_GROUP_ID, KafkaError.INCONSISTENT_GROUP_PROTOCOL}
+)
+
+
+class GroupProtocol(StrEnum):
+    """Kafka's two."""
+
+    CLASSIC = "classic"
+    CONSUMER = "consumer"
 
 
 class Format(StrEnum):
@@ -47,22 +60,48 @@ def consume(
     output: Annotated[
         Format, typer.Option("--format", help="value: bytes; full: where, when, key, value; json: an object per line.")
     ] = Format.VALUE,
+    group: Annotated[
+        str | None,
+        typer.Option(help="Join this group: read on where it stopped, and commit what is printed.", show_default=False),
+    ] = None,
+    group_protocol: Annotated[
+        GroupProtocol, typer.Option(help="The group's protocol; consumer is the new one (KIP-848).")
+    ] = GroupProtocol.CLASSIC,
     zone: Annotated[
         str | None, typer.Option(help="The zone to consume from; by default any agent's.", show_default=False)
     ] = None,
 ) -> None:
-    """Print the records of a topic."""
+    """Print the records of a topic. With --group, --from-beginning is for a group that has no offsets yet."""
     settings = find_cluster()
-    more = {"group.id": "unused", "enable.auto.commit": False, "allow.auto.create.topics": False}
+    more: dict[str, Any] = {"group.id": "unused", "enable.auto.commit": False, "allow.auto.create.topics": False}
+    if group is not None:
+        more |= _membership(group, group_protocol, from_beginning)
     consumer = Consumer(client_config(require(settings, "bootstrap"), zone, **more))
     try:
-        consumer.assign(from_offsets(consumer, topic, from_beginning, settings.client_timeout_s))
-        _print_records(consumer, topic, _printer(output), max_messages, idle_s)
+        if group is None:
+            consumer.assign(from_offsets(consumer, topic, from_beginning, settings.client_timeout_s))
+        else:
+            assigned_partitions(consumer, topic, settings.client_timeout_s)  # a topic that is not there is told at once
+            consumer.subscribe([topic])
+        _print_records(consumer, topic, _printer(output), max_messages, idle_s, commits=group is not None)
     finally:
         consumer.close()
 
 
-def _print_records(consumer: Consumer, topic: str, show: Any, max_messages: int | None, idle_s: float | None) -> None:
+def _membership(group: str, protocol: GroupProtocol, from_beginning: bool) -> dict[str, Any]:
+    """What was printed is stored, and committed every few seconds and at the end."""
+    return {
+        "group.id": group,
+        "group.protocol": protocol.value,
+        "enable.auto.commit": True,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "earliest" if from_beginning else "latest",
+    }
+
+
+def _print_records(
+    consumer: Consumer, topic: str, show: Any, max_messages: int | None, idle_s: float | None, *, commits: bool
+) -> None:
     left = max_messages
     last = time.monotonic()
     while left is None or left > 0:
@@ -71,7 +110,9 @@ def _print_records(consumer: Consumer, topic: str, show: Any, max_messages: int 
             error = message.error()
             if error is None:
                 show(message)
-            elif error.fatal() or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                if commits:
+                    _store(consumer, message)
+            elif error.fatal() or error.code() in _FINAL:
                 raise as_user_error(error, topic)
         if messages:
             last = time.monotonic()
@@ -80,6 +121,14 @@ def _print_records(consumer: Consumer, topic: str, show: Any, max_messages: int 
             return
         if left is not None:
             left -= sum(1 for message in messages if message.error() is None)
+
+
+def _store(consumer: Consumer, message: Message) -> None:
+    try:
+        consumer.store_offsets(message)
+    except KafkaException as failed:
+        if failed.args[0].code() != KafkaError._STATE:  # the partition went to another member, who prints it again
+            raise as_user_error(failed.args[0]) from None
 
 
 def _printer(output: Format) -> Any:
