@@ -59,5 +59,5 @@ class Cluster:
             identity=identity,
             synchronous_commit=row.synchronous_commit,
             synchronous_standby_names=row.synchronous_standby_names,
-            migration=row.migration,
+            migration=row.migration or 0,  # none yet: the first one is being applied
         )

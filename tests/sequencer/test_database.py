@@ -109,6 +109,14 @@ async def test_a_healthy_database_has_no_complaints_and_others_do(database_url: 
         await careless.close()
 
 
+async def test_a_database_whose_first_migration_is_being_applied_has_a_complaint(sequencer: Sequencer) -> None:
+    await sequencer.database.fetch("DELETE FROM migrations")
+
+    health = await sequencer.cluster.health()
+
+    assert "migration 0: run `tidelog migrate`" in health.complaints(standbys_expected=False)[0]
+
+
 async def test_a_cluster_id_is_made_once(database_url: str, sequencer: Sequencer) -> None:
     other = await Sequencer.open(database_url)
     try:
