@@ -132,9 +132,10 @@ def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
     """The topics of a consumer's subscription, or None if it is none. Every version begins as version 0 does."""
     try:
         read, _ = _read_subscription(memoryview(metadata), _SUBSCRIPTION_VERSION.size)
-    except SerialError:
+    except (SerialError, ValueError):  # the latter of a negative length
         return None
-    return frozenset(read.topics)
+    topics: tuple[str, ...] | None = read.topics  # kio lets null through
+    return None if topics is None else frozenset(topics)
 
 
 def _names(protocols: Iterable[OfferedProtocol]) -> set[str]:
