@@ -108,8 +108,8 @@ class NewConsumer(Consumer):
     """What it last said that it owns."""
     says_all: bool = True
     takes: bool = True
-    """Whether it may take what it was told to have. Not after it said what it owns, until it is answered: that is to give
-    up the rest."""
+    """Whether it may take what it was told to have. Not after it said what it owns, until it is answered: it gave the
+    rest up by that."""
 
     @property
     def holds(self) -> frozenset[One]:
