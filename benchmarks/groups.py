@@ -102,10 +102,11 @@ def _kafka(directory: Path) -> Iterator[Target]:
 @contextlib.contextmanager
 def _tidelog(directory: Path) -> Iterator[Target]:
     with Stack(StackSettings(data_dir=directory, agent_environment=_TIDELOG)) as stack:
-        me = psutil.Process()
+        (pid_file,) = directory.rglob("postmaster.pid")
+        parents = (psutil.Process(), psutil.Process(int(pid_file.read_text().split()[0])))
 
         def cpu_s() -> float:
-            spent = [process.cpu_times() for process in me.children(recursive=True)]
+            spent = [process.cpu_times() for parent in parents for process in parent.children(recursive=True)]
             return sum(times.user + times.system for times in spent)
 
         yield Target(name="Tidelog", bootstrap=stack.agents[0].address.bootstrap, cpu_s=cpu_s)
