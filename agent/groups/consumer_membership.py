@@ -20,6 +20,7 @@ from agent.groups.deadlines import Deadlines
 from agent.groups.known_topics import KnownTopics, wanted_by
 from agent.groups.settings import GroupSettings
 from agent.groups.values import Assignment, GroupFault, TopicsSeen, TopicsWanted
+from storage.identifiers import TopicId
 
 
 class Refused(Exception):
@@ -93,7 +94,7 @@ class ConsumerMembership:
         """All members have settled in, and their topics are known."""
         fingerprint = self._fingerprint()
         self.roster.start_at(generation, fingerprint, stored_member_ids)
-        topics = {topic for member in self.roster.members.values() for topic in self.topics.subscribed_ids(member)}
+        topics = frozenset[TopicId]().union(*map(self.topics.subscribed_ids, self.roster.members.values()))
         wanted = sum(self.topics.partition_counts(topics).values())
         if wanted != sum(1 for member_id in self.roster.members for _ in partitions_of(self.roster.target(member_id))):
             self.roster.raise_epoch(fingerprint)
@@ -183,7 +184,7 @@ class ConsumerMembership:
             )
             for member in self.roster.members.values()
         ]
-        counts = self.topics.partition_counts({topic for member in members for topic in member.topics})
+        counts = self.topics.partition_counts(frozenset[TopicId]().union(*{member.topics for member in members}))
         for member_id, target in ASSIGNORS[self.roster.assignor](members, counts).items():
             self.roster.set_target(member_id, target)
         self.roster.assigned_all()

@@ -34,10 +34,13 @@ class KnownTopics:
         self._topics: Mapping[str, TopicShape] = {}
         self._names: dict[TopicId, str] = {}
         self._matched: dict[str, frozenset[str]] = {}
+        self._subscribed: dict[tuple[frozenset[str], str | None], frozenset[TopicId]] = {}
+        """By subscription: members mostly have the same."""
 
     def see(self, seen: TopicsSeen) -> None:
         if seen.topics.keys() != self._topics.keys():
             self._matched.clear()
+        self._subscribed.clear()
         self._asked = seen.asked
         self._topics = seen.topics
         self._names = {shape.topic_id: name for name, shape in seen.topics.items()}
@@ -63,7 +66,12 @@ class KnownTopics:
 
     def subscribed_ids(self, member: ConsumerMember) -> frozenset[TopicId]:
         """Those of them that exist."""
-        return frozenset(self._topics[name].topic_id for name in self.subscribed(member) if name in self._topics)
+        found = self._subscribed.get((member.topics, member.regex))
+        if found is None:
+            names = self.subscribed(member) & self._topics.keys()
+            found = frozenset(self._topics[name].topic_id for name in names)
+            self._subscribed[member.topics, member.regex] = found
+        return found
 
     def partition_counts(self, topic_ids: Iterable[TopicId]) -> dict[TopicId, int]:
         return {topic_id: self._topics[self._names[topic_id]].partition_count for topic_id in topic_ids}
