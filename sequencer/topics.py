@@ -81,7 +81,7 @@ class Topics:
                 topic_id=uuid4(),
                 name=name,
                 partition_count=partition_count,
-                config=Jsonb(dict(config)),
+                config=Jsonb(_trimmed(config)),
             )
         except UniqueViolation as error:
             raise TopicExists(f"Topic '{name}' already exists.") from error
@@ -161,10 +161,15 @@ class Topics:
         for setting, value in set.items():
             validate_config(setting, value)
         known = [setting for setting in remove if setting in KNOWN_CONFIGS]  # no other was ever set
-        rows = await self._database.write(SQL["alter_config"], name=name, set=Jsonb(dict(set)), remove=known)
+        rows = await self._database.write(SQL["alter_config"], name=name, set=Jsonb(_trimmed(set)), remove=known)
         if not rows:
             raise UnknownTopic(f"There is no topic '{name}'.")
         return _topic(rows[0])
+
+
+def _trimmed(config: Mapping[str, str]) -> dict[str, str]:
+    """Values as they count: white space around them says nothing."""
+    return {name: value.strip() for name, value in config.items()}
 
 
 def _can_exist(name: str) -> bool:

@@ -20,9 +20,9 @@ from sequencer.topics import InvalidPartitionCount, UnknownTopic
 async def handle(request: CreatePartitionsRequest, context: RequestContext) -> CreatePartitionsResponse:
     twice = named_twice(topic.name for topic in request.topics)
     results = []
-    for topic in request.topics:
+    for topic in {topic.name: topic for topic in request.topics}.values():
         if topic.name in twice:
-            results.append(_result(topic, ErrorCode.invalid_request, "Duplicate topic name: it is named twice."))
+            results.append(_result(topic, ErrorCode.invalid_request, "Duplicate topic name."))
             continue
         try:
             async with within(request.timeout, context):

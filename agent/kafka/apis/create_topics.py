@@ -28,9 +28,9 @@ _DEFAULT = -1
 async def handle(request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
     twice = named_twice(topic.name for topic in request.topics)
     results = []
-    for topic in request.topics:
+    for topic in {topic.name: topic for topic in request.topics}.values():
         if topic.name in twice:
-            results.append(_refused(topic, ErrorCode.invalid_request, "Duplicate topic name: it is named twice."))
+            results.append(_refused(topic, ErrorCode.invalid_request, "Duplicate topic name."))
             continue
         try:
             async with within(request.timeout, context):
@@ -89,10 +89,7 @@ def _assigned_count(topic: CreatableTopic, context: RequestContext) -> int:
 
 
 def _config(topic: CreatableTopic) -> dict[str, str]:
-    """Raises Refused, InvalidConfig."""
-    twice = named_twice(given.name for given in topic.configs)
-    if twice:
-        raise Refused(ErrorCode.invalid_request, f"Error due to duplicate config keys: {', '.join(sorted(twice))}")
+    """Of a name given twice the later value counts. Raises InvalidConfig."""
     nulls = [given.name for given in topic.configs if given.value is None]
     if nulls:
         raise InvalidConfig(f"Null value not supported for topic configs: {','.join(nulls)}")

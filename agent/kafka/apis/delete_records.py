@@ -1,8 +1,8 @@
 """Kafka API 21, DeleteRecords, v0-v2 (KIP-107).
 
 The log start offset moves at once, for every agent; the runs below it are dropped, and the objects go once nothing
-refers to them. -1 stands for the high watermark. Refused: an offset beyond it or below -1 (OFFSET_OUT_OF_RANGE), a
-partition named twice.
+refers to them. -1 stands for the high watermark. Of a partition named twice the later offset counts, as in Kafka.
+Refused: an offset beyond the high watermark or below -1 (OFFSET_OUT_OF_RANGE).
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.primitive import i64
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.administration import named_twice, within
+from agent.kafka.administration import within
 from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.context import RequestContext
 from sequencer.retention import BeyondHighWatermark, Moved
@@ -34,15 +34,12 @@ async def handle(request: DeleteRecordsRequest, context: RequestContext) -> Dele
         topics = await context.parts.topics.fresh([topic.name for topic in request.topics])
     except ADMINISTRATION_ERRORS as error:
         failure = administration_code(error)
-    twice = named_twice(
-        (topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions
-    )
     results = []
     for topic in request.topics:
         partitions = []
-        for partition in topic.partitions:
-            code, low_watermark = failure or ErrorCode.invalid_request, _NOTHING
-            if failure is None and (topic.name, partition.partition_index) not in twice:
+        for partition in {partition.partition_index: partition for partition in topic.partitions}.values():
+            code, low_watermark = failure or ErrorCode.none, _NOTHING
+            if failure is None:
                 try:
                     async with within(request.timeout, context):
                         code, low_watermark = await _delete(topics.get(topic.name), partition, context)

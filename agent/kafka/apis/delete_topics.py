@@ -28,17 +28,19 @@ class _Doomed:
     topic_id: TopicId | None
 
 
+_NOTHING: Final = _Doomed(name=None, topic_id=None)
+
+
 async def handle(request: Any, context: RequestContext) -> DeleteTopicsResponse:
     if context.api_version >= _FIRST_VERSION_WITH_STATES:
         doomed = [_Doomed(name=topic.name, topic_id=topic.topic_id) for topic in request.topics]
     else:
         doomed = [_Doomed(name=name, topic_id=None) for name in request.topic_names]
-    twice = await _named_twice(doomed, context)
     results = []
-    for topic in doomed:
+    for topic, repeated in (await _once(doomed, context)).items():
         try:
-            if topic in twice:
-                raise Refused(ErrorCode.invalid_request, "Duplicate topic: it is named twice.")
+            if repeated is not None:
+                raise Refused(ErrorCode.invalid_request, repeated)
             async with within(request.timeout, context):
                 deleted = await _delete(topic, context)
         except ADMINISTRATION_ERRORS as error:
@@ -55,17 +57,26 @@ async def handle(request: Any, context: RequestContext) -> DeleteTopicsResponse:
     return DeleteTopicsResponse(throttle_time=NO_THROTTLE, responses=tuple(results))
 
 
-async def _named_twice(doomed: Sequence[_Doomed], context: RequestContext) -> set[_Doomed]:
-    """What a request names twice, also once by its name and once by its id."""
-    names = [topic.name for topic in doomed if topic.name is not None]
-    ids = [topic.topic_id for topic in doomed if topic.topic_id is not None]
+async def _once(doomed: Sequence[_Doomed], context: RequestContext) -> dict[_Doomed, str | None]:
+    """Each topic once, with what is wrong with it if it is named more often: by name, by id, or by both in turn."""
+    twice = named_twice(doomed)
+    found: dict[_Doomed, str | None] = {}
+    for topic in doomed:
+        repeated = "Duplicate topic name." if topic.name is not None else "Duplicate topic id."
+        found[topic] = repeated if topic in twice and topic != _NOTHING else None
+    names = [topic.name for topic in found if topic.name is not None and topic.topic_id is None]
+    by_id = {topic.topic_id: topic for topic in found if topic.name is None and topic.topic_id is not None}
     try:
-        ids_of_names = await context.parts.topics.by_name(names) if names and ids else {}
+        called = await context.parts.topics.fresh(names) if names and by_id else {}
     except ADMINISTRATION_ERRORS:
-        ids_of_names = {}
-    twice = named_twice([*ids, *(topic.topic_id for topic in ids_of_names.values())])
-    names_twice = named_twice(names) | {topic.name for topic in ids_of_names.values() if topic.topic_id in twice}
-    return {topic for topic in doomed if topic.name in names_twice or topic.topic_id in twice}
+        called = {}  # to delete them will fail for the same reason
+    for name, topic_of_name in called.items():
+        if topic_of_name.topic_id in by_id:
+            del found[by_id[topic_of_name.topic_id]]
+            del found[_Doomed(name=TopicName(name), topic_id=None)]
+            both_ways = _Doomed(name=TopicName(name), topic_id=topic_of_name.topic_id)
+            found[both_ways] = "The provided topic name maps to an ID that was already supplied."
+    return found
 
 
 async def _delete(doomed: _Doomed, context: RequestContext) -> Topic:

@@ -23,7 +23,7 @@ async def handle(request: DescribeClusterRequest, context: RequestContext) -> De
         throttle_time=NO_THROTTLE,
         error_code=code,
         error_message=message,
-        endpoint_type=endpoint_type,
+        endpoint_type=_BROKERS,
         cluster_id=context.parts.cluster_id,
         controller_id=BrokerId(controller_of(context)),
         brokers=tuple(
@@ -39,8 +39,8 @@ def _refusal(endpoint_type: i8) -> tuple[ErrorCode, str | None]:
     if endpoint_type == _BROKERS:
         return ErrorCode.none, None
     if endpoint_type == _CONTROLLERS:
-        return ErrorCode.mismatched_endpoint_type, "this cluster has no controllers to describe: ask for its brokers"
-    return ErrorCode.unsupported_endpoint_type, f"endpoint type {endpoint_type} is not known"
+        return ErrorCode.mismatched_endpoint_type, "This cluster has no controllers to describe: ask for its brokers."
+    return ErrorCode.unsupported_endpoint_type, f"Unsupported endpoint type {endpoint_type}"
 
 
 API = Api(key=60, name="DescribeCluster", versions=range(3), handle=handle)

@@ -2,8 +2,8 @@
 
 Topics come in order of their names, at most `describe_partitions_limit` partitions at once. Routes are those of
 Metadata. There are no eligible leader replicas, since there is no leader that could be lost. Refused: a cursor at a
-topic that is not asked for (INVALID_REQUEST for each topic). When all topics are asked for while the sequencer is away,
-the connection is closed: an answer without topics would say that there are none.
+topic that is not asked for or below its first partition (INVALID_REQUEST for each topic). When all topics are asked for
+while the sequencer is away, the connection is closed: an answer without topics would say that there are none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ _FIRST: Final = 0
 async def handle(request: DescribeTopicPartitionsRequest, context: RequestContext) -> DescribeTopicPartitionsResponse:
     names: list[str] = sorted({topic.name for topic in request.topics})
     cursor = request.cursor
-    if names and cursor is not None and cursor.topic_name not in names:
+    if cursor is not None and (cursor.partition_index < _FIRST or (names and cursor.topic_name not in names)):
         return _response([_failed(name, ErrorCode.invalid_request) for name in names])
     try:
         found = await _find(names, context)
@@ -51,7 +51,7 @@ async def handle(request: DescribeTopicPartitionsRequest, context: RequestContex
         if topic is None:
             described.append(_failed(name, _unknown(name)))
             continue
-        first = max(_FIRST, start_partition) if name == start_name else _FIRST
+        first = start_partition if name == start_name else _FIRST
         if limit == 0:
             return _response(described, Cursor(topic_name=TopicName(name), partition_index=i32(first)))
         partitions = range(topic.partition_count)[first : first + limit]

@@ -171,7 +171,7 @@ def _respond(
                 name=topic.name,
                 partitions=tuple(
                     _partition(partition, answers.get((topic.name, partition.partition_index), nothing))
-                    for partition in topic.partitions
+                    for partition in {partition.partition_index: partition for partition in topic.partitions}.values()
                 ),
             )
             for topic in request.topics

@@ -103,11 +103,12 @@ async def test_incremental_alter_configs(wire: Wire, version: int) -> None:
         await alter(wire, name, ("retention.ms", SET, "9"), ("retention.bytes", DELETE, None), version=version),
         await alter(wire, name, ("retention.ms", SET, "10"), version=version, validate_only=True),
         await alter(wire, name, ("cleanup.policy", APPEND, "delete"), version=version),
+        await alter(wire, name, ("max.message.bytes", SET, " 77 "), version=version),
     ]
 
     assert {answer.error_code for answer in answers} == {ErrorCode.none}
     configs = await _values(wire, name)
-    assert (configs["retention.ms"], configs["retention.bytes"]) == ("9", "-1")
+    assert (configs["retention.ms"], configs["retention.bytes"], configs["max.message.bytes"]) == ("9", "-1", "77")
 
 
 @pytest.mark.parametrize("validate_only", [False, True])

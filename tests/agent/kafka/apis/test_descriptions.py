@@ -70,6 +70,7 @@ async def test_describe_all_topics_and_what_is_not_there(wire: Wire) -> None:
     odd = await describe_topics(wire, "nowhere", "no/name")
     astray = await describe_topics(wire, "one-of-many", cursor=("another", 0))
     beyond = await describe_topics(wire, "one-of-many", cursor=("one-of-many", 9))
+    below = await describe_topics(wire, "one-of-many", cursor=("one-of-many", -1))
 
     names = [topic.name for topic in everything.topics]
     assert "one-of-many" in names
@@ -78,7 +79,8 @@ async def test_describe_all_topics_and_what_is_not_there(wire: Wire) -> None:
         "nowhere": ErrorCode.unknown_topic_or_partition,
         "no/name": ErrorCode.invalid_topic_exception,
     }
-    assert [topic.error_code for topic in astray.topics] == [ErrorCode.invalid_request]
+    for wrong in (astray, below):
+        assert [topic.error_code for topic in wrong.topics] == [ErrorCode.invalid_request]
     assert (beyond.topics[0].partitions, beyond.next_cursor) == ((), None)
 
 
