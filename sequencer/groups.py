@@ -97,13 +97,22 @@ class Groups:
         [row] = await self._database.write(SQL["delete"], group_id=group_id, coordinator_epoch=coordinator_epoch)
         return DeleteOutcome(row.outcome)
 
-    async def list(self, states: Collection[str] = (), kinds: Collection[GroupKind] = ()) -> Sequence[ListedGroup]:
-        """All groups of these states and kinds, by id; no states or no kinds: of any. Not of one moment, if many."""
+    async def list(
+        self, states: Collection[str] = (), kinds: Collection[GroupKind] = (), *, with_members: bool = False
+    ) -> Sequence[ListedGroup]:
+        """All groups of these states and kinds, by id; no states or no kinds: of any. `with_members`: those that have
+        some, as last written; so also those whose coordinator died with all of them. Not of one moment, if many.
+        """
         found: list[ListedGroup] = []
         page, after = GROUPS_PER_PAGE, ""
         while page == GROUPS_PER_PAGE:
             rows = await self._database.fetch(
-                SQL["list"], states=list(states), kinds=list(kinds), after=after, cap=GROUPS_PER_PAGE
+                SQL["list"],
+                states=list(states),
+                kinds=list(kinds),
+                with_members=with_members,
+                after=after,
+                cap=GROUPS_PER_PAGE,
             )
             found += map(_listed, rows)
             page = len(rows)

@@ -25,5 +25,6 @@ SELECT delete_group(%(group_id)s::text, %(coordinator_epoch)s::bigint) AS outcom
 SELECT group_id, coalesce(kind, 'classic') AS kind, protocol_type, state, coordinator FROM groups
 WHERE group_id > %(after)s::text
   AND (cardinality(%(states)s::text[]) = 0 OR state = ANY (%(states)s::text[]))
+  AND (empty_since IS NULL OR NOT %(with_members)s::boolean)
   AND (cardinality(%(kinds)s::text[]) = 0 OR coalesce(kind, 'classic') = ANY (%(kinds)s::text[]))
 ORDER BY group_id LIMIT %(cap)s::integer

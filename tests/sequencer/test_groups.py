@@ -16,6 +16,7 @@ from tests.sequencer.groups import (
     a_topic,
     claimed,
     offsets_of,
+    with_members,
 )
 from tests.sequencer.housekeeping import count
 
@@ -187,6 +188,16 @@ async def test_listings_filter_by_state_and_kind_and_go_on_over_pages(
     assert (await sequencer.groups.list(["Assigning"]))[0] == ListedGroup(
         group_id="c", kind="consumer", protocol_type="consumer", state="Assigning", coordinator=BOB
     )
+
+
+async def test_groups_with_members_are_listed_apart(sequencer: Sequencer) -> None:
+    await with_members(sequencer, "lively", ann=1)
+    left = await with_members(sequencer, "left", ann=1)
+    await sequencer.groups.write("left", left, a_change(members={"ann": None}, is_empty=True))
+    await claimed(sequencer, "never written")
+
+    assert [group.group_id for group in await sequencer.groups.list(with_members=True)] == ["lively"]
+    assert len(await sequencer.groups.list()) == 3
 
 
 async def test_ids_may_hold_anything_but_nul(sequencer: Sequencer) -> None:
