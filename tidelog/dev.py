@@ -81,10 +81,11 @@ def _introduce(stack: Stack, console: Console) -> None:
     for line in (
         "echo hello | tidelog produce greetings",
         "tidelog consume greetings --from-beginning",
+        "tidelog consume greetings --group readers --from-beginning --idle-s 5; tidelog groups describe readers",
         f"kcat -b {first} -t greetings -C -o beginning -e",
         f'python -c "{python}"',
         f"kafka-console-producer.sh --bootstrap-server {first} --topic greetings",
-        f"kafka-console-consumer.sh --bootstrap-server {first} --topic greetings --partition 0 --offset earliest",
+        f"kafka-console-consumer.sh --bootstrap-server {first} --topic greetings --from-beginning",
         'tidelog compact greetings && tidelog sql "SELECT timestamp, key, value FROM topics.greetings"',
     ):
         _tell(console, f"  {line}")
