@@ -54,7 +54,7 @@ def read_subscription(metadata: bytes) -> Subscription:
     version = _version(metadata)
     read: Any = _parse(_SUBSCRIPTIONS[min(version, len(_SUBSCRIPTIONS) - 1)], metadata)
     return Subscription(
-        topics=frozenset(read.topics),
+        topics=frozenset(_listed(read.topics)),
         owned=_by_name(getattr(read, "owned_partitions", ())),
         rack_id=getattr(read, "rack_id", None) or None,
     )
@@ -128,8 +128,15 @@ def _parse(reader: Any, data: bytes) -> Any:
     return value
 
 
+def _listed(array: Any) -> Any:
+    """An array that must be there: kio reads a null as None."""
+    if array is None:
+        raise Malformed("no array")
+    return array
+
+
 def _by_name(partitions: Any) -> Names:
     found: dict[str, frozenset[Partition]] = {}
-    for one in partitions:
-        found[one.topic] = found.get(one.topic, frozenset()) | frozenset(map(Partition, one.partitions))
+    for one in _listed(partitions):
+        found[one.topic] = found.get(one.topic, frozenset()) | frozenset(map(Partition, _listed(one.partitions)))
     return found

@@ -63,14 +63,26 @@ def test_a_newer_subscription_is_read_as_the_newest_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\0", b"\0\0", b"\xff\xff\0\0\0\0\0\0\0\0", b"\0\1\0\0\0\5ab", b"\0\0\x7f\xff\xff\xff"]
+    "data",
+    [
+        b"",
+        b"\0",
+        b"\0\0",
+        b"\xff\xff\0\0\0\0\0\0\0\0",
+        b"\0\1\0\0\0\5ab",
+        b"\0\0\x7f\xff\xff\xff",
+        b"\0\0\xff\xff\xff\xff\xff\xff\xff\xff",
+    ],
 )
 def test_other_bytes_are_malformed(data: bytes) -> None:
     with pytest.raises(Malformed):
         read_subscription(data)
 
 
-@given(data=st.binary(max_size=60))
+@given(
+    data=st.lists(st.sampled_from([b"\0", b"\1", b"\2", b"\xff", b"a"]), max_size=24).map(b"".join)
+    | st.binary(max_size=60)
+)
 def test_no_bytes_break_the_reader(data: bytes) -> None:
     for read in (read_subscription, read_assignment):
         try:
