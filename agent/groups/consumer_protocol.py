@@ -138,5 +138,7 @@ def _listed(array: Any) -> Any:
 def _by_name(partitions: Any) -> Names:
     found: dict[str, frozenset[Partition]] = {}
     for one in _listed(partitions):
-        found[one.topic] = found.get(one.topic, frozenset()) | frozenset(map(Partition, _listed(one.partitions)))
+        if any(number < 0 for number in _listed(one.partitions)):
+            raise Malformed("a negative partition")
+        found[one.topic] = found.get(one.topic, frozenset()) | frozenset(map(Partition, one.partitions))
     return found

@@ -107,6 +107,11 @@ def test_an_assignment_is_read_as_written_in_its_readers_version(
     assert read_assignment(data).user_data == b""
 
 
+def test_a_negative_partition_is_malformed() -> None:
+    with pytest.raises(Malformed):
+        read_assignment(write_assignment({"orders": frozenset({Partition(-1)})}, like=b"\0\0"))
+
+
 def test_no_bytes_are_an_empty_assignment() -> None:
     assert read_assignment(b"").partitions == {}
 
