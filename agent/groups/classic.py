@@ -239,7 +239,6 @@ class ClassicGroup(ClassicRequests):
                     client_host=member.client_host,
                     metadata=member.metadata(protocol),
                     assignment_bytes=member.assignment,
-                    is_classic=True,
                 )
                 for member in self._roster
             ),
