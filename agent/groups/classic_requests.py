@@ -1,8 +1,8 @@
 """The requests of the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup (KIP-62, 134, 345, 389, 394, 814).
 
 Pure. They are answered as Kafka's coordinator answers them, code by code, but for these, on purpose:
-- Where Kafka leaves a waiting request without an answer, there is one: the earlier of two joins or syncs of one member is
-  told REBALANCE_IN_PROGRESS, and a member that is removed while it syncs UNKNOWN_MEMBER.
+- Where Kafka leaves a waiting request without an answer, there is one: the earlier of two joins or syncs of one member
+  is told REBALANCE_IN_PROGRESS, and a member that is removed while it syncs UNKNOWN_MEMBER.
 - A static member that returns with other topics than it left with begins a rebalance; Kafka leaves that to the client.
 - A static member that returns to a full group is let in: it replaces itself. Ids given out are bounded by the group's
   limit too, and one that is turned away is not waited for any longer.
