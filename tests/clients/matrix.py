@@ -7,9 +7,9 @@ A test names the client and the features that it shows:
 
 or, made for several clients, its parameter carries the mark: `pytest.param(..., marks=tried("aiokafka", ...))`.
 
-A feature holds for a client if every test that names both passed. The client's version is its Python distribution's; a
-test (or fixture) of any other client says it once: `matrix.note_version("franz-go", "1.22.2")`, with the fixture
-`matrix`. What a client does not offer stands in `not_offered.py`, with the evidence.
+A feature holds for a client if every test that names both passed. The client's version is that of its Python
+distribution or its jar; a fixture of any other says it once: `matrix.note_version("franz-go", "1.22.2")`, with the
+fixture `matrix`. What a client does not offer stands in `not_offered.py`, with the evidence.
 
 A new client is a line of `CLIENTS`. Every client has a row for each of its features: tried, or not offered. The page is
 written by `make clients-document`, and `test_matrix.py` holds it to these lists.

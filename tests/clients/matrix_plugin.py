@@ -6,6 +6,7 @@ any other skip of a test about a client is a failure.
 
 import importlib.metadata
 import subprocess
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,7 @@ class Matrix:
     not_run: dict[str, str] = field(default_factory=dict)
 
     def note_version(self, client: str, version: str) -> None:
-        """For clients that are no Python distribution."""
+        """For clients that are no Python distribution and no jar of `tests/fixtures/java_clients.xml`."""
         self.versions[client] = version
 
     def note(self, client: str, feature: str, test: str, result: str) -> None:
@@ -64,7 +65,7 @@ class Matrix:
             Row(client=client, feature=feature, result=NOT_OFFERED_RESULT, evidence=evidence)
             for (client, feature), evidence in NOT_OFFERED.items()
         ]
-        versions = {name: self.versions.get(name) or _distribution(name) for name in CLIENTS}
+        versions = {name: self.versions.get(name) or _distribution(name) or _jar(name) for name in CLIENTS}
         return Page(commit=commit, versions=versions, rows=tuple(rows))
 
 
@@ -73,6 +74,11 @@ def _distribution(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+def _jar(name: str) -> str:
+    modules = ElementTree.parse(_ROOT / "tests" / "fixtures" / "java_clients.xml")
+    return next((each.attrib["rev"] for each in modules.iter("dependency") if each.attrib["name"] == name), "")
 
 
 _MATRIX = pytest.StashKey[Matrix]()

@@ -5,6 +5,7 @@ scenario is waiting for session timeouts, so all scenarios that were selected ru
 and each test waits for its own.
 """
 
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -111,6 +112,23 @@ def a_restarted_static_member_changes_nothing(scene: Scene) -> None:
     assert not first.told("assigned", before), "the others were disturbed"
 
 
+def a_twin_fences_the_older_one(scene: Scene) -> None:
+    first = scene.start("first", servers=scene.zone_a, instance="one", session_timeout_ms=30_000)
+    older = scene.start("older", servers=scene.zone_b, instance="two", session_timeout_ms=30_000)
+    scene.shared_by(first, older)
+    owned, before = older.owned, len(first.events)
+
+    twin = scene.start("twin", servers=scene.zone_a, instance="two", session_timeout_ms=30_000)
+    scene.shared_by(first, twin)
+
+    def fenced() -> bool:
+        return any(re.search("fenced|instance.id", error["message"], re.IGNORECASE) for error in older.told("error"))
+
+    wait_until(fenced, "the older twin heard that it is fenced", [first, twin])
+    assert twin.owned == owned
+    assert not first.gave_up(before), "the others were disturbed"
+
+
 def offsets_are_where_the_next_member_begins(scene: Scene) -> None:
     scene.produce(0, 60)
     first = scene.start("first", servers=scene.zone_a)
@@ -211,6 +229,7 @@ Scenario = Callable[[Scene], None]
 _SHOWS: Mapping[Scenario, tuple[str, ...]] = {
     members_join_leave_and_die: ("consume: as a group", "group: members join and leave", "group: a member dies"),
     a_restarted_static_member_changes_nothing: ("group: static membership",),
+    a_twin_fences_the_older_one: ("group: static membership",),
     offsets_are_where_the_next_member_begins: ("offsets: commit and fetch", "offsets: seek"),
     offsets_that_are_gone_are_reset: ("offsets: reset",),
     offsets_are_committed_without_membership: ("offsets: commit without membership", "consume: assigned partitions"),
@@ -222,6 +241,8 @@ _SHOWS: Mapping[Scenario, tuple[str, ...]] = {
 def _is_offered(variant: Variant, scenario: Scenario) -> bool:
     if scenario is a_restarted_static_member_changes_nothing:
         return variant.static
+    if scenario is a_twin_fences_the_older_one:
+        return variant.static and variant.foreign and variant.protocol == "classic"
     if scenario is a_new_topic_that_matches_is_read:
         return variant.patterns
     if scenario is offsets_are_committed_without_membership:
