@@ -156,6 +156,7 @@ class Coordinator:
             self._tasks = tasks
             tasks.create_task(self._watch_leases(), name="group leases")
             tasks.create_task(self._watch_topics(), name="group topics")
+            tasks.create_task(self._adopt(), name="orphaned groups")
 
     def drain(self) -> None:
         """Answer whoever waits that the group is coordinated elsewhere, and all that come: clients move at once."""
@@ -289,6 +290,20 @@ class Coordinator:
         before_s = self._clock() - self._settings.group_idle_s
         oldest = itertools.takewhile(lambda running: running.touched_s < before_s, self._loaded.values())
         self._drop([running.group_id for running in oldest if running.is_idle], GroupFault.NOT_COORDINATOR)
+
+    async def _adopt(self) -> None:
+        """Load this agent's groups that have members: if those died together with the last coordinator, nobody else
+        would ever count their silence, and the group would never be empty."""
+        while True:
+            await asyncio.sleep(self._settings.group_adopt_s)
+            try:
+                listed = await self._groups.list(with_members=True)
+            except SequencerUnavailable as error:
+                log.warning("groups cannot be listed", extra={"error": str(error)})
+                continue
+            for group in listed:
+                if self.coordinates(group.group_id) and self.loaded(group.group_id) is None:
+                    await self.group(group.group_id)
 
     async def _watch_topics(self) -> None:
         while True:

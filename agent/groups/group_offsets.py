@@ -59,7 +59,7 @@ class GroupOffsets:
         fence = running.check_commit(committing.member_id, committing.instance_id, committing.generation_or_epoch)
         if isinstance(fence, GroupFault):
             return fence
-        return self._batches.add(
+        taken = self._batches.add(
             OffsetCommit(
                 group_id=running.group_id,
                 coordinator_epoch=running.coordinator_epoch,
@@ -69,6 +69,9 @@ class GroupOffsets:
                 member_epoch=fence.member_epoch,
             )
         )
+        if not isinstance(taken, GroupFault):
+            running.note_commit(taken)
+        return taken
 
     async def outcome(
         self, taken: asyncio.Future[GroupFault | None] | GroupFault, running: RunningGroup, committing: Committing

@@ -1,8 +1,9 @@
 """One loaded group: its requests go through its state machine, what changed goes to Postgres, then the answers go out.
 
-Promises: events are handled in the order in which they came; everything queued is handled before one write, and no
-answer leaves before the write it depends on; nothing is answered once the group's lease is over, the agent lost its
-place in the ring, or another coordinator fenced it; however the group ends, each waiting request gets an answer.
+Promises: events are handled in the order in which they came; everything queued is handled before one write, offset
+commits that came before are in Postgres by then, and no answer leaves before the write it depends on; nothing is
+answered once the group's lease is over, the agent lost its place in the ring, or another coordinator fenced it; however
+the group ends, each waiting request gets an answer.
 """
 
 import asyncio
@@ -30,6 +31,7 @@ from agent.groups.values import (
 from agent.metrics import Metrics
 from agent.topic_directory import TopicDirectory
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.group_values import GroupChange
 from sequencer.groups import Groups
 
 log = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class RunningGroup:
         self._around = surroundings
         self._events: list[Request | TopicsSeen] = []
         self._waiting: dict[Token, asyncio.Future[Answer | GroupFault]] = {}
+        self._commits: set[asyncio.Future[GroupFault | None]] = set()
         self._due = asyncio.Event()
         self._writing = False
         self._ended: GroupFault | None = None
@@ -99,6 +102,11 @@ class RunningGroup:
     def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> CommitFence | GroupFault:
         """What an offset commit must find in Postgres, or why it is refused."""
         return self.standing() or self.machine.check_commit(member_id, instance_id, generation, self._now_ms())
+
+    def note_commit(self, commit: asyncio.Future[GroupFault | None]) -> None:
+        """An offset commit that the machine let pass is on its way: what the group writes next waits for it."""
+        self._commits.add(commit)
+        commit.add_done_callback(self._commits.discard)
 
     def submit(self, event: Request) -> asyncio.Future[Answer | GroupFault] | GroupFault:
         """Queue a request; a fault if it cannot be."""
@@ -187,16 +195,21 @@ class RunningGroup:
         answered += self.machine.tick(now_ms)
         answered += await self._shown_wanted_topics()
         change = self.machine.take_changes()
-        if change is not None:
-            self._writing = True
-            held = await self._around.groups.write(self.group_id, self.coordinator_epoch, change)
-            self._writing = False
-            if not held:
-                log.info("group is coordinated elsewhere: fenced", extra={"group": self.group_id})
-                self.end(GroupFault.NOT_COORDINATOR)
-                return
+        if change is not None and not await self._written(change):
+            log.info("group is coordinated elsewhere: fenced", extra={"group": self.group_id})
+            self.end(GroupFault.NOT_COORDINATOR)
+            return
         self._note_generation(generation)
         self._release(answered)
+
+    async def _written(self, change: GroupChange) -> bool:
+        """Offset commits that came before go first, as in Kafka's one log: the change may end what fences them."""
+        self._writing = True
+        if self._commits:
+            await asyncio.wait(set(self._commits), timeout=self._around.settings.group_lease_s)
+        held = await self._around.groups.write(self.group_id, self.coordinator_epoch, change)
+        self._writing = False
+        return held
 
     def _handle(self, event: Request | TopicsSeen, now_ms: int) -> list[Answered]:
         if isinstance(event, TopicsSeen):

@@ -44,6 +44,9 @@ class GroupSettings(BaseSettings):
     """How long an agent answers for a group after it last asked Postgres whether it still coordinates it."""
     group_lease_renew_s: float = Field(default=1.0, gt=0)
     """The pause between two such questions, each for all groups, and between two looks at the ring."""
+    group_adopt_s: float = Field(default=60.0, gt=0)
+    """The pause between two looks for groups of this agent that have members of which none has come: they may have died
+    together with the group's last coordinator."""
     group_topics_s: float = Field(default=3.0, gt=0)
     """The pause between two looks at the topics that groups of the new protocol subscribe to."""
     offset_commit_queue: int = Field(default=20_000, ge=1)

@@ -2,7 +2,7 @@
 protocol type, KIP-800 reasons, KIP-814 leaders that skip the assignment).
 
 The answer waits for the group's other members, up to their rebalance timeouts. Refused: instance ids that are empty,
-hold a NUL or exceed 900 bytes (INVALID_REQUEST).
+hold a NUL or exceed 900 bytes (INVALID_REQUEST); protocol types with a NUL (INCONSISTENT_GROUP_PROTOCOL).
 """
 
 import logging
@@ -27,8 +27,9 @@ _FIRST_WITH_SKIPPED_ASSIGNMENT: Final = 9
 
 async def handle(request: Any, context: RequestContext) -> JoinGroupResponse:
     event = _event(request, context)
-    if not can_be_instance_id(event.instance_id):
-        return _respond(JoinAnswer(fault=GroupFault.INVALID_REQUEST, member_id=event.member_id), context)
+    refused = _fault(event)
+    if refused is not None:
+        return _respond(JoinAnswer(fault=refused, member_id=event.member_id), context)
     reason = getattr(request, "reason", None)
     if reason:
         log.info("member joins", extra={"group": request.group_id, "member": event.member_id, "reason": reason[:255]})
@@ -38,6 +39,13 @@ async def handle(request: Any, context: RequestContext) -> JoinGroupResponse:
     if isinstance(answer, GroupFault):
         answer = JoinAnswer(fault=answer, member_id=event.member_id)
     return _respond(answer, context)
+
+
+def _fault(event: Join) -> GroupFault | None:
+    """What of it could not be kept in Postgres."""
+    if not can_be_instance_id(event.instance_id):
+        return GroupFault.INVALID_REQUEST
+    return GroupFault.INCONSISTENT_PROTOCOL if "\0" in event.protocol_type else None
 
 
 def _event(request: Any, context: RequestContext) -> Join:

@@ -193,6 +193,22 @@ async def test_new_partitions_reach_a_group_of_the_new_protocol(sequencer: Seque
         await until_answered(all_assigned)
 
 
+async def test_a_group_that_died_with_its_coordinator_is_emptied_all_the_same(
+    sequencer: Sequencer, other: Sequencer
+) -> None:
+    async with coordinating(sequencer, group_min_session_timeout_ms=1) as first:
+        joined = await first.join("readers", session_timeout_ms=300)
+        assert isinstance(joined, JoinAnswer)
+        await first.sync("readers", joined, b"its part")
+    async with coordinating(other, group_adopt_s=0.1):
+
+        async def empty() -> bool:
+            [listed] = await other.groups.list()
+            return listed.state == "Empty"
+
+        await until_answered(empty)
+
+
 # --- how groups end
 
 
@@ -341,6 +357,18 @@ async def test_a_commit_whose_outcome_is_unknown_is_fenced_before_the_next(
         await impatient.close()
 
 
+async def test_groups_are_read_anew_from_another_postgres(sequencer: Sequencer) -> None:
+    """After a failover what was known here may never have been (DESIGN §10)."""
+    async with coordinating(sequencer) as agent:
+        joined = await agent.member("readers")
+        running = await agent.loaded("readers")
+
+        sequencer.database.identity_changes += 1  # what a new connection counts after a failover
+
+        await until(lambda: running.ended)
+        assert await agent.beat("readers", joined) is None
+
+
 # --- overload
 
 
@@ -393,6 +421,26 @@ async def test_commits_of_many_groups_share_statements_and_keep_their_order(
         assert [await agent.committed(group_id, topic_id) for group_id in groups] == [9] * 50
         assert agent.metric("tidelog_offset_commits_per_statement_sum") == 500
         assert agent.metric("tidelog_offset_commits_per_statement_count") < 50
+
+
+async def test_commits_that_wait_are_not_overtaken_by_the_next_generation(
+    sequencer: Sequencer, topic_id: TopicId
+) -> None:
+    """They were in time: Kafka, with its one log, would have taken them."""
+    async with coordinating(sequencer) as agent:
+        for _ in range(20):
+            ann = await agent.member("readers")
+            committing = [
+                asyncio.create_task(agent.commit("readers", topic_id, offset, ann.member_id, ann.generation))
+                for offset in range(20)
+            ]
+            await asyncio.sleep(0)
+            again = await agent.join("readers", ann.member_id)
+
+            assert isinstance(again, JoinAnswer)
+            assert again.generation == ann.generation + 1
+            assert await asyncio.gather(*committing) == [None] * 20
+            await leave(agent, "readers", ann.member_id)
 
 
 async def test_a_member_that_was_told_the_next_generation_commits_under_it(

@@ -153,6 +153,7 @@ async def test_a_member_that_hangs_up_as_it_leaves_has_left(agent: Running, wire
         ({"session_timeout": timedelta(days=1)}, ErrorCode.invalid_session_timeout),
         ({"protocols": []}, ErrorCode.inconsistent_group_protocol),
         ({"protocol_type": ""}, ErrorCode.inconsistent_group_protocol),
+        ({"protocol_type": "a\0b"}, ErrorCode.inconsistent_group_protocol),
         ({"member_id": "nobody"}, ErrorCode.unknown_member_id),
         ({"group_instance_id": ""}, ErrorCode.invalid_request),
         ({"group_instance_id": "a\0b"}, ErrorCode.invalid_request),
@@ -232,6 +233,21 @@ async def test_a_static_members_older_twin_is_fenced(wire: Wire) -> None:
     assert (second.error_code, second.generation_id) == (NONE, 1)
     assert fenced.error_code is ErrorCode.fenced_instance_id
     assert removed.members[0].error_code is NONE
+
+
+async def test_any_text_and_bytes_of_a_client_are_kept(wire: Wire) -> None:
+    """NUL, emoji, right-to-left and a megabyte: Postgres must take all that Kafka takes."""
+    names = [{"name": "a\0b", "metadata": b"\x00\xff" * 500_000}, {"name": "😀\u202e", "metadata": b""}]
+    asked = a_join("any text", version=3, protocols=names)
+
+    joined = await wire.receive(await wire.send(asked, client_id="c\0l😀" * 100))
+    synced = await sync(wire, "any text", joined, protocol_name="a\0b", assignments=[])
+    described = await describe(wire, "any text")
+
+    assert (joined.error_code, joined.protocol_name) == (NONE, "a\0b")
+    assert (synced.error_code, described.group_state) == (NONE, "Stable")
+    assert described.members[0].member_metadata == b"\x00\xff" * 500_000
+    assert described.members[0].client_id.startswith("c\ufffdl😀")
 
 
 # --- offsets
