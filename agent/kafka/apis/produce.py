@@ -65,7 +65,13 @@ async def handle(request: Any, context: RequestContext) -> _Response | None:
     if request.acks == _NO_ACKS:
         _hang_up_on_errors(results)
         return None
-    return _respond(request, results, context)
+    return respond(
+        request,
+        results,
+        by_id=context.api_version >= _FIRST_VERSION_WITH_TOPIC_IDS,
+        throttle_time=context.parts.overload.of_produce(),
+        leaders=node_endpoints(context, {result.leader for result in results if result.leader is not None}),
+    )
 
 
 def _refusal(request: Any) -> ProduceResult | None:
@@ -178,13 +184,18 @@ def _hang_up_on_errors(results: Sequence[ProduceResult]) -> None:
         raise CloseConnection(f"produce without acks failed: {failed.code.name}")
 
 
-def _respond(request: Any, results: Sequence[ProduceResult], context: RequestContext) -> _Response:
-    by_id = context.api_version >= _FIRST_VERSION_WITH_TOPIC_IDS
-    leaders = {result.leader for result in results if result.leader is not None}
+def respond(
+    request: Any,
+    results: Sequence[ProduceResult],
+    *,
+    by_id: bool,
+    throttle_time: timedelta = _NO_TIME,
+    leaders: tuple[NodeEndpoint, ...] = (),
+) -> _Response:
     result = iter(results)
     return _Response(
-        throttle_time=context.parts.overload.of_produce(),
-        node_endpoints=node_endpoints(context, leaders),
+        throttle_time=throttle_time,
+        node_endpoints=leaders,
         responses=tuple(
             _TopicResponse(
                 name="" if by_id else topic.name,
