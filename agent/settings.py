@@ -104,6 +104,8 @@ class AgentSettings(BaseSettings):
     """Partitions of a topic created without a count."""
     max_partitions_per_topic: int = Field(default=10_000, ge=1)
     """A request to create more partitions is refused."""
+    max_admin_timeout_s: float = Field(default=120.0, gt=0)
+    """The longest a request that changes topics is worked on, whatever timeout it names."""
     describe_partitions_limit: int = Field(default=2_000, ge=1)
     """Partitions in one answer to DescribeTopicPartitions (Kafka's max.request.partition.size.limit); more are paged.
     """

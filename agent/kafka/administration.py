@@ -10,7 +10,9 @@ from typing import TypeVar
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import Refused
+from agent.kafka.config_entries import TOPIC_RESOURCE
 from agent.kafka.context import RequestContext
+from sequencer.topics import Topic
 
 _Name = TypeVar("_Name", bound=Hashable)
 
@@ -19,15 +21,20 @@ def named_twice(names: Iterable[_Name]) -> set[_Name]:
     return {name for name, times in Counter(names).items() if times > 1}
 
 
+async def topics_of(resources: Iterable[tuple[int, str]], context: RequestContext) -> dict[str, Topic]:
+    """The topics among resources (type, name), looked up at once. Raises one of ADMINISTRATION_ERRORS."""
+    names = {name for resource_type, name in resources if resource_type == TOPIC_RESOURCE}
+    return await context.parts.topics.fresh(names) if names else {}
+
+
 @asynccontextmanager
 async def within(timeout: timedelta, context: RequestContext) -> AsyncIterator[None]:
     """Raises Refused with REQUEST_TIMED_OUT once the request's time is over: what it asked for may be done all the
-    same. A timeout of zero or less names no time, and the sequencer's own limits hold.
+    same. A timeout of zero or less names no time; no request has longer than `max_admin_timeout_s`.
     """
-    if timeout <= timedelta(0):
-        yield
-        return
-    deadline_s = context.received_at_s + timeout.total_seconds()
+    longest_s = context.settings.max_admin_timeout_s
+    wait_s = min(timeout.total_seconds(), longest_s) if timeout > timedelta(0) else longest_s
+    deadline_s = context.received_at_s + wait_s
     due = asyncio.timeout_at(deadline_s)
     try:
         async with due:

@@ -8,29 +8,35 @@ from kio.schema.alter_configs.v2.response import AlterConfigsResourceResponse, A
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.administration import named_twice
+from agent.kafka.administration import named_twice, topics_of
 from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.apis.describe_configs import broker_configs
 from agent.kafka.config_changes import SET, Operation, check_form, refuse_broker_change, replaced
 from agent.kafka.config_entries import BROKER_RESOURCE
 from agent.kafka.context import RequestContext
 from agent.kafka.routing import controller_of
-from sequencer.topics import UnknownTopic
+from sequencer.topics import Topic, UnknownTopic
 
 
 async def handle(request: AlterConfigsRequest, context: RequestContext) -> AlterConfigsResponse:
     twice = named_twice((resource.resource_type, resource.resource_name) for resource in request.resources)
+    try:
+        topics = await topics_of(((one.resource_type, one.resource_name) for one in request.resources), context)
+    except ADMINISTRATION_ERRORS as error:
+        failed = [_response(resource, administration_code(error), str(error)) for resource in request.resources]
+        return AlterConfigsResponse(throttle_time=NO_THROTTLE, responses=tuple(failed))
     responses = []
     for resource in request.resources:
         if (resource.resource_type, resource.resource_name) in twice:
             responses.append(_response(resource, ErrorCode.invalid_request, "Each resource must appear at most once."))
         else:
-            responses.append(await _alter(resource, request.validate_only, context))
+            topic = topics.get(resource.resource_name)
+            responses.append(await _alter(resource, topic, request.validate_only, context))
     return AlterConfigsResponse(throttle_time=NO_THROTTLE, responses=tuple(responses))
 
 
 async def _alter(
-    resource: AlterConfigsResource, validate_only: bool, context: RequestContext
+    resource: AlterConfigsResource, topic: Topic | None, validate_only: bool, context: RequestContext
 ) -> AlterConfigsResourceResponse:
     operations = [Operation(name=config.name, kind=SET, value=config.value) for config in resource.configs]
     try:
@@ -39,19 +45,14 @@ async def _alter(
             known = broker_configs(resource.resource_name or str(controller_of(context)), context)
             refuse_broker_change(operations, [entry.name for entry in known])
         else:
-            await _replace(resource, validate_only, context)
+            if topic is None:
+                raise UnknownTopic(f"There is no topic '{resource.resource_name[:300]}'.")
+            change = replaced({config.name: config.value for config in resource.configs if config.value is not None})
+            if not validate_only:
+                await context.parts.topics.alter_config(topic.name, change.set, change.remove)
     except ADMINISTRATION_ERRORS as error:
         return _response(resource, administration_code(error), str(error))
     return _response(resource, ErrorCode.none, None)
-
-
-async def _replace(resource: AlterConfigsResource, validate_only: bool, context: RequestContext) -> None:
-    topics, name = context.parts.topics, resource.resource_name
-    if name not in await topics.fresh([name]):
-        raise UnknownTopic(f"There is no topic '{name[:300]}'.")
-    change = replaced({config.name: config.value for config in resource.configs if config.value is not None})
-    if not validate_only:
-        await topics.alter_config(name, change.set, change.remove)
 
 
 def _response(resource: AlterConfigsResource, code: ErrorCode, message: str | None) -> AlterConfigsResourceResponse:

@@ -1,6 +1,7 @@
 """Kafka API 61, DescribeProducers, v0 (KIP-664): the idempotent producers that are remembered per partition.
 
-At most `describe_producers_limit` per partition, those that came last. No transaction is ever open: there are none yet.
+At most `describe_producers_limit` per partition, those that came last. A partition named twice is described once. No
+transaction is ever open: there are none yet.
 """
 
 from typing import Final
@@ -13,7 +14,7 @@ from kio.schema.describe_producers.v0.response import (
     TopicResponse,
 )
 from kio.schema.errors import ErrorCode
-from kio.schema.types import ProducerId
+from kio.schema.types import ProducerId, TopicName
 from kio.static.primitive import i32, i64
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
@@ -34,17 +35,17 @@ async def handle(request: DescribeProducersRequest, context: RequestContext) -> 
         found = await _find(request, context)
     except ADMINISTRATION_ERRORS as error:
         failure, message = administration_code(error), str(error)
+    asked: dict[TopicName, dict[i32, None]] = {}
+    for topic in request.topics:
+        asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
     return DescribeProducersResponse(
         throttle_time=NO_THROTTLE,
         topics=tuple(
             TopicResponse(
-                name=topic.name,
-                partitions=tuple(
-                    _partition(index, found.get((topic.name, index)), failure, message)
-                    for index in topic.partition_indexes
-                ),
+                name=name,
+                partitions=tuple(_partition(index, found.get((name, index)), failure, message) for index in indexes),
             )
-            for topic in request.topics
+            for name, indexes in asked.items()
         ),
     )
 

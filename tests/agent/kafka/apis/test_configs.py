@@ -41,6 +41,17 @@ async def test_describe_configs_says_what_was_set_and_what_is_default(wire: Wire
         assert all(config.documentation for config in configs.values())
 
 
+async def test_a_resource_named_twice_is_described_once(wire: Wire) -> None:
+    await create(wire, "once")
+    resource = {"resource_type": 2, "resource_name": "once", "configuration_keys": None}
+
+    answer = await wire.ask(
+        request(32, 4, resources=[resource] * 3, include_synonyms=False, include_documentation=False)
+    )
+
+    assert [found.resource_name for found in answer.results] == ["once"]
+
+
 async def test_synonyms_and_documentation_are_left_out_unless_asked_for(wire: Wire) -> None:
     await create(wire, "terse")
     resource = {"resource_type": 2, "resource_name": "terse", "configuration_keys": None}

@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from tests.agent.kafka.apis.asking import TIMEOUT, create, delete, grow
 from tests.agent.read_path.wire import request
-from tests.agent.running import Wire, a_metadata
+from tests.agent.running import Wire, a_metadata, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -230,14 +230,21 @@ async def test_a_topic_made_anew_has_a_new_id_and_the_old_one_is_unknown(wire: W
 
 
 async def test_a_request_whose_time_is_over_says_so(module_database_url: str, wire: Wire) -> None:
+    """Its own time, or the longest that the agent gives to any."""
     await create(wire, "held-fast")
-    async with await psycopg.AsyncConnection.connect(module_database_url) as holder:
-        await holder.execute("SELECT 1 FROM topics WHERE name = 'held-fast' FOR UPDATE")
-        asked = request(20, 6, topics=[{"name": "held-fast", "topic_id": None}], timeout=timedelta(milliseconds=200))
-        late = (await wire.ask(asked)).responses[0]
+    doomed = [{"name": "held-fast", "topic_id": None}]
+    async with running(module_database_url, zone="h", max_admin_timeout_s=0.2) as hasty:
+        other = await Wire.connect(hasty.app.kafka_port)
+        async with await psycopg.AsyncConnection.connect(module_database_url) as holder:
+            await holder.execute("SELECT 1 FROM topics WHERE name = 'held-fast' FOR UPDATE")
+            short = await wire.ask(request(20, 6, topics=doomed, timeout=timedelta(milliseconds=200)))
+            capped = await other.ask(request(20, 6, topics=doomed, timeout=timedelta(hours=1)))
+            unnamed = await other.ask(request(20, 6, topics=doomed, timeout=timedelta(0)))
+        other.close()
 
     in_time = await delete(wire, 6, name="held-fast")
 
-    assert late.error_code is ErrorCode.request_timed_out
-    assert "timeout" in late.error_message
+    for late in (short, capped, unnamed):
+        assert late.responses[0].error_code is ErrorCode.request_timed_out
+        assert "timeout" in late.responses[0].error_message
     assert in_time.error_code is ErrorCode.none
