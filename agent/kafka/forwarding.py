@@ -45,6 +45,7 @@ class Forwarding:
         self.settings = settings
         self.metrics = metrics
         self._connections: set[ConnectionForwards] = set()
+        self.is_draining = False
 
     def of_connection(self, state: ConnectionState) -> "ConnectionForwards":
         """What a new client connection forwards with; it is closed by that connection."""
@@ -64,7 +65,8 @@ class Forwarding:
                 forwards.look(loop.time())
 
     def drain(self) -> None:
-        """Let those go who wait for other agents: they are told to ask again, elsewhere."""
+        """Let those go who wait for other agents, and those who would: they are told to ask again, elsewhere."""
+        self.is_draining = True
         for forwards in self._connections:
             forwards.lose_all("this agent stops")
 
@@ -143,6 +145,9 @@ class ConnectionForwards:
 
     async def _ask(self, coordinator: LiveAgent, frame: bytes, request: Request) -> bytes:
         forwarding = self._forwarding
+        takes_long = waits_for_members(request.api.key)
+        if takes_long and forwarding.is_draining:
+            raise LinkLost("this agent stops")
         link = self._link(coordinator)
         try:
             answer = await link.ask(
@@ -150,7 +155,7 @@ class ConnectionForwards:
                 coordinator.address.peer_port,
                 Hello(node_id=self._node_id(), zone=forwarding.settings.zone, client=self._state.peer),
                 frame,
-                takes_long=waits_for_members(request.api.key),
+                takes_long=takes_long,
                 connect_timeout_s=forwarding.settings.forward_connect_timeout_s,
             )
         except LinkLost as lost:

@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from tests.fixtures.balancer import Balancer
-from tidelog.stack import Stack
+from tidelog.stack import Stack, StackSettings
 
 PARTITIONS = 6
 PATIENCE_S = 90.0
@@ -24,12 +25,13 @@ SOON = {
 }
 
 
-@pytest.fixture
-def stack(new_stack: Callable[..., Stack], balancer: Balancer) -> Stack:
+@pytest.fixture(scope="module")
+def stack(module_directory: Path, balancer: Balancer) -> Iterator[Stack]:
     """Two agents that tell clients of the balancer alone."""
-    started = new_stack(agents=2, agent_environment={**SOON, "TIDELOG_ONE_ADDRESS": balancer.address})
-    balancer.targets = [(agent.address.host, agent.address.kafka_port) for agent in started.agents]
-    return started
+    environment = {**SOON, "TIDELOG_ONE_ADDRESS": balancer.address}
+    with Stack(StackSettings(data_dir=module_directory / "stack", agent_environment=environment)) as started:
+        balancer.targets = [(agent.address.host, agent.address.kafka_port) for agent in started.agents]
+        yield started
 
 
 class Group:
@@ -126,9 +128,10 @@ def test_a_group_behind_one_address_survives_the_death_of_either_agent(
     stack: Stack, balancer: Balancer, protocol: str
 ) -> None:
     admin = AdminClient({"bootstrap.servers": balancer.address, "log_level": 0})
-    admin.create_topics([NewTopic("t", PARTITIONS)])["t"].result(PATIENCE_S)
-    sent = produce(balancer.address, "t", iter(range(600)))
-    group = Group(balancer.address, "t", protocol, members=2)
+    topic = f"read-{protocol}"
+    admin.create_topics([NewTopic(topic, PARTITIONS)])[topic].result(PATIENCE_S)
+    sent = produce(balancer.address, topic, iter(range(600)))
+    group = Group(balancer.address, topic, protocol, members=2)
     try:
         group.read_all(sent)
         assert committed(balancer.address, protocol) == [100] * PARTITIONS
@@ -136,7 +139,7 @@ def test_a_group_behind_one_address_survives_the_death_of_either_agent(
         assert forwarded(stack) > 0
         for victim in (0, 1):
             stack.kill(victim)
-            sent |= produce(balancer.address, "t", iter(range(600 * (victim + 1), 600 * (victim + 2))))
+            sent |= produce(balancer.address, topic, iter(range(600 * (victim + 1), 600 * (victim + 2))))
             group.read_all(sent)
             assert committed(balancer.address, protocol) == [100 * (victim + 2)] * PARTITIONS
             stack.restart(victim)
