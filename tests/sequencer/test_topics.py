@@ -1,5 +1,7 @@
 """Topics on the real Postgres."""
 
+import asyncio
+
 import pytest
 
 from sequencer.client import Sequencer
@@ -111,3 +113,19 @@ async def test_names_that_differ_in_dots_and_underscores_alone_collide(
         await sequencer.topics.create(there, 1, {})
     await sequencer.topics.delete(there)
     await sequencer.topics.create(wanted, 1, {})
+
+
+async def test_topics_made_changed_and_deleted_at_once_are_all_counted(sequencer: Sequencer) -> None:
+    """The counter is one row that all of them write: none may wait for another in a circle."""
+
+    async def live(name: str) -> None:
+        await sequencer.topics.create(name, 2, {})
+        await sequencer.topics.alter_config(name, {"retention.ms": "5"})
+        await sequencer.topics.add_partitions(name, 3)
+        await sequencer.topics.delete(name)
+
+    before = await sequencer.topics.changes()
+    await asyncio.gather(*(live(f"orders-{number}") for number in range(12)))
+
+    assert await sequencer.topics.changes() == before + 12 * 4
+    assert sequencer.database.counters.deadlocks == 0
