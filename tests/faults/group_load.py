@@ -169,8 +169,14 @@ class GroupLoad:
         consumer.close()
 
     def _watch(self) -> None:
-        """Committed offsets, as Postgres has them, never go backwards."""
+        """Committed offsets, as Postgres has them, never go backwards; also not over its restart."""
         highest: dict[int, int] = {}
+        while self._running.is_set():
+            with contextlib.suppress(psycopg.OperationalError):
+                self._watch_connected(highest)
+            time.sleep(0.1)
+
+    def _watch_connected(self, highest: dict[int, int]) -> None:
         with psycopg.connect(self.settings.database_url, autocommit=True) as connection:
             while self._running.is_set():
                 rows = connection.execute(

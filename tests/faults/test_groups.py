@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import confluent_kafka
 import pytest
 from kio.schema.errors import ErrorCode
 
@@ -31,7 +32,7 @@ from tidelog.agent_process import AgentProcess
 from tidelog.stack import Stack
 
 PARTITIONS = 6
-KILLS = 3
+KILLS = 2
 QUICK_GROUPS: Mapping[str, str] = {
     **LEASES,
     "TIDELOG_GROUP_INITIAL_REBALANCE_DELAY_MS": "500",
@@ -69,7 +70,7 @@ def a_group_at_work(stack: Stack, protocol: str) -> Iterator[GroupLoad]:
     settings = GroupLoadSettings(
         servers=stack.addresses.bootstrap,
         database_url=stack.addresses.database_url,
-        topic=create_topic(stack.addresses.bootstrap, PARTITIONS),
+        topic=_a_topic(stack),
         partitions=PARTITIONS,
         group_id=f"group-{uuid.uuid4().hex[:8]}",
         protocol=protocol,
@@ -83,6 +84,17 @@ def a_group_at_work(stack: Stack, protocol: str) -> Iterator[GroupLoad]:
         print(load.summary(), flush=True)
     assert load.seen.backwards == []
     assert load.seen.fatal == []
+
+
+def _a_topic(stack: Stack) -> str:
+    """Tried again: on a busy machine an agent may lose its short lease for a moment, and hang up."""
+    until = time.monotonic() + 60.0
+    while True:
+        try:
+            return create_topic(stack.addresses.bootstrap, PARTITIONS)
+        except confluent_kafka.KafkaException:
+            if time.monotonic() > until:
+                raise
 
 
 @pytest.mark.timeout(400)
