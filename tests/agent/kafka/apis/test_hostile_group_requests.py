@@ -1,0 +1,234 @@
+"""Group requests that no client sends, by chance: each is answered, and neither a group nor a connection breaks."""
+
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+import pytest_asyncio
+
+from agent.groups.settings import GroupSettings
+from tests.agent.read_path.wire import request
+from tests.agent.running import Running, Wire, a_metadata, running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+REQUESTS = 1500
+SETTINGS = GroupSettings(
+    group_initial_rebalance_delay_ms=0,
+    group_min_session_timeout_ms=1,
+    group_consumer_session_timeout_ms=200,
+    group_lease_renew_s=0.1,
+)
+TEXTS = (
+    "",
+    "a",
+    "b",
+    "a\0b",
+    "x" * 300,
+    "x" * 5000,
+    "😀\u202e",
+    " ",
+    "range",
+    "consumer",
+    "orders",
+    "(",
+    "[a-z]+",
+    ".*",
+)
+NUMBERS = (0, 1, -1, 2, -2, -3, 5, 2**31 - 1, -(2**31))
+BLOBS = (b"", b"\x00", b"\xff" * 40, b"\x00\x03\x00\x00\x00\x01\x00\x06orders\xff\xff\xff\xff", b"\x7f\xff" * 20)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def agent(module_database_url: str) -> AsyncIterator[Running]:
+    async with running(module_database_url, group_settings=SETTINGS, default_partitions=3) as started:
+        yield started
+
+
+class Chance:
+    """Requests of one seed. `known` are member ids that answers have named, so that some requests go deeper."""
+
+    def __init__(self, seed: int, topic_id: UUID) -> None:
+        self._random = random.Random(seed)
+        self._topic_ids = (topic_id, UUID(int=9), None)
+        self.known = ["nobody"]
+        self._makers: tuple[Callable[[], Any], ...] = (
+            self._join, self._join, self._sync, self._heartbeat, self._leave, self._commit, self._fetch, self._describe,
+            self._list, self._delete, self._forget, self._consume, self._consume, self._describe_consumers,
+        )  # fmt: skip
+
+    def request(self) -> Any:
+        return self._random.choice(self._makers)()
+
+    def _text(self) -> str:
+        return self._random.choice(TEXTS)
+
+    def _maybe(self, value: Any) -> Any:
+        return self._random.choice((None, value))
+
+    def _group(self) -> str:
+        return self._random.choice(("a", "b", "c", self._text()))
+
+    def _member(self) -> str:
+        return self._random.choice(("", *self.known[-5:], self._text()))
+
+    def _number(self) -> int:
+        return self._random.choice(NUMBERS)
+
+    def _time(self) -> timedelta:
+        return timedelta(milliseconds=self._random.choice((-1, 0, 1, 50, 100, 100, 60_000, 2**31 - 1)))
+
+    def _some(self, make: Callable[[], Any]) -> list[Any]:
+        return [make() for _ in range(self._random.choice((0, 1, 1, 2, 5)))]
+
+    def _version(self, first: int, last: int) -> int:
+        return self._random.randint(first, last)
+
+    def _join(self) -> Any:
+        return request(
+            11,
+            self._version(0, 9),
+            group_id=self._group(),
+            member_id=self._member(),
+            session_timeout=timedelta(milliseconds=self._random.choice((-1, 50, 100))),
+            rebalance_timeout=timedelta(milliseconds=self._random.choice((-1, 0, 50, 100))),
+            group_instance_id=self._maybe(self._text()),
+            protocol_type=self._random.choice(("consumer", "consumer", self._text())),
+            protocols=self._some(lambda: {"name": self._text(), "metadata": self._random.choice(BLOBS)}),
+            reason=self._maybe(self._text()),
+        )
+
+    def _sync(self) -> Any:
+        return request(
+            14,
+            self._version(0, 5),
+            group_id=self._group(),
+            generation_id=self._number(),
+            member_id=self._member(),
+            group_instance_id=self._maybe(self._text()),
+            protocol_type=self._maybe(self._text()),
+            protocol_name=self._maybe(self._text()),
+            assignments=self._some(lambda: {"member_id": self._member(), "assignment": self._random.choice(BLOBS)}),
+        )
+
+    def _heartbeat(self) -> Any:
+        return request(
+            12,
+            self._version(0, 4),
+            group_id=self._group(),
+            generation_id=self._number(),
+            member_id=self._member(),
+            group_instance_id=self._maybe(self._text()),
+        )
+
+    def _leave(self) -> Any:
+        return request(
+            13,
+            self._version(0, 5),
+            group_id=self._group(),
+            member_id=self._member(),
+            members=self._some(
+                lambda: {"member_id": self._member(), "group_instance_id": self._maybe(self._text()), "reason": None}
+            ),
+        )
+
+    def _partition(self) -> dict[str, Any]:
+        return {
+            "partition_index": self._number(),
+            "committed_offset": self._random.choice((0, 1, -1, 2**63 - 1, -(2**63))),
+            "committed_leader_epoch": self._number(),
+            "committed_metadata": self._maybe(self._text()),
+        }
+
+    def _topic(self, **values: Any) -> dict[str, Any]:
+        return {"name": self._text(), "topic_id": self._random.choice(self._topic_ids), **values}
+
+    def _commit(self) -> Any:
+        return request(
+            8,
+            self._version(2, 10),
+            group_id=self._group(),
+            generation_id_or_member_epoch=self._number(),
+            member_id=self._member(),
+            group_instance_id=self._maybe(self._text()),
+            retention_time=self._time(),
+            topics=self._some(lambda: self._topic(partitions=self._some(self._partition))),
+        )
+
+    def _fetch(self) -> Any:
+        version = self._version(1, 10)
+
+        def topics() -> Any:
+            return self._some(lambda: self._topic(partition_indexes=tuple(self._some(self._number))))
+
+        def group() -> dict[str, Any]:
+            return {
+                "group_id": self._group(),
+                "member_id": self._maybe(self._member()),
+                "member_epoch": self._number(),
+                "topics": self._maybe(topics()),
+            }
+
+        if version >= 8:
+            return request(9, version, groups=self._some(group), require_stable=True)
+        asked = topics() if version == 1 else self._maybe(topics())
+        return request(9, version, group_id=self._group(), topics=asked, require_stable=False)
+
+    def _describe(self) -> Any:
+        groups = tuple(self._some(self._group))
+        return request(15, self._version(0, 6), groups=groups, include_authorized_operations=True)
+
+    def _list(self) -> Any:
+        states, kinds = tuple(self._some(self._text)), tuple(self._some(self._text))
+        return request(16, self._version(0, 5), states_filter=states, types_filter=kinds)
+
+    def _delete(self) -> Any:
+        return request(42, self._version(0, 2), groups_names=tuple(self._some(self._group)))
+
+    def _forget(self) -> Any:
+        parts = self._some(lambda: {"partition_index": self._number()})
+        return request(47, 0, group_id=self._group(), topics=self._some(lambda: self._topic(partitions=parts)))
+
+    def _consume(self) -> Any:
+        names, regex = self._maybe(tuple(self._some(self._text))), self._maybe(self._text())
+        owned = self._some(
+            lambda: {"topic_id": self._random.choice(self._topic_ids), "partitions": tuple(self._some(self._number))}
+        )
+        return request(
+            68,
+            self._version(0, 1),
+            group_id=self._group(),
+            member_id=self._member(),
+            member_epoch=self._number(),
+            instance_id=self._maybe(self._text()),
+            rack_id=self._maybe(self._text()),
+            rebalance_timeout=self._time(),
+            subscribed_topic_names=names,
+            subscribed_topic_regex=regex,
+            server_assignor=self._maybe(self._random.choice(("uniform", "range", self._text()))),
+            topic_partitions=self._random.choice((None, [], owned)),
+        )
+
+    def _describe_consumers(self) -> Any:
+        groups = tuple(self._some(self._group))
+        return request(69, self._version(0, 1), group_ids=groups, include_authorized_operations=False)
+
+
+@pytest.mark.parametrize("seed", [random.randrange(2**31) for _ in range(2)])
+async def test_whatever_is_asked_is_answered(agent: Running, caplog: pytest.LogCaptureFixture, seed: int) -> None:
+    wire = await Wire.connect(agent.app.kafka_port)
+    topic = (await wire.ask(a_metadata("orders", version=12))).topics[0]
+    chance = Chance(seed, topic.topic_id)
+
+    with caplog.at_level(logging.ERROR):
+        for _ in range(REQUESTS):
+            answer = await wire.ask(chance.request(), client_id=None)
+            if getattr(answer, "member_id", None):
+                chance.known.append(answer.member_id)
+
+    assert [record.getMessage() for record in caplog.records] == []
+    wire.close()
