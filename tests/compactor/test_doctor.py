@@ -163,7 +163,8 @@ FAULTS = {
             sequencer,
             "INSERT INTO producer_state"
             " (topic_id, partition, producer_id, producer_epoch, sequences, base_offsets, max_timestamps)"
-            " SELECT topic_id, partition, 7, 0, '{0}', ARRAY[high_watermark], '{-1}' FROM partitions WHERE partition = 1",
+            " SELECT topic_id, partition, 7, 0, '{0}', ARRAY[high_watermark], '{-1}'"
+            " FROM partitions WHERE partition = 1",
         ),
     ),
 }
