@@ -17,7 +17,7 @@ from tidelog.stack import Stack, StackSettings
 NewTopic = Callable[..., str]
 
 # Groups that form, and notice a death, within seconds.
-_SOON = {
+SOON = {
     "TIDELOG_GROUP_INITIAL_REBALANCE_DELAY_MS": "300",
     "TIDELOG_GROUP_MIN_SESSION_TIMEOUT_MS": "1000",
     "TIDELOG_GROUP_CONSUMER_SESSION_TIMEOUT_MS": "8000",
@@ -28,7 +28,7 @@ _SOON = {
 @pytest.fixture(scope="session")
 def running(session_directory: Path) -> Iterator[Stack]:
     """One stack for all these tests: two agents, in zones a and b, that know of each other."""
-    with Stack(StackSettings(data_dir=session_directory / "stack", agent_environment=_SOON)) as stack:
+    with Stack(StackSettings(data_dir=session_directory / "stack", agent_environment=SOON)) as stack:
         for agent in stack.agents:
             _wait_until_all_are_known(agent.address.bootstrap, len(stack.agents))
         yield stack

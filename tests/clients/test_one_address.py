@@ -1,0 +1,61 @@
+"""Groups of every client behind one address: members come to any agent, and share, hand over and die as elsewhere."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import confluent_kafka.admin
+import pytest
+
+from tests.clients.conftest import SOON
+from tests.clients.members.process import members_of
+from tests.clients.members.table import VARIANTS, Variant
+from tests.clients.test_groups import PARTITIONS, SESSION_TIMEOUT_MS, Scene, members_join_leave_and_die
+from tests.fixtures.balancer import Balancer
+from tests.fixtures.java import Java
+from tidelog.stack import Stack, StackSettings
+
+# librdkafka's members play in tests/agent/kafka/test_one_address_with_librdkafka.py.
+PLAYED = [variant for variant in VARIANTS if not variant.foreign and variant.client != "confluent-kafka"]
+
+
+@pytest.fixture(scope="module")
+def behind_one_address(module_directory: Path, balancer: Balancer) -> Iterator[Balancer]:
+    """A balancer before two agents that tell clients of it alone."""
+    environment = {**SOON, "TIDELOG_ONE_ADDRESS": balancer.address}
+    with Stack(StackSettings(data_dir=module_directory / "stack", agent_environment=environment)) as stack:
+        balancer.targets = [(agent.address.host, agent.address.kafka_port) for agent in stack.agents]
+        yield balancer
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("variant", PLAYED, ids=lambda variant: variant.name)
+def test_members_join_leave_and_die_behind_one_address(
+    variant: Variant, java: Java, behind_one_address: Balancer
+) -> None:
+    address = behind_one_address.address
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": address})
+
+    def new_topic(partitions: int = 1, prefix: str = "topic") -> str:
+        name = f"{prefix}-{uuid.uuid4().hex[:8]}"
+        admin.create_topics([confluent_kafka.admin.NewTopic(name, partitions)])[name].result(30)
+        return name
+
+    topic, group = new_topic(PARTITIONS), f"group-{uuid.uuid4().hex[:8]}"
+    given = (
+        "--group", group, "--topics", topic, "--protocol", variant.protocol, "--strategy", variant.strategy,
+        "--session-timeout-ms", str(SESSION_TIMEOUT_MS),
+    )  # fmt: skip
+    with members_of(variant.command(java), *given) as start:
+        members_join_leave_and_die(
+            Scene(
+                variant=variant,
+                topic=topic,
+                new_topic=new_topic,
+                group=group,
+                zone_a=address,
+                zone_b=address,
+                start=start,
+            )
+        )
+    assert all(behind_one_address.connections[target] > 0 for target in behind_one_address.targets)
