@@ -63,8 +63,8 @@ def test_clients_are_listed_with_library_version_zone_and_agent(run: Run, stack:
 def test_an_agent_that_does_not_answer_is_named_and_the_others_are_shown(
     new_stack: Callable[..., Stack], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stack = new_stack()
-    stack.kill(1)  # its lease runs on for some seconds
+    stack = new_stack(agent_environment={"TIDELOG_MEMBERSHIP_LEASE_S": "120"})
+    stack.kill(1)  # its lease runs on
     monkeypatch.setenv("TIDELOG_HTTP_URL", stack.addresses.http_urls[0])
 
     result = CliRunner().invoke(app, ["clients"], catch_exceptions=False)
