@@ -203,9 +203,11 @@ class KafkaConnection(asyncio.Protocol):
         reservation, self._reserved = self._reserved, None
         try:
             request = self._shared.dispatch.decode(frame)
-        except BadRequest:
-            reservation.release()
+            groups = groups_of(request.api.key, request.payload)
+        except BaseException:
+            reservation.release()  # nobody else knows of it yet
             raise
+        self.state.note_request(request.client_id, groups)
         self._start(request, reservation, frame)
         return True
 
@@ -218,7 +220,6 @@ class KafkaConnection(asyncio.Protocol):
 
     def _start(self, request: Request, reservation: Reservation, frame: bytes | memoryview) -> None:
         shared = self._shared
-        self.state.note_request(request.client_id, groups_of(request.api.key, request.payload))
         shared.metrics.requests.labels(request.api.name).inc()
         shared.metrics.request_bytes.inc(request.size_bytes)
         context = RequestContext(

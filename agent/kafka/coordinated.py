@@ -54,7 +54,7 @@ def groups_of(api_key: int, request: Any) -> tuple[str, ...]:
         return ()
     if not hasattr(request, many.asked):
         return (request.group_id,)  # OffsetFetch before version 8
-    return tuple(_name(entry) for entry in getattr(request, many.asked))
+    return tuple(_name(entry) for entry in getattr(request, many.asked) or ())  # kio lets a null through
 
 
 def split(api_key: int, request: Any, place_of: Callable[[str], _Place]) -> dict[_Place, Any]:

@@ -89,6 +89,25 @@ async def test_a_half_sent_frame_holds_nothing_once_its_client_is_gone(module_da
         await until(lambda: agent.metric("tidelog_request_memory_bytes") == 0)
 
 
+@pytest.mark.parametrize("api_key", [15, 42])
+async def test_null_where_groups_are_named_closes_its_connection_and_holds_nothing(
+    module_database_url: str, api_key: int
+) -> None:
+    """DescribeGroups and DeleteGroups, version 0: kio reads a null where none may be."""
+    null = api_key.to_bytes(2, "big") + b"\x00\x00\x00\x00\x00\x01\xff\xff\xff\xff\xff\xff"
+    async with running(module_database_url, zone="null") as agent:
+        for _ in range(3):
+            bad = await Wire.connect(agent.app.kafka_port)
+            bad.writer.write(len(null).to_bytes(4, "big") + null)
+            assert await bad.is_closed_by_agent()
+
+        half = await Wire.connect(agent.app.kafka_port)
+        half.writer.write((50_000_000).to_bytes(4, "big") + b"\x00" * 20_000)
+
+        await until(lambda: agent.metric("tidelog_request_memory_bytes") == 50_000_000)
+        half.close()
+
+
 async def test_a_frame_announced_and_not_sent_holds_nothing(module_database_url: str) -> None:
     async with running(module_database_url, zone="announced", request_memory_bytes=200_000_000) as agent:
         liars = [await Wire.connect(agent.app.kafka_port) for _ in range(10)]
