@@ -56,7 +56,10 @@ def _obey(order: list[str], consumer: confluent_kafka.Consumer, told: Teller) ->
                 done = consumer.commit(asynchronous=False) or []
                 told.committed((each.topic, each.partition, each.offset) for each in done if each.offset >= 0)
             except confluent_kafka.KafkaException as error:
-                told.error(error)
+                if error.args[0].code() == confluent_kafka.KafkaError._NO_OFFSET:
+                    told.committed([])  # it has read nothing since it was assigned its partitions
+                else:
+                    told.error(error)
         case ["seek", topic, partition, offset]:
             consumer.seek(confluent_kafka.TopicPartition(topic, int(partition), int(offset)))
         case ["leave"]:
