@@ -2,7 +2,8 @@
 protocol type, KIP-800 reasons, KIP-814 leaders that skip the assignment).
 
 The answer waits for the group's other members, up to their rebalance timeouts. Refused: instance ids that are empty,
-hold a NUL or exceed 900 bytes (INVALID_REQUEST); protocol types with a NUL (INCONSISTENT_GROUP_PROTOCOL).
+hold a NUL or exceed 900 bytes (INVALID_REQUEST); protocol types with a NUL (INCONSISTENT_GROUP_PROTOCOL); member ids
+that nobody can have been given, with a NUL or of more than 1,024 bytes (UNKNOWN_MEMBER_ID).
 """
 
 import logging
@@ -17,6 +18,7 @@ from agent.groups.values import GroupFault, Join, JoinAnswer, OfferedProtocol
 from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import can_be_instance_id, client_host, client_id, milliseconds
+from sequencer.groups import can_be_id
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ def _fault(event: Join) -> GroupFault | None:
     """What of it could not be kept in Postgres."""
     if not can_be_instance_id(event.instance_id):
         return GroupFault.INVALID_REQUEST
+    if event.member_id and not can_be_id(event.member_id):
+        return GroupFault.UNKNOWN_MEMBER
     return GroupFault.INCONSISTENT_PROTOCOL if "\0" in event.protocol_type else None
 
 

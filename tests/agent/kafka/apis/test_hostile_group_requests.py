@@ -9,8 +9,11 @@ from uuid import UUID
 
 import pytest
 import pytest_asyncio
+from kio.schema.errors import ErrorCode
 
 from agent.groups.settings import GroupSettings
+from tests.agent.groups.subscriptions import subscription
+from tests.agent.kafka.apis.groups_by_hand import SESSION, a_join, consume
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_metadata, running
 
@@ -40,7 +43,14 @@ TEXTS = (
     ".*",
 )
 NUMBERS = (0, 1, -1, 2, -2, -3, 5, 2**31 - 1, -(2**31))
-BLOBS = (b"", b"\x00", b"\xff" * 40, b"\x00\x03\x00\x00\x00\x01\x00\x06orders\xff\xff\xff\xff", b"\x7f\xff" * 20)
+BLOBS = (
+    b"",
+    b"\x00",
+    b"\xff" * 40,
+    subscription("orders"),
+    b"\x00\x03\x00\x00\x00\x01\x00\x06orders\xff\xff\xff\xff",
+    b"\x7f\xff" * 20,
+)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -230,5 +240,22 @@ async def test_whatever_is_asked_is_answered(agent: Running, caplog: pytest.LogC
             if getattr(answer, "member_id", None):
                 chance.known.append(answer.member_id)
 
+    assert [record.getMessage() for record in caplog.records] == []
+    wire.close()
+
+
+@pytest.mark.parametrize("member_id", ["x" * 5000, "a\0b"])
+async def test_a_classic_member_of_an_impossible_id_harms_no_group_of_the_new_protocol(
+    agent: Running, caplog: pytest.LogCaptureFixture, member_id: str
+) -> None:
+    wire = await Wire.connect(agent.app.kafka_port)
+    await wire.ask(a_metadata("orders", version=12))
+    await consume(wire, "impossible", 0)
+    offered = [{"name": "range", "metadata": subscription("orders")}]
+
+    with caplog.at_level(logging.ERROR):
+        joined = await wire.ask(a_join("impossible", member_id, session_timeout=SESSION, protocols=offered))
+
+    assert joined.error_code is ErrorCode.unknown_member_id
     assert [record.getMessage() for record in caplog.records] == []
     wire.close()
