@@ -1,7 +1,7 @@
 """When a group's timers are due: one deadline per key, moved often, asked for the next one often (pure).
 
-Promises that moving a deadline later costs no more than a dictionary entry, and that there are never more entries than
-keys and deadlines moved earlier.
+Promises that moving a deadline later costs no more than a dictionary entry, and that no more is kept than about twice
+what there are deadlines, however many were set and cleared.
 """
 
 import heapq
@@ -9,6 +9,9 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+
+_SPARE = 64
+"""Entries that a heap may have in vain before it is looked through."""
 
 
 class Deadlines(Generic[Key]):
@@ -65,3 +68,8 @@ class Deadlines(Generic[Key]):
         self._count += 1
         heapq.heappush(self._heap, (due_ms, self._count, key))
         self._entries[key] = due_ms
+        if len(self._heap) > 2 * len(self._due) + _SPARE:
+            self._entries = dict(self._due)
+            self._heap = [(at_ms, number, of_key) for number, (of_key, at_ms) in enumerate(self._due.items())]
+            self._count = len(self._heap)
+            heapq.heapify(self._heap)

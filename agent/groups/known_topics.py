@@ -3,10 +3,10 @@ subscriptions come to with that.
 
 Promises to tell a topic that does not exist from one that was not asked for, and that a fingerprint changes with
 everything that a target depends on: which topics are subscribed to, their ids, their numbers of partitions, and what
-each regular expression matches.
+each regular expression matches. What it keeps of subscriptions goes with them when the next fingerprint is taken.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from hashlib import blake2b
 
 from agent.groups.consumer_members import ConsumerMember
@@ -78,12 +78,10 @@ class KnownTopics:
 
     def fingerprint(self, members: Iterable[ConsumerMember]) -> str:
         """Of everything these members' target depends on but themselves."""
-        names: set[str] = set()
-        regexes: set[str] = set()
-        for member in members:
-            names |= member.topics
-            if member.regex is not None:
-                regexes.add(member.regex)
+        subscriptions = {(member.topics, member.regex) for member in members}
+        regexes = {regex for _, regex in subscriptions if regex is not None}
+        self._forget_all_but(subscriptions, regexes)
+        names = set[str]().union(*(topics for topics, _ in subscriptions))
         digest = blake2b(digest_size=16)
         for regex in sorted(regexes):
             matched = self._matching(regex)
@@ -93,6 +91,11 @@ class KnownTopics:
             shape = self._topics[name]
             digest.update(f"{name} {shape.topic_id.hex} {shape.partition_count}\n".encode())
         return digest.hexdigest()
+
+    def _forget_all_but(self, subscriptions: Set[tuple[frozenset[str], str | None]], regexes: Set[str]) -> None:
+        """Members may subscribe to ever other things."""
+        self._subscribed = {key: found for key, found in self._subscribed.items() if key in subscriptions}
+        self._matched = {regex: found for regex, found in self._matched.items() if regex in regexes}
 
     def _matching(self, regex: str) -> frozenset[str]:
         found = self._matched.get(regex)

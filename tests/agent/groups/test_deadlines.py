@@ -37,3 +37,15 @@ def test_deadlines_are_due_in_their_order_however_often_they_move(steps: list[tu
             taken = [expected.pop(key) for key in due]
             assert taken == sorted(taken)
         assert deadlines.next_ms() == min(expected.values(), default=None)
+
+
+def test_deadlines_that_were_cleared_leave_nothing_behind() -> None:
+    deadlines: Deadlines[str] = Deadlines()
+    deadlines.set("first", 1)
+    for number in range(5_000):
+        deadlines.set(f"guest-{number}", 1_000 + number)
+        deadlines.clear(f"guest-{number}")
+    deadlines.set("last", 2)
+
+    assert len(deadlines._heap) < 200
+    assert deadlines.take_due(1_000_000) == ["first", "last"]
