@@ -128,5 +128,10 @@ class GroupOffsets:
             held = await self._offsets.delete(running.group_id, running.coordinator_epoch, partitions)
         except (SequencerUnavailable, CommitOutcomeUnknown) as error:
             log.warning("offsets cannot be deleted", extra={"group": running.group_id, "error": str(error)})
+            if isinstance(error, CommitOutcomeUnknown):
+                # It may still be at work, and must not delete what is committed from now on: the next claim fences it.
+                self._coordinator.lost(
+                    {running.group_id: running.coordinator_epoch}, GroupFault.COORDINATOR_UNAVAILABLE
+                )
             return GroupFault.COORDINATOR_UNAVAILABLE
         return None if held else GroupFault.NOT_COORDINATOR

@@ -17,7 +17,7 @@ from agent.groups.values import (
     SyncAnswer,
 )
 from sequencer.client import Sequencer, SequencerSettings
-from storage.identifiers import TopicId
+from storage.identifiers import Partition, TopicId
 from tests.agent.groups.wired import Coordinating, coordinating
 from tests.agent.running import until_answered
 from tests.waiting import until
@@ -353,6 +353,31 @@ async def test_a_commit_whose_outcome_is_unknown_is_fenced_before_the_next(
             assert (await agent.loaded("simple")).coordinator_epoch > epoch
             assert await agent.commit("simple", topic_id, 3) is None
             assert await agent.committed("simple", topic_id) == 3
+    finally:
+        await impatient.close()
+
+
+async def test_a_deletion_of_offsets_whose_outcome_is_unknown_is_fenced_before_the_next_commit(
+    database_url: str, sequencer: Sequencer, topic_id: TopicId
+) -> None:
+    """Were it not, it might still delete what was committed after it."""
+    impatient = await Sequencer.open(database_url, SequencerSettings(database_statement_timeout_ms=200))
+    try:
+        async with coordinating(impatient, group_lease_renew_s=20.0) as agent:
+            assert await agent.commit("simple", topic_id, 1) is None
+            before = await agent.loaded("simple")
+            async with sequencer.database.transaction() as connection:
+                await connection.execute("SELECT FROM groups WHERE group_id = 'simple' FOR NO KEY UPDATE")
+
+                unknown = await agent.offsets.delete(before, {(topic_id, Partition(0))})
+
+            assert unknown is GroupFault.COORDINATOR_UNAVAILABLE
+            assert await agent.commit("simple", topic_id, 2) is None
+            late = await sequencer.committed_offsets.delete(
+                "simple", before.coordinator_epoch, {(topic_id, Partition(0))}
+            )
+            assert not late
+            assert await agent.committed("simple", topic_id) == 2
     finally:
         await impatient.close()
 
