@@ -40,6 +40,12 @@ def metric_name(name: str) -> str:
     return _NO_NAME_CHARACTER.sub("_", name.removeprefix(_KAFKAS)[:LONGEST_TEXT]).strip("_") or "unnamed"
 
 
+def label_name(key: str) -> str:
+    """As Prometheus takes it: it does not begin with a digit."""
+    name = metric_name(key)
+    return f"_{name}" if name[0].isdigit() else name
+
+
 def _samples(data: Any) -> Iterator[Sample]:
     for resource in data.resource_metrics:
         of_client = [item for item in _attributes(resource.resource.attributes) if item[0] in _OF_A_CLIENT]
@@ -66,4 +72,4 @@ def _attributes(attributes: Iterable[Any]) -> Iterator[tuple[str, str]]:
     for attribute in islice(attributes, _MOST_ATTRIBUTES):
         kind = attribute.value.WhichOneof("value")
         if kind in ("string_value", "int_value", "double_value", "bool_value"):
-            yield metric_name(attribute.key), str(getattr(attribute.value, kind))[:LONGEST_TEXT]
+            yield label_name(attribute.key), str(getattr(attribute.value, kind))[:LONGEST_TEXT]

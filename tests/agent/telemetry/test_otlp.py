@@ -51,6 +51,13 @@ def test_texts_are_cut_to_their_bound() -> None:
     assert len(name) == len(value) == LONGEST_TEXT
 
 
+def test_keys_that_begin_with_a_digit_stay_apart_where_labels_may_not_begin_so() -> None:
+    """Shown under one name, they would be a line that no scrape takes."""
+    [sample] = read_samples(a_payload(a_gauge("m", 1.0, **{"0a": "v", "1a": "w"})), 10)
+
+    assert sample.series[1] == (("_0a", "v"), ("_1a", "w"))
+
+
 @pytest.mark.parametrize("payload", [b"\xff\xff\xff", b"not protobuf", b"\x0a\x7f"])
 def test_bytes_that_are_no_metrics_are_invalid(payload: bytes) -> None:
     with pytest.raises(InvalidMetrics):
