@@ -269,9 +269,10 @@ class Coordinator:
 
     async def _renew(self) -> None:
         """Ask Postgres for all groups at once which of them are still this agent's. Those whose lease is over end, so
-        that no member's silence is counted while Postgres is away."""
-        held = {group_id: running.coordinator_epoch for group_id, running in self._loaded.items()}
+        that no member's silence is counted while Postgres was away or this process stood still."""
         sent_s = self._clock()
+        self._drop_overdue(sent_s)
+        held = {group_id: running.coordinator_epoch for group_id, running in self._loaded.items()}
         try:
             if held:
                 async with asyncio.timeout(self._settings.group_lease_s):
@@ -282,9 +283,11 @@ class Coordinator:
                         running.held_until_s = sent_s + self._settings.group_lease_s
                 self.lost({group_id: held[group_id] for group_id in held.keys() - still}, GroupFault.NOT_COORDINATOR)
         finally:
-            now_s = self._clock()
-            over = [group_id for group_id, running in self._loaded.items() if running.held_until_s <= now_s]
-            self._drop(over, GroupFault.COORDINATOR_UNAVAILABLE)
+            self._drop_overdue(self._clock())
+
+    def _drop_overdue(self, now_s: float) -> None:
+        over = [group_id for group_id, running in self._loaded.items() if running.held_until_s <= now_s]
+        self._drop(over, GroupFault.COORDINATOR_UNAVAILABLE)
 
     def _end_idle(self) -> None:
         before_s = self._clock() - self._settings.group_idle_s

@@ -2,6 +2,7 @@
 answered, however its group ends."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -333,6 +334,18 @@ async def test_no_member_is_expelled_while_postgres_is_away(sequencer: Sequencer
         assert await agent.beat("readers", joined) is GroupFault.COORDINATOR_UNAVAILABLE
     [listed] = await other.groups.list()
     assert listed.state == "Stable"
+
+
+async def test_after_a_pause_longer_than_the_lease_no_members_silence_is_counted(sequencer: Sequencer) -> None:
+    """Postgres would still name this coordinator, and nothing was heard meanwhile of members that were well."""
+    async with coordinating(sequencer, group_lease_s=0.3, group_lease_renew_s=0.1) as agent:
+        joined = await agent.member("readers")
+        paused = await agent.loaded("readers")
+
+        time.sleep(0.6)  # noqa: ASYNC251  # the whole process stands still
+
+        await until(lambda: paused.ended)
+        assert await agent.beat("readers", joined) is None
 
 
 async def test_a_commit_whose_outcome_is_unknown_is_fenced_before_the_next(
