@@ -1,5 +1,11 @@
 """Fixtures of the suite; each real part (Postgres, an S3 endpoint, a stack, Java) is a module of `tests/fixtures`."""
 
+from hypothesis import settings
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("tidelog", deadline=None)
+settings.load_profile("tidelog")
+
 pytest_plugins = [
     "tests.fixtures.balancer",
     "tests.fixtures.postgres",

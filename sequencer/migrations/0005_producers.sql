@@ -130,14 +130,14 @@ BEGIN
     ), verdict AS MATERIALIZED (
         -- What lies wholly before the next expected sequence of its epoch was accepted once, since nothing is accepted but in turn; how far
         -- back "before" reaches is half the circle. A state that is not there was never there, unless it may have been forgotten: the
-        -- producer id (which says when it was given out) is older than what expiry removed, or than the topic.
+        -- producer id (which says in which millisecond it was given out) is older than what expiry removed, or than the topic.
         SELECT batch.*, part.high_watermark, part.log_start_offset,
                fold.seen_offsets[duplicate.place] AS first_offset, fold.seen_timestamps[duplicate.place] AS first_timestamp_ms,
                CASE WHEN part.part IS NULL THEN 5
                     WHEN batch.chain = 0 OR batch.member >= fold.accepted_from THEN 0
                     WHEN duplicate.place IS NOT NULL THEN 1
                     WHEN (fold.expected - batch.base_sequence) & 2147483647 BETWEEN batch.records AND 1073741824 THEN 6
-                    WHEN fold.rejection = 4 AND to_timestamp((fold.producer_id >> 10) / 1000.0) >= greatest(
+                    WHEN fold.rejection = 4 AND to_timestamp(((fold.producer_id >> 10) + 1) / 1000.0) >= greatest(
                         (SELECT forgotten_before FROM producer_ids WHERE only_row),
                         (SELECT created_at FROM topics AS t WHERE t.topic_id = part.topic_id)) THEN 2
                     ELSE fold.rejection END AS kind

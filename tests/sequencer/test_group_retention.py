@@ -305,7 +305,8 @@ async def test_a_step_costs_its_page_not_what_there_is(sequencer: Sequencer, top
     await sequencer.database.fetch("VACUUM ANALYZE")
     large = await pages()
 
-    assert all(large[name] < small[name] + 60 for name in small), (small, large)
+    # Deeper indexes and a page's worth more of each; looking at all there is would take thousands.
+    assert all(large[name] < 2 * small[name] + 100 for name in small), (small, large)
 
 
 async def test_a_step_tells_where_to_go_on(sequencer: Sequencer, topic: Topic) -> None:

@@ -251,6 +251,6 @@ async def test_a_connection_is_told_again_when_a_partition_moves_away_again(data
 
 
 async def _all_are_taken(wire: Wire, topic: str, batches: dict[int, bytes | None]) -> bool:
-    answer = partitions_of(await wire.ask(a_produce(topic, batches)))
     metadata = await wire.ask(a_metadata(topic))
+    answer = partitions_of(await wire.ask(a_produce(topic, batches)))  # asked last: by an agent that is alone by now
     return len(metadata.brokers) == 1 and all(part.error_code is ErrorCode.none for part in answer)
