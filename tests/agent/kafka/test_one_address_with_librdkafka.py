@@ -57,7 +57,8 @@ class Group:
 
     def read_all(self, sent: set[bytes]) -> None:
         """Until all of `sent` was read, by members that share the partitions, and is committed."""
-        self.poll_until(lambda: set(self.read.values()) == sent and self.shares_all())
+        ends = [len(sent) // PARTITIONS] * PARTITIONS
+        self.poll_until(lambda: set(self.read.values()) == sent and self.shares_all() and self.positions() == ends)
         self.commit()
 
     def poll_until(self, condition: Callable[[], bool]) -> None:
@@ -72,6 +73,11 @@ class Group:
 
     def assigned(self) -> list[list[int]]:
         return [sorted(place.partition for place in member.assignment()) for member in self.members]
+
+    def positions(self) -> list[int]:
+        """By partition, of whoever has it: a partition that changed hands before a commit is read by both."""
+        found = [place for member in self.members for place in member.position(member.assignment())]
+        return [place.offset for place in sorted(found, key=lambda place: place.partition)]
 
     def shares_all(self) -> bool:
         assigned = self.assigned()
