@@ -20,6 +20,7 @@ from kio.serial.writers import Writer
 from agent.kafka.api import Api
 from agent.kafka.context import RequestContext
 from agent.kafka.produce_shape import check_partition_count
+from agent.kafka.request_shape import check_shape
 from agent.kafka.vectored import Chunk, ResponseBuffer
 from agent.settings import AgentSettings
 
@@ -98,6 +99,7 @@ class Dispatch:
             header, header_bytes = (_read_header_v2 if codec.flexible_request else _read_header_v1)(frame, 0)
             if api_key == PRODUCE_KEY:
                 check_partition_count(frame, header_bytes, version, self._settings.max_partitions_per_request)
+            check_shape(frame, header_bytes, api_key, version)
             # Bytes after the payload are let pass, as by Kafka: librdkafka's Metadata v13 ends with three.
             payload, _ = codec.read(frame, header_bytes)
         except Exception as error:  # whatever a reader finds wrong with bytes from outside, they are wrong
