@@ -21,10 +21,12 @@ from tests.clients.matrix_plugin import ToolchainAbsent
 from tests.clients.members.process import Member, members_of, wait_until
 from tests.clients.members.program import Place
 from tests.clients.members.table import VARIANTS, Variant
+from tests.faults.wire import Wire, fetch
 
 PARTITIONS = 6
 SESSION_TIMEOUT_MS = 4_000
 AT_A_TIME = 6
+OFFSET_OUT_OF_RANGE = 1
 _SCENARIO_TIMEOUT_S = 240
 
 
@@ -164,11 +166,25 @@ def offsets_that_are_gone_are_reset(scene: Scene) -> None:
     gone = [confluent_kafka.TopicPartition(*place, 12) for place in sorted(scene.everything)]
     for deleted in admin.delete_records(gone).values():
         assert deleted.result(30).low_watermark == 12
+    for servers in (scene.zone_a, scene.zone_b):
+        _wait_until_gone(servers, scene, 11)
 
     second = scene.start("second", servers=scene.zone_b, reset="earliest")
     second.until(lambda member: len(_values(member)) >= 6 * 8, "what is left")
     assert {record["offset"] for record in second.records} == set(range(12, 20))
     assert _values(second) == list(range(6 * 12, 120))
+
+
+def _wait_until_gone(servers: str, scene: Scene, offset: int) -> None:
+    """An agent hears of records deleted through another one with its next poll."""
+    host, port = servers.split(":")
+    with Wire((host, int(port))) as wire:
+
+        def is_gone(place: Place) -> bool:
+            code: int = wire.ask(*fetch(*place, offset)).responses[0].partitions[0].error_code
+            return code == OFFSET_OUT_OF_RANGE
+
+        wait_until(lambda: all(map(is_gone, scene.everything)), f"{offset} gone at {servers}", [])
 
 
 def a_new_topic_that_matches_is_read(scene: Scene) -> None:
