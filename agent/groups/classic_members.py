@@ -16,6 +16,7 @@ from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 
 from agent.groups.values import OfferedProtocol
+from agent.kafka.request_shape import ImpossibleShape, check_shape_as
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 
@@ -131,11 +132,11 @@ class Roster:
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
     """The topics of a consumer's subscription, or None if it is none. Every version begins as version 0 does."""
     try:
+        check_shape_as(metadata, _SUBSCRIPTION_VERSION.size, ConsumerProtocolSubscription)
         read, _ = _read_subscription(memoryview(metadata), _SUBSCRIPTION_VERSION.size)
-    except (SerialError, ValueError):  # the latter of a negative length
+    except (ImpossibleShape, SerialError, ValueError):  # the last of a negative length
         return None
-    topics: tuple[str, ...] | None = read.topics  # kio lets null through
-    return None if topics is None else frozenset(topics)
+    return frozenset(read.topics)
 
 
 def _names(protocols: Iterable[OfferedProtocol]) -> set[str]:

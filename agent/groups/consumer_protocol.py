@@ -23,6 +23,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.static.primitive import i32
 
 from agent.groups.values import Assignment
+from agent.kafka.request_shape import check_shape_as
 from storage.identifiers import Partition, TopicId
 
 Names = Mapping[str, frozenset[Partition]]
@@ -65,7 +66,7 @@ def read_assignment(data: bytes) -> EmbeddedAssignment:
     if not data:
         return EmbeddedAssignment(partitions={}, user_data=b"")
     _version(data)
-    read: Any = _parse(_read_assignment, data)
+    read: Any = _parse(AssignmentV0, data)
     return EmbeddedAssignment(partitions=_by_name(read.assigned_partitions), user_data=read.user_data or b"")
 
 
@@ -103,10 +104,8 @@ def by_name(assignment: Assignment, names: Callable[[TopicId], str | None]) -> N
     return found
 
 
-_SUBSCRIPTIONS: Final[tuple[Any, ...]] = tuple(
-    map(entity_reader, (SubscriptionV0, SubscriptionV1, SubscriptionV2, SubscriptionV3))
-)
-_read_assignment: Final[Any] = entity_reader(AssignmentV0)
+_SUBSCRIPTIONS: Final[tuple[Any, ...]] = (SubscriptionV0, SubscriptionV1, SubscriptionV2, SubscriptionV3)
+_READERS: Final[Mapping[Any, Any]] = {schema: entity_reader(schema) for schema in (*_SUBSCRIPTIONS, AssignmentV0)}
 _write_assignment: Final = entity_writer(AssignmentV0)
 _NEWEST_ASSIGNMENT: Final = 3
 
@@ -120,9 +119,10 @@ def _version(data: bytes) -> int:
     return version
 
 
-def _parse(reader: Any, data: bytes) -> Any:
+def _parse(schema: Any, data: bytes) -> Any:
     try:
-        value, _ = reader(data, _VERSION.size)
+        check_shape_as(data, _VERSION.size, schema)
+        value, _ = _READERS[schema](data, _VERSION.size)
     except Exception as error:  # whatever a reader finds wrong with bytes from outside, they are wrong
         raise Malformed(str(error)) from error
     return value

@@ -55,9 +55,14 @@ _Shape: TypeAlias = tuple[_Step, ...]
 
 def check_shape(frame: bytes | memoryview, body_start: int, api_key: int, version: int) -> None:
     """Raises ImpossibleShape."""
-    shape = _shape_of(api_key, version)
+    check_shape_as(frame, body_start, load_request_schema(api_key, version))
+
+
+def check_shape_as(data: bytes | memoryview, start: int, schema: Any) -> None:
+    """The same for any of kio's classes, such as those of bytes within a request. Raises ImpossibleShape."""
+    shape = _shape_of(schema)
     if shape:
-        _walk(memoryview(frame), body_start, shape)
+        _walk(memoryview(data), start, shape)
 
 
 # --- along the bytes
@@ -135,9 +140,9 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=512)
-def _shape_of(api_key: int, version: int) -> _Shape:
+def _shape_of(schema: Any) -> _Shape:
     """As far as the last array; nothing if there is none."""
-    shape = _shape_of_class(load_request_schema(api_key, version))
+    shape = _shape_of_class(schema)
     while shape and not _has_array(shape[-1]):
         shape = shape[:-1]
     return shape

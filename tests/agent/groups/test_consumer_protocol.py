@@ -2,6 +2,8 @@
 
 import io
 import struct
+import subprocess
+import sys
 from importlib import import_module
 from uuid import UUID
 
@@ -77,6 +79,30 @@ def test_a_newer_subscription_is_read_as_the_newest_known() -> None:
 def test_other_bytes_are_malformed(data: bytes) -> None:
     with pytest.raises(Malformed):
         read_subscription(data)
+
+
+ON_A_SMALL_MACHINE = """
+import resource
+from agent.groups.classic_members import subscribed_topics
+from agent.groups.consumer_protocol import Malformed, read_assignment, read_subscription
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+announced = bytes.fromhex("0000 7fffffff 000161")
+assert subscribed_topics(announced) is None
+for read in (read_subscription, read_assignment):
+    try:
+        read(announced)
+    except Malformed:
+        print("malformed")
+"""
+
+
+def test_an_array_that_is_only_announced_takes_no_memory() -> None:
+    """kio takes 16 GiB for it, and where there are none it ends the process."""
+    ended = subprocess.run(
+        [sys.executable, "-c", ON_A_SMALL_MACHINE], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert ended.stdout.split() == ["malformed"] * 2
 
 
 @given(
