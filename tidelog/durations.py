@@ -34,5 +34,5 @@ def parse_duration(text: str) -> timedelta:
     found = _ISO.fullmatch(text.strip().upper()) or _SHORT.fullmatch(text.strip().lower())
     given = {} if found is None else {unit: float(count) for unit, count in found.groupdict().items() if count}
     if not given:
-        raise ValueError(f"'{text}' is no duration")
+        raise ValueError(f"'{text}' is no duration such as 1h30m, 7d or PT1H30M")
     return timedelta(**given)

@@ -7,9 +7,11 @@ within the log, `[log start, end]`, whatever was asked for.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from tidelog.durations import parse_duration
+
+_WHERE_TO: Final = "--to-earliest, --to-latest, --to-offset, --shift-by, --to-datetime, --by-duration"
 
 Place: TypeAlias = tuple[str, int]
 """A topic and a partition."""
@@ -115,7 +117,7 @@ def parse_reset(
     """From what the command line says. Raises ValueError unless exactly one of them is given, or it cannot be read."""
     given = [earliest, latest, offset is not None, shift is not None, moment is not None, duration is not None]
     if sum(given) != 1:
-        raise ValueError("say once where to: none or several of the options were given")
+        raise ValueError(f"none or several of {_WHERE_TO} were given: give one")
     if moment is not None:
         return ResetTo(time_ms=_milliseconds(parse_moment(moment)))
     if duration is not None:
@@ -140,7 +142,7 @@ def parse_topics(texts: Sequence[str]) -> dict[str, frozenset[int] | None]:
     for text in texts:
         topic, colon, numbers = text.partition(":")
         if not topic or (colon and not all(number.strip().isdecimal() for number in numbers.split(","))):
-            raise ValueError(f"'{text}' is no topic, nor topic:partition,partition")
+            raise ValueError(f"'{text}' is no topic, nor partitions of one such as orders:0,2")
         partitions = frozenset(int(number) for number in numbers.split(",")) if colon else None
         known = found.get(topic, frozenset())
         found[topic] = None if partitions is None or known is None else known | partitions

@@ -26,6 +26,7 @@ _Result = TypeVar("_Result")
 _LIST = "`tidelog groups list` shows those there are."
 _GONE = frozenset({KafkaError.GROUP_ID_NOT_FOUND, KafkaError.INVALID_GROUP_ID})
 _IN_USE = frozenset({KafkaError.NON_EMPTY_GROUP, KafkaError.UNKNOWN_MEMBER_ID})
+_STATIC = "One with a group.instance.id stays a member after it stopped, until its session times out."
 _LITTLE_BYTES = 16_384
 _LATE_S = 5.0
 """librdkafka gives up first, and says why."""
@@ -57,6 +58,8 @@ class GroupView:
     assignor: str
     coordinator: int | None
     """The node that coordinates the group."""
+    coordinator_address: str
+    """`host:port`, or empty."""
     members: tuple[Member, ...]
 
 
@@ -70,7 +73,7 @@ class GroupsClient:
         """By name."""
         found = self._wait(self._admin.list_consumer_groups(request_timeout=self._timeout_s))
         for error in found.errors or ():
-            raise as_user_error(error.args[0])
+            raise as_user_error(error if isinstance(error, KafkaError) else error.args[0])
         rows = [
             GroupRow(name=group.group_id, kind=group.type.name.lower(), state=_spelled(group.state.name))
             for group in found.valid
@@ -84,7 +87,7 @@ class GroupsClient:
             found = self._wait(future, name)
         except _NoGroup:
             return None
-        if found.state.name in ("DEAD", "UNKNOWN"):
+        if found.state.name == "DEAD":
             return None
         return GroupView(
             name=name,
@@ -92,6 +95,7 @@ class GroupsClient:
             state=_spelled(found.state.name),
             assignor=found.partition_assignor,
             coordinator=None if found.coordinator is None else found.coordinator.id,
+            coordinator_address=_address(found.coordinator),
             members=tuple(
                 Member(
                     member_id=member.member_id,
@@ -229,13 +233,24 @@ def in_use(group: GroupView) -> UserError:
     shown = [f"{member.client_id or member.member_id} ({member.host})" for member in group.members[:5]]
     more = len(group.members) - len(shown)
     who = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    static = any(member.instance_id for member in group.members)
     return UserError(
         f"Group {group.name} is in use" + (f" by {who}." if who else "."),
-        "Stop its consumers first: their next commit would undo this.",
+        "Stop its consumers first: their next commit would undo this." + (f" {_STATIC}" if static else ""),
     )
 
 
+def _address(node: Any) -> str:
+    return "" if node is None else f"{node.host}:{node.port}"
+
+
 def _spelled(state: str) -> str:
-    """`PREPARING_REBALANCING` as Kafka's tools write it: `PreparingRebalance`."""
+    """`PREPARING_REBALANCING` as Kafka's tools write it: `PreparingRebalance`.
+
+    librdkafka knows the states of the classic protocol alone: `Assigning` and `Reconciling` of the new one are
+    `UNKNOWN` to it.
+    """
+    if state == "UNKNOWN":
+        return "Rebalancing"
     words = {"REBALANCING": "Rebalance"}
     return "".join(words.get(word, word.capitalize()) for word in state.split("_"))

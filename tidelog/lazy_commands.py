@@ -31,6 +31,8 @@ class LazyCommand(typer.core.TyperCommand):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         command = typer.main.get_command(import_module(self._entry.module).app)
         command.name = self._entry.name
+        if not args and command.no_args_is_help:
+            args = ["--help"]  # what the framework would raise instead is not printed for a command within this list
         return command.make_context(info_name, args, parent=parent, **extra)
 
 

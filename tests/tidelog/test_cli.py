@@ -62,6 +62,14 @@ def test_every_command_explains_itself(command: str) -> None:
     assert "Usage" in result.stdout
 
 
+@pytest.mark.parametrize("command", ["topics", "groups"])
+def test_a_group_of_commands_alone_says_what_there_is(command: str) -> None:
+    result = CliRunner().invoke(app, [command])
+
+    assert "Usage" in result.stdout
+    assert "describe" in result.stdout
+
+
 def test_an_agents_settings_are_options_with_their_variables() -> None:
     result = CliRunner().invoke(app, ["agent", "--help"], env={"COLUMNS": "200"})
 

@@ -46,6 +46,7 @@ def test_clients_are_listed_with_library_version_zone_and_agent(run: Run, stack:
     listed = json.loads(run("clients", "--json").stdout)
     shown = run("clients").stdout
     each = run("clients", "--connections").stdout
+    narrow = CliRunner().invoke(app, ["clients"], catch_exceptions=False, env={"COLUMNS": "80"}).stdout
 
     of_producer = [found for found in listed if found["client_id"] == "checkout,tidelog_zone=b"]
     assert of_producer
@@ -58,6 +59,9 @@ def test_clients_are_listed_with_library_version_zone_and_agent(run: Run, stack:
     assert "confluent-kafka-python" in shown
     assert "billing" in shown
     assert "127.0.0.1:" in each
+    assert "checkout,tidelog_zone=b\n  library confluent-kafka-python" in narrow
+    assert "…" not in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
 
 
 def test_an_agent_that_does_not_answer_is_named_and_the_others_are_shown(
@@ -84,12 +88,14 @@ def test_configs_are_set_shown_with_their_source_and_unset(run: Run) -> None:
         config["name"]: config for config in json.loads(run("topics", "describe", "tuned", "--json").stdout)["configs"]
     }
     shown = run("topics", "describe", "tuned").stdout
+    explained = run("topics", "describe", "tuned", "--explain").stdout
 
     assert (configs["retention.ms"]["value"], configs["retention.ms"]["source"]) == ("3600000", "topic")
     assert configs["max.message.bytes"]["source"] == "default"
     assert configs["max.message.bytes"]["value"] == configs["max.message.bytes"]["default"]
     assert "3600000" in shown
     assert "retention.bytes" in shown
+    assert configs["retention.ms"]["documentation"] in explained
 
 
 @pytest.mark.parametrize(
@@ -97,6 +103,7 @@ def test_configs_are_set_shown_with_their_source_and_unset(run: Run) -> None:
     [
         (("topics", "set", "tuned", "retention.ms"), "NAME=VALUE"),
         (("topics", "set", "tuned", "no.such.config=1"), "no.such.config"),
+        (("topics", "unset", "tuned", "no.such.config"), "no config no.such.config"),
         (("topics", "set", "no-such-topic", "retention.ms=1"), "tidelog topics list"),
         (("topics", "set", "tuned", "retention.ms=soon"), "retention.ms"),
     ],

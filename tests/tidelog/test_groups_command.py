@@ -56,13 +56,14 @@ def topic(run: Run) -> str:
     return name
 
 
-def a_member(stack: Stack, group: str, topic: str, protocol: str) -> Consumer:
+def a_member(stack: Stack, group: str, topic: str, protocol: str, instance: str | None = None) -> Consumer:
     """A consumer that has its partition and has read the first record."""
+    static = {} if instance is None else {"group.instance.id": instance}
     consumer = Consumer(
         {
             "bootstrap.servers": stack.addresses.bootstrap, "group.id": group, "group.protocol": protocol,
             "client.id": f"member-of-{group}", "auto.offset.reset": "earliest", "enable.auto.commit": False,
-            "log_level": 0,
+            "log_level": 0, **static,
         }
     )  # fmt: skip
     consumer.subscribe([topic])
@@ -140,6 +141,29 @@ def test_a_group_in_use_is_neither_reset_nor_deleted_and_its_members_are_named(
     assert committed(run, group) == {(topic, 0): 1}
 
 
+def test_a_static_member_that_stopped_is_in_the_way_until_its_session_ends(run: Run, stack: Stack, topic: str) -> None:
+    a_member(stack, "static", topic, "consumer", instance="till-1").close()
+
+    found = described(run, "static")
+    listed = {row["group"]: row["state"] for row in json.loads(run("groups", "list", "--json").stdout)}
+    result = CliRunner().invoke(app, ["groups", "delete", "static", "--yes"])
+
+    assert [one["instance_id"] for one in found["members"]] == ["till-1"]
+    assert found["state"] == listed["static"] == "Rebalancing"
+    assert isinstance(result.exception, UserError), result.output
+    assert "group.instance.id" in result.exception.fix
+
+
+@pytest.mark.parametrize("command", [("list",), ("describe", "g"), ("delete", "g", "--yes")])
+def test_a_cluster_that_does_not_answer_is_told(command: tuple[str, ...]) -> None:
+    nobody = {"TIDELOG_BOOTSTRAP": "127.0.0.1:1", "TIDELOG_CLIENT_TIMEOUT_S": "1"}
+
+    result = CliRunner().invoke(app, ["groups", *command], env=nobody)
+
+    assert isinstance(result.exception, UserError), result.output
+    assert "No agent answers" in result.exception.message
+
+
 def test_a_reset_is_shown_first_and_then_done(run: Run, topic: str) -> None:
     run("consume", topic, "--group", "moved", "--from-beginning", "--max-messages", "10")
 
@@ -189,7 +213,7 @@ def test_groups_are_deleted_with_their_offsets(run: Run, topic: str) -> None:
         (("reset-offsets", "g", "--topic", "t"), "--to-earliest"),
         (("reset-offsets", "g", "--topic", "t", "--to-latest", "--to-earliest"), "several"),
         (("reset-offsets", "g", "--topic", "t", "--to-datetime", "tomorrow"), "no date and time"),
-        (("reset-offsets", "g", "--topic", "t", "--by-duration", "a while"), "no duration"),
+        (("reset-offsets", "g", "--topic", "t", "--by-duration", "A while"), "'A while' is no duration such as 1h30m"),
         (("reset-offsets", "g", "--topic", "t:x", "--to-latest"), "no topic"),
     ],
 )

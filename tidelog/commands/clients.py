@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tidelog.counted import counted
 from tidelog.durations import as_text
@@ -27,6 +28,8 @@ from tidelog.settings import ClientSettings
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 Connection: TypeAlias = dict[str, Any]
+
+_ANY_WIDTH = 10_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,10 +124,30 @@ def _table(title: str, *middle: str) -> Table:
 
 
 def _print(table: Table, connections: list[Connection]) -> None:
-    if connections:
-        Console().print(table)
+    console = Console()
+    if not connections:
+        console.print("No Kafka client is connected.")
+    elif console.measure(table, options=console.options.update(width=_ANY_WIDTH)).maximum <= console.width:
+        console.print(table)
     else:
-        Console().print("No Kafka client is connected.")
+        _print_narrow(table, console)
+
+
+def _print_narrow(table: Table, console: Console) -> None:
+    """For a terminal too narrow for the table: a few lines for each of its rows."""
+    console.print(table.title, style="table.title")
+    names = [str(column.header) for column in table.columns[1:]]
+    for first, *cells in zip(*(column.cells for column in table.columns), strict=True):
+        console.print(f"[bold]{first}[/]", highlight=False)
+        lines: list[Text] = []
+        for name, cell in zip(names, cells, strict=True):
+            told = Text.from_markup(f"  [dim]{name}[/] {cell}")
+            if lines and lines[-1].cell_len + told.cell_len <= console.width:
+                lines[-1].append_text(told)
+            elif cell:
+                lines.append(told)
+        for line in lines:
+            console.print(line)
 
 
 def _names(connection: Connection) -> tuple[str, str, str]:

@@ -70,9 +70,12 @@ def describe(name: Name, *, as_json: AsJson = False) -> None:
         print_json(_as_json(group, unread, now_ms))
         return
     console = Console()
-    coordinator = "" if group.coordinator is None else f"  coordinator {group.coordinator}"
+    coordinator = ""
+    if group.coordinator is not None:
+        coordinator = f"  coordinator {group.coordinator} ({escape(group.coordinator_address)})"
     assignor = f"  assignor {escape(group.assignor)}" if group.assignor else ""
-    console.print(f"[bold]{escape(name)}[/]  {_colored(group.state)}  {group.kind}{assignor}{coordinator}")
+    told = f"[bold]{escape(name)}[/]  {_colored(group.state)}  {group.kind}{assignor}{coordinator}"
+    console.print(told, highlight=False, soft_wrap=True)
     _show_members(group, console)
     _show_unread(group, unread, now_ms, console)
 
@@ -110,11 +113,8 @@ def reset_offsets(
         )  # fmt: skip
         topics = parse_topics(topic or ())
     except ValueError as wrong:
-        raise UserError(
-            f"{str(wrong).capitalize()}.",
-            "Give one of --to-earliest, --to-latest, --to-offset, --shift-by, --to-datetime, --by-duration, "
-            "and --topic or --all-topics.",
-        ) from None
+        text = str(wrong)
+        raise UserError(f"{text[0].upper()}{text[1:]}.") from None
     if bool(topics) == all_topics:
         raise UserError("Which topics?", "Give --topic TOPIC (or TOPIC:0,2), or --all-topics.")
     client = _client()
@@ -211,6 +211,8 @@ def _show_members(group: GroupView, console: Console) -> None:
         return
     columns = ("member", "client id", "host", "instance", "partitions")
     table = Table(*columns, title=counted(len(group.members), "member"), header_style="bold cyan")
+    for column in table.columns[1:4]:
+        column.no_wrap = True  # a narrow terminal cuts the member's id, which says the least
     for member in group.members:
         owned: dict[str, list[int]] = {}
         for topic, partition in sorted(member.places):
@@ -292,10 +294,12 @@ def _show_plan(name: str, plan: list[PlannedOffset], executed: bool, as_json: bo
     if not plan:
         console.print("Nothing to set: the group has no committed offsets of topics that exist.")
         return
-    table = Table("topic", "partition", "from", "to", "", header_style="bold cyan")
+    table = Table("topic", "partition", "from", "to", header_style="bold cyan")
+    if any(planned.was_bounded for planned in plan):
+        table.add_column("note")
     for planned in plan:
-        note = "[yellow]as far as the log goes[/]" if planned.was_bounded else ""
-        table.add_row(escape(planned.topic), str(planned.partition), _number(planned.now), _number(planned.new), note)
+        note = ["[yellow]as far as the log goes[/]"] if planned.was_bounded else []
+        table.add_row(escape(planned.topic), str(planned.partition), _number(planned.now), _number(planned.new), *note)
     for column in table.columns[1:4]:
         column.justify = "right"
     console.print(table)

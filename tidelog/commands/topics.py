@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from tidelog.counted import counted
@@ -67,7 +68,12 @@ def create(name: Name, *, partitions: Partitions = None, config: Config = None, 
 
 @app.command()
 @with_settings(ClientSettings, only=_USED)
-def describe(name: Name, *, as_json: AsJson = False) -> None:
+def describe(
+    name: Name,
+    *,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what each config is.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show a topic's settings and the offsets of its partitions."""
     with _client() as client:
         topic = client.describe(name)
@@ -83,15 +89,11 @@ def describe(name: Name, *, as_json: AsJson = False) -> None:
         table.add_row(str(partition["partition"]), f"{start:,}", f"{end:,}", f"{end - start:,}")
     console = Console()
     console.print(table)
-    configs = Table("config", "value", "source", "what it is", header_style="bold cyan")
-    for config in topic["configs"]:
-        is_set = config["source"] == "topic"
-        configs.add_row(
-            f"[bold]{config['name']}[/]" if is_set else config["name"], escape(config["value"]),
-            "[green]topic[/]" if is_set else "default", escape(config["documentation"]),
-        )  # fmt: skip
-    console.print(configs)
+    console.print(_configs(topic["configs"]))
     console.print(f"created: {topic['created_at'][:19]}")
+    for config in topic["configs"] if explain else ():
+        console.print(f"[bold]{config['name']}[/]", highlight=False)
+        console.print(Padding(escape(config["documentation"]), (0, 0, 0, 2)), highlight=False)
 
 
 @app.command()
@@ -133,6 +135,11 @@ def unset_configs(
     as_json: AsJson = False,
 ) -> None:
     """Return configs to their defaults: `tidelog topics unset orders retention.ms`."""
+    with _client() as client:
+        known = {config["name"] for config in client.describe(name)["configs"]}
+    for config in configs:
+        if config not in known:
+            raise UserError(f"There is no config {config}.", f"`tidelog topics describe {name}` shows those there are.")
     _alter(name, None, {}, configs, as_json)
 
 
@@ -170,11 +177,22 @@ def _alter(name: str, partitions: int | None, put: dict[str, str], remove: Seque
         Console().print(f"[green]Altered[/] [bold]{topic['name']}[/]: {now}.")
 
 
+def _configs(configs: Sequence[dict[str, Any]]) -> Table:
+    table = Table("config", "value", "source", header_style="bold cyan")
+    for config in configs:
+        is_set = config["source"] == "topic"
+        table.add_row(
+            f"[bold]{config['name']}[/]" if is_set else config["name"], escape(config["value"]),
+            "[green]topic[/]" if is_set else "default",
+        )  # fmt: skip
+    return table
+
+
 def _parse(config: list[str] | None) -> dict[str, str]:
     pairs = [pair.partition("=") for pair in config or ()]
     for name, equals, _ in pairs:
         if not name or not equals:
-            raise UserError(f"{name!r} is not a setting.", "Write it as NAME=VALUE: --config retention.ms=3600000.")
+            raise UserError(f"{name!r} is not a setting.", "Write it as NAME=VALUE: retention.ms=3600000.")
     return {name: value for name, _, value in pairs}
 
 
