@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.groups.coordinator import Coordinator
+from agent.groups.few_at_a_time import few_at_a_time
 from agent.groups.offset_batches import OffsetBatches
 from agent.groups.running_group import RunningGroup
 from agent.groups.values import GroupFault
@@ -86,7 +87,7 @@ class GroupOffsets:
 
     async def fetch(self, asked: Sequence[Fetching]) -> list[Mapping[PartitionKey, CommittedOffset] | GroupFault]:
         """One answer per group, all read in one statement; of a group that does not exist, nothing."""
-        held = await asyncio.gather(*(self._coordinator.group(one.group_id) for one in asked))
+        held = await few_at_a_time(self._coordinator.group, [one.group_id for one in asked])
         answers: list[Mapping[PartitionKey, CommittedOffset] | GroupFault] = []
         reading: list[tuple[int, RunningGroup]] = []
         for number, (one, running) in enumerate(zip(asked, held, strict=True)):

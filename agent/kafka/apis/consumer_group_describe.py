@@ -4,9 +4,9 @@ A group that does not exist, or is of the classic protocol, is GROUP_ID_NOT_FOUN
 are left out. Authorized operations are not reported: there is no authorizer.
 """
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from kio.schema.consumer_group_describe.v1.response import (
@@ -23,6 +23,7 @@ from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i8, i32
 
 from agent.group_error_codes import group_code
+from agent.groups.few_at_a_time import few_at_a_time
 from agent.groups.values import Assignment, DescribedMember, GroupDescription, GroupFault
 from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.context import RequestContext
@@ -40,7 +41,7 @@ _Described = GroupDescription | tuple[ErrorCode, str | None]
 
 
 async def handle(request: Any, context: RequestContext) -> ConsumerGroupDescribeResponse:
-    described = await asyncio.gather(*(_describe(group_id, context) for group_id in request.group_ids))
+    described = await few_at_a_time(partial(_describe, context=context), request.group_ids)
     try:
         topics = await _topics(described, context)
     except SequencerUnavailable as error:

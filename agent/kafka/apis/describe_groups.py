@@ -4,7 +4,7 @@ A group that does not exist, or is of the new protocol, is Dead; from v6 on an e
 are not reported: there is no authorizer.
 """
 
-import asyncio
+from functools import partial
 from typing import Any, Final
 
 from kio.schema.describe_groups.v6.response import DescribedGroup, DescribedGroupMember, DescribeGroupsResponse
@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
 
 from agent.group_error_codes import group_code
+from agent.groups.few_at_a_time import few_at_a_time
 from agent.groups.values import DescribedMember, GroupDescription, GroupFault, GroupState
 from agent.kafka.api import NO_THROTTLE, Api
 from agent.kafka.context import RequestContext
@@ -29,7 +30,7 @@ _DEAD: Final = GroupDescription(
 
 
 async def handle(request: Any, context: RequestContext) -> DescribeGroupsResponse:
-    groups = await asyncio.gather(*(_describe(group_id, context) for group_id in request.groups))
+    groups = await few_at_a_time(partial(_describe, context=context), request.groups)
     return DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
 
 

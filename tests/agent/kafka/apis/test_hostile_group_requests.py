@@ -259,3 +259,20 @@ async def test_a_classic_member_of_an_impossible_id_harms_no_group_of_the_new_pr
     assert joined.error_code is ErrorCode.unknown_member_id
     assert [record.getMessage() for record in caplog.records] == []
     wire.close()
+
+
+async def test_a_request_that_names_many_groups_takes_no_place_from_others(module_database_url: str) -> None:
+    nobody = tuple(f"nobody-{number}" for number in range(1_000))
+    asked = [{"group_id": group_id, "topics": None, "member_id": None, "member_epoch": -1} for group_id in nobody]
+    settings = GroupSettings(group_queue_events=100)
+    async with running(module_database_url, zone="many", group_settings=settings) as bounded:
+        wire = await Wire.connect(bounded.app.kafka_port)
+
+        fetched = await wire.ask(request(9, 8, groups=asked, require_stable=True))
+        described = await wire.ask(request(15, 5, groups=nobody, include_authorized_operations=False))
+        consumers = await wire.ask(request(69, 0, group_ids=nobody, include_authorized_operations=False))
+
+        codes = {group.error_code for group in (*fetched.groups, *described.groups, *consumers.groups)}
+        assert ErrorCode.none in codes
+        assert ErrorCode.coordinator_load_in_progress not in codes
+        wire.close()
