@@ -197,9 +197,9 @@ def a_new_topic_that_matches_is_read(scene: Scene) -> None:
 
 def members_change_the_protocol_one_by_one(scene: Scene) -> None:
     classic = {"protocol": "classic", "strategy": "range"}
-    scene.produce(0, 60)
     old = [scene.start(name, servers=scene.zone_a, **classic) for name in ("old 1", "old 2")]
     scene.shared_by(*old)
+    scene.produce(0, 60)
     wait_until(lambda: len(set(_values(*old))) == 60, "all records", old)
     for member in old:
         member.commit()
