@@ -3,6 +3,7 @@ by."""
 
 import asyncio
 import os
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -223,7 +224,7 @@ async def test_a_peer_that_loads_says_so_and_is_waited_for() -> None:
 @pytest.mark.parametrize(
     "garbage",
     [
-        os.urandom(64),
+        random.Random(1).randbytes(64),
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         PREFACE + b"\xff\xff\xff\xff\x01",
         PREFACE + b"\0\0\0\0",

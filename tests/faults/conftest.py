@@ -1,12 +1,11 @@
 """Seeds for the suite, printed; `TIDELOG_TEST_SEEDS=1,2` runs those instead."""
 
 import os
-import random
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import confluent_kafka.admin
 import pytest
@@ -20,14 +19,6 @@ LEASES: Mapping[str, str] = {
     "TIDELOG_MEMBERSHIP_MARGIN_S": "0.5",
 }
 """An agent that was killed is forgotten in seconds, so that many kills fit a test."""
-
-
-def seeds(count: int) -> Sequence[int]:
-    """Different ones at each run, or those that the environment asks for."""
-    asked = os.environ.get("TIDELOG_TEST_SEEDS")
-    chosen = [int(seed) for seed in asked.split(",")] if asked else [random.randrange(2**31) for _ in range(count)]
-    print(f"seeds (repeat with TIDELOG_TEST_SEEDS): {','.join(map(str, chosen))}", flush=True)
-    return chosen
 
 
 def create_topic(servers: str, partitions: int, config: Mapping[str, str] | None = None) -> str:

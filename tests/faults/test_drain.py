@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.faults.conftest import LEASES, create_topic, seeds
+from tests.faults.conftest import LEASES, create_topic
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
 from tests.faults.wire import Batch, ConnectionEnded, Wire, fetch, produce, record
+from tests.seeds import seeds
 from tidelog.stack import Stack
 
 PARTITIONS = 4

@@ -15,10 +15,11 @@ from kafka import errors
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 
 from tests.faults.bad_batches import GOOD, bad_batches
-from tests.faults.conftest import create_topic, seeds
+from tests.faults.conftest import create_topic
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
 from tests.faults.wire import ConnectionEnded, Wire, fetch, framed, header, list_offsets, produce
+from tests.seeds import seeds
 from tidelog.stack import Stack, StackSettings
 
 Address = tuple[str, int]

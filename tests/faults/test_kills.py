@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from tests.faults.conftest import LEASES, create_topic, leaders, seeds, wait_until_doctor_finds_nothing
+from tests.faults.conftest import LEASES, create_topic, leaders, wait_until_doctor_finds_nothing
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
+from tests.seeds import seeds
 from tidelog.stack import Stack
 
 SEEDS = 5

@@ -12,11 +12,12 @@ from collections.abc import Callable
 import pytest
 
 from tests.clients.adapters import Confluent
-from tests.faults.conftest import LEASES, create_topic, seeds
+from tests.faults.conftest import LEASES, create_topic
 from tests.faults.java_producer import JavaProducer, check_log
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
 from tests.fixtures.java import Java
+from tests.seeds import seeds
 from tidelog.stack import Stack
 
 PARTITIONS = 6

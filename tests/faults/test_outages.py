@@ -6,9 +6,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.faults.conftest import LEASES, create_topic, seeds
+from tests.faults.conftest import LEASES, create_topic
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
+from tests.seeds import seeds
 from tidelog.stack import Stack
 
 PARTITIONS = 4

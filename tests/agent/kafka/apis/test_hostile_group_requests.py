@@ -16,6 +16,7 @@ from tests.agent.groups.subscriptions import subscription
 from tests.agent.kafka.apis.groups_by_hand import SESSION, a_join, consume
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_metadata, running
+from tests.seeds import seeds
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -228,7 +229,7 @@ class Chance:
         return request(69, self._version(0, 1), group_ids=groups, include_authorized_operations=False)
 
 
-@pytest.mark.parametrize("seed", [random.randrange(2**31) for _ in range(2)])
+@pytest.mark.parametrize("seed", seeds(2))
 async def test_whatever_is_asked_is_answered(agent: Running, caplog: pytest.LogCaptureFixture, seed: int) -> None:
     wire = await Wire.connect(agent.app.kafka_port)
     topic = (await wire.ask(a_metadata("orders", version=12))).topics[0]
