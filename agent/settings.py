@@ -75,6 +75,8 @@ class AgentSettings(BaseSettings):
     """The same for every request that is not a Produce: decoded, such a request takes many times its size."""
     max_partitions_per_request: int = Field(default=20_000, ge=1)
     """A Produce naming more partitions closes its connection."""
+    max_entries_per_request: int = Field(default=50_000, ge=1_000)
+    """Entries of all lists of a request together (topics, partitions, groups, members); more close its connection."""
     request_memory_bytes: int = Field(default=268_435_456, ge=1024)
     """Requests in memory, per agent, from their first byte to their answer and their commit. Past it sockets are not
     read."""

@@ -99,7 +99,7 @@ class Dispatch:
             header, header_bytes = (_read_header_v2 if codec.flexible_request else _read_header_v1)(frame, 0)
             if api_key == PRODUCE_KEY:
                 check_partition_count(frame, header_bytes, version, self._settings.max_partitions_per_request)
-            check_shape(frame, header_bytes, api_key, version)
+            check_shape(frame, header_bytes, api_key, version, self._settings.max_entries_per_request)
             # Bytes after the payload are let pass, as by Kafka: librdkafka's Metadata v13 ends with three.
             payload, _ = codec.read(frame, header_bytes)
         except Exception as error:  # whatever a reader finds wrong with bytes from outside, they are wrong

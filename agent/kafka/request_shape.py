@@ -2,8 +2,9 @@
 
 kio takes memory for as many entries as an array's length says before it reads the first, and where the machine has not
 that much the process is aborted: a frame of thirty bytes would end the agent. So all lengths of arrays are checked
-here, along kio's own schema. Pure. Promises that what passes announces no more entries than there are bytes for, and
-that no array is null which may not be (kio lets that through); what else may be wrong is left to the decoder.
+here, along kio's own schema. Pure. Promises that what passes announces no more entries than there are bytes for, nor
+more in all than is allowed, since each keeps the event loop for some 20 to 50 µs when it is answered; and that no array
+is null which may not be (kio lets that through). What else may be wrong is left to the decoder.
 """
 
 from collections.abc import Mapping
@@ -53,60 +54,70 @@ class _Step:
 _Shape: TypeAlias = tuple[_Step, ...]
 
 
-def check_shape(frame: bytes | memoryview, body_start: int, api_key: int, version: int) -> None:
-    """Raises ImpossibleShape."""
-    check_shape_as(frame, body_start, load_request_schema(api_key, version))
+def check_shape(frame: bytes | memoryview, body_start: int, api_key: int, version: int, most_entries: int) -> None:
+    """Raises ImpossibleShape. `most_entries`: of all arrays of the request together."""
+    check_shape_as(frame, body_start, load_request_schema(api_key, version), most_entries)
 
 
-def check_shape_as(data: bytes | memoryview, start: int, schema: Any) -> None:
+def check_shape_as(data: bytes | memoryview, start: int, schema: Any, most_entries: int | None = None) -> None:
     """The same for any of kio's classes, such as those of bytes within a request. Raises ImpossibleShape."""
     shape = _shape_of(schema)
     if shape:
-        _walk(memoryview(data), start, shape)
+        _Walk(memoryview(data), len(data) if most_entries is None else most_entries).along(start, shape)
 
 
 # --- along the bytes
 
 
-def _walk(data: memoryview, at: int, shape: _Shape) -> int:
-    """Where what has this shape ends."""
-    for step in shape:
-        if step.kind is _Kind.FIXED:
-            at += step.count
-        elif step.kind is _Kind.SIZED:
-            length, at = _length(data, at, step.count)
-            at += max(0, length)
-        elif step.kind is _Kind.ARRAY:
-            at = _walk_array(data, at, step)
-        elif step.kind is _Kind.NULLABLE:
-            at = _walk(data, at + 1, step.inner) if _number(data, at, 1) >= 0 else at + 1
-        else:
-            at = _walk_tags(data, at, step.tagged or {})
-    return at
+class _Walk:
+    """One pass over `data`."""
 
+    def __init__(self, data: memoryview, most_entries: int) -> None:
+        self._data = data
+        self._most_entries = most_entries
+        self._entries = 0
 
-def _walk_array(data: memoryview, at: int, step: _Step) -> int:
-    count, at = _length(data, at, step.count)
-    fewest_bytes = max(1, sum(inner.fewest_bytes for inner in step.inner))
-    if count < 0 and not step.may_be_null:
-        raise ImpossibleShape("null where an array must be")
-    if count * fewest_bytes > len(data) - at:
-        raise ImpossibleShape(f"an array of {count} entries in {max(0, len(data) - at)} bytes")
-    if all(inner.kind is _Kind.FIXED for inner in step.inner):
-        return at + max(0, count) * fewest_bytes
-    for _ in range(count):
-        at = _walk(data, at, step.inner)
-    return at
+    def along(self, at: int, shape: _Shape) -> int:
+        """Where what has this shape ends."""
+        data = self._data
+        for step in shape:
+            if step.kind is _Kind.FIXED:
+                at += step.count
+            elif step.kind is _Kind.SIZED:
+                length, at = _length(data, at, step.count)
+                at += max(0, length)
+            elif step.kind is _Kind.ARRAY:
+                at = self._array(at, step)
+            elif step.kind is _Kind.NULLABLE:
+                at = self.along(at + 1, step.inner) if _number(data, at, 1) >= 0 else at + 1
+            else:
+                at = self._tags(at, step.tagged or {})
+        return at
 
+    def _array(self, at: int, step: _Step) -> int:
+        count, at = _length(self._data, at, step.count)
+        fewest_bytes = max(1, sum(inner.fewest_bytes for inner in step.inner))
+        if count < 0 and not step.may_be_null:
+            raise ImpossibleShape("null where an array must be")
+        if count * fewest_bytes > len(self._data) - at:
+            raise ImpossibleShape(f"an array of {count} entries in {max(0, len(self._data) - at)} bytes")
+        self._entries += max(0, count)
+        if self._entries > self._most_entries:
+            raise ImpossibleShape(f"more than {self._most_entries} entries (TIDELOG_MAX_ENTRIES_PER_REQUEST)")
+        if all(inner.kind is _Kind.FIXED for inner in step.inner):
+            return at + max(0, count) * fewest_bytes
+        for _ in range(count):
+            at = self.along(at, step.inner)
+        return at
 
-def _walk_tags(data: memoryview, at: int, tagged: Mapping[int, _Shape]) -> int:
-    count, at = _varint(data, at)
-    for _ in range(count):
-        tag, at = _varint(data, at)
-        length, at = _varint(data, at)
-        _walk(data, at, tagged.get(tag, ()))
-        at += length
-    return at
+    def _tags(self, at: int, tagged: Mapping[int, _Shape]) -> int:
+        count, at = _varint(self._data, at)
+        for _ in range(count):
+            tag, at = _varint(self._data, at)
+            length, at = _varint(self._data, at)
+            self.along(at, tagged.get(tag, ()))
+            at += length
+        return at
 
 
 def _length(data: memoryview, at: int, length_bytes: int) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """What a request announces and cannot hold is refused before kio takes memory for it; what kio writes, passes."""
 
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from types import NoneType
@@ -11,10 +12,11 @@ from kio.index import load_request_schema
 
 from agent.kafka.asking import encode_request
 from agent.kafka.dispatch import BadRequest, Dispatch
-from agent.kafka.request_shape import ImpossibleShape, _shape_of_class, _walk, check_shape
+from agent.kafka.request_shape import ImpossibleShape, _shape_of_class, _Walk, check_shape
 from agent.kafka.served import served_apis
 from agent.settings import AgentSettings
 
+MANY = 1_000_000
 DISPATCH = Dispatch(served_apis(), AgentSettings())
 EVERY_VERSION = [(api.key, version) for api in DISPATCH.apis for version in api.versions if api.serves(version)]
 LENGTHS = (b"\x7f\xff\xff\xff", b"\x01\x00\x00\x00", b"\xff\xff\xff\xff\x7f", b"\xff\xff\xff\xff", b"\x00\x00\x00\x00")
@@ -54,10 +56,10 @@ def test_what_kio_writes_has_the_shape_it_is_to_have(entries: int) -> None:
     for api_key, version in EVERY_VERSION:
         frame, start = a_frame(api_key, version, entries), body_start(api_key, version)
 
-        check_shape(frame, start, api_key, version)
+        check_shape(frame, start, api_key, version, MANY)
 
         shape = _shape_of_class(load_request_schema(api_key, version))
-        assert _walk(memoryview(frame), start, shape) == len(frame), (api_key, version)
+        assert _Walk(memoryview(frame), MANY).along(start, shape) == len(frame), (api_key, version)
         DISPATCH.decode(frame)
 
 
@@ -80,4 +82,13 @@ def test_an_array_that_cannot_be_is_refused(length: bytes) -> None:
     describe_groups = b"\x00\x0f\x00\x00\x00\x00\x00\x07\xff\xff" + length + b"\x00\x01a"
 
     with pytest.raises(ImpossibleShape):
-        check_shape(describe_groups, 10, 15, 0)
+        check_shape(describe_groups, 10, 15, 0, MANY)
+
+
+@pytest.mark.parametrize(("entries", "most", "is_refused"), [(3, 12, False), (3, 11, True)])
+def test_entries_are_counted_over_all_lists_of_a_request(entries: int, most: int, is_refused: bool) -> None:
+    """ListOffsets: three topics of three partitions each are twelve entries."""
+    frame, start = a_frame(2, 10, entries), body_start(2, 10)
+
+    with pytest.raises(ImpossibleShape, match="TIDELOG_MAX_ENTRIES_PER_REQUEST") if is_refused else nullcontext():
+        check_shape(frame, start, 2, 10, most)
