@@ -58,10 +58,8 @@ func produce(_ context.Context, a program.Arguments) error {
 	config.Producer.RequiredAcks = acks[a.Acks]
 	config.Producer.Partitioner = sarama.NewManualPartitioner
 	config.Producer.Return.Successes = true
-	if a.Idempotent {
-		config.Producer.Idempotent = true
-		config.Net.MaxOpenRequests = 1 // sarama demands it
-	}
+	config.Producer.Idempotent = a.Idempotent
+	config.Net.MaxOpenRequests = 1 // sarama demands it for idempotence, and keeps the order of records only so
 	producer, err := sarama.NewSyncProducer(a.Brokers(), config)
 	if err != nil {
 		return err
