@@ -1,11 +1,11 @@
 """Spark's commands: their errors as ones a person can act on, and Spark ended with the process."""
 
 import atexit
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pydantic import ValidationError
+from pyspark.logger import PySparkLogger
 
 from sequencer.database import SequencerUnavailable
 from sequencer.topics import UnknownTopic
@@ -30,7 +30,7 @@ def spark_command(*needed: str) -> Iterator[CompactionSettings]:
     for name in needed:
         require(found, name)
     atexit.register(stop_spark)
-    logging.getLogger(_QUERY_LOGGER).disabled = True
+    PySparkLogger.getLogger(_QUERY_LOGGER).disabled = True  # of PySpark's class: it logs with fields of its own
     try:
         yield CompactionSettings()
     except UnknownTopic as unknown:

@@ -118,7 +118,7 @@ async def test_describe_cluster(agent: Running, wire: Wire, version: int) -> Non
     answer = await wire.ask(request(60, version, **flags))
 
     assert answer.error_code is ErrorCode.none
-    assert [(broker.port, broker.rack) for broker in answer.brokers] == [(agent.app.kafka_port, "a")]
+    assert (agent.app.kafka_port, "a") in {(broker.port, broker.rack) for broker in answer.brokers}
     if version >= 1:
         controllers = await wire.ask(request(60, version, endpoint_type=2, **flags))
         assert controllers.error_code is ErrorCode.mismatched_endpoint_type
