@@ -2,7 +2,7 @@
 
 Promises that a build that is up to date costs next to nothing, that results lie in folders which git ignores, and that
 a language whose toolchain is not on this machine is named, never passed over in silence. Packages come by name from
-each language's own registry, at the versions of its lock file.
+each language's own registry, at the versions that its files name.
 """
 
 import concurrent.futures
@@ -61,7 +61,7 @@ TOOLCHAINS = {
         Toolchain(
             language="rust",
             needs=("cargo", "cc", "make"),
-            build=("cargo", "build", "--locked", "--quiet"),
+            build=("cargo", "build", "--quiet"),
             environment={},
         ),
         Toolchain(

@@ -1,8 +1,8 @@
 """Kafka API 21, DeleteRecords, v0-v2 (KIP-107).
 
-The log start offset moves at once, for every agent; the runs below it are dropped, and the objects go once nothing
-refers to them. -1 stands for the high watermark. Of a partition named twice the later offset counts, as in Kafka.
-Refused: an offset beyond the high watermark or below -1 (OFFSET_OUT_OF_RANGE).
+The log start offset moves at once (other agents notice with their next poll); the runs below it are dropped, and the
+objects go once nothing refers to them. -1 stands for the high watermark. Of a partition named twice the later offset
+counts, as in Kafka. Refused: an offset beyond the high watermark or below -1 (OFFSET_OUT_OF_RANGE).
 """
 
 from typing import Final
