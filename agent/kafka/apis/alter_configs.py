@@ -3,65 +3,30 @@
 Deprecated in Kafka, since it overwrites what others set; IncrementalAlterConfigs does not. Refused: what that refuses.
 """
 
-from kio.schema.alter_configs.v2.request import AlterConfigsRequest, AlterConfigsResource
-from kio.schema.alter_configs.v2.response import AlterConfigsResourceResponse, AlterConfigsResponse
-from kio.schema.errors import ErrorCode
+from collections.abc import Sequence
 
-from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.administration import named_twice, topics_of
+from kio.schema.alter_configs.v2.request import AlterConfigsRequest, AlterConfigsResource
+from kio.schema.alter_configs.v2.response import AlterConfigsResponse
+
 from agent.kafka.api import NO_THROTTLE, Api
-from agent.kafka.apis.describe_configs import broker_configs
-from agent.kafka.config_changes import SET, Operation, check_form, refuse_broker_change, replaced
-from agent.kafka.config_entries import BROKER_RESOURCE
+from agent.kafka.apis.incremental_alter_configs import alter_all
+from agent.kafka.config_changes import SET, ConfigChange, Operation, replaced
 from agent.kafka.context import RequestContext
-from agent.kafka.routing import controller_of
-from sequencer.topics import Topic, UnknownTopic
+from sequencer.topics import Topic
 
 
 async def handle(request: AlterConfigsRequest, context: RequestContext) -> AlterConfigsResponse:
-    twice = named_twice((resource.resource_type, resource.resource_name) for resource in request.resources)
-    try:
-        topics = await topics_of(((one.resource_type, one.resource_name) for one in request.resources), context)
-    except ADMINISTRATION_ERRORS as error:
-        failed = [_response(resource, administration_code(error), str(error)) for resource in request.resources]
-        return AlterConfigsResponse(throttle_time=NO_THROTTLE, responses=tuple(failed))
-    responses = []
-    for resource in request.resources:
-        if (resource.resource_type, resource.resource_name) in twice:
-            responses.append(_response(resource, ErrorCode.invalid_request, "Each resource must appear at most once."))
-        else:
-            topic = topics.get(resource.resource_name)
-            responses.append(await _alter(resource, topic, request.validate_only, context))
-    return AlterConfigsResponse(throttle_time=NO_THROTTLE, responses=tuple(responses))
+    responses = await alter_all(request, context, _operations, _replacement)
+    return AlterConfigsResponse(throttle_time=NO_THROTTLE, responses=responses)  # type: ignore[arg-type]  # same fields
 
 
-async def _alter(
-    resource: AlterConfigsResource, topic: Topic | None, validate_only: bool, context: RequestContext
-) -> AlterConfigsResourceResponse:
-    operations = [Operation(name=config.name, kind=SET, value=config.value) for config in resource.configs]
-    try:
-        check_form(resource.resource_type, operations)
-        if resource.resource_type == BROKER_RESOURCE:
-            known = broker_configs(resource.resource_name or str(controller_of(context)), context)
-            refuse_broker_change(operations, [entry.name for entry in known])
-        else:
-            if topic is None:
-                raise UnknownTopic(f"There is no topic '{resource.resource_name[:300]}'.")
-            change = replaced({config.name: config.value for config in resource.configs if config.value is not None})
-            if not validate_only:
-                await context.parts.topics.alter_config(topic.name, change.set, change.remove)
-    except ADMINISTRATION_ERRORS as error:
-        return _response(resource, administration_code(error), str(error))
-    return _response(resource, ErrorCode.none, None)
+def _operations(resource: AlterConfigsResource) -> list[Operation]:
+    return [Operation(name=config.name, kind=SET, value=config.value) for config in resource.configs]
 
 
-def _response(resource: AlterConfigsResource, code: ErrorCode, message: str | None) -> AlterConfigsResourceResponse:
-    return AlterConfigsResourceResponse(
-        error_code=code,
-        error_message=message,
-        resource_type=resource.resource_type,
-        resource_name=resource.resource_name,
-    )
+def _replacement(topic: Topic, operations: Sequence[Operation]) -> ConfigChange:
+    del topic  # whatever it has set is replaced
+    return replaced({operation.name: operation.value for operation in operations if operation.value is not None})
 
 
 API = Api(key=33, name="AlterConfigs", versions=range(3), handle=handle)
