@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from benchmarks.endpoints import free_port
+
 VERSION = "4.1.0"
 _FOLDER = Path(__file__).parents[1] / ".cache" / "apache-kafka"
 _MODULES = Path(__file__).with_name("apache_kafka.xml")
@@ -58,7 +60,7 @@ def jars() -> str:
 def apache_kafka(directory: Path, settings: Mapping[str, str]) -> Iterator[Broker]:
     """A broker that is its own controller, ends with the context. `settings` are server properties."""
     classpath = jars()
-    port, controller_port = _free_port(), _free_port()
+    port, controller_port = free_port(), free_port()
     properties = {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -103,10 +105,3 @@ def _wait_until_open(port: int, process: "subprocess.Popen[bytes]", log: Path) -
 
 def _run(*arguments: str) -> None:
     subprocess.run(["java", *arguments], check=True, capture_output=True, timeout=_DOWNLOAD_TIMEOUT_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

@@ -54,7 +54,7 @@ def minio_is_here() -> bool:
 @contextmanager
 def minio(directory: Path) -> Iterator[Endpoint]:
     """A MinIO with one drive on a free loopback port, that ends with the context."""
-    port, secret = _free_port(), secrets.token_hex(16)
+    port, secret = free_port(), secrets.token_hex(16)
     log_file = directory / "minio.log"
     directory.mkdir(parents=True, exist_ok=True)
     with log_file.open("wb") as log:
@@ -98,7 +98,7 @@ async def _make_bucket(endpoint: Endpoint) -> None:
         await store.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
