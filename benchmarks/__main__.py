@@ -1,85 +1,99 @@
-"""`make bench`: all figures in one run of a minute or two, on MinIO if its binary is on PATH and rclone otherwise."""
+"""`make bench`: Tidelog and its peers one after another in each round, and RESULTS.md from all rounds together.
+
+`--only a --system tidelog --rounds 1 --quick` is for profiling: it names the pids of what it measures.
+"""
 
 import argparse
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from benchmarks import offset_commits, parts, raw_store, through_agent
-from benchmarks.endpoints import Endpoint, minio, minio_is_here
-from benchmarks.report import Figures, show
-from tidelog.stack import Stack, StackSettings
+from benchmarks import catalogue
+from benchmarks.catalogue import SYSTEMS, WORKLOADS, Setup
+from benchmarks.results import Measurement
+from benchmarks.systems.system import System
+
+_QUICK_S, _FULL_S = 4.0, 6.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--mebibytes", type=int, default=512, help="values produced and consumed (default: 512)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="for latency, and for commits (default: 8)")
-    arguments = parser.parse_args()
+    arguments = _arguments()
     console = Console()
-    with (
-        tempfile.TemporaryDirectory(prefix="tidelog-bench-") as directory,
-        _running(Path(directory)) as (stack, endpoint),
-    ):
-        show(_measure(stack, endpoint, arguments.mebibytes << 20, arguments.seconds, console), console)
+    setups = catalogue.chosen(_of(arguments.system, SYSTEMS), _of(arguments.only, WORKLOADS))
+    seconds = arguments.seconds or (_QUICK_S if arguments.quick else _FULL_S)
+    rounds = arguments.rounds or (1 if arguments.quick else 3)
+    measurements: list[Measurement] = []
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=console,
+    ) as progress:  # fmt: skip
+        task = progress.add_task("", total=rounds * sum(len(setup.workloads) for setup in setups))
+        for number in range(rounds):
+            for setup in setups:
+                measurements += _measure(setup, number, seconds, progress, task)
+    for measurement in measurements:
+        console.print(_table(measurement))
 
 
-@contextmanager
-def _running(directory: Path) -> Iterator[tuple[Stack, Endpoint]]:
-    """Two agents on the endpoint to measure."""
-    if minio_is_here():
-        with minio(directory / "minio") as endpoint:
-            settings = StackSettings(data_dir=directory / "stack", agent_environment=endpoint.as_environment())
-            with Stack(settings) as stack:
-                yield stack, endpoint
-        return
-    with Stack(StackSettings(data_dir=directory / "stack")) as stack:
-        where = stack.addresses
-        assert where.s3_access_key is not None
-        assert where.s3_secret_key is not None
-        yield (
-            stack,
-            Endpoint(
-                name="rclone",
-                store_url=where.store_url,
-                access_key=where.s3_access_key,
-                secret_key=where.s3_secret_key,
-            ),
-        )
+def _measure(setup: Setup, number: int, seconds: float, progress: Progress, task: TaskID) -> list[Measurement]:
+    """What fails is a gap with its reason, never the end of the run."""
+    done: list[Measurement] = []
+    where = f"round {number + 1}, {setup.system}"
+    progress.update(task, description=f"{where}: starting")
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="tidelog-bench-", ignore_cleanup_errors=True) as directory,
+            setup.running(Path(directory)) as system,
+        ):
+            progress.console.log(f"{where}: pids {system.meters.pids}")
+            for workload in setup.workloads:
+                progress.update(task, description=f"{where}: {workload}, {WORKLOADS[workload]}")
+                done.append(_one(workload, system, number, seconds, progress))
+                progress.advance(task)
+    except Exception as failed:  # noqa: BLE001 - a system that does not start
+        progress.console.log(f"{where}: {failed}")
+        missing = setup.workloads[len(done) :]
+        progress.advance(task, len(missing))
+        done += [Measurement(workload=one, system=setup.system, round=number, error=str(failed)) for one in missing]
+    return done
 
 
-def _measure(stack: Stack, endpoint: Endpoint, size_bytes: int, seconds: float, console: Console) -> Figures:
-    near, far = stack.agent_in("a"), stack.agent_in("b")
-    with console.status("") as status:
-        status.update(f"raw PUT and GET on {endpoint.name}")
-        raw = raw_store.measure(endpoint)
-        status.update("produce")
-        topic = through_agent.create_topic(stack)
-        produced = through_agent.produce(stack, near, topic, size_bytes)
-        status.update("consume")
-        consumed_near = through_agent.consume(stack, near, topic)
-        consumed_far = through_agent.consume(stack, far, topic)
-        status.update("latency")
-        latency = through_agent.acknowledgement_latency(near, through_agent.create_topic(stack), seconds)
-        status.update("commits, validation and decoding")
-        commits = parts.commit_rate(stack.addresses.database_url, seconds)
-        codecs = parts.codec_rates(seconds / 8)
-        status.update("offset commits, and single-row updates beside them")
-        offsets = offset_commits.measure(seconds)
-    return Figures(
-        endpoint=endpoint.name,
-        raw=raw,
-        produce=produced,
-        consume_near=consumed_near,
-        consume_far=consumed_far,
-        latency=latency,
-        commits=commits,
-        codecs=codecs,
-        offsets=offsets,
-    )
+def _one(workload: str, system: System, number: int, seconds: float, progress: Progress) -> Measurement:
+    try:
+        figures = catalogue.run(workload, system, seconds)
+    except Exception as failed:  # noqa: BLE001 - see above
+        progress.console.log(f"{system.name}, {workload}: {failed}")
+        return Measurement(workload=workload, system=system.name, round=number, error=str(failed).splitlines()[0])
+    return Measurement(workload=workload, system=system.name, round=number, figures=figures)
+
+
+def _table(measurement: Measurement) -> Table:
+    title = f"({measurement.workload}) {measurement.system}, round {measurement.round + 1} {measurement.error}"
+    table = Table("", "", title=title, title_justify="left", show_header=False)
+    for name, value in measurement.figures.items():
+        table.add_row(name, f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}")
+    return table
+
+
+def _of(named: str | None, known: Iterable[str]) -> frozenset[str]:
+    chosen = frozenset(named.split(",")) if named else frozenset(known)
+    if unknown := chosen - frozenset(known):
+        raise SystemExit(f"There is no {', '.join(sorted(unknown))}; there are {', '.join(known)}.")
+    return chosen
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", help=f"some workloads: {','.join(WORKLOADS)}")
+    parser.add_argument("--system", help=f"some systems: {','.join(SYSTEMS)}")
+    parser.add_argument("--rounds", type=int, help="default: 3")
+    parser.add_argument("--seconds", type=float, help=f"of each measurement (default: {_FULL_S:.0f})")
+    parser.add_argument("--quick", action="store_true", help=f"one round of {_QUICK_S:.0f} s each")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

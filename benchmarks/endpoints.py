@@ -1,4 +1,4 @@
-"""The S3 endpoint to measure on: MinIO where its binary is on PATH, rclone's otherwise."""
+"""The S3 endpoint that everything is measured on: a MinIO with one drive."""
 
 import asyncio
 import os
@@ -17,9 +17,11 @@ from pydantic import SecretStr
 from storage.object_store import StoreSettings, StoreUnavailable, StoreUrl
 from storage.s3_store import S3Store
 
+MINIO = Path(__file__).parents[1] / ".cache" / "benchmarks" / "bin" / "minio"
 _USER = "tidelog"
 _BUCKET = "benchmarks"
 _START_TIMEOUT_S = 30.0
+_ENVIRONMENT = {"MINIO_BROWSER": "off", "MINIO_PROMETHEUS_AUTH_TYPE": "public"}
 
 
 class NoEndpoint(Exception):
@@ -34,6 +36,17 @@ class Endpoint:
     store_url: str
     access_key: str
     secret_key: str
+    pid: int
+
+    @property
+    def url(self) -> str:
+        """Of the endpoint itself, without bucket."""
+        return self.store_url.split("endpoint=")[1]
+
+    @property
+    def metrics_url(self) -> str:
+        """Requests by kind, as of now (the older page is up to ten seconds old)."""
+        return f"{self.url}/minio/metrics/v3/api/requests"
 
     def settings(self) -> StoreSettings:
         return StoreSettings(s3_access_key=self.access_key, s3_secret_key=SecretStr(self.secret_key))
@@ -47,8 +60,12 @@ class Endpoint:
         }
 
 
-def minio_is_here() -> bool:
-    return shutil.which("minio") is not None
+def minio_binary() -> str:
+    """What `make bench-setup` built, else the one on PATH. Raises NoEndpoint."""
+    found = str(MINIO) if MINIO.exists() else shutil.which("minio")
+    if found is None:
+        raise NoEndpoint("There is no MinIO: `make bench-setup` builds it (it needs Go).")
+    return found
 
 
 @contextmanager
@@ -59,14 +76,14 @@ def minio(directory: Path) -> Iterator[Endpoint]:
     directory.mkdir(parents=True, exist_ok=True)
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            ["minio", "server", "--quiet", "--address", f"127.0.0.1:{port}", str(directory / "drive")],
-            env={**os.environ, "MINIO_ROOT_USER": _USER, "MINIO_ROOT_PASSWORD": secret, "MINIO_BROWSER": "off"},
+            [minio_binary(), "server", "--quiet", "--address", f"127.0.0.1:{port}", str(directory / "drive")],
+            env={**os.environ, **_ENVIRONMENT, "MINIO_ROOT_USER": _USER, "MINIO_ROOT_PASSWORD": secret},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
         )
     url = f"s3://{_BUCKET}/?endpoint=http://127.0.0.1:{port}"
-    endpoint = Endpoint(name="MinIO", store_url=url, access_key=_USER, secret_key=secret)
+    endpoint = Endpoint(name="MinIO", store_url=url, access_key=_USER, secret_key=secret, pid=process.pid)
     try:
         _wait_for_bucket(endpoint, process, log_file)
         yield endpoint

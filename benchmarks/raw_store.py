@@ -1,53 +1,82 @@
-"""The object store alone: 8 MiB objects put and got through the client that agents use, several at a time."""
+"""The object store alone, through the client that agents use: throughput of 8 MiB objects, latency of small ones."""
 
 import asyncio
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
 from benchmarks.endpoints import Endpoint
+from benchmarks.figures import Figures, percentile
 from storage.identifiers import ObjectKey
+from storage.object_store import ObjectStore
 from storage.open_store import open_store
 
 OBJECT_BYTES = 8 << 20
-OBJECTS = 48
 AT_A_TIME = 4
+"""An agent that produces as fast as it can has two to four uploads under way."""
+SMALL_BYTES = 4_096
+_OBJECTS = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RawThroughput:
-    """Bytes per second."""
-
-    put: float
-    get: float
+def throughput(endpoint: Endpoint, seconds: float) -> Figures:
+    """Of PUT and GET, `seconds` each, four objects at a time."""
+    return asyncio.run(_with_store(endpoint, lambda store: _throughput(store, seconds)))
 
 
-def measure(endpoint: Endpoint) -> RawThroughput:
-    return asyncio.run(_measure(endpoint))
+def small_put_latency(endpoint: Endpoint, count: int, pause_s: float) -> Figures:
+    """Of PUTs of 4 KiB, one after another with a pause between them."""
+    return asyncio.run(_with_store(endpoint, lambda store: _latency(store, count, pause_s)))
 
 
-async def _measure(endpoint: Endpoint) -> RawThroughput:
+async def _with_store(endpoint: Endpoint, work: Callable[[ObjectStore], Awaitable[Figures]]) -> Figures:
     store = await open_store(endpoint.store_url, endpoint.settings())
-    keys = [ObjectKey(f"raw/{number}") for number in range(OBJECTS)]
-    body = os.urandom(OBJECT_BYTES)
-    turns = asyncio.Semaphore(AT_A_TIME)
-
-    async def put(key: ObjectKey) -> None:
-        async with turns:
-            await store.put(key, [body])
-
-    async def get(key: ObjectKey) -> None:
-        async with turns:
-            assert len(await store.get(key)) == OBJECT_BYTES
-
     try:
-        await put(keys[0])  # opens connections
-        started = time.perf_counter()
-        await asyncio.gather(*map(put, keys))
-        half = time.perf_counter()
-        await asyncio.gather(*map(get, keys))
-        ended = time.perf_counter()
-        await store.delete(keys)
+        return await work(store)
     finally:
         await store.close()
-    return RawThroughput(put=OBJECTS * OBJECT_BYTES / (half - started), get=OBJECTS * OBJECT_BYTES / (ended - half))
+
+
+async def _throughput(store: ObjectStore, seconds: float) -> Figures:
+    keys = [ObjectKey(f"raw/{number}") for number in range(_OBJECTS)]
+    body = os.urandom(OBJECT_BYTES)
+
+    async def put(key: ObjectKey) -> None:
+        await store.put(key, [body])
+
+    async def get(key: ObjectKey) -> None:
+        assert len(await store.get(key)) == OBJECT_BYTES
+
+    for key in keys:
+        await put(key)  # opens connections, and leaves something to get
+    put_rate = await _rate(put, keys, seconds)
+    get_rate = await _rate(get, keys, seconds)
+    await store.delete(keys)
+    return {"raw_put_mb_per_s": put_rate, "raw_get_mb_per_s": get_rate}
+
+
+async def _rate(work: Callable[[ObjectKey], Awaitable[None]], keys: list[ObjectKey], seconds: float) -> float:
+    done = 0
+    began_s = time.perf_counter()
+
+    async def keep_working(first: int) -> None:
+        nonlocal done
+        turn = first
+        while time.perf_counter() < began_s + seconds:
+            await work(keys[turn % len(keys)])
+            turn += AT_A_TIME
+            done += 1
+
+    await asyncio.gather(*(keep_working(first) for first in range(AT_A_TIME)))
+    return done * OBJECT_BYTES / 1e6 / (time.perf_counter() - began_s)
+
+
+async def _latency(store: ObjectStore, count: int, pause_s: float) -> Figures:
+    body = os.urandom(SMALL_BYTES)
+    taken_ms = []
+    for number in range(count + 1):
+        began_s = time.perf_counter()
+        await store.put(ObjectKey(f"raw-small/{number}"), [body])
+        taken_ms.append((time.perf_counter() - began_s) * 1000)
+        await asyncio.sleep(pause_s)
+    del taken_ms[0]  # opens a connection
+    return {"raw_small_put_p50_ms": percentile(taken_ms, 50), "raw_small_put_p99_ms": percentile(taken_ms, 99)}

@@ -1,0 +1,80 @@
+"""A running system as workloads see it: where its brokers are, how topics are made, what its processes spend."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from uuid import uuid4
+
+from kio.schema.create_topics.v5.request import CreatableTopic, CreateTopicsRequest
+from kio.schema.metadata.v9.request import MetadataRequest, MetadataRequestTopic
+from kio.schema.types import TopicName
+from kio.static.primitive import i16, i32, i32Timedelta
+
+from benchmarks.endpoints import Endpoint
+from benchmarks.load.frames import BadAnswer
+from benchmarks.load.producers import Target
+from benchmarks.load.wire import Wire
+from benchmarks.systems.meters import Meters
+
+_TOPIC_TIMEOUT_S = 60.0
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """`targets` by zone: where its clients connect. `endpoint` is the object store that it writes to, if any.
+    `idempotent`: whether its clients produce so, which they do by default."""
+
+    name: str
+    targets: Mapping[str, Target]
+    meters: Meters
+    endpoint: Endpoint | None = None
+    database_url: str | None = None
+    metrics_urls: Mapping[str, str] = field(default_factory=dict)
+    idempotent: bool = True
+
+    @property
+    def target(self) -> Target:
+        """The first zone's."""
+        return next(iter(self.targets.values()))
+
+    def create_topic(self, partitions: int) -> str:
+        """A new topic that takes records. Raises BadAnswer, TimeoutError."""
+        name = f"bench-{uuid4().hex[:8]}"
+        wire = Wire.open(self.target.host, self.target.port, self.target.client_id)
+        try:
+            topic = CreatableTopic(
+                name=TopicName(name),
+                num_partitions=i32(partitions),
+                replication_factor=i16(1),
+                assignments=(),
+                configs=(),
+            )
+            timeout = i32Timedelta.parse(timedelta(seconds=_TOPIC_TIMEOUT_S / 2))
+            answer = wire.ask(CreateTopicsRequest(topics=(topic,), timeout=timeout))
+            for made in answer.topics:
+                if made.error_code != 0:
+                    raise BadAnswer(f"CreateTopics: {made.error_code.name} {made.error_message}")
+            _wait_for(wire, name, partitions)
+        finally:
+            wire.close()
+        return name
+
+
+def _wait_for(wire: Wire, name: str, partitions: int) -> None:
+    """A broker hears of a topic a little after it was made."""
+    until = time.monotonic() + _TOPIC_TIMEOUT_S
+    asked = MetadataRequest(
+        topics=(MetadataRequestTopic(name=TopicName(name)),),
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    while time.monotonic() < until:
+        (topic,) = wire.ask(asked).topics
+        ready = [partition for partition in topic.partitions if partition.error_code == 0 and partition.leader_id >= 0]
+        if topic.error_code == 0 and len(ready) == partitions:
+            return
+        time.sleep(_POLL_S)
+    raise TimeoutError(f"the topic {name} was not there after {_TOPIC_TIMEOUT_S:.0f} s")

@@ -1,0 +1,90 @@
+"""(e): consumers at the tail, in the writer's zone and in another, while producers keep a given pace.
+
+First the producers alone, then with consumers: what the writer's agent spends more is what it costs to read from it.
+"""
+
+from collections.abc import Sequence
+
+from benchmarks.figures import Figures, per, percentile
+from benchmarks.load.consumers import Consumed, Subscription, consume
+from benchmarks.load.processes import Load, Window
+from benchmarks.load.producers import Pace, paced
+from benchmarks.systems.meters import Reading
+from benchmarks.systems.system import System
+from benchmarks.workloads.produce import Shape, frames, memory
+
+MB_PER_S = 40.0
+CONSUMERS = {"a": 3, "b": 1}
+"""By zone: so many read everything."""
+_SHAPE = Shape(partitions=10, record_bytes=1_000, batch_bytes=256 << 10, batches_per_request=1)
+_PRODUCERS = 4
+_WARM_UP_S = 1.0
+_GB = 1e9
+
+
+def measure(system: System, seconds: float) -> Figures:
+    """Half as long for the producers alone."""
+    topic = system.create_topic(_SHAPE.partitions)
+    (prepared,) = frames(topic, _SHAPE, system.target.client_id, connections=1)
+    pace = Pace(
+        connections=_PRODUCERS,
+        per_s=MB_PER_S * 1e6 / prepared[0].bytes / _PRODUCERS,
+        idempotent=system.idempotent,
+    )
+    alone_s = max(3.0, seconds / 2)
+    alone = Window.after(_WARM_UP_S, alone_s)
+    both = Window(begin_s=alone.end_s + _WARM_UP_S, end_s=alone.end_s + _WARM_UP_S + seconds)
+    whole = Window(begin_s=alone.begin_s, end_s=both.end_s)
+    with Load(paced, system.target, prepared, whole, pace) as producers:
+        alone.wait_begin()
+        before = system.meters.read()
+        alone.wait_end()
+        spent_alone = system.meters.read() - before
+        consumers = {
+            zone: Load(consume, target, _all(topic, CONSUMERS[zone]), both) for zone, target in system.targets.items()
+        }
+        try:
+            both.wait_begin()
+            before = system.meters.read()
+            both.wait_end()
+            spent = system.meters.read() - before
+            consumed = {zone: load.result() for zone, load in consumers.items()}
+        finally:
+            for load in consumers.values():
+                load.end()
+        produced = producers.result()
+    acks = [ack for ack in produced.acks if both.holds(ack.at_s)]
+    writer = system.target
+    figures = {
+        "produced_mb_per_s": sum(ack.bytes for ack in acks) / 1e6 / both.seconds,
+        "ack_p50_ms": percentile([ack.took_s * 1000 for ack in acks], 50),
+        "ack_p99_ms": percentile([ack.took_s * 1000 for ack in acks], 99),
+        "errors": float(produced.errors + sum(one.errors for one in consumed.values())),
+        **memory(system),
+    }
+    for zone, target in system.targets.items():
+        own_s = spent.cpu_s[zone]
+        if target is writer:
+            own_s -= spent_alone.cpu_s[zone] / alone.seconds * both.seconds
+        figures |= _of_zone(zone, consumed[zone], own_s, spent, both)
+    return figures
+
+
+def _all(topic: str, consumers: int) -> Sequence[Subscription]:
+    return [Subscription(topic=topic, partitions=tuple(range(_SHAPE.partitions))) for _ in range(consumers)]
+
+
+def _of_zone(zone: str, consumed: Consumed, server_cpu_s: float, spent: Reading, window: Window) -> dict[str, float]:
+    arrivals = [arrival for arrival in consumed.arrivals if window.holds(arrival.at_s)]
+    size = sum(arrival.bytes for arrival in arrivals)
+    ages = [age for arrival in arrivals for age in arrival.ages_ms]
+    figures = {
+        f"consumed_mb_per_s_{zone}": size / 1e6 / window.seconds,
+        f"consume_cpu_s_per_gb_{zone}": per(server_cpu_s, size / _GB),
+        f"end_to_end_p50_ms_{zone}": percentile(ages, 50),
+        f"end_to_end_p99_ms_{zone}": percentile(ages, 99),
+        f"consumer_cpu_s_per_gb_{zone}": per(consumed.cpu_s, size / _GB),
+    }
+    if f"agent_gets:{zone}" in spent.counters:
+        figures[f"gets_per_object_{zone}"] = per(spent.counters[f"agent_gets:{zone}"], spent.counters["puts"])
+    return figures
