@@ -117,7 +117,7 @@ class StorePages:
     def _lane(self, key: ObjectKey) -> _Lane:
         return self._catch_up if self.is_history(key) else self._tail
 
-    async def _load(self, lane: _Lane, key: ObjectKey, start: int, end: int) -> bytes:
+    async def _load(self, lane: _Lane, key: ObjectKey, start: int, end: int) -> bytes | memoryview:
         try:
             async with asyncio.timeout(self._settings.page_load_timeout_s), lane.loading.taken(end - start):
                 started_s = self._clock()

@@ -6,12 +6,13 @@ records as it has offsets, and that every byte of the segment is as it was seale
 from collections.abc import Sequence
 
 from sequencer.inspection import SegmentRun
+from storage.byte_arrays import Buffer
 from storage.identifiers import SegmentId
 from storage.record_batch import index_batches
 from storage.segment import CorruptSegment, SegmentFooter, verify_segment
 
 
-def faults_of_segment(segment_id: SegmentId, data: bytes, runs: Sequence[SegmentRun]) -> list[str]:
+def faults_of_segment(segment_id: SegmentId, data: Buffer, runs: Sequence[SegmentRun]) -> list[str]:
     """What is wrong, in words; empty if nothing is."""
     try:
         footer = verify_segment(data)
@@ -22,7 +23,7 @@ def faults_of_segment(segment_id: SegmentId, data: bytes, runs: Sequence[Segment
     return [fault for run in runs if (fault := _fault_of_run(run, data, footer))]
 
 
-def _fault_of_run(run: SegmentRun, data: bytes, footer: SegmentFooter) -> str | None:
+def _fault_of_run(run: SegmentRun, data: Buffer, footer: SegmentFooter) -> str | None:
     name = f"run {run.topic_id}/{run.partition} [{run.base_offset}, {run.last_offset}]"
     end = run.position + run.length
     if not any(

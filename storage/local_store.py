@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
+from storage.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
 from storage.keys import checked_key
 from storage.object_store import ObjectInfo, ObjectNotFound, StoreUnavailable
@@ -35,7 +36,7 @@ class LocalStore:
         except OSError as error:
             raise self._unavailable(error) from error
 
-    async def put(self, key: ObjectKey, chunks: Sequence[bytes | memoryview]) -> None:
+    async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None:
         cancelled = threading.Event()
         try:
             await asyncio.to_thread(self._put, self._path(key), chunks, cancelled)
@@ -92,7 +93,7 @@ class LocalStore:
     def _unavailable(self, error: OSError) -> StoreUnavailable:
         return StoreUnavailable(f"cannot use the store's directory {self._directory}: {error}")
 
-    def _put(self, path: Path, chunks: Sequence[bytes | memoryview], cancelled: threading.Event) -> None:
+    def _put(self, path: Path, chunks: Sequence[Buffer], cancelled: threading.Event) -> None:
         upload = self._uploads / uuid4().hex
         try:
             with upload.open("wb", buffering=0) as file:
@@ -168,7 +169,7 @@ class LocalStore:
                     upload.unlink()
 
 
-def _write_all(descriptor: int, chunk: bytes | memoryview) -> None:
+def _write_all(descriptor: int, chunk: Buffer) -> None:
     rest = memoryview(chunk).cast("B")
     while rest:
         rest = rest[os.write(descriptor, rest) :]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from storage.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
 from storage.keys import checked_key
 from storage.object_store import ObjectInfo, ObjectNotFound
@@ -30,7 +31,7 @@ class MemoryStore:
     def named(cls, name: str) -> "MemoryStore":
         return cls(cls._named.setdefault(name, {}))
 
-    async def put(self, key: ObjectKey, chunks: Sequence[bytes | memoryview]) -> None:
+    async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None:
         self._objects[checked_key(key)] = _Object(data=b"".join(chunks), modified_at=datetime.now(UTC))
 
     async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:

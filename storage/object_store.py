@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from storage.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
 
 
@@ -44,10 +45,11 @@ class StoreBusy(StoreUnavailable):
 class ObjectStore(Protocol):
     """Keys are relative to the store's URL prefix."""
 
-    async def put(self, key: ObjectKey, chunks: Sequence[bytes | memoryview]) -> None:
-        """Write the chunks as one object, whole or not at all; replaces an object of the same key."""
+    async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None:
+        """Write the chunks as one object, whole or not at all; replaces an object of the same key. They may be read
+        until it returns."""
 
-    async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
+    async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes | memoryview:
         """The bytes `[start, end)`, as slicing would give them; raises ObjectNotFound."""
 
     async def head(self, key: ObjectKey) -> ObjectInfo:

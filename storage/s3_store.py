@@ -1,32 +1,27 @@
-"""Objects in an S3 bucket, by aiobotocore: `s3://bucket/prefix?endpoint=http://...`.
+"""Objects in an S3 bucket, by obstore (Rust's object_store): `s3://bucket/prefix?endpoint=http://...`.
 
 Retries are our own, so that one bound holds for a whole call: attempts with full jitter, each bounded, all of them
 within `s3_call_timeout_s`. SlowDown is `StoreBusy`, which callers take as backpressure. Payloads are not hashed for
-the signature and checksums are sent and checked only where S3 insists: integrity comes from the CRC32C of segments
-and batches, and some endpoints answer a range with the whole object's checksum.
+the signature: integrity comes from the CRC32C of segments and batches. What is uploaded is read where it lies and must
+not change until `put` returns; a cancelled call ends its request.
 """
 
 import asyncio
+import atexit
+import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from datetime import UTC
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import UTC, timedelta
 from functools import cache, partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
-import aiohttp
-from aiobotocore.config import AioConfig
-from aiobotocore.session import get_session
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    CredentialRetrievalError,
-    NoCredentialsError,
-    ParamValidationError,
-    PartialCredentialsError,
-)
-from botocore.loaders import create_loader
+import obstore
+from obstore.store import S3Store as Client
 
+from storage.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
 from storage.keys import checked_key
 from storage.object_store import (
@@ -38,212 +33,180 @@ from storage.object_store import (
     StoreUnavailable,
     StoreUrl,
 )
+from storage.s3_errors import REQUEST_ERRORS, S3Failure, read_failure, refusal
+from storage.signed_ranges import SignedRanges
+
+if TYPE_CHECKING:
+    from obstore.store import S3Credential
 
 Result = TypeVar("Result")
 
 _MOST_KEYS_PER_DELETE = 1000
-_BUSY = frozenset(
-    {
-        "SlowDown",
-        "SlowDownRead",
-        "SlowDownWrite",
-        "ServiceUnavailable",
-        "RequestLimitExceeded",
-        "Throttling",
-        "503",
-        "429",
-    }
+_KEYS_PER_PAGE = 1000
+_NO_SUCH_OBJECT = ".tidelog-probe"
+_LAST_BUFFERS_S = 0.05
+_KEYS_ELSEWHERE = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
-_MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
-_FINAL_HINTS = {
-    "AccessDenied": "may these keys use this bucket?",
-    "403": "may these keys use this bucket?",
-    "InvalidAccessKeyId": "check TIDELOG_S3_ACCESS_KEY.",
-    "SignatureDoesNotMatch": "check TIDELOG_S3_SECRET_KEY.",
-    "RequestTimeTooSkewed": "set this machine's clock.",
-    "NoSuchBucket": "create the bucket, or correct TIDELOG_STORE_URL.",
-    "AuthorizationHeaderMalformed": "check TIDELOG_S3_REGION.",
-    "PermanentRedirect": "check TIDELOG_S3_REGION and the endpoint.",
-}
 
 
 class S3Store(ObjectStore):
-    def __init__(self, url: StoreUrl, settings: StoreSettings, client: Any, resources: AsyncExitStack) -> None:
-        """Takes over the client and what keeps it alive; use `open`."""
+    def __init__(self, url: StoreUrl, settings: StoreSettings, client: Client) -> None:
+        """Takes over the client; use `open`."""
         self._url = url
         self._settings = settings
         self._client = client
-        self._resources = resources
-        self._prefix = f"{url.prefix}/" if url.prefix else ""
+        self._connections = asyncio.Semaphore(settings.s3_connections)
+        self._signed_ranges: SignedRanges | None = None
+        """Once the endpoint was seen to answer a range without saying that it is one."""
 
     @classmethod
     async def open(cls, url: StoreUrl, settings: StoreSettings) -> "S3Store":
         """Makes no request, so that a store that is away at start-up is found by the first call."""
-        secret = settings.s3_secret_key.get_secret_value() if settings.s3_secret_key else None
-        if (settings.s3_access_key is None) != (secret is None):
+        if (settings.s3_access_key is None) != (settings.s3_secret_key is None):
             raise ValueError("set both TIDELOG_S3_ACCESS_KEY and TIDELOG_S3_SECRET_KEY, or neither")
-        config = AioConfig(
-            signature_version="s3v4",
-            s3={"addressing_style": "path", "payload_signing_enabled": False},
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            retries={"total_max_attempts": 1},
-            connect_timeout=settings.s3_connect_timeout_s,
-            read_timeout=settings.s3_read_timeout_s,
-            max_pool_connections=settings.s3_connections,
-            tcp_keepalive=True,
+        _let_threads_finish_at_exit()
+        client = Client(
+            url.bucket,
+            prefix=url.prefix or None,
+            region=settings.s3_region,
+            unsigned_payload=True,
+            virtual_hosted_style_request=False,
+            client_options={
+                "allow_http": (url.endpoint or "").startswith("http://"),
+                "connect_timeout": timedelta(seconds=settings.s3_connect_timeout_s),
+                "read_timeout": timedelta(seconds=settings.s3_read_timeout_s),
+                "timeout": timedelta(seconds=settings.s3_attempt_timeout_s),
+            },
+            retry_config={"max_retries": 0},
+            config={"endpoint": url.endpoint} if url.endpoint else {},
+            **_keys(settings),
         )
-        session = get_session()
-        session.register_component("data_loader", _service_models())
-        resources = AsyncExitStack()
-        client = await resources.enter_async_context(
-            session.create_client(
-                "s3",
-                region_name=settings.s3_region,
-                endpoint_url=url.endpoint,
-                aws_access_key_id=settings.s3_access_key,
-                aws_secret_access_key=secret,
-                config=config,
-            )
-        )
-        return cls(url, settings, client, resources)
+        return cls(url, settings, client)
 
-    async def put(self, key: ObjectKey, chunks: Sequence[bytes | memoryview]) -> None:
-        where = self._where(key)
-        body = chunks[0] if len(chunks) == 1 and isinstance(chunks[0], bytes) else b"".join(chunks)
+    async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None:
+        path = checked_key(key)
+
+        async def attempt() -> None:
+            body = chunks[0] if len(chunks) == 1 else iter(chunks)
+            await obstore.put_async(self._client, path, body, use_multipart=False)
+
         # Without the key: what a PUT does not find is the bucket or the way to it, never the object.
-        await self._attempts(lambda: self._client.put_object(**where, Body=body))
+        await self._attempts(attempt)
 
-    async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
+    async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes | memoryview:
         if start < 0 or (end is not None and end < start):
             raise ValueError(f"[{start}, {end}) is no range of bytes")
+        path = checked_key(key)
         if start == end:
             await self.head(key)
             return b""
-        return await self._attempts(lambda: self._get(key, start, end), key)
+        return await self._attempts(lambda: self._get(path, start, end), key)
 
     async def head(self, key: ObjectKey) -> ObjectInfo:
-        where = self._where(key)
-        found = await self._attempts(lambda: self._client.head_object(**where), key)
-        return ObjectInfo(key=key, size_bytes=found["ContentLength"], modified_at=found["LastModified"].astimezone(UTC))
+        path = checked_key(key)
+        return _info(await self._attempts(lambda: obstore.head_async(self._client, path), key))
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
-        names = [self._where(key)["Key"] for key in keys]
-        for first in range(0, len(names), _MOST_KEYS_PER_DELETE):
-            some = names[first : first + _MOST_KEYS_PER_DELETE]
-            await self._attempts(partial(self._delete, some))
+        paths = list(dict.fromkeys(checked_key(key) for key in keys))  # MinIO answers nonsense of one named twice
+        for first in range(0, len(paths), _MOST_KEYS_PER_DELETE):
+            some = paths[first : first + _MOST_KEYS_PER_DELETE]
+            await self._attempts(partial(obstore.delete_async, self._client, some))
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        request = {"Bucket": self._url.bucket, "Prefix": self._prefix + prefix}
+        # obstore lists whole path segments: the deepest that the prefix names in full.
+        folder = prefix.rpartition("/")[0] or None
+        after = None
         while True:
-            page = await self._attempts(lambda: self._client.list_objects_v2(**request))
-            for found in page.get("Contents", ()):
-                yield ObjectInfo(
-                    key=ObjectKey(found["Key"].removeprefix(self._prefix)),
-                    size_bytes=found["Size"],
-                    modified_at=found["LastModified"].astimezone(UTC),
-                )
-            if not page.get("IsTruncated"):
+            pages = obstore.list(self._client, folder, offset=after, chunk_size=_KEYS_PER_PAGE)
+            page = await self._attempts(partial(anext, pages, []))
+            for found in page:
+                if found["path"].startswith(prefix) and (after is None or found["path"] > after):
+                    yield _info(found)
+            if len(page) < _KEYS_PER_PAGE:
                 return
-            request["ContinuationToken"] = page["NextContinuationToken"]
+            after = page[-1]["path"]
 
     async def probe(self) -> None:
-        await self._attempts(lambda: self._client.head_bucket(Bucket=self._url.bucket))
+        """Ask for an object that is not there: unlike HEAD, the answer says if it is the bucket that is missing."""
+        try:
+            await self._attempts(lambda: self._get(_NO_SUCH_OBJECT, 0, None), ObjectKey(_NO_SUCH_OBJECT))
+        except ObjectNotFound:
+            return
 
     async def ensure_bucket(self) -> None:
         """Create the bucket unless it is there: for development stacks; elsewhere a missing bucket is a mistake to
         report.
         """
-        region = self._settings.s3_region
-        request: dict[str, Any] = {"Bucket": self._url.bucket}
-        if region != "us-east-1":
-            request["CreateBucketConfiguration"] = {"LocationConstraint": region}
-
-        async def create() -> None:
-            try:
-                await self._client.create_bucket(**request)
-            except ClientError as error:
-                if error.response["Error"]["Code"] not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
-                    raise
-
-        await self._attempts(create)
+        await asyncio.to_thread(_make_bucket, self._url, self._settings)
 
     async def close(self) -> None:
-        await self._resources.aclose()
+        if self._signed_ranges is not None:
+            await self._signed_ranges.close()
 
-    def _where(self, key: ObjectKey) -> dict[str, str]:
-        return {"Bucket": self._url.bucket, "Key": self._prefix + checked_key(key)}
-
-    async def _get(self, key: ObjectKey, start: int, end: int | None) -> bytes:
-        request = self._where(key)
-        if start or end is not None:
-            request["Range"] = f"bytes={start}-" + ("" if end is None else str(end - 1))
+    async def _get(self, path: str, start: int, end: int | None) -> bytes | memoryview:
+        if not start and end is None:
+            whole = await obstore.get_async(self._client, path)
+            return memoryview(await whole.bytes_async())
         try:
-            found = await self._client.get_object(**request)
-        except ClientError as error:
-            if _status(error) == 416:  # the range begins at or beyond the end
+            return await self._get_range(path, start, end)
+        except REQUEST_ERRORS as error:
+            failure = read_failure(error)
+            if failure.status == 416:  # the range begins at or beyond the end
                 return b""
-            raise
-        async with found["Body"] as body:
-            data: bytes = await body.read()
-        if "ContentRange" in found or "Range" not in request:  # not the status: rclone answers a range with 200
-            return data
-        return data[start:end]  # an endpoint that does not know ranges
+            if not failure.range_ignored or self._signed_ranges is not None:
+                raise
+        self._signed_ranges = SignedRanges(self._client, self._settings)
+        return await self._get(path, start, end)
 
-    async def _delete(self, names: Sequence[str]) -> None:
-        request = {"Objects": [{"Key": name} for name in names], "Quiet": True}
-        answer = await self._client.delete_objects(Bucket=self._url.bucket, Delete=request)
-        failed = [error for error in answer.get("Errors", ()) if error.get("Code") not in _MISSING]
-        if failed:
-            raise ClientError({"Error": failed[0], "ResponseMetadata": {"HTTPStatusCode": 500}}, "DeleteObjects")
+    async def _get_range(self, path: str, start: int, end: int | None) -> bytes | memoryview:
+        if self._signed_ranges is not None:
+            return await self._signed_ranges.get(path, start, end)
+        if end is None:
+            rest = await obstore.get_async(self._client, path, options={"range": {"offset": start}})
+            return memoryview(await rest.bytes_async())
+        return memoryview(await obstore.get_range_async(self._client, path, start=start, end=end))
 
     async def _attempts(self, attempt: Callable[[], Awaitable[Result]], key: ObjectKey | None = None) -> Result:
         """Run `attempt` until it succeeds, fails for good, or the call's bounds are reached."""
         settings = self._settings
-        failure: Exception | None = None
+        failure: S3Failure | None = None
+        cause: Exception | None = None
         try:
             async with asyncio.timeout(settings.s3_call_timeout_s):
                 for number in range(settings.s3_attempts):
-                    if failure is not None:
+                    if number:
                         await asyncio.sleep(
                             random.uniform(0, min(settings.s3_retry_cap_s, settings.s3_retry_base_s * 2**number))
                         )
                     try:
-                        async with asyncio.timeout(settings.s3_attempt_timeout_s):
+                        async with asyncio.timeout(settings.s3_attempt_timeout_s), self._connections:
                             return await attempt()
-                    except (ClientError, BotoCoreError, aiohttp.ClientError, OSError) as error:
-                        failure = error
-                        self._raise_if_final(error, key)
+                    except REQUEST_ERRORS as error:
+                        failure, cause = read_failure(error), error
+                        self._raise_if_final(failure, error, key)
         except TimeoutError as error:  # the call's own bound; an attempt's is an OSError and was caught above
-            failure = failure or error
-        raise self._given_up(failure) from failure
+            failure, cause = failure or read_failure(error), cause or error
+        raise self._given_up(failure) from cause
 
-    def _raise_if_final(self, error: Exception, key: ObjectKey | None) -> None:
+    def _raise_if_final(self, failure: S3Failure, error: Exception, key: ObjectKey | None) -> None:
         """Raise what no further attempt can change."""
-        if isinstance(error, ParamValidationError):
-            raise ValueError(f"{self._url}: {error}") from error
-        if isinstance(error, NoCredentialsError | PartialCredentialsError | CredentialRetrievalError):
+        if failure.asked_for_keys:
             hint = "set TIDELOG_S3_ACCESS_KEY and TIDELOG_S3_SECRET_KEY, or give this machine a role"
-            raise StoreUnavailable(f"no keys for the object store {self._url} ({error}); {hint}.") from error
-        if not isinstance(error, ClientError):
-            return
-        code = _code(error)
-        if key is not None and code in _MISSING:
+            raise StoreUnavailable(f"no keys for the object store {self._url} ({failure.reason}); {hint}.") from error
+        if key is not None and failure.is_missing:
             raise ObjectNotFound(key) from error
-        if key is None and code in _MISSING:
-            code = "NoSuchBucket"
-        retriable = code in _BUSY or _status(error) in (408, 429) or _status(error) >= 500
-        if code in _FINAL_HINTS or not retriable:
-            hint = _FINAL_HINTS.get(code, "check TIDELOG_STORE_URL.")
-            raise StoreUnavailable(f"the object store {self._url} refused ({code}): {hint}") from error
+        if failure.is_final:
+            raise StoreUnavailable(refusal(self._url, failure)) from error
 
-    def _given_up(self, failure: Exception | None) -> StoreUnavailable:
-        if isinstance(failure, ClientError) and (_code(failure) in _BUSY or _status(failure) in (429, 503)):
-            return StoreBusy(
-                f"the object store {self._url} asks to slow down ({_code(failure)}), after {self._bounds()}"
-            )
+    def _given_up(self, failure: S3Failure | None) -> StoreUnavailable:
+        if failure is not None and failure.is_busy:
+            return StoreBusy(f"the object store {self._url} asks to slow down ({failure.name}), after {self._bounds()}")
         where = self._url.endpoint or "AWS"
-        reason = str(failure) or type(failure).__name__
+        reason = "no attempt was made" if failure is None else failure.reason
         return StoreUnavailable(
             f"cannot reach the object store {self._url} at {where} ({reason}), after {self._bounds()}. Is it running? "
             "Checked TIDELOG_STORE_URL."
@@ -254,15 +217,61 @@ class S3Store(ObjectStore):
 
 
 @cache
-def _service_models() -> Any:
-    """botocore's descriptions of S3, parsed once per process instead of once per store."""
-    return create_loader()
+def _let_threads_finish_at_exit() -> None:
+    """obstore's threads give buffers back under the interpreter's lock, a moment after an answer; one that asks for it
+    when the interpreter has begun to end aborts the process.
+    """
+    atexit.register(time.sleep, _LAST_BUFFERS_S)
 
 
-def _code(error: ClientError) -> str:
-    details: Mapping[str, str] = error.response.get("Error", {})
-    return details.get("Code") or str(_status(error))
+def _info(found: Any) -> ObjectInfo:
+    return ObjectInfo(
+        key=ObjectKey(found["path"]), size_bytes=found["size"], modified_at=found["last_modified"].astimezone(UTC)
+    )
 
 
-def _status(error: ClientError) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+def _keys(settings: StoreSettings) -> dict[str, Any]:
+    """The keys of the settings; else those of a profile, if there is one and the environment names none; else none:
+    object_store then asks the environment, a web identity, the container's and the machine's role.
+    """
+    if settings.s3_access_key is not None and settings.s3_secret_key is not None:
+        return {
+            "access_key_id": settings.s3_access_key,
+            "secret_access_key": settings.s3_secret_key.get_secret_value(),
+        }
+    profiles = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or Path.home() / ".aws" / "credentials")
+    if any(os.environ.get(name) for name in _KEYS_ELSEWHERE) or not profiles.exists():
+        return {}
+    return {"credential_provider": partial(_profile_keys, profiles)}
+
+
+def _profile_keys(profiles: Path) -> "S3Credential":
+    from minio.credentials.providers import AWSConfigProvider
+
+    found = AWSConfigProvider(str(profiles)).retrieve()
+    return {
+        "access_key_id": found.access_key,
+        "secret_access_key": found.secret_key,
+        "token": found.session_token,
+        "expires_at": None,
+    }
+
+
+def _make_bucket(url: StoreUrl, settings: StoreSettings) -> None:
+    """By the minio client, since obstore makes no buckets."""
+    from minio import Minio
+    from minio.error import MinioException
+
+    endpoint = urlsplit(url.endpoint or "https://s3.amazonaws.com")
+    client = Minio(
+        endpoint=endpoint.netloc,
+        secure=endpoint.scheme == "https",
+        access_key=settings.s3_access_key,
+        secret_key=settings.s3_secret_key.get_secret_value() if settings.s3_secret_key else None,
+        region=settings.s3_region,
+    )
+    try:
+        client.make_bucket(bucket_name=url.bucket, location=settings.s3_region)
+    except MinioException as error:
+        if not client.bucket_exists(bucket_name=url.bucket):
+            raise StoreUnavailable(f"the bucket of {url} cannot be created: {error}") from error

@@ -131,7 +131,7 @@ def seal_segment(segment_id: SegmentId, writer: str, batches: Sequence[PendingBa
     )
 
 
-def footer_range(trailer: bytes, size: int) -> tuple[int, int]:
+def footer_range(trailer: Buffer, size: int) -> tuple[int, int]:
     """Where to read for `read_footer`: `[start, end)` from the footer to the object's end.
 
     `trailer` is the last bytes (at least TRAILER_BYTES) of an object of `size` bytes. Raises CorruptSegment.
@@ -146,7 +146,7 @@ def footer_range(trailer: bytes, size: int) -> tuple[int, int]:
     return position, size
 
 
-def read_footer(data: bytes) -> SegmentFooter:
+def read_footer(data: Buffer) -> SegmentFooter:
     """The footer from the object's last bytes: at least those of `footer_range`, at most the whole object. Raises
     CorruptSegment.
     """
@@ -163,7 +163,7 @@ def read_footer(data: bytes) -> SegmentFooter:
     return _parse_footer(bytes(checked[:length]), position)
 
 
-def verify_segment(data: bytes) -> SegmentFooter:
+def verify_segment(data: Buffer) -> SegmentFooter:
     """Check every byte of a whole segment: bounds, checksums, and that runs tile the object. Raises CorruptSegment."""
     footer_start, _ = footer_range(data[-TRAILER_BYTES:], len(data))
     footer = read_footer(data)
@@ -179,7 +179,7 @@ def verify_segment(data: bytes) -> SegmentFooter:
     return footer
 
 
-def _check_version(data: bytes) -> None:
+def _check_version(data: Buffer) -> None:
     magic, version, _, _ = _HEADER.unpack_from(data) if len(data) >= _HEADER.size else (b"", 0, 0, b"")
     if magic == HEADER_MAGIC and version != FORMAT_VERSION:
         raise CorruptSegment(f"segment format version {version}; this reader knows {FORMAT_VERSION}", len(HEADER_MAGIC))

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-_QUIET = ("botocore", "aiobotocore", "urllib3", "httpx", "httpcore", "asyncio", "uvicorn", "numba", "pyiceberg")
+_QUIET = ("urllib3", "httpx", "httpcore", "asyncio", "uvicorn", "numba", "pyiceberg")
 
 
 class _Lines(logging.Formatter):

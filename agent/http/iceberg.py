@@ -117,7 +117,7 @@ class _Catalog:
             return _away("the object store")
         assert found.metadata_key is not None, "a table that was found has been published"
         try:
-            metadata = json.loads(await store.get(found.metadata_key))
+            metadata = json.loads(bytes(await store.get(found.metadata_key)))
         except ObjectNotFound:
             return _away(f"the metadata of {table} ({found.metadata_key})")
         except StoreUnavailable as error:

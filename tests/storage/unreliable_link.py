@@ -25,6 +25,9 @@ class UnreliableLink:
         """Bytes are the whole answer; empty bytes break the connection; None stalls it."""
         self.connections = 0
         self.url = ""
+        self.stalled = asyncio.Event()
+        """Set when a connection stalls, and `hung_up` when the other side has given one such up."""
+        self.hung_up = asyncio.Event()
 
     @classmethod
     @asynccontextmanager
@@ -65,7 +68,11 @@ class UnreliableLink:
     async def _fail(self, fault: bytes | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         if fault is None:
-            await asyncio.sleep(3600)
+            self.stalled.set()
+            with contextlib.suppress(OSError):
+                while await reader.read(1 << 16):
+                    pass
+            self.hung_up.set()
         elif fault:
             writer.write(fault)
             await writer.drain()
