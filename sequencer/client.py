@@ -16,6 +16,7 @@ from sequencer.history import History
 from sequencer.holds import Holds
 from sequencer.inspection import Inspection
 from sequencer.jobs import Jobs
+from sequencer.merges import Merges
 from sequencer.producers import Producers
 from sequencer.reservations import Reservations
 from sequencer.retention import Retention
@@ -49,6 +50,7 @@ class Sequencer:
         self.inspection = Inspection(database)
         self.holds = Holds(database)
         self.garbage = Garbage(database)
+        self.merges = Merges(database)
 
     @classmethod
     async def open(cls, database_url: str, settings: SequencerSettings | None = None) -> Self:

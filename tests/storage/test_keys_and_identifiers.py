@@ -3,7 +3,7 @@
 import pytest
 
 from storage.identifiers import new_segment_id
-from storage.keys import checked_key, segment_id_of, segment_key
+from storage.keys import checked_key, is_merged, merged_key, segment_id_of, segment_key
 from storage.object_store import StoreUrl
 from tests.storage.builders import SEGMENT_ID
 
@@ -27,6 +27,15 @@ def test_keys_spread_by_the_last_random_byte_and_name_their_segment() -> None:
 
     assert key == f"prod/eu/segments/ab/{SEGMENT_ID}"
     assert segment_id_of(key) == SEGMENT_ID
+    assert not is_merged(key)
+
+
+def test_a_merged_segments_key_has_a_prefix_of_its_own_and_names_it() -> None:
+    key = merged_key("prod/segments", SEGMENT_ID)
+
+    assert key == f"prod/segments/merged/ab/{SEGMENT_ID}"
+    assert segment_id_of(key) == SEGMENT_ID
+    assert is_merged(key)
 
 
 @pytest.mark.parametrize(

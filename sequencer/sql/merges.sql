@@ -1,0 +1,131 @@
+-- Merging (DESIGN §9): candidates and their claims, what runs they hold, and what was done. The swap itself is the function publish_merge
+-- (migrations/0007_merging.sql).
+--
+-- A claim is a row's claimed_by together with that job's hold on the segment: it lapses with the hold.
+
+-- name: discover
+-- A page of what agents uploaded, in the order of its commits, from a cursor on. Only what was committed before anything that is still
+-- going on began, and some time ago: nothing can become visible behind the cursor. Segments of runs that are long already are passed.
+WITH horizon AS MATERIALIZED (
+    SELECT least(
+        clock_timestamp() - make_interval(secs => %(settle_s)s),
+        (SELECT min(xact_start) FROM pg_stat_activity
+         WHERE datname = current_database() AND backend_xid IS NOT NULL AND pid <> pg_backend_pid())) AS before
+), page AS MATERIALIZED (
+    SELECT s.segment_id, s.committed_at, s.size_bytes, s.tier
+    FROM segments AS s
+    WHERE s.state = 'committed' AND s.committed_at < (SELECT before FROM horizon)
+        AND (s.committed_at, s.segment_id) > (%(after_committed_at)s::timestamptz, %(after_segment_id)s::uuid)
+    ORDER BY s.committed_at, s.segment_id LIMIT %(cap)s
+), counted AS (
+    SELECT page.*, (SELECT count(*) FROM runs AS r WHERE r.segment_id = page.segment_id) AS runs FROM page WHERE tier = 0
+), added AS (
+    INSERT INTO merge_candidates (segment_id, tier, committed_at, size_bytes)
+    SELECT segment_id, 0, committed_at, size_bytes FROM counted
+    WHERE runs > 0 AND size_bytes < runs * %(long_run_bytes)s::bigint
+    ORDER BY segment_id
+    ON CONFLICT (segment_id) DO NOTHING
+    RETURNING 1
+), uploaded AS (
+    INSERT INTO merge_tiers AS t (tier, objects_out, bytes_out, runs_out)
+    SELECT 0, count(*), coalesce(sum(size_bytes), 0), coalesce(sum(runs), 0) FROM counted HAVING count(*) > 0
+    ON CONFLICT (tier) DO UPDATE SET
+        objects_out = t.objects_out + excluded.objects_out, bytes_out = t.bytes_out + excluded.bytes_out, runs_out = t.runs_out + excluded.runs_out
+)
+SELECT (SELECT count(*) FROM page) AS seen, (SELECT count(*) FROM added) AS added, last.committed_at, last.segment_id
+FROM (VALUES (1)) AS one (row)
+LEFT JOIN LATERAL (SELECT * FROM page ORDER BY committed_at DESC, segment_id DESC LIMIT 1) AS last ON true
+
+-- name: backlog
+-- Per tier what is not claimed; a unit is what was committed at one moment, that is one upload or the outputs of one merge. And how many
+-- are at work.
+SELECT c.tier, h.held, count(*) AS segments, count(DISTINCT c.committed_at) AS units, sum(c.size_bytes)::bigint AS size_bytes,
+    extract(epoch FROM clock_timestamp() - min(c.committed_at))::float8 AS oldest_s, count(DISTINCT c.claimed_by) AS claims
+FROM merge_candidates AS c
+CROSS JOIN LATERAL (
+    SELECT EXISTS (
+        SELECT FROM holds AS h WHERE h.segment_id = c.segment_id AND h.job_id = c.claimed_by AND h.lease_until > clock_timestamp()
+    ) AS held) AS h
+GROUP BY c.tier, h.held ORDER BY c.tier
+
+-- name: lock_candidates
+-- The oldest of a tier; those that another is claiming just now are passed. Whether one is claimed is judged by the next statement, in a snapshot
+-- taken since: here a claim made during the wait would show its name and not yet its hold [raced].
+SELECT segment_id FROM merge_candidates AS c
+WHERE tier = %(tier)s AND NOT EXISTS (
+    SELECT FROM holds AS h WHERE h.segment_id = c.segment_id AND h.job_id = c.claimed_by AND h.lease_until > clock_timestamp())
+ORDER BY committed_at, segment_id LIMIT %(cap)s
+FOR UPDATE SKIP LOCKED
+
+-- name: free_candidates
+SELECT c.segment_id, c.committed_at, c.size_bytes FROM merge_candidates AS c
+WHERE c.segment_id = ANY(%(segment_ids)s::uuid[]) AND NOT EXISTS (
+    SELECT FROM holds AS h WHERE h.segment_id = c.segment_id AND h.job_id = c.claimed_by AND h.lease_until > clock_timestamp())
+ORDER BY c.committed_at, c.segment_id
+
+-- name: claim_candidates
+UPDATE merge_candidates SET claimed_by = %(job_id)s WHERE segment_id = ANY(%(segment_ids)s::uuid[])
+
+-- name: forget_candidates
+DELETE FROM merge_candidates WHERE segment_id = ANY(%(segment_ids)s::uuid[])
+
+-- name: inputs
+-- What of each claimed segment is still in the log, and how much of that in long runs.
+SELECT s.segment_id, s.object_key, s.size_bytes, coalesce(sum(r.length), 0)::bigint AS live_bytes,
+    coalesce(sum(r.length) FILTER (WHERE r.length >= %(long_run_bytes)s), 0)::bigint AS long_bytes
+FROM segments AS s LEFT JOIN runs AS r USING (segment_id)
+WHERE s.segment_id = ANY(%(segment_ids)s::uuid[])
+GROUP BY s.segment_id
+
+-- name: runs
+-- The runs in the claimed segments in key order, from a partition on; those below the log start are about to go.
+SELECT r.topic_id, r.partition, r.base_offset, r.last_offset, r.segment_id, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms,
+    CASE WHEN r.max_timestamp_ms < 0 THEN c.committed_ms ELSE least(r.max_timestamp_ms, c.committed_ms) END AS aged_from_ms
+FROM runs AS r
+JOIN segments AS s USING (segment_id)
+JOIN partitions AS p USING (topic_id, partition)
+CROSS JOIN LATERAL (SELECT (extract(epoch FROM s.committed_at) * 1000)::bigint AS committed_ms) AS c
+WHERE r.segment_id = ANY(%(segment_ids)s::uuid[])
+    AND (r.topic_id, r.partition) > (%(after_topic_id)s::uuid, %(after_partition)s::integer)
+    AND p.state = 'live' AND r.last_offset >= p.log_start_offset
+ORDER BY r.topic_id, r.partition, r.base_offset LIMIT %(cap)s
+
+-- name: topic_configs
+SELECT topic_id, config, (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms
+FROM topics WHERE topic_id = ANY(%(topic_ids)s::uuid[])
+
+-- name: publish
+SELECT state, swaps FROM publish_merge(
+    job => %(job_id)s, output => %(output)s, output_bytes => %(output_bytes)s, output_tier => %(output_tier)s::smallint,
+    newest => %(newest)s, may_be_merged_again => %(may_be_merged_again)s,
+    topic_ids => %(topic_ids)s, partition_numbers => %(partition_numbers)s, swap_parts => %(swap_parts)s,
+    input_swaps => %(input_swaps)s, input_base_offsets => %(input_base_offsets)s, input_segments => %(input_segments)s,
+    input_positions => %(input_positions)s,
+    run_swaps => %(run_swaps)s, run_base_offsets => %(run_base_offsets)s, run_last_offsets => %(run_last_offsets)s,
+    run_positions => %(run_positions)s, run_lengths => %(run_lengths)s,
+    run_min_timestamps => %(run_min_timestamps)s, run_max_timestamps => %(run_max_timestamps)s)
+
+-- name: forget_merged
+-- At a merge's end: inputs that hold nothing more, or all of them when the merge went through all they hold.
+DELETE FROM merge_candidates AS c
+WHERE segment_id = ANY(%(segment_ids)s::uuid[]) AND claimed_by = %(job_id)s
+    AND (%(is_complete)s OR NOT EXISTS (SELECT FROM runs AS r WHERE r.segment_id = c.segment_id))
+
+-- name: release_candidates
+UPDATE merge_candidates SET claimed_by = NULL WHERE segment_id = ANY(%(segment_ids)s::uuid[]) AND claimed_by = %(job_id)s
+
+-- name: count_merge
+INSERT INTO merge_tiers AS t (tier, merges, objects_in, objects_out, bytes_in, bytes_out, runs_in, runs_out, swaps_refused, runs_damaged,
+                              last_success_at)
+VALUES (%(tier)s, 1, %(objects_in)s, %(objects_out)s, %(bytes_in)s, %(bytes_out)s, %(runs_in)s, %(runs_out)s, %(swaps_refused)s,
+        %(runs_damaged)s, clock_timestamp())
+ON CONFLICT (tier) DO UPDATE SET merges = t.merges + 1, objects_in = t.objects_in + excluded.objects_in,
+    objects_out = t.objects_out + excluded.objects_out, bytes_in = t.bytes_in + excluded.bytes_in, bytes_out = t.bytes_out + excluded.bytes_out,
+    runs_in = t.runs_in + excluded.runs_in, runs_out = t.runs_out + excluded.runs_out,
+    swaps_refused = t.swaps_refused + excluded.swaps_refused, runs_damaged = t.runs_damaged + excluded.runs_damaged,
+    last_success_at = excluded.last_success_at
+
+-- name: tiers
+SELECT tier, merges, objects_in, objects_out, bytes_in, bytes_out, runs_in, runs_out, swaps_refused, runs_damaged,
+    extract(epoch FROM clock_timestamp() - last_success_at)::float8 AS success_age_s
+FROM merge_tiers ORDER BY tier
