@@ -1,6 +1,6 @@
 """The process from which Spark forks its Python workers; what the tasks import is imported once, here.
 
-Importing numba, pyarrow and pandas takes seconds of a core; most jobs take less. Spark starts it by
+Importing pyarrow, pandas and pyiceberg takes seconds of a core; most jobs take less. Spark starts it by
 `spark.python.daemon.module`.
 """
 

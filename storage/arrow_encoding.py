@@ -104,7 +104,7 @@ def _records(
     headers: Any = columns.column("headers")
     entries = headers.values
     arrays = (
-        *(_read_only(offset_deltas), _read_only(timestamp_deltas)),
+        *(offset_deltas, timestamp_deltas),
         *_binary(columns.column("key")),
         *_binary(columns.column("value")),
         _offsets(headers, 1),
@@ -113,7 +113,7 @@ def _records(
     )
     sizes = np.empty(len(offset_deltas), np.int64)
     out = np.empty(record_sizes(sizes, *arrays), np.uint8)
-    put_records(out, _read_only(sizes), *arrays)
+    put_records(out, sizes, *arrays)
     return out.data.toreadonly()
 
 
@@ -121,18 +121,12 @@ def _binary(array: "pa.Array[Any]") -> tuple[NDArray[Any], ...]:
     """Offsets, validity by byte, and content of a binary or string column, sliced or not."""
     content = array.buffers()[2]
     valid = array.is_valid().to_numpy(zero_copy_only=False).view(np.uint8)
-    return _offsets(array, 1), _read_only(valid), as_byte_array(memoryview(content) if content is not None else b"")
+    return _offsets(array, 1), valid, as_byte_array(memoryview(content) if content is not None else b"")
 
 
 def _offsets(array: "pa.Array[Any]", index: int) -> NDArray[np.int32]:
     buffer = array.buffers()[index]
     if buffer is None or not len(array):
-        return _read_only(np.zeros(1, np.int32))
+        return np.zeros(1, np.int32)
     every = np.frombuffer(memoryview(buffer), np.int32)
-    return _read_only(every[array.offset : array.offset + len(array) + 1])
-
-
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    view = array.view()
-    view.flags.writeable = False
-    return view
+    return every[array.offset : array.offset + len(array) + 1]

@@ -1,32 +1,21 @@
 """Native walks over the bytes of record batches: where batches and records are, whether their structure holds, what
 they contain.
 
-Promises never to read outside `[start, end)`, whatever the bytes are: `scan_records` and `measure_spans` check every
-length before they follow it, and `fill_columns` may only be given what `measure_spans` found sound. Kernels that call
-each other share this file, because numba notices a changed source by its own file alone.
+Promises never to read outside `[start, end)`, whatever the bytes are: `count_batches` and `scan_spans` check every
+length before they follow it, `place_batches` may only be given what the one counted, and the others what the other
+found sound. Helpers share this file with the kernels that call them, since a changed source is noticed by file.
 """
 
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from storage.native import (
-    BYTES_IN,
-    BYTES_OUT,
-    INTS_OUT,
-    LONG,
-    LONG_ROWS_IN,
-    LONG_ROWS_OUT,
-    LONGS_OUT,
-    kernel,
-    signature,
-)
+from storage.native import BYTES_IN, BYTES_OUT, INTS_OUT, LONG, LONG_ROWS_IN, LONG_ROWS_OUT, LONGS_OUT, helper, kernel
 
 _BATCH_HEADER_BYTES = 61
 
-# What `scan_records` can find wrong.
+# What `scan_spans` can find wrong.
 SOUND = 0
 RECORDS_CUT_SHORT = 1
 BAD_RECORD_LENGTH = 2
@@ -59,7 +48,7 @@ _FIRST_TIMESTAMP = np.iinfo(np.int64).min
 _LAST_TIMESTAMP = np.iinfo(np.int64).max
 
 
-@njit(inline="always")
+@helper
 def _int32_at(data: NDArray[np.uint8], position: int) -> Any:
     return np.int32(
         (np.uint32(data[position]) << np.uint32(24))
@@ -69,29 +58,34 @@ def _int32_at(data: NDArray[np.uint8], position: int) -> Any:
     )
 
 
-@kernel(signature((LONG_ROWS_OUT, LONG), BYTES_IN, LONG, LONG))
-def walk_batches(data: NDArray[np.uint8], start: int, end: int) -> Any:
-    """Rows (position, size, last offset delta) of the batches in `[start, end)`; then where one does not fit, or -1."""
+@kernel(BYTES_IN, LONG, LONG)
+def count_batches(data: NDArray[np.uint8], start: int, end: int) -> Any:
+    """How many batches lie in `[start, end)`; where one does not fit, -1 less its position."""
     count = 0
     position: Any = start
     while position < end:
         size = np.int64(12) + _int32_at(data, position + 8) if end - position >= _BATCH_HEADER_BYTES else np.int64(0)
         if size < _BATCH_HEADER_BYTES or size > end - position:
-            return np.empty((0, 3), np.int64), position
+            return -1 - position
         count += 1
         position += size
-    rows = np.empty((count, 3), np.int64)
-    position = start
-    for row in range(count):
+    return count
+
+
+@kernel(BYTES_IN, LONG, LONG_ROWS_OUT)
+def place_batches(data: NDArray[np.uint8], start: int, rows: NDArray[np.int64]) -> Any:
+    """Fills rows (position, size, last offset delta) for as many batches, which `count_batches` found to be there."""
+    position: Any = start
+    for row in range(rows.shape[0]):
         size = np.int64(12) + _int32_at(data, position + 8)
         rows[row, 0] = position
         rows[row, 1] = size
         rows[row, 2] = _int32_at(data, position + 23)
         position += size
-    return rows, np.int64(-1)
+    return position
 
 
-@njit
+@helper
 def _varint(data: NDArray[np.uint8], position: int, end: int, most_bytes: int, last_byte: int) -> Any:
     """A zigzag varint and the position after it: -1 if it is cut short, too long or out of its type's range."""
     value = np.uint64(0)
@@ -110,7 +104,7 @@ def _varint(data: NDArray[np.uint8], position: int, end: int, most_bytes: int, l
     return np.int64(0), np.int64(-1)
 
 
-@njit
+@helper
 def _int_varint(data: NDArray[np.uint8], position: int, end: int) -> Any:
     if position < end and data[np.uint64(position)] < 0x80:  # most lengths are this short
         byte = np.int64(data[np.uint64(position)])
@@ -118,12 +112,12 @@ def _int_varint(data: NDArray[np.uint8], position: int, end: int) -> Any:
     return _varint(data, position, end, 5, 0x0F)
 
 
-@njit
+@helper
 def _long_varint(data: NDArray[np.uint8], position: int, end: int) -> Any:
     return _varint(data, position, end, 10, 0x01)
 
 
-@njit
+@helper
 def _is_utf8(data: NDArray[np.uint8], start: int, end: int) -> Any:
     """RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF."""
     position = start
@@ -157,7 +151,7 @@ def _is_utf8(data: NDArray[np.uint8], start: int, end: int) -> Any:
     return True
 
 
-@njit
+@helper
 def _scan_field(data: NDArray[np.uint8], position: int, end: int) -> Any:
     """A nullable field: its length (-1: null) and the position after it, which is -1 if it does not fit."""
     length, position = _int_varint(data, position, end)
@@ -166,7 +160,7 @@ def _scan_field(data: NDArray[np.uint8], position: int, end: int) -> Any:
     return length, position + max(length, 0)
 
 
-@njit
+@helper
 def _scan_headers(data: NDArray[np.uint8], position: int, end: int, found: NDArray[np.int64]) -> Any:
     """Adds the headers of one record to the findings and returns what is wrong with them."""
     count, position = _int_varint(data, position, end)
@@ -187,7 +181,7 @@ def _scan_headers(data: NDArray[np.uint8], position: int, end: int, found: NDArr
     return SOUND if position == end else BAD_RECORD_LENGTH
 
 
-@njit
+@helper
 def _scan_record(
     data: NDArray[np.uint8],
     position: int,
@@ -218,7 +212,7 @@ def _scan_record(
     return _scan_headers(data, position, end, found), offset_delta
 
 
-@njit
+@helper
 def _scan_span(data: NDArray[np.uint8], span: NDArray[np.int64], found: NDArray[np.int64]) -> Any:
     """Adds one batch's records to the findings; returns what is wrong and the index of the record that has it."""
     position, end = span[START], span[END]
@@ -237,10 +231,12 @@ def _scan_span(data: NDArray[np.uint8], span: NDArray[np.int64], found: NDArray[
     return SOUND if position == end else BYTES_AFTER_RECORDS, span[COUNT]
 
 
-@kernel(LONGS_OUT(BYTES_IN, LONG_ROWS_IN))
-def scan_spans(data: NDArray[np.uint8], spans: NDArray[np.int64]) -> Any:
-    """The findings over all spans. With a fault, FAULTY is the index of its record, counted over all spans."""
-    found = np.zeros(FINDINGS, np.int64)
+@kernel(BYTES_IN, LONG_ROWS_IN, LONGS_OUT)
+def scan_spans(data: NDArray[np.uint8], spans: NDArray[np.int64], found: NDArray[np.int64]) -> Any:
+    """Fills in the findings over all spans and returns the fault. With one, FAULTY is the index of its record, counted
+    over all spans.
+    """
+    found[:] = 0
     found[MIN_TIMESTAMP] = _LAST_TIMESTAMP
     found[MAX_TIMESTAMP] = _FIRST_TIMESTAMP
     for row in range(spans.shape[0]):
@@ -249,16 +245,17 @@ def scan_spans(data: NDArray[np.uint8], spans: NDArray[np.int64]) -> Any:
         if fault != SOUND:
             found[FAULT] = fault
             found[FAULTY] = before + index
-            return found
-    return found
+            return fault
+    return SOUND
 
 
-@kernel(LONG_ROWS_OUT(BYTES_IN, LONG_ROWS_IN, LONG, LONG, LONG))
-def timestamps_outside(data: NDArray[np.uint8], spans: NDArray[np.int64], earliest: int, latest: int, most: int) -> Any:
-    """Rows (index, timestamp) of the first `most` records of a sound span that have a timestamp not within
-    `[earliest, latest]`; -1 is none.
+@kernel(BYTES_IN, LONG_ROWS_IN, LONG, LONG, LONG_ROWS_OUT)
+def timestamps_outside(
+    data: NDArray[np.uint8], spans: NDArray[np.int64], earliest: int, latest: int, found: NDArray[np.int64]
+) -> Any:
+    """Fills rows (index, timestamp) for the first records of a sound span that have a timestamp not within
+    `[earliest, latest]`, as many as there is room for, and returns their count; -1 is no timestamp.
     """
-    found = np.empty((most, 2), np.int64)
     count = 0
     position, end = spans[0, START], spans[0, END]
     for index in range(spans[0, COUNT]):
@@ -267,15 +264,15 @@ def timestamps_outside(data: NDArray[np.uint8], spans: NDArray[np.int64], earlie
         position += length
         timestamp = spans[0, BASE_TIMESTAMP] + timestamp_delta
         if (timestamp < earliest or timestamp > latest) and timestamp != -1:
-            if count == most:
+            if count == found.shape[0]:
                 break
             found[count, 0] = index
             found[count, 1] = timestamp
             count += 1
-    return found[:count].copy()
+    return count
 
 
-@njit
+@helper
 def _copy(out: NDArray[np.uint8], to: int, data: NDArray[np.uint8], start: int, length: int) -> Any:
     """Returns the position after what was copied. Unsigned indices: signed ones may count from the end, and the check
     for it keeps the loop from being vectorised.
@@ -286,7 +283,7 @@ def _copy(out: NDArray[np.uint8], to: int, data: NDArray[np.uint8], start: int, 
     return start + length
 
 
-@njit
+@helper
 def _copy_field(
     data: NDArray[np.uint8],
     position: int,
@@ -305,13 +302,11 @@ def _copy_field(
 
 
 @kernel(
-    LONG(
-        *(BYTES_IN, LONG_ROWS_IN),
-        *(LONGS_OUT, LONGS_OUT, INTS_OUT),
-        *(INTS_OUT, BYTES_OUT, BYTES_OUT),
-        *(INTS_OUT, BYTES_OUT, BYTES_OUT),
-        *(INTS_OUT, INTS_OUT, BYTES_OUT, BYTES_OUT, INTS_OUT, BYTES_OUT, BYTES_OUT),
-    )
+    *(BYTES_IN, LONG_ROWS_IN),
+    *(LONGS_OUT, LONGS_OUT, INTS_OUT),
+    *(INTS_OUT, BYTES_OUT, BYTES_OUT),
+    *(INTS_OUT, BYTES_OUT, BYTES_OUT),
+    *(INTS_OUT, INTS_OUT, BYTES_OUT, BYTES_OUT, INTS_OUT, BYTES_OUT, BYTES_OUT),
 )
 def fill_columns(
     data: NDArray[np.uint8],

@@ -19,7 +19,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from storage import batch_kernels
-from storage.batch_kernels import FAULT, FAULTY, MAX_TIMESTAMP, MIN_TIMESTAMP, scan_spans, timestamps_outside
+from storage.batch_kernels import FAULTY, MAX_TIMESTAMP, MIN_TIMESTAMP, scan_spans, timestamps_outside
 from storage.compression import DecompressedTooLarge, DecompressionFailed, decompress
 from storage.identifiers import NO_PRODUCER_ID
 from storage.record_batch import (
@@ -131,7 +131,8 @@ def _check_timestamps(plain: NDArray[np.uint8], spans: NDArray[np.int64], limits
     """Names the records whose timestamps are out of bounds, if there are any."""
     earliest = max(NO_TIMESTAMP_MS, limits.earliest_timestamp_ms)
     latest = min(LAST_TIMESTAMP_MS, limits.latest_timestamp_ms)
-    found = timestamps_outside(plain, spans, earliest, latest, _MOST_RECORDS_NAMED)
+    room = np.empty((_MOST_RECORDS_NAMED, 2), np.int64)
+    found = room[: timestamps_outside(plain, spans, earliest, latest, room)]
     if len(found):
         bounds = f"is not within {earliest}..{latest} ms"
         raise InvalidBatch(
@@ -221,9 +222,8 @@ def span_row(header: BatchHeader, start: int, end: int, base_offset: int) -> tup
 
 def scan(plain: NDArray[np.uint8], spans: NDArray[np.int64]) -> NDArray[np.int64]:
     """Check every record's structure; returns the findings. Raises InvalidBatch."""
-    spans.flags.writeable = False
-    findings: NDArray[np.int64] = scan_spans(plain, spans)
-    fault = _RECORD_FAULTS.get(int(findings[FAULT]))
+    findings = np.empty(batch_kernels.FINDINGS, np.int64)
+    fault = _RECORD_FAULTS.get(scan_spans(plain, spans, findings))
     if fault is not None:
         index = int(findings[FAULTY])
         named = [InvalidRecord(index=index, message=fault)] if index < spans[:, batch_kernels.COUNT].sum() else []

@@ -9,9 +9,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 def as_byte_array(buffer: Buffer) -> NDArray[np.uint8]:
-    """A read-only view: the kernels are compiled for read-only input alone, so that one compilation serves every kind
-    of buffer.
-    """
+    """A read-only view, whatever the buffer allows."""
     array = np.frombuffer(buffer, dtype=np.uint8)
     array.flags.writeable = False
     return array

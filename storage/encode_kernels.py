@@ -3,18 +3,17 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from storage.native import BYTES_IN, BYTES_OUT, INTS_IN, LONG, LONGS_IN, LONGS_OUT, kernel
+from storage.native import BYTES_IN, BYTES_OUT, INTS_IN, LONGS_IN, LONGS_OUT, helper, kernel
 
 
-@njit
+@helper
 def _zigzag(value: int) -> Any:
     return (np.uint64(value) << np.uint64(1)) ^ np.uint64(value >> 63)
 
 
-@njit
+@helper
 def _varint_size(value: int) -> Any:
     rest = _zigzag(value) >> np.uint64(7)
     size = np.int64(1)
@@ -24,7 +23,7 @@ def _varint_size(value: int) -> Any:
     return size
 
 
-@njit
+@helper
 def _put_varint(out: NDArray[np.uint8], position: int, value: int) -> Any:
     rest = _zigzag(value)
     while rest >= 0x80:
@@ -35,7 +34,7 @@ def _put_varint(out: NDArray[np.uint8], position: int, value: int) -> Any:
     return position + 1
 
 
-@njit
+@helper
 def _field_size(offsets: NDArray[np.int32], valid: NDArray[np.uint8], row: int) -> Any:
     if not valid[row]:
         return np.int64(1)
@@ -43,7 +42,7 @@ def _field_size(offsets: NDArray[np.int32], valid: NDArray[np.uint8], row: int) 
     return _varint_size(length) + length
 
 
-@njit
+@helper
 def _copy(out: NDArray[np.uint8], to: int, data: NDArray[np.uint8], start: int, length: int) -> Any:
     """Returns the position after what was copied. Unsigned indices: signed ones may count from the end, and the check
     for it keeps the loop from being vectorised.
@@ -54,7 +53,7 @@ def _copy(out: NDArray[np.uint8], to: int, data: NDArray[np.uint8], start: int, 
     return start + length
 
 
-@njit
+@helper
 def _put_field(
     out: NDArray[np.uint8],
     position: int,
@@ -80,7 +79,7 @@ _COLUMNS = (
 )
 
 
-@kernel(LONG(LONGS_OUT, *_COLUMNS))
+@kernel(LONGS_OUT, *_COLUMNS)
 def record_sizes(
     sizes: NDArray[np.int64],
     offset_deltas: NDArray[np.int64],
@@ -113,7 +112,7 @@ def record_sizes(
     return total
 
 
-@kernel(LONG(BYTES_OUT, LONGS_IN, *_COLUMNS))
+@kernel(BYTES_OUT, LONGS_IN, *_COLUMNS)
 def put_records(
     out: NDArray[np.uint8],
     sizes: NDArray[np.int64],

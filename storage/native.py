@@ -1,43 +1,174 @@
-"""How the numba kernels are compiled: eagerly, for one signature each, without the GIL, and kept on disk.
+"""How native kernels come to be: plain functions that numba compiles once, and that every later process loads as
+machine code without numba, whose import alone would take an agent 0.7 s of CPU and 65 MiB.
 
-Promises that importing a kernel compiles nothing once its cache is there. The cache lies beside the source, or where
-that is read-only in the user's cache directory or in NUMBA_CACHE_DIR; where none of them can be written, each process
-compiles for itself (a few seconds).
+Promises that importing a kernel compiles nothing once its object file is there; that a file made from another source,
+by another LLVM or for another architecture is never loaded; and that arguments of another type, shape or layout than
+the kernel was compiled for are a TypeError. The files lie beside the source, or where that is read-only in the user's
+cache directory; where neither can be written, each process compiles for itself (a few seconds).
+
+A kernel returns one integer, writes whatever else it finds into arrays that its caller made, allocates nothing and
+raises nothing, so that its machine code needs nothing of numba's runtime (`native_build` checks it). It runs without
+the GIL. Its source may run as it stands, too: `Kernel.interpreted`.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+import contextlib
+import ctypes
+import hashlib
+import os
+import sysconfig
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
-from numba import njit, types
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-LONG = types.int64
-BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
-"""Input bytes are always read-only views (`byte_arrays.as_byte_array`)."""
-BYTES_OUT = types.Array(types.uint8, 1, "C")
-LONGS_IN = types.Array(types.int64, 1, "C", readonly=True)
-LONGS_OUT = types.Array(types.int64, 1, "C")
-INTS_IN = types.Array(types.int32, 1, "C", readonly=True)
-INTS_OUT = types.Array(types.int32, 1, "C")
-LONG_ROWS_IN = types.Array(types.int64, 2, "C", readonly=True)
-LONG_ROWS_OUT = types.Array(types.int64, 2, "C")
+import llvmlite
+import llvmlite.binding as llvm
+import numpy as np
 
 
-def signature(results: tuple[Any, ...], *arguments: Any) -> Any:
-    """The signature of a kernel that returns a tuple of `results`."""
-    return types.Tuple(results)(*arguments)  # type: ignore[no-untyped-call]
+@dataclass(frozen=True, slots=True)
+class Array:
+    """An argument that is a C-contiguous array."""
+
+    dtype: str
+    dimensions: int
+    is_written: bool
+
+    def parts(self, array: Any) -> tuple[int, ...]:
+        """Its address and its shape, as the machine code takes them. Raises TypeError."""
+        interface = array.__array_interface__
+        address, is_read_only = interface["data"]
+        shape: tuple[int, ...] = interface["shape"]
+        if (
+            interface["typestr"] != _TYPE_STRINGS[self.dtype]
+            or interface["strides"] is not None
+            or len(shape) != self.dimensions
+            or (self.is_written and is_read_only)
+        ):
+            raise TypeError(f"{array.dtype} of shape {shape} is not {self}")
+        return (address, *shape)
 
 
-def kernel(signature: Any) -> Callable[[Function], Function]:
-    """Compile a function for `signature` alone; it runs without the GIL."""
+class _Long:
+    """An argument that is an integer of 64 bits."""
 
-    def compiled(function: Function) -> Function:
-        try:
-            return cast(Function, njit(signature, cache=True, nogil=True, boundscheck=False)(function))
-        except RuntimeError as error:
-            if "cannot cache function" not in str(error):
-                raise
-            return cast(Function, njit(signature, nogil=True, boundscheck=False)(function))
 
-    return compiled
+LONG: Final = _Long()
+BYTES_IN: Final = Array("uint8", 1, is_written=False)
+BYTES_OUT: Final = Array("uint8", 1, is_written=True)
+LONGS_IN: Final = Array("int64", 1, is_written=False)
+LONGS_OUT: Final = Array("int64", 1, is_written=True)
+INTS_IN: Final = Array("int32", 1, is_written=False)
+INTS_OUT: Final = Array("int32", 1, is_written=True)
+LONG_ROWS_IN: Final = Array("int64", 2, is_written=False)
+LONG_ROWS_OUT: Final = Array("int64", 2, is_written=True)
+
+Kind: TypeAlias = Array | _Long
+
+_TYPE_STRINGS: Final = {name: np.dtype(name).str for name in ("uint8", "int32", "int64")}
+_helpers: Final[dict[str, dict[str, Callable[..., Any]]]] = defaultdict(dict)
+"""Functions that kernels call, by module."""
+
+
+class Kernel:
+    """A native function."""
+
+    def __init__(self, interpreted: Callable[..., Any], kinds: tuple[Kind, ...], address: int) -> None:
+        self.interpreted = interpreted
+        """The same function as Python runs it; slow."""
+        self._kinds = kinds
+        words = sum(kind.dimensions + 1 if isinstance(kind, Array) else 1 for kind in kinds)
+        returned, raised = ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_void_p)
+        prototype = ctypes.CFUNCTYPE(ctypes.c_int32, returned, raised, *[ctypes.c_int64] * words)
+        self._native = prototype(address)
+
+    def __call__(self, *arguments: Any) -> int:
+        """Raises TypeError for arguments that are not of the kinds it was compiled for."""
+        words: list[int] = []
+        for argument, kind in zip(arguments, self._kinds, strict=True):
+            if isinstance(kind, Array):
+                words += kind.parts(argument)
+            else:
+                words.append(argument)
+        returned = ctypes.c_int64()
+        status = self._native(ctypes.byref(returned), ctypes.byref(ctypes.c_void_p()), *words)
+        assert status == 0, "a kernel raises nothing"
+        return returned.value
+
+
+def helper(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks what kernels of the same module, below it, may call."""
+    _helpers[function.__module__][function.__name__] = function
+    return function
+
+
+def kernel(*kinds: Kind) -> Callable[[Callable[..., Any]], Kernel]:
+    """Make a native function of a Python function whose arguments are of these kinds and which returns one integer."""
+
+    def made(function: Callable[..., Any]) -> Kernel:
+        name = f"{function.__module__}.{function.__name__}"
+        native_code = _native_code(name, function, kinds)
+        loaded = llvm.ObjectFileRef.from_data(native_code)
+        _loader().add_object_file(loaded)
+        _loader().finalize_object()
+        return Kernel(function, kinds, _loader().get_function_address(name))
+
+    return made
+
+
+@lru_cache(maxsize=1)
+def _loader() -> Any:
+    """LLVM's own loader of object files. It owns all code that it loaded, to the process's end."""
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
+
+
+def target_machine() -> Any:
+    """Any processor of this architecture, so that what an image was built with serves wherever it runs. Kernels walk
+    bytes one by one: made for the newest processors they are a tenth faster."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_default_triple().create_target_machine(opt=3, jit=True)
+
+
+# --- object files
+
+
+def _native_code(name: str, function: Callable[..., Any], kinds: tuple[Kind, ...]) -> bytes:
+    source = Path(function.__code__.co_filename)
+    origin = _origin(source)
+    files = [directory / f"{name}.{sysconfig.get_platform()}.o" for directory in _directories(source)]
+    for file in files:
+        with contextlib.suppress(OSError):
+            content = file.read_bytes()
+            if content.startswith(origin):
+                return content[len(origin) :]
+    from storage.native_build import compile_kernel  # numba, which is there for this alone
+
+    native_code = compile_kernel(name, function, kinds, _helpers[function.__module__].values())
+    for file in files:
+        with contextlib.suppress(OSError):
+            _write(file, origin + native_code)
+            break
+    return native_code
+
+
+@lru_cache
+def _origin(source: Path) -> bytes:
+    """A digest of all that the machine code depends on."""
+    build = Path(__file__).with_name("native_build.py")
+    return hashlib.sha256(b"\0".join((llvmlite.__version__.encode(), build.read_bytes(), source.read_bytes()))).digest()
+
+
+def _directories(source: Path) -> Iterator[Path]:
+    yield source.parent / "__pycache__"
+    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidelog"
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Whole or not at all, whoever else writes it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_suffix(f".{os.getpid()}")
+    unfinished.write_bytes(content)
+    unfinished.replace(file)

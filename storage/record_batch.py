@@ -18,7 +18,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from storage.batch_kernels import walk_batches
+from storage.batch_kernels import count_batches, place_batches
 from storage.byte_arrays import Buffer, as_byte_array
 from storage.identifiers import ProducerId
 
@@ -163,6 +163,11 @@ def patched_prefix(base_offset: int, size_bytes: int, leader_epoch: int = 0) -> 
     return _PREFIX.pack(base_offset, size_bytes - LENGTH_OVERHEAD_BYTES, leader_epoch)
 
 
+def patch_prefix(batches: bytearray, position: int, base_offset: int, size_bytes: int) -> None:
+    """The same in place, for the batch at `position`."""
+    _PREFIX.pack_into(batches, position, base_offset, size_bytes - LENGTH_OVERHEAD_BYTES, 0)
+
+
 def with_log_append_time(batch: ValidBatch, timestamp_ms: int) -> ValidBatch:
     """The batch as of a topic with message.timestamp.type=LogAppendTime: every record's time is `timestamp_ms`.
     Copies the batch.
@@ -206,8 +211,10 @@ def index_batches(buffer: Buffer, start: int, end: int) -> NDArray[Any]:
     """
     if not 0 <= start <= end <= len(buffer):
         raise ValueError(f"[{start}, {end}) does not lie within {len(buffer)} bytes")
-    columns: NDArray[np.int64]
-    columns, broken_at = walk_batches(as_byte_array(buffer), start, end)
-    if broken_at >= 0:
-        raise ValueError(f"no record batch fits at position {broken_at} of [{start}, {end})")
-    return columns.view(_BATCH_INDEX).reshape(-1)
+    data = as_byte_array(buffer)
+    count = count_batches(data, start, end)
+    if count < 0:
+        raise ValueError(f"no record batch fits at position {-1 - count} of [{start}, {end})")
+    rows = np.empty((count, _BATCH_INDEX.itemsize // 8), np.int64)
+    place_batches(data, start, rows)
+    return rows.view(_BATCH_INDEX).reshape(-1)
