@@ -37,7 +37,7 @@ from sequencer.client import Sequencer
 from sequencer.coordinates import RunCoordinate
 from sequencer.group_values import StoredGroup
 from storage.identifiers import ObjectKey
-from storage.keys import segments_prefix
+from storage.keys import merged_prefix, segments_prefix
 from storage.object_store import ObjectStore
 
 _ROUTES_KEPT = 100_000
@@ -91,7 +91,8 @@ class Settings:
 def build_peer_server(outside: Outside, settings: Settings) -> tuple[StorePages, PeerServer]:
     """The pages and their server for peers, which listens before all else is built: its port is part of the address."""
     pages = StorePages(outside.store, outside.catch_up_store, settings.ring)
-    return pages, PeerServer(pages, settings.ring, segments_prefix(settings.agent.cluster))
+    cluster = settings.agent.cluster
+    return pages, PeerServer(pages, settings.ring, (segments_prefix(cluster), merged_prefix(cluster)))
 
 
 def assemble(

@@ -93,13 +93,13 @@ def slicing(console: Console) -> None:
     table = Table("batch bytes", "index µs", "slice 1 MiB µs", "chunks", title="cutting 1 MiB out of an 8 MiB run")
     for batch_bytes in (HEADER_BYTES + 39, 512, 1024, 2048, 4096, 16_384, 131_072):
         run, data = a_run_of(batch_bytes)
-        indexed = RunBytes.of(run, data)
+        indexed = RunBytes.of(run, [data])
         assert indexed is not None
 
         def cut(indexed: RunBytes = indexed) -> int:
             return len(take_batches([indexed], 100, 1 << 60, 1 << 20, first_whatever_its_size=True).chunks)
 
-        costs = (_microseconds(partial(RunBytes.of, run, data)), _microseconds(cut))
+        costs = (_microseconds(partial(RunBytes.of, run, [data])), _microseconds(cut))
         table.add_row(f"{batch_bytes:,}", *(f"{cost:.0f}" for cost in costs), str(cut()))
     console.print(table)
 

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from sequencer.coordinates import KnownEnd, PartitionCoordinates, PartitionKey, RunCoordinate
 from storage.identifiers import Offset
@@ -53,8 +54,7 @@ class CoordinateLimits:
     max_windows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionView:
+class PartitionView(NamedTuple):
     """What is known of a partition, for a reader at one offset."""
 
     log_start_offset: Offset

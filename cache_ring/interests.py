@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 from sequencer.coordinates import PartitionKey
 
+_STILL_NOTED = 0.9
+"""Of the time a partition is named, what may be left for its next reader to go unnoted."""
+
 
 class Interests:
     def __init__(self, recent_s: float, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,12 +29,14 @@ class Interests:
         """Call this whenever a partition gets its first reader."""
         self._when_new.append(callback)
 
-    def note(self, key: PartitionKey) -> None:
+    def note(self, key: PartitionKey, now_s: float) -> None:
         """Somebody reads this partition, or waits for it."""
-        is_new = key not in self._until_s
-        self._until_s[key] = self._clock() + self.recent_s
+        until_s = self._until_s.get(key)
+        if until_s is not None and until_s - now_s > self.recent_s * _STILL_NOTED:
+            return
+        self._until_s[key] = now_s + self.recent_s
         self._until_s.move_to_end(key)
-        if is_new:
+        if until_s is None:
             while len(self._until_s) > self._limit:
                 self._until_s.popitem(last=False)
             for callback in self._when_new:

@@ -5,11 +5,14 @@ From a peer only the run's own range is asked and kept, since the rest of the pa
 read. Promises: bytes that do not tile into the batches and offsets the coordinate names are never returned; a peer
 that is slow, gone or wrong costs a wait of about one GET of the store and then a GET, never an error."""
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from cache_ring.membership import Membership
 from cache_ring.page_cache import PageCache
+from cache_ring.page_layout import PageKey, PageRange
 from cache_ring.page_protocol import ReadRange
 from cache_ring.peer_client import PassedBy, PeerClient
 from cache_ring.ring import Ring
@@ -53,79 +56,94 @@ class PageReader:
         """Keep an object that this agent has just uploaded, whole or in the pieces it was uploaded in."""
         self._pages.put_own(object_key, chunks if isinstance(chunks, bytes) else b"".join(chunks))
 
-    def has(self, coordinate: RunCoordinate) -> bool:
-        """Whether the run's bytes are in this agent's memory."""
-        in_page = self._pages.has(coordinate.object_key)
-        return in_page or _range_key(coordinate) in self._ranges
+    def ranges_of(self, run: RunCoordinate) -> list[PageRange]:
+        """Where the run's bytes lie, page by page."""
+        return self._pages.layout.ranges_of(
+            run.object_key, run.object_size_bytes, run.position, run.position + run.length
+        )
+
+    def has(self, wanted: PageRange) -> bool:
+        """Whether the bytes are in this agent's memory."""
+        return self._pages.has(wanted.page) or _range_key(wanted) in self._ranges
+
+    def in_memory(self, run: RunCoordinate) -> RunBytes | None:
+        """The run's bytes and batches if they are in this agent's memory, and are the run's."""
+        pieces = []
+        for wanted in self.ranges_of(run):
+            piece = self._kept(wanted)
+            if piece is None:
+                return None
+            pieces.append(piece)
+        return self._indexes.run_bytes(run, pieces)
 
     def is_history(self, coordinate: RunCoordinate) -> bool:
         return self._pages.is_history(coordinate.object_key)
 
-    async def read(self, coordinate: RunCoordinate) -> memoryview:
-        """The run's bytes; raises as `read_run`."""
-        return (await self.read_run(coordinate)).data
-
-    async def read_run(self, coordinate: RunCoordinate) -> RunBytes:
+    async def read_run(self, run: RunCoordinate) -> RunBytes:
         """The run's bytes and batches; raises ObjectNotFound, StoreUnavailable, or DamagedPage when the store's own
         bytes are wrong."""
-        found = self._indexes.run_bytes(coordinate, await self._nearest(coordinate))
+        ranges = self.ranges_of(run)
+        found = self._indexes.run_bytes(run, await _each(self.read, ranges))
         if found is not None:
             return found
         _log.warning(
             "read path: bytes of a run were damaged, reading them from the store",
-            extra={"object_key": coordinate.object_key, "base_offset": coordinate.base_offset},
+            extra={"object_key": run.object_key, "base_offset": run.base_offset},
         )
-        self._pages.forget(coordinate.object_key)
-        self._ranges.drop(_range_key(coordinate))
-        found = self._indexes.run_bytes(coordinate, await self._from_store(coordinate))
+        self._forget(ranges)
+        found = self._indexes.run_bytes(run, await _each(self._pages.read, ranges))
         if found is None:
-            self._pages.forget(coordinate.object_key)
-            raise DamagedPage(f"{coordinate.object_key} does not hold the run named at {coordinate.position}")
+            self._forget(ranges)
+            raise DamagedPage(f"{run.object_key} does not hold the run named at {run.position}")
         return found
+
+    async def read(self, wanted: PageRange) -> memoryview:
+        """The bytes from the nearest place; raises ObjectNotFound, StoreUnavailable or DamagedPage."""
+        kept = self._kept(wanted)
+        if kept is not None:
+            return kept
+        owner = self._owner(wanted.page)
+        if owner is None:
+            return await self._pages.read(wanted)
+        try:
+            return memoryview(
+                await self._ranges.get_or_load(_range_key(wanted), lambda: self._from_peer(owner, wanted))
+            )
+        except PassedBy:
+            return await self._pages.read(wanted)
 
     async def close(self) -> None:
         self._peers.close()
         await self._ranges.close()
         await self._pages.close()
 
-    async def _nearest(self, coordinate: RunCoordinate) -> memoryview:
-        page = self._pages.kept(coordinate.object_key, coordinate.object_size_bytes)
-        if page is not None:
-            return memoryview(page)[coordinate.position : coordinate.position + coordinate.length]
-        owner = self._owner(coordinate.object_key)
-        if owner is None or coordinate.object_size_bytes > self._settings.max_page_bytes:
-            return await self._from_store(coordinate)
-        try:
-            return memoryview(
-                await self._ranges.get_or_load(_range_key(coordinate), lambda: self._from_peer(owner, coordinate))
-            )
-        except PassedBy:
-            return await self._from_store(coordinate)
+    def _kept(self, wanted: PageRange) -> memoryview | None:
+        piece = self._pages.kept(wanted)
+        if piece is None and (received := self._ranges.get(_range_key(wanted))) is not None:
+            piece = memoryview(received)
+        return piece
 
-    def _owner(self, key: ObjectKey) -> LiveAgent | None:
+    def _forget(self, ranges: Sequence[PageRange]) -> None:
+        for wanted in ranges:
+            self._pages.forget(wanted.page)
+            self._ranges.drop(_range_key(wanted))
+
+    def _owner(self, page: PageKey) -> LiveAgent | None:
         """The peer to ask; None when this agent is the owner itself, or nobody is."""
         ring = self._membership.ring
         if ring is not self._ring_seen:
             self._ring_seen = ring
             self._peers.retain(ring.agents)
-        owner = ring.owner(self._membership.zone, key)
+        owner = ring.owner(self._membership.zone, page.ring_key)
         self_ = self._membership.self_
         return None if owner is None or self_ is None or owner.node_id == self_.node_id else owner
 
-    async def _from_store(self, coordinate: RunCoordinate) -> memoryview:
-        return await self._pages.read(
-            coordinate.object_key,
-            coordinate.object_size_bytes,
-            coordinate.position,
-            coordinate.position + coordinate.length,
-        )
-
-    async def _from_peer(self, owner: LiveAgent, coordinate: RunCoordinate) -> memoryview:
+    async def _from_peer(self, owner: LiveAgent, wanted: PageRange) -> memoryview:
         request = ReadRange(
-            object_key=coordinate.object_key,
-            object_size_bytes=coordinate.object_size_bytes,
-            start=coordinate.position,
-            end=coordinate.position + coordinate.length,
+            object_key=wanted.page.object_key,
+            object_size_bytes=wanted.object_size_bytes,
+            start=wanted.start,
+            end=wanted.end,
         )
         return await self._peers.read_range(owner, request, self._answer_timeout_s())
 
@@ -135,5 +153,20 @@ class PageReader:
         return min(max(usual_s, self._settings.peer_answer_floor_s), self._settings.peer_answer_ceiling_s)
 
 
-def _range_key(coordinate: RunCoordinate) -> _RangeKey:
-    return coordinate.object_key, coordinate.position, coordinate.length
+def _range_key(wanted: PageRange) -> _RangeKey:
+    return wanted.page.object_key, wanted.start, wanted.end
+
+
+async def _each(
+    read: Callable[[PageRange], Coroutine[Any, Any, memoryview]], ranges: Sequence[PageRange]
+) -> list[memoryview]:
+    """All of them side by side; if one fails the others end and its error is raised."""
+    if len(ranges) == 1:
+        return [await read(ranges[0])]
+    tasks = [asyncio.create_task(read(wanted)) for wanted in ranges]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

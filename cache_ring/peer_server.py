@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from cache_ring.byte_budget import ByteBudget
+from cache_ring.page_layout import PageRange
 from cache_ring.page_protocol import (
     LENGTH_BYTES,
     MAX_SMALL_FRAME_BYTES,
@@ -53,18 +54,18 @@ class PeerServerCounts:
 
 
 class PeerServer:
-    """`key_prefix` is what every object key a peer may ask for begins with."""
+    """`key_prefixes` are what the object keys that a peer may ask for begin with."""
 
     def __init__(
         self,
         pages: StorePages,
         settings: CacheRingSettings,
-        key_prefix: str,
+        key_prefixes: tuple[str, ...],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pages = pages
         self._settings = settings
-        self._key_prefix = key_prefix
+        self._key_prefixes = key_prefixes
         self._clock = clock
         self._serving = ByteBudget(settings.peer_response_bytes)
         self._subscriptions: Subscriptions[asyncio.StreamWriter] = Subscriptions(settings.max_subscriptions)
@@ -179,22 +180,23 @@ class PeerServer:
         self._subscriptions.subscribe(writer, message.partitions, until_s=self._clock() + lease_s)
 
     async def _answer(self, request: ReadRange, writer: asyncio.StreamWriter) -> None:
-        refusal = self._refusal(request)
-        taken = None if refusal else self._serving.try_take(request.end - request.start)
-        if taken is None:
+        wanted = self._wanted(request)
+        taken = None if wanted is None else self._serving.try_take(request.end - request.start)
+        if wanted is None or taken is None:
             self.counts.refused += 1
-            writer.write(encode_refused(refusal or Refusal.BUSY))
+            writer.write(encode_refused(Refusal.INVALID if wanted is None else Refusal.BUSY))
             return
         try:
-            if self._pages.kept(request.object_key, request.object_size_bytes) is None:
-                writer.write(encode_loading())
-            await self._send_range(request, writer)
+            await self._send_range(request, wanted, writer)
         finally:
             self._serving.give_back(taken)
 
-    async def _send_range(self, request: ReadRange, writer: asyncio.StreamWriter) -> None:
+    async def _send_range(self, request: ReadRange, wanted: PageRange, writer: asyncio.StreamWriter) -> None:
+        data = self._pages.kept(wanted)
         try:
-            data = await self._pages.read(request.object_key, request.object_size_bytes, request.start, request.end)
+            if data is None:
+                writer.write(encode_loading())
+                data = await self._pages.read(wanted)
         except ObjectNotFound:
             writer.write(encode_refused(Refusal.NOT_FOUND))
             return
@@ -207,6 +209,13 @@ class PeerServer:
         async with asyncio.timeout(self._settings.peer_idle_s):
             await writer.drain()
 
-    def _refusal(self, request: ReadRange) -> Refusal | None:
-        fits = 0 <= request.start < request.end <= request.object_size_bytes <= self._settings.max_page_bytes
-        return None if fits and request.object_key.startswith(self._key_prefix) else Refusal.INVALID
+    def _wanted(self, request: ReadRange) -> PageRange | None:
+        """The range if it may be asked for: of an object of this cluster, and of one page."""
+        fits = 0 <= request.start < request.end <= request.object_size_bytes
+        if not fits or not request.object_key.startswith(self._key_prefixes):
+            return None
+        ranges = self._pages.layout.ranges_of(
+            request.object_key, request.object_size_bytes, request.start, request.start + 1
+        )
+        last = ranges[0]._replace(end=request.end)
+        return last if request.end <= last.page_end else None

@@ -53,7 +53,9 @@ class CacheRingSettings(BaseSettings):
     peer_idle_s: float = Field(default=60.0, gt=0)
     """A peer's connection without a request for this long is closed by its receiver."""
     max_page_bytes: int = Field(default=134_217_728, ge=1)
-    """The largest object a peer may ask for."""
+    """A segment larger than this is loaded in pages of `history_page_bytes`, all others whole."""
+    history_page_bytes: int = Field(default=4_194_304, ge=65_536)
+    """The size of a page of a merged segment. The same for all agents of a zone, lest pages be loaded twice."""
 
     subscription_lease_s: float = Field(default=10.0, gt=0)
     """How long a subscription for pushed coordinates lasts unless renewed; renewed at a third of it."""

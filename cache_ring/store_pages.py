@@ -1,8 +1,8 @@
 """Pages from memory or from the store: what an agent answers itself and its peers with (DESIGN §6).
 
-A page is a whole object. Promises that an object asked for by many is fetched once, that reads of history (objects
-older than `tail_age_s`) have a cache, a load budget and a store connection pool of their own, that an object larger
-than the cache is read by range, and that a page of the wrong size is never kept."""
+Promises that a page asked for by many is fetched once, that reads of history (merged segments, and objects older than
+`tail_age_s`) have a cache, a load budget and a store connection pool of their own, that of a page larger than the cache
+only the range asked for is read, and that a page of the wrong size is never kept."""
 
 import asyncio
 import time
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from cache_ring.byte_budget import ByteBudget
 from cache_ring.latency import MedianLatency
 from cache_ring.page_cache import Page, PageCache
+from cache_ring.page_layout import PageKey, PageLayout, PageRange
 from cache_ring.settings import CacheRingSettings
 from storage.identifiers import ObjectKey
-from storage.keys import segment_id_of
+from storage.keys import is_merged, segment_id_of
 from storage.object_store import ObjectStore, StoreUnavailable
 
 
@@ -33,7 +34,7 @@ class StoreCounts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lane:
     store: ObjectStore
-    cache: PageCache[ObjectKey]
+    cache: PageCache[PageKey]
     loading: ByteBudget
 
 
@@ -49,6 +50,7 @@ class StorePages:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
+        self.layout = PageLayout(settings.max_page_bytes, settings.history_page_bytes)
         self._clock = clock
         self._wall_clock = wall_clock
         self._tail = _Lane(
@@ -65,47 +67,50 @@ class StorePages:
         self.get_latency = MedianLatency()
 
     @property
-    def tail_cache(self) -> PageCache[ObjectKey]:
+    def tail_cache(self) -> PageCache[PageKey]:
         return self._tail.cache
 
     @property
-    def catch_up_cache(self) -> PageCache[ObjectKey]:
+    def catch_up_cache(self) -> PageCache[PageKey]:
         return self._catch_up.cache
 
-    def kept(self, key: ObjectKey, size_bytes: int) -> Page | None:
-        """The page if it is in memory."""
+    def kept(self, wanted: PageRange) -> memoryview | None:
+        """The bytes if their page is in memory."""
         for lane in (self._tail, self._catch_up):
-            if key in lane.cache:
-                page = lane.cache.get(key)
-                if page is not None and len(page) == size_bytes:
-                    return page
+            page = lane.cache.get(wanted.page)
+            if page is not None and len(page) == wanted.page_bytes:
+                return wanted.of(memoryview(page))
         return None
 
-    def has(self, key: ObjectKey) -> bool:
-        return key in self._tail.cache or key in self._catch_up.cache
+    def has(self, page: PageKey) -> bool:
+        return page in self._tail.cache or page in self._catch_up.cache
 
     def put_own(self, key: ObjectKey, page: bytes) -> None:
         """Keep an object that this agent has just written."""
-        self._tail.cache.put(key, page)
+        self._tail.cache.put(PageKey(key, 0), page)
 
-    def forget(self, key: ObjectKey) -> None:
-        self._tail.cache.drop(key)
-        self._catch_up.cache.drop(key)
+    def forget(self, page: PageKey) -> None:
+        self._tail.cache.drop(page)
+        self._catch_up.cache.drop(page)
 
-    async def read(self, key: ObjectKey, size_bytes: int, start: int, end: int) -> memoryview:
-        """The bytes `[start, end)` of an object; raises ObjectNotFound, StoreUnavailable or DamagedPage."""
-        page = self.kept(key, size_bytes)
-        if page is None:
-            lane = self._lane(key)
-            if size_bytes > lane.cache.budget_bytes:
-                return memoryview(await self._load(lane, key, start, end))
-            page = await lane.cache.get_or_load(key, lambda: self._load(lane, key, 0, size_bytes))
-        return memoryview(page)[start:end]
+    async def read(self, wanted: PageRange) -> memoryview:
+        """The bytes; raises ObjectNotFound, StoreUnavailable or DamagedPage."""
+        found = self.kept(wanted)
+        if found is not None:
+            return found
+        key = wanted.page.object_key
+        lane = self._lane(key)
+        if wanted.page_bytes > lane.cache.budget_bytes:
+            return memoryview(await self._load(lane, key, wanted.start, wanted.end))
+        page = await lane.cache.get_or_load(
+            wanted.page, lambda: self._load(lane, key, wanted.page_start, wanted.page_end)
+        )
+        return wanted.of(memoryview(page))
 
     def is_history(self, key: ObjectKey) -> bool:
         """Whether the object is read with the catch-up budget. Its age is in its name, so that all agents agree."""
         segment_id = segment_id_of(key)
-        if segment_id is None:
+        if segment_id is None or is_merged(key):
             return True
         made_ms = segment_id.int >> 80
         return self._wall_clock() * 1000 - made_ms > self._settings.tail_age_s * 1000
@@ -117,7 +122,7 @@ class StorePages:
     def _lane(self, key: ObjectKey) -> _Lane:
         return self._catch_up if self.is_history(key) else self._tail
 
-    async def _load(self, lane: _Lane, key: ObjectKey, start: int, end: int) -> bytes | memoryview:
+    async def _load(self, lane: _Lane, key: ObjectKey, start: int, end: int) -> Page:
         try:
             async with asyncio.timeout(self._settings.page_load_timeout_s), lane.loading.taken(end - start):
                 started_s = self._clock()

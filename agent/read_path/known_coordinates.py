@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from agent.read_path.settings import ReadPathSettings
+from agent.read_path.watch import Watch
 from cache_ring.coordinate_cache import Applied, CoordinateCache, CoordinateLimits, Learned, PartitionView
 from cache_ring.interests import Interests
 from sequencer.client import Sequencer
@@ -50,7 +51,7 @@ class KnownCoordinates:
                 max_windows=settings.coordinate_history_windows,
             )
         )
-        self._waiting: dict[PartitionKey, set[asyncio.Event]] = {}
+        self._waiting: dict[PartitionKey, set[Watch]] = {}
         self._poll_now = asyncio.Event()
         self._identity_changes = sequencer.database.identity_changes
         self._is_away = False
@@ -73,11 +74,11 @@ class KnownCoordinates:
         """The high watermark this agent serves; None while it knows nothing of the partition."""
         return self._cache.known_end(key)
 
-    def find(self, key: PartitionKey, offset: int, max_bytes: int) -> PartitionView | None:
+    def find(self, key: PartitionKey, offset: int, max_bytes: int, now_s: float) -> PartitionView | None:
         """What is known for a reader at an offset, who then counts as one if the partition exists."""
-        view = self._cache.find(key, offset, max_bytes, self._clock())
+        view = self._cache.find(key, offset, max_bytes, now_s)
         if view is not None:
-            self._interests.note(key)
+            self._interests.note(key, now_s)
         return view
 
     def is_current(self, key: PartitionKey, view: PartitionView) -> bool:
@@ -130,26 +131,30 @@ class KnownCoordinates:
             ) from error
         for key, answer in answers.items():
             self._learn(key, answer, known_ends[key], asked_s)
+            self._wake(key)
         unknown = asked.keys() - answers.keys()
         for key in unknown:
             self._cache.drop(key)
         return unknown
 
     @contextmanager
-    def watching(self, keys: Sequence[PartitionKey]) -> Iterator[asyncio.Event]:
-        """An event that is set whenever more is known of one of these partitions; the caller clears it."""
-        event = asyncio.Event()
+    def watching(self, keys: Sequence[PartitionKey]) -> Iterator[Watch]:
+        """Is told whenever more is known of one of these partitions."""
+        watch, waiting = Watch(), self._waiting
         for key in keys:
-            self._waiting.setdefault(key, set()).add(event)
+            watches = waiting.get(key)
+            if watches is None:
+                watches = waiting[key] = set()
+            watches.add(watch)
         try:
-            yield event
+            yield watch
         finally:
             for key in keys:
-                events = self._waiting.get(key)
-                if events is not None:
-                    events.discard(event)
-                    if not events:
-                        del self._waiting[key]
+                watches = waiting.get(key)
+                if watches is not None:
+                    watches.discard(watch)
+                    if not watches:
+                        del waiting[key]
 
     def wake_all(self) -> None:
         """Let everybody who waits look again."""
@@ -231,5 +236,5 @@ class KnownCoordinates:
             self.wake_all()
 
     def _wake(self, key: PartitionKey) -> None:
-        for event in self._waiting.get(key, ()):
-            event.set()
+        for watch in self._waiting.get(key, ()):
+            watch.tell(key)

@@ -2,12 +2,15 @@
 
 Pure: `decide` says for each partition whether to answer, to ask the sequencer or to read runs, `select_runs` which
 runs to load. Promises that nothing at or past the visible end is read, that an offset is called out of range only on
-what the sequencer said after the fetch came in, and that the runs selected suffice for the first batch."""
+what the sequencer said after the fetch came in, and that the runs selected suffice for the first batch.
+
+Plans and decisions are made for every partition of every fetch, a thousand at a time: they are named tuples, which
+are made four times as fast as frozen dataclasses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from cache_ring.coordinate_cache import PartitionView
 from sequencer.coordinates import PartitionKey, RunCoordinate
@@ -30,8 +33,7 @@ class ReadFailure(Enum):
     """Another agent is the choice for this partition, or this agent may not serve."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionPlan:
+class PartitionPlan(NamedTuple):
     topic_id: TopicId
     partition: Partition
     offset: int
@@ -56,25 +58,21 @@ class FetchPlan:
     read_committed: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
+class Refuse(NamedTuple):
     failure: ReadFailure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(NamedTuple):
     """What is known does not suffice: ask the sequencer from the plan's offset on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nothing:
+class Nothing(NamedTuple):
     """There is nothing to read yet."""
 
     view: PartitionView
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Take:
+class Take(NamedTuple):
     """Read from these runs, up to an offset."""
 
     view: PartitionView
@@ -84,6 +82,8 @@ class Take:
 
 Decision: TypeAlias = Refuse | Ask | Nothing | Take
 
+ASK: Final = Ask()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
@@ -91,27 +91,34 @@ class Moment:
 
     began_s: float
     """When the fetch came in: only what the sequencer said after that proves an offset out of range."""
-    now_s: float
-    freshness_s: float
+    fresh_since_s: float
+    """When the sequencer must have been asked last for its answer to stand at a partition's end."""
+
+    @classmethod
+    def of(cls, began_s: float, now_s: float, freshness_s: float) -> "Moment":
+        return cls(began_s=began_s, fresh_since_s=min(began_s, now_s - freshness_s))
 
 
 def decide(plan: PartitionPlan, view: PartitionView | None, moment: Moment, read_committed: bool) -> Decision:
     if view is None:
-        return Ask()
-    if plan.offset < view.log_start_offset:
-        return Refuse(failure=ReadFailure.OUT_OF_RANGE)
-    if plan.offset > view.high_watermark:
-        return Refuse(failure=ReadFailure.OUT_OF_RANGE) if view.confirmed_s >= moment.began_s else Ask()
-    if plan.offset == view.high_watermark:
-        is_fresh = view.confirmed_s >= min(moment.began_s, moment.now_s - moment.freshness_s)
-        return Nothing(view=view) if is_fresh else Ask()
+        return ASK
+    offset, high_watermark = plan.offset, view.high_watermark
+    if offset == high_watermark and offset >= view.log_start_offset:
+        is_fresh = view.confirmed_s >= moment.fresh_since_s
+        return Nothing(view) if is_fresh else ASK
+    if offset < view.log_start_offset:
+        return Refuse(ReadFailure.OUT_OF_RANGE)
+    if offset > high_watermark:
+        return Refuse(ReadFailure.OUT_OF_RANGE) if view.confirmed_s >= moment.began_s else ASK
     if view.runs is None:
-        return Ask()
-    end_offset = view.last_stable_offset if read_committed else view.high_watermark
-    runs = tuple(run for run in view.runs if run.base_offset < end_offset)
-    if not runs or plan.offset >= end_offset:
-        return Nothing(view=view)
-    return Take(view=view, runs=runs, end_offset=end_offset)
+        return ASK
+    end_offset = view.last_stable_offset if read_committed else high_watermark
+    runs = view.runs
+    if runs and runs[-1].base_offset >= end_offset:
+        runs = tuple(run for run in runs if run.base_offset < end_offset)
+    if not runs or offset >= end_offset:
+        return Nothing(view)
+    return Take(view, runs, end_offset)
 
 
 def available_bytes(plan: FetchPlan, decisions: Sequence[Decision]) -> int:
@@ -124,17 +131,20 @@ def available_bytes(plan: FetchPlan, decisions: Sequence[Decision]) -> int:
     return min(total, plan.max_bytes)
 
 
-def select_runs(plan: FetchPlan, decisions: Sequence[Decision], max_runs: int) -> list[tuple[RunCoordinate, ...]]:
-    """The runs to load for each partition, in the order of the request, until the limits are reached."""
-    selected: list[tuple[RunCoordinate, ...]] = []
+def select_runs(plan: FetchPlan, decisions: Sequence[Decision], max_runs: int) -> dict[int, tuple[RunCoordinate, ...]]:
+    """The runs to load, by the place of their partition in the plan and in its order, until the limits are reached."""
+    selected: dict[int, tuple[RunCoordinate, ...]] = {}
     room_bytes, room_runs = plan.max_bytes, max_runs
-    for partition, decision in zip(plan.partitions, decisions, strict=True):
-        runs: tuple[RunCoordinate, ...] = ()
-        if isinstance(decision, Take) and room_bytes > 0 and room_runs > 0:
-            runs = _enough(partition.offset, decision.runs, min(partition.max_bytes, room_bytes), room_runs)
-            room_bytes -= min(partition.max_bytes, _bytes_from(partition.offset, runs))
-            room_runs -= len(runs)
-        selected.append(runs)
+    for place, decision in enumerate(decisions):
+        if not isinstance(decision, Take):
+            continue
+        if room_bytes <= 0 or room_runs <= 0:
+            break
+        partition = plan.partitions[place]
+        runs = _enough(partition.offset, decision.runs, min(partition.max_bytes, room_bytes), room_runs)
+        room_bytes -= min(partition.max_bytes, _bytes_from(partition.offset, runs))
+        room_runs -= len(runs)
+        selected[place] = runs
     return selected
 
 
@@ -144,7 +154,7 @@ def _enough(offset: int, runs: tuple[RunCoordinate, ...], max_bytes: int, max_ru
     for count, run in enumerate(runs[:max_runs]):
         if count and size_bytes >= max_bytes:
             return runs[:count]
-        size_bytes += _bytes_from(offset, (run,))
+        size_bytes += run.length if run.base_offset >= offset else _bytes_from(offset, (run,))
     return runs[:max_runs]
 
 

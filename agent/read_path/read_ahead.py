@@ -7,10 +7,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from cache_ring.page_layout import PageKey, PageRange
 from cache_ring.page_reader import PageReader
 from cache_ring.store_pages import DamagedPage
 from sequencer.coordinates import RunCoordinate
-from storage.identifiers import ObjectKey
 from storage.object_store import ObjectNotFound, StoreUnavailable
 
 _log = logging.getLogger(__name__)
@@ -20,18 +20,21 @@ class ReadAhead:
     def __init__(self, pages: PageReader, limit_bytes: int) -> None:
         self._pages = pages
         self._limit_bytes = limit_bytes
-        self._loading: dict[ObjectKey, asyncio.Task[None]] = {}
+        self._loading: dict[PageKey, asyncio.Task[None]] = {}
         self._loading_bytes = 0
 
     def reader_at(self, known: Sequence[RunCoordinate], read: Sequence[RunCoordinate]) -> None:
         """A reader has just got the runs `read`, the first of those `known`: load the pages of the next ones."""
         for run in known[len(read) :]:
-            if run.object_key in self._loading or self._pages.has(run) or not self._pages.is_history(run):
+            if not self._pages.is_history(run):
                 continue
-            if self._loading_bytes + run.object_size_bytes > self._limit_bytes:
-                return
-            self._loading_bytes += run.object_size_bytes
-            self._loading[run.object_key] = asyncio.create_task(self._load(run))
+            for wanted in self._pages.ranges_of(run):
+                if wanted.page in self._loading or self._pages.has(wanted):
+                    continue
+                if self._loading_bytes + wanted.page_bytes > self._limit_bytes:
+                    return
+                self._loading_bytes += wanted.page_bytes
+                self._loading[wanted.page] = asyncio.create_task(self._load(wanted))
 
     async def close(self) -> None:
         tasks = tuple(self._loading.values())
@@ -39,11 +42,11 @@ class ReadAhead:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _load(self, run: RunCoordinate) -> None:
+    async def _load(self, wanted: PageRange) -> None:
         try:
-            await self._pages.read(run)
+            await self._pages.read(wanted)
         except (ObjectNotFound, StoreUnavailable, DamagedPage) as error:
-            _log.info("read ahead: left out", extra={"object_key": run.object_key, "error": str(error)})
+            _log.info("read ahead: left out", extra={"object_key": wanted.page.object_key, "error": str(error)})
         finally:
-            del self._loading[run.object_key]
-            self._loading_bytes -= run.object_size_bytes
+            del self._loading[wanted.page]
+            self._loading_bytes -= wanted.page_bytes

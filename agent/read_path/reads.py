@@ -3,15 +3,18 @@
 Deciding is in plan_fetch and slice_batches; here it is carried out. Promises: a failure of one partition is a value
 in its result; an object that is not there is never an empty answer, the coordinates are asked for again, and if the
 sequencer still names it that is an alarm and a retriable failure; a fetch wakes as soon as a commit it waits for is
-heard of; it waits no longer than its deadline."""
+heard of, and then looks at the partitions of that commit alone; it waits no longer than its deadline; an answer is cut
+in pieces, between which others have their turn."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agent.read_path.fetch_answer import FetchAnswer, PartitionResult, failed, found
 from agent.read_path.known_coordinates import KnownCoordinates
+from agent.read_path.load_runs import NOTHING_LOADED, Loaded, load_runs
 from agent.read_path.plan_fetch import (
     Ask,
     Decision,
@@ -29,21 +32,19 @@ from agent.read_path.plan_fetch import (
 from agent.read_path.read_ahead import ReadAhead
 from agent.read_path.settings import ReadPathSettings
 from agent.read_path.slice_batches import take_batches
+from agent.read_path.watch import Watch
 from cache_ring.byte_budget import ByteBudget
-from cache_ring.coordinate_cache import PartitionView
 from cache_ring.page_reader import PageReader
-from cache_ring.run_bytes import RunBytes
-from cache_ring.store_pages import DamagedPage
 from sequencer.coordinates import PartitionKey, RunCoordinate
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import ObjectKey
-from storage.object_store import ObjectNotFound, StoreUnavailable
 
 _log = logging.getLogger(__name__)
 
 _ROUNDS = 4
 """How often coordinates that turn out to be old are asked for again within one fetch."""
-NO_OFFSET = -1
+_BYTES_AT_ONCE = 4_194_304
+"""Cut out of pages before others have their turn: about a millisecond, where batches are small and copied."""
 
 
 @dataclass(slots=True)
@@ -62,72 +63,30 @@ class ReadCounts:
     """Fetches answered empty because too many bytes of answers were in memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionResult:
-    """One partition's part of an answer. Offsets are -1 where nothing is known."""
-
-    plan: PartitionPlan
-    failure: ReadFailure | None = None
-    high_watermark: int = NO_OFFSET
-    last_stable_offset: int = NO_OFFSET
-    log_start_offset: int = NO_OFFSET
-    chunks: Sequence[bytes | bytearray | memoryview] = ()
-    size_bytes: int = 0
-
-
-class FetchAnswer:
-    """The results of a fetch, and the bytes it holds of the budget for answers until it is released."""
-
-    __slots__ = ("_budget", "_is_kept", "_taken", "results")
-
-    def __init__(self, budget: ByteBudget, results: tuple[PartitionResult, ...] = ()) -> None:
-        self.results = results
-        self._budget = budget
-        self._taken = 0
-        self._is_kept = False
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(result.size_bytes for result in self.results)
-
-    @property
-    def has_failure(self) -> bool:
-        return any(result.failure is not None for result in self.results)
-
-    async def take(self, size_bytes: int) -> None:
-        self._taken = await self._budget.take(size_bytes)
-
-    def kept(self) -> "FetchAnswer":
-        self._is_kept = True
-        return self
-
-    def release(self) -> None:
-        """Give the bytes back; again does nothing."""
-        taken, self._taken = self._taken, 0
-        self._budget.give_back(taken)
-
-    def release_unless_kept(self) -> None:
-        if not self._is_kept:
-            self.release()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loaded:
-    """What became of a partition's runs: their bytes in order, up to the first that could not be had."""
-
-    runs: tuple[RunBytes, ...] = ()
-    failure: ReadFailure | None = None
-    missing: ObjectKey | None = None
-
-
 @dataclass(slots=True)
-class _Attempt:
-    """What one fetch has learned on the way."""
+class _Fetch:
+    """One fetch, and what it has learned since it last waited."""
 
+    plan: FetchPlan
+    watch: Watch
     began_s: float
+    decisions: list[Decision] = field(default_factory=list)
+    """One per partition, as of when it was last looked at; none before the first look."""
+    places: dict[PartitionKey, list[int]] = field(default_factory=dict)
     unknown: set[PartitionKey] = field(default_factory=set)
     missing: set[tuple[PartitionKey, ObjectKey]] = field(default_factory=set)
     unavailable: bool = False
+
+    def forget_troubles(self) -> None:
+        self.unknown.clear()
+        self.missing.clear()
+        self.unavailable = False
+
+    def places_of(self, keys: Iterable[PartitionKey]) -> list[int]:
+        if not self.places:
+            for place, partition in enumerate(self.plan.partitions):
+                self.places.setdefault(partition.key, []).append(place)
+        return [place for key in keys for place in self.places[key]]
 
 
 class ReadPath:
@@ -174,17 +133,18 @@ class ReadPath:
         self.counts.fetches += 1
         began_s = self._clock()
         deadline_s = began_s + wait_s
-        with self._coordinates.watching([partition.key for partition in plan.partitions]) as more:
+        with self._coordinates.watching([partition.key for partition in plan.partitions]) as watch:
+            fetch = _Fetch(plan=plan, watch=watch, began_s=began_s)
             while True:
-                more.clear()
-                attempt = _Attempt(began_s=began_s)
                 is_last_chance = self._is_draining or self._clock() >= deadline_s
-                answer = await self._fetch_now(plan, attempt, is_last_chance=is_last_chance)
+                answer = await self._fetch_now(fetch, is_last_chance=is_last_chance)
                 if answer is not None:
-                    self.counts.bytes_out += sum(result.size_bytes for result in answer.results)
+                    self.counts.bytes_out += answer.size_bytes
                     return answer
                 self.counts.waits += 1
-                await self._wait(more, deadline_s)
+                fetch.forget_troubles()
+                if not await self._wait(watch, deadline_s):
+                    fetch.decisions.clear()
 
     def drain(self) -> None:
         """Answer every waiting fetch now with what there is, and let none wait any more: the agent is stopping."""
@@ -194,140 +154,121 @@ class ReadPath:
     async def close(self) -> None:
         await self._read_ahead.close()
 
-    async def _wait(self, more: asyncio.Event, deadline_s: float) -> None:
-        """For news or the deadline, but not so long that this reader is forgotten as one."""
-        wait_s = min(deadline_s - self._clock(), self._settings.recent_reader_s / 2)
-        try:
-            async with asyncio.timeout(max(0.0, wait_s)):
-                await more.wait()
-        except TimeoutError:
-            return
+    async def _wait(self, watch: Watch, deadline_s: float) -> bool:
+        """For news or the deadline, but not so long that this reader is forgotten as one. False: there is no news."""
+        return await watch.wait(min(deadline_s - self._clock(), self._settings.recent_reader_s / 2))
 
-    async def _fetch_now(self, plan: FetchPlan, attempt: _Attempt, *, is_last_chance: bool) -> FetchAnswer | None:
+    async def _fetch_now(self, fetch: _Fetch, *, is_last_chance: bool) -> FetchAnswer | None:
         """An answer, or None if there is too little for one and time to wait."""
+        plan = fetch.plan
         for _ in range(_ROUNDS):
-            decisions = await self._decide(plan, attempt)
-            is_final = is_last_chance or _is_urgent(plan, decisions)
-            available = available_bytes(plan, decisions)
+            await self._decide(fetch)
+            is_final = is_last_chance or _is_urgent(fetch)
+            available = available_bytes(plan, fetch.decisions)
             if not is_final and available < plan.min_bytes:
                 return None
-            answer = FetchAnswer(budget=self._answers)
+            answer = FetchAnswer(self._answers)
             try:
-                loaded = await self._load_in_turn(plan, decisions, available, answer)
-                if self._must_ask_again(plan, decisions, loaded, attempt):
+                loaded = await self._load_in_turn(fetch, available, answer)
+                if self._must_ask_again(fetch, loaded):
                     continue
-                answer.results = self._results(plan, decisions, loaded)
+                await self._cut(fetch, loaded, answer)
                 # Enough was there; whole batches within the limits may be less than `min_bytes` all the same.
-                if is_final or answer.has_failure or answer.size_bytes >= min(plan.min_bytes, 1):
+                if is_final or answer.size_bytes >= min(plan.min_bytes, 1) or answer.has_failure:
                     return answer.kept()
             finally:
                 answer.release_unless_kept()
             return None
         self.counts.unavailable += 1
-        failed = tuple(_failed(partition, ReadFailure.UNAVAILABLE) for partition in plan.partitions)
-        return FetchAnswer(budget=self._answers, results=failed)
+        return FetchAnswer(self._answers, [failed(partition, ReadFailure.UNAVAILABLE) for partition in plan.partitions])
 
-    async def _load_in_turn(
-        self, plan: FetchPlan, decisions: Sequence[Decision], available: int, answer: FetchAnswer
-    ) -> list[_Loaded]:
+    async def _load_in_turn(self, fetch: _Fetch, available: int, answer: FetchAnswer) -> dict[int, Loaded]:
         """Load once the budget for answers has room; when it has none for long, nothing: the client asks again."""
+        if not available:
+            return {}
         try:
             async with asyncio.timeout(self._settings.fetch_answer_wait_s):
                 await answer.take(available)
         except TimeoutError:
             self.counts.throttled += 1
-            return [_Loaded() for _ in decisions]
-        return await self._load(plan, decisions)
-
-    async def _decide(self, plan: FetchPlan, attempt: _Attempt) -> list[Decision]:
-        for _ in range(_ROUNDS):
-            decisions = [self._decide_one(partition, plan, attempt) for partition in plan.partitions]
-            asked = {
-                partition.key: partition.offset
-                for partition, decision in zip(plan.partitions, decisions, strict=True)
-                if isinstance(decision, Ask)
-            }
-            if not asked:
-                return decisions
-            self.counts.sequencer_asks += 1
-            try:
-                attempt.unknown |= await self._coordinates.ask(asked)
-            except (SequencerUnavailable, CommitOutcomeUnknown):
-                attempt.unavailable = True
-        return [
-            Refuse(failure=ReadFailure.UNAVAILABLE) if isinstance(decision, Ask) else decision for decision in decisions
-        ]
-
-    def _decide_one(self, partition: PartitionPlan, plan: FetchPlan, attempt: _Attempt) -> Decision:
-        if partition.failure is not None:
-            return Refuse(failure=partition.failure)
-        if partition.key in attempt.unknown:
-            return Refuse(failure=ReadFailure.UNKNOWN_PARTITION)
-        view = self._coordinates.find(partition.key, partition.offset, min(partition.max_bytes, plan.max_bytes))
-        moment = Moment(began_s=attempt.began_s, now_s=self._clock(), freshness_s=self._settings.coordinate_freshness_s)
-        decision = decide(partition, view, moment, plan.read_committed)
-        if isinstance(decision, Ask) and attempt.unavailable:
-            is_at_end = view is not None and partition.offset == view.high_watermark
-            return Nothing(view=view) if view and is_at_end else Refuse(failure=ReadFailure.UNAVAILABLE)
-        is_elsewhere = partition.preferred_replica is not None or partition.diverges
-        return Nothing(view=decision.view) if isinstance(decision, Take) and is_elsewhere else decision
-
-    async def _load(self, plan: FetchPlan, decisions: Sequence[Decision]) -> list[_Loaded]:
-        selected = select_runs(plan, decisions, self._settings.fetch_max_runs)
-        waits = [place for place, runs in enumerate(selected) if not all(self._pages.has(run) for run in runs)]
-        async with asyncio.TaskGroup() as group:
-            tasks = {place: group.create_task(self._load_runs(selected[place])) for place in waits}
-        loaded = [
-            tasks[place].result() if place in tasks else await self._load_runs(runs)
-            for place, runs in enumerate(selected)
-        ]
-        for decision, runs in zip(decisions, selected, strict=True):
+            return {}
+        selected = select_runs(fetch.plan, fetch.decisions, self._settings.fetch_max_runs)
+        loaded = await load_runs(self._pages, selected)
+        for place, runs in selected.items():
+            decision = fetch.decisions[place]
             if isinstance(decision, Take):
                 self._read_ahead.reader_at(decision.runs, runs)
         return loaded
 
-    async def _load_runs(self, runs: Sequence[RunCoordinate]) -> _Loaded:
-        """All of one partition's runs at once; what comes after one that failed is left out."""
-        complete: list[RunBytes] = []
-        if all(self._pages.has(run) for run in runs):
-            found = [await self._try_read(run) for run in runs]
-        else:
-            found = await asyncio.gather(*(self._try_read(run) for run in runs))
-        for run, data in zip(runs, found, strict=True):
-            if isinstance(data, ObjectNotFound):
-                return _Loaded(missing=run.object_key)
-            if isinstance(data, Exception):
-                self.counts.pages_damaged += isinstance(data, DamagedPage)
-                _log.warning("fetch: a run cannot be read", extra={"object_key": run.object_key, "error": str(data)})
-                return _Loaded(runs=tuple(complete), failure=None if complete else ReadFailure.UNAVAILABLE)
-            complete.append(data)
-        return _Loaded(runs=tuple(complete))
+    async def _decide(self, fetch: _Fetch) -> None:
+        """Decide for the partitions there is news of, at first for all, and ask until none is left to ask for."""
+        news = fetch.watch.take()
+        places: Iterable[int] = fetch.places_of(news) if fetch.decisions else range(len(fetch.plan.partitions))
+        fetch.decisions = fetch.decisions or [Ask()] * len(fetch.plan.partitions)
+        for _ in range(_ROUNDS):
+            asked = self._decide_for(fetch, places)
+            if not asked:
+                return
+            self.counts.sequencer_asks += 1
+            partitions = [fetch.plan.partitions[place] for place in asked]
+            try:
+                fetch.unknown |= await self._coordinates.ask(
+                    {partition.key: partition.offset for partition in partitions}
+                )
+            except (SequencerUnavailable, CommitOutcomeUnknown):
+                fetch.unavailable = True
+            places = {*asked, *fetch.places_of(fetch.watch.take())}
+        for place in self._decide_for(fetch, places):
+            fetch.decisions[place] = Refuse(ReadFailure.UNAVAILABLE)
 
-    async def _try_read(self, run: RunCoordinate) -> RunBytes | ObjectNotFound | StoreUnavailable | DamagedPage:
-        try:
-            return await self._pages.read_run(run)
-        except (ObjectNotFound, StoreUnavailable, DamagedPage) as error:
-            return error
+    def _decide_for(self, fetch: _Fetch, places: Iterable[int]) -> list[int]:
+        """Returns the places of those that must be asked for."""
+        partitions, decisions, read_committed = fetch.plan.partitions, fetch.decisions, fetch.plan.read_committed
+        now_s, max_bytes = self._clock(), fetch.plan.max_bytes
+        moment = Moment.of(fetch.began_s, now_s, self._settings.coordinate_freshness_s)
+        asked = []
+        for place in places:
+            partition = partitions[place]
+            if partition.failure is not None:
+                decisions[place] = Refuse(partition.failure)
+                continue
+            key = partition.key
+            if fetch.unknown and key in fetch.unknown:
+                decisions[place] = Refuse(ReadFailure.UNKNOWN_PARTITION)
+                continue
+            view = self._coordinates.find(key, partition.offset, min(partition.max_bytes, max_bytes), now_s)
+            decision = decide(partition, view, moment, read_committed)
+            if isinstance(decision, Ask):
+                if fetch.unavailable:
+                    is_at_end = view is not None and partition.offset == view.high_watermark
+                    decision = Nothing(view) if view and is_at_end else Refuse(ReadFailure.UNAVAILABLE)
+                else:
+                    asked.append(place)
+            elif isinstance(decision, Take) and (partition.preferred_replica is not None or partition.diverges):
+                decision = Nothing(decision.view)
+            decisions[place] = decision
+        return asked
 
-    def _must_ask_again(
-        self, plan: FetchPlan, decisions: Sequence[Decision], loaded: list[_Loaded], attempt: _Attempt
-    ) -> bool:
+    def _must_ask_again(self, fetch: _Fetch, loaded: dict[int, Loaded]) -> bool:
         """Whether some coordinates proved old. They are then forgotten; an object missing for the second time is an
         alarm."""
-        again = False
-        for index, (partition, decision) in enumerate(zip(plan.partitions, decisions, strict=True)):
+        again = []
+        for place, part in loaded.items():
+            self.counts.pages_damaged += part.damaged
+            partition, decision, missing = fetch.plan.partitions[place], fetch.decisions[place], part.missing
             if not isinstance(decision, Take):
                 continue
-            missing = loaded[index].missing
-            if missing is not None and (partition.key, missing) in attempt.missing:
+            if missing is not None and (partition.key, missing) in fetch.missing:
                 self._alarm(partition, missing)
-                loaded[index] = _Loaded(failure=ReadFailure.DATA_MISSING)
+                loaded[place] = Loaded(failure=ReadFailure.DATA_MISSING)
             elif missing is not None or not self._coordinates.is_current(partition.key, decision.view):
                 if missing is not None:
-                    attempt.missing.add((partition.key, missing))
+                    fetch.missing.add((partition.key, missing))
                 self._coordinates.forget(partition.key)
-                again = True
-        return again
+                again.append(partition.key)
+        for key in again:
+            fetch.watch.tell(key)
+        return bool(again)
 
     def _alarm(self, partition: PartitionPlan, object_key: ObjectKey) -> None:
         self.counts.objects_missing += 1
@@ -341,54 +282,39 @@ class ReadPath:
             },
         )
 
-    @staticmethod
-    def _results(
-        plan: FetchPlan, decisions: Sequence[Decision], loaded: Sequence[_Loaded]
-    ) -> tuple[PartitionResult, ...]:
+    async def _cut(self, fetch: _Fetch, loaded: Mapping[int, Loaded], answer: FetchAnswer) -> None:
         """Cut what was loaded to the limits: the first batch of the answer goes out whatever its size (KIP-74)."""
         results: list[PartitionResult] = []
-        room_bytes, is_empty = plan.max_bytes, True
-        for partition, decision, part in zip(plan.partitions, decisions, loaded, strict=True):
-            if isinstance(decision, Refuse):
-                results.append(_failed(partition, decision.failure))
-            elif part.failure is not None:
-                results.append(_failed(partition, part.failure))
+        room_bytes, pause_at_bytes = fetch.plan.max_bytes, _BYTES_AT_ONCE
+        for place, (partition, decision) in enumerate(zip(fetch.plan.partitions, fetch.decisions, strict=True)):
+            if isinstance(decision, Nothing):
+                results.append(found(partition, decision.view))
+            elif isinstance(decision, Refuse):
+                results.append(failed(partition, decision.failure))
             elif isinstance(decision, Take):
+                part = loaded.get(place, NOTHING_LOADED)
+                if part.failure is not None:
+                    results.append(failed(partition, part.failure))
+                    continue
                 outgoing = take_batches(
                     part.runs,
                     partition.offset,
                     decision.end_offset,
                     max(0, min(partition.max_bytes, room_bytes)),
-                    first_whatever_its_size=is_empty,
+                    first_whatever_its_size=not answer.size_bytes,
                 )
                 room_bytes -= outgoing.size_bytes
-                is_empty = is_empty and not outgoing.chunks
-                results.append(_result(partition, decision.view, outgoing.chunks, outgoing.size_bytes))
-            elif isinstance(decision, Nothing):
-                results.append(_result(partition, decision.view, (), 0))
-        return tuple(results)
+                answer.size_bytes += outgoing.size_bytes
+                results.append(found(partition, decision.view, outgoing.chunks, outgoing.size_bytes))
+                if answer.size_bytes >= pause_at_bytes:
+                    pause_at_bytes = answer.size_bytes + _BYTES_AT_ONCE
+                    await asyncio.sleep(0)
+        answer.results = results
 
 
-def _is_urgent(plan: FetchPlan, decisions: Sequence[Decision]) -> bool:
+def _is_urgent(fetch: _Fetch) -> bool:
     """Whether to answer now: an error, another agent to ask, or nothing to wait for."""
-    return not plan.partitions or any(
+    return not fetch.plan.partitions or any(
         isinstance(decision, Refuse) or partition.preferred_replica is not None or partition.diverges
-        for partition, decision in zip(plan.partitions, decisions, strict=True)
+        for partition, decision in zip(fetch.plan.partitions, fetch.decisions, strict=True)
     )
-
-
-def _result(
-    partition: PartitionPlan, view: PartitionView, chunks: Sequence[bytes | bytearray | memoryview], size_bytes: int
-) -> PartitionResult:
-    return PartitionResult(
-        plan=partition,
-        high_watermark=view.high_watermark,
-        last_stable_offset=view.last_stable_offset,
-        log_start_offset=view.log_start_offset,
-        chunks=chunks,
-        size_bytes=size_bytes,
-    )
-
-
-def _failed(partition: PartitionPlan, failure: ReadFailure) -> PartitionResult:
-    return PartitionResult(plan=partition, failure=failure)

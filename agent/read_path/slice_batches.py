@@ -6,6 +6,7 @@ the page. Many small batches are instead copied once and patched in place, which
 Promises whole batches in offset order, from the one that holds the offset asked for, within the limit but for the
 first if it must go out."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_ring.run_bytes import BatchIndex, RunBytes
-from storage.record_batch import LENGTH_OVERHEAD_BYTES, PREFIX_BYTES, patched_prefix
+from cache_ring.run_bytes import BatchIndex, Longs, RunBytes
+from storage.record_batch import LENGTH_OVERHEAD_BYTES, PREFIX_BYTES, patch_prefix, patched_prefix
 
 _COPY_BELOW_BYTES = 8192
 """Batches smaller than this on average are copied and patched in place. Measured to the socket's other end, 1 MiB of
 2 KiB batches takes 0.8 ms of CPU copied and 1.9 ms as views; from 8 KiB on views are as cheap. """
+_PATCHED_ONE_BY_ONE = 64
+"""More batches than these are patched by numpy, which costs 20 µs and then next to nothing per batch."""
 _PATCH_COLUMNS = np.arange(PREFIX_BYTES)
 
 
@@ -37,14 +40,17 @@ def take_batches(
     `limit_bytes`."""
     outgoing = Outgoing(chunks=[])
     for run in runs:
-        index, base_offset = run.index, run.run.base_offset
-        first = max(0, int(np.searchsorted(index.relative_offsets, offset - base_offset, side="right")) - 1)
-        end = int(np.searchsorted(index.relative_offsets, end_offset - base_offset, side="left"))
+        index, base_offset = run.batches, run.run.base_offset
+        count = len(index.sizes)
+        first = bisect_right(index.relative_offsets, offset - base_offset) - 1 if offset > base_offset else 0
+        end = count
+        if end_offset <= run.run.last_offset:
+            end = bisect_left(index.relative_offsets, end_offset - base_offset)
         fitting = _fitting(index, first, end, limit_bytes - outgoing.size_bytes)
         if fitting == 0 and first < end and first_whatever_its_size and not outgoing.chunks:
             fitting = 1
         _append(outgoing, run, first, first + fitting)
-        if first + fitting < len(index.sizes):
+        if first + fitting < count:
             break
     return outgoing
 
@@ -53,38 +59,46 @@ def _fitting(index: BatchIndex, first: int, end: int, room_bytes: int) -> int:
     """How many of the batches `[first, end)` fit into `room_bytes`; they lie back to back, so their positions tell."""
     if first >= end:
         return 0
-    last_that_begins = int(np.searchsorted(index.positions, index.positions[first] + room_bytes, side="right")) - 1
-    last = min(last_that_begins, end - 1)
-    fits = index.positions[last] + index.sizes[last] - index.positions[first] <= room_bytes
-    return max(0, last - first + int(fits))
+    positions = index.positions
+    end_byte = positions[first] + room_bytes
+    if positions[end - 1] + index.sizes[end - 1] <= end_byte:
+        return end - first
+    # The last batch that begins within the room does not end there, or the one after it would begin there too.
+    return max(0, bisect_right(positions, end_byte, first, end) - 1 - first)
 
 
 def _append(outgoing: Outgoing, run: RunBytes, first: int, end: int) -> None:
     if first >= end:
         return
-    index = run.index
-    start_byte = int(index.positions[first])
-    end_byte = int(index.positions[end - 1] + index.sizes[end - 1])
+    positions, sizes, relative_offsets = run.batches
+    base_offset, chunks = run.run.base_offset, outgoing.chunks
+    start_byte, end_byte = positions[first], positions[end - 1] + sizes[end - 1]
     outgoing.size_bytes += end_byte - start_byte
-    base_offsets = index.relative_offsets[first:end] + run.run.base_offset
-    positions, sizes = index.positions[first:end], index.sizes[first:end]
-    if end - first > 1 and (end_byte - start_byte) // (end - first) < _COPY_BELOW_BYTES:
-        outgoing.chunks.append(
-            _patched_copy(run.data[start_byte:end_byte], positions - start_byte, sizes, base_offsets)
-        )
+    if end - first > 1 and end_byte - start_byte < _COPY_BELOW_BYTES * (end - first):
+        chunks.append(_patched_copy(run, first, end))
         return
-    for position, size, base_offset in zip(positions.tolist(), sizes.tolist(), base_offsets.tolist(), strict=True):
-        outgoing.chunks.append(patched_prefix(base_offset, size))
-        outgoing.chunks.append(run.data[position + PREFIX_BYTES : position + size])
+    for at in range(first, end):
+        position, size = positions[at], sizes[at]
+        chunks.append(patched_prefix(base_offset + relative_offsets[at], size))
+        chunks += run.views(position + PREFIX_BYTES, position + size)
 
 
-def _patched_copy(
-    data: memoryview, positions: NDArray[np.int64], sizes: NDArray[np.int64], base_offsets: NDArray[np.int64]
-) -> bytearray:
-    copied = bytearray(data)
-    prefixes: NDArray[Any] = np.zeros(len(sizes), dtype=[("base", ">i8"), ("length", ">i4"), ("epoch", ">i4")])
-    prefixes["base"] = base_offsets
-    prefixes["length"] = sizes - LENGTH_OVERHEAD_BYTES
-    where = positions[:, np.newaxis] + _PATCH_COLUMNS
+def _patched_copy(run: RunBytes, first: int, end: int) -> bytearray:
+    positions, sizes, relative_offsets = run.batches
+    start_byte, base_offset = positions[first], run.run.base_offset
+    views = run.views(start_byte, positions[end - 1] + sizes[end - 1])
+    copied = bytearray(views[0] if len(views) == 1 else b"".join(views))
+    if end - first <= _PATCHED_ONE_BY_ONE:
+        for at in range(first, end):
+            patch_prefix(copied, positions[at] - start_byte, base_offset + relative_offsets[at], sizes[at])
+        return copied
+    prefixes: NDArray[Any] = np.zeros(end - first, dtype=[("base", ">i8"), ("length", ">i4"), ("epoch", ">i4")])
+    prefixes["base"] = _longs(relative_offsets, first, end) + base_offset
+    prefixes["length"] = _longs(sizes, first, end) - LENGTH_OVERHEAD_BYTES
+    where = (_longs(positions, first, end) - start_byte)[:, np.newaxis] + _PATCH_COLUMNS
     np.frombuffer(copied, dtype=np.uint8)[where] = prefixes.view(np.uint8).reshape(-1, PREFIX_BYTES)
     return copied
+
+
+def _longs(column: Longs, first: int, end: int) -> NDArray[np.int64]:
+    return np.frombuffer(column, dtype=np.int64)[first:end]

@@ -78,12 +78,10 @@ class TimeLookup:
 def first_record_since(run_bytes: RunBytes, timestamp_ms: int, log_start_offset: int) -> TimedOffset | None:
     """The first record of a run at or after a time and the log start. Decodes batch by batch, skipping those too
     old."""
-    run, data, index = run_bytes.run, run_bytes.data, run_bytes.index
-    base_offsets = index.relative_offsets + run.base_offset
-    ends = np.append(base_offsets[1:], run.last_offset + 1)
-    for position, size, base_offset, end_offset in zip(
-        index.positions.tolist(), index.sizes.tolist(), base_offsets.tolist(), ends.tolist(), strict=True
-    ):
+    run, data, index = run_bytes.run, run_bytes.data(), run_bytes.batches
+    base_offsets = [run.base_offset + relative for relative in index.relative_offsets]
+    ends = [*base_offsets[1:], run.last_offset + 1]
+    for position, size, base_offset, end_offset in zip(index.positions, index.sizes, base_offsets, ends, strict=True):
         if end_offset <= log_start_offset or read_header(data, position).max_timestamp_ms < timestamp_ms:
             continue
         records = decode_batches(data, position, position + size, base_offset)

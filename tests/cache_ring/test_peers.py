@@ -48,7 +48,7 @@ class Peer:
     def __init__(self, settings: CacheRingSettings = SETTINGS) -> None:
         self.store = MemoryStore()
         self.pages = StorePages(self.store, self.store, settings)
-        self.server = PeerServer(self.pages, settings, key_prefix="tidelog/segments/")
+        self.server = PeerServer(self.pages, settings, key_prefixes=("tidelog/segments/",))
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:

@@ -49,10 +49,10 @@ def test_a_dropped_subscriber_leaves_nothing_behind() -> None:
 def test_a_partition_is_of_interest_until_some_time_after_its_last_reader() -> None:
     now_s = 0.0
     interests = Interests(recent_s=10.0, limit=100, clock=lambda: now_s)
-    interests.note(KEYS[0])
+    interests.note(KEYS[0], now_s)
     now_s = 5.0
-    interests.note(KEYS[1])
-    interests.note(KEYS[0])
+    interests.note(KEYS[1], now_s)
+    interests.note(KEYS[0], now_s)
     now_s = 14.9
 
     assert set(interests.current()) == {KEYS[0], KEYS[1]}
@@ -66,6 +66,6 @@ def test_a_first_reader_is_told_and_the_limit_is_kept() -> None:
     interests.when_new(lambda: told.append(len(interests)))
 
     for key in (KEYS[0], KEYS[0], *KEYS[1:6]):
-        interests.note(key)
+        interests.note(key, 0.0)
 
     assert (told, interests.current()) == ([1, 2, 3, 3, 3, 3], KEYS[3:6])

@@ -24,8 +24,8 @@ from agent.kafka.current_leaders import CurrentLeader, NodeEndpoint, leader_else
 from agent.kafka.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
 from agent.kafka.routing import has_moved, preferred_replica_of
 from agent.kafka.vectored import RecordSlices
+from agent.read_path.fetch_answer import PartitionResult
 from agent.read_path.plan_fetch import FetchPlan, PartitionPlan, ReadFailure
-from agent.read_path.reads import PartitionResult
 from sequencer.database import SequencerUnavailable
 from sequencer.topics import Topic
 from storage.identifiers import NodeId, Partition, TopicId

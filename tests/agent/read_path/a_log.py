@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from agent.read_path.fetch_answer import FetchAnswer, PartitionResult
 from agent.read_path.plan_fetch import FetchPlan, PartitionPlan
-from agent.read_path.reads import FetchAnswer, PartitionResult
 from agent.read_path.settings import ReadPathSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.agents import AgentAddress
@@ -172,7 +172,7 @@ def values_of(result: PartitionResult) -> list[tuple[int, str]]:
     return found
 
 
-async def read_now(side: ReadSide, plan: FetchPlan, wait_s: float = 0.0) -> tuple[PartitionResult, ...]:
+async def read_now(side: ReadSide, plan: FetchPlan, wait_s: float = 0.0) -> Sequence[PartitionResult]:
     answer: FetchAnswer = await side.reads.fetch(plan, wait_s)
     answer.release()
     return answer.results

@@ -1,11 +1,12 @@
 """The read path on a real Postgres and a real S3 endpoint, with up to two agents in one process."""
 
 import asyncio
+import time
 
 from agent.read_path.plan_fetch import ReadFailure
 from agent.read_path.settings import ReadPathSettings
 from sequencer.client import Sequencer
-from storage.identifiers import Offset, Partition
+from storage.identifiers import Partition
 from storage.object_store import ObjectStore
 from tests.agent.read_path.a_log import RING, ALog, an_agent_reading, read_now, values_of
 from tests.waiting import until
@@ -180,7 +181,7 @@ async def test_coordinates_of_an_object_that_is_gone_are_replaced_by_fresh_ones(
     log = await ALog(sequencer=sequencer, store=store).create()
     first = await log.write(["a"])
     async with an_agent_reading(sequencer, store, reads=NEVER_POLLS) as agent:
-        agent.reads.coordinates.find((log.topic_id, Partition(0)), 0, 1)
+        agent.reads.coordinates.find((log.topic_id, Partition(0)), 0, 1, time.monotonic())
         await agent.reads.coordinates.ask({(log.topic_id, Partition(0)): 0})
         second = await log.write(["b"])
         await store.delete([first.object_key])
@@ -355,7 +356,12 @@ async def test_a_log_start_that_moved_is_out_of_range_below(sequencer: Sequencer
                 "UPDATE partitions SET log_start_offset = 1, coordinate_epoch = coordinate_epoch + 1"
             )
         key = (log.topic_id, Partition(0))
-        await until(lambda: agent.reads.coordinates.find(key, 0, 1).log_start_offset == Offset(1))  # type: ignore[union-attr]
+
+        def log_start() -> int | None:
+            view = agent.reads.coordinates.find(key, 0, 1, time.monotonic())
+            return None if view is None else view.log_start_offset
+
+        await until(lambda: log_start() == 1)
 
         [below] = await read_now(agent, log.plan(0))
         [at] = await read_now(agent, log.plan(1))

@@ -31,7 +31,7 @@ def some_runs(shapes: list[list[tuple[int, int]]]) -> tuple[list[RunBytes], list
             offset += count
         data = b"".join(encoded)
         run: RunCoordinate = a_run(base, offset - 1, length=len(data))
-        found = RunBytes.of(run, memoryview(data))
+        found = RunBytes.of(run, [memoryview(data)])
         assert found is not None
         runs.append(found)
     return runs, batches
@@ -77,31 +77,32 @@ def test_large_batches_are_views_of_the_page_and_not_copies() -> None:
 
     assert [type(chunk) for chunk in outgoing.chunks] == [bytes, memoryview] * 2
     assert all(len(chunk) == 16 for chunk in outgoing.chunks[::2])
-    assert all(chunk.obj is run.data.obj for chunk in outgoing.chunks[1::2] if isinstance(chunk, memoryview))
+    assert all(chunk.obj is run.data().obj for chunk in outgoing.chunks[1::2] if isinstance(chunk, memoryview))
 
 
 def test_an_index_is_used_again_for_the_same_buffer_alone_and_few_are_kept() -> None:
     [small], _ = some_runs([[(1, 1)] * 40])
     indexes = RunIndexes(most_batches=60)
 
-    first = indexes.run_bytes(small.run, small.data)
-    again = indexes.run_bytes(small.run, small.data)
-    damaged = indexes.run_bytes(small.run, memoryview(bytes(len(small.data))))
-    other = a_run(5000, 5039, length=len(small.data))
-    indexes.run_bytes(small.run, small.data)
-    indexes.run_bytes(other, small.data)
+    first = indexes.run_bytes(small.run, small.pieces)
+    again = indexes.run_bytes(small.run, small.pieces)
+    damaged = indexes.run_bytes(small.run, [memoryview(bytes(len(small.data())))])
+    other = a_run(5000, 5039, length=len(small.data()))
+    indexes.run_bytes(small.run, small.pieces)
+    indexes.run_bytes(other, small.pieces)
 
     assert first is not None
     assert again is not None
-    assert again.index is first.index
+    assert again.batches is first.batches
     assert damaged is None
     assert indexes.batches == 40, "the one read longest ago went"
 
 
 def test_bytes_that_are_not_the_runs_are_told() -> None:
     [run], _ = some_runs([[(2, 1), (3, 1)]])
+    data = run.data()
 
-    assert RunBytes.of(a_run(1000, 1004, length=len(run.data)), run.data) is not None
-    assert RunBytes.of(a_run(1000, 1003, length=len(run.data)), run.data) is None
-    assert RunBytes.of(a_run(1000, 1004, length=len(run.data) + 1), run.data) is None
-    assert RunBytes.of(a_run(1000, 1004, length=len(run.data) - 1), run.data[1:]) is None
+    assert RunBytes.of(a_run(1000, 1004, length=len(data)), [data]) is not None
+    assert RunBytes.of(a_run(1000, 1003, length=len(data)), [data]) is None
+    assert RunBytes.of(a_run(1000, 1004, length=len(data) + 1), [data]) is None
+    assert RunBytes.of(a_run(1000, 1004, length=len(data) - 1), [data[1:]]) is None

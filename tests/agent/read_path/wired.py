@@ -19,7 +19,7 @@ from cache_ring.settings import CacheRingSettings
 from cache_ring.store_pages import StorePages
 from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer
-from storage.keys import segments_prefix
+from storage.keys import merged_prefix, segments_prefix
 from storage.object_store import ObjectStore
 
 
@@ -51,7 +51,7 @@ def new_peer_server(
 ) -> tuple[PeerServer, StorePages]:
     """What must listen before the agent's address is known. `catch_up_store` is a second client of the same bucket."""
     pages = StorePages(store, catch_up_store, settings)
-    return PeerServer(pages, settings, key_prefix=segments_prefix(cluster)), pages
+    return PeerServer(pages, settings, key_prefixes=(segments_prefix(cluster), merged_prefix(cluster))), pages
 
 
 def wire_read_side(

@@ -1,0 +1,67 @@
+"""What a fetch is answered with, and the bytes it holds of the budget for answers until it is sent."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from agent.read_path.plan_fetch import PartitionPlan, ReadFailure
+from cache_ring.byte_budget import ByteBudget
+from cache_ring.coordinate_cache import PartitionView
+
+NO_OFFSET = -1
+
+Chunks: TypeAlias = Sequence[bytes | bytearray | memoryview]
+
+
+class PartitionResult(NamedTuple):
+    """One partition's part of an answer. Offsets are -1 where nothing is known."""
+
+    plan: PartitionPlan
+    failure: ReadFailure | None = None
+    high_watermark: int = NO_OFFSET
+    last_stable_offset: int = NO_OFFSET
+    log_start_offset: int = NO_OFFSET
+    chunks: Chunks = ()
+    size_bytes: int = 0
+
+
+def found(plan: PartitionPlan, view: PartitionView, chunks: Chunks = (), size_bytes: int = 0) -> PartitionResult:
+    return PartitionResult(
+        plan, None, view.high_watermark, view.last_stable_offset, view.log_start_offset, chunks, size_bytes
+    )
+
+
+def failed(plan: PartitionPlan, failure: ReadFailure) -> PartitionResult:
+    return PartitionResult(plan, failure)
+
+
+class FetchAnswer:
+    """Take the bytes before they are loaded, release them once they are sent."""
+
+    __slots__ = ("_budget", "_is_kept", "_taken", "results", "size_bytes")
+
+    def __init__(self, budget: ByteBudget, results: Sequence[PartitionResult] = ()) -> None:
+        self.results = results
+        self.size_bytes = 0
+        self._budget = budget
+        self._taken = 0
+        self._is_kept = False
+
+    @property
+    def has_failure(self) -> bool:
+        return any(result.failure is not None for result in self.results)
+
+    async def take(self, size_bytes: int) -> None:
+        self._taken = await self._budget.take(size_bytes)
+
+    def kept(self) -> "FetchAnswer":
+        self._is_kept = True
+        return self
+
+    def release(self) -> None:
+        """Give the bytes back; again does nothing."""
+        taken, self._taken = self._taken, 0
+        self._budget.give_back(taken)
+
+    def release_unless_kept(self) -> None:
+        if not self._is_kept:
+            self.release()
