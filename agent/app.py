@@ -32,7 +32,7 @@ from agent.kafka.dispatch import Dispatch
 from agent.kafka.forward_protocol import PREFACE as FORWARDED
 from agent.kafka.forwarding import Forwarding
 from agent.kafka.listener import Listener, bound_socket
-from agent.kafka.served import served_apis
+from agent.kafka.served import APIS
 from agent.metrics import Metrics
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
@@ -116,6 +116,11 @@ class App:
             if outside is not None:
                 await self._serve(outside, kafka_socket, opened, stopping)
 
+    def load(self) -> float:
+        """How full the fullest of this agent's budgets is, from 0 to 1."""
+        assembly = self._reached.assembly
+        return 0.0 if assembly is None else assembly.parts.overload.load()
+
     # --- reaching what the agent stands on
 
     async def _reach_outside(self, opened: contextlib.AsyncExitStack, stopping: asyncio.Event) -> Outside | None:
@@ -172,7 +177,7 @@ class App:
         opened.push_async_callback(parts.pages.close)
         opened.push_async_callback(parts.reads.close)
         self._reached.assembly = assembly
-        dispatch = Dispatch(served_apis(), self._settings)
+        dispatch = Dispatch(APIS, self._settings)
         forwarding = Forwarding(dispatch, parts.membership, self._settings, self.metrics)
         listener = Listener(
             Shared(

@@ -3,18 +3,26 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
+from importlib import import_module
 from typing import Any, Final, TypeAlias
 
 from kio.static.primitive import i32Timedelta
 
 from agent.kafka.context import RequestContext
+from agent.settings import AgentSettings
 
+API_VERSIONS_KEY: Final = 18
 NO_THROTTLE: Final = i32Timedelta.parse(timedelta(0))
 
 # Requests are kio's class of the version asked. A response is written by the writer of that version and may be any
 # object with the attributes it reads: handlers build the newest version's classes, older writers take what they know.
-# None: the request wants no answer.
+# Or it is `Encoded` already. None: the request wants no answer.
 Handler: TypeAlias = Callable[[Any, RequestContext], Awaitable[object | None]]
+
+# Instead of kio's reader, for what comes most: takes the frame, where its body begins and the version, and raises for
+# whatever is no such request.
+Decoder: TypeAlias = Callable[[bytes | memoryview, int, int, AgentSettings], Any]
 
 
 class _Absent:
@@ -32,13 +40,24 @@ ABSENT: Final[Any] = _Absent()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ApiCode:
+    """What a module in `apis/` defines: `handle`, its docstring, and `decode` where kio's reader is passed by."""
+
+    handle: Handler
+    decode: Decoder | None
+    documentation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
     """One API: `versions` are what ApiVersions advertises, `served_from` the first that is really served."""
 
     key: int
     name: str
     versions: range
-    handle: Handler
+    module: str
+    """In `apis/`. It is imported when it is first asked for: with kio's classes all of them take 0.3 s of CPU, which an
+    agent's first answers need not wait for. The agent imports all of them once it serves (agent/later.py)."""
     served_from: int = 0
     ordered: bool = False
     """Whether its requests take turns on a connection: `context.turn` is then set (see agent/kafka/turns.py)."""
@@ -47,6 +66,20 @@ class Api:
 
     def serves(self, version: int) -> bool:
         return version in self.versions and version >= self.served_from
+
+    @property
+    def code(self) -> ApiCode:
+        return _code_of(self.module)
+
+
+@cache
+def _code_of(module: str) -> ApiCode:
+    found = import_module(f"agent.kafka.apis.{module}")
+    return ApiCode(
+        handle=found.handle,
+        decode=getattr(found, "decode", None),
+        documentation=found.__doc__ or "",
+    )
 
 
 class CloseConnection(Exception):

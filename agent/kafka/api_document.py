@@ -13,7 +13,7 @@ from typing import Final
 
 from agent.kafka.api import Api
 from agent.kafka.not_served import NOT_SERVED
-from agent.kafka.served import served_apis
+from agent.kafka.served import APIS
 from sequencer.topic_config import KNOWN_CONFIGS, REFUSED_CONFIGS
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "kafka-api.md"
@@ -108,8 +108,7 @@ def _anchor(api: Api) -> str:
 
 
 def _docstring(api: Api) -> str:
-    module = inspect.getmodule(api.handle)
-    return inspect.cleandoc((module.__doc__ if module else None) or "")
+    return inspect.cleandoc(api.code.documentation)
 
 
 def _joined(paragraph: str) -> str:
@@ -117,7 +116,7 @@ def _joined(paragraph: str) -> str:
 
 
 def main() -> None:
-    PAGE.write_text(document(served_apis()))
+    PAGE.write_text(document(APIS))
     sys.stdout.write(f"wrote {PAGE}\n")
 
 

@@ -17,16 +17,19 @@ from kio.serial import entity_reader, entity_writer
 from kio.serial.readers import Reader
 from kio.serial.writers import Writer
 
-from agent.kafka.api import Api
+from agent.kafka.api import API_VERSIONS_KEY, Api
 from agent.kafka.context import RequestContext
 from agent.kafka.produce_shape import check_partition_count
 from agent.kafka.request_shape import check_shape
-from agent.kafka.vectored import Chunk, ResponseBuffer
+from agent.kafka.vectored import Chunk, Encoded, ResponseBuffer
 from agent.settings import AgentSettings
 
 PRODUCE_KEY: Final = 0
-API_VERSIONS_KEY: Final = 18
 _FIXED_HEADER: Final = struct.Struct(">hhi")
+
+
+_read_header_v1: Final = entity_reader(HeaderV1)
+_read_header_v2: Final = entity_reader(HeaderV2)
 
 
 class BadRequest(Exception):
@@ -48,7 +51,7 @@ class Request:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Codec:
     read: Reader[Any]
-    flexible_request: bool
+    read_header: Reader[Any]
     write: Writer[Any]
     flexible_response_header: bool
 
@@ -59,14 +62,10 @@ def _codec(api_key: int, version: int) -> _Codec:
     response_schema = load_response_schema(api_key, version)
     return _Codec(
         read=entity_reader(request_schema),
-        flexible_request=request_schema.__flexible__,
+        read_header=_read_header_v2 if request_schema.__flexible__ else _read_header_v1,
         write=entity_writer(response_schema),
         flexible_response_header=response_schema.__header_schema__.__flexible__,
     )
-
-
-_read_header_v1: Final = entity_reader(HeaderV1)
-_read_header_v2: Final = entity_reader(HeaderV2)
 
 
 class Dispatch:
@@ -96,12 +95,8 @@ class Dispatch:
             raise BadRequest(f"{api.name} of {len(frame)} bytes exceeds max_control_request_bytes")
         codec = _codec(api_key, version)
         try:
-            header, header_bytes = (_read_header_v2 if codec.flexible_request else _read_header_v1)(frame, 0)
-            if api_key == PRODUCE_KEY:
-                check_partition_count(frame, header_bytes, version, self._settings.max_partitions_per_request)
-            check_shape(frame, header_bytes, api_key, version, self._settings.max_entries_per_request)
-            # Bytes after the payload are let pass, as by Kafka: librdkafka's Metadata v13 ends with three.
-            payload, _ = codec.read(frame, header_bytes)
+            header, body_start = codec.read_header(frame, 0)
+            payload = self._payload(api, version, frame, body_start)
         except Exception as error:  # whatever a reader finds wrong with bytes from outside, they are wrong
             raise BadRequest(f"{api.name} version {version} cannot be read: {type(error).__name__}: {error}") from error
         return Request(
@@ -113,16 +108,30 @@ class Dispatch:
             size_bytes=len(frame),
         )
 
+    def _payload(self, api: Api, version: int, frame: bytes | memoryview, body_start: int) -> Any:
+        decode = api.code.decode
+        if decode is not None:
+            return decode(frame, body_start, version, self._settings)
+        if api.key == PRODUCE_KEY:
+            check_partition_count(frame, body_start, version, self._settings.max_partitions_per_request)
+        check_shape(frame, body_start, api.key, version, self._settings.max_entries_per_request)
+        # Bytes after the payload are let pass, as by Kafka: librdkafka's Metadata v13 ends with three.
+        payload, _ = _codec(api.key, version).read(frame, body_start)
+        return payload
+
     async def answer(self, request: Request, context: RequestContext) -> list[Chunk] | None:
         """The response's buffers, or None if the request wants none."""
-        response = await request.api.handle(request.payload, context)
+        response = await request.api.code.handle(request.payload, context)
         return None if response is None else self.encode(request, response)
 
     def encode(self, request: Request, response: object) -> list[Chunk]:
         codec = _codec(request.api.key, request.version)
+        correlation_id = request.correlation_id.to_bytes(4, "big", signed=True)
+        header = correlation_id + b"\x00" if codec.flexible_response_header else correlation_id  # no tagged fields
         buffer = ResponseBuffer()
-        buffer.write(request.correlation_id.to_bytes(4, "big", signed=True))
-        if codec.flexible_response_header:
-            buffer.write(b"\x00")  # no tagged fields
+        buffer.write(header)
+        if isinstance(response, Encoded):
+            buffer.write_encoded(response)
+            return buffer.buffers()
         codec.write(buffer, response)  # type: ignore[arg-type]  # kio asks for IO[bytes] and calls write alone
         return buffer.buffers()

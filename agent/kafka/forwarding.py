@@ -141,7 +141,7 @@ class ConnectionForwards:
                 log.warning("forwarded request answered with nonsense", extra=_fields(coordinator, str(error)))
             except LinkLost:
                 pass
-        return await request.api.handle(request.payload, context)
+        return await request.api.code.handle(request.payload, context)
 
     async def _ask(self, coordinator: LiveAgent, frame: bytes, request: Request) -> bytes:
         forwarding = self._forwarding

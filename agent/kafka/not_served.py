@@ -1,6 +1,6 @@
 """The API keys of Kafka 4.1 that no agent serves, and why: ApiVersions does not name them, so that no client asks.
 
-With `served_apis` this is every key that Kafka has.
+With `served.APIS` this is every key that Kafka has.
 """
 
 from collections.abc import Mapping

@@ -25,18 +25,26 @@ class Overload:
         self._policy = ThrottlePolicy(from_share=settings.throttle_from_share, longest_ms=settings.throttle_max_ms)
         self._metrics = metrics
 
+    def load(self) -> float:
+        """How full the fullest of these budgets is, from 0 to 1."""
+        return min(1.0, max(self._memory_share(), self._segments_share(), self._answers_share()))
+
     def of_produce(self) -> i32Timedelta:
         """For requests' memory, which holds what is not committed, and for segments that wait for store or commit."""
-        segments = self._write_path.sealed_segments / self._most_segments
-        return self._throttle("Produce", self._memory_share(), segments)
+        return self._throttle("Produce", self._memory_share(), self._segments_share())
 
     def of_fetch(self) -> i32Timedelta:
         """For requests' memory, and for answers that are not sent yet."""
-        answers = self._reads.answer_bytes / self._reads.settings.fetch_answer_bytes
-        return self._throttle("Fetch", self._memory_share(), answers)
+        return self._throttle("Fetch", self._memory_share(), self._answers_share())
 
     def _memory_share(self) -> float:
         return 1.0 if self._memory.waiters else self._memory.used_bytes / self._memory.limit_bytes
+
+    def _segments_share(self) -> float:
+        return self._write_path.sealed_segments / self._most_segments
+
+    def _answers_share(self) -> float:
+        return self._reads.answer_bytes / self._reads.settings.fetch_answer_bytes
 
     def _throttle(self, api: str, *used_shares: float) -> i32Timedelta:
         pause_ms = throttle_ms(used_shares, self._policy)

@@ -6,6 +6,7 @@ have written; a record slice is never copied.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 Chunk: TypeAlias = bytes | bytearray | memoryview
@@ -27,6 +28,14 @@ class RecordSlices:
         return True  # zero bytes of records are not null records
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A response's body in the bytes of the version asked: of an API that writes them itself, not by kio."""
+
+    buffers: Sequence[Chunk]
+    size_bytes: int
+
+
 class ResponseBuffer:
     """Takes what kio's writers write, and gives it back as few buffers as it can."""
 
@@ -44,6 +53,11 @@ class ResponseBuffer:
             self._buffers.extend(piece.chunks)
         else:
             self._small.append(piece)
+
+    def write_encoded(self, body: Encoded) -> None:
+        self._join_small()
+        self._buffers += body.buffers
+        self.size_bytes += body.size_bytes
 
     def buffers(self) -> list[Chunk]:
         """All that was written, in order, with the frame's length in front."""

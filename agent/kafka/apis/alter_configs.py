@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kio.schema.alter_configs.v2.request import AlterConfigsRequest, AlterConfigsResource
 from kio.schema.alter_configs.v2.response import AlterConfigsResponse
 
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.apis.incremental_alter_configs import alter_all
 from agent.kafka.config_changes import SET, ConfigChange, Operation, replaced
 from agent.kafka.context import RequestContext
@@ -27,6 +27,3 @@ def _operations(resource: AlterConfigsResource) -> list[Operation]:
 def _replacement(topic: Topic, operations: Sequence[Operation]) -> ConfigChange:
     del topic  # whatever it has set is replaced
     return replaced({operation.name: operation.value for operation in operations if operation.value is not None})
-
-
-API = Api(key=33, name="AlterConfigs", versions=range(3), handle=handle)

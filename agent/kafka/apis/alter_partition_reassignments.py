@@ -14,7 +14,7 @@ from kio.schema.alter_partition_reassignments.v1.response import (
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from sequencer.topics import Topic
 
@@ -53,6 +53,3 @@ def _refused(topic: Topic | None, asked: Any) -> ReassignablePartitionResponse:
     else:
         code, message = ErrorCode.invalid_replica_assignment, _REFUSED
     return ReassignablePartitionResponse(partition_index=asked.partition_index, error_code=code, error_message=message)
-
-
-API = Api(key=45, name="AlterPartitionReassignments", versions=range(2), handle=handle)

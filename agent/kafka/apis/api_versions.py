@@ -7,36 +7,31 @@ does not allow are refused.
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from kio.schema.api_versions.v4.response import ApiVersion, ApiVersionsResponse
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i16
 
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import ConnectionState, RequestContext
+from agent.kafka.served import APIS
 
-KEY = 18
-VERSIONS = range(5)
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _LONGEST_NOTED: Final = 64
+_RANGES: Final = tuple(
+    ApiVersion(api_key=i16(api.key), min_version=i16(api.versions.start), max_version=i16(api.versions.stop - 1))
+    for api in sorted(APIS, key=lambda api: api.key)
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiVersions:
-    """The handler knows the ranges of all APIs, its own among them."""
-
-    ranges: tuple[ApiVersion, ...]
-
-    async def handle(self, request: Any, context: RequestContext) -> ApiVersionsResponse:
-        code = ErrorCode.unsupported_version if request is None else _note_software(request, context.connection)
-        return ApiVersionsResponse(
-            error_code=code,
-            api_keys=() if code is ErrorCode.invalid_request else self.ranges,
-            throttle_time=NO_THROTTLE,
-        )
+async def handle(request: Any, context: RequestContext) -> ApiVersionsResponse:
+    code = ErrorCode.unsupported_version if request is None else _note_software(request, context.connection)
+    return ApiVersionsResponse(
+        error_code=code,
+        api_keys=() if code is ErrorCode.invalid_request else _RANGES,
+        throttle_time=NO_THROTTLE,
+    )
 
 
 def _note_software(request: Any, connection: ConnectionState) -> ErrorCode:
@@ -48,15 +43,3 @@ def _note_software(request: Any, connection: ConnectionState) -> ErrorCode:
         return ErrorCode.invalid_request
     connection.software_name, connection.software_version = name[:_LONGEST_NOTED], version[:_LONGEST_NOTED]
     return ErrorCode.none
-
-
-def api_versions(others: Iterable[Api]) -> Api:
-    """The API that advertises `others` and itself."""
-    ranges = [_range(api.key, api.versions) for api in others]
-    ranges.append(_range(KEY, VERSIONS))
-    handler = ApiVersions(ranges=tuple(sorted(ranges, key=lambda advertised: advertised.api_key)))
-    return Api(key=KEY, name="ApiVersions", versions=VERSIONS, handle=handler.handle)
-
-
-def _range(key: int, versions: range) -> ApiVersion:
-    return ApiVersion(api_key=i16(key), min_version=i16(versions.start), max_version=i16(versions.stop - 1))

@@ -25,7 +25,7 @@ from kio.static.primitive import i8, i32
 from agent.group_error_codes import group_code
 from agent.groups.few_at_a_time import few_at_a_time
 from agent.groups.values import Assignment, DescribedMember, GroupDescription, GroupFault
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from sequencer.database import SequencerUnavailable
 from sequencer.topics import Topic
@@ -129,6 +129,3 @@ def _assignment(assignment: Assignment, topics: _Topics) -> AssignmentAnswer:
             if topic_id in topics
         )
     )
-
-
-API = Api(key=69, name="ConsumerGroupDescribe", versions=range(2), handle=handle)

@@ -19,7 +19,7 @@ from kio.static.primitive import i32
 
 from agent.group_error_codes import group_code
 from agent.groups.values import Assignment, ConsumerHeartbeat, ConsumerHeartbeatAnswer, GroupFault
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import can_be_instance_id, client_host, client_id, duration, milliseconds
 from sequencer.groups import can_be_id
@@ -125,6 +125,3 @@ def _respond(answer: ConsumerHeartbeatAnswer) -> ConsumerGroupHeartbeatResponse:
         heartbeat_interval=duration(answer.heartbeat_interval_ms),
         assignment=assignment,
     )
-
-
-API = Api(key=68, name="ConsumerGroupHeartbeat", versions=range(2), handle=handle, carried_out=True)

@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.administration import named_twice, within
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.replica_assignments import check_new_partitions
 from agent.kafka.routing import endpoints_of
@@ -60,6 +60,3 @@ async def _grow(topic: CreatePartitionsTopic, validate_only: bool, context: Requ
 
 def _result(topic: CreatePartitionsTopic, code: ErrorCode, message: str | None) -> CreatePartitionsTopicResult:
     return CreatePartitionsTopicResult(name=topic.name, error_code=code, error_message=message)
-
-
-API = Api(key=37, name="CreatePartitions", versions=range(4), handle=handle)

@@ -13,7 +13,7 @@ from kio.static.primitive import i16, i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
 from agent.kafka.administration import named_twice, within
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.config_entries import topic_entries
 from agent.kafka.context import RequestContext
 from agent.kafka.replica_assignments import check_new_topic
@@ -122,6 +122,3 @@ def _created(
 
 def _refused(topic: CreatableTopic, code: ErrorCode, message: str) -> CreatableTopicResult:
     return CreatableTopicResult(name=topic.name, topic_id=None, error_code=code, error_message=message, configs=())
-
-
-API = Api(key=19, name="CreateTopics", versions=range(2, 8), handle=handle)

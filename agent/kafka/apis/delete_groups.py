@@ -8,7 +8,7 @@ from kio.schema.types import GroupId
 
 from agent.group_error_codes import group_code
 from agent.groups.values import GroupFault
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 
 
@@ -21,6 +21,3 @@ async def _delete(group_id: str, context: RequestContext) -> DeletableGroupResul
     fault = await context.parts.coordinator.delete(group_id)
     code = ErrorCode.group_id_not_found if fault is GroupFault.INVALID_GROUP else group_code(fault)
     return DeletableGroupResult(group_id=GroupId(group_id), error_code=code)
-
-
-API = Api(key=42, name="DeleteGroups", versions=range(3), handle=handle)

@@ -18,7 +18,7 @@ from kio.static.primitive import i64
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.administration import within
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from sequencer.retention import BeyondHighWatermark, Moved
 from sequencer.topics import Topic
@@ -72,6 +72,3 @@ async def _delete(topic: Topic | None, asked: DeleteRecordsPartition, context: R
         return ErrorCode.offset_out_of_range, _NOTHING
     context.parts.topics.forget(topic.topic_id)
     return ErrorCode.unknown_topic_or_partition, _NOTHING
-
-
-API = Api(key=21, name="DeleteRecords", versions=range(3), handle=handle)

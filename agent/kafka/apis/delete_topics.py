@@ -14,7 +14,7 @@ from kio.schema.types import TopicName
 
 from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
 from agent.kafka.administration import named_twice, within
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from sequencer.topics import Topic, UnknownTopic
 from storage.identifiers import TopicId
@@ -96,6 +96,3 @@ async def _delete(doomed: _Doomed, context: RequestContext) -> Topic:
 
 def _result(doomed: _Doomed, code: ErrorCode, message: str) -> DeletableTopicResult:
     return DeletableTopicResult(name=doomed.name, topic_id=doomed.topic_id, error_code=code, error_message=message)
-
-
-API = Api(key=20, name="DeleteTopics", versions=range(1, 7), handle=handle)

@@ -6,7 +6,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import BrokerId
 from kio.static.primitive import i8
 
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.apis.metadata import brokers
 from agent.kafka.context import RequestContext
 from agent.kafka.routing import controller_of
@@ -41,6 +41,3 @@ def _refusal(endpoint_type: i8) -> tuple[ErrorCode, str | None]:
     if endpoint_type == _CONTROLLERS:
         return ErrorCode.mismatched_endpoint_type, "This cluster has no controllers to describe: ask for its brokers."
     return ErrorCode.unsupported_endpoint_type, f"Unsupported endpoint type {endpoint_type}"
-
-
-API = Api(key=60, name="DescribeCluster", versions=range(3), handle=handle)

@@ -18,7 +18,7 @@ from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
 from agent.kafka.administration import topics_of
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.broker_config import broker_entries
 from agent.kafka.config_changes import unknown_resource
 from agent.kafka.config_entries import BROKER_RESOURCE, TOPIC_RESOURCE, TYPES, ConfigEntry, topic_entries
@@ -127,6 +127,3 @@ def _result(
         resource_name=resource.resource_name,
         configs=configs,
     )
-
-
-API = Api(key=32, name="DescribeConfigs", versions=range(1, 5), handle=handle)

@@ -14,7 +14,7 @@ from kio.schema.types import GroupId
 from agent.group_error_codes import group_code
 from agent.groups.few_at_a_time import few_at_a_time
 from agent.groups.values import DescribedMember, GroupDescription, GroupFault, GroupState
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 
 _FIRST_WITH_NOT_FOUND: Final = 6
@@ -78,6 +78,3 @@ def _member(member: DescribedMember) -> DescribedGroupMember:
         member_metadata=member.metadata,
         member_assignment=member.assignment_bytes,
     )
-
-
-API = Api(key=15, name="DescribeGroups", versions=range(7), handle=handle)

@@ -20,7 +20,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i32, i64
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.routing import controller_of, route_of
 from sequencer.coordinates import PartitionKey
@@ -77,6 +77,3 @@ def _response(
         error_code=code, log_dir=store, topics=topics, total_bytes=_UNKNOWN, usable_bytes=_UNKNOWN
     )
     return DescribeLogDirsResponse(throttle_time=NO_THROTTLE, error_code=ErrorCode.none, results=(result,))
-
-
-API = Api(key=35, name="DescribeLogDirs", versions=range(1, 5), handle=handle)

@@ -18,7 +18,7 @@ from kio.schema.types import ProducerId, TopicName
 from kio.static.primitive import i32, i64
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from sequencer.administration import ActiveProducer
 from sequencer.coordinates import PartitionKey
@@ -86,6 +86,3 @@ def _partition(
             for producer in producers or ()
         ),
     )
-
-
-API = Api(key=61, name="DescribeProducers", versions=range(1), handle=handle)

@@ -21,7 +21,7 @@ from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.api import NO_THROTTLE, Api, CloseConnection
+from agent.kafka.api import NO_THROTTLE, CloseConnection
 from agent.kafka.context import RequestContext
 from agent.kafka.leader_epochs import OUR_EPOCH
 from agent.kafka.routing import NO_NODE, route_of
@@ -118,6 +118,3 @@ def _response(
     topics: Sequence[DescribeTopicPartitionsResponseTopic], next_cursor: Cursor | None = None
 ) -> DescribeTopicPartitionsResponse:
     return DescribeTopicPartitionsResponse(throttle_time=NO_THROTTLE, topics=tuple(topics), next_cursor=next_cursor)
-
-
-API = Api(key=75, name="DescribeTopicPartitions", versions=range(1), handle=handle)

@@ -9,7 +9,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import ProducerId, TransactionalId
 from kio.static.primitive import TZAware, i16, i32Timedelta
 
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 
 _NO_TIME: Final = i32Timedelta.parse(timedelta(0))
@@ -35,6 +35,3 @@ def _not_found(transactional_id: TransactionalId) -> TransactionState:
         producer_epoch=i16(-1),
         topics=(),
     )
-
-
-API = Api(key=65, name="DescribeTransactions", versions=range(1), handle=handle)

@@ -10,7 +10,7 @@ from kio.schema.elect_leaders.v2.response import ElectLeadersResponse, Partition
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from sequencer.topics import Topic
 
@@ -49,6 +49,3 @@ def _result(topic: Topic | None, number: Any) -> PartitionResult:
     else:
         code, message = ErrorCode.election_not_needed, _NOT_NEEDED
     return PartitionResult(partition_id=number, error_code=code, error_message=message)
-
-
-API = Api(key=43, name="ElectLeaders", versions=range(3), handle=handle)

@@ -18,7 +18,7 @@ from kio.schema.types import BrokerId
 from kio.static.primitive import i32, i64
 
 from agent.error_codes import read_failure_code
-from agent.kafka.api import ABSENT, Api
+from agent.kafka.api import ABSENT
 from agent.kafka.context import RequestContext
 from agent.kafka.current_leaders import CurrentLeader, NodeEndpoint, leader_elsewhere, node_endpoints
 from agent.kafka.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
@@ -222,6 +222,3 @@ def _partition(result: PartitionResult, leader: NodeId | None, *, by_id: bool, r
         preferred_read_replica=BrokerId(-1 if plan.preferred_replica is None else plan.preferred_replica),
         records=RecordSlices(result.chunks),  # type: ignore[arg-type] # kio's writer asks only for its length
     )
-
-
-API = Api(key=1, name="Fetch", versions=range(4, 19), handle=handle)

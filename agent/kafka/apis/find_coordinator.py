@@ -13,7 +13,7 @@ from kio.schema.find_coordinator.v6.response import Coordinator, FindCoordinator
 from kio.schema.types import BrokerId
 from kio.static.primitive import i32
 
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.routing import coordinator_of
 from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
@@ -75,6 +75,3 @@ def _refused(key: str, code: ErrorCode, message: str) -> Coordinator:
     return Coordinator(
         key=key, node_id=BrokerId(-1), host="", port=i32(-1), error_code=code, error_message=message
     )  # fmt: skip
-
-
-API = Api(key=10, name="FindCoordinator", versions=range(7), handle=handle)

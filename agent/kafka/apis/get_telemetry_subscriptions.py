@@ -14,7 +14,7 @@ from kio.schema.get_telemetry_subscriptions.v0.response import GetTelemetrySubsc
 from kio.static.primitive import i8, i32, i32Timedelta
 
 from agent.error_codes import telemetry_code
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.telemetry.instances import TelemetryFault
 from storage.record_batch import Compression
@@ -49,6 +49,3 @@ def _response(context: RequestContext, code: ErrorCode, instance_id: UUID | None
         delta_temporality=False,
         requested_metrics=asked.metrics if is_taken else (),
     )
-
-
-API = Api(key=71, name="GetTelemetrySubscriptions", versions=range(1), handle=handle)

@@ -6,7 +6,7 @@ from kio.schema.heartbeat.v4.response import HeartbeatResponse
 
 from agent.group_error_codes import heartbeat_code
 from agent.groups.values import GroupFault, Heartbeat, HeartbeatAnswer
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 
 
@@ -20,6 +20,3 @@ async def handle(request: Any, context: RequestContext) -> HeartbeatResponse:
     answer = await context.parts.coordinator.ask(request.group_id, event, HeartbeatAnswer)
     fault = answer if isinstance(answer, GroupFault) else answer.fault
     return HeartbeatResponse(throttle_time=NO_THROTTLE, error_code=heartbeat_code(fault))
-
-
-API = Api(key=12, name="Heartbeat", versions=range(5), handle=handle)

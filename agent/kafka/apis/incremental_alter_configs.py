@@ -17,7 +17,7 @@ from kio.schema.incremental_alter_configs.v1.response import (
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.administration import named_twice, topics_of
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.apis.describe_configs import broker_configs
 from agent.kafka.config_changes import ConfigChange, Operation, changed, check_form, refuse_broker_change
 from agent.kafka.config_entries import BROKER_RESOURCE
@@ -92,6 +92,3 @@ def _response(resource: Any, code: ErrorCode, message: str | None) -> AlterConfi
         resource_type=resource.resource_type,
         resource_name=resource.resource_name,
     )
-
-
-API = Api(key=44, name="IncrementalAlterConfigs", versions=range(2), handle=handle)

@@ -9,7 +9,7 @@ from kio.schema.init_producer_id.v5.response import InitProducerIdResponse
 from kio.schema.types import ProducerId
 from kio.static.primitive import i16
 
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import TRANSACTIONS_REFUSED_CODE
 from sequencer.database import SequencerUnavailable
@@ -43,6 +43,3 @@ def _refused(code: ErrorCode) -> InitProducerIdResponse:
         producer_id=ProducerId(NO_PRODUCER_ID),
         producer_epoch=i16(-1),
     )
-
-
-API = Api(key=22, name="InitProducerId", versions=range(6), handle=handle)

@@ -15,7 +15,7 @@ from kio.static.primitive import i32
 
 from agent.group_error_codes import member_code
 from agent.groups.values import GroupFault, Join, JoinAnswer, OfferedProtocol
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import can_be_instance_id, client_host, client_id, milliseconds
 from sequencer.groups import can_be_id
@@ -93,6 +93,3 @@ def _respond(answer: JoinAnswer, context: RequestContext) -> JoinGroupResponse:
             for member in answer.members
         ),
     )
-
-
-API = Api(key=11, name="JoinGroup", versions=range(10), handle=handle)

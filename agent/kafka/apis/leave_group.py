@@ -11,7 +11,7 @@ from kio.schema.leave_group.v5.response import LeaveGroupResponse, MemberRespons
 
 from agent.group_error_codes import group_code, member_code
 from agent.groups.values import GroupFault, Leave, LeaveAnswer, LeavingMember
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,3 @@ def _respond(answer: LeaveAnswer, context: RequestContext) -> LeaveGroupResponse
             for member, fault in answer.members
         ),
     )
-
-
-API = Api(key=13, name="LeaveGroup", versions=range(6), handle=handle, carried_out=True)

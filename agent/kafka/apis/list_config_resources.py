@@ -11,7 +11,7 @@ from kio.schema.list_config_resources.v1.response import ConfigResource, ListCon
 from kio.static.primitive import i8
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.config_entries import (
     BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
@@ -51,6 +51,3 @@ def _response(code: ErrorCode, found: list[tuple[int, str]] | None = None) -> Li
             ConfigResource(resource_type=i8(kind), resource_name=name) for kind, name in found or ()
         ),
     )
-
-
-API = Api(key=74, name="ListConfigResources", versions=range(2), handle=handle)

@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.list_groups.v5.response import ListedGroup, ListGroupsResponse
 from kio.schema.types import GroupId
 
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from sequencer.database import SequencerUnavailable
 
@@ -55,6 +55,3 @@ def _now(listed: Any, context: RequestContext) -> ListedGroup | None:
     return ListedGroup(
         group_id=GroupId(listed.group_id), protocol_type=listed.protocol_type, group_state=state, group_type=kind
     )
-
-
-API = Api(key=16, name="ListGroups", versions=range(6), handle=handle)

@@ -21,7 +21,6 @@ from kio.static.primitive import i32, i64
 
 from agent.error_codes import read_failure_code
 from agent.kafka.administration import named_twice
-from agent.kafka.api import Api
 from agent.kafka.context import RequestContext
 from agent.kafka.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
 from agent.read_path.plan_fetch import ReadFailure
@@ -187,6 +186,3 @@ def _partition(asked: Any, answer: _Answer) -> ListOffsetsPartitionResponse:
         offset=i64(answer.offset),
         leader_epoch=i32(NO_EPOCH if answer.offset == _NO_OFFSET else OUR_EPOCH),
     )
-
-
-API = Api(key=2, name="ListOffsets", versions=range(1, 12), handle=handle)

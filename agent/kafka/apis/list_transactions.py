@@ -10,7 +10,7 @@ import re2
 from kio.schema.errors import ErrorCode
 from kio.schema.list_transactions.v2.response import ListTransactionsResponse
 
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 
 _STATES: Final = frozenset(
@@ -46,6 +46,3 @@ def _is_pattern(pattern: str | None) -> bool:
     except re2.error:
         return False
     return True
-
-
-API = Api(key=66, name="ListTransactions", versions=range(3), handle=handle)

@@ -21,7 +21,7 @@ from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.api import NO_THROTTLE, Api, CloseConnection
+from agent.kafka.api import NO_THROTTLE, CloseConnection
 from agent.kafka.context import RequestContext
 from agent.kafka.routing import NO_NODE, controller_of, endpoints_of, route_of
 from sequencer.topics import Topic, TopicExists
@@ -154,6 +154,3 @@ def _partition(topic_id: TopicId, partition: Partition, context: RequestContext)
         isr_nodes=replicas,
         offline_replicas=(),
     )
-
-
-API = Api(key=3, name="Metadata", versions=range(14), handle=handle)

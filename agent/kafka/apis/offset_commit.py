@@ -19,7 +19,7 @@ from kio.schema.types import TopicName
 from agent.group_error_codes import commit_code
 from agent.groups.group_offsets import Committing
 from agent.groups.values import GroupFault
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import topics_named
 from sequencer.committed_offsets import CommittedOffset, PartitionKey
@@ -112,6 +112,3 @@ def _respond(request: Any, codes: Iterable[Iterable[ErrorCode]]) -> OffsetCommit
             for asked, topic_codes in zip(request.topics, codes, strict=True)
         ),
     )
-
-
-API = Api(key=8, name="OffsetCommit", versions=range(2, 11), handle=handle, ordered=True)

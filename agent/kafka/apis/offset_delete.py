@@ -19,7 +19,7 @@ from kio.static.primitive import i32
 from agent.group_error_codes import group_code
 from agent.groups.running_group import RunningGroup
 from agent.groups.values import GroupFault
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import topics_named
 from sequencer.committed_offsets import PartitionKey
@@ -82,6 +82,3 @@ def _topic(asked: Any, judged: Iterable[_Judged]) -> OffsetDeleteResponseTopic:
 
 def _refused(fault: GroupFault) -> OffsetDeleteResponse:
     return OffsetDeleteResponse(error_code=group_code(fault), throttle_time=NO_THROTTLE, topics=())
-
-
-API = Api(key=47, name="OffsetDelete", versions=range(1), handle=handle)

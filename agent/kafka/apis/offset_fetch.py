@@ -25,7 +25,7 @@ from kio.static.primitive import i32, i64
 from agent.group_error_codes import fetch_code
 from agent.groups.group_offsets import Fetching
 from agent.groups.values import GroupFault
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import topics_named
 from sequencer.committed_offsets import NO_OFFSET, CommittedOffset, PartitionKey
@@ -201,6 +201,3 @@ def _partition(
         metadata=committed.metadata,
         error_code=code,
     )
-
-
-API = Api(key=9, name="OffsetFetch", versions=range(1, 11), handle=handle)

@@ -17,7 +17,7 @@ from kio.schema.offset_for_leader_epoch.v4.response import (
 from kio.static.primitive import i32, i64
 
 from agent.error_codes import read_failure_code
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
 from agent.read_path.plan_fetch import ReadFailure
@@ -77,6 +77,3 @@ def _end(
         leader_epoch=i32(OUR_EPOCH if is_ours else NO_EPOCH),
         end_offset=i64(found.high_watermark if is_ours and found is not None else _NO_OFFSET),
     )
-
-
-API = Api(key=23, name="OffsetForLeaderEpoch", versions=range(2, 5), handle=handle)

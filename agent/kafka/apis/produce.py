@@ -20,7 +20,7 @@ from kio.schema.produce.v13.response import BatchIndexAndErrorMessage, Partition
 from kio.static.primitive import i32
 
 from agent.error_codes import ProduceResult, produce_result
-from agent.kafka.api import ABSENT, Api, CloseConnection
+from agent.kafka.api import ABSENT, CloseConnection
 from agent.kafka.apis.produce_batches import Accepted, AskedBatch, accept
 from agent.kafka.context import RequestContext
 from agent.kafka.current_leaders import CurrentLeader, NodeEndpoint, node_endpoints
@@ -227,8 +227,3 @@ def _partition_response(index: Any, result: ProduceResult) -> PartitionProduceRe
 
 def _as_datetime(timestamp_ms: int | None) -> datetime | None:
     return None if timestamp_ms is None else datetime.fromtimestamp(timestamp_ms / 1000, UTC)
-
-
-API = Api(
-    key=0, name="Produce", versions=range(14), served_from=3, handle=handle, ordered=True, carried_out=True
-)  # fmt: skip

@@ -12,7 +12,7 @@ from kio.schema.push_telemetry.v0.request import PushTelemetryRequest
 from kio.schema.push_telemetry.v0.response import PushTelemetryResponse
 
 from agent.error_codes import telemetry_code
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.telemetry.instances import Push
 from storage.record_batch import Compression
@@ -32,6 +32,3 @@ async def handle(request: PushTelemetryRequest, context: RequestContext) -> Push
     return PushTelemetryResponse(
         throttle_time=NO_THROTTLE, error_code=ErrorCode.none if fault is None else telemetry_code(fault)
     )
-
-
-API = Api(key=72, name="PushTelemetry", versions=range(1), handle=handle)

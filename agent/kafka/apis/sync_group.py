@@ -9,7 +9,7 @@ from kio.schema.sync_group.v5.response import SyncGroupResponse
 
 from agent.group_error_codes import sync_code
 from agent.groups.values import GroupFault, Sync, SyncAnswer
-from agent.kafka.api import NO_THROTTLE, Api
+from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 
 _FIRST_WITH_PROTOCOL: Final = 5
@@ -43,6 +43,3 @@ async def _answer(request: Any, context: RequestContext) -> SyncAnswer | GroupFa
         assignments={one.member_id: bytes(one.assignment) for one in request.assignments},
     )
     return await context.parts.coordinator.ask(request.group_id, event, SyncAnswer)
-
-
-API = Api(key=14, name="SyncGroup", versions=range(6), handle=handle)

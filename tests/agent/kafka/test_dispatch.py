@@ -18,12 +18,12 @@ from agent.kafka.api import Api
 from agent.kafka.apis import produce
 from agent.kafka.dispatch import BadRequest, Dispatch
 from agent.kafka.produce_shape import TooManyPartitions, check_partition_count
-from agent.kafka.served import served_apis
+from agent.kafka.served import APIS
 from agent.settings import AgentSettings
 from storage.identifiers import Offset
 from tests.agent.read_path.wire import request
 
-DISPATCH = Dispatch(served_apis(), AgentSettings())
+DISPATCH = Dispatch(APIS, AgentSettings())
 BY_KEY = {api.key: api for api in DISPATCH.apis}
 EVERY_VERSION = [(api, version) for api in DISPATCH.apis for version in api.versions if api.serves(version)]
 
@@ -167,7 +167,7 @@ def test_a_client_id_that_is_not_utf8_is_a_bad_request() -> None:
 
 
 def test_a_large_request_that_is_no_produce_is_refused_before_it_is_decoded() -> None:
-    dispatch = Dispatch(served_apis(), AgentSettings(max_control_request_bytes=1024))
+    dispatch = Dispatch(APIS, AgentSettings(max_control_request_bytes=1024))
 
     with pytest.raises(BadRequest, match="max_control_request_bytes"):
         dispatch.decode(a_frame(3, 9, b"\x00" * 1024))
@@ -178,7 +178,7 @@ def test_a_large_request_that_is_no_produce_is_refused_before_it_is_decoded() ->
 def test_a_produce_naming_too_many_partitions_is_refused_before_it_is_decoded(
     version: int, topics: int, partitions: int
 ) -> None:
-    dispatch = Dispatch(served_apis(), AgentSettings(max_partitions_per_request=50))
+    dispatch = Dispatch(APIS, AgentSettings(max_partitions_per_request=50))
 
     with pytest.raises(BadRequest, match="more than 50 partitions"):
         dispatch.decode(a_produce(version, partitions, topics))

@@ -13,11 +13,11 @@ from kio.index import load_request_schema
 from agent.kafka.asking import encode_request
 from agent.kafka.dispatch import BadRequest, Dispatch
 from agent.kafka.request_shape import ImpossibleShape, _shape_of_class, _Walk, check_shape
-from agent.kafka.served import served_apis
+from agent.kafka.served import APIS
 from agent.settings import AgentSettings
 
 MANY = 1_000_000
-DISPATCH = Dispatch(served_apis(), AgentSettings())
+DISPATCH = Dispatch(APIS, AgentSettings())
 EVERY_VERSION = [(api.key, version) for api in DISPATCH.apis for version in api.versions if api.serves(version)]
 LENGTHS = (b"\x7f\xff\xff\xff", b"\x01\x00\x00\x00", b"\xff\xff\xff\xff\x7f", b"\xff\xff\xff\xff", b"\x00\x00\x00\x00")
 """Of arrays and texts in either encoding, among them null and none."""
