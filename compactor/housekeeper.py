@@ -1,4 +1,4 @@
-"""The housekeeper: runs the jobs of the cluster for ever, each at its own pace, beside an agent or alone.
+"""The housekeeper: runs the jobs of the cluster for ever, each at its own pace, beside an agent or alone, and merges.
 
 Promises that a job runs in one housekeeper at a time (`sequencer/jobs.py`), in steps of bounded size; that a failure
 is logged once, counted and retried, and stops no other job; that it may be cancelled at any moment; and that jobs
@@ -10,6 +10,7 @@ import contextlib
 import logging
 import random
 import time
+from collections.abc import Callable
 from uuid import uuid4
 
 from prometheus_client import CollectorRegistry
@@ -17,6 +18,9 @@ from prometheus_client import CollectorRegistry
 from compactor.garbage_jobs import DoomingJob, GarbageDeletionJob, GarbageScanJob, HistoryGarbageJob
 from compactor.group_jobs import IdleGroupsJob, OffsetExpiryJob
 from compactor.job import Job
+from compactor.merge_jobs import MergeDiscoveryJob
+from compactor.merge_metrics import MergeMetrics
+from compactor.merging import Merger
 from compactor.metrics import HousekeeperMetrics
 from compactor.retention_jobs import ProducerExpiryJob, RetentionJob, TopicSweepJob
 from compactor.settings import HousekeeperSettings
@@ -32,7 +36,7 @@ _RELEASE_TIMEOUT_S = 2.0
 
 
 class Housekeeper:
-    """`registry`: where its metrics go."""
+    """`registry`: where its metrics go; `load`: how full the budgets of the agent beside are, from 0 to 1."""
 
     def __init__(
         self,
@@ -40,11 +44,17 @@ class Housekeeper:
         store: ObjectStore,
         settings: HousekeeperSettings,
         registry: CollectorRegistry | None = None,
+        *,
+        cluster: str = "tidelog",
+        load: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        registry = registry or CollectorRegistry()
         self._sequencer = sequencer
         self._settings = settings
         self._holder = uuid4()
         self._dooming = DoomingJob(sequencer, settings)
+        self._merge_metrics = MergeMetrics(registry)
+        self.merger = Merger(sequencer, store, cluster, settings, self._merge_metrics, load)
         self.jobs: tuple[Job, ...] = (
             RetentionJob(sequencer, settings),
             TopicSweepJob(sequencer, settings),
@@ -55,14 +65,16 @@ class Housekeeper:
             GarbageScanJob(sequencer, settings),
             GarbageDeletionJob(sequencer, store, settings),
             HistoryGarbageJob(sequencer, store, settings),
+            MergeDiscoveryJob(sequencer, settings, self.merger.policy),
         )
-        self.metrics = HousekeeperMetrics(registry or CollectorRegistry())
+        self.metrics = HousekeeperMetrics(registry)
 
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
             for job in self.jobs:
                 group.create_task(self._keep_doing(job), name=f"job {job.name}")
+            group.create_task(self.merger.run(), name="merging")
             group.create_task(self._keep_observing(), name="job statuses")
 
     async def run_once(self, job: Job) -> bool:
@@ -135,4 +147,7 @@ class Housekeeper:
         while True:
             with contextlib.suppress(SequencerUnavailable):  # the jobs report it, and the ages grow meanwhile
                 self.metrics.observe(await self._sequencer.jobs.statuses(), await self._sequencer.garbage.census())
+                self._merge_metrics.observe(
+                    await self._sequencer.merges.backlog(), await self._sequencer.merges.totals()
+                )
             await asyncio.sleep(self._settings.job_status_interval_s)

@@ -77,6 +77,38 @@ class HousekeeperSettings(BaseSettings):
     history_reader_grace_s: float = Field(default=86_400.0, ge=0)
     """How long history files that no snapshot names any more stay for readers outside."""
 
+    merge_target_s: float = Field(default=300.0, gt=0)
+    """What waits to be merged is merged within about so long: the effort follows the backlog."""
+    merge_max_bytes_per_s: float = Field(default=67_108_864, gt=0)
+    """The most an agent copies per second when it merges, however long the backlog is."""
+    merge_fan_in: int = Field(default=16, ge=2)
+    """Uploads, or earlier merges, merged at a time; small ones are gathered up to sixteen times as many."""
+    merge_tiers: int = Field(default=3, ge=0, le=8)
+    """How often a byte may be copied by merging, which bounds the write amplification; 0: nothing is merged."""
+    merge_object_bytes: int = Field(default=33_554_432, ge=1024)
+    """The most a merged object holds of runs; one is read, checked and uploaded at a time."""
+    merge_run_bytes: int = Field(default=4_194_304, ge=1024)
+    """Runs are merged up to this length; one of half of it gains nothing more."""
+    merge_memory_bytes: int = Field(default=83_886_080, ge=4096)
+    """Memory for merging: an object's bytes as read, with at most a quarter of dead ones between, and as uploaded."""
+    merge_requests: int = Field(default=4, ge=1)
+    """Ranges read from the store at once."""
+    merge_settle_s: float = Field(default=60.0, ge=0)
+    """Uploads are merged when they are this old: their readers at the tail have gone on."""
+    merge_segments_per_claim: int = Field(default=1024, ge=2)
+    """Segments looked at, and claimed, for one merge."""
+    merge_runs_per_step: int = Field(default=20_000, ge=1)
+    """Runs planned at a time, in memory."""
+    merge_runs_per_publish: int = Field(default=500, ge=1)
+    """Runs replaced in one transaction, while which their partitions take no commit."""
+    merge_job_s: float = Field(default=30.0, gt=0)
+    """A merge that takes longer ends after the object it is at; what is left is claimed anew, after what is more
+    urgent."""
+    merge_lease_s: float = Field(default=60.0, gt=0)
+    """The segments of a merge whose agent died are merged by another after this long."""
+    merge_interval_s: float = Field(default=5.0, gt=0)
+    """The pause between two looks for what may be merged."""
+
     job_lease_s: float = Field(default=60.0, gt=0)
     """A job whose housekeeper died is taken over by another after this long."""
     job_run_s: float = Field(default=20.0, gt=0)
@@ -91,6 +123,16 @@ class HousekeeperSettings(BaseSettings):
         if self.job_run_s * 2 > self.job_lease_s:
             raise ValueError(
                 f"TIDELOG_JOB_RUN_S ({self.job_run_s}) must be at most half of TIDELOG_JOB_LEASE_S ({self.job_lease_s})"
+            )
+        if self.merge_object_bytes * 9 // 4 > self.merge_memory_bytes:
+            raise ValueError(
+                f"TIDELOG_MERGE_MEMORY_BYTES ({self.merge_memory_bytes}) must be at least 2.25 times "
+                f"TIDELOG_MERGE_OBJECT_BYTES ({self.merge_object_bytes})"
+            )
+        if self.merge_run_bytes > self.merge_object_bytes:
+            raise ValueError(
+                f"TIDELOG_MERGE_RUN_BYTES ({self.merge_run_bytes}) must not exceed TIDELOG_MERGE_OBJECT_BYTES "
+                f"({self.merge_object_bytes})"
             )
         if self.dooming_interval_s * 2 > self.database_outage_after_s:
             raise ValueError(

@@ -34,8 +34,8 @@ class TierBacklog:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
     tiers: tuple[TierBacklog, ...]
-    claims: int
-    """Merges that are going on."""
+    agents: int
+    """Alive in the cluster: each may merge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,9 +89,9 @@ class Merges:
                 oldest_s=row.oldest_s,
             )
             for row in rows
-            if not row.held
+            if row.tier is not None
         )
-        return Backlog(tiers=tiers, claims=sum(row.claims for row in rows if row.held))
+        return Backlog(tiers=tiers, agents=rows[0].agents)
 
     async def claim(
         self,

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+import numpy as np
 from crc32c import crc32c
 
 from storage.byte_arrays import Buffer
+from storage.checksums import CHECKSUM, LENGTH, PART_COLUMNS, WHOLE, combined
 from storage.identifiers import BytePosition, Partition, ProducerId, SegmentId, TopicId
-from storage.record_batch import ValidBatch, index_batches
+from storage.record_batch import CRC_START, ValidBatch, index_batches
 
 FORMAT_VERSION = 1
 HEADER_MAGIC = b"TIDESEGM"
@@ -109,18 +111,17 @@ def seal_segment(segment_id: SegmentId, writer: str, batches: Sequence[PendingBa
     """Give every batch its place. Raises ValueError without batches or for a writer's name above 255 bytes."""
     if not batches:
         raise ValueError("a segment holds at least one batch")
-    header = _header_bytes(segment_id, writer)
-    order = tuple(sorted(range(len(batches)), key=lambda i: (batches[i].topic_id.bytes, batches[i].partition)))
+    header = header_bytes(segment_id, writer)
+    keys = [(batch.topic_id.bytes, batch.partition) for batch in batches]
+    order = tuple(sorted(range(len(batches)), key=keys.__getitem__))
     placed = []
-    runs: list[FooterRun] = []
     position = len(header)
     for index in order:
-        place = _place(batches[index], position)
-        _extend_runs(runs, place, batches[index].batch.data)
-        placed.append(place)
-        position += place.length
+        placed.append(_place(batches[index], position))
+        position += placed[-1].length
+    runs = _runs_of(placed, [batches[index] for index in order])
     footer = SegmentFooter(segment_id=segment_id, writer=writer, runs=tuple(runs))
-    ending = _footer_bytes(footer, position)
+    ending = footer_bytes(footer, position)
     return SealedSegment(
         segment_id=segment_id,
         chunks=(header, *(batches[index].batch.data for index in order), ending),
@@ -168,7 +169,7 @@ def verify_segment(data: Buffer) -> SegmentFooter:
     footer_start, _ = footer_range(data[-TRAILER_BYTES:], len(data))
     footer = read_footer(data)
     _check_version(data)
-    header = _header_bytes(footer.segment_id, footer.writer)
+    header = header_bytes(footer.segment_id, footer.writer)
     if data[: len(header)] != header:
         differs = next((i for i, byte in enumerate(header) if i >= len(data) or data[i] != byte), 0)
         raise CorruptSegment("the header does not match the footer", differs)
@@ -217,23 +218,40 @@ def _place(pending: PendingBatch, position: int) -> PlacedBatch:
     )
 
 
-def _extend_runs(runs: list[FooterRun], place: PlacedBatch, data: memoryview) -> None:
-    """Append the batch to the last run if it is of the same partition, else begin a run."""
-    last = runs[-1] if runs and (runs[-1].topic_id, runs[-1].partition) == (place.topic_id, place.partition) else None
-    run = FooterRun(
-        topic_id=place.topic_id,
-        partition=place.partition,
-        position=last.position if last else place.position,
-        length=place.length + (last.length if last else 0),
-        record_count=place.record_count + (last.record_count if last else 0),
-        min_timestamp_ms=min(place.min_timestamp_ms, last.min_timestamp_ms) if last else place.min_timestamp_ms,
-        max_timestamp_ms=max(place.max_timestamp_ms, last.max_timestamp_ms) if last else place.max_timestamp_ms,
-        crc32c=crc32c(data, last.crc32c if last else 0),
+def _runs_of(placed: Sequence[PlacedBatch], batches: Sequence[PendingBatch]) -> list[FooterRun]:
+    """Neighbours of one partition are one run. Its checksum is made of those that the batches bring along."""
+    starts = [
+        index
+        for index, place in enumerate(placed)
+        if not index or (place.topic_id, place.partition) != (placed[index - 1].topic_id, placed[index - 1].partition)
+    ]
+    ends = [*starts[1:], len(placed)]
+    parts = np.empty((2 * len(placed), PART_COLUMNS), np.int64)
+    parts[:, WHOLE] = np.repeat(np.arange(len(starts)), 2 * np.subtract(ends, starts))
+    parts[::2, CHECKSUM] = [crc32c(batch.batch.data[:CRC_START]) for batch in batches]
+    parts[::2, LENGTH] = CRC_START
+    parts[1::2, CHECKSUM] = [batch.batch.header.crc for batch in batches]
+    parts[1::2, LENGTH] = [place.length - CRC_START for place in placed]
+    checksums = combined(parts, len(starts))
+    return [_run(placed[start:end], checksum) for start, end, checksum in zip(starts, ends, checksums, strict=True)]
+
+
+def _run(placed: Sequence[PlacedBatch], checksum: int) -> FooterRun:
+    first, last = placed[0], placed[-1]
+    return FooterRun(
+        topic_id=first.topic_id,
+        partition=first.partition,
+        position=first.position,
+        length=last.position + last.length - first.position,
+        record_count=sum(place.record_count for place in placed),
+        min_timestamp_ms=min(place.min_timestamp_ms for place in placed),
+        max_timestamp_ms=max(place.max_timestamp_ms for place in placed),
+        crc32c=checksum,
     )
-    runs[len(runs) - (last is not None) :] = [run]
 
 
-def _header_bytes(segment_id: SegmentId, writer: str) -> bytes:
+def header_bytes(segment_id: SegmentId, writer: str) -> bytes:
+    """What a segment begins with, up to its first run. Raises ValueError for a writer's name above 255 bytes."""
     name = writer.encode()
     if len(name) > MAX_WRITER_BYTES:
         raise ValueError(f"a segment's writer has at most {MAX_WRITER_BYTES} bytes, got {len(name)}")
@@ -241,7 +259,8 @@ def _header_bytes(segment_id: SegmentId, writer: str) -> bytes:
     return body + _CRC.pack(crc32c(body))
 
 
-def _footer_bytes(footer: SegmentFooter, position: int) -> bytes:
+def footer_bytes(footer: SegmentFooter, position: int) -> bytes:
+    """What a segment ends with, from `position` on, where its last run ends: footer and trailer."""
     name = footer.writer.encode()
     parts = [_FOOTER.pack(footer.segment_id.bytes, len(name), len(footer.runs)), name]
     parts += [

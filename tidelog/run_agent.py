@@ -13,7 +13,6 @@ import os
 import signal
 
 import uvloop
-from prometheus_client import CollectorRegistry
 
 from agent.app import App
 from agent.settings import AgentSettings
@@ -70,7 +69,7 @@ async def _run(settings: AgentSettings, process: ProcessSettings) -> None:
         if "kafka" in process.role_set:
             group.create_task(app.run(stopping), name="agent")
         if "jobs" in process.role_set:
-            group.create_task(_keep_house(settings, app.metrics.registry, stopping), name="jobs")
+            group.create_task(_keep_house(settings, app, stopping), name="jobs")
     log.info("stopped", extra={"pid": os.getpid()})
 
 
@@ -82,15 +81,15 @@ def _stop(stopping: asyncio.Event, number: signal.Signals) -> None:
     stopping.set()
 
 
-async def _keep_house(settings: AgentSettings, registry: CollectorRegistry, stopping: asyncio.Event) -> None:
+async def _keep_house(settings: AgentSettings, app: App, stopping: asyncio.Event) -> None:
     """Connections of its own, so that jobs never wait behind, or delay, the agent's."""
     async with asyncio.TaskGroup() as group:
-        jobs = group.create_task(_run_jobs(settings, registry), name="housekeeper")
+        jobs = group.create_task(_run_jobs(settings, app), name="housekeeper")
         await stopping.wait()
         jobs.cancel()
 
 
-async def _run_jobs(settings: AgentSettings, registry: CollectorRegistry) -> None:
+async def _run_jobs(settings: AgentSettings, app: App) -> None:
     pause_s = settings.connect_backoff_s
     while True:
         try:
@@ -99,7 +98,15 @@ async def _run_jobs(settings: AgentSettings, registry: CollectorRegistry) -> Non
                 opened.push_async_callback(sequencer.close)
                 store = await open_store(settings.store_url)
                 opened.push_async_callback(store.close)
-                await Housekeeper(sequencer, store, HousekeeperSettings(), registry).run()
+                housekeeper = Housekeeper(
+                    sequencer,
+                    store,
+                    HousekeeperSettings(),
+                    app.metrics.registry,
+                    cluster=settings.cluster,
+                    load=app.load,
+                )
+                await housekeeper.run()
         except (SequencerUnavailable, StoreUnavailable) as away:
             log.warning("jobs wait for the database and the store", extra={"reason": str(away), "retry_s": pause_s})
             await asyncio.sleep(pause_s)

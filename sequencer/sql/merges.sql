@@ -37,16 +37,18 @@ FROM (VALUES (1)) AS one (row)
 LEFT JOIN LATERAL (SELECT * FROM page ORDER BY committed_at DESC, segment_id DESC LIMIT 1) AS last ON true
 
 -- name: backlog
--- Per tier what is not claimed; a unit is what was committed at one moment, that is one upload or the outputs of one merge. And how many
--- are at work.
-SELECT c.tier, h.held, count(*) AS segments, count(DISTINCT c.committed_at) AS units, sum(c.size_bytes)::bigint AS size_bytes,
-    extract(epoch FROM clock_timestamp() - min(c.committed_at))::float8 AS oldest_s, count(DISTINCT c.claimed_by) AS claims
-FROM merge_candidates AS c
-CROSS JOIN LATERAL (
-    SELECT EXISTS (
-        SELECT FROM holds AS h WHERE h.segment_id = c.segment_id AND h.job_id = c.claimed_by AND h.lease_until > clock_timestamp()
-    ) AS held) AS h
-GROUP BY c.tier, h.held ORDER BY c.tier
+-- Per tier what is not claimed; a unit is what was committed at one moment, that is one upload or the outputs of one merge. One row without
+-- a tier if nothing waits.
+SELECT agents.alive AS agents, c.tier, c.segments, c.units, c.size_bytes, c.oldest_s
+FROM (SELECT count(*) AS alive FROM agents WHERE lease_until > clock_timestamp()) AS agents
+LEFT JOIN (
+    SELECT tier, count(*) AS segments, count(DISTINCT committed_at) AS units, sum(size_bytes)::bigint AS size_bytes,
+        extract(epoch FROM clock_timestamp() - min(committed_at))::float8 AS oldest_s
+    FROM merge_candidates AS c
+    WHERE NOT EXISTS (
+        SELECT FROM holds AS h WHERE h.segment_id = c.segment_id AND h.job_id = c.claimed_by AND h.lease_until > clock_timestamp())
+    GROUP BY tier) AS c ON true
+ORDER BY c.tier
 
 -- name: lock_candidates
 -- The oldest of a tier; those that another is claiming just now are passed. Whether one is claimed is judged by the next statement, in a snapshot

@@ -1,0 +1,65 @@
+"""How fast to merge (DESIGN §9): an effort in bytes per second that follows the backlog.
+
+Pure. The effort is what clears the backlog within `target_s`, shared among those who may merge, and at most
+`most_bytes_per_s`. So a backlog that grows is met by more effort until both balance: at a steady inflow of `i` bytes/s
+it settles at about `i * target_s`, and a burst is worked off over `target_s`, not at once. A merge that has begun is
+not slowed by a short backlog, only by the ceiling; what it copied is owed, and the next begins when the effort has paid
+for it. An agent that is overloaded gives less, down to nothing, but not for ever: what has waited `PATIENCE` times the
+target is merged at a tenth of what it would be.
+"""
+
+from dataclasses import dataclass
+
+PATIENCE = 4
+_LEAST_SHARE = 0.1
+_CALM_LOAD = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffortLimits:
+    target_s: float
+    most_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """`backlog_bytes` wait, the oldest for `oldest_s`; `mergers` may work on it, this one included; `load` is how full
+    this agent's own budgets are, from 0 to 1.
+    """
+
+    backlog_bytes: int
+    oldest_s: float
+    mergers: int
+    load: float
+
+
+def ceiling_bytes_per_s(situation: Situation, limits: EffortLimits) -> float:
+    """How fast a merge may copy here and now; 0: it pauses."""
+    calm = min(1.0, max(0.0, (1.0 - situation.load) / (1.0 - _CALM_LOAD)))
+    if situation.oldest_s > PATIENCE * limits.target_s:
+        calm = max(calm, _LEAST_SHARE)
+    return calm * limits.most_bytes_per_s
+
+
+def effort_bytes_per_s(situation: Situation, limits: EffortLimits) -> float:
+    """How many bytes to copy per second in the long run."""
+    wanted = situation.backlog_bytes / limits.target_s / max(1, situation.mergers)
+    ceiling = ceiling_bytes_per_s(situation, limits)
+    return min(1.0, wanted / limits.most_bytes_per_s) * ceiling
+
+
+class CopyDebt:
+    """What was copied and not yet paid for by the effort of the time since; the caller owns the clock."""
+
+    def __init__(self, now_s: float) -> None:
+        self._owed_bytes = 0.0
+        self._paid_until_s = now_s
+
+    def copied(self, size_bytes: int) -> None:
+        self._owed_bytes += size_bytes
+
+    def is_paid(self, effort: float, now_s: float) -> bool:
+        """Whether nothing is owed any more. Effort that was not needed is not saved up."""
+        self._owed_bytes = max(0.0, self._owed_bytes - effort * (now_s - self._paid_until_s))
+        self._paid_until_s = now_s
+        return self._owed_bytes == 0.0

@@ -1,0 +1,217 @@
+"""From runs in many objects to one merged object (DESIGN §9): what to read, whether it is right, how it is laid out.
+
+Pure: the caller reads and writes. Promises that only ranges around live runs are read, with at most a quarter of
+dead bytes between; that every byte of every record was checked against its batch's checksum, and every run against the
+offsets it should hold; that a run which fails stays out and with it only the swap it is in; and that the result is a
+segment (`storage/segment.py`) whose runs lie in (topic, partition, offset) order, each partition's back to back.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from compactor.merge_plan import Swap
+from sequencer.merge_values import MergedRun, PartitionKey, PlacedSwap, RunToMerge
+from storage.byte_arrays import Buffer
+from storage.identifiers import BytePosition, Offset, SegmentId
+from storage.record_batch import CRC_POSITION, CRC_START, MAGIC_POSITION, MAGIC_V2, index_batches
+from storage.segment import FooterRun, SegmentFooter, footer_bytes, header_bytes
+
+MOST_DEAD_SHARE = 4
+"""At most one dead byte is read for so many live ones."""
+_SMALL_CHUNK_BYTES = 262_144
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteRange:
+    """`[start, end)` of a segment."""
+
+    segment_id: SegmentId
+    start: int
+    end: int
+
+
+def ranges_to_read(swaps: Sequence[Swap], most_bytes: int) -> list[ByteRange]:
+    """Covers every run of the swaps, in ranges of about `most_bytes` or one run."""
+    runs: dict[SegmentId, list[RunToMerge]] = {}
+    for swap in swaps:
+        for run in swap.replaced:
+            runs.setdefault(run.segment_id, []).append(run)
+    return [span for segment_id, own in runs.items() for span in _spans(segment_id, own, most_bytes)]
+
+
+def _spans(segment_id: SegmentId, runs: list[RunToMerge], most_bytes: int) -> Iterator[ByteRange]:
+    runs.sort(key=lambda run: run.position)
+    start, end = int(runs[0].position), int(runs[0].position)
+    live = 0
+    for run in runs:
+        dead = run.position - start - live
+        if live and (dead * MOST_DEAD_SHARE > live or run.position + run.length - start > most_bytes):
+            yield ByteRange(segment_id=segment_id, start=start, end=end)
+            start, live = int(run.position), 0
+        live += run.length
+        end = run.position + run.length
+    yield ByteRange(segment_id=segment_id, start=start, end=end)
+
+
+class ReadRanges:
+    """The bytes that were read, found again by run."""
+
+    def __init__(self) -> None:
+        self._starts: dict[SegmentId, list[int]] = {}
+        self._data: dict[SegmentId, list[memoryview]] = {}
+
+    def add(self, span: ByteRange, data: Buffer) -> None:
+        at = bisect_right(self._starts.setdefault(span.segment_id, []), span.start)
+        self._starts[span.segment_id].insert(at, span.start)
+        self._data.setdefault(span.segment_id, []).insert(at, memoryview(data))
+
+    def of(self, run: RunToMerge) -> memoryview:
+        """The run's bytes; too few, or none, where the object has fewer than it should or could not be read."""
+        starts = self._starts.get(run.segment_id, [])
+        at = bisect_right(starts, run.position) - 1
+        if at < 0:
+            return memoryview(b"")
+        begin = run.position - starts[at]
+        return self._data[run.segment_id][at][begin : begin + run.length]
+
+
+def fault_of_run(run: RunToMerge, data: memoryview) -> str | None:
+    """What is wrong with a run's bytes, if anything."""
+    if len(data) != run.length:
+        return f"only {len(data)} of its {run.length} bytes are there"
+    try:
+        batches = index_batches(data, 0, len(data))
+    except ValueError as error:
+        return str(error)
+    records = int((batches["last_offset_delta"] + 1).sum())
+    if records != run.last_offset - run.base_offset + 1:
+        return f"it holds {records} records"
+    for start, size_bytes in zip(batches["position"].tolist(), batches["size_bytes"].tolist(), strict=True):
+        stored = int.from_bytes(data[start + CRC_POSITION : start + CRC_START])
+        if data[start + MAGIC_POSITION] != MAGIC_V2 or crc32c(data[start + CRC_START : start + size_bytes]) != stored:
+            return f"the batch at its byte {start} is damaged"
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaidOut:
+    """A merged object: `chunks` are uploaded, `swaps` published."""
+
+    chunks: tuple[Buffer, ...]
+    size_bytes: int
+    swaps: tuple[PlacedSwap, ...]
+
+    @property
+    def runs(self) -> int:
+        return sum(len(swap.made) for swap in self.swaps)
+
+
+class Layout:
+    """Lays out one merged object, swap by swap; the caller decides when to pause."""
+
+    def __init__(self, segment_id: SegmentId, writer: str, *, run_bytes: int) -> None:
+        self._segment_id = segment_id
+        self._writer = writer
+        self._run_bytes = run_bytes
+        header = header_bytes(segment_id, writer)
+        self._position = len(header)
+        self._chunks: list[Buffer] = []
+        self._small: list[Buffer] = [header]
+        self._small_bytes = 0
+        self._footer: list[FooterRun] = []
+        self._swaps: list[PlacedSwap] = []
+
+    def add(self, swap: Swap, read: ReadRanges) -> None:
+        """A swap whose runs have passed `fault_of_run`; swaps come in (topic, partition, offset) order."""
+        made = tuple(_made(swap, self._position, read, self._run_bytes))
+        self._swaps.append(PlacedSwap(replaced=swap.replaced, made=made))
+        for run in swap.replaced:
+            data = read.of(run)
+            self._add_to_footer(run, data)
+            self._add_chunk(data)
+            self._position += run.length
+
+    def finish(self) -> LaidOut | None:
+        """None if nothing was added."""
+        if not self._swaps:
+            return None
+        footer = SegmentFooter(segment_id=self._segment_id, writer=self._writer, runs=tuple(self._footer))
+        ending = footer_bytes(footer, self._position)
+        self._add_chunk(ending)
+        self._join_small()
+        return LaidOut(chunks=tuple(self._chunks), size_bytes=self._position + len(ending), swaps=tuple(self._swaps))
+
+    def _add_to_footer(self, run: RunToMerge, data: memoryview) -> None:
+        """One entry per partition: its runs lie back to back."""
+        last = self._footer[-1] if self._footer and _key(self._footer[-1]) == run.key else None
+        self._footer[len(self._footer) - (last is not None) :] = [
+            FooterRun(
+                topic_id=run.topic_id,
+                partition=run.partition,
+                position=last.position if last else BytePosition(self._position),
+                length=run.length + (last.length if last else 0),
+                record_count=run.last_offset - run.base_offset + 1 + (last.record_count if last else 0),
+                min_timestamp_ms=min(run.min_timestamp_ms, last.min_timestamp_ms) if last else run.min_timestamp_ms,
+                max_timestamp_ms=max(run.max_timestamp_ms, last.max_timestamp_ms) if last else run.max_timestamp_ms,
+                crc32c=crc32c(data, last.crc32c if last else 0),
+            )
+        ]
+
+    def _add_chunk(self, chunk: Buffer) -> None:
+        """Small neighbours are copied together, so that a store is not given thousands of pieces."""
+        if len(chunk) >= _SMALL_CHUNK_BYTES or self._small_bytes >= _SMALL_CHUNK_BYTES:
+            self._join_small()
+        if len(chunk) >= _SMALL_CHUNK_BYTES:
+            self._chunks.append(chunk)
+        else:
+            self._small.append(chunk)
+            self._small_bytes += len(chunk)
+
+    def _join_small(self) -> None:
+        if self._small:
+            self._chunks.append(b"".join(self._small))
+        self._small, self._small_bytes = [], 0
+
+
+def _made(swap: Swap, position: int, read: ReadRanges, run_bytes: int) -> Iterator[MergedRun]:
+    """One run, or where a single one is too long, several, cut between batches."""
+    first, last = swap.replaced[0], swap.replaced[-1]
+    times = {
+        "min_timestamp_ms": min(run.min_timestamp_ms for run in swap.replaced),
+        "max_timestamp_ms": max(run.max_timestamp_ms for run in swap.replaced),
+    }
+    base_offset = int(first.base_offset)
+    for length, records in _pieces(swap, read, run_bytes):
+        yield MergedRun(
+            base_offset=Offset(base_offset),
+            last_offset=Offset(base_offset + records - 1),
+            position=BytePosition(position),
+            length=length,
+            **times,
+        )
+        base_offset, position = base_offset + records, position + length
+    assert base_offset == last.last_offset + 1, "a run that passed its check has as many records as offsets"
+
+
+def _pieces(swap: Swap, read: ReadRanges, run_bytes: int) -> Iterator[tuple[int, int]]:
+    """Bytes and records of each run to make."""
+    first, last = swap.replaced[0], swap.replaced[-1]
+    if len(swap.replaced) > 1 or first.length <= run_bytes:
+        yield swap.size_bytes, last.last_offset - first.base_offset + 1
+        return
+    batches = index_batches(read.of(first), 0, first.length)
+    length = records = 0
+    sizes, deltas = batches["size_bytes"].tolist(), batches["last_offset_delta"].tolist()
+    for size_bytes, last_offset_delta in zip(sizes, deltas, strict=True):
+        if length and length + size_bytes > run_bytes:
+            yield length, records
+            length = records = 0
+        length, records = length + size_bytes, records + last_offset_delta + 1
+    yield length, records
+
+
+def _key(run: FooterRun) -> PartitionKey:
+    return run.topic_id, run.partition

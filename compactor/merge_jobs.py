@@ -1,0 +1,45 @@
+"""The job that finds what may be merged; the merging itself runs beside the jobs, in every agent (`merging.py`)."""
+
+from datetime import datetime
+from uuid import UUID
+
+from compactor.job import Step
+from compactor.merge_plan import MergePolicy
+from compactor.settings import HousekeeperSettings
+from sequencer.client import Sequencer
+from sequencer.merges import BEGINNING
+from storage.identifiers import SegmentId
+
+
+class MergeDiscoveryJob:
+    """Follows the commits of segments, from where it was to `merge_settle_s` ago, and makes candidates of them."""
+
+    name = "merge-discovery"
+
+    def __init__(self, sequencer: Sequencer, settings: HousekeeperSettings, policy: MergePolicy) -> None:
+        self.interval_s = settings.merge_interval_s
+        self._merges = sequencer.merges
+        self._settings = settings
+        self._policy = policy
+
+    async def step(self, progress: str | None) -> Step:
+        """A page of segments. Its progress is never forgotten, so that nothing is looked at twice."""
+        if not self._policy.tiers:
+            return Step(progress=progress)
+        found = await self._merges.discover(
+            _moment(progress),
+            settle_s=self._settings.merge_settle_s,
+            long_run_bytes=self._policy.long_run_bytes,
+            cap=self._settings.garbage_segments_per_step,
+        )
+        committed_at, segment_id = found.reached
+        return Step(
+            progress=f"{committed_at.isoformat()}/{segment_id}", more=found.more, done={"candidates": found.added}
+        )
+
+
+def _moment(progress: str | None) -> tuple[datetime, SegmentId]:
+    if progress is None:
+        return BEGINNING
+    committed_at, _, segment_id = progress.partition("/")
+    return datetime.fromisoformat(committed_at), SegmentId(UUID(segment_id))

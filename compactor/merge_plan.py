@@ -1,0 +1,184 @@
+"""What is merged with what (DESIGN §9): tiers like an LSM's, and within a merge which runs become one.
+
+Pure. Uploads are tier 0; a merge of `fan_in` units of a tier makes one unit of the next, up to `tiers`, so that no byte
+is copied more often than that. Promises of a plan: it names no run twice; a swap's runs are consecutive in their
+partition; a merged run is at most `run_bytes` long unless one of its runs alone is, and spans no more time than its
+topic's retention bears; what is about to expire stays where it is, and so do runs that are long already where they are
+most of what their object still holds (then at most as much of the object is dead as is alive).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from sequencer.merge_values import Backlog, Candidate, MergeInput, PartitionKey, RunToMerge, TierBacklog
+from sequencer.topic_config import TopicConfig
+from storage.identifiers import SegmentId, TopicId
+
+_MOST_FAN_INS = 16
+"""Units that are small are gathered up to so many times the fan-in."""
+_RETENTION_SHARE = 10
+"""A run covers at most this part of its topic's retention, and is not moved in this last part of its life."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergePolicy:
+    fan_in: int
+    tiers: int
+    object_bytes: int
+    run_bytes: int
+
+    @property
+    def long_run_bytes(self) -> int:
+        """A run of this length gains nothing by merging."""
+        return self.run_bytes // 2
+
+    @property
+    def most_units(self) -> int:
+        return _MOST_FAN_INS * self.fan_in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionLimits:
+    """Of a topic; None: without limit."""
+
+    retention_ms: int | None
+    longest_span_ms: int | None
+
+    @classmethod
+    def of(cls, config: Mapping[str, str]) -> "RetentionLimits":
+        """A tenth of `retention.ms`, and no more than `segment.ms` if the topic sets it: retention drops whole runs."""
+        retention_ms = TopicConfig.of(config).retention_ms
+        spans = [retention_ms // _RETENTION_SHARE] if retention_ms >= 0 else []
+        if "segment.ms" in config:
+            spans.append(int(config["segment.ms"]))
+        return cls(retention_ms=retention_ms if retention_ms >= 0 else None, longest_span_ms=min(spans, default=None))
+
+    def expires_soon(self, run: RunToMerge, now_ms: int) -> bool:
+        if self.retention_ms is None:
+            return False
+        left_ms = run.aged_from_ms + self.retention_ms - now_ms
+        return left_ms * _RETENTION_SHARE < self.retention_ms
+
+    def bears(self, oldest_ms: int, newest_ms: int) -> bool:
+        return self.longest_span_ms is None or newest_ms - oldest_ms <= self.longest_span_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swap:
+    """Consecutive runs of one partition that are to become one."""
+
+    replaced: tuple[RunToMerge, ...]
+
+    @property
+    def key(self) -> PartitionKey:
+        return self.replaced[0].key
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(run.length for run in self.replaced)
+
+
+def is_worth_merging(tier: int, size_bytes: int, runs: int, policy: MergePolicy) -> bool:
+    """Whether an object of this tier is to be merged again; not if its runs are long on average."""
+    return tier < policy.tiers and size_bytes < runs * policy.long_run_bytes
+
+
+def merges_waiting(backlog: TierBacklog, policy: MergePolicy) -> int:
+    """How many merges the candidates of a tier would fill."""
+    if backlog.tier >= policy.tiers:
+        return 0
+    by_size = min(backlog.units // policy.fan_in, backlog.size_bytes // policy.object_bytes)
+    return max(by_size, backlog.units // policy.most_units)
+
+
+def next_tier(backlog: Backlog, policy: MergePolicy) -> int | None:
+    """The tier in which most merges wait, the lowest of those; None if none waits."""
+    waiting = {tier.tier: merges_waiting(tier, policy) for tier in backlog.tiers}
+    most = max(waiting.values(), default=0)
+    return min(tier for tier, merges in waiting.items() if merges == most) if most else None
+
+
+def waiting_bytes(backlog: Backlog, policy: MergePolicy) -> int:
+    """The bytes of the tiers in which a merge waits."""
+    return sum(tier.size_bytes for tier in backlog.tiers if merges_waiting(tier, policy))
+
+
+def choose_inputs(candidates: Sequence[Candidate], policy: MergePolicy, cap: int) -> Sequence[SegmentId]:
+    """The next merge of a tier, oldest units first and whole; none while there are too few. `candidates` are in the
+    order of their commits, and cut off if there are `cap`: then what is whole of them must do.
+    """
+    units = [list(unit) for _, unit in groupby(candidates, key=lambda candidate: candidate.committed_at)]
+    if len(candidates) == cap and len(units) > 1:
+        units.pop()
+    size_bytes = 0
+    for taken, unit in enumerate(units, 1):
+        size_bytes += sum(candidate.size_bytes for candidate in unit)
+        is_large = size_bytes >= policy.object_bytes
+        if (taken >= policy.fan_in and is_large) or taken >= policy.most_units:
+            return _ids(units[:taken])
+    return _ids(units) if len(candidates) == cap else []
+
+
+def plan_swaps(
+    runs: Sequence[RunToMerge],
+    inputs: Mapping[SegmentId, MergeInput],
+    limits: Mapping[TopicId, RetentionLimits],
+    now_ms: int,
+    policy: MergePolicy,
+) -> Iterator[Swap]:
+    """Cuts runs, given in (topic, partition, offset) order, into swaps in that order."""
+    group: list[RunToMerge] = []
+    size_bytes = 0
+    for run in runs:
+        limit = limits[run.topic_id]
+        moves = not limit.expires_soon(run, now_ms) and not _stays(run, inputs[run.segment_id], policy)
+        if group and not (moves and _fits(group, size_bytes, run, limit, policy)):
+            yield from _swap(group, inputs)
+            group, size_bytes = [], 0
+        if moves:
+            group.append(run)
+            size_bytes += run.length
+    yield from _swap(group, inputs)
+
+
+def fill_objects(swaps: Sequence[Swap], object_bytes: int) -> Iterator[Sequence[Swap]]:
+    """The swaps in their order, for as many objects as they need."""
+    first = size_bytes = 0
+    for place, swap in enumerate(swaps):
+        if place > first and size_bytes + swap.size_bytes > object_bytes:
+            yield swaps[first:place]
+            first, size_bytes = place, 0
+        size_bytes += swap.size_bytes
+    if swaps[first:]:
+        yield swaps[first:]
+
+
+def _ids(units: Sequence[Sequence[Candidate]]) -> Sequence[SegmentId]:
+    return [candidate.segment_id for unit in units for candidate in unit]
+
+
+def _stays(run: RunToMerge, of: MergeInput, policy: MergePolicy) -> bool:
+    return run.length >= policy.long_run_bytes and _is_kept(of)
+
+
+def _is_kept(of: MergeInput) -> bool:
+    """Whether the object stays for its long runs."""
+    return of.long_bytes * 2 >= of.live_bytes
+
+
+def _fits(
+    group: Sequence[RunToMerge], size_bytes: int, run: RunToMerge, limit: RetentionLimits, policy: MergePolicy
+) -> bool:
+    return (
+        group[0].key == run.key
+        and group[-1].last_offset + 1 == run.base_offset
+        and size_bytes + run.length <= policy.run_bytes
+        and limit.bears(min(group[0].aged_from_ms, run.aged_from_ms), max(group[-1].aged_from_ms, run.aged_from_ms))
+    )
+
+
+def _swap(group: Sequence[RunToMerge], inputs: Mapping[SegmentId, MergeInput]) -> Iterator[Swap]:
+    """A single run is moved only to let its object go."""
+    if len(group) > 1 or (group and not _is_kept(inputs[group[0].segment_id])):
+        yield Swap(replaced=tuple(group))
