@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dev docs test lint test-clients clients-document test-faults bench lock clean
+.PHONY: help install demo dev docs test lint test-clients clients-document test-faults bench-setup bench lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -50,8 +50,11 @@ clients-document: install ## every client's tests, and docs/clients.md from thei
 test-faults: install ## kills and hostile input
 	$(BIN)/python -m pytest -m faults
 
-bench: install ## throughput, latency and CPU per GB, against the raw object store in the same run
-	$(BIN)/python -m benchmarks
+bench-setup: install ## MinIO, Apache Kafka and Tansu for make bench, by name
+	$(BIN)/python -W ignore -m benchmarks.setup
+
+bench: install ## Tidelog beside its peers and the raw store; writes RESULTS.md
+	$(BIN)/python -W ignore -m benchmarks
 
 lock: ## resolve pyproject.toml into requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev pyproject.toml -o requirements.lock

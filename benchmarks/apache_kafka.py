@@ -1,10 +1,8 @@
 """Apache Kafka to compare with: one broker from the jars of Maven Central, by name, on a free loopback port.
 
-The jars come once, through the Apache Ivy that ships inside pyspark, into `.cache/apache-kafka` (53 MB). Log segments
-lie on the local disk; the broker flushes them as it does by default.
+The jars come once (53 MB). Log segments lie on the local disk; the broker flushes them as it does by default.
 """
 
-import shutil
 import socket
 import subprocess
 import time
@@ -14,16 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import pyspark
 
 from benchmarks.endpoints import free_port
+from benchmarks.folder import FOLDER
+from benchmarks.maven import retrieve
 
 VERSION = "4.1.0"
-_FOLDER = Path(__file__).parents[1] / ".cache" / "apache-kafka"
 _MODULES = Path(__file__).with_name("apache_kafka.xml")
+_JVM = (
+    "-Xlog:gc:file=/tmp/gc.log",
+    "-Xms1g",
+    "-Xmx1g",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+)
+"""As in Kafka's own start script."""
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 30.0
-_DOWNLOAD_TIMEOUT_S = 600.0
+_FORMAT_TIMEOUT_S = 60.0
 
 
 class KafkaDidNotStart(Exception):
@@ -44,16 +51,8 @@ class Broker:
 
 
 def jars() -> str:
-    """The class path, downloaded if need be; all or nothing."""
-    found = _FOLDER / f"jars-{VERSION}"
-    if not found.exists():
-        building = found.with_suffix(".building")
-        shutil.rmtree(building, ignore_errors=True)
-        (ivy,) = (Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar")
-        pattern = f"{building}/[artifact]-[revision].[ext]"
-        _run("-jar", str(ivy), "-cache", f"{_FOLDER}/ivy", "-ivy", str(_MODULES), "-retrieve", pattern)
-        building.rename(found)
-    return f"{found}/*"
+    """The class path, downloaded if need be."""
+    return f"{retrieve(_MODULES, FOLDER / f'apache-kafka-{VERSION}')}/*"
 
 
 @contextmanager
@@ -79,7 +78,7 @@ def apache_kafka(directory: Path, settings: Mapping[str, str]) -> Iterator[Broke
     file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
     _run("-cp", classpath, "kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qk", "-c", str(file))
     with (directory / "broker.log").open("wb") as log:
-        command = ["java", "-Xmx1g", "-cp", classpath, "kafka.Kafka", str(file)]
+        command = ["java", *_JVM, "-cp", classpath, "kafka.Kafka", str(file)]
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
         _wait_until_open(port, process, directory / "broker.log")
@@ -104,4 +103,4 @@ def _wait_until_open(port: int, process: "subprocess.Popen[bytes]", log: Path) -
 
 
 def _run(*arguments: str) -> None:
-    subprocess.run(["java", *arguments], check=True, capture_output=True, timeout=_DOWNLOAD_TIMEOUT_S)
+    subprocess.run(["java", *arguments], check=True, capture_output=True, timeout=_FORMAT_TIMEOUT_S)

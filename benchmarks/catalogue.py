@@ -1,26 +1,42 @@
 """What is run on what: the systems as they are set up, and the workloads that each of them gets."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.endpoints import minio
 from benchmarks.figures import Figures
+from benchmarks.systems.kafka import kafka
+from benchmarks.systems.sequencer import sequencer
 from benchmarks.systems.system import System
+from benchmarks.systems.tansu import tansu
 from benchmarks.systems.tidelog import tidelog
-from benchmarks.workloads import produce, tail
+from benchmarks.workloads import commits, connections, produce, replay, steady, tail
+from benchmarks.workloads.start import agent_start
 
 WORKLOADS: Mapping[str, str] = {
     "a": "1 KB records, 10 partitions, 256 KiB batches",
     "b": "100-byte records, 100 partitions, 16 KiB batches",
+    "c": "1,000 partitions at 2,000 records/s from 20 producers",
+    "d": "one lone producer, one record at a time",
     "e": "consumers at the tail, in the writer's zone and in another",
+    "f": "catch-up from the beginning while a tail runs",
+    "g": "5,000 idle connections with 500 busy ones",
+    "h": "commits of the sequencer alone",
+    "start": "from an agent's start to its first acknowledgement",
 }
 Work = Callable[[System, float], Figures]
 _WORK: Mapping[str, Work] = {
     "a": lambda system, seconds: produce.beside_raw_store(system, produce.LARGE, seconds),
     "b": lambda system, seconds: produce.measure(system, produce.SMALL, seconds),
+    "c": steady.many_partitions,
+    "d": steady.lone_producer,
     "e": tail.measure,
+    "f": replay.measure,
+    "g": connections.measure,
+    "h": lambda system, seconds: commits.measure_all(system, seconds / 4),
+    "start": lambda system, _: agent_start(system),
 }
 
 
@@ -35,21 +51,37 @@ class Setup:
 
     @contextmanager
     def running(self, directory: Path) -> Iterator[System]:
-        if self.system == "tidelog-local":
-            with tidelog(directory, None, self.zones, dict(self.environment)) as system:
+        """With a MinIO of its own, if it keeps anything there."""
+        with ExitStack() as open_ones:
+            if self.system == "kafka":
+                system = open_ones.enter_context(kafka(directory / "kafka"))
+                produce.warm_up(system)
                 yield system
-            return
-        with (
-            minio(directory / "minio") as endpoint,
-            tidelog(directory / "stack", endpoint, self.zones, dict(self.environment)) as system,
-        ):
-            yield system
+                return
+            if self.system == "sequencer":
+                yield open_ones.enter_context(sequencer())
+                return
+            if self.system == "tidelog-local":
+                yield open_ones.enter_context(tidelog(directory, None, self.zones, dict(self.environment)))
+                return
+            endpoint = open_ones.enter_context(minio(directory / "minio"))
+            if self.system.startswith("tansu"):
+                idempotent = self.system == "tansu"
+                yield open_ones.enter_context(tansu(directory, endpoint, idempotent=idempotent))
+                return
+            yield open_ones.enter_context(tidelog(directory / "stack", endpoint, self.zones, dict(self.environment)))
 
 
 SETUPS = (
-    Setup(system="tidelog", workloads=("a", "b")),
+    Setup(system="tidelog", workloads=("a", "b", "c", "d", "start")),
     Setup(system="tidelog-local", workloads=("a",)),
+    Setup(system="kafka", workloads=("a", "b", "c", "d", "e", "f", "g")),
+    Setup(system="tansu", workloads=("a", "b", "c", "d", "e", "f", "g")),
+    Setup(system="tansu-plain", workloads=("a", "b")),
     Setup(system="tidelog", workloads=("e",), zones=("a", "b")),
+    Setup(system="tidelog", workloads=("f",), zones=("a", "b"), environment=replay.ENVIRONMENT),
+    Setup(system="tidelog", workloads=("g",), environment=connections.ENVIRONMENT),
+    Setup(system="sequencer", workloads=("h",)),
 )
 SYSTEMS = tuple(dict.fromkeys(setup.system for setup in SETUPS))
 

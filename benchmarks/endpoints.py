@@ -14,10 +14,10 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from benchmarks.folder import MINIO
 from storage.object_store import StoreSettings, StoreUnavailable, StoreUrl
 from storage.s3_store import S3Store
 
-MINIO = Path(__file__).parents[1] / ".cache" / "benchmarks" / "bin" / "minio"
 _USER = "tidelog"
 _BUCKET = "benchmarks"
 _START_TIMEOUT_S = 30.0
@@ -42,6 +42,10 @@ class Endpoint:
     def url(self) -> str:
         """Of the endpoint itself, without bucket."""
         return self.store_url.split("endpoint=")[1]
+
+    @property
+    def bucket(self) -> str:
+        return _BUCKET
 
     @property
     def metrics_url(self) -> str:

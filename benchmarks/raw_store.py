@@ -16,6 +16,7 @@ AT_A_TIME = 4
 """An agent that produces as fast as it can has two to four uploads under way."""
 SMALL_BYTES = 4_096
 _OBJECTS = 32
+_PUTS, _PAUSE_S = 50, 0.04
 
 
 def throughput(endpoint: Endpoint, seconds: float) -> Figures:
@@ -23,9 +24,9 @@ def throughput(endpoint: Endpoint, seconds: float) -> Figures:
     return asyncio.run(_with_store(endpoint, lambda store: _throughput(store, seconds)))
 
 
-def small_put_latency(endpoint: Endpoint, count: int, pause_s: float) -> Figures:
-    """Of PUTs of 4 KiB, one after another with a pause between them."""
-    return asyncio.run(_with_store(endpoint, lambda store: _latency(store, count, pause_s)))
+def put_latency(endpoint: Endpoint, size_bytes: int) -> Figures:
+    """Of PUTs of one size, one after another with a pause between them."""
+    return asyncio.run(_with_store(endpoint, lambda store: _latency(store, size_bytes)))
 
 
 async def _with_store(endpoint: Endpoint, work: Callable[[ObjectStore], Awaitable[Figures]]) -> Figures:
@@ -70,13 +71,13 @@ async def _rate(work: Callable[[ObjectKey], Awaitable[None]], keys: list[ObjectK
     return done * OBJECT_BYTES / 1e6 / (time.perf_counter() - began_s)
 
 
-async def _latency(store: ObjectStore, count: int, pause_s: float) -> Figures:
-    body = os.urandom(SMALL_BYTES)
+async def _latency(store: ObjectStore, size_bytes: int) -> Figures:
+    body = os.urandom(size_bytes)
     taken_ms = []
-    for number in range(count + 1):
+    for number in range(_PUTS + 1):
         began_s = time.perf_counter()
         await store.put(ObjectKey(f"raw-small/{number}"), [body])
         taken_ms.append((time.perf_counter() - began_s) * 1000)
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(_PAUSE_S)
     del taken_ms[0]  # opens a connection
-    return {"raw_small_put_p50_ms": percentile(taken_ms, 50), "raw_small_put_p99_ms": percentile(taken_ms, 99)}
+    return {"raw_put_p50_ms": percentile(taken_ms, 50), "raw_put_p99_ms": percentile(taken_ms, 99)}

@@ -55,6 +55,8 @@ class Subscription:
     stop: Mapping[int, int] = field(default_factory=dict)
     limits: FetchLimits = field(default_factory=FetchLimits)
     rack: str = ""
+    again: bool = False
+    """Begin anew where it is done, until the window ends."""
 
 
 def consume(target: Target, subscriptions: Sequence[Subscription], window: Window) -> Consumed:
@@ -91,7 +93,13 @@ def _consume(target: Target, subscription: Subscription, window: Window) -> Cons
         frame.move(partition, offset)
     seen = Consumed()
     behind = {partition for partition, offset in subscription.stop.items() if frame.offsets[partition] < offset}
-    while time.monotonic() < window.end_s and (behind or not subscription.stop):
+    while time.monotonic() < window.end_s:
+        if not behind and subscription.stop:
+            if not subscription.again:
+                break
+            behind = set(subscription.stop)
+            for partition in subscription.partitions:
+                frame.move(partition, subscription.start.get(partition, 0))
         frame.stamp(wire.next_id())
         wire.send(frame.data)
         answer = wire.receive()

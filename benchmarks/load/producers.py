@@ -15,7 +15,7 @@ from benchmarks.load.wire import Wire
 
 _MOST_ERRORS = 200
 _ERROR_PAUSE_S = 0.05
-_DRAIN_S = 30.0
+_DRAIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +89,12 @@ class _Producer:
         if self._broken and not self.waiting:
             self._begin_anew()
 
+    def drain(self, until_s: float) -> None:
+        """Takes what answers still come, and ends."""
+        while self.waiting and time.monotonic() < until_s:
+            self.receive()
+        self.wire.close()
+
     @property
     def is_broken(self) -> bool:
         """Nothing is to be sent until what is in flight is answered."""
@@ -137,51 +143,60 @@ def _flat_out(producer: _Producer, frames: Sequence[ProduceFrame], window: Windo
             turn += 1
         else:
             producer.receive()
-    while producer.waiting:
-        producer.receive()
-    producer.wire.close()
+    producer.drain(window.end_s + _DRAIN_S)
     return producer.seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """`per_s` requests per second and connection, with a random phase. `one_at_a_time`: none is sent before the last is
-    answered (what is late then is sent at once)."""
+    """`per_s` requests per second and connection, with a random phase. With `in_flight` of them unanswered the next
+    ones wait, and their waiting counts."""
 
     connections: int
     per_s: float
     idempotent: bool = True
-    one_at_a_time: bool = False
+    in_flight: int = 100
+
+
+class _PacedProducer(_Producer):
+    def __init__(self, target: Target, pace: Pace, choice: random.Random) -> None:
+        super().__init__(target, idempotent=pace.idempotent)
+        self._pace = pace
+        self._choice = choice
+        self._late: deque[float] = deque()
+
+    def due(self, at_s: float, frames: Sequence[ProduceFrame]) -> None:
+        self._late.append(at_s)
+        self.send_what_may_go(frames)
+
+    def send_what_may_go(self, frames: Sequence[ProduceFrame]) -> None:
+        while self._late and len(self.waiting) < self._pace.in_flight and not self.is_broken:
+            self.send(frames[self._choice.randrange(len(frames))], self._late.popleft())
 
 
 def paced(target: Target, frames: Sequence[ProduceFrame], window: Window, pace: Pace, seed: int = 1) -> Produced:
     """Any frame may go over any connection. Latency counts from the moment a request was due."""
     choice = random.Random(seed)
-    producers = [_Producer(target, idempotent=pace.idempotent) for _ in range(pace.connections)]
+    producers = [_PacedProducer(target, pace, choice) for _ in range(pace.connections)]
     selector = selectors.DefaultSelector()
-    for number, producer in enumerate(producers):
-        selector.register(producer.wire.socket, selectors.EVENT_READ, number)
+    for producer in producers:
+        selector.register(producer.wire.socket, selectors.EVENT_READ, producer)
     began_s = time.monotonic()
     due = [(began_s + choice.random() / pace.per_s, number) for number in range(len(producers))]
     heapq.heapify(due)
-    until_s = window.end_s + _DRAIN_S
-    while (now_s := time.monotonic()) < until_s:
-        sending = now_s < window.end_s
-        if not sending and not any(producer.waiting for producer in producers):
-            break
-        wait_s = max(0.0, min(due[0][0], window.end_s) - now_s) if sending else 0.5
-        for key, _ in selector.select(wait_s):
-            producers[key.data].receive()
-        while sending and due[0][0] <= time.monotonic():
+    while (now_s := time.monotonic()) < window.end_s:
+        for key, _ in selector.select(max(0.0, min(due[0][0], window.end_s) - now_s)):
+            key.data.receive()
+            key.data.send_what_may_go(frames)
+        while due[0][0] <= time.monotonic() < window.end_s:
             at_s, number = heapq.heappop(due)
             heapq.heappush(due, (at_s + 1 / pace.per_s, number))
-            producer = producers[number]
-            if producer.is_broken or (pace.one_at_a_time and producer.waiting):
-                continue
-            producer.send(frames[choice.randrange(len(frames))], at_s)
+            producers[number].due(at_s, frames)
+            if selector.select(0):
+                break
     total = Produced()
     for producer in producers:
+        producer.drain(window.end_s + _DRAIN_S)
         total.add(producer.seen)
-        producer.wire.close()
     total.cpu_s = time.process_time()
     return total

@@ -1,6 +1,7 @@
 """A blocking connection that speaks Kafka's frames: the clients of the load."""
 
 import socket
+import time
 from datetime import timedelta
 from typing import Any, Self
 
@@ -12,23 +13,24 @@ from benchmarks.load.frames import BadAnswer, ProducerIdentity
 
 _BUFFER_BYTES = 1 << 16
 _SILENCE_S = 40.0
+_RETRY_S = 0.05
 _TIMEOUT = timedelta(seconds=60)
 
 
 class Wire:
     """Requests out, answers in, in order. Every wait ends after 40 s with TimeoutError."""
 
-    def __init__(self, connected: socket.socket, client_id: str) -> None:
+    def __init__(self, connected: socket.socket, client_id: str, buffer_bytes: int) -> None:
         self.socket = connected
         self.client_id = client_id
-        self._buffer = bytearray(_BUFFER_BYTES)
+        self._buffer = bytearray(buffer_bytes)
         self._correlation_id = 0
 
     @classmethod
-    def open(cls, host: str, port: int, client_id: str = "benchmark") -> Self:
+    def open(cls, host: str, port: int, client_id: str = "benchmark", buffer_bytes: int = _BUFFER_BYTES) -> Self:
         connected = socket.create_connection((host, port), timeout=_SILENCE_S)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return cls(connected, client_id)
+        return cls(connected, client_id, buffer_bytes)
 
     def next_id(self) -> int:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFF_FFFF
@@ -51,12 +53,16 @@ class Wire:
         return decode_response(payload.__api_key__, payload.__version__, bytes(self.receive()))
 
     def identity(self) -> ProducerIdentity:
-        """Of an idempotent producer. Raises BadAnswer."""
+        """Of an idempotent producer; a broker that has just started is asked again. Raises BadAnswer."""
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout=i32Timedelta.parse(_TIMEOUT))
-        answer = self.ask(request)
-        if answer.error_code != 0:
-            raise BadAnswer(f"InitProducerId: {answer.error_code.name}")
-        return ProducerIdentity(producer_id=int(answer.producer_id), epoch=int(answer.producer_epoch))
+        until_s = time.monotonic() + _SILENCE_S
+        while True:
+            answer = self.ask(request)
+            if answer.error_code == 0:
+                return ProducerIdentity(producer_id=int(answer.producer_id), epoch=int(answer.producer_epoch))
+            if time.monotonic() > until_s:
+                raise BadAnswer(f"InitProducerId: {answer.error_code.name}")
+            time.sleep(_RETRY_S)
 
     def close(self) -> None:
         self.socket.close()

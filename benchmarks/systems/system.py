@@ -2,23 +2,26 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from uuid import uuid4
 
 from kio.schema.create_topics.v5.request import CreatableTopic, CreateTopicsRequest
+from kio.schema.list_offsets.v5.request import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from kio.schema.metadata.v9.request import MetadataRequest, MetadataRequestTopic
-from kio.schema.types import TopicName
-from kio.static.primitive import i16, i32, i32Timedelta
+from kio.schema.types import BrokerId, TopicName
+from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
 
 from benchmarks.endpoints import Endpoint
 from benchmarks.load.frames import BadAnswer
 from benchmarks.load.producers import Target
 from benchmarks.load.wire import Wire
 from benchmarks.systems.meters import Meters
+from tidelog.stack import Stack
 
 _TOPIC_TIMEOUT_S = 60.0
 _POLL_S = 0.1
+_LATEST = i64(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +34,9 @@ class System:
     meters: Meters
     endpoint: Endpoint | None = None
     database_url: str | None = None
-    metrics_urls: Mapping[str, str] = field(default_factory=dict)
     idempotent: bool = True
+    stack: Stack | None = None
+    """Tidelog's own, for what restarts agents."""
 
     @property
     def target(self) -> Target:
@@ -61,6 +65,36 @@ class System:
             wire.close()
         return name
 
+    def ends(self, topic: str, partitions: int) -> Mapping[int, int]:
+        """The offset behind the last record of each partition. Raises BadAnswer."""
+        wire = Wire.open(self.target.host, self.target.port, self.target.client_id)
+        try:
+            found = _latest(wire, topic, partitions)
+        finally:
+            wire.close()
+        if found is None:
+            raise BadAnswer("ListOffsets failed")
+        return found
+
+
+def _latest(wire: Wire, name: str, partitions: int) -> dict[int, int] | None:
+    """The end of every partition; None while a leader does not know that it is one."""
+    asked = tuple(
+        ListOffsetsPartition(partition_index=i32(partition), current_leader_epoch=i32(-1), timestamp=_LATEST)
+        for partition in range(partitions)
+    )
+    answer = wire.ask(
+        ListOffsetsRequest(
+            replica_id=BrokerId(-1),
+            isolation_level=i8(0),
+            topics=(ListOffsetsTopic(name=TopicName(name), partitions=asked),),
+        )
+    )
+    found = [partition for topic in answer.topics for partition in topic.partitions]
+    if any(partition.error_code != 0 for partition in found):
+        return None
+    return {int(partition.partition_index): int(partition.offset) for partition in found}
+
 
 def _wait_for(wire: Wire, name: str, partitions: int) -> None:
     """A broker hears of a topic a little after it was made."""
@@ -74,7 +108,7 @@ def _wait_for(wire: Wire, name: str, partitions: int) -> None:
     while time.monotonic() < until:
         (topic,) = wire.ask(asked).topics
         ready = [partition for partition in topic.partitions if partition.error_code == 0 and partition.leader_id >= 0]
-        if topic.error_code == 0 and len(ready) == partitions:
+        if topic.error_code == 0 and len(ready) == partitions and _latest(wire, name, partitions) is not None:
             return
         time.sleep(_POLL_S)
     raise TimeoutError(f"the topic {name} was not there after {_TOPIC_TIMEOUT_S:.0f} s")

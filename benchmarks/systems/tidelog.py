@@ -11,11 +11,12 @@ from agent.settings import AgentSettings
 from benchmarks.endpoints import Endpoint
 from benchmarks.load.producers import Target
 from benchmarks.systems.meters import Meters, scrape, total
+from benchmarks.systems.store_counters import store_counters
 from benchmarks.systems.system import System
 from tidelog.stack import Stack, StackSettings
 
 _LINGER_MS = str(AgentSettings.model_fields["linger_ms"].default)
-_TRANSACTIONS = "SELECT sum(xact_commit)::bigint, sum(blks_read)::bigint FROM pg_stat_database"
+_TRANSACTIONS = "SELECT sum(xact_commit)::bigint FROM pg_stat_database"
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def system_of(stack: Stack, endpoint: Endpoint | None) -> System:
         meters=Meters({part: pid for part, pid in pids.items() if pid is not None}, counters),
         endpoint=endpoint,
         database_url=stack.addresses.database_url,
-        metrics_urls={zone: f"{agent.address.http_url}/metrics" for zone, agent in agents.items()},
+        stack=stack,
     )
 
 
@@ -74,15 +75,4 @@ def _agent_counters(zone: str, http_url: str) -> dict[str, float]:
         f"agent_puts:{zone}": total(samples, "tidelog_puts_total"),
         f"agent_gets:{zone}": total(samples, "tidelog_store_gets_total"),
         f"commits:{zone}": total(samples, "tidelog_commits_total"),
-    }
-
-
-def store_counters(endpoint: Endpoint) -> dict[str, float]:
-    """As MinIO counts them, the same for every system."""
-    samples = scrape(endpoint.metrics_url)
-    return {
-        "puts": total(samples, "minio_api_requests_total", 'name="PutObject'),
-        "gets": total(samples, "minio_api_requests_total", 'name="GetObject'),
-        "heads": total(samples, "minio_api_requests_total", 'name="HeadObject'),
-        "lists": total(samples, "minio_api_requests_total", 'name="ListObjects'),
     }

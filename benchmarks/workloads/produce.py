@@ -16,7 +16,8 @@ from benchmarks.systems.system import System
 IN_FLIGHT = 5
 """Requests per connection, as clients do by default."""
 CONNECTIONS = 4
-WARM_UP_S = 1.5
+WARM_UP_S = 2.0
+_JVM_WARM_UP_S = 3.0
 _GB, _GIB = 1e9, 1 << 30
 
 
@@ -45,6 +46,12 @@ def _turns(topic: str, batches: Sequence[Batch], each: int, client_id: str) -> l
     doubled = [*batches, *batches]
     starts = [turn * each % len(batches) for turn in range(count)]
     return [ProduceFrame(topic, doubled[start : start + each], client_id) for start in starts]
+
+
+def warm_up(system: System) -> None:
+    """For a JVM, which compiles what it runs often."""
+    for shape in (LARGE, SMALL):
+        measure(system, shape, _JVM_WARM_UP_S)
 
 
 def measure(system: System, shape: Shape, seconds: float) -> Figures:

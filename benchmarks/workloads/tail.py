@@ -11,9 +11,10 @@ from benchmarks.load.processes import Load, Window
 from benchmarks.load.producers import Pace, paced
 from benchmarks.systems.meters import Reading
 from benchmarks.systems.system import System
-from benchmarks.workloads.produce import Shape, frames, memory
+from benchmarks.workloads.produce import IN_FLIGHT, Shape, frames, memory
 
-MB_PER_S = 40.0
+MB_PER_S = {"tansu": 8.0}
+_MB_PER_S = 40.0
 CONSUMERS = {"a": 3, "b": 1}
 """By zone: so many read everything."""
 _SHAPE = Shape(partitions=10, record_bytes=1_000, batch_bytes=256 << 10, batches_per_request=1)
@@ -28,8 +29,9 @@ def measure(system: System, seconds: float) -> Figures:
     (prepared,) = frames(topic, _SHAPE, system.target.client_id, connections=1)
     pace = Pace(
         connections=_PRODUCERS,
-        per_s=MB_PER_S * 1e6 / prepared[0].bytes / _PRODUCERS,
+        per_s=MB_PER_S.get(system.name, _MB_PER_S) * 1e6 / prepared[0].bytes / _PRODUCERS,
         idempotent=system.idempotent,
+        in_flight=IN_FLIGHT,
     )
     alone_s = max(3.0, seconds / 2)
     alone = Window.after(_WARM_UP_S, alone_s)
