@@ -18,7 +18,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from sequencer.coordinates import KnownEnd, PartitionCoordinates, PartitionKey, RunCoordinate
-from storage.identifiers import Offset
+from storage.identifiers import Offset, TopicId
 
 _RUNS_BEYOND = 4
 """Runs named beyond those asked for, so that their pages can be loaded ahead."""
@@ -101,11 +101,19 @@ class CoordinateCache:
     def __init__(self, limits: CoordinateLimits) -> None:
         self._limits = limits
         self._intervals: OrderedDict[PartitionKey, _Interval] = OrderedDict()
+        self._topic_ids: dict[TopicId, TopicId] = {}
         self._size = 0
 
     def __len__(self) -> int:
         """Runs (and partitions) kept."""
         return self._size
+
+    def same(self, topic_id: TopicId) -> TopicId:
+        """The very object that stands for this topic in the keys kept here: looking up by it compares no UUIDs, which
+        is what takes longest."""
+        if len(self._topic_ids) > self._limits.max_runs:
+            self._topic_ids.clear()
+        return self._topic_ids.setdefault(topic_id, topic_id)
 
     def known_end(self, key: PartitionKey) -> Offset | None:
         interval = self._intervals.get(key)
@@ -169,7 +177,7 @@ class CoordinateCache:
     def learn(self, read: PartitionCoordinates, known_end_when_asked: Offset | None, asked_s: float) -> Learned:
         """An answer of the sequencer, to a read or to a poll. Afterwards the known end is at least its high
         watermark."""
-        key = (read.topic_id, read.partition)
+        key = (self.same(read.topic_id), read.partition)
         interval = self._intervals.get(key)
         regressed = known_end_when_asked is not None and read.high_watermark < known_end_when_asked
         if interval is not None and regressed:

@@ -18,7 +18,7 @@ from cache_ring.interests import Interests
 from sequencer.client import Sequencer
 from sequencer.coordinates import CoordinateRequest, KnownEnd, PartitionCoordinates, PartitionKey, RunCoordinate
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
-from storage.identifiers import Offset
+from storage.identifiers import Offset, TopicId
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +69,10 @@ class KnownCoordinates:
     def watchers(self) -> int:
         """Partitions that fetches wait for."""
         return len(self._waiting)
+
+    def same(self, topic_id: TopicId) -> TopicId:
+        """The very object that stands for this topic in what is kept: it is compared at once, and with no equal."""
+        return self._cache.same(topic_id)
 
     def known_end(self, key: PartitionKey) -> Offset | None:
         """The high watermark this agent serves; None while it knows nothing of the partition."""

@@ -6,65 +6,52 @@ which clients take as "send full requests"; replication, since a replica id is t
 client's rack is another zone is answered with that zone's agent and without records.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final
-from uuid import UUID
+from typing import Any
 
 from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v18.response import EpochEndOffset, PartitionData
-from kio.schema.types import BrokerId
-from kio.static.primitive import i32, i64
 
-from agent.error_codes import read_failure_code
-from agent.kafka.api import ABSENT
+from agent.kafka.apis.fetch_plan import plan_request
+from agent.kafka.apis.fetch_response import FetchResponse, TopicResults, write_response
+from agent.kafka.apis.fetch_tagged_response import write_tagged_response
 from agent.kafka.context import RequestContext
-from agent.kafka.current_leaders import CurrentLeader, NodeEndpoint, leader_elsewhere, node_endpoints
-from agent.kafka.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
-from agent.kafka.routing import has_moved, preferred_replica_of
-from agent.kafka.vectored import RecordSlices
+from agent.kafka.current_leaders import leader_elsewhere, node_endpoints
+from agent.kafka.leader_epochs import NO_EPOCH
+from agent.kafka.vectored import Encoded
 from agent.read_path.fetch_answer import PartitionResult
-from agent.read_path.plan_fetch import FetchPlan, PartitionPlan, ReadFailure
+from agent.read_path.plan_fetch import ReadFailure
 from sequencer.database import SequencerUnavailable
-from sequencer.topics import Topic
-from storage.identifiers import NodeId, Partition, TopicId
-
-_FIRST_VERSION_WITH_TOPIC_IDS: Final = 13
-_READ_COMMITTED: Final = 1
-_NO_TIME: Final = timedelta(0)
-_NOBODY: Final = TopicId(UUID(int=0))
+from storage.identifiers import NodeId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TopicResponse:
-    """What the writers of all versions read: until v12 the name, from v13 on the id."""
-
-    topic: str
-    topic_id: UUID | None
-    partitions: tuple[PartitionData, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Response:
-    error_code: ErrorCode = ErrorCode.none
-    responses: tuple[_TopicResponse, ...] = ()
-    session_id: int = 0
-    throttle_time: timedelta = _NO_TIME
-    node_endpoints: tuple[NodeEndpoint, ...] = ()
+async def handle(request: Any, context: RequestContext) -> Encoded:
+    response = await _respond(request, context)
+    has_tags = response.leaders or response.diverges
+    write = write_tagged_response if has_tags else write_response
+    buffers = write(response, context.api_version)
+    return Encoded(buffers=buffers, size_bytes=sum(map(len, buffers)))
 
 
-async def handle(request: Any, context: RequestContext) -> _Response:
+async def _respond(request: Any, context: RequestContext) -> FetchResponse:
     refused = _session_error(request)
     if refused is not None:
-        return _Response(error_code=refused)
+        return FetchResponse(error_code=refused)
     reads = context.parts.reads
-    plan = await _plan(request, context)
+    plan = await plan_request(request, context)
     wait_s = context.remaining_s(context.deadline_s(request.max_wait.total_seconds(), reads.settings.fetch_max_wait_s))
     answer = await reads.fetch(plan, wait_s)
     context.memory.when_released(answer.release)
-    results = await _named(answer.results, context)
-    return _respond(request, results, context, read_committed=plan.read_committed)
+    results = await _named(answer.results, context) if answer.has_failure else answer.results
+    leaders = _leaders(results, context) if answer.has_failure else {}
+    return FetchResponse(
+        throttle_ms=context.parts.overload.of_fetch() // timedelta(milliseconds=1),
+        topics=_by_topic(request, results),
+        read_committed=plan.read_committed,
+        leaders=leaders,
+        endpoints=node_endpoints(context, set(leaders.values())),
+        diverges=any(partition.diverges for partition in plan.partitions),
+    )
 
 
 def _session_error(request: Any) -> ErrorCode | None:
@@ -76,86 +63,11 @@ def _session_error(request: Any) -> ErrorCode | None:
     return None
 
 
-async def _plan(request: Any, context: RequestContext) -> FetchPlan:
-    """What is asked, with the limits of this agent, and each partition's refusal that can be told from the request."""
-    max_bytes = min(max(0, request.max_bytes), context.parts.reads.settings.fetch_max_bytes)
-    failure, topics = None, {}
-    try:
-        topics = await _find_topics(request, context)
-    except SequencerUnavailable:
-        failure = ReadFailure.UNAVAILABLE
-    partitions = tuple(
-        _partition_plan(topic_id, partition, failure, request, context)
-        for asked in request.topics
-        for topic_id in (_topic_id(asked, topics, context.api_version),)
-        for partition in asked.partitions
-    )
-    return FetchPlan(
-        partitions=partitions,
-        max_bytes=min(max(1, request.max_bytes), max_bytes),
-        min_bytes=min(request.min_bytes, max_bytes),
-        read_committed=request.isolation_level == _READ_COMMITTED,
-    )
-
-
-def _partition_plan(
-    topic_id: TopicId | None, partition: Any, failure: ReadFailure | None, request: Any, context: RequestContext
-) -> PartitionPlan:
-    return PartitionPlan(
-        topic_id=topic_id or _NOBODY,
-        partition=Partition(partition.partition),
-        offset=partition.fetch_offset,
-        max_bytes=max(1, partition.partition_max_bytes),
-        failure=failure or _refusal(topic_id, partition, request, context),
-        preferred_replica=_preferred_replica(topic_id, partition, request, context),
-        diverges=getattr(partition, "last_fetched_epoch", NO_EPOCH) > OUR_EPOCH,
-    )
-
-
-async def _find_topics(request: Any, context: RequestContext) -> dict[str, Topic]:
-    """The topics asked for by name; those asked for by id need no looking up."""
-    if context.api_version >= _FIRST_VERSION_WITH_TOPIC_IDS:
-        return {}
-    return await context.parts.topics.by_name([topic.topic for topic in request.topics])
-
-
-def _topic_id(asked: Any, topics: dict[str, Topic], version: int) -> TopicId | None:
-    if version >= _FIRST_VERSION_WITH_TOPIC_IDS:
-        return None if asked.topic_id is None else TopicId(asked.topic_id)
-    topic = topics.get(asked.topic)
-    return None if topic is None else topic.topic_id
-
-
-def _refusal(topic_id: TopicId | None, partition: Any, request: Any, context: RequestContext) -> ReadFailure | None:
-    membership = context.parts.membership
-    if topic_id is None:
-        return ReadFailure.UNKNOWN_TOPIC
-    if partition.partition < 0:
-        return ReadFailure.UNKNOWN_PARTITION
-    stale = epoch_failure(getattr(partition, "current_leader_epoch", NO_EPOCH))
-    if stale is not None:
-        return stale
-    if not membership.is_serving():
-        return ReadFailure.MOVED
-    follows_rack = getattr(request, "rack_id", "") == membership.zone
-    if not follows_rack and has_moved(context, topic_id, Partition(partition.partition)):
-        return ReadFailure.MOVED
-    return None
-
-
-def _preferred_replica(
-    topic_id: TopicId | None, partition: Any, request: Any, context: RequestContext
-) -> NodeId | None:
-    if topic_id is None:
-        return None
-    return preferred_replica_of(context, getattr(request, "rack_id", ""), topic_id, Partition(partition.partition))
-
-
-async def _named(results: Sequence[PartitionResult], context: RequestContext) -> list[PartitionResult]:
+async def _named(results: Sequence[PartitionResult], context: RequestContext) -> Sequence[PartitionResult]:
     """Tell an unknown topic from an unknown partition, and let a topic that was made anew be looked up again."""
     unknown = {result.plan.topic_id for result in results if result.failure is ReadFailure.UNKNOWN_PARTITION}
     if not unknown:
-        return list(results)
+        return results
     topics = context.parts.topics
     for topic_id in unknown:
         topics.forget(topic_id)
@@ -171,54 +83,26 @@ async def _named(results: Sequence[PartitionResult], context: RequestContext) ->
     ]
 
 
-def _leaders(results: Sequence[PartitionResult], context: RequestContext) -> list[NodeId | None]:
-    """Of each partition that moved, who serves it now (KIP-951)."""
-    return [
-        leader_elsewhere(context, result.plan.topic_id, result.plan.partition)
+def _leaders(results: Sequence[PartitionResult], context: RequestContext) -> Mapping[int, NodeId]:
+    """Of each place whose partition moved, who serves it now (KIP-951)."""
+    return {
+        place: leader
+        for place, result in enumerate(results)
         if result.failure is ReadFailure.MOVED
-        else None
-        for result in results
-    ]
+        and (leader := leader_elsewhere(context, result.plan.topic_id, result.plan.partition)) is not None
+    }
 
 
-def _respond(
-    request: Any, results: Sequence[PartitionResult], context: RequestContext, *, read_committed: bool
-) -> _Response:
-    leaders = _leaders(results, context)
-    in_order = zip(results, leaders, strict=True)
-    return _Response(
-        throttle_time=context.parts.overload.of_fetch(),
-        node_endpoints=node_endpoints(context, {leader for leader in leaders if leader is not None}),
-        responses=tuple(
-            _TopicResponse(
-                topic=getattr(asked, "topic", ""),
+def _by_topic(request: Any, results: Sequence[PartitionResult]) -> list[TopicResults]:
+    topics, first = [], 0
+    for asked in request.topics:
+        end = first + len(asked.partitions)
+        topics.append(
+            TopicResults(
+                name=getattr(asked, "topic", ""),
                 topic_id=getattr(asked, "topic_id", None),
-                partitions=tuple(
-                    _partition(*next(in_order), by_id=hasattr(asked, "topic_id"), read_committed=read_committed)
-                    for _ in asked.partitions
-                ),
+                results=results[first:end],
             )
-            for asked in request.topics
-        ),
-    )
-
-
-def _partition(result: PartitionResult, leader: NodeId | None, *, by_id: bool, read_committed: bool) -> PartitionData:
-    plan = result.plan
-    code = ErrorCode.none if result.failure is None else read_failure_code(result.failure, by_id=by_id)
-    diverges = plan.diverges and result.failure is None
-    return PartitionData(
-        partition_index=i32(plan.partition),
-        error_code=code,
-        high_watermark=i64(result.high_watermark),
-        last_stable_offset=i64(result.last_stable_offset),
-        log_start_offset=i64(result.log_start_offset),
-        diverging_epoch=EpochEndOffset(epoch=i32(OUR_EPOCH), end_offset=i64(result.high_watermark))
-        if diverges
-        else ABSENT,
-        current_leader=ABSENT if leader is None else CurrentLeader(leader_id=leader),  # type: ignore[arg-type]
-        snapshot_id=ABSENT,
-        aborted_transactions=() if read_committed else None,
-        preferred_read_replica=BrokerId(-1 if plan.preferred_replica is None else plan.preferred_replica),
-        records=RecordSlices(result.chunks),  # type: ignore[arg-type] # kio's writer asks only for its length
-    )
+        )
+        first = end
+    return topics

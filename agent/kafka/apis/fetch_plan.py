@@ -1,0 +1,115 @@
+"""From a Fetch request to what the read path is to do: offsets and limits, and each partition's refusal that can be
+told from the request alone.
+
+A request of a thousand partitions comes several times a second, so what is the same for all of them is looked up
+once."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from agent.kafka.apis.fetch_response import FIRST_VERSION_WITH_TOPIC_IDS
+from agent.kafka.context import RequestContext
+from agent.kafka.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
+from agent.kafka.routing import has_moved, preferred_replica_of
+from agent.read_path.plan_fetch import FetchPlan, PartitionPlan, ReadFailure
+from cache_ring.membership import Membership
+from sequencer.database import SequencerUnavailable
+from sequencer.topics import Topic
+from storage.identifiers import NodeId, Partition, TopicId
+
+_READ_COMMITTED: Final = 1
+_NOBODY: Final = TopicId(UUID(int=0))
+
+
+async def plan_request(request: Any, context: RequestContext) -> FetchPlan:
+    """The plan, with the limits of this agent."""
+    reads = context.parts.reads
+    max_bytes = min(max(0, request.max_bytes), reads.settings.fetch_max_bytes)
+    failure, topics = None, {}
+    try:
+        topics = await _find_topics(request, context)
+    except SequencerUnavailable:
+        failure = ReadFailure.UNAVAILABLE
+    planner = _Planner(request, context)
+    partitions: list[PartitionPlan] = []
+    for asked in request.topics:
+        topic_id = _topic_id(asked, topics, context.api_version)
+        if topic_id is None:
+            partitions += _all_fail(asked.partitions, failure or ReadFailure.UNKNOWN_TOPIC)
+        else:
+            partitions += planner.topic(reads.coordinates.same(topic_id), asked.partitions, failure)
+    return FetchPlan(
+        partitions=tuple(partitions),
+        max_bytes=max(1, max_bytes),
+        min_bytes=min(request.min_bytes, max_bytes),
+        read_committed=request.isolation_level == _READ_COMMITTED,
+    )
+
+
+async def _find_topics(request: Any, context: RequestContext) -> dict[str, Topic]:
+    """The topics asked for by name; those asked for by id need no looking up."""
+    if context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS:
+        return {}
+    return await context.parts.topics.by_name([topic.topic for topic in request.topics])
+
+
+def _topic_id(asked: Any, topics: dict[str, Topic], version: int) -> TopicId | None:
+    if version >= FIRST_VERSION_WITH_TOPIC_IDS:
+        return None if asked.topic_id is None else TopicId(asked.topic_id)
+    topic = topics.get(asked.topic)
+    return None if topic is None else topic.topic_id
+
+
+def _all_fail(asked: Sequence[Any], failure: ReadFailure) -> list[PartitionPlan]:
+    return [
+        PartitionPlan(
+            topic_id=_NOBODY,
+            partition=partition.partition,
+            offset=partition.fetch_offset,
+            max_bytes=1,
+            failure=failure,
+        )
+        for partition in asked
+    ]
+
+
+class _Planner:
+    """Plans the partitions of one request."""
+
+    def __init__(self, request: Any, context: RequestContext) -> None:
+        membership: Membership = context.parts.membership
+        self._context = context
+        self._rack: str = getattr(request, "rack_id", "")
+        self._is_serving = membership.is_serving()
+        self._follows_rack = self._rack == membership.zone
+        self._is_sent_on = self._rack in membership.ring.zones and not self._follows_rack
+
+    def topic(self, topic_id: TopicId, asked: Sequence[Any], failure: ReadFailure | None) -> list[PartitionPlan]:
+        return [
+            PartitionPlan(
+                topic_id,
+                partition.partition,
+                partition.fetch_offset,
+                max(1, partition.partition_max_bytes),
+                failure or self._refusal(topic_id, partition),
+                self._preferred_replica(topic_id, partition.partition) if self._is_sent_on else None,
+                getattr(partition, "last_fetched_epoch", NO_EPOCH) > OUR_EPOCH,
+            )
+            for partition in asked
+        ]
+
+    def _refusal(self, topic_id: TopicId, partition: Any) -> ReadFailure | None:
+        if partition.partition < 0:
+            return ReadFailure.UNKNOWN_PARTITION
+        stale = epoch_failure(getattr(partition, "current_leader_epoch", NO_EPOCH))
+        if stale is not None:
+            return stale
+        if not self._is_serving:
+            return ReadFailure.MOVED
+        if not self._follows_rack and has_moved(self._context, topic_id, partition.partition):
+            return ReadFailure.MOVED
+        return None
+
+    def _preferred_replica(self, topic_id: TopicId, partition: Partition) -> NodeId | None:
+        return preferred_replica_of(self._context, self._rack, topic_id, partition)
