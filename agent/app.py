@@ -11,21 +11,16 @@ import logging
 import socket
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
 from agent.assembly import Assembly, Outside, Settings, assemble, build_peer_server
 from agent.groups.settings import GroupSettings
 from agent.health import Health
-from agent.http.app import create_http_app
 from agent.http.client_metrics import ClientMetrics
-from agent.http.iceberg import file_io_config
-from agent.http.iceberg import router as iceberg_router
-from agent.http.parts import HttpParts
 from agent.http.read_metrics import ReadMetrics
 from agent.http.readiness import NotReady
-from agent.http.server import HttpServer
 from agent.kafka.connection import Shared
 from agent.kafka.context import ConnectionState
 from agent.kafka.dispatch import Dispatch
@@ -33,6 +28,7 @@ from agent.kafka.forward_protocol import PREFACE as FORWARDED
 from agent.kafka.forwarding import Forwarding
 from agent.kafka.listener import Listener, bound_socket
 from agent.kafka.served import APIS
+from agent.later import import_all
 from agent.metrics import Metrics
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
@@ -45,11 +41,17 @@ from sequencer.database import SequencerUnavailable
 from storage.object_store import ObjectStore, StoreSettings, StoreUnavailable
 from storage.open_store import open_store
 
+if TYPE_CHECKING:
+    from agent.http.server import HttpServer
+
 log = logging.getLogger(__name__)
 
 _LONGEST_CONNECT_PAUSE_S = 5.0
 _LEASE_CHECK_S = 0.2
 _JOIN_CHECK_S = 0.01
+_HTTP_AFTER_S = 1.0
+"""HTTP is served this long after the start, though Kafka is not: /ready then says why."""
+_HTTP_BACKLOG = 128
 
 
 @dataclass(slots=True)
@@ -92,6 +94,7 @@ class App:
         """Set once Kafka is served; before, the agent may be waiting for its store or database."""
         self.kafka_port = 0
         self.http_port = 0
+        self._http_wanted = asyncio.Event()
         self._reached = _Reached()
         self.metrics.registry.register(ClientMetrics(self._reached.clients))
         self._health = Health(
@@ -108,13 +111,17 @@ class App:
             kafka_socket = bound_socket(settings.kafka_host, settings.kafka_port)
             opened.callback(kafka_socket.close)
             self.kafka_port = kafka_socket.getsockname()[1]
-            http = HttpServer(create_http_app(self._http_parts()), host=settings.http_host, port=settings.http_port)
-            await http.start()
-            opened.push_async_callback(http.stop)
-            self.http_port = http.port
-            outside = await self._reach_outside(opened, stopping)
-            if outside is not None:
-                await self._serve(outside, kafka_socket, opened, stopping)
+            http_socket = bound_socket(settings.http_host, settings.http_port)
+            opened.callback(http_socket.close)
+            http_socket.listen(_HTTP_BACKLOG)  # who connects early waits for `_serve_http`
+            self.http_port = http_socket.getsockname()[1]
+            async with asyncio.TaskGroup() as group:
+                http = group.create_task(self._serve_http(http_socket), name="http")
+                async with contextlib.AsyncExitStack() as opened_outside:
+                    outside = await self._reach_outside(opened_outside, stopping)
+                    if outside is not None:
+                        await self._serve(outside, kafka_socket, opened_outside, stopping)
+                http.cancel()
 
     def load(self) -> float:
         """How full the fullest of this agent's budgets is, from 0 to 1."""
@@ -134,8 +141,7 @@ class App:
         while not stopping.is_set():
             try:
                 await self._open_store(opened)
-                await self._health.check_store()
-                await self._health.check_database()
+                await _all_of(self._health.check_store(), self._health.check_database())
                 assert self._reached.store is not None, "it was opened just now"
                 catch_up_store = await open_store(settings.store_url, self._store_settings)
                 opened.push_async_callback(catch_up_store.close)
@@ -146,6 +152,7 @@ class App:
                     cluster_id=await sequencer.cluster.cluster_id(),
                 )
             except (SequencerUnavailable, StoreUnavailable, NotReady) as error:
+                self._http_wanted.set()
                 if str(error) != last_reason:
                     last_reason = str(error)
                     log.warning("agent waits: %s; retrying for ever, /ready answers 503 until then", error)
@@ -228,6 +235,7 @@ class App:
         )
         await listener.listening.wait()
         self.started.set()
+        self._http_wanted.set()
         serving = True
         while not stopping.is_set():
             if membership.is_serving() != serving:
@@ -279,13 +287,31 @@ class App:
             http_url=settings.advertised_http_url or f"http://{_reachable(settings.http_host)}:{self.http_port}",
         )
 
-    def _http_parts(self) -> HttpParts:
+    async def _serve_http(self, listening: socket.socket) -> None:
+        """Until cancelled. Starts once Kafka is served, or when it is clear that this will take a while."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HTTP_AFTER_S):
+                await self._http_wanted.wait()
+        await asyncio.to_thread(import_all)
+        server = self._http_server(listening)
+        await server.start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await server.stop()
+
+    def _http_server(self, listening: socket.socket) -> "HttpServer":
+        from agent.http.app import create_http_app  # these import FastAPI (see agent/later.py)
+        from agent.http.iceberg import file_io_config, router
+        from agent.http.parts import HttpParts
+        from agent.http.server import HttpServer
+
         settings = self._settings
         reached = self._reached
         file_io = file_io_config(
             settings.store_url, self._store_settings, vend_credentials=settings.iceberg_vend_credentials
         )
-        return HttpParts(
+        parts = HttpParts(
             sequencer=lambda: reached.sequencer,
             checks=self._health.checks(self.started.is_set),
             cluster=settings.cluster,
@@ -294,9 +320,10 @@ class App:
             clients=reached.clients,
             default_partitions=settings.default_partitions,
             max_partitions_per_topic=settings.max_partitions_per_topic,
-            routers=(iceberg_router(lambda: reached.sequencer, lambda: reached.store, file_io),),
+            routers=(router(lambda: reached.sequencer, lambda: reached.store, file_io),),
             registry=self.metrics.registry,
         )
+        return HttpServer(create_http_app(parts), listening)
 
     def _membership(self) -> Membership | None:
         return None if self._reached.assembly is None else self._reached.assembly.parts.membership
@@ -310,6 +337,13 @@ class App:
 def _reachable(host: str) -> str:
     """The name others use for an address that was bound."""
     return socket.gethostname() if host in ("", "0.0.0.0", "::") else host
+
+
+async def _all_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Return when all are over. Raises what the first of them, in this order, raised."""
+    for outcome in await asyncio.gather(*waits, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:

@@ -4,10 +4,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from agent.groups.coordinator import Coordinator
-from agent.groups.group import Group
 from agent.groups.group_metrics import GroupMetrics
 from agent.groups.group_offsets import GroupOffsets
 from agent.groups.offset_batches import OffsetBatches
@@ -39,6 +39,9 @@ from sequencer.group_values import StoredGroup
 from storage.identifiers import ObjectKey
 from storage.keys import merged_prefix, segments_prefix
 from storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from agent.groups.group import Group
 
 _ROUTES_KEPT = 100_000
 
@@ -154,7 +157,9 @@ def _build_coordinator(
 ) -> tuple[Coordinator, OffsetBatches]:
     clock = time.monotonic
 
-    def make_machine(group_id: str, stored: StoredGroup | None, now_ms: int) -> Group:
+    def make_machine(group_id: str, stored: StoredGroup | None, now_ms: int) -> "Group":
+        from agent.groups.group import Group  # see agent/later.py
+
         return Group(group_id, settings, lambda: str(uuid4()), stored, now_ms)
 
     coordinator = Coordinator(

@@ -22,7 +22,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class AgentSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", use_attribute_docstrings=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
 
     database_url: SecretStr = SecretStr("")
     """The sequencer's Postgres, `postgresql://user:password@host:port/database`."""

@@ -81,16 +81,8 @@ def _until_acknowledged(agent: AgentProcess, frame: ProduceFrame, deadline: floa
 
 
 def _cpu_s(pid: int) -> float:
-    """Of all its threads."""
-    return sum(int(line.split()[0]) for line in _schedstats(pid)) / 1e9
-
-
-def _schedstats(pid: int) -> list[str]:
-    found = []
-    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError):  # the thread ended
-            found.append(file.read_text())
-    return found
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def main() -> None:

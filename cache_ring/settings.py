@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class CacheRingSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", use_attribute_docstrings=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
 
     membership_lease_s: float = Field(default=10.0, gt=0)
     """How long others take this agent for alive after its last renewal; it stops serving a little earlier."""

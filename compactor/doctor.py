@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class DoctorSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", use_attribute_docstrings=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
 
     doctor_requests: int = Field(default=16, ge=1)
     """Requests to the store at once; when contents are verified, as many whole segments are in memory."""

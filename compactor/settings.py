@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class HousekeeperSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", use_attribute_docstrings=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
 
     retention_interval_s: float = Field(default=60.0, gt=0)
     """The pause between two passes over all partitions for what retention lets go."""

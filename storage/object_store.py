@@ -70,7 +70,7 @@ class ObjectStore(Protocol):
 class StoreSettings(BaseSettings):
     """How to reach the bucket. Each is also an environment variable, e.g. TIDELOG_S3_REGION."""
 
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", use_attribute_docstrings=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
 
     s3_access_key: str | None = None
     """The access key; unset, the usual AWS chain (environment, profile, instance role) is asked."""

@@ -71,6 +71,8 @@ def main() -> None:
     """The console script."""
     # The embedded Postgres's package says this on import; it concerns a directory that Tidelog does not use.
     warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
+    # kio makes itself known to hypothesis where that is installed, and imports 0.2 s of it: for its own tests alone.
+    sys.modules.setdefault("hypothesis", None)  # type: ignore[arg-type]
     # A library's warnings come before the error that says the same; an agent's logs are set up in logs.py.
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.ERROR)

@@ -6,13 +6,10 @@ part reads its settings there (the agent, the object store, the sequencer) sees 
 precedence: option, variable, default.
 """
 
-import ast
 import inspect
 import os
-import textwrap
 from collections.abc import Callable, Collection
 from functools import wraps
-from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -21,6 +18,8 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
+
+from agent.setting_texts import described
 
 ENV_PREFIX = "TIDELOG_"
 
@@ -87,29 +86,3 @@ def _option_type(annotation: Any) -> type:
 
 def _as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def described(model: type[BaseSettings]) -> dict[str, str]:
-    """What each setting is for: its description, or the string below it in the source (its own or its base's)."""
-    found: dict[str, str] = {}
-    for part in reversed(model.__mro__):
-        if issubclass(part, BaseSettings) and part is not BaseSettings:
-            found |= _strings_below_fields(part)
-    for name, field in model.model_fields.items():
-        if field.description:
-            found[name] = field.description
-    return {name: " ".join(text.split()) for name, text in found.items()}
-
-
-def _strings_below_fields(model: type) -> dict[str, str]:
-    [tree] = ast.parse(textwrap.dedent(inspect.getsource(model))).body
-    assert isinstance(tree, ast.ClassDef)
-    return {
-        field.target.id: text.value.value
-        for field, text in pairwise(tree.body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    }

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-_CONFIG = SettingsConfigDict(env_prefix="TIDELOG_", use_attribute_docstrings=True, extra="ignore")
+_CONFIG = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
 
 
 class ClientSettings(BaseSettings):

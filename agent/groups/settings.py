@@ -8,7 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class GroupSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", use_attribute_docstrings=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
 
     group_initial_rebalance_delay_ms: int = Field(default=3_000, ge=0)
     """How long an empty group waits for more members before its first generation (group.initial.rebalance.delay.ms)."""

@@ -1,6 +1,6 @@
 """The HTTP listener inside the agent's event loop.
 
-Promises that the port is bound, and known, when `start` returns; that signals stay with the agent (uvicorn would take
+Promises that requests are answered once `start` has returned; that signals stay with the agent (uvicorn would take
 them); and that `stop` ends within `shutdown_timeout_s`, whatever a client does.
 """
 
@@ -26,16 +26,14 @@ class HttpServer:
     def __init__(
         self,
         app: FastAPI,
+        listening: socket.socket,
         *,
-        host: str,
-        port: int,
         max_connections: int = 256,
         idle_timeout_s: float = 30.0,
         shutdown_timeout_s: float = 5.0,
     ) -> None:
-        """`port` 0 takes a free one; past `max_connections` a request is answered 503."""
-        self._host = host
-        self._wanted_port = port
+        """Past `max_connections` a request is answered 503."""
+        self._listening = listening
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -49,21 +47,9 @@ class HttpServer:
             )
         )
         self._serving: asyncio.Task[None] | None = None
-        self.port = 0
 
     async def start(self) -> None:
-        """Raises OSError if the address cannot be bound."""
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((self._host, self._wanted_port))
-            listener.setblocking(False)
-        except OSError:
-            listener.close()
-            raise
-        self.port = listener.getsockname()[1]
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]), name="http")
         while not self._server.started:
             if self._serving.done():
                 await self._serving

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 from pydantic_settings import BaseSettings
 
 from agent.kafka.config_entries import DEFAULT_SOURCE, STATIC_BROKER_SOURCE, ConfigEntry, ConfigStep
+from agent.setting_texts import described
 from sequencer.topic_config import KNOWN_CONFIGS
 from storage.identifiers import NodeId
 
@@ -70,6 +71,7 @@ def _fact(name: str, kind: str, value: str, documentation: str) -> ConfigEntry:
 
 
 def _entries_of(settings: BaseSettings) -> Iterable[ConfigEntry]:
+    texts = described(type(settings))
     for field, definition in type(settings).model_fields.items():
         name, factor = KAFKA_NAMES.get(field, (f"tidelog.{field.replace('_', '.')}", 1))
         default = definition.get_default(call_default_factory=True, validated_data={})
@@ -81,7 +83,7 @@ def _entries_of(settings: BaseSettings) -> Iterable[ConfigEntry]:
         yield ConfigEntry(
             name=name,
             kind="password" if is_sensitive else _kind(default, factor),
-            documentation=" ".join((definition.description or "").split()),
+            documentation=texts.get(field, ""),
             steps=tuple(steps),
             is_read_only=True,
             is_sensitive=is_sensitive,

@@ -8,7 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class ReadPathSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", use_attribute_docstrings=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
 
     coordinate_poll_s: float = Field(default=0.1, gt=0)
     """The pause between two polls of the sequencer for the partitions read here; repairs a push that was missed."""

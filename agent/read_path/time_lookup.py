@@ -6,17 +6,19 @@ record at or after the log start, in offset order, and that at most one batch is
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from cache_ring.page_reader import PageReader
 from cache_ring.run_bytes import RunBytes
 from sequencer.coordinates import Coordinates, PartitionBounds, PartitionKey
-from storage.arrow_columns import decode_batches
 from storage.identifiers import Offset
 from storage.object_store import ObjectNotFound
 from storage.record_batch import read_header
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _TRIES = 4
 """How often a run that was replaced or deleted meanwhile is looked up again."""
@@ -78,6 +80,8 @@ class TimeLookup:
 def first_record_since(run_bytes: RunBytes, timestamp_ms: int, log_start_offset: int) -> TimedOffset | None:
     """The first record of a run at or after a time and the log start. Decodes batch by batch, skipping those too
     old."""
+    from storage.arrow_columns import decode_batches  # pyarrow (see agent/later.py)
+
     run, data, index = run_bytes.run, run_bytes.data(), run_bytes.batches
     base_offsets = [run.base_offset + relative for relative in index.relative_offsets]
     ends = [*base_offsets[1:], run.last_offset + 1]
@@ -91,7 +95,9 @@ def first_record_since(run_bytes: RunBytes, timestamp_ms: int, log_start_offset:
     return None
 
 
-def _first(records: pa.RecordBatch, wanted: "Callable[[np.ndarray, np.ndarray], np.ndarray]") -> TimedOffset | None:
+def _first(records: "pa.RecordBatch", wanted: "Callable[[np.ndarray, np.ndarray], np.ndarray]") -> TimedOffset | None:
+    import pyarrow as pa  # see agent/later.py
+
     offsets = records.column("offset").to_numpy()
     microseconds = records.column("timestamp").cast(pa.int64()).fill_null(-1000).to_numpy()
     times = microseconds // 1000

@@ -16,6 +16,8 @@ from typing import Final, TypeAlias
 from uuid import UUID
 
 LAST_WORDS_S: Final = 60.0
+LONGEST_TEXT: Final = 200
+"""Characters kept of any name or value that a client gives."""
 _TOLERANCE: Final = 0.9  # a client's timer, and the way to here, are not exact
 _FIRST_CLIENT_ID: Final = 2  # Kafka keeps ids 0 and 1 for itself
 

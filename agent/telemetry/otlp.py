@@ -13,9 +13,8 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_DELTA, MetricsData
 
-from agent.telemetry.instances import Sample
+from agent.telemetry.instances import LONGEST_TEXT, Sample
 
-LONGEST_TEXT: Final = 200
 _MOST_ATTRIBUTES: Final = 8
 _KAFKAS: Final = "org.apache.kafka."
 _NO_NAME_CHARACTER: Final = re.compile(r"[^a-zA-Z0-9_]+")

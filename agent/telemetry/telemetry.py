@@ -15,8 +15,7 @@ from prometheus_client.registry import Collector
 
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
-from agent.telemetry.instances import ClientInstances, Push, Sample, Subscription, TelemetryFault
-from agent.telemetry.otlp import LONGEST_TEXT, InvalidMetrics, read_samples
+from agent.telemetry.instances import LONGEST_TEXT, ClientInstances, Push, Sample, Subscription, TelemetryFault
 from storage.compression import DecompressedTooLarge, DecompressionFailed, decompress
 from storage.record_batch import Compression
 
@@ -73,20 +72,24 @@ class Telemetry(Collector):
         self, push: Push, compression: Compression, payload: bytes, client_id: str | None
     ) -> TelemetryFault | None:
         loop = asyncio.get_running_loop()
-        try:
-            samples = await loop.run_in_executor(self._threads, self._read, compression, payload)
-        except DecompressedTooLarge:
-            return TelemetryFault.TOO_LARGE
-        except (DecompressionFailed, InvalidMetrics):
-            return TelemetryFault.INVALID_RECORD
+        samples = await loop.run_in_executor(self._threads, self._read, compression, payload)
+        if isinstance(samples, TelemetryFault):
+            return samples
         assert push.instance_id is not None, "a push without an id was refused"
         beyond = self._instances.take(push.instance_id, (client_id or "")[:LONGEST_TEXT], samples, self._clock())
         self._metrics.telemetry_series_dropped.inc(beyond)
         return None
 
-    def _read(self, compression: Compression, payload: bytes) -> list[Sample]:
-        plain = decompress(memoryview(payload), compression, self.subscription.max_bytes)
-        return read_samples(plain.tobytes(), self._most_samples)
+    def _read(self, compression: Compression, payload: bytes) -> list[Sample] | TelemetryFault:
+        from agent.telemetry.otlp import InvalidMetrics, read_samples  # protobuf (see agent/later.py)
+
+        try:
+            plain = decompress(memoryview(payload), compression, self.subscription.max_bytes)
+            return read_samples(plain.tobytes(), self._most_samples)
+        except DecompressedTooLarge:
+            return TelemetryFault.TOO_LARGE
+        except (DecompressionFailed, InvalidMetrics):
+            return TelemetryFault.INVALID_RECORD
 
     def _count(self, fault: TelemetryFault | None) -> None:
         self._metrics.telemetry_requests.labels("taken" if fault is None else fault.name.lower()).inc()

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Histogram, HistogramDataPoint, Metric
 
-from agent.telemetry.instances import Sample
-from agent.telemetry.otlp import LONGEST_TEXT, InvalidMetrics, metric_name, read_samples
+from agent.telemetry.instances import LONGEST_TEXT, Sample
+from agent.telemetry.otlp import InvalidMetrics, metric_name, read_samples
 from tests.agent.telemetry.pushes import a_gauge, a_payload, a_sum
 
 
