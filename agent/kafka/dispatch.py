@@ -19,7 +19,6 @@ from kio.serial.writers import Writer
 
 from agent.kafka.api import API_VERSIONS_KEY, Api
 from agent.kafka.context import RequestContext
-from agent.kafka.produce_shape import check_partition_count
 from agent.kafka.request_shape import check_shape
 from agent.kafka.vectored import Chunk, Encoded, ResponseBuffer
 from agent.settings import AgentSettings
@@ -80,7 +79,7 @@ class Dispatch:
         return tuple(self._apis.values())
 
     def decode(self, frame: bytes | memoryview) -> Request:
-        """Raises BadRequest. Everything returned is independent of the frame's buffer."""
+        """Raises BadRequest. What is returned is independent of the frame's buffer, but for a Produce's records."""
         api_key, version, correlation_id = _FIXED_HEADER.unpack_from(frame)
         api = self._apis.get(api_key)
         if api is None:
@@ -112,8 +111,6 @@ class Dispatch:
         decode = api.code.decode
         if decode is not None:
             return decode(frame, body_start, version, self._settings)
-        if api.key == PRODUCE_KEY:
-            check_partition_count(frame, body_start, version, self._settings.max_partitions_per_request)
         check_shape(frame, body_start, api.key, version, self._settings.max_entries_per_request)
         # Bytes after the payload are let pass, as by Kafka: librdkafka's Metadata v13 ends with three.
         payload, _ = _codec(api.key, version).read(frame, body_start)

@@ -8,13 +8,12 @@ whoever calls `append` (requests stay reserved in the agent's memory budget unti
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, TypeAlias
 
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
 from agent.write_path.accumulator import Accumulator
+from agent.write_path.appended import Appended
 from agent.write_path.committer import Committer
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
 from agent.write_path.put_budget import PutBudget, PutBudgetPolicy
@@ -33,8 +32,6 @@ from storage.segment import PendingBatch, PlacedBatch, seal_segment
 
 log = logging.getLogger(__name__)
 
-OutcomeFuture: TypeAlias = asyncio.Future[WriteOutcome]
-
 
 class Written(Protocol):
     """Who is told of what was written, so that this agent's readers need not ask for it."""
@@ -44,13 +41,9 @@ class Written(Protocol):
     def committed(self, runs: Sequence[RunCoordinate]) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    pending: PendingBatch
-    outcome: OutcomeFuture
-
-
-_Queued: TypeAlias = QueuedSegment[OutcomeFuture]
+_Waiter: TypeAlias = tuple[Appended, int]
+"""A batch: the request it came with, and which of its batches it is."""
+_Queued: TypeAlias = QueuedSegment[_Waiter]
 
 
 class WritePath:
@@ -79,8 +72,8 @@ class WritePath:
         self._budget = PutBudget.full(
             PutBudgetPolicy(per_s=settings.put_budget_per_s, burst=settings.put_budget_burst), clock()
         )
-        self._gathered: Accumulator[_Entry] = Accumulator(settings.segment_size_bytes, _size_of)
-        self._queue: SealQueue[OutcomeFuture] = SealQueue()
+        self._gathered: Accumulator[Appended] = Accumulator(settings.segment_size_bytes)
+        self._queue: SealQueue[_Waiter] = SealQueue()
         self._gaps = SequenceGaps(settings.sequence_gap_patience_s, settings.max_sequence_gaps)
         self._uploads = asyncio.Semaphore(settings.max_uploads)
         self._arrived = asyncio.Event()
@@ -98,21 +91,23 @@ class WritePath:
         """Segments that wait for their upload or their commit."""
         return len(self._queue)
 
-    def append(self, batches: Sequence[PendingBatch]) -> list[OutcomeFuture]:
-        """Take batches over, in order, without waiting. A future that its holder completes first (its time is over)
-        releases its batch at once if that is not sealed yet: no segment may be sealed for long."""
-        loop = asyncio.get_running_loop()
-        now_s = self._clock()
-        outcomes = []
-        for pending in batches:
-            outcome: OutcomeFuture = loop.create_future()
-            number = self._gathered.add(_Entry(pending=pending, outcome=outcome), now_s)
-            self._unacknowledged_bytes += len(pending.batch.data)
-            outcome.add_done_callback(partial(self._let_go, number, len(pending.batch.data)))
-            outcomes.append(outcome)
-        self._metrics.unacknowledged.set(self._unacknowledged_bytes)
-        self._arrived.set()
-        return outcomes
+    def append(self, batches: Sequence[PendingBatch]) -> Appended:
+        """Take the batches of a request over, in order, without waiting."""
+        appended = Appended(batches)
+        if batches:
+            sizes = [len(pending.batch.data) for pending in batches]
+            appended.number = self._gathered.add(appended, sizes, self._clock())
+            self._account(sum(sizes))
+            self._arrived.set()
+        return appended
+
+    def give_up(self, appended: Appended, failure: WriteFailed) -> None:
+        """Its request waits no longer: what is not sealed yet is let go; the rest stays on its way, unheard."""
+        waiting, size_bytes = self._gathered.remove(appended.number)
+        appended.answer_all(failure)
+        if waiting:
+            appended.settle_last(waiting, failure)
+            self._account(-size_bytes)
 
     async def run(self) -> None:
         """Seal, upload and commit until cancelled."""
@@ -158,36 +153,31 @@ class WritePath:
     async def _seal(self, reason: SealReason, tasks: asyncio.TaskGroup) -> None:
         await self._uploads.acquire()
         reserved = await self._ids.take()
-        entries = [entry for entry in self._gathered.take() if not self._was_given_up(entry)]
-        if not entries:
+        taken = self._gathered.take()
+        if not taken:  # the requests gave up meanwhile
             self._uploads.release()
             return
         self_ = self._membership.self_
+        waiters = [(part.owner, index) for part in taken for index in range(part.start, part.end)]
         sealed = seal_segment(
-            reserved.segment_id, "" if self_ is None else str(self_.node_id), [entry.pending for entry in entries]
+            reserved.segment_id,
+            "" if self_ is None else str(self_.node_id),
+            [owner.batches[index] for owner, index in waiters],
         )
         queued: _Queued = QueuedSegment(
             segment_id=reserved.segment_id,
             object_key=reserved.object_key,
             size_bytes=sealed.size_bytes,
             placed=sealed.placed,
-            waiters=tuple(entries[index].outcome for index in sealed.order),
+            waiters=tuple([waiters[index] for index in sealed.order]),
             data=b"".join(sealed.chunks),
         )
+        for part in taken:
+            part.owner.sealed_until(part.end)
         self._metrics.seals.labels(reason.value).inc()
         self._queue.append(queued)
         self._metrics.sealed_segments.set(len(self._queue))
         tasks.create_task(self._upload(queued))
-
-    def _was_given_up(self, entry: _Entry) -> bool:
-        if entry.outcome.done():
-            self._acknowledged(len(entry.pending.batch.data))
-            return True
-        return False
-
-    def _let_go(self, number: int, size_bytes: int, _: OutcomeFuture) -> None:
-        if self._gathered.remove(number):
-            self._acknowledged(size_bytes)
 
     # --- uploading
 
@@ -235,12 +225,19 @@ class WritePath:
             self._fail(segment, answer)
             return
         self._written.committed(answer.runs)
-        for batch, waiter, outcome in zip(segment.placed, segment.waiters, answer.outcomes, strict=True):
-            if isinstance(outcome, Assigned):
-                self._metrics.batches.inc()
-                self._metrics.records.inc(batch.record_count)
-                self._metrics.batch_bytes.inc(batch.length)
-            self._settle(waiter, self._judged(batch, outcome), batch.length)
+        self._count(segment.placed, answer.outcomes)
+        for batch, (appended, index), outcome in zip(segment.placed, segment.waiters, answer.outcomes, strict=True):
+            is_plain = isinstance(outcome, Assigned) and not self._gaps
+            appended.settle(index, outcome if is_plain else self._judged(batch, outcome))
+        self._account(-sum([batch.length for batch in segment.placed]))
+
+    def _count(self, placed: Sequence[PlacedBatch], outcomes: Sequence[BatchOutcome]) -> None:
+        written = [
+            batch for batch, outcome in zip(placed, outcomes, strict=True) if isinstance(outcome, Assigned)
+        ]  # fmt: skip
+        self._metrics.batches.inc(len(written))
+        self._metrics.records.inc(sum([batch.record_count for batch in written]))
+        self._metrics.batch_bytes.inc(sum([batch.length for batch in written]))
 
     def _judged(self, batch: PlacedBatch, outcome: BatchOutcome) -> WriteOutcome:
         """A batch whose predecessor is missing is not written, for as long as that may still come."""
@@ -258,16 +255,12 @@ class WritePath:
         return outcome
 
     def _fail(self, segment: _Queued, failure: WriteFailed) -> None:
-        for batch, waiter in zip(segment.placed, segment.waiters, strict=True):
-            self._settle(waiter, failure, batch.length)
+        for appended, index in segment.waiters:
+            appended.settle(index, failure)
+        self._account(-sum([batch.length for batch in segment.placed]))
 
-    def _settle(self, waiter: OutcomeFuture, outcome: WriteOutcome, size_bytes: int) -> None:
-        if not waiter.done():
-            waiter.set_result(outcome)
-        self._acknowledged(size_bytes)
-
-    def _acknowledged(self, size_bytes: int) -> None:
-        self._unacknowledged_bytes -= size_bytes
+    def _account(self, bytes_more: int) -> None:
+        self._unacknowledged_bytes += bytes_more
         self._metrics.unacknowledged.set(self._unacknowledged_bytes)
         if not self._unacknowledged_bytes:
             self._emptied.set()
@@ -275,13 +268,8 @@ class WritePath:
     def _give_up(self) -> None:
         """The agent stops: whatever has no outcome gets one, so that no request waits for ever."""
         failure = WriteFailed(failure=WriteFailure.UNKNOWN, message="the agent stopped before the outcome was known")
-        while entries := self._gathered.take():
-            for entry in entries:
-                self._settle(entry.outcome, failure, len(entry.pending.batch.data))
+        for appended in self._gathered.owners():
+            self.give_up(appended, failure)
         for segment in self._queue.drain():
             if segment.stage is not Stage.FAILED:
                 self._fail(segment, failure)
-
-
-def _size_of(entry: _Entry) -> int:
-    return len(entry.pending.batch.data)

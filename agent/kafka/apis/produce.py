@@ -11,70 +11,71 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final
-from uuid import UUID
+from datetime import timedelta
+from typing import Final
 
 from kio.schema.errors import ErrorCode
-from kio.schema.produce.v13.response import BatchIndexAndErrorMessage, PartitionProduceResponse
-from kio.static.primitive import i32
 
 from agent.error_codes import ProduceResult, produce_result
-from agent.kafka.api import ABSENT, CloseConnection
+from agent.kafka.api import CloseConnection
+from agent.kafka.apis.produce_answer import ProduceAnswer, encode
 from agent.kafka.apis.produce_batches import Accepted, AskedBatch, accept
+from agent.kafka.apis.produce_request import FIRST_VERSION_WITH_TOPIC_IDS, ProduceRequest, read_request
 from agent.kafka.context import RequestContext
-from agent.kafka.current_leaders import CurrentLeader, NodeEndpoint, node_endpoints
+from agent.kafka.current_leaders import node_endpoints
 from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
-from agent.write_path.outcomes import WriteFailed, WriteFailure
-from agent.write_path.write_path import OutcomeFuture
+from agent.kafka.vectored import Encoded
+from agent.settings import AgentSettings
+from agent.write_path.appended import Appended
+from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
 from sequencer.commits import Assigned
 from sequencer.database import SequencerUnavailable
 from sequencer.topics import Topic
 from storage.identifiers import Partition, TopicId
 
 _NO_ACKS: Final = 0
-_FIRST_VERSION_WITH_TOPIC_IDS: Final = 13
-_NO_TIME: Final = timedelta(0)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_WRITTEN: Final = ProduceResult(code=ErrorCode.none)
+_TIMED_OUT: Final = WriteFailed(
+    failure=WriteFailure.TIMED_OUT, message="the request's timeout was over before its commit"
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TopicResponse:
-    """What the writers of all versions read: until v12 the name, from v13 on the id."""
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What the answer for a batch under way needs of it: none of its bytes."""
 
-    name: str
-    topic_id: UUID | None
-    partition_responses: tuple[PartitionProduceResponse, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Response:
-    responses: tuple[_TopicResponse, ...]
-    throttle_time: timedelta = _NO_TIME
-    node_endpoints: tuple[NodeEndpoint, ...] = ()
+    topic_id: TopicId
+    log_append_time_ms: int | None
 
 
-async def handle(request: Any, context: RequestContext) -> _Response | None:
-    deadline_s = context.deadline_s(request.timeout.total_seconds(), context.settings.max_produce_timeout_s)
+def decode(frame: bytes | memoryview, body_start: int, version: int, settings: AgentSettings) -> ProduceRequest:
+    """Raises ValueError."""
+    return read_request(frame, body_start, version, settings.max_partitions_per_request)
+
+
+async def handle(request: ProduceRequest, context: RequestContext) -> Encoded | None:
+    deadline_s = context.deadline_s(request.timeout_s, context.settings.max_produce_timeout_s)
     verdict = _refusal(request)
     if verdict is None:
-        accepted = await _accept(request, context)
-        results = await _write(accepted, request.acks, deadline_s, context)
+        results = await _write(await _accept(request, context), request.acks, deadline_s, context)
     else:
-        results = [verdict] * sum(len(topic.partition_data) for topic in request.topic_data)
+        results = [verdict] * len(request.records)
     _count(results, context)
     if request.acks == _NO_ACKS:
         _hang_up_on_errors(results)
         return None
-    return respond(
-        request,
-        results,
-        by_id=context.api_version >= _FIRST_VERSION_WITH_TOPIC_IDS,
-        throttle_time=context.parts.overload.of_produce(),
+    answer = ProduceAnswer(
+        topics=request.topics,
+        results=results,
+        throttle_ms=context.parts.overload.of_produce() // _MILLISECOND,
         leaders=node_endpoints(context, {result.leader for result in results if result.leader is not None}),
     )
+    body = encode(answer, context.api_version)
+    return Encoded(buffers=[body], size_bytes=len(body))
 
 
-def _refusal(request: Any) -> ProduceResult | None:
+def _refusal(request: ProduceRequest) -> ProduceResult | None:
     """The answer for every partition, if the request as a whole cannot be served."""
     if request.transactional_id is not None:
         return ProduceResult(code=TRANSACTIONS_REFUSED_CODE, message=TRANSACTIONS_REFUSED)
@@ -83,34 +84,34 @@ def _refusal(request: Any) -> ProduceResult | None:
     return None
 
 
-async def _accept(request: Any, context: RequestContext) -> list[Accepted | ProduceResult]:
+async def _accept(request: ProduceRequest, context: RequestContext) -> list[Accepted | ProduceResult]:
     """Everything that may wait, for each partition in order: finding topics, checking batches."""
     try:
         topics = await _find_topics(request, context)
     except SequencerUnavailable as error:
-        refused = ProduceResult(code=ErrorCode.not_enough_replicas, message=str(error))
-        return [refused for topic in request.topic_data for _ in topic.partition_data]
+        return [ProduceResult(code=ErrorCode.not_enough_replicas, message=str(error))] * len(request.records)
+    places = iter(request.records)
     asked = [
-        AskedBatch(topic=topic, partition=Partition(partition.index), records=partition.records)
-        for topic, topic_data in zip(topics, request.topic_data, strict=True)
-        for partition in topic_data.partition_data
+        AskedBatch(topic, Partition(partition), next(places))
+        for topic, named in zip(topics, request.topics, strict=True)
+        for partition in named.partitions
     ]
-    return await accept(asked, _unknown_topic(context), context)
+    return await accept(request.take_frame(), asked, _unknown_topic(context), context)
 
 
 def _unknown_topic(context: RequestContext) -> ErrorCode:
-    if context.api_version >= _FIRST_VERSION_WITH_TOPIC_IDS:
+    if context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS:
         return ErrorCode.unknown_topic_id
     return ErrorCode.unknown_topic_or_partition
 
 
-async def _find_topics(request: Any, context: RequestContext) -> list[Topic | None]:
+async def _find_topics(request: ProduceRequest, context: RequestContext) -> list[Topic | None]:
     directory = context.parts.topics
-    if context.api_version >= _FIRST_VERSION_WITH_TOPIC_IDS:
-        ids = [topic.topic_id for topic in request.topic_data]
+    if context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS:
+        ids = [topic.topic_id for topic in request.topics]
         by_id = await directory.by_id({TopicId(topic_id) for topic_id in ids if topic_id is not None})
-        return [by_id.get(topic_id) for topic_id in ids]
-    names = [topic.name for topic in request.topic_data]
+        return [None if topic_id is None else by_id.get(TopicId(topic_id)) for topic_id in ids]
+    names = [topic.name for topic in request.topics]
     by_name = await directory.by_name(set(names))
     return [by_name.get(name) for name in names]
 
@@ -120,56 +121,47 @@ async def _write(
 ) -> list[ProduceResult]:
     assert context.turn is not None, "produce requests take turns"
     await context.turn.my_turn()
-    outcomes = context.parts.write_path.append(
-        [batch.pending for batch in accepted if isinstance(batch, Accepted)]
-    )  # fmt: skip
+    write_path = context.parts.write_path
+    appended = write_path.append([batch.pending for batch in accepted if isinstance(batch, Accepted)])
     context.turn.done()
-    if outcomes:
-        _hold_memory(outcomes, context)
-    if acks != _NO_ACKS and outcomes:
-        await asyncio.wait(outcomes, timeout=context.remaining_s(deadline_s))
-        context.parts.metrics.produce_seconds.observe(time.monotonic() - context.received_at_s)
-    results = []
-    waiting = iter(outcomes)
-    for batch in accepted:
-        if isinstance(batch, ProduceResult):
-            results.append(batch)
-        elif acks == _NO_ACKS:
-            results.append(ProduceResult(code=ErrorCode.none))
-            next(waiting)
-        else:
-            results.append(_result_of(next(waiting), batch, context))
-    return results
+    # From here on the batches' bytes are the write path's alone, which lets go of them as it seals them.
+    expected = [batch if isinstance(batch, ProduceResult) else _expected(batch) for batch in accepted]
+    del accepted
+    if not appended.outcomes:
+        return [result for result in expected if isinstance(result, ProduceResult)]
+    _hold_memory(appended, context)
+    if acks == _NO_ACKS:
+        return [result if isinstance(result, ProduceResult) else _WRITTEN for result in expected]
+    await asyncio.wait([appended.done], timeout=context.remaining_s(deadline_s))
+    context.parts.metrics.produce_seconds.observe(time.monotonic() - context.received_at_s)
+    if not appended.done.done():
+        write_path.give_up(appended, _TIMED_OUT)
+    outcomes = iter(appended.outcomes)
+    return [
+        result if isinstance(result, ProduceResult) else _result_of(next(outcomes), result, context)
+        for result in expected
+    ]
 
 
-def _hold_memory(outcomes: Sequence[OutcomeFuture], context: RequestContext) -> None:
-    """The request's bytes stay reserved until all its batches have an outcome, also when its time is over before."""
-    missing = len(outcomes)
+def _expected(batch: Accepted) -> _Expected:
+    return _Expected(batch.pending.topic_id, batch.log_append_time_ms)
 
-    def one_less(_: object) -> None:
-        nonlocal missing
-        missing -= 1
-        if missing == 0:
-            context.memory.release()
 
+def _hold_memory(appended: Appended, context: RequestContext) -> None:
+    """The request's bytes stay reserved until nothing of it is on its way, also when its time is over before."""
     context.memory.retain()
-    for outcome in outcomes:
-        outcome.add_done_callback(one_less)
+    appended.done.add_done_callback(lambda _: context.memory.release())
 
 
-def _result_of(outcome: OutcomeFuture, batch: Accepted, context: RequestContext) -> ProduceResult:
-    if not outcome.done():
-        outcome.set_result(
-            WriteFailed(failure=WriteFailure.TIMED_OUT, message="the request's timeout was over before its commit")
-        )
-    result = produce_result(outcome.result())
+def _result_of(outcome: WriteOutcome | None, batch: _Expected, context: RequestContext) -> ProduceResult:
+    assert outcome is not None, "all batches have an outcome once the request is done or was given up"
+    result = produce_result(outcome)
     if result.code is ErrorCode.unknown_topic_or_partition:
-        context.parts.topics.forget(batch.pending.topic_id)
+        context.parts.topics.forget(batch.topic_id)
         return ProduceResult(code=_unknown_topic(context))
-    if batch.log_append_time_ms is None:
-        return result.at(None)
-    is_new = isinstance(outcome.result(), Assigned)
-    return result.at(batch.log_append_time_ms) if is_new else result
+    if batch.log_append_time_ms is not None:
+        return result.at(batch.log_append_time_ms) if isinstance(outcome, Assigned) else result
+    return result if result.log_append_time_ms is None else result.at(None)
 
 
 def _count(results: Sequence[ProduceResult], context: RequestContext) -> None:
@@ -182,48 +174,3 @@ def _hang_up_on_errors(results: Sequence[ProduceResult]) -> None:
     failed = next((result for result in results if result.code is not ErrorCode.none), None)
     if failed is not None:
         raise CloseConnection(f"produce without acks failed: {failed.code.name}")
-
-
-def respond(
-    request: Any,
-    results: Sequence[ProduceResult],
-    *,
-    by_id: bool,
-    throttle_time: timedelta = _NO_TIME,
-    leaders: tuple[NodeEndpoint, ...] = (),
-) -> _Response:
-    result = iter(results)
-    return _Response(
-        throttle_time=throttle_time,
-        node_endpoints=leaders,
-        responses=tuple(
-            _TopicResponse(
-                name="" if by_id else topic.name,
-                topic_id=topic.topic_id if by_id else None,
-                partition_responses=tuple(
-                    _partition_response(partition.index, next(result)) for partition in topic.partition_data
-                ),
-            )
-            for topic in request.topic_data
-        ),
-    )
-
-
-def _partition_response(index: Any, result: ProduceResult) -> PartitionProduceResponse:
-    return PartitionProduceResponse(
-        index=index,
-        error_code=result.code,
-        base_offset=result.base_offset,  # type: ignore[arg-type]
-        log_append_time=_as_datetime(result.log_append_time_ms),  # type: ignore[arg-type]
-        log_start_offset=result.log_start_offset,  # type: ignore[arg-type]
-        record_errors=tuple(
-            BatchIndexAndErrorMessage(batch_index=i32(record.index), batch_index_error_message=record.message)
-            for record in result.records
-        ),
-        error_message=result.message,
-        current_leader=ABSENT if result.leader is None else CurrentLeader(leader_id=result.leader),  # type: ignore[arg-type]
-    )
-
-
-def _as_datetime(timestamp_ms: int | None) -> datetime | None:
-    return None if timestamp_ms is None else datetime.fromtimestamp(timestamp_ms / 1000, UTC)

@@ -1,15 +1,16 @@
-"""What a Produce request brings, checked batch by batch: from bytes of a client to a `PendingBatch` or a refusal
+"""What a Produce request brings, checked: from bytes of a client to a `PendingBatch` or a refusal for each partition
 (DESIGN §5).
 
-Bad input gets the protocol's error for its partition alone. Checking is CPU-bound and leaves the GIL to others while it
-runs, so larger requests are checked beside the event loop; what is waited for here comes before the ordered hand-over.
+Bad input gets the protocol's error for its partition alone. Plain batches are checked where they arrive, in a few
+native calls for all of them; what has to be decompressed, or is large, is checked beside the event loop. What is waited
+for here comes before the ordered hand-over.
 """
 
 import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from kio.schema.errors import ErrorCode
@@ -19,28 +20,28 @@ from agent.kafka.context import RequestContext
 from agent.kafka.routing import has_moved, route_of
 from sequencer.topic_config import TopicConfig
 from sequencer.topics import Topic
-from storage.batch_validation import BatchFault, BatchLimits, InvalidBatch, validate_produced
-from storage.identifiers import Partition, TopicId
-from storage.record_batch import with_log_append_time
+from storage.batch_validation import LAST_TIMESTAMP_MS, NO_TIMESTAMP_MS, BatchFault, BatchLimits, InvalidBatch
+from storage.identifiers import Partition
+from storage.produced_batches import is_compressed, validate_all
+from storage.record_batch import ValidBatch, with_log_append_time
 from storage.segment import PendingBatch
 
 _TOO_LARGE = invalid_batch_code(BatchFault.TOO_LARGE)
+_PLAIN_IS_CHEAPER = 64
+"""Checking plain bytes takes about so many times less than checking bytes that have to be decompressed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AskedBatch:
-    """One partition's part of a request; `topic` is None if there is no such topic."""
+    """One partition's part of a request: its bytes are at `place` of the frame. `topic` is None if there is no such
+    topic."""
 
     topic: Topic | None
     partition: Partition
-    records: bytes | None
-
-    @property
-    def place(self) -> tuple[TopicId | None, Partition]:
-        return None if self.topic is None else self.topic.topic_id, self.partition
+    place: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Accepted:
     """A valid batch, and the time the log gave it if the topic says that it gives times."""
 
@@ -48,27 +49,63 @@ class Accepted:
     log_append_time_ms: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rules:
+    """What a topic asks of batches now."""
+
+    limits: BatchLimits
+    log_append_time_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """All of a request; a refusal says why a batch cannot go where it is sent, whatever it holds."""
+
+    frame: memoryview
+    batches: Sequence[AskedBatch]
+    refusals: Sequence[ProduceResult | None]
+
+
 async def accept(
-    asked: Sequence[AskedBatch], unknown_topic: ErrorCode, context: RequestContext
+    frame: memoryview, batches: Sequence[AskedBatch], unknown_topic: ErrorCode, context: RequestContext
 ) -> list[Accepted | ProduceResult]:
     """One answer for each batch asked, in order."""
-    times_named = Counter(batch.place for batch in asked)
-    refusals = [_misplaced(batch, unknown_topic, times_named[batch.place], context) for batch in asked]
-    size_bytes = sum(len(batch.records or b"") for batch, refusal in zip(asked, refusals, strict=True) if not refusal)
+    asked = _Asked(frame=frame, batches=batches, refusals=_misplaced(batches, unknown_topic, context))
     settings = context.settings
-    if size_bytes < settings.validation_thread_bytes:
-        checked = _check_all(asked, refusals, settings.validation_loop_decompressed_bytes, raised_by_topic=False)
+    if _effort_bytes(asked) < settings.validation_thread_bytes:
+        checked = _check_all(asked, settings.validation_loop_decompressed_bytes, raised_by_topic=False)
         if not any(isinstance(answer, ProduceResult) and answer.code is _TOO_LARGE for answer in checked):
             return checked
         # Few bytes that decompress to many: they are not for the event loop, which everybody waits for.
-    check = partial(_check_all, asked, refusals, settings.max_decompressed_bytes, raised_by_topic=True)
+    check = partial(_check_all, asked, settings.max_decompressed_bytes, raised_by_topic=True)
     return await asyncio.get_running_loop().run_in_executor(context.parts.checking, check)
 
 
+def _effort_bytes(asked: _Asked) -> int:
+    """What has to be checked, in bytes that have to be decompressed."""
+    effort = 0
+    for batch, refusal in zip(asked.batches, asked.refusals, strict=True):
+        if refusal is None:
+            start, end = batch.place
+            compressed = is_compressed(asked.frame[start:end])
+            effort += end - start if compressed else (end - start) // _PLAIN_IS_CHEAPER
+    return effort
+
+
 def _misplaced(
+    batches: Sequence[AskedBatch], unknown_topic: ErrorCode, context: RequestContext
+) -> list[ProduceResult | None]:
+    places = [(None if batch.topic is None else batch.topic.topic_id, batch.partition) for batch in batches]
+    times_named = Counter(places)
+    return [
+        _refusal(batch, unknown_topic, times_named[place], context)
+        for batch, place in zip(batches, places, strict=True)
+    ]
+
+
+def _refusal(
     batch: AskedBatch, unknown_topic: ErrorCode, times_named: int, context: RequestContext
 ) -> ProduceResult | None:
-    """Why the batch cannot go where it is sent, whatever it holds."""
     if batch.topic is None:
         return ProduceResult(code=unknown_topic)
     if not 0 <= batch.partition < batch.topic.partition_count:
@@ -84,46 +121,45 @@ def _misplaced(
     return None
 
 
-def _check_all(
-    asked: Sequence[AskedBatch],
-    refusals: Sequence[ProduceResult | None],
-    max_decompressed_bytes: int,
-    *,
-    raised_by_topic: bool,
-) -> list[Accepted | ProduceResult]:
-    return [
-        refusal or _check(batch, max_decompressed_bytes, raised_by_topic=raised_by_topic)
-        for batch, refusal in zip(asked, refusals, strict=True)
-    ]
-
-
-def _check(asked: AskedBatch, max_decompressed_bytes: int, *, raised_by_topic: bool) -> Accepted | ProduceResult:
-    assert asked.topic is not None, "batches for unknown topics are refused before"
-    config = TopicConfig.of(asked.topic.config)
-    if raised_by_topic:
-        max_decompressed_bytes = max(max_decompressed_bytes, config.max_message_bytes)
+def _check_all(asked: _Asked, max_decompressed_bytes: int, *, raised_by_topic: bool) -> list[Accepted | ProduceResult]:
     now_ms = time.time_ns() // 1_000_000
-    try:
-        batch = validate_produced(asked.records or b"", _limits(config, max_decompressed_bytes, now_ms))
-    except InvalidBatch as error:
-        return ProduceResult(code=invalid_batch_code(error.fault), message=error.message, records=error.records)
-    log_append_time_ms = None
-    if config.message_timestamp_type == "LogAppendTime":
-        log_append_time_ms = now_ms
-        batch = with_log_append_time(batch, log_append_time_ms)
-    return Accepted(
-        pending=PendingBatch(topic_id=asked.topic.topic_id, partition=asked.partition, batch=batch),
-        log_append_time_ms=log_append_time_ms,
+    rules: dict[int, _Rules] = {}  # by the identity of a topic, of which a request has few
+    checked: list[AskedBatch] = []
+    for batch, refusal in zip(asked.batches, asked.refusals, strict=True):
+        if refusal is None:
+            checked.append(batch)
+            if id(batch.topic) not in rules:
+                rules[id(batch.topic)] = _rules_of(batch.topic, max_decompressed_bytes, now_ms, raised_by_topic)
+    found = validate_all(
+        asked.frame, [batch.place for batch in checked], [rules[id(batch.topic)].limits for batch in checked]
     )
+    answers = iter(
+        [_answer(batch, valid, rules[id(batch.topic)]) for batch, valid in zip(checked, found, strict=True)]
+    )  # fmt: skip
+    return [refusal or next(answers) for refusal in asked.refusals]
 
 
-def _limits(config: TopicConfig, max_decompressed_bytes: int, now_ms: int) -> BatchLimits:
-    """What the topic allows now. Producers' times are bounded only where they count."""
-    limits = BatchLimits(max_message_bytes=config.max_message_bytes, max_decompressed_bytes=max_decompressed_bytes)
-    if config.message_timestamp_type == "LogAppendTime":
-        return limits
-    return replace(
-        limits,
-        earliest_timestamp_ms=max(limits.earliest_timestamp_ms, now_ms - config.message_timestamp_before_max_ms),
-        latest_timestamp_ms=min(limits.latest_timestamp_ms, now_ms + config.message_timestamp_after_max_ms),
+def _answer(asked: AskedBatch, batch: ValidBatch | InvalidBatch, rules: _Rules) -> Accepted | ProduceResult:
+    assert asked.topic is not None, "batches for unknown topics are refused before"
+    if isinstance(batch, InvalidBatch):
+        return ProduceResult(code=invalid_batch_code(batch.fault), message=batch.message, records=batch.records)
+    if rules.log_append_time_ms is not None:
+        batch = with_log_append_time(batch, rules.log_append_time_ms)
+    pending = PendingBatch(topic_id=asked.topic.topic_id, partition=asked.partition, batch=batch)
+    return Accepted(pending, rules.log_append_time_ms)
+
+
+def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int, raised_by_topic: bool) -> _Rules:
+    """Producers' times are bounded only where they count."""
+    assert topic is not None, "batches for unknown topics are refused before"
+    config = TopicConfig.of(topic.config)
+    gives_times = config.message_timestamp_type == "LogAppendTime"
+    earliest_ms = NO_TIMESTAMP_MS if gives_times else now_ms - config.message_timestamp_before_max_ms
+    latest_ms = LAST_TIMESTAMP_MS if gives_times else now_ms + config.message_timestamp_after_max_ms
+    limits = BatchLimits(
+        max_message_bytes=config.max_message_bytes,
+        max_decompressed_bytes=max(max_decompressed_bytes, config.max_message_bytes * raised_by_topic),
+        earliest_timestamp_ms=max(NO_TIMESTAMP_MS, earliest_ms),
+        latest_timestamp_ms=min(LAST_TIMESTAMP_MS, latest_ms),
     )
+    return _Rules(limits=limits, log_append_time_ms=now_ms if gives_times else None)

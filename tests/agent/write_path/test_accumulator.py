@@ -8,51 +8,63 @@ from agent.write_path.seal import OpenSegment
 
 SEGMENT_BYTES = 100
 
+requests = st.lists(st.integers(1, 250), min_size=1, max_size=8)
 
-@given(actions=st.lists(st.one_of(st.integers(1, 250), st.none()), max_size=60))
-def test_entries_come_out_in_order_each_once_and_cut_by_size(actions: list[int | None]) -> None:
-    """A number adds a batch of that size, None takes a segment."""
-    gathered: Accumulator[tuple[int, int]] = Accumulator(SEGMENT_BYTES, lambda entry: entry[1])
-    added: list[tuple[int, int]] = []
+
+def batches_of(gathered: Accumulator[int]) -> list[tuple[int, int]]:
+    """The next segment: which request, and which of its batches."""
+    return [(part.owner, index) for part in gathered.take() for index in range(part.start, part.end)]
+
+
+@given(actions=st.lists(st.one_of(requests, st.none()), max_size=40))
+def test_batches_come_out_in_order_each_once_and_cut_by_size(actions: list[list[int] | None]) -> None:
+    """A list adds a request with batches of these sizes, None takes a segment."""
+    gathered: Accumulator[int] = Accumulator(SEGMENT_BYTES)
+    sizes: dict[tuple[int, int], int] = {}
     taken: list[tuple[int, int]] = []
 
-    for action in [*actions, *[None] * len(actions)]:
+    for number, action in enumerate([*actions, *[None] * 8 * len(actions)]):
         if action is not None:
-            added.append((len(added), action))
-            gathered.add(added[-1], float(len(added)))
+            sizes |= {(number, index): size_bytes for index, size_bytes in enumerate(action)}
+            gathered.add(number, action, float(number))
         else:
-            segment = gathered.take()
+            left = list(sizes)[len(taken) :]
+            segment = batches_of(gathered)
             taken += segment
-            size_bytes = sum(entry[1] for entry in segment)
+            size_bytes = sum(sizes[batch] for batch in segment)
             assert size_bytes <= SEGMENT_BYTES or len(segment) == 1
-            assert bool(segment) == (len(taken) - len(segment) < len(added))
-        waiting = added[len(taken) :]
+            assert bool(segment) == bool(left)
+            if len(segment) < len(left):
+                assert size_bytes + sizes[left[len(segment)]] > SEGMENT_BYTES, "there was room for one more"
+        waiting = list(sizes)[len(taken) :]
         assert gathered.open_segment == OpenSegment(
-            size_bytes=sum(entry[1] for entry in waiting),
-            oldest_arrival_s=float(waiting[0][0] + 1) if waiting else None,
+            size_bytes=sum(sizes[batch] for batch in waiting),
+            oldest_arrival_s=float(waiting[0][0]) if waiting else None,
         )
 
-    assert taken == added
+    assert taken == list(sizes)
 
 
-def test_a_segment_is_filled_as_far_as_it_goes() -> None:
-    gathered: Accumulator[int] = Accumulator(SEGMENT_BYTES, lambda entry: entry)
-    for size_bytes in (40, 40, 40, 120, 10):
-        gathered.add(size_bytes, 0.0)
+@given(added=st.lists(requests, max_size=20), data=st.data())
+def test_what_was_removed_does_not_come_out(added: list[list[int]], data: st.DataObject) -> None:
+    gathered: Accumulator[int] = Accumulator(SEGMENT_BYTES)
+    numbers = [gathered.add(owner, sizes, 0.0) for owner, sizes in enumerate(added)]
+    out = batches_of(gathered) if data.draw(st.booleans()) else []
 
-    assert [gathered.take() for _ in range(5)] == [[40, 40], [40], [120], [10], []]
+    removed = data.draw(st.sets(st.sampled_from(range(len(added))))) if added else set()
+    for owner in removed:
+        left = [size for index, size in enumerate(added[owner]) if (owner, index) not in out]
+        assert gathered.remove(numbers[owner]) == (len(left), sum(left))
+        assert gathered.remove(numbers[owner]) == (0, 0)
 
-
-@given(sizes=st.lists(st.integers(1, 250), max_size=30), data=st.data())
-def test_what_was_removed_does_not_come_out(sizes: list[int], data: st.DataObject) -> None:
-    gathered: Accumulator[tuple[int, int]] = Accumulator(SEGMENT_BYTES, lambda entry: entry[1])
-    numbers = [gathered.add((index, size_bytes), 0.0) for index, size_bytes in enumerate(sizes)]
-
-    removed = data.draw(st.sets(st.sampled_from(range(len(sizes))))) if sizes else set()
-    assert all(gathered.remove(numbers[index]) for index in removed)
-    assert not any(gathered.remove(numbers[index]) for index in removed)
-
-    left = [(index, size_bytes) for index, size_bytes in enumerate(sizes) if index not in removed]
-    assert gathered.open_segment.size_bytes == sum(size_bytes for _, size_bytes in left)
-    assert [entry for _ in sizes for entry in gathered.take()] == left
-    assert not any(gathered.remove(number) for number in numbers)
+    expected = [
+        (owner, index)
+        for owner, sizes in enumerate(added)
+        for index in range(len(sizes))
+        if owner not in removed and (owner, index) not in out
+    ]
+    assert sorted(set(gathered.owners())) == sorted({owner for owner, _ in expected})
+    while segment := batches_of(gathered):
+        out += segment
+    assert out[len(out) - len(expected) :] == expected
+    assert gathered.open_segment == OpenSegment(size_bytes=0, oldest_arrival_s=None)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from agent.write_path.appended import Appended
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
-from agent.write_path.write_path import OutcomeFuture
 from sequencer.client import Sequencer
 from sequencer.commits import Assigned, Duplicate
 from sequencer.topics import Topic
@@ -139,7 +139,7 @@ class JavaLikeClient:
     agents: tuple[Agent, Agent]
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     leader: int = 0
-    in_flight: dict[int, tuple[int, OutcomeFuture]] = field(default_factory=dict)
+    in_flight: dict[int, tuple[int, Appended]] = field(default_factory=dict)
     to_send_again: set[int] = field(default_factory=set)
     offsets: dict[int, int] = field(default_factory=dict)
 
@@ -165,10 +165,10 @@ class JavaLikeClient:
         self.to_send_again.update(lost)
 
     def hear(self) -> None:
-        for number, (_, outcome) in sorted(self.in_flight.items()):
-            if outcome.done():
+        for number, (_, appended) in sorted(self.in_flight.items()):
+            if appended.done.done():
                 del self.in_flight[number]
-                offset = offset_of(outcome.result())
+                offset = offset_of(appended.outcomes[0])
                 if offset is None:
                     self.to_send_again.add(number)
                 else:

@@ -17,8 +17,10 @@ from storage.object_store import StoreUnavailable
 from storage.segment import verify_segment
 from tests.agent.running import until_answered
 from tests.agent.write_path.test_uploader import FOREVER_S, TroubledStore
-from tests.agent.write_path.wired import outcomes_of, writing
+from tests.agent.write_path.wired import outcomes_of, pending, writing
 from tests.waiting import until
+
+TOO_LATE = WriteFailed(failure=WriteFailure.TIMED_OUT, message="too late")
 
 
 @pytest.fixture
@@ -133,9 +135,9 @@ async def test_a_segment_is_not_committed_before_an_earlier_one_is_uploaded(sequ
         quick = writer.append(topic, 0, producer_id=2)
         await until(lambda: store.puts_begun == 2)
 
-        done_first, _ = await asyncio.wait([*slow, *quick], return_when=asyncio.FIRST_COMPLETED)
+        done_first, _ = await asyncio.wait([one.done for one in (*slow, *quick)], return_when=asyncio.FIRST_COMPLETED)
 
-        assert slow[0] in done_first
+        assert slow[0].done in done_first
         assert await outcomes_of([*slow, *quick]) == assigned(0, 1)
 
 
@@ -222,11 +224,46 @@ async def test_a_batch_whose_request_gave_up_before_its_seal_is_not_written(sequ
         await outcomes_of(writer.append(topic, 0))
         [given_up, kept] = writer.append(topic, 0, producer_id=2) + writer.append(topic, 0, producer_id=3)
 
-        given_up.set_result(WriteFailed(failure=WriteFailure.TIMED_OUT, message="too late"))
+        writer.write_path.give_up(given_up, TOO_LATE)
 
+        assert given_up.outcomes == [TOO_LATE]
+        assert given_up.done.done()
         assert await outcomes_of([kept]) == assigned(1)
         assert await writer.high_watermark(topic) == 2
         assert writer.write_path.unacknowledged_bytes == 0
+
+
+async def test_a_request_that_gave_up_after_its_seal_is_done_when_its_batches_are(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    store = TroubledStore(0.3)
+    async with writing(sequencer, store, hedge_after_min_s=20, upload_timeout_s=100) as writer:
+        [given_up] = writer.append(topic, 0)
+        await until(lambda: store.puts_begun == 1)
+
+        writer.write_path.give_up(given_up, TOO_LATE)
+
+        assert not given_up.done.done()
+        assert await outcomes_of([given_up]) == [TOO_LATE]
+        assert await writer.high_watermark(topic) == 1
+        assert writer.write_path.unacknowledged_bytes == 0
+
+
+async def test_a_request_may_fill_several_segments_and_its_bytes_are_let_go_with_the_last(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    store = MemoryStore()
+    async with writing(sequencer, store, segment_size_bytes=1024) as writer:
+        batches = [pending(topic, number // 4, partition=number % 4) for number in range(40)]
+
+        appended = writer.write_path.append(batches)
+        assert appended.batches is batches
+
+        assert await outcomes_of([appended]) == assigned(*(number // 4 for number in range(40)))
+        assert appended.batches == ()
+        assert len(writer.told.objects) >= 3
+        for data in writer.told.objects.values():
+            verify_segment(data)
 
 
 async def test_draining_waits_for_neither_linger_nor_tokens(sequencer: Sequencer, topic: Topic) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
+from agent.write_path.appended import Appended
 from agent.write_path.outcomes import WriteOutcome
-from agent.write_path.write_path import OutcomeFuture, WritePath
+from agent.write_path.write_path import WritePath
 from cache_ring.membership import Membership
 from sequencer.client import Sequencer
 from sequencer.coordinates import RunCoordinate
@@ -45,11 +46,12 @@ class Writer:
     metrics: Metrics
     sequencer: Sequencer
 
-    def append(self, topic: Topic, *sequences: int, producer_id: int = 1, partition: int = 0) -> list[OutcomeFuture]:
-        """Idempotent batches of one record each, of these sequences."""
-        return self.write_path.append(
-            [pending(topic, sequence, producer_id=producer_id, partition=partition) for sequence in sequences]
-        )
+    def append(self, topic: Topic, *sequences: int, producer_id: int = 1, partition: int = 0) -> list[Appended]:
+        """Idempotent batches of one record each, of these sequences; each as a request of its own."""
+        return [
+            self.write_path.append([pending(topic, sequence, producer_id=producer_id, partition=partition)])
+            for sequence in sequences
+        ]
 
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
@@ -66,8 +68,10 @@ def pending(topic: Topic, sequence: int, *, producer_id: int = 1, partition: int
     )
 
 
-async def outcomes_of(futures: Sequence[OutcomeFuture]) -> list[WriteOutcome]:
-    return list(await asyncio.wait_for(asyncio.gather(*futures), 30))
+async def outcomes_of(appended: Sequence[Appended]) -> list[WriteOutcome | None]:
+    """Of all batches of all requests, once they are done."""
+    await asyncio.wait_for(asyncio.gather(*(one.done for one in appended)), 30)
+    return [outcome for one in appended for outcome in one.outcomes]
 
 
 @asynccontextmanager

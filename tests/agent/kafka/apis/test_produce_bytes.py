@@ -1,0 +1,178 @@
+"""Produce requests and answers by hand say what kio's reader and writer say, in every version."""
+
+import io
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kio.index import load_response_schema
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader, entity_writer
+
+from agent.error_codes import ProduceResult
+from agent.kafka.apis.produce_answer import ProduceAnswer, encode
+from agent.kafka.apis.produce_request import ProducedTopic, read_request
+from agent.kafka.current_leaders import NodeEndpoint
+from storage.batch_validation import InvalidRecord
+from storage.identifiers import NodeId, Offset
+from tests.agent.read_path.wire import request
+
+VERSIONS = range(3, 14)
+INT32 = st.integers(-(2**31), 2**31 - 1)
+NAMES = st.text(st.characters(codec="utf-8"), max_size=200)
+
+partitions = st.lists(st.tuples(INT32, st.none() | st.binary(max_size=200)), max_size=5)
+topics = st.lists(st.tuples(NAMES, st.uuids(), partitions), max_size=5)
+
+
+def encoded(payload: Any) -> bytes:
+    buffer = io.BytesIO()
+    entity_writer(type(payload))(buffer, payload)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@given(
+    asked=topics,
+    transactional_id=st.none() | NAMES,
+    acks=st.integers(-(2**15), 2**15 - 1),
+    timeout_ms=INT32,
+    before=st.binary(max_size=9),
+    after=st.binary(max_size=9),
+)
+def test_a_request_is_read_as_it_was_written(
+    version: int,
+    asked: list[tuple[str, UUID, list[tuple[int, bytes | None]]]],
+    transactional_id: str | None,
+    acks: int,
+    timeout_ms: int,
+    before: bytes,
+    after: bytes,
+) -> None:
+    topic_data = [
+        {"name": name, "topic_id": topic_id, "partition_data": [{"index": i, "records": data} for i, data in within]}
+        for name, topic_id, within in asked
+    ]
+    written = request(
+        0,
+        version,
+        transactional_id=transactional_id,
+        acks=acks,
+        timeout=timedelta(milliseconds=timeout_ms),
+        topic_data=topic_data,
+    )
+
+    read = read_request(before + encoded(written) + after, len(before), version, 100)
+
+    by_id = version >= 13
+    assert (read.transactional_id, read.acks, read.timeout_s) == (transactional_id, acks, timeout_ms / 1000)
+    assert [(topic.name, topic.topic_id, topic.partitions) for topic in read.topics] == [
+        ("" if by_id else name, topic_id if by_id else None, tuple(index for index, _ in within))
+        for name, topic_id, within in asked
+    ]
+    frame = read.take_frame()
+    assert [bytes(frame[start:end]) for start, end in read.records] == [
+        data or b"" for _, _, within in asked for _, data in within
+    ]
+    assert len(read.take_frame()) == 0
+
+
+@given(body=st.binary(max_size=200), version=st.sampled_from(VERSIONS))
+def test_garbage_is_an_error_or_a_request_of_its_size(body: bytes, version: int) -> None:
+    try:
+        read = read_request(body, 0, version, 10)
+    except ValueError:
+        return
+    assert all(0 <= start <= end <= len(body) for start, end in read.records)
+    assert len(read.records) <= 10
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@given(data=st.data())
+def test_a_request_cut_short_is_an_error(version: int, data: st.DataObject) -> None:
+    one = {"name": "orders", "topic_id": UUID(int=7), "partition_data": [{"index": 0, "records": b"records"}]}
+    written = encoded(
+        request(0, version, transactional_id=None, acks=-1, timeout=timedelta(seconds=1), topic_data=[one] * 2)
+    )
+
+    with pytest.raises(ValueError, match=r"early|beyond"):
+        read_request(written[: data.draw(st.integers(0, len(written) - 1))], 0, version, 10)
+
+
+TIMES = st.none() | st.integers(0, 4_000_000_000_000)
+results = st.builds(
+    ProduceResult,
+    code=st.sampled_from([ErrorCode.none, ErrorCode.invalid_record, ErrorCode.not_leader_or_follower]),
+    base_offset=st.integers(-1, 2**63 - 1).map(Offset),
+    log_start_offset=st.integers(-1, 2**63 - 1).map(Offset),
+    log_append_time_ms=TIMES,
+    message=st.none() | NAMES,
+    records=st.lists(st.builds(InvalidRecord, index=st.integers(0, 2**31 - 1), message=NAMES), max_size=3).map(tuple),
+    leader=st.none() | st.integers(0, 2**31 - 1).map(NodeId),
+)
+endpoints = st.builds(
+    NodeEndpoint,
+    node_id=st.integers(0, 2**31 - 1).map(NodeId),
+    host=NAMES,
+    port=st.integers(1, 65_535),
+    rack=st.none() | NAMES,
+)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@given(
+    answered=st.lists(st.tuples(NAMES, st.uuids(), st.lists(st.tuples(INT32, results), max_size=4)), max_size=4),
+    throttle_ms=st.integers(0, 2**31 - 1),
+    leaders=st.lists(endpoints, max_size=3).map(tuple),
+)
+def test_an_answer_is_read_as_it_was_written(
+    version: int,
+    answered: list[tuple[str, UUID, list[tuple[int, ProduceResult]]]],
+    throttle_ms: int,
+    leaders: tuple[NodeEndpoint, ...],
+) -> None:
+    answer = ProduceAnswer(
+        topics=[
+            ProducedTopic(name=name, topic_id=topic_id, partitions=tuple(index for index, _ in within))
+            for name, topic_id, within in answered
+        ],
+        results=[result for _, _, within in answered for _, result in within],
+        throttle_ms=throttle_ms,
+        leaders=leaders,
+    )
+
+    body = encode(answer, version)
+    read, size_bytes = entity_reader(load_response_schema(0, version))(body, 0)
+
+    assert size_bytes == len(body)
+    assert read.throttle_time == timedelta(milliseconds=throttle_ms)
+    assert [topic.topic_id if version >= 13 else topic.name for topic in read.responses] == [
+        topic_id if version >= 13 else name for name, topic_id, _ in answered
+    ]
+    told = [part for topic in read.responses for part in topic.partition_responses]
+    for part, (index, result) in zip(told, [one for *_, within in answered for one in within], strict=True):
+        check_result(part, index, result, version)
+    if version >= 10:
+        assert [(one.node_id, one.host, one.port, one.rack) for one in read.node_endpoints] == [
+            (one.node_id, one.host, one.port, one.rack) for one in leaders
+        ]
+
+
+def check_result(part: Any, index: int, result: ProduceResult, version: int) -> None:
+    time_ms = result.log_append_time_ms
+    at = None if time_ms is None else datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=time_ms)
+    assert (part.index, part.error_code, part.base_offset) == (index, result.code, result.base_offset)
+    assert part.log_append_time == at
+    if version >= 5:
+        assert part.log_start_offset == result.log_start_offset
+    if result.code is ErrorCode.none:
+        return
+    if version >= 8:
+        errors = [(error.batch_index, error.batch_index_error_message) for error in part.record_errors]
+        assert errors == [(record.index, record.message) for record in result.records]
+        assert part.error_message == result.message
+    if version >= 10:
+        assert part.current_leader.leader_id == (-1 if result.leader is None else result.leader)

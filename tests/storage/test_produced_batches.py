@@ -1,0 +1,93 @@
+"""Batches checked together are judged as each would be alone."""
+
+import struct
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.batch_validation import BatchLimits, InvalidBatch, validate_produced
+from storage.compression import compress
+from storage.produced_batches import validate_all
+from storage.record_batch import Compression, ValidBatch
+from tests.agent.running import a_batch
+
+PLAIN = [
+    a_batch(b"one", b"two", b"three", timestamp_ms=1_000_000),
+    a_batch(*[b"x" * 100] * 50, timestamp_ms=1_000_000, producer=(7, 0, 12)),
+    a_batch(b"", timestamp_ms=2_000_000, producer=(7, 3, 0)),
+]
+
+
+def with_crc(batch: bytes) -> bytes:
+    return batch[:17] + struct.pack(">I", crc32c(batch[21:])) + batch[21:]
+
+
+def compressed(batch: bytes, compression: Compression) -> bytes:
+    body = batch[:8] + b"\0\0\0\0" + batch[12:21] + struct.pack(">h", compression) + batch[23:61]
+    body += compress(batch[61:], compression)
+    return with_crc(body[:8] + struct.pack(">i", len(body) - 12) + body[12:])
+
+
+@st.composite
+def a_produced(draw: st.DrawFn) -> bytes:
+    """A batch, sound, compressed, or with some of its bytes changed, under a CRC that fits or not."""
+    batch = draw(st.sampled_from(PLAIN))
+    if draw(st.booleans()):
+        batch = compressed(batch, draw(st.sampled_from(list(Compression))))
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.one_of(st.integers(0, 90), st.integers(0, len(batch) - 1))) % len(batch)
+        batch = batch[:at] + bytes([draw(st.integers(0, 255))]) + batch[at + 1 :]
+    if draw(st.booleans()) and len(batch) > 21:
+        batch = with_crc(batch)
+    return batch[: draw(st.sampled_from([len(batch), len(batch), len(batch), 70, 61, 60, 17, 0]))]
+
+
+limits = st.builds(
+    BatchLimits,
+    max_message_bytes=st.sampled_from([100, 1 << 20]),
+    max_decompressed_bytes=st.sampled_from([100, 1 << 20]),
+    earliest_timestamp_ms=st.sampled_from([-1, 1_000_001]),
+    latest_timestamp_ms=st.sampled_from([1_999_999, 253402300799999]),
+)
+
+
+def judged(records: memoryview, limit: BatchLimits) -> Any:
+    try:
+        return validate_produced(records, limit)
+    except InvalidBatch as invalid:
+        return invalid
+
+
+def as_value(answer: ValidBatch | InvalidBatch) -> Any:
+    if isinstance(answer, InvalidBatch):
+        return answer.fault, answer.message, answer.records
+    return answer
+
+
+@given(asked=st.lists(st.tuples(a_produced(), limits), max_size=8), before=st.binary(max_size=9))
+def test_batches_together_are_judged_as_each_alone(asked: list[tuple[bytes, BatchLimits]], before: bytes) -> None:
+    frame = memoryview(before + b"".join(batch for batch, _ in asked))
+    places, at = [], len(before)
+    for batch, _ in asked:
+        places.append((at, at + len(batch)))
+        at += len(batch)
+
+    together = validate_all(frame, places, [limit for _, limit in asked])
+
+    alone = [judged(frame[start:end], limit) for (start, end), (_, limit) in zip(places, asked, strict=True)]
+    assert [as_value(answer) for answer in together] == [as_value(answer) for answer in alone]
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_sound_batches_are_accepted_where_they_lie(compression: Compression) -> None:
+    batches = [compressed(batch, compression) if compression else batch for batch in PLAIN]
+    frame = memoryview(b"".join(batches))
+    ends = [sum(len(batch) for batch in batches[: index + 1]) for index in range(len(batches))]
+
+    found = validate_all(frame, list(zip([0, *ends], ends, strict=False)), [BatchLimits()] * len(batches))
+
+    assert [isinstance(batch, ValidBatch) and bytes(batch.data) for batch in found] == batches
+    assert all(isinstance(batch, ValidBatch) and batch.data.obj is frame.obj for batch in found)
