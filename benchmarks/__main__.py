@@ -1,6 +1,7 @@
 """`make bench`: Tidelog and its peers one after another in each round, and RESULTS.md from all rounds together.
 
-`--only a --system tidelog --rounds 1 --quick` is for profiling: it names the pids of what it measures.
+With `--only`, `--system` or `--quick` figures are printed and nothing is written; the pids of what is measured are
+named, for a profiler.
 """
 
 import argparse
@@ -12,10 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import catalogue
-from benchmarks.catalogue import SYSTEMS, WORKLOADS, Setup
-from benchmarks.results import Measurement
+from benchmarks import catalogue, render
+from benchmarks.about import about
+from benchmarks.catalogue import SYSTEMS, Setup
+from benchmarks.results import FILE, Measurement, Results, save
 from benchmarks.systems.system import System
+from benchmarks.workload_names import WORKLOADS
 
 _QUICK_S, _FULL_S = 4.0, 6.0
 
@@ -25,8 +28,10 @@ def main() -> None:
     console = Console()
     setups = catalogue.chosen(_of(arguments.system, SYSTEMS), _of(arguments.only, WORKLOADS))
     seconds = arguments.seconds or (_QUICK_S if arguments.quick else _FULL_S)
+    is_partial = bool(arguments.only or arguments.system or arguments.quick)
     rounds = arguments.rounds or (1 if arguments.quick else 3)
     measurements: list[Measurement] = []
+    described = about(rounds, seconds)
     with Progress(
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         console=console,
@@ -35,8 +40,14 @@ def main() -> None:
         for number in range(rounds):
             for setup in setups:
                 measurements += _measure(setup, number, seconds, progress, task)
-    for measurement in measurements:
-        console.print(_table(measurement))
+            if not is_partial:
+                save(Results(about=described, measurements=measurements))
+    if is_partial:
+        for measurement in measurements:
+            console.print(_table(measurement))
+    else:
+        render.write(Results(about=described, measurements=measurements))
+        console.print(f"Wrote {FILE.with_name('RESULTS.md')}, {FILE} and the plots.")
 
 
 def _measure(setup: Setup, number: int, seconds: float, progress: Progress, task: TaskID) -> list[Measurement]:

@@ -15,17 +15,6 @@ from benchmarks.systems.tidelog import tidelog
 from benchmarks.workloads import commits, connections, produce, replay, steady, tail
 from benchmarks.workloads.start import agent_start
 
-WORKLOADS: Mapping[str, str] = {
-    "a": "1 KB records, 10 partitions, 256 KiB batches",
-    "b": "100-byte records, 100 partitions, 16 KiB batches",
-    "c": "1,000 partitions at 2,000 records/s from 20 producers",
-    "d": "one lone producer, one record at a time",
-    "e": "consumers at the tail, in the writer's zone and in another",
-    "f": "catch-up from the beginning while a tail runs",
-    "g": "5,000 idle connections with 500 busy ones",
-    "h": "commits of the sequencer alone",
-    "start": "from an agent's start to its first acknowledgement",
-}
 Work = Callable[[System, float], Figures]
 _WORK: Mapping[str, Work] = {
     "a": lambda system, seconds: produce.beside_raw_store(system, produce.LARGE, seconds),
