@@ -1,8 +1,9 @@
-"""The commit's two pure ends: segments into the arrays that `commit_segments` takes, and its outcomes into runs.
+"""The commit's two pure ends: segments into the arrays that `sequence_segments` takes, and its outcomes into runs.
 
 Promises that batches are handed over by partition, in the segments' order within it; that a chain holds one
 producer's batches of one partition and segment whose sequences follow one another (modulo 2^31), so that SQL judges
-chains, not batches; and that the runs made here from a segment's outcome are those that SQL wrote.
+chains, not batches; and that the runs made here from a segment's outcome are those that SQL wrote. What follows if
+nothing has to be judged is worked out in `commit_in_turn`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sequencer.array_parameters import Int4Array, Int8Array, UuidArray
+from sequencer.commit_in_turn import SEQUENCE_MASK, commit_in_turn
 from sequencer.coordinates import RunCoordinate
 from sequencer.outcomes import Assigned, BatchOutcome
 from storage.identifiers import NO_PRODUCER_ID, ObjectKey, Offset, ProducerId, SegmentId
 from storage.segment import PlacedBatch
-
-SEQUENCE_MASK = 2**31 - 1
-"""Sequences are 31 bits: 2147483647 is followed by 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,20 +64,22 @@ def commit_request(segments: Sequence[SegmentToCommit]) -> CommitRequest:
     for batch in batches:
         first_of_part.setdefault(_partition_of(batch), batch)
         batch_parts.append(len(first_of_part))
+    batch_segments = [s + 1 for s, _ in order]
     parameters = {
         "segment_ids": UuidArray(segment.segment_id for segment in segments),
         "segment_sizes": Int8Array(segment.size_bytes for segment in segments),
         "topic_ids": UuidArray(batch.topic_id for batch in first_of_part.values()),
         "partition_numbers": Int4Array(batch.partition for batch in first_of_part.values()),
         "batch_parts": Int4Array(batch_parts),
-        "batch_segments": Int4Array(s + 1 for s, _ in order),
+        "batch_segments": Int4Array(batch_segments),
         "batch_positions": Int8Array(batch.position for batch in batches),
         "batch_lengths": Int4Array(batch.length for batch in batches),
         "batch_records": Int4Array(batch.record_count for batch in batches),
         "batch_min_timestamps": Int8Array(batch.min_timestamp_ms for batch in batches),
         "batch_max_timestamps": Int8Array(batch.max_timestamp_ms for batch in batches),
         "batch_sequences": Int4Array(batch.base_sequence for batch in batches),
-        **_chains(batches, batch_parts, [s for s, _ in order]),
+        **_chains(batches, batch_parts, batch_segments),
+        **commit_in_turn(batches, batch_parts, batch_segments, len(segments)),
     }
     return CommitRequest(parameters=parameters, order=tuple(order))
 
@@ -114,7 +115,7 @@ def _chains(batches: Sequence[PlacedBatch], parts: Sequence[int], segments: Sequ
 def committed_runs(
     segment: SegmentToCommit, object_key: ObjectKey, outcomes: Sequence[BatchOutcome]
 ) -> tuple[RunCoordinate, ...]:
-    """Where the assigned batches are: byte-adjacent ones of a partition are one run, as `commit_segments` writes it."""
+    """Where the assigned batches are: byte-adjacent ones of a partition are one run, as SQL writes it."""
     assigned: dict[tuple[int, int], list[list[tuple[PlacedBatch, Offset]]]] = {}
     for batch, outcome in zip(segment.batches, outcomes, strict=True):
         if isinstance(outcome, Assigned):

@@ -53,15 +53,28 @@ CROSS JOIN LATERAL (
     WHERE topic_id = asked.topic_id AND partition = asked.partition AND state = 'live' OFFSET 0) AS p
 
 -- name: candidate_run_for_timestamp
--- The running maximum grows with the offset, so the first run that reaches the time is one index look-up away; runs before it cannot hold
--- the time. From there the own maximum decides, because the run that raised the running maximum may be gone. At most :step runs are looked
--- at; looked_until is where the next step goes on, null at the end of the log.
-WITH start AS MATERIALIZED (
-    SELECT r.base_offset, p.log_start_offset FROM partitions AS p CROSS JOIN LATERAL (
+-- The running maximum grows with the offset, so the first run that reaches the time is found by halving the offsets that may hold it, at most
+-- 63 look-ups by primary key: an index of its own would cost every commit more. Runs before it cannot hold the time. From there the own maximum
+-- decides, because the run that raised the running maximum may be gone. At most :step runs are looked at; looked_until is where the next
+-- step goes on, null at the end of the log.
+WITH RECURSIVE halves AS (
+    -- Of the offsets in [low, high) low is the first that may be in that run. An offset whose run is gone lies before all others.
+    SELECT log_start_offset, 0::bigint AS low, high_watermark AS high FROM partitions
+    WHERE topic_id = %(topic_id)s::uuid AND partition = %(partition)s::integer AND state = 'live' AND max_timestamp_ms >= %(timestamp_ms)s::bigint
+    UNION ALL
+    SELECT halves.log_start_offset,
+           CASE WHEN middle.reaches THEN halves.low ELSE greatest(middle.last_offset, (halves.low + halves.high) / 2) + 1 END,
+           CASE WHEN middle.reaches THEN middle.base_offset ELSE halves.high END
+    FROM halves LEFT JOIN LATERAL (
+        SELECT base_offset, last_offset, running_max_timestamp_ms >= %(timestamp_ms)s::bigint AS reaches FROM runs
+        WHERE topic_id = %(topic_id)s::uuid AND partition = %(partition)s::integer AND base_offset <= (halves.low + halves.high) / 2
+        ORDER BY base_offset DESC LIMIT 1) AS middle ON true
+    WHERE halves.low < halves.high
+), start AS MATERIALIZED (
+    SELECT r.base_offset, found.log_start_offset FROM (SELECT * FROM halves WHERE low >= high) AS found CROSS JOIN LATERAL (
         SELECT base_offset FROM runs
-        WHERE topic_id = p.topic_id AND partition = p.partition AND running_max_timestamp_ms >= %(timestamp_ms)s::bigint
-        ORDER BY running_max_timestamp_ms, base_offset LIMIT 1) AS r
-    WHERE p.topic_id = %(topic_id)s::uuid AND p.partition = %(partition)s::integer AND p.state = 'live'
+        WHERE topic_id = %(topic_id)s::uuid AND partition = %(partition)s::integer AND base_offset >= found.low
+        ORDER BY base_offset LIMIT 1) AS r
 ), covering AS MATERIALIZED (
     SELECT greatest(start.base_offset, (
         SELECT base_offset FROM runs

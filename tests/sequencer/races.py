@@ -8,20 +8,28 @@ from psycopg import AsyncConnection
 
 from sequencer.client import Sequencer
 from sequencer.commit_request import commit_request
-from sequencer.commits import SQL, BatchOutcome, SegmentToCommit
+from sequencer.commits import BatchOutcome, SegmentToCommit
 from sequencer.outcomes import decode_outcomes
 
+IN_TURN, JUDGED = "sequence_segments", "commit_segments"
+"""What agents call, and what it calls unless every batch is accepted anyway."""
 IN_ONE_STATEMENT = "commit_in_one_statement"
 
 
 async def commit_within(
-    connection: AsyncConnection[Any], segments: Sequence[SegmentToCommit], function: str = "commit_segments"
+    connection: AsyncConnection[Any], segments: Sequence[SegmentToCommit], function: str = IN_TURN
 ) -> list[BatchOutcome]:
     """Commits segments of one partition in this connection's transaction, which stays open; the outcomes one after
     another.
     """
-    statement = SQL["commit"].replace("commit_segments", function)
-    cursor = await connection.execute(statement, commit_request(segments).parameters)
+    cursor = await connection.execute(
+        "SELECT proargnames[:pronargs] AS names FROM pg_proc WHERE proname = %s", (function,)
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    arguments = ", ".join(f"{name} => %({name})s" for name in row.names)
+    statement = f"SELECT state, object_key, outcome FROM {function}({arguments})"
+    cursor = await connection.execute(statement.encode(), commit_request(segments).parameters)
     rows = await cursor.fetchall()
     return [
         outcome

@@ -130,6 +130,26 @@ async def test_a_producers_last_ten_batches_are_remembered_and_older_ones_are_kn
     )
 
 
+async def test_the_last_ten_are_remembered_whether_they_come_one_by_one_or_many_at_once(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    """Over two segments of a commit, too, and from a state that exists or does not."""
+    for first, batches in ((0, 12), (12, 1), (13, 3), (16, 12)):
+        middle = first + batches // 2
+        halves = [range(first, middle), range(middle, first + batches)]
+        segments = [await reserved(sequencer, [sent(topic, sequence) for sequence in half]) for half in halves if half]
+        for answer in await sequencer.commits.commit(segments):
+            assert accepted(answer).runs
+
+        last = first + batches - 1
+        again = await committed(sequencer, [sent(topic, sequence) for sequence in range(last - 10, last + 1)])
+
+        duplicates = [
+            Duplicate(base_offset=Offset(n), max_timestamp_ms=1_000) for n in range(max(0, last - 9), last + 1)
+        ]
+        assert again.outcomes == (WrittenBefore(), *duplicates)
+
+
 async def test_a_batch_cut_differently_is_written_before_only_if_all_of_it_is(
     sequencer: Sequencer, topic: Topic
 ) -> None:

@@ -32,7 +32,7 @@ async def test_a_commit_whose_connection_is_cut_before_it_was_applied_is_unknown
         async with other.database.transaction() as held:
             await held.execute("SELECT 1 FROM partitions FOR NO KEY UPDATE")
             waiting = await waits_for_a_lock(sequencer, lambda: sequencer.commits.commit([segment]))
-            await held.execute(f"{CUT_THE_OTHERS} AND query LIKE '%commit_segments%'")
+            await held.execute(f"{CUT_THE_OTHERS} AND query LIKE '%sequence_segments%'")
             with pytest.raises(CommitOutcomeUnknown) as unknown:
                 await waiting
     finally:

@@ -6,10 +6,11 @@ for at least one order of the operations: that is what "sequencer" means.
 import asyncio
 import copy
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -21,7 +22,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from sequencer.array_parameters import Int4Array
 from sequencer.client import Sequencer
+from sequencer.commit_request import CommitRequest, commit_request
 from sequencer.commits import Committed, Refused, SegmentToCommit
 from sequencer.coordinates import CoordinateRequest, KnownEnd, PartitionKey
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
@@ -419,7 +422,19 @@ def _last_accepted(key: PartitionKey, producer_id: ProducerId, state: ModelProdu
     )
 
 
-def test_every_answer_is_the_models_whatever_the_connections_do(database_url: str) -> None:
+def judged_request(segments: Sequence[SegmentToCommit]) -> CommitRequest:
+    """As if the client saw at once that not every batch can be accepted: `commit_segments` decides."""
+    request = commit_request(segments)
+    return replace(request, parameters={**request.parameters, "run_first_batches": Int4Array()})
+
+
+@pytest.mark.parametrize("request_of", [commit_request, judged_request], ids=["in turn where it can be", "judged"])
+def test_every_answer_is_the_models_whatever_the_connections_do(
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    request_of: Callable[[Sequence[SegmentToCommit]], CommitRequest],
+) -> None:
+    monkeypatch.setattr("sequencer.commits.commit_request", request_of)
     with asyncio.Runner() as runner:
         clients = Clients(
             steady=runner.run(Sequencer.open(database_url)),

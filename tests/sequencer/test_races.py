@@ -25,9 +25,17 @@ from sequencer.topics import Topic
 from storage.identifiers import Offset, Partition, ProducerId
 from tests.sequencer.builders import ABatch, accepted, committed, reserved
 from tests.sequencer.housekeeping import records_of, waits_for_a_lock
-from tests.sequencer.races import IN_ONE_STATEMENT, commit_within, create_commit_in_one_statement, is_kept_waiting
+from tests.sequencer.races import (
+    IN_ONE_STATEMENT,
+    IN_TURN,
+    JUDGED,
+    commit_within,
+    create_commit_in_one_statement,
+    is_kept_waiting,
+)
 
 PRODUCER = ProducerId(77)
+BOTH_WAYS = pytest.mark.parametrize("function", [IN_TURN, JUDGED])
 
 
 @pytest.fixture
@@ -47,7 +55,7 @@ async def raced(
     first: SegmentToCommit,
     second: SegmentToCommit,
     *,
-    function: str = "commit_segments",
+    function: str,
 ) -> tuple[Sequence[BatchOutcome], Sequence[BatchOutcome]]:
     """The outcomes of two commits, of which the second waits while the first one's transaction is open."""
 
@@ -61,11 +69,12 @@ async def raced(
     return outcomes, await waiting
 
 
-async def test_raced_a_retried_first_batch_is_assigned_once(sequencer: Sequencer, topic: Topic) -> None:
+@BOTH_WAYS
+async def test_raced_a_retried_first_batch_is_assigned_once(sequencer: Sequencer, topic: Topic, function: str) -> None:
     by_one_agent = await reserved(sequencer, [sent(topic, 0)])
     by_another = await reserved(sequencer, [sent(topic, 0)])
 
-    outcomes = await raced(sequencer, by_one_agent, by_another)
+    outcomes = await raced(sequencer, by_one_agent, by_another, function=function)
 
     assert outcomes == ([Assigned(base_offset=Offset(0))], [Duplicate(base_offset=Offset(0), max_timestamp_ms=1_000)])
 
@@ -82,12 +91,13 @@ async def test_in_one_statement_a_retried_first_batch_would_be_assigned_twice(
     assert outcomes == ([Assigned(base_offset=Offset(0))], [Assigned(base_offset=Offset(1))])
 
 
-async def test_raced_the_next_batch_is_in_order(sequencer: Sequencer, topic: Topic) -> None:
+@BOTH_WAYS
+async def test_raced_the_next_batch_is_in_order(sequencer: Sequencer, topic: Topic, function: str) -> None:
     await committed(sequencer, [sent(topic, 0)])
     this = await reserved(sequencer, [sent(topic, 1)])
     following = await reserved(sequencer, [sent(topic, 2)])
 
-    outcomes = await raced(sequencer, this, following)
+    outcomes = await raced(sequencer, this, following, function=function)
 
     assert outcomes == ([Assigned(base_offset=Offset(1))], [Assigned(base_offset=Offset(2))])
 
@@ -103,10 +113,29 @@ async def test_in_one_statement_the_next_batch_would_be_called_out_of_order(sequ
     assert outcomes == ([Assigned(base_offset=Offset(1))], [OutOfOrderSequence()])
 
 
-async def test_raced_the_same_segment_is_applied_once(sequencer: Sequencer, topic: Topic) -> None:
+@BOTH_WAYS
+async def test_raced_every_partition_goes_on_from_where_the_last_commit_left_it(
+    sequencer: Sequencer, topic: Topic, function: str
+) -> None:
+    """Also those behind the one that was waited for, whose rows are found changed only afterwards."""
+    batches = [ABatch(topic_id=topic.topic_id, partition=Partition(p), records=p + 1) for p in range(3)]
+    this, following = [await reserved(sequencer, batches) for _ in range(2)]
+
+    outcomes = await raced(sequencer, this, following, function=function)
+
+    assert outcomes == (
+        [Assigned(base_offset=Offset(0))] * 3,
+        [Assigned(base_offset=Offset(records)) for records in (1, 2, 3)],
+    )
+    rows = await sequencer.database.fetch("SELECT high_watermark, size_bytes FROM partitions ORDER BY partition")
+    assert [(row.high_watermark, row.size_bytes) for row in rows] == [(2, 200), (4, 200), (6, 200)]
+
+
+@BOTH_WAYS
+async def test_raced_the_same_segment_is_applied_once(sequencer: Sequencer, topic: Topic, function: str) -> None:
     segment = await reserved(sequencer, [records_of(topic, 2), sent(topic, 0), sent(topic, 9)])
 
-    first, second = await raced(sequencer, segment, segment)
+    first, second = await raced(sequencer, segment, segment, function=function)
 
     assert first == second
     bounds = await sequencer.coordinates.bounds([(topic.topic_id, Partition(0))])
@@ -132,12 +161,15 @@ async def test_raced_after_a_rejected_batch_later_ones_are_judged_by_the_state_r
     assert await waiting == (OutOfOrderSequence(), OutOfOrderSequence())
 
 
-async def test_raced_a_rejected_batch_does_not_hide_the_right_one_behind_it(sequencer: Sequencer, topic: Topic) -> None:
+@BOTH_WAYS
+async def test_raced_a_rejected_batch_does_not_hide_the_right_one_behind_it(
+    sequencer: Sequencer, topic: Topic, function: str
+) -> None:
     await committed(sequencer, [sent(topic, 0)])
     this = await reserved(sequencer, [sent(topic, 1)])
     mixed = await reserved(sequencer, [sent(topic, 5), sent(topic, 6), sent(topic, 1), sent(topic, 2), sent(topic, 7)])
 
-    outcomes = await raced(sequencer, this, mixed)
+    outcomes = await raced(sequencer, this, mixed, function=function)
 
     rejected = OutOfOrderSequence()
     assert outcomes[1] == [
