@@ -49,17 +49,21 @@ def effort_bytes_per_s(situation: Situation, limits: EffortLimits) -> float:
 
 
 class CopyDebt:
-    """What was copied and not yet paid for by the effort of the time since; the caller owns the clock."""
+    """What was copied and not yet paid for by the effort of the time since; the caller owns the clock. At most
+    `saving_s` of effort is saved up, so that what a pause between two looks was worth is not lost.
+    """
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, saving_s: float) -> None:
         self._owed_bytes = 0.0
         self._paid_until_s = now_s
+        self._saving_s = saving_s
 
     def copied(self, size_bytes: int) -> None:
         self._owed_bytes += size_bytes
 
     def is_paid(self, effort: float, now_s: float) -> bool:
-        """Whether nothing is owed any more. Effort that was not needed is not saved up."""
-        self._owed_bytes = max(0.0, self._owed_bytes - effort * (now_s - self._paid_until_s))
+        """Whether nothing is owed any more."""
+        paid_bytes = effort * (now_s - self._paid_until_s)
+        self._owed_bytes = max(self._owed_bytes - paid_bytes, -effort * self._saving_s)
         self._paid_until_s = now_s
-        return self._owed_bytes == 0.0
+        return self._owed_bytes <= 0.0

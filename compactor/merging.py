@@ -89,7 +89,7 @@ class Merger:
         self._metrics = metrics
         self._load = load
         self._limits = EffortLimits(target_s=settings.merge_target_s, most_bytes_per_s=settings.merge_max_bytes_per_s)
-        self._debt = CopyDebt(time.monotonic())
+        self._debt = CopyDebt(time.monotonic(), saving_s=2 * settings.merge_interval_s)
         self._turn_ends_s = 0.0
         self.policy = self.policy_of(settings)
 

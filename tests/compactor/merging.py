@@ -1,6 +1,6 @@
 """What the tests of merging share: logs of small real segments, mergers that find plenty to do, the log read back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -39,8 +39,10 @@ def merge_settings(**changed: float) -> HousekeeperSettings:
     )
 
 
-def a_merger(sequencer: Sequencer, store: ObjectStore, **changed: float) -> Merger:
-    return Merger(sequencer, store, CLUSTER, merge_settings(**changed), MergeMetrics(CollectorRegistry()))
+def a_merger(
+    sequencer: Sequencer, store: ObjectStore, load: Callable[[], float] = lambda: 0.0, **changed: float
+) -> Merger:
+    return Merger(sequencer, store, CLUSTER, merge_settings(**changed), MergeMetrics(CollectorRegistry()), load)
 
 
 async def discover(sequencer: Sequencer, **changed: float) -> None:
