@@ -27,7 +27,7 @@ class CacheRingSettings(BaseSettings):
     """Record batches whose places in their runs are remembered, 24 bytes each."""
     catch_up_cache_bytes: int = Field(default=134_217_728, ge=0)
     """Pages of older objects kept in memory, apart, so that replaying history does not push out the tail."""
-    tail_age_s: float = Field(default=60.0, gt=0)
+    tail_age_s: float = Field(default=10.0, gt=0)
     """An object older than this is read with the catch-up budget."""
     tail_load_bytes: int = Field(default=134_217_728, ge=1)
     """Bytes being loaded from the store at once for reads of the tail."""

@@ -209,17 +209,21 @@ class TheLog:
     high_watermark: int = 0
     log_start_offset: int = 0
     epoch: int = 0
+    merges: int = 0
     replaced_at: dict[RunCoordinate, int] = field(default_factory=dict)
     """The epoch from which on a run that was merged may no longer be handed out."""
 
-    def merge(self, first: int, count: int) -> None:
-        """Replace some runs by one in another object."""
+    def replace(self, first: int, count: int, *, at_once: bool) -> None:
+        """Replace some runs by one in another object: a compaction wants them gone at once and raises the epoch, a
+        merge leaves them readable for those who know them."""
         merged = self.runs[first : first + count]
         if len(merged) < 2:
             return
-        self.epoch += 1
-        self.replaced_at |= dict.fromkeys(merged, self.epoch)
-        name = f"tidelog/segments/00/merged-{self.epoch}"
+        if at_once:
+            self.epoch += 1
+            self.replaced_at |= dict.fromkeys(merged, self.epoch)
+        self.merges += 1
+        name = f"tidelog/merged/00/{self.merges}"
         self.runs[first : first + count] = [a_run(merged[0].base_offset, merged[-1].last_offset, object_key=name)]
 
     def commit(self, records: int) -> RunCoordinate:
@@ -290,9 +294,9 @@ class RandomArrivals(RuleBasedStateMachine):
         self.log.runs = [run for run in self.log.runs if run.last_offset >= self.log.log_start_offset]
         self.log.epoch += 1
 
-    @rule(share=st.floats(0, 1), count=st.integers(2, 5))
-    def runs_are_merged(self, share: float, count: int) -> None:
-        self.log.merge(int(share * len(self.log.runs)), count)
+    @rule(share=st.floats(0, 1), count=st.integers(2, 5), at_once=st.booleans())
+    def runs_are_replaced(self, share: float, count: int, at_once: bool) -> None:
+        self.log.replace(int(share * len(self.log.runs)), count, at_once=at_once)
 
     @precondition(lambda self: self.cache.known_end(KEY) is not None)
     @rule()
