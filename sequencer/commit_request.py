@@ -116,31 +116,38 @@ def committed_runs(
     segment: SegmentToCommit, object_key: ObjectKey, outcomes: Sequence[BatchOutcome]
 ) -> tuple[RunCoordinate, ...]:
     """Where the assigned batches are: byte-adjacent ones of a partition are one run, as SQL writes it."""
-    assigned: dict[tuple[int, int], list[list[tuple[PlacedBatch, Offset]]]] = {}
+    runs: list[list[tuple[PlacedBatch, Offset]]] = []
+    last: PlacedBatch | None = None
     for batch, outcome in zip(segment.batches, outcomes, strict=True):
-        if isinstance(outcome, Assigned):
-            runs = assigned.setdefault(_partition_of(batch), [])
-            if not runs or runs[-1][-1][0].position + runs[-1][-1][0].length != batch.position:
-                runs.append([])
-            runs[-1].append((batch, outcome.base_offset))
-    return tuple(_run(members, segment, object_key) for runs in assigned.values() for members in runs)
+        if not isinstance(outcome, Assigned):
+            continue
+        if last is None or last.position + last.length != batch.position or _partition_of(last) != _partition_of(batch):
+            runs.append([])
+        runs[-1].append((batch, outcome.base_offset))
+        last = batch
+    return tuple([_run(members, segment, object_key) for members in runs])
 
 
 def _run(
     members: Sequence[tuple[PlacedBatch, Offset]], segment: SegmentToCommit, object_key: ObjectKey
 ) -> RunCoordinate:
     first, base_offset = members[0]
+    last, last_base_offset = members[-1]
+    min_timestamp_ms, max_timestamp_ms = first.min_timestamp_ms, first.max_timestamp_ms
+    if last is not first:
+        min_timestamp_ms = min([batch.min_timestamp_ms for batch, _ in members])
+        max_timestamp_ms = max([batch.max_timestamp_ms for batch, _ in members])
     return RunCoordinate(
         topic_id=first.topic_id,
         partition=first.partition,
         base_offset=base_offset,
-        last_offset=Offset(base_offset + sum(batch.record_count for batch, _ in members) - 1),
+        last_offset=Offset(last_base_offset + last.record_count - 1),
         object_key=object_key,
         object_size_bytes=segment.size_bytes,
         position=first.position,
-        length=sum(batch.length for batch, _ in members),
-        min_timestamp_ms=min(batch.min_timestamp_ms for batch, _ in members),
-        max_timestamp_ms=max(batch.max_timestamp_ms for batch, _ in members),
+        length=last.position + last.length - first.position,
+        min_timestamp_ms=min_timestamp_ms,
+        max_timestamp_ms=max_timestamp_ms,
     )
 
 

@@ -89,7 +89,8 @@ def _answer(segment: SegmentToCommit, row: Row, order: Sequence[int]) -> Committ
     """`order` tells for each number of the outcome which batch of the segment it is for."""
     if row.state != "committed":
         return Refused(reason="doomed" if row.state == "doomed" else "missing")
-    outcomes: list[BatchOutcome] = [UnknownPartition()] * len(order)
-    for place, outcome in zip(order, decode_outcomes(row.outcome, len(segment.batches)), strict=True):
-        outcomes[place] = outcome
-    return Committed(outcomes=tuple(outcomes), runs=committed_runs(segment, row.object_key, outcomes))
+    outcomes = decode_outcomes(row.outcome, len(segment.batches))
+    in_place = outcomes.copy()
+    for place, outcome in zip(order, outcomes, strict=True):
+        in_place[place] = outcome
+    return Committed(outcomes=tuple(in_place), runs=committed_runs(segment, row.object_key, in_place))
