@@ -100,6 +100,7 @@ class LocalStore:
                 for chunk in chunks:
                     _write_all(file.fileno(), chunk)
                 os.fsync(file.fileno())
+                _forget(file.fileno())
             self._make_directories(path.parent)
             if not cancelled.is_set():
                 upload.replace(path)
@@ -173,6 +174,14 @@ def _write_all(descriptor: int, chunk: Buffer) -> None:
     rest = memoryview(chunk).cast("B")
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+
+
+def _forget(descriptor: int) -> None:
+    """What was just written is in the writer's own cache: the operating system need not keep it a second time, and
+    takes the same memory for the next object (writing to memory it has never used costs it five times the CPU).
+    """
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _sync_directory(directory: Path) -> None:
