@@ -18,7 +18,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet uv==0.13.8
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
-	$(BIN)/python -W ignore -c "import tidelog.run_agent, tidelog.demo.run"  # compiles bytecode and native kernels once, not at first use
+	$(BIN)/python -W ignore -c "import tidelog.run_agent, tidelog.demo.run, agent.later; agent.later.import_all()"  # compiles bytecode and native kernels once, not at first use
 	touch $@
 
 demo: install ## the whole path on real data, in under three minutes

@@ -77,7 +77,7 @@ class AgentSettings(BaseSettings):
     """A Produce naming more partitions closes its connection."""
     max_entries_per_request: int = Field(default=50_000, ge=1_000)
     """Entries of all lists of a request together (topics, partitions, groups, members); more close its connection."""
-    request_memory_bytes: int = Field(default=268_435_456, ge=1024)
+    request_memory_bytes: int = Field(default=134_217_728, ge=1024)
     """Requests in memory, per agent, from their first byte to their answer and their commit. Past it sockets are not
     read."""
     connection_memory_bytes: int = Field(default=67_108_864, ge=1024)
@@ -95,7 +95,7 @@ class AgentSettings(BaseSettings):
     """A frame whose bytes stop coming for this long closes its connection."""
     receive_timeout_when_full_s: float = Field(default=2.0, gt=0)
     """The same for a frame that has memory reserved, while other requests wait for memory."""
-    unreserved_frame_bytes: int = Field(default=16_384, ge=0)
+    unreserved_frame_bytes: int = Field(default=4_096, ge=0)
     """Bytes of a frame that are taken before memory for all of it is reserved, per connection."""
     send_timeout_s: float = Field(default=60.0, gt=0)
     """A client that takes no byte of its answer for this long is disconnected."""

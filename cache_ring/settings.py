@@ -19,17 +19,17 @@ class CacheRingSettings(BaseSettings):
     membership_margin_s: float = Field(default=1.0, ge=0)
     """By how much an agent ends its own lease early: the drift between its clock and the database's."""
 
-    page_cache_bytes: int = Field(default=268_435_456, ge=0)
+    page_cache_bytes: int = Field(default=167_772_160, ge=0)
     """Pages of recent objects kept in memory: what this agent wrote and what its zone's readers ask it for."""
-    peer_range_cache_bytes: int = Field(default=67_108_864, ge=0)
+    peer_range_cache_bytes: int = Field(default=33_554_432, ge=0)
     """Byte ranges received from peers kept in memory."""
     run_index_batches: int = Field(default=1_000_000, ge=0)
     """Record batches whose places in their runs are remembered, 24 bytes each."""
-    catch_up_cache_bytes: int = Field(default=134_217_728, ge=0)
+    catch_up_cache_bytes: int = Field(default=67_108_864, ge=0)
     """Pages of older objects kept in memory, apart, so that replaying history does not push out the tail."""
     tail_age_s: float = Field(default=10.0, gt=0)
     """An object older than this is read with the catch-up budget."""
-    tail_load_bytes: int = Field(default=134_217_728, ge=1)
+    tail_load_bytes: int = Field(default=67_108_864, ge=1)
     """Bytes being loaded from the store at once for reads of the tail."""
     catch_up_load_bytes: int = Field(default=67_108_864, ge=1)
     """Bytes being loaded from the store at once for reads of history."""
@@ -40,7 +40,7 @@ class CacheRingSettings(BaseSettings):
     """Page connections to each peer; a further request goes to the store."""
     peer_accepted_connections: int = Field(default=512, ge=1)
     """Connections taken from peers; one more is closed at once."""
-    peer_response_bytes: int = Field(default=134_217_728, ge=1)
+    peer_response_bytes: int = Field(default=50_331_648, ge=1)
     """Bytes being served to peers at once; past it a peer is told to go to the store."""
     peer_answer_floor_s: float = Field(default=0.1, gt=0)
     """A peer has at least this long to answer, however fast the store is."""

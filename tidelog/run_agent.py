@@ -2,7 +2,8 @@
 
 Promises that the first signal drains (what is in flight is answered, the agent leaves the ring), that a second one
 ends the process at once, and that a database or store that is away when it starts is waited for, not a crash (DESIGN
-§10).
+§10). How much memory the process may take, and whether it may open as many files as it has connections, is said when it
+starts.
 """
 
 import asyncio
@@ -10,33 +11,54 @@ import contextlib
 import errno
 import logging
 import os
+import resource
 import signal
 
 import uvloop
+from prometheus_client import Gauge
 
 from agent.app import App
 from agent.settings import AgentSettings
-from compactor.housekeeper import Housekeeper
-from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.database import SequencerUnavailable
 from storage.object_store import StoreUnavailable
 from storage.open_store import open_store
 from tidelog.errors import UserError
+from tidelog.memory_bound import memory_bound_bytes
 from tidelog.ports import is_free
 from tidelog.settings import ProcessSettings
+from tidelog.settings_fit import AllSettings
+
+_FILES_BESIDE_CONNECTIONS = 256
+_JOBS_AFTER_S = 5.0
+"""The housekeeper begins this long after the start, though Kafka is not served yet."""
 
 log = logging.getLogger(__name__)
 
 
-def run_agent(settings: AgentSettings, process: ProcessSettings) -> None:
+def run_agent(every: AllSettings, process: ProcessSettings) -> None:
     """Returns when the agent has drained; the two roles fail together. Raises `UserError` for an address it cannot
     bind.
     """
+    _allow_files(every.agent)
     try:
-        uvloop.run(_run(settings, process))
+        uvloop.run(_run(every, process))
     except* OSError as failed:
-        raise _cannot_listen(failed, settings) from None
+        raise _cannot_listen(failed, every.agent) from None
+
+
+def _allow_files(settings: AgentSettings) -> None:
+    """A connection is an open file, of which processes may have 1,024 unless they ask for more."""
+    wanted = settings.max_connections + settings.max_forwarded_connections + _FILES_BESIDE_CONNECTIONS
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and wanted > most:
+        log.warning(
+            "fewer open files are allowed than there may be connections; raise the limit (ulimit -n)",
+            extra={"allowed": most, "wanted": wanted},
+        )
+        wanted = most
+    if allowed != resource.RLIM_INFINITY and wanted > allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _cannot_listen(failed: BaseExceptionGroup[OSError], settings: AgentSettings) -> UserError:
@@ -58,18 +80,25 @@ def _cannot_listen(failed: BaseExceptionGroup[OSError], settings: AgentSettings)
     )
 
 
-async def _run(settings: AgentSettings, process: ProcessSettings) -> None:
+async def _run(every: AllSettings, process: ProcessSettings) -> None:
+    settings = every.agent
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop, stopping, number)
-    log.info("starting", extra={"pid": os.getpid(), "roles": process.roles, "zone": settings.zone})
+    memory_bytes = memory_bound_bytes(every, process.role_set)
+    log.info(
+        "starting",
+        extra={"pid": os.getpid(), "roles": process.roles, "zone": settings.zone, "memory_mib": memory_bytes >> 20},
+    )
     app = App(settings)
+    bound = Gauge("tidelog_memory_bound_bytes", "Memory to give this process", registry=app.metrics.registry)
+    bound.set(memory_bytes)
     async with asyncio.TaskGroup() as group:
         if "kafka" in process.role_set:
             group.create_task(app.run(stopping), name="agent")
         if "jobs" in process.role_set:
-            group.create_task(_keep_house(settings, app, stopping), name="jobs")
+            group.create_task(_keep_house(every, process, app, stopping), name="jobs")
     log.info("stopped", extra={"pid": os.getpid()})
 
 
@@ -81,15 +110,22 @@ def _stop(stopping: asyncio.Event, number: signal.Signals) -> None:
     stopping.set()
 
 
-async def _keep_house(settings: AgentSettings, app: App, stopping: asyncio.Event) -> None:
+async def _keep_house(every: AllSettings, process: ProcessSettings, app: App, stopping: asyncio.Event) -> None:
     """Connections of its own, so that jobs never wait behind, or delay, the agent's."""
     async with asyncio.TaskGroup() as group:
-        jobs = group.create_task(_run_jobs(settings, app), name="housekeeper")
+        jobs = group.create_task(_run_jobs(every, process, app), name="housekeeper")
         await stopping.wait()
         jobs.cancel()
 
 
-async def _run_jobs(settings: AgentSettings, app: App) -> None:
+async def _run_jobs(every: AllSettings, process: ProcessSettings, app: App) -> None:
+    if "kafka" in process.role_set:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_JOBS_AFTER_S):
+                await app.started.wait()
+    from compactor.housekeeper import Housekeeper  # what clients need comes first (see agent/later.py)
+
+    settings = every.agent
     pause_s = settings.connect_backoff_s
     while True:
         try:
@@ -101,7 +137,7 @@ async def _run_jobs(settings: AgentSettings, app: App) -> None:
                 housekeeper = Housekeeper(
                     sequencer,
                     store,
-                    HousekeeperSettings(),
+                    every.housekeeper,
                     app.metrics.registry,
                     cluster=settings.cluster,
                     load=app.load,

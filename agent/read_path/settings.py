@@ -41,11 +41,11 @@ class ReadPathSettings(BaseSettings):
     """Runs loaded for one fetch."""
     fetch_max_wait_s: float = Field(default=120.0, gt=0)
     """The longest a fetch waits, whatever it asks for."""
-    fetch_answer_bytes: int = Field(default=268_435_456, ge=1)
+    fetch_answer_bytes: int = Field(default=100_663_296, ge=1)
     """Bytes of fetch answers in memory, from being loaded until they are sent; past it fetches wait for their turn."""
     fetch_answer_wait_s: float = Field(default=2.0, gt=0)
     """How long a fetch waits for its turn; past it it is answered without records."""
-    catch_up_read_ahead_bytes: int = Field(default=33_554_432, ge=0)
+    catch_up_read_ahead_bytes: int = Field(default=67_108_864, ge=0)
     """Bytes of history loaded ahead of a reader that reads it in order; 0: none."""
     time_lookups: int = Field(default=16, ge=1)
     """Partitions looked up by time at once per ListOffsets request."""

@@ -62,4 +62,4 @@ def agent() -> None:
     from tidelog.run_agent import run_agent  # seconds of imports, which help and a wrong setting need not wait for
 
     configure_logs(process.log_format, process.log_level)
-    run_agent(settings, process)
+    run_agent(every, process)
