@@ -18,6 +18,7 @@ from storage.object_store import ObjectStore
 from tests.agent.read_path.a_log import ALog, an_agent_reading, read_now, values_of
 from tests.agent.read_path.wired import ReadSide
 from tests.compactor.merging import a_merger, discover
+from tests.waiting import until
 
 NEVER_POLLS = ReadPathSettings(coordinate_poll_s=3600.0)
 MERGES = {"merge_object_bytes": 1_024, "merge_run_bytes": 1_024}
@@ -47,14 +48,14 @@ async def merge(log: ALog) -> int:
     return merges
 
 
-async def read_on(agent: ReadSide, log: ALog, offset: int, until: int, **limits: int) -> list[tuple[int, str]]:
+async def read_on(agent: ReadSide, log: ALog, offset: int, end: int, **limits: int) -> list[tuple[int, str]]:
     """As a consumer does: fetch after fetch, dropping what lies before its position."""
     found: list[tuple[int, str]] = []
     async with asyncio.timeout(30):
-        while offset < until:
+        while offset < end:
             [result] = await read_now(agent, log.plan(offset, **limits), wait_s=0.2)
             assert result.failure is None
-            news = [record for record in values_of(result) if offset <= record[0] < until]
+            news = [record for record in values_of(result) if offset <= record[0] < end]
             assert [at for at, _ in news] == list(range(offset, offset + len(news)))
             found += news
             offset += len(news)
@@ -134,6 +135,7 @@ async def test_a_merged_object_is_read_through_its_owner_in_the_zone(log: ALog) 
         an_agent_reading(log.sequencer, log.store) as one,
         an_agent_reading(log.sequencer, log.store) as other,
     ):
+        await until(lambda: all(len(agent.membership.ring.agents) == 2 for agent in (one, other)))
         found = [await read_on(agent, log, 0, 32) for agent in (one, other)]
 
         gets = sum(agent.pages.pages.counts.gets for agent in (one, other))
