@@ -46,7 +46,7 @@ AS $function$
 DECLARE
     part_rows tid[];
     watermarks bigint[];
-    max_timestamps bigint[];
+    newest_before bigint[];
     turn_rows tid[];
     in_turn boolean;
     changed_rows bigint;
@@ -60,7 +60,7 @@ BEGIN
     END IF;
     SELECT array_agg(locked.row), array_agg(locked.high_watermark), array_agg(locked.max_timestamp_ms),
            in_turn AND cardinality(run_first_batches) > 0 AND count(*) FILTER (WHERE locked.state = 'live') = cardinality(topic_ids)
-    INTO part_rows, watermarks, max_timestamps, in_turn
+    INTO part_rows, watermarks, newest_before, in_turn
     FROM (
         SELECT p.* FROM generate_series(1, cardinality(topic_ids)) AS given (part) CROSS JOIN LATERAL (
             SELECT ctid AS row, high_watermark, max_timestamp_ms, state FROM partitions
@@ -104,7 +104,7 @@ BEGIN
            segment_ids[batch_segments[given.first]], batch_positions[given.first],
            batch_positions[given.last] + batch_lengths[given.last] - batch_positions[given.first],
            run_min_timestamps[given.run], run_max_timestamps[given.run],
-           greatest(max_timestamps[given.part], run_running_max_timestamps[given.run])
+           greatest(newest_before[given.part], run_running_max_timestamps[given.run])
     FROM (
         SELECT run, run_first_batches[run] AS first, run_last_batches[run] AS last, batch_parts[run_first_batches[run]] AS part
         FROM generate_series(1, cardinality(run_first_batches)) AS run OFFSET 0) AS given;
