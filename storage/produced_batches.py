@@ -54,6 +54,8 @@ def validate_all(
     given for it; a refusal is a value.
     """
     produced = [frame[start:end] for start, end in places]
+    if len(places) == 1:  # alone, a batch is checked with less ado
+        return [_judged(produced[0], limits[0])]
     asked = np.empty((len(places), ASKED_COLUMNS), np.int64)
     asked[:, :FOUND_CRC] = np.reshape(places, (-1, FOUND_CRC))
     asked[:, FOUND_CRC] = [0 if is_compressed(records) else crc32c(records[CRC_START:]) for records in produced]

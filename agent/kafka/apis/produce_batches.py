@@ -95,6 +95,8 @@ def _effort_bytes(asked: _Asked) -> int:
 def _misplaced(
     batches: Sequence[AskedBatch], unknown_topic: ErrorCode, context: RequestContext
 ) -> list[ProduceResult | None]:
+    if len(batches) == 1:
+        return [_refusal(batches[0], unknown_topic, 1, context)]
     places = [(None if batch.topic is None else batch.topic.topic_id, batch.partition) for batch in batches]
     times_named = Counter(places)
     return [
