@@ -1,9 +1,10 @@
 """Workload (h), the sequencer alone: `python -m benchmarks.commit_rate`.
 
-Writers are processes with a client each, as agents are: one commit in flight, of one segment with a batch for each of its
-partitions, ids reserved ahead as an agent reserves them. They write to partitions of their own or all to the same ones,
-as idempotent producers or not. Postgres is one of this benchmark alone, embedded, with fsync. Its CPU time is told apart
-from the clients', since both share the machine.
+Writers are processes with a client each, as agents are: one commit in flight, of one segment with a batch for each of
+its partitions, ids reserved ahead as an agent reserves them. They write to partitions of their own or all to the same
+ones, as idempotent producers or not. Postgres is one of this benchmark alone, embedded, with fsync. Its CPU time is
+told apart from the clients', since both share the machine. `--endure 100000` makes so many commits to the same
+partitions and shows what became of the tables.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psutil
 from rich.console import Console
@@ -106,9 +107,38 @@ def own_postgres() -> Iterator[Database]:
             server.stop()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableState:
+    """What commits left of a table, in pages of 8 KiB. `hot` is the share of updates that stayed on their page."""
+
+    name: str
+    rows: int
+    updates: int
+    hot: float
+    pages: int
+    index_pages: int
+    vacuums: int
+
+
 def measure(database: Database, load: CommitLoad, seconds: float) -> CommitRate:
     """Runs the load for so long, after a moment to warm up."""
-    topic_id = asyncio.run(_topic(database.url, load.partitions * (1 if load.shared else load.writers)))
+    return _measure(database, load, seconds, new_topic(database, load))
+
+
+def new_topic(database: Database, load: CommitLoad) -> TopicId:
+    """With a partition for everything that the load writes to."""
+    return asyncio.run(_topic(database.url, load.partitions * (1 if load.shared else load.writers)))
+
+
+def endure(database: Database, load: CommitLoad, commits: int, at_a_time_s: float = 15.0) -> Iterator[list[TableState]]:
+    """At least so many commits to the same partitions; the tables after each round of them."""
+    topic_id, done = new_topic(database, load), 0.0
+    while done < commits:
+        done += _measure(database, load, at_a_time_s, topic_id).commits_per_s * at_a_time_s
+        yield asyncio.run(_tables(database.url))
+
+
+def _measure(database: Database, load: CommitLoad, seconds: float, topic_id: TopicId) -> CommitRate:
     context = multiprocessing.get_context("fork")
     with context.Manager() as manager, ProcessPoolExecutor(load.writers, mp_context=context) as pool:
         barrier = manager.Barrier(load.writers + 1)
@@ -141,6 +171,23 @@ async def _topic(url: str, partitions: int) -> TopicId:
         return (await sequencer.topics.create(f"commits-{time.time_ns()}", partitions, {})).topic_id
     finally:
         await sequencer.close()
+
+
+async def _tables(url: str) -> list[TableState]:
+    sequencer = await Sequencer.open(url)
+    try:
+        rows = await sequencer.database.fetch(_TABLES)
+        return [TableState(**row._asdict()) for row in rows]
+    finally:
+        await sequencer.close()
+
+
+_TABLES: LiteralString = """
+SELECT relname::text AS name, n_live_tup AS rows, n_tup_upd AS updates,
+       (n_tup_hot_upd / greatest(n_tup_upd, 1)::float8) AS hot, pg_relation_size(relid) / 8192 AS pages,
+       pg_indexes_size(relid) / 8192 AS index_pages, autovacuum_count AS vacuums
+FROM pg_stat_user_tables WHERE relname IN ('partitions', 'producer_state', 'runs', 'segments') ORDER BY relname
+"""
 
 
 async def _used(database: Database) -> tuple[float, int]:
@@ -280,12 +327,24 @@ def table_of(rates: Sequence[CommitRate]) -> Table:
     return table
 
 
+def states_of(states: Sequence[TableState]) -> Table:
+    columns = ["rows", "updates", "on their page", "pages", "pages of indexes", "vacuums"]
+    table = Table("", *columns, title="tables", title_justify="left")
+    for state in states:
+        sizes = [f"{number:,}" for number in (state.pages, state.index_pages, state.vacuums)]
+        table.add_row(state.name, f"{state.rows:,}", f"{state.updates:,}", f"{state.hot:.1%}", *sizes)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.commit_rate", description=__doc__)
     parser.add_argument("--seconds", type=float, default=4.0, help="for each load (default: 4)")
     parser.add_argument("--partitions", type=int, nargs="+", default=PARTITIONS)
     parser.add_argument("--writers", type=int, nargs="+", default=WRITERS)
     parser.add_argument("--segments", type=int, default=1, help="per commit (default: 1)")
+    parser.add_argument("--endure", type=int, help="so many commits by 8 writers of 10 partitions each, and no rates")
     arguments = parser.parse_args()
     chosen = [
         CommitLoad(
@@ -298,6 +357,11 @@ def main() -> None:
         for load in all_loads()
         if load.partitions in arguments.partitions and load.writers in arguments.writers
     ]
+    if arguments.endure is not None:
+        with own_postgres() as database:
+            for states in endure(database, CommitLoad(partitions=10, writers=8), arguments.endure):
+                Console().print(states_of(states))
+        return
     with own_postgres() as database:
         Console(width=160).print(table_of([measure(database, load, arguments.seconds) for load in chosen]))
 
