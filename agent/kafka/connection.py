@@ -4,14 +4,17 @@ Promises: bytes of requests in memory stay within the agent's and the connection
 read); bad input closes this connection, with one log line, and touches no other; answers leave in request order; a
 client that does not read its answers stops being read. When a client hangs up, what it asked for is cancelled, but for
 requests of APIs that are `carried_out`.
+
+A connection that does nothing has no task and no buffer: it is driven by the event loop's callbacks. A large request is
+received straight into its own buffer, whatever is small into one that all connections share.
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
 
 from agent.kafka.api import CloseConnection
 from agent.kafka.client_zone import zone_of_client
@@ -30,6 +33,8 @@ from agent.settings import AgentSettings
 
 log = logging.getLogger(__name__)
 
+_SHARED_BUFFER_BYTES: Final = 65_536
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
@@ -42,6 +47,9 @@ class Shared:
     metrics: Metrics
     forwarding: Forwarding | None = None
     """In one-address mode."""
+    buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(_SHARED_BUFFER_BYTES)))
+    """What is received goes here, to be taken out at once: one callback of the event loop fills it, the next reads it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +59,22 @@ class _InFlight:
     answer: asyncio.Task[list[Chunk] | None]
 
 
-class KafkaConnection(asyncio.Protocol):
-    """Driven by the event loop's callbacks and by `run`, which the listener owns and awaits."""
+class KafkaConnection(asyncio.BufferedProtocol):
+    """Driven by the event loop's callbacks. The listener hears of its opening, and of its end once everything of it has
+    ended."""
 
     def __init__(
         self,
         shared: Shared,
         connection_id: int,
         on_open: Callable[["KafkaConnection"], None],
+        on_end: Callable[["KafkaConnection"], None],
         forwarded: Hello | None = None,
     ) -> None:
         """`forwarded`: another agent opened it, for one of its clients."""
         self._shared = shared
         self._on_open = on_open
+        self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self.state = ConnectionState(connection_id=connection_id, peer="?")
         self._forwards: ConnectionForwards | None = None
@@ -77,13 +88,16 @@ class KafkaConnection(asyncio.Protocol):
         self._turns = Turns()
         self._in_flight: deque[_InFlight] = deque()
         self._in_flight_bytes = 0
+        self._is_sending = False
+        """Whether the answer of the first in flight is written and waits for its client to read."""
         self._reserved: Reservation | None = None
         self._starved: int | None = None
-        self._changed = asyncio.Event()
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self._admission: asyncio.Task[None] | None = None
+        self._is_writable = True
         self._closing = False
-        self._lost = False
+        self._ended_s: float | None = None
+        """Since when all is answered, and the connection only waits for its client to take the last bytes."""
+        self._lost = self._has_ended = False
         self._last_received_s = self._last_active_s = self._last_writable_s = self._loop.time()
 
     # --- the event loop's callbacks
@@ -96,15 +110,23 @@ class KafkaConnection(asyncio.Protocol):
             self.state.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self._on_open(self)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        room = self._frames.room
+        return self._shared.buffer if room is None else room
+
+    def buffer_updated(self, nbytes: int) -> None:
         self._last_received_s = self._loop.time()
+        if self._frames.room is not None:
+            self._frames.filled(nbytes)
+        elif not self._closing:
+            self._frames.feed(bytes(self._shared.buffer[:nbytes]))
         if not self._closing:
-            self._frames.feed(data)
             self._start_requests()
 
     def eof_received(self) -> bool:
-        # A half-closed client still gets its answers; `run` closes when there are none left. An agent that forwards
-        # closes only when its client is gone.
+        # A half-closed client still gets its answers; the last one closes. An agent that forwards closes only when its
+        # client is gone.
         self._stop_reading()
         return self.state.forwarded_by is None
 
@@ -113,30 +135,25 @@ class KafkaConnection(asyncio.Protocol):
         self._lost = self._closing = True
         if self._forwards is not None:
             self._forwards.close()
-        self._writable.set()
-        self._changed.set()
+        if self._admission is not None:
+            self._admission.cancel()
         for entry in self._in_flight:
             if not entry.request.api.carried_out:
                 entry.answer.cancel()
+        self.resume_writing()
 
     def pause_writing(self) -> None:
         self._last_writable_s = self._loop.time()
-        self._writable.clear()
+        self._is_writable = False
 
     def resume_writing(self) -> None:
-        self._writable.set()
+        self._is_writable = True
+        if self._is_sending:
+            self._is_sending = False
+            self._finish_first()
+        self._send_answers()
 
     # --- for the listener
-
-    async def run(self) -> None:
-        """Answer in order until the connection ends. Never raises but for cancellation."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                admission = tasks.create_task(self._admit())
-                await self._answer()
-                admission.cancel()
-        finally:
-            self._abandon()
 
     def close(self, reason: str, *, detail: str = "") -> None:
         """Close at once, without the answers in flight."""
@@ -150,10 +167,23 @@ class KafkaConnection(asyncio.Protocol):
         """Take no further request; close once everything in flight is answered."""
         self._stop_reading()
 
+    async def abandon(self) -> None:
+        """Hang up and cancel what is in flight; returns once it has ended."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+        tasks: list[asyncio.Task[Any]] = [entry.answer for entry in self._in_flight]
+        tasks += [] if self._admission is None else [self._admission]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def overdue(self, now_s: float) -> str | None:
         """Why the connection should be closed at the loop time `now_s`, if it should."""
         settings = self._shared.settings
-        if not self._writable.is_set() and now_s - self._last_writable_s > settings.send_timeout_s:
+        if not self._is_writable and now_s - self._last_writable_s > settings.send_timeout_s:
+            return "send_timeout"
+        if self._ended_s is not None and now_s - self._ended_s > settings.send_timeout_s:
             return "send_timeout"
         if self._starved is not None or self._closing:
             return None
@@ -197,6 +227,7 @@ class KafkaConnection(asyncio.Protocol):
             if self._reserved is None:
                 self._starve(size_bytes)
                 return False
+        self._frames.allot()
         frame = self._frames.next_frame()
         if isinstance(frame, NeedData):
             return False
@@ -237,7 +268,7 @@ class KafkaConnection(asyncio.Protocol):
         task = self._loop.create_task(self._handle(request, context, self._to_forward(request, frame)))
         self._in_flight.append(_InFlight(request=request, reservation=reservation, answer=task))
         self._in_flight_bytes += reservation.size_bytes
-        self._changed.set()
+        task.add_done_callback(self._answered)
 
     def _to_forward(self, request: Request, frame: bytes | memoryview) -> bytes | None:
         """The request's bytes, if another agent may have to answer it."""
@@ -258,79 +289,93 @@ class KafkaConnection(asyncio.Protocol):
         self._shared.metrics.request_memory_waits.inc()
         if self._transport is not None:
             self._transport.pause_reading()
-        self._changed.set()
+        self._admit()
 
-    async def _admit(self) -> None:
-        """Wait for room whenever a frame has none."""
-        while not self._closing:
-            if self._starved is None or not self._has_room(self._starved):
-                self._changed.clear()
-                await self._changed.wait()
-                continue
-            reservation = await self._shared.memory.reserve(self._starved)
-            self._reserved, self._starved = reservation, None
-            self._last_received_s = self._loop.time()
-            self._start_requests()
-            if self._starved is None and not self._closing and self._transport is not None:
-                self._transport.resume_reading()
+    def _admit(self) -> None:
+        """See to it that a starved frame gets its memory, as soon as this connection may have more."""
+        if (
+            self._starved is not None
+            and self._admission is None
+            and not self._closing
+            and self._has_room(self._starved)
+        ):
+            self._admission = self._loop.create_task(self._reserve(self._starved))
+            self._admission.add_done_callback(self._admitted)
+
+    async def _reserve(self, size_bytes: int) -> None:
+        self._reserved = await self._shared.memory.reserve(size_bytes)
+
+    def _admitted(self, _: asyncio.Task[None]) -> None:
+        self._admission = None
+        if self._closing:
+            self._send_answers()
+            return
+        self._starved = None
+        self._last_received_s = self._loop.time()
+        self._start_requests()
+        if self._starved is None and not self._closing and self._transport is not None:
+            self._transport.resume_reading()
 
     # --- answering
 
-    async def _answer(self) -> None:
-        while True:
-            while not self._in_flight:
-                if self._closing:
-                    if self._transport is not None:
-                        self._transport.close()
-                    return
-                self._changed.clear()
-                await self._changed.wait()
-            await self._answer_one(self._in_flight[0])
-            entry = self._in_flight.popleft()
-            self._in_flight_bytes -= entry.reservation.size_bytes
-            entry.reservation.release()
-            self._last_active_s = self._loop.time()
-            self._changed.set()
+    def _answered(self, _: asyncio.Task[list[Chunk] | None]) -> None:
+        self._send_answers()
 
-    async def _answer_one(self, entry: _InFlight) -> None:
-        try:
-            buffers = await entry.answer
-        except asyncio.CancelledError:
-            # Cancelling the connection cancels the request it waits for as well: only the connection's task tells.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
+    def _send_answers(self) -> None:
+        """Send what is ready, in order, as far as the client takes it; end if nothing more can come."""
+        while self._in_flight and not self._is_sending and self._in_flight[0].answer.done():
+            self._send_first()
+            if self._is_writable:
+                self._finish_first()
+            else:
+                self._is_sending = True
+        if self._closing and not self._in_flight and self._admission is None:
+            self._end()
+
+    def _send_first(self) -> None:
+        entry = self._in_flight[0]
+        if entry.answer.cancelled():
             return
-        except CloseConnection as error:
+        error = entry.answer.exception()
+        if isinstance(error, CloseConnection):
             self.close("refused", detail=f"api={entry.request.api.name} error={error}")
-            return
-        except Exception:
+        elif error is not None:
             self._shared.metrics.request_failures.labels(entry.request.api.name).inc()
-            log.exception("request broke api=%s peer=%s", entry.request.api.name, self.state.peer)
+            log.error("request broke api=%s peer=%s", entry.request.api.name, self.state.peer, exc_info=error)
             self.close("request_broke")
-            return
-        if buffers is not None and self._transport is not None and not self._lost:
+        elif (buffers := entry.answer.result()) is not None and self._transport is not None:
+            if self._lost or self._transport.is_closing():
+                return
             self._shared.metrics.response_bytes.inc(sum(len(buffer) for buffer in buffers))
             self._transport.writelines(buffers)
-            await self._writable.wait()
+
+    def _finish_first(self) -> None:
+        entry = self._in_flight.popleft()
+        self._in_flight_bytes -= entry.reservation.size_bytes
+        entry.reservation.release()
+        self._last_active_s = self._loop.time()
+        self._admit()
 
     # --- ending
 
     def _stop_reading(self) -> None:
         if not self._closing:
             self._closing = True
+            if self._admission is not None:
+                self._admission.cancel()
             if self._transport is not None and not self._lost:
                 self._transport.pause_reading()
-            self._changed.set()
+            self._send_answers()
 
-    def _abandon(self) -> None:
-        """Give back what the connection still holds."""
+    def _end(self) -> None:
+        """Everything is answered, or will not be: hang up, and give back what the connection still holds."""
         if self._reserved is not None:
             self._reserved.release()
             self._reserved = None
-        for entry in self._in_flight:
-            entry.answer.cancel()
-            entry.reservation.release()
-        self._in_flight.clear()
-        if self._transport is not None:
+        if not self._lost and self._transport is not None:
+            if self._ended_s is None:
+                self._ended_s = self._loop.time()
             self._transport.close()
+        elif not self._has_ended:
+            self._has_ended = True
+            self._on_end(self)

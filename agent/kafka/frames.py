@@ -3,12 +3,15 @@
 A frame is a big-endian int32 length followed by that many bytes. Promises: frames come out complete, in order and only
 once, whatever the chunks were; a length that is negative, below a request header's minimum or above the limit is an
 error at its fourth byte, before anything of the body is kept; bytes held are at most one frame's plus what came in the
-same chunk; taking frames from a stream costs O(bytes).
+same chunk, and a frame handed out keeps no other bytes alive; taking frames from a stream costs O(bytes). Once there is
+memory for a frame (`allot`), the rest of it is received straight into its own buffer (`room`), uncopied.
 """
 
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 LENGTH_BYTES: Final = 4
 # api_key int16, api_version int16, correlation_id int32, and the length of a client id.
@@ -36,6 +39,8 @@ class FrameReader:
         self._chunks: deque[bytes | memoryview] = deque()
         self._held_bytes = 0
         self._frame_bytes: int | None = None
+        self._frame: memoryview | None = None
+        """The buffer of the frame begun, once it is allotted; `_held_bytes` of it are filled."""
 
     @property
     def held_bytes(self) -> int:
@@ -52,6 +57,27 @@ class FrameReader:
             self._chunks.append(chunk)
             self._held_bytes += len(chunk)
 
+    def allot(self) -> None:
+        """There is memory for the frame begun, whose length is known: give it a buffer if it is not whole already."""
+        size_bytes = self._frame_bytes
+        assert size_bytes is not None, "the frame's length is known"
+        if self._frame is None and self._held_bytes < size_bytes:
+            self._frame = np.empty(size_bytes, np.uint8).data  # filled with zeros it would cost twice
+            position = 0
+            for chunk in self._chunks:
+                self._frame[position : position + len(chunk)] = chunk
+                position += len(chunk)
+            self._chunks.clear()
+
+    @property
+    def room(self) -> memoryview | None:
+        """Where to receive what comes next, if the frame begun has a buffer; tell `filled` of it."""
+        return None if self._frame is None else self._frame[self._held_bytes :]
+
+    def filled(self, count: int) -> None:
+        """So many bytes were received into `room`."""
+        self._held_bytes += count
+
     def next_frame_bytes(self) -> int | None:
         """The length of the next frame, or None while it is not known. Raises BadFrame."""
         if self._frame_bytes is None and self._held_bytes >= LENGTH_BYTES:
@@ -66,6 +92,9 @@ class FrameReader:
         if self._held_bytes < frame_bytes:
             return NeedData(missing_bytes=frame_bytes - self._held_bytes)
         self._frame_bytes = None
+        if self._frame is not None:
+            frame, self._frame, self._held_bytes = self._frame, None, 0
+            return frame.toreadonly()
         return self._take(frame_bytes)
 
     def _checked(self, length: int) -> int:
@@ -75,16 +104,13 @@ class FrameReader:
             raise BadFrame(f"frame length {length} exceeds max_request_bytes {self._max_frame_bytes}")
         return length
 
-    def _take(self, count: int) -> bytes | memoryview:
-        """The first `count` bytes; copied only when they lie in several chunks."""
+    def _take(self, count: int) -> bytes:
+        """The first `count` bytes; copied unless they are a chunk of their own."""
         self._held_bytes -= count
         first = self._chunks[0]
-        if len(first) > count:
-            view = memoryview(first)
-            self._chunks[0] = view[count:]
-            return view[:count]
-        if len(first) == count:
-            return self._chunks.popleft()
+        if len(first) == count and isinstance(first, bytes):
+            self._chunks.popleft()
+            return first
         parts = []
         while count:
             chunk = self._chunks.popleft()

@@ -1,7 +1,7 @@
 """The Kafka listener: accepts connections, owns their tasks, closes those that are overdue, drains on the way out.
 
-Promises: at most `max_connections` of clients, and `max_forwarded_connections` that other agents open for theirs; every
-connection's task is awaited; after `drain` no connection is accepted and each open one closes once its requests are
+Promises: at most `max_connections` of clients, and `max_forwarded_connections` that other agents open for theirs; no
+request outlives `run`; after `drain` no connection is accepted and each open one closes once its requests are
 answered.
 """
 
@@ -41,7 +41,8 @@ class Listener:
         self._shared = shared
         self._bound = bound
         self._ids = count(1)
-        self._connections: dict[KafkaConnection, asyncio.Task[None]] = {}
+        self._connections: dict[KafkaConnection, asyncio.Future[None]] = {}
+        """Those open, in the order in which they came, and what is done when each has ended."""
         self._forwarded = 0
         self._server: asyncio.Server | None = None
         self._accepting = True
@@ -67,16 +68,14 @@ class Listener:
                 self._close_overdue(loop.time())
         finally:
             self._server.close()
-            for task in self._connections.values():
-                task.cancel()
-            await asyncio.gather(*self._connections.values(), return_exceptions=True)
+            await asyncio.gather(*(connection.abandon() for connection in self._connections))
 
     async def drain(self) -> None:
         """Stop accepting; return when everything in flight is answered and every connection closed."""
         self._accepting = False
         if self._server is not None:
             self._server.close()
-        for connection in self._connections:
+        for connection in list(self._connections):
             connection.drain()
         while self._connections:
             await asyncio.wait(list(self._connections.values()))
@@ -100,7 +99,7 @@ class Listener:
             self._shared.metrics.connections_closed.labels("forwarded_refused").inc()
             writer.close()
             return
-        connection = KafkaConnection(self._shared, next(self._ids), self._opened, hello)
+        connection = KafkaConnection(self._shared, next(self._ids), self._opened, self._ended, hello)
         # The other side sends nothing before it is accepted, so nothing was read that belongs to the connection.
         writer.transport.set_protocol(connection)
         connection.connection_made(writer.transport)
@@ -108,7 +107,7 @@ class Listener:
         await asyncio.wait({self._connections[connection]})  # the writer would close its transport, were it let go
 
     def _new_connection(self) -> KafkaConnection:
-        return KafkaConnection(self._shared, next(self._ids), self._opened)
+        return KafkaConnection(self._shared, next(self._ids), self._opened, self._ended)
 
     def _opened(self, connection: KafkaConnection) -> None:
         of_clients = len(self._connections) - self._forwarded
@@ -116,20 +115,13 @@ class Listener:
             self._forwarded += 1
         elif not self._accepting or of_clients >= self._shared.settings.max_connections:
             connection.close("too_many_connections" if self._accepting else "not_serving")
-        task = asyncio.get_running_loop().create_task(self._run_one(connection))
-        self._connections[connection] = task
+        self._connections[connection] = asyncio.get_running_loop().create_future()
         self._count()
 
-    async def _run_one(self, connection: KafkaConnection) -> None:
-        try:
-            await connection.run()
-        except Exception:
-            log.exception("connection broke peer=%s", connection.state.peer)
-            connection.close("connection_broke")
-        finally:
-            self._connections.pop(connection, None)
-            self._forwarded -= connection.state.forwarded_by is not None
-            self._count()
+    def _ended(self, connection: KafkaConnection) -> None:
+        self._connections.pop(connection).set_result(None)
+        self._forwarded -= connection.state.forwarded_by is not None
+        self._count()
 
     def _count(self) -> None:
         metrics = self._shared.metrics
