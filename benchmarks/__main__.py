@@ -6,6 +6,7 @@ named, for a profiler.
 
 import argparse
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from benchmarks.results import FILE, Measurement, Results, save
 from benchmarks.systems.system import System
 from benchmarks.workload_names import WORKLOADS
 
-_QUICK_S, _FULL_S = 4.0, 6.0
+_QUICK_S, _FULL_S = 4.0, 5.0
 
 
 def main() -> None:
@@ -36,9 +37,12 @@ def main() -> None:
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         console=console,
     ) as progress:  # fmt: skip
-        task = progress.add_task("", total=rounds * sum(len(setup.workloads) for setup in setups))
+        steps = sum(len(setup.workloads) * (1 if setup.once else rounds) for setup in setups)
+        task = progress.add_task("", total=steps)
         for number in range(rounds):
             for setup in setups:
+                if setup.once and number:
+                    continue
                 measurements += _measure(setup, number, seconds, progress, task)
             if not is_partial:
                 save(Results(about=described, measurements=measurements))
@@ -74,11 +78,13 @@ def _measure(setup: Setup, number: int, seconds: float, progress: Progress, task
 
 
 def _one(workload: str, system: System, number: int, seconds: float, progress: Progress) -> Measurement:
+    began_s = time.monotonic()
     try:
         figures = catalogue.run(workload, system, seconds)
     except Exception as failed:  # noqa: BLE001 - see above
         progress.console.log(f"{system.name}, {workload}: {failed}")
         return Measurement(workload=workload, system=system.name, round=number, error=str(failed).splitlines()[0])
+    progress.console.log(f"{system.name}, {workload}: {time.monotonic() - began_s:.0f} s")
     return Measurement(workload=workload, system=system.name, round=number, figures=figures)
 
 

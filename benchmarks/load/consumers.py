@@ -8,7 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.load.frames import BadAnswer, FetchedPartition, FetchFrame, FetchLimits, batches_in, fetched_partitions
+from benchmarks.load.frames import (
+    BadAnswer,
+    FetchedPartition,
+    FetchLimits,
+    FetchRequests,
+    batches_in,
+    fetched_partitions,
+)
 from benchmarks.load.processes import Window
 from benchmarks.load.producers import Target
 from benchmarks.load.wire import Wire
@@ -54,7 +61,6 @@ class Subscription:
     start: Mapping[int, int] = field(default_factory=dict)
     stop: Mapping[int, int] = field(default_factory=dict)
     limits: FetchLimits = field(default_factory=FetchLimits)
-    rack: str = ""
     again: bool = False
     """Begin anew where it is done, until the window ends."""
 
@@ -86,30 +92,29 @@ def consume(target: Target, subscriptions: Sequence[Subscription], window: Windo
 
 def _consume(target: Target, subscription: Subscription, window: Window) -> Consumed:
     wire = Wire.open(target.host, target.port, target.client_id)
-    frame = FetchFrame(
-        subscription.topic, subscription.partitions, target.client_id, subscription.rack, subscription.limits
-    )
+    asked = FetchRequests(subscription.topic, subscription.partitions, target.client_id, subscription.limits)
     for partition, offset in subscription.start.items():
-        frame.move(partition, offset)
+        asked.move(partition, offset)
     seen = Consumed()
-    behind = {partition for partition, offset in subscription.stop.items() if frame.offsets[partition] < offset}
+    behind = {partition for partition, offset in subscription.stop.items() if asked.offsets[partition] < offset}
     while time.monotonic() < window.end_s:
         if not behind and subscription.stop:
             if not subscription.again:
                 break
             behind = set(subscription.stop)
             for partition in subscription.partitions:
-                frame.move(partition, subscription.start.get(partition, 0))
-        frame.stamp(wire.next_id())
-        wire.send(frame.data)
+                asked.move(partition, subscription.start.get(partition, 0))
+        wire.send(asked.next(wire.next_id()))
         answer = wire.receive()
         at_s, now_ms = time.monotonic(), time.time() * 1000
         seen.fetches += 1
+        if not asked.follow(answer):
+            continue
         taken, records, ages = 0, 0, []
         for fetched in fetched_partitions(answer):
             if fetched.error:
                 _bear(fetched, seen)
-            start = frame.offsets[fetched.partition]
+            start = asked.offsets[fetched.partition]
             end = start
             for batch in batches_in(fetched.records):
                 if batch.base_offset > end or batch.end <= start:
@@ -119,7 +124,7 @@ def _consume(target: Target, subscription: Subscription, window: Window) -> Cons
                 ages.append(now_ms - batch.sent_ms)
             if end > start:
                 records += end - start
-                frame.move(fetched.partition, end)
+                asked.move(fetched.partition, end)
                 if end >= subscription.stop.get(fetched.partition, 1 << 62):
                     behind.discard(fetched.partition)
         if taken:

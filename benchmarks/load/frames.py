@@ -5,7 +5,7 @@ by name. A batch's timestamp is the moment it was sent, so that a consumer knows
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -124,37 +124,21 @@ class FetchLimits:
     partition_max_bytes: int = 1_048_576
 
 
-class FetchFrame:
-    """One Fetch request without a session, for partitions of one topic, sent over and over from where it has got to."""
+class FetchRequests:
+    """Fetch requests for partitions of one topic, each from where they have got to.
 
-    def __init__(self, topic: str, partitions: Sequence[int], client_id: str, rack: str, limits: FetchLimits) -> None:
-        asked = tuple(
-            FetchPartition(
-                partition=i32(partition),
-                current_leader_epoch=i32(-1),
-                fetch_offset=i64(_MARK + partition),
-                last_fetched_epoch=i32(-1),
-                log_start_offset=i64(-1),
-                partition_max_bytes=i32(limits.partition_max_bytes),
-            )
-            for partition in partitions
-        )
-        payload = FetchRequest(
-            cluster_id=None,
-            replica_id=BrokerId(-1),
-            max_wait=i32Timedelta.parse(timedelta(seconds=limits.max_wait_s)),
-            min_bytes=i32(limits.min_bytes),
-            max_bytes=i32(limits.max_bytes),
-            isolation_level=i8(0),
-            session_id=i32(0),
-            session_epoch=i32(-1),
-            topics=(FetchTopic(topic=TopicName(topic), partitions=asked),),
-            forgotten_topics_data=(),
-            rack_id=rack,
-        )
-        body = encode_request(1, 12, 0, client_id, payload)
-        self.data = bytearray(len(body).to_bytes(4, "big") + body)
-        self._places = {partition: self.data.find(_INT64.pack(_MARK + partition)) for partition in partitions}
+    With a fetch session (KIP-227) where the server keeps one, as Java's consumer does: then a request names only the
+    partitions that have moved. Without one it is the same frame over and over, patched.
+    """
+
+    def __init__(self, topic: str, partitions: Sequence[int], client_id: str, limits: FetchLimits) -> None:
+        self._topic = topic
+        self._client_id = client_id
+        self._limits = limits
+        self._session_id = self._epoch = 0
+        self._moved: set[int] = set()
+        self._frame = self._encoded({partition: _MARK + partition for partition in partitions})
+        self._places = {partition: self._frame.find(_INT64.pack(_MARK + partition)) for partition in partitions}
         assert all(place > 0 for place in self._places.values())
         self.offsets = dict.fromkeys(partitions, 0)
         for partition in partitions:
@@ -163,12 +147,61 @@ class FetchFrame:
     def move(self, partition: int, offset: int) -> None:
         """The offset to ask for next."""
         self.offsets[partition] = offset
-        _INT64.pack_into(self.data, self._places[partition], offset)
+        self._moved.add(partition)
+        _INT64.pack_into(self._frame, self._places[partition], offset)
 
-    def stamp(self, correlation_id: int) -> None:
-        _INT32.pack_into(self.data, _CORRELATION_ID_POSITION, correlation_id)
+    def next(self, correlation_id: int) -> bytearray:
+        frame = self._frame
+        if self._session_id:
+            frame = self._encoded({partition: self.offsets[partition] for partition in self._moved})
+        self._moved.clear()
+        _INT32.pack_into(frame, _CORRELATION_ID_POSITION, correlation_id)
+        return frame
+
+    def follow(self, answer: memoryview) -> bool:
+        """Takes the session an answer opens or goes on with; False if the server has lost it: all is asked anew."""
+        error, session_id = _SESSION.unpack_from(answer, _SESSION_POSITION)
+        if error in _SESSION_LOST:
+            self._session_id = self._epoch = 0
+            return False
+        self._session_id = session_id
+        self._epoch = self._epoch + 1 if session_id else 0
+        return True
+
+    def _encoded(self, offsets: Mapping[int, int]) -> bytearray:
+        asked = tuple(
+            FetchPartition(
+                partition=i32(partition),
+                current_leader_epoch=i32(-1),
+                fetch_offset=i64(offset),
+                last_fetched_epoch=i32(-1),
+                log_start_offset=i64(-1),
+                partition_max_bytes=i32(self._limits.partition_max_bytes),
+            )
+            for partition, offset in offsets.items()
+        )
+        payload = FetchRequest(
+            cluster_id=None,
+            replica_id=BrokerId(-1),
+            max_wait=i32Timedelta.parse(timedelta(seconds=self._limits.max_wait_s)),
+            min_bytes=i32(self._limits.min_bytes),
+            max_bytes=i32(self._limits.max_bytes),
+            isolation_level=i8(0),
+            session_id=i32(self._session_id),
+            session_epoch=i32(self._epoch),
+            topics=(FetchTopic(topic=TopicName(self._topic), partitions=asked),) if asked else (),
+            forgotten_topics_data=(),
+            rack_id="",
+        )
+        body = encode_request(1, 12, 0, self._client_id, payload)
+        return bytearray(len(body).to_bytes(4, "big") + body)
 
 
+_SESSION = struct.Struct(">hi")
+_SESSION_POSITION = 9
+"""In an answer without its length: correlation id, tags, throttle time."""
+_SESSION_LOST = frozenset({70, 71, 106})
+"""No such session, wrong epoch, wrong topic ids."""
 _MARK = 0x5AC3_96F0_0000_0000
 """Plus a partition: an offset that is found again in the encoded request."""
 

@@ -1,4 +1,5 @@
-"""Apache Kafka as a system to measure: one broker, its log on the local disk, with its default settings."""
+"""Apache Kafka as a system to measure: one broker, its log on the local disk, with its default settings
+but for how soon the files of a deleted topic go."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,14 +10,18 @@ from benchmarks.load.producers import Target
 from benchmarks.systems.meters import Meters
 from benchmarks.systems.system import System
 
+_SETTINGS = {"log.segment.delete.delay.ms": "500", "log.initial.task.delay.ms": "500"}
+"""What is deleted between two workloads goes at once, or the page cache would be full of it."""
+
 
 @contextmanager
 def kafka(directory: Path) -> Iterator[System]:
     """Ends with the context."""
-    with apache_kafka(directory, {}) as broker:
+    with apache_kafka(directory, _SETTINGS) as broker:
         host, port = broker.bootstrap.split(":")
         yield System(
             name="kafka",
             targets={"a": Target(host=host, port=int(port))},
             meters=Meters({"a": broker.pid}),
+            drops_topics=True,
         )

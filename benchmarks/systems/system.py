@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import uuid4
 
 from kio.schema.create_topics.v5.request import CreatableTopic, CreateTopicsRequest
+from kio.schema.delete_topics.v4.request import DeleteTopicsRequest
 from kio.schema.list_offsets.v5.request import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from kio.schema.metadata.v9.request import MetadataRequest, MetadataRequestTopic
 from kio.schema.types import BrokerId, TopicName
@@ -21,6 +22,7 @@ from tidelog.stack import Stack
 
 _TOPIC_TIMEOUT_S = 60.0
 _POLL_S = 0.1
+_DELETED_S = 2.0
 _LATEST = i64(-1)
 
 
@@ -35,6 +37,10 @@ class System:
     endpoint: Endpoint | None = None
     database_url: str | None = None
     idempotent: bool = True
+    drops_topics: bool = False
+    """Whether topics are deleted after each workload."""
+    topics: list[str] = field(default_factory=list)
+    """Made and not deleted yet."""
     stack: Stack | None = None
     """Tidelog's own, for what restarts agents."""
 
@@ -63,7 +69,23 @@ class System:
             _wait_for(wire, name, partitions)
         finally:
             wire.close()
+        self.topics.append(name)
         return name
+
+    def drop_topics(self) -> None:
+        """All that were made. Raises BadAnswer."""
+        wire = Wire.open(self.target.host, self.target.port, self.target.client_id)
+        try:
+            timeout = i32Timedelta.parse(timedelta(seconds=_TOPIC_TIMEOUT_S / 2))
+            names = tuple(TopicName(name) for name in self.topics)
+            answer = wire.ask(DeleteTopicsRequest(topic_names=names, timeout=timeout))
+        finally:
+            wire.close()
+        for deleted in answer.responses:
+            if deleted.error_code != 0:
+                raise BadAnswer(f"DeleteTopics: {deleted.error_code.name}")
+        self.topics.clear()
+        time.sleep(_DELETED_S)
 
     def ends(self, topic: str, partitions: int) -> Mapping[int, int]:
         """The offset behind the last record of each partition. Raises BadAnswer."""

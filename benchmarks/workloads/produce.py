@@ -52,6 +52,7 @@ def warm_up(system: System) -> None:
     """For a JVM, which compiles what it runs often."""
     for shape in (LARGE, SMALL):
         measure(system, shape, _JVM_WARM_UP_S)
+    system.drop_topics()
 
 
 def measure(system: System, shape: Shape, seconds: float) -> Figures:

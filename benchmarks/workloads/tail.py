@@ -3,7 +3,7 @@
 First the producers alone, then with consumers: what the writer's agent spends more is what it costs to read from it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.figures import Figures, per, percentile
 from benchmarks.load.consumers import Consumed, Subscription, consume
@@ -11,7 +11,7 @@ from benchmarks.load.processes import Load, Window
 from benchmarks.load.producers import Pace, paced
 from benchmarks.systems.meters import Reading
 from benchmarks.systems.system import System
-from benchmarks.workloads.produce import IN_FLIGHT, Shape, frames, memory
+from benchmarks.workloads.produce import Shape, frames, memory
 
 MB_PER_S = {"tansu": 8.0}
 _MB_PER_S = 40.0
@@ -19,6 +19,8 @@ CONSUMERS = {"a": 3, "b": 1}
 """By zone: so many read everything."""
 _SHAPE = Shape(partitions=10, record_bytes=1_000, batch_bytes=256 << 10, batches_per_request=1)
 _PRODUCERS = 4
+_IN_FLIGHT = 20
+"""As many bytes as a client has under way that sends five requests of 1 MiB."""
 _WARM_UP_S = 1.0
 _GB = 1e9
 
@@ -31,7 +33,7 @@ def measure(system: System, seconds: float) -> Figures:
         connections=_PRODUCERS,
         per_s=MB_PER_S.get(system.name, _MB_PER_S) * 1e6 / prepared[0].bytes / _PRODUCERS,
         idempotent=system.idempotent,
-        in_flight=IN_FLIGHT,
+        in_flight=_IN_FLIGHT,
     )
     alone_s = max(3.0, seconds / 2)
     alone = Window.after(_WARM_UP_S, alone_s)
@@ -42,8 +44,10 @@ def measure(system: System, seconds: float) -> Figures:
         before = system.meters.read()
         alone.wait_end()
         spent_alone = system.meters.read() - before
+        ends = system.ends(topic, _SHAPE.partitions)
         consumers = {
-            zone: Load(consume, target, _all(topic, CONSUMERS[zone]), both) for zone, target in system.targets.items()
+            zone: Load(consume, target, _all(topic, ends, CONSUMERS[zone]), both)
+            for zone, target in system.targets.items()
         }
         try:
             both.wait_begin()
@@ -72,8 +76,8 @@ def measure(system: System, seconds: float) -> Figures:
     return figures
 
 
-def _all(topic: str, consumers: int) -> Sequence[Subscription]:
-    return [Subscription(topic=topic, partitions=tuple(range(_SHAPE.partitions))) for _ in range(consumers)]
+def _all(topic: str, ends: Mapping[int, int], consumers: int) -> Sequence[Subscription]:
+    return [Subscription(topic=topic, partitions=tuple(ends), start=ends) for _ in range(consumers)]
 
 
 def _of_zone(zone: str, consumed: Consumed, server_cpu_s: float, spent: Reading, window: Window) -> dict[str, float]:

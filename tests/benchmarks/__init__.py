@@ -1,0 +1,1 @@
+"""The model of a cluster: its parts against cases that are known in closed form."""
