@@ -166,7 +166,8 @@ class AgentSettings(BaseSettings):
     validation_threads: int = Field(default=1, ge=1)
     """Threads that check batches beside the event loop; each may hold one batch decompressed."""
     validation_thread_bytes: int = Field(default=65_536, ge=0)
-    """A produce request with at least so many bytes is validated beside the event loop."""
+    """A produce request with at least so many compressed bytes, or 64 times as many plain ones, is validated beside the
+    event loop."""
     validation_loop_decompressed_bytes: int = Field(default=1_048_576, ge=1024)
     """A batch that decompresses to more is validated beside the event loop, however small it came."""
 

@@ -73,7 +73,7 @@ class StoreSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
 
     s3_access_key: str | None = None
-    """The access key; unset, the usual AWS chain (environment, profile, instance role) is asked."""
+    """The access key; unset, the usual AWS chain is asked (environment, static keys of a profile, roles)."""
     s3_secret_key: SecretStr | None = None
     """The secret key that belongs to the access key."""
     s3_region: str = "us-east-1"
