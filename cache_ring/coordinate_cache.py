@@ -20,7 +20,7 @@ from typing import NamedTuple
 from sequencer.coordinates import KnownEnd, PartitionCoordinates, PartitionKey, RunCoordinate
 from storage.identifiers import Offset, TopicId
 
-_RUNS_BEYOND = 4
+_RUNS_BEYOND = 32
 """Runs named beyond those asked for, so that their pages can be loaded ahead."""
 
 

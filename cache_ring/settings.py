@@ -25,13 +25,13 @@ class CacheRingSettings(BaseSettings):
     """Byte ranges received from peers kept in memory."""
     run_index_batches: int = Field(default=1_000_000, ge=0)
     """Record batches whose places in their runs are remembered, 24 bytes each."""
-    catch_up_cache_bytes: int = Field(default=67_108_864, ge=0)
+    catch_up_cache_bytes: int = Field(default=92_274_688, ge=0)
     """Pages of older objects kept in memory, apart, so that replaying history does not push out the tail."""
     tail_age_s: float = Field(default=10.0, gt=0)
     """An object older than this is read with the catch-up budget."""
     tail_load_bytes: int = Field(default=67_108_864, ge=1)
     """Bytes being loaded from the store at once for reads of the tail."""
-    catch_up_load_bytes: int = Field(default=67_108_864, ge=1)
+    catch_up_load_bytes: int = Field(default=41_943_040, ge=1)
     """Bytes being loaded from the store at once for reads of history."""
     page_load_timeout_s: float = Field(default=70.0, gt=0)
     """The longest a page is waited for, its place in the load budget included."""

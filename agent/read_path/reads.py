@@ -101,7 +101,8 @@ class ReadPath:
         self._pages = pages
         self._settings = settings
         self._clock = clock
-        self._read_ahead = ReadAhead(pages, settings.catch_up_read_ahead_bytes)
+        room_bytes = pages.pages.catch_up_cache.budget_bytes // 2
+        self._read_ahead = ReadAhead(pages, min(settings.catch_up_read_ahead_bytes, room_bytes))
         self._answers = ByteBudget(settings.fetch_answer_bytes)
         self._is_draining = False
         self.counts = ReadCounts()
@@ -193,12 +194,11 @@ class ReadPath:
             self.counts.throttled += 1
             return {}
         selected = select_runs(fetch.plan, fetch.decisions, self._settings.fetch_max_runs)
-        loaded = await load_runs(self._pages, selected)
         for place, runs in selected.items():
             decision = fetch.decisions[place]
-            if isinstance(decision, Take):
+            if isinstance(decision, Take) and len(decision.runs) > len(runs):
                 self._read_ahead.reader_at(decision.runs, runs)
-        return loaded
+        return await load_runs(self._pages, selected)
 
     async def _decide(self, fetch: _Fetch) -> None:
         """Decide for the partitions there is news of, at first for all, and ask until none is left to ask for."""

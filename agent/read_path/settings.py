@@ -45,7 +45,8 @@ class ReadPathSettings(BaseSettings):
     """Bytes of fetch answers in memory, from being loaded until they are sent; past it fetches wait for their turn."""
     fetch_answer_wait_s: float = Field(default=2.0, gt=0)
     """How long a fetch waits for its turn; past it it is answered without records."""
-    catch_up_read_ahead_bytes: int = Field(default=67_108_864, ge=0)
-    """Bytes of history loaded ahead of a reader that reads it in order; 0: none."""
+    catch_up_read_ahead_bytes: int = Field(default=33_554_432, ge=0)
+    """Pages of history loaded ahead of readers that go through it in order, and not read yet, of all readers together;
+    never more than half of TIDELOG_CATCH_UP_CACHE_BYTES. 0: none."""
     time_lookups: int = Field(default=16, ge=1)
     """Partitions looked up by time at once per ListOffsets request."""
