@@ -18,7 +18,7 @@ from sequencer.coordinates import RunCoordinate
 from storage.arrow_columns import RECORD_SCHEMA, decode_batches, encode_batch
 from storage.batch_validation import BatchLimits, validate_produced
 from storage.identifiers import ObjectKey, Partition, TopicId, new_segment_id
-from storage.keys import segment_key
+from storage.keys import merged_key, segment_key
 from storage.object_store import ObjectStore
 from storage.record_batch import Compression
 from storage.segment import PendingBatch, seal_segment
@@ -58,13 +58,14 @@ class ALog:
         timestamps_ms: Sequence[int] | None = None,
         more: Mapping[int, Sequence[str]] | None = None,
         upload: bool = True,
+        as_merged: bool = False,
     ) -> Written:
         """One segment with these batches of values, uploaded, then sequenced; `more`: one batch for other
-        partitions."""
+        partitions; `as_merged`: under the key of a merged one."""
         pending = [self._pending(partition, values, timestamps_ms) for values in batches]
         pending += [self._pending(other, values, None) for other, values in (more or {}).items()]
         segment_id = new_segment_id()
-        key = segment_key("tidelog", segment_id)
+        key = merged_key("tidelog", segment_id) if as_merged else segment_key("tidelog", segment_id)
         await self.sequencer.reservations.reserve({segment_id: key}, 60.0, "test")
         sealed = seal_segment(segment_id, "test", pending)
         if upload:

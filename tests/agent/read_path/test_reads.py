@@ -258,6 +258,58 @@ async def test_an_object_larger_than_the_cache_is_served_by_range(sequencer: Seq
         assert agent.pages.pages.tail_cache.kept_bytes == 0
 
 
+async def test_a_merged_segment_is_read_page_by_page_each_once_in_a_zone(
+    sequencer: Sequencer, store: ObjectStore
+) -> None:
+    log = await ALog(sequencer=sequencer, store=store).create(partitions=2)
+    values = [f"{number}-" + "x" * 30_000 for number in range(12)]
+    merged = await log.write(*([value] for value in values), more={1: ["other"]}, as_merged=True)
+    small_pages = RING.model_copy(update={"history_page_bytes": 65_536})
+    async with (
+        an_agent_reading(sequencer, store, "a", ring=small_pages) as one,
+        an_agent_reading(sequencer, store, "a", ring=small_pages) as two,
+    ):
+        for agent in (one, two):
+            await until(lambda agent=agent: len(agent.membership.ring.agents) == 2)
+
+        for agent in (one, two):
+            found: list[tuple[int, str]] = []
+            while len(found) < len(values):
+                [result] = await read_now(agent, log.plan(len(found), partition_max_bytes=70_000))
+                assert result.failure is None
+                found += values_of(result)
+            assert found == list(enumerate(values))
+
+        pages = -(-len(merged.data) // 65_536)
+        assert one.pages.pages.counts.gets + two.pages.pages.counts.gets == pages > 5
+        assert one.pages.pages.tail_cache.kept_bytes == two.pages.pages.tail_cache.kept_bytes == 0
+
+
+async def test_coordinates_of_runs_whose_objects_were_merged_away_are_replaced(
+    sequencer: Sequencer, store: ObjectStore
+) -> None:
+    """A merge raises no epoch: what a slow reader knows may name objects that are gone."""
+    log = await ALog(sequencer=sequencer, store=store).create()
+    small = [await log.write([f"{number}"]) for number in range(4)]
+    async with an_agent_reading(sequencer, store, reads=NEVER_POLLS) as agent:
+        await agent.reads.coordinates.ask({(log.topic_id, Partition(0)): 0})
+        other = await ALog(sequencer=sequencer, store=store, name="scratch").create()
+        whole = await other.write(*([f"{number}"] for number in range(4)), as_merged=True)
+        async with sequencer.database.transaction() as connection:
+            await connection.execute("DELETE FROM runs WHERE topic_id = %s AND base_offset > 0", (log.topic_id,))
+            await connection.execute(
+                "UPDATE runs SET segment_id = (SELECT segment_id FROM segments WHERE object_key = %s), position = %s, "
+                "length = %s, last_offset = 3 WHERE topic_id = %s",
+                (whole.object_key, whole.runs[0].position, whole.runs[0].length, log.topic_id),
+            )
+        await store.delete([written.object_key for written in small])
+
+        [result] = await read_now(agent, log.plan(2))
+
+        assert values_of(result) == [(2, "2"), (3, "3")]
+        assert agent.reads.counts.objects_missing == 0
+
+
 async def test_history_is_read_in_windows_without_lowering_the_high_watermark(
     sequencer: Sequencer, store: ObjectStore
 ) -> None:

@@ -1,5 +1,7 @@
 """Slicing: whole batches, in order, patched, within limits; copied or viewed, the bytes are the same."""
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,6 +70,34 @@ def test_whole_batches_from_the_one_that_holds_the_offset_within_the_limit(
         decode_batches(joined, position, position + header.size_bytes, header.base_offset)
         position += header.size_bytes
     assert found == expected
+
+
+@given(RUNS, st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_run_that_lies_in_several_pages_gives_the_same_bytes_uncopied(
+    shapes: list[list[tuple[int, int]]], data: st.DataObject
+) -> None:
+    runs, batches = some_runs(shapes)
+    offset = data.draw(st.integers(1000, runs[0].run.last_offset))
+    limit = data.draw(st.integers(0, sum(batch[2] for batch in batches)))
+    in_pages = []
+    for run in runs:
+        whole = run.data()
+        borders = sorted({0, len(whole), *data.draw(st.lists(st.integers(0, len(whole)), max_size=3))})
+        pieces = [memoryview(bytes(whole[start:end])) for start, end in itertools.pairwise(borders)]
+        found = RunBytes.of(run.run, pieces)
+        assert found is not None
+        assert found.batches == run.batches
+        in_pages.append(found)
+
+    one, several = (
+        take_batches(each, offset, 1 << 60, limit, first_whatever_its_size=True) for each in (runs, in_pages)
+    )
+
+    assert b"".join(several.chunks) == b"".join(one.chunks)
+    assert several.size_bytes == one.size_bytes
+    buffers = {id(piece.obj) for run in in_pages for piece in run.pieces}
+    assert all(id(chunk.obj) in buffers for chunk in several.chunks if isinstance(chunk, memoryview))
 
 
 def test_large_batches_are_views_of_the_page_and_not_copies() -> None:
