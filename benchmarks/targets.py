@@ -7,6 +7,7 @@ from benchmarks.results import Results
 
 LOCAL, TIDELOG, KAFKA, TANSU, TANSU_PLAIN = "tidelog-local", "tidelog", "kafka", "tansu", "tansu-plain"
 _MOST_MEMORY_MIB = 1024.0
+"""The named byte settings add up to more with the defaults, so that this is the bound that counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
