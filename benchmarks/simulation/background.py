@@ -1,0 +1,101 @@
+"""What agents ask of Postgres whether or not there is traffic: polls, leases, topic changes, segment ids.
+
+Each agent's poll begins a pause after the one before ended, as in the product, so that a slow Postgres is asked less.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from agent.read_path.settings import ReadPathSettings
+from agent.settings import AgentSettings
+from benchmarks.simulation.calibration import BackgroundCost
+from benchmarks.simulation.events import EventLoop
+from benchmarks.simulation.latency import Durations
+from benchmarks.simulation.postgres import Postgres
+from benchmarks.simulation.scenario import Group, Placement, Scenario
+from cache_ring.settings import CacheRingSettings
+
+_GROUP_LOOK_S = 1.0
+"""Coordinators compare their groups' epochs this often."""
+
+
+class Background:
+    """Agents and groups live in the first shard; partitions are polled where they are."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        scenario: Scenario,
+        placement: Placement,
+        cost: BackgroundCost,
+        sequencer: list[Postgres],
+        random: np.random.Generator,
+    ) -> None:
+        self._loop = loop
+        self._cost = cost
+        self._sequencer = sequencer
+        self._poll_s = scenario.poll_s
+        self._most = ReadPathSettings().coordinate_poll_partitions
+        self._agents = scenario.agents
+        self.polls = 0
+        self.poll_durations = Durations()
+        membership_s = CacheRingSettings().membership_renew_s
+        topics_s = AgentSettings().topic_changes_poll_s
+        polled = polled_partitions(scenario, placement)
+        for number in range(scenario.agents):
+            start_s = float(random.uniform(0, 1))
+            for shard in range(scenario.shards):
+                if polled[number][shard]:
+                    loop.at(start_s, self._poll, shard, polled[number][shard])
+            work_s = cost.live_agents.cpu_s(scenario.agents) + cost.renewal.cpu_s(1)
+            loop.at(start_s * membership_s, self._every, membership_s, 0, lambda work_s=work_s: work_s)
+            for shard in range(scenario.shards):
+                loop.at(start_s * topics_s, self._every, topics_s, shard, lambda: cost.topic_changes.fixed_s)
+            loop.at(start_s, self._every, _GROUP_LOOK_S, 0, lambda: cost.topic_changes.fixed_s)
+
+    def reserved(self, shard: int, ids: int) -> None:
+        """Agents reserve ids in bulk."""
+        self._sequencer[shard].statement(self._cost.reservation.cpu_s(ids), _nothing)
+
+    def _every(self, interval_s: float, shard: int, work_s: Callable[[], float]) -> None:
+        self._sequencer[shard].statement(work_s(), _nothing)
+        self._loop.after(interval_s, self._every, interval_s, shard, work_s)
+
+    def _poll(self, shard: int, partitions: int) -> None:
+        began_s = self._loop.now_s
+        statements = -(-partitions // self._most)
+
+        def next_statement(left: int) -> None:
+            if not left:
+                self.polls += 1
+                self.poll_durations.add(self._loop.now_s - began_s)
+                self._loop.after(self._poll_s, self._poll, shard, partitions)
+                return
+            work_s = self._cost.poll.cpu_s(partitions // statements)
+            self._sequencer[shard].statement(work_s, lambda: next_statement(left - 1))
+
+        next_statement(statements)
+
+
+def polled_partitions(scenario: Scenario, placement: Placement) -> list[list[int]]:
+    """Per agent and shard: the partitions that are read through it."""
+    polled = np.zeros((scenario.agents, scenario.shards), dtype=np.int64)
+    for zone in scenario.zones:
+        read = np.zeros(scenario.partitions, dtype=bool)
+        for group in scenario.groups:
+            read |= _read_in(group, zone, scenario.partitions)
+        np.add.at(polled, (placement.leaders[zone][read], placement.shard_of[read]), 1)
+    return [[int(count) for count in row] for row in polled]
+
+
+def _read_in(group: Group, zone: str, partitions: int) -> np.ndarray:
+    if zone not in group.zones:
+        return np.zeros(partitions, dtype=bool)
+    if group.everywhere:
+        return np.ones(partitions, dtype=bool)
+    return np.arange(partitions) % len(group.zones) == group.zones.index(zone)
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
