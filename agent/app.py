@@ -92,6 +92,8 @@ class App:
         self.metrics = Metrics(CollectorRegistry())
         self.started = asyncio.Event()
         """Set once Kafka is served; before, the agent may be waiting for its store or database."""
+        self.imported = asyncio.Event()
+        """Set once all that an agent may need is imported, soon after it has started."""
         self.kafka_port = 0
         self.http_port = 0
         self._http_wanted = asyncio.Event()
@@ -293,6 +295,7 @@ class App:
             async with asyncio.timeout(_HTTP_AFTER_S):
                 await self._http_wanted.wait()
         await asyncio.to_thread(import_all)
+        self.imported.set()
         server = self._http_server(listening)
         await server.start()
         try:

@@ -4,16 +4,20 @@ Each is imported where it is used, inside a function, and all of it here, in a t
 module that cannot be imported ends the agent at its start, not at the first request that needs it; and no request that
 comes later waits for an import.
 """
-
-import gc
+# ruff: noqa: F401 - imported to be there
 
 
 def import_all() -> None:
     """Raises ImportError."""
-    import pyarrow  # noqa: F401 - storage/compression.py needs it for gzip, lz4 and zstd
+    import pyarrow  # storage/compression.py: gzip, lz4 and zstd
 
+    import agent.groups.group
+    import agent.http.app
+    import agent.http.iceberg
+    import agent.http.server
+    import agent.telemetry.otlp
+    import storage.arrow_columns  # agent/read_path/time_lookup.py
     from agent.kafka.served import APIS
 
     for api in APIS:
         assert api.code is not None
-    gc.freeze()  # classes and code, here to stay: no collection need look at them again, at the process's end neither

@@ -4,6 +4,7 @@ Promises that an error a person can act on (`UserError`) is a short text on stde
 status 130, and that no command's module is imported before it is asked for.
 """
 
+import gc
 import logging
 import sys
 import warnings
@@ -13,6 +14,11 @@ import typer
 
 from tidelog.errors import UserError
 from tidelog.lazy_commands import Entry, LazyGroup
+
+_COLLECT_AFTER = (50_000, 20, 50)
+"""Objects made and not freed before Python looks for cycles among the youngest, and collections of one age before the
+next. Imports leave none, nor do an agent's requests: with Python's own thresholds, looking took 7 % of an agent's CPU.
+"""
 
 
 class Commands(LazyGroup):
@@ -69,6 +75,7 @@ def tidelog(
 
 def main() -> None:
     """The console script."""
+    gc.set_threshold(*_COLLECT_AFTER)
     # The embedded Postgres's package says this on import; it concerns a directory that Tidelog does not use.
     warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
     # kio makes itself known to hypothesis where that is installed, and imports 0.2 s of it: for its own tests alone.

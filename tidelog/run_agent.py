@@ -9,6 +9,7 @@ starts.
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import resource
@@ -97,9 +98,19 @@ async def _run(every: AllSettings, process: ProcessSettings) -> None:
     async with asyncio.TaskGroup() as group:
         if "kafka" in process.role_set:
             group.create_task(app.run(stopping), name="agent")
+            group.create_task(_spare_collections(app, stopping), name="collections")
         if "jobs" in process.role_set:
             group.create_task(_keep_house(every, process, app, stopping), name="jobs")
     log.info("stopped", extra={"pid": os.getpid()})
+
+
+async def _spare_collections(app: App, stopping: asyncio.Event) -> None:
+    """Classes and code are here to stay: no collection need look at them again, nor the process when it ends."""
+    imported, stopped = asyncio.ensure_future(app.imported.wait()), asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({imported, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    imported.cancel()
+    stopped.cancel()
+    gc.freeze()
 
 
 def _stop(stopping: asyncio.Event, number: signal.Signals) -> None:
