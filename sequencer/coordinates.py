@@ -7,6 +7,7 @@ answer costs what it holds, not what the log holds.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sequencer.array_parameters import Int4Array, Int8Array, UuidArray
 from sequencer.database import Database, Row
@@ -69,8 +70,7 @@ class CoordinateRequest:
     max_runs: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownEnd:
+class KnownEnd(NamedTuple):
     """What an agent knows of a partition; the poll answers only where Postgres knows otherwise."""
 
     topic_id: TopicId

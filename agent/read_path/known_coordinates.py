@@ -2,8 +2,9 @@
 
 Three sources: this agent's own commits, pushes of others, and the sequencer, asked for what a reader lacks and polled
 for every partition read here with what is known of each, never with a global cursor [raced: a late committer].
-Promises that a missed or overtaken push is repaired by the next poll, that another Postgres than before (a failover)
-empties the cache, and that Postgres being away is a log line."""
+Promises that a missed or overtaken push is repaired by the next poll (or the one after it, for a partition that was
+just heard of: if it goes on being written, the next push tells of the gap), that another Postgres than before empties
+the cache (a failover), and that Postgres being away is a log line."""
 
 import asyncio
 import logging
@@ -52,6 +53,10 @@ class KnownCoordinates:
             )
         )
         self._waiting: dict[PartitionKey, set[Watch]] = {}
+        self._heard: set[PartitionKey] = set()
+        """Partitions heard of since the last poll, and without a gap: the next one leaves them out."""
+        self._left_out: set[PartitionKey] = set()
+        """By the last poll: not a second time."""
         self._poll_now = asyncio.Event()
         self._identity_changes = sequencer.database.identity_changes
         self._is_away = False
@@ -103,10 +108,12 @@ class KnownCoordinates:
     def heard(self, runs: Sequence[RunCoordinate]) -> None:
         """These runs were committed, here or by a peer that pushed them."""
         for run in runs:
-            applied = self._cache.apply(run)
+            applied, key = self._cache.apply(run), (run.topic_id, run.partition)
             if applied is Applied.APPENDED:
-                self._wake((run.topic_id, run.partition))
+                self._heard.add(key)
+                self._wake(key)
             elif applied is Applied.AHEAD:
+                self._heard.discard(key)
                 self._poll_now.set()
 
     async def ask(self, asked: Mapping[PartitionKey, int]) -> set[PartitionKey]:
@@ -192,7 +199,8 @@ class KnownCoordinates:
 
     async def _poll_all(self) -> None:
         self._forget_all_after_failover()
-        keys = self._interests.current()
+        self._left_out, self._heard = self._heard - self._left_out, set()
+        keys = [key for key in self._interests.current() if key not in self._left_out]
         for first in range(0, len(keys), self._settings.coordinate_poll_partitions):
             known = self._cache.known_ends(keys[first : first + self._settings.coordinate_poll_partitions])
             if known:

@@ -140,6 +140,26 @@ async def test_a_late_committer_is_found_by_the_poll(sequencer: Sequencer, store
         assert [values_of(result) for result in results] == [[(0, "late")], [(0, "early")]]
 
 
+async def test_a_partition_just_heard_of_is_left_out_of_one_poll_and_no_more(
+    sequencer: Sequencer, store: ObjectStore
+) -> None:
+    log = await ALog(sequencer=sequencer, store=store).create()
+    async with an_agent_reading(sequencer, store, polls=False) as agent:
+        known = agent.reads.coordinates
+        await read_now(agent, log.plan(0))
+        heard = await log.write(["heard of"])
+        known.heard(heard.runs)
+        await log.write(["missed"])
+        key = (log.topic_id, Partition(0))
+
+        await known._poll_all()
+        after_one = known.known_end(key)
+        known.heard(heard.runs)  # a second time, which tells nothing new
+        await known._poll_all()
+
+        assert (after_one, known.known_end(key)) == (1, 2)
+
+
 async def test_a_push_overtaking_another_does_not_make_readers_skip(sequencer: Sequencer, store: ObjectStore) -> None:
     """[raced] The second commit's push arrives before, or instead of, the first one's."""
     log = await ALog(sequencer=sequencer, store=store).create()
