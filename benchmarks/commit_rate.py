@@ -1,10 +1,10 @@
 """Workload (h), the sequencer alone: `python -m benchmarks.commit_rate`.
 
-Writers are processes with a client each, as agents are: one commit in flight, of one segment with a batch for each of
-its partitions, ids reserved ahead as an agent reserves them. They write to partitions of their own or all to the same
-ones, as idempotent producers or not. Postgres is one of this benchmark alone, embedded, with fsync. Its CPU time is
-told apart from the clients', since both share the machine. `--endure 100000` makes so many commits to the same
-partitions and shows what became of the tables.
+Writers are processes with a client and a loop each, as agents are: one commit in flight, of one segment with a batch
+for each of its partitions, ids reserved ahead as an agent reserves them. They write to partitions of their own or all
+to the same ones, as idempotent producers or not. Postgres is one of this benchmark alone, embedded, with fsync. Its
+CPU time is told apart from the clients', since both share the machine. `--endure 100000` makes so many commits to the
+same partitions and shows what became of the tables.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, LiteralString
 
 import psutil
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
@@ -201,7 +202,7 @@ async def _used(database: Database) -> tuple[float, int]:
 
 
 def _write(url: str, topic_id: TopicId, load: CommitLoad, seconds: float, barrier: Any, writer: int) -> _Written:
-    return asyncio.run(_Writer(url, topic_id, load, writer).write(seconds, barrier))
+    return uvloop.run(_Writer(url, topic_id, load, writer).write(seconds, barrier))
 
 
 class _Writer:

@@ -110,41 +110,50 @@ BEGIN
         FROM generate_series(1, cardinality(run_first_batches)) AS run OFFSET 0) AS given;
 
     IF cardinality(turn_heads) > 0 THEN
-        -- The last ten that were accepted are remembered.
-        UPDATE producer_state AS s
-        SET sequences = s.sequences[cardinality(s.sequences) + given.batches - 9:] || CASE WHEN given.batches = 1
-                THEN ARRAY[batch_sequences[given.batch]::bigint << 31
-                           | ((batch_sequences[given.batch]::bigint + batch_records[given.batch] - 1) & 2147483647)]
-                ELSE ARRAY(
-                    SELECT batch_sequences[recent.batch]::bigint << 31
-                           | ((batch_sequences[recent.batch]::bigint + batch_records[recent.batch] - 1) & 2147483647)
-                    FROM (SELECT recent_batches[place] AS batch FROM generate_series(given.recent_from, given.recent_to) AS place OFFSET 0) AS recent) END,
-            base_offsets = s.base_offsets[cardinality(s.base_offsets) + given.batches - 9:] || CASE WHEN given.batches = 1
-                THEN ARRAY[watermarks[given.part] + batch_starts[given.batch]]
-                ELSE ARRAY(
+        -- The last ten that were accepted are remembered. Mostly each turn is one batch, which takes no look at a list.
+        IF cardinality(recent_batches) = cardinality(turn_heads) THEN
+            UPDATE producer_state AS s
+            SET sequences = s.sequences[cardinality(s.sequences) - 8:] || ARRAY[
+                    given.sequence << 31 | ((given.sequence + batch_records[given.batch] - 1) & 2147483647)],
+                base_offsets = s.base_offsets[cardinality(s.base_offsets) - 8:] || ARRAY[watermarks[given.part] + batch_starts[given.batch]],
+                max_timestamps = s.max_timestamps[cardinality(s.max_timestamps) - 8:] || ARRAY[batch_max_timestamps[given.batch]],
+                updated_at = clock_timestamp()
+            FROM (
+                SELECT turn_rows[turn] AS row, turn_heads[turn] AS batch, batch_parts[turn_heads[turn]] AS part,
+                       batch_sequences[turn_heads[turn]]::bigint AS sequence
+                FROM generate_series(1, cardinality(turn_heads)) AS turn OFFSET 0) AS given
+            WHERE s.ctid = given.row;
+        ELSE
+            UPDATE producer_state AS s
+            SET sequences = s.sequences[cardinality(s.sequences) + given.batches - 9:] || ARRAY(
+                    SELECT recent.sequence << 31 | ((recent.sequence + recent.records - 1) & 2147483647)
+                    FROM (
+                        SELECT batch_sequences[recent_batches[place]]::bigint AS sequence, batch_records[recent_batches[place]] AS records
+                        FROM generate_series(given.recent_from, given.recent_to) AS place OFFSET 0) AS recent),
+                base_offsets = s.base_offsets[cardinality(s.base_offsets) + given.batches - 9:] || ARRAY(
                     SELECT watermarks[given.part] + batch_starts[recent_batches[place]]
-                    FROM generate_series(given.recent_from, given.recent_to) AS place) END,
-            max_timestamps = s.max_timestamps[cardinality(s.max_timestamps) + given.batches - 9:] || CASE WHEN given.batches = 1
-                THEN ARRAY[batch_max_timestamps[given.batch]]
-                ELSE ARRAY(
+                    FROM generate_series(given.recent_from, given.recent_to) AS place),
+                max_timestamps = s.max_timestamps[cardinality(s.max_timestamps) + given.batches - 9:] || ARRAY(
                     SELECT batch_max_timestamps[recent_batches[place]]
-                    FROM generate_series(given.recent_from, given.recent_to) AS place) END,
-            updated_at = clock_timestamp()
-        FROM (
-            SELECT turn_rows[turn] AS row, batch_parts[turn_heads[turn]] AS part,
-                   turn_recent_from[turn] AS recent_from, turn_recent_to[turn] AS recent_to,
-                   recent_batches[turn_recent_from[turn]] AS batch, turn_recent_to[turn] - turn_recent_from[turn] + 1 AS batches
-            FROM generate_series(1, cardinality(turn_heads)) AS turn OFFSET 0) AS given
-        WHERE s.ctid = given.row;
+                    FROM generate_series(given.recent_from, given.recent_to) AS place),
+                updated_at = clock_timestamp()
+            FROM (
+                SELECT turn_rows[turn] AS row, batch_parts[turn_heads[turn]] AS part,
+                       turn_recent_from[turn] AS recent_from, turn_recent_to[turn] AS recent_to,
+                       turn_recent_to[turn] - turn_recent_from[turn] + 1 AS batches
+                FROM generate_series(1, cardinality(turn_heads)) AS turn OFFSET 0) AS given
+            WHERE s.ctid = given.row;
+        END IF;
         GET DIAGNOSTICS changed_rows = ROW_COUNT;
         ASSERT changed_rows = cardinality(turn_heads) - cardinality(array_positions(turn_rows, NULL)), 'a producer was written by another';
 
         IF changed_rows < cardinality(turn_heads) THEN
             INSERT INTO producer_state (topic_id, partition, producer_id, producer_epoch, sequences, base_offsets, max_timestamps)
             SELECT topic_ids[given.part], partition_numbers[given.part], given.producer_id, given.producer_epoch, ARRAY(
-                    SELECT batch_sequences[recent.batch]::bigint << 31
-                           | ((batch_sequences[recent.batch]::bigint + batch_records[recent.batch] - 1) & 2147483647)
-                    FROM (SELECT recent_batches[place] AS batch FROM generate_series(given.recent_from, given.recent_to) AS place OFFSET 0) AS recent),
+                    SELECT recent.sequence << 31 | ((recent.sequence + recent.records - 1) & 2147483647)
+                    FROM (
+                        SELECT batch_sequences[recent_batches[place]]::bigint AS sequence, batch_records[recent_batches[place]] AS records
+                        FROM generate_series(given.recent_from, given.recent_to) AS place OFFSET 0) AS recent),
                 ARRAY(
                     SELECT watermarks[given.part] + batch_starts[recent_batches[place]]
                     FROM generate_series(given.recent_from, given.recent_to) AS place),
@@ -159,6 +168,14 @@ BEGIN
         END IF;
     END IF;
 
+    IF cardinality(segment_ids) = 1 THEN
+        RETURN QUERY
+        UPDATE segments AS s SET state = 'committed', size_bytes = segment_sizes[1], committed_at = clock_timestamp(), outcome = ARRAY(
+            SELECT 8 * (watermarks[batch_parts[batch]] + batch_starts[batch]) FROM generate_series(1, cardinality(batch_parts)) AS batch)
+        WHERE s.segment_id = segment_ids[1]
+        RETURNING s.state, s.object_key, s.outcome;
+        RETURN;
+    END IF;
     RETURN QUERY
     WITH decided AS MATERIALIZED (
         SELECT batch_segments[batch] AS segment, array_agg(8 * (watermarks[batch_parts[batch]] + batch_starts[batch]) ORDER BY batch) AS outcome
