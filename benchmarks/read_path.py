@@ -48,7 +48,7 @@ async def peer_against_store(store: ObjectStore, console: Console) -> None:
     await store.put(key, [os.urandom(PAGE_BYTES)])
     settings = CacheRingSettings()
     pages = StorePages(store, store, settings)
-    server = PeerServer(pages, settings, "tidelog/")
+    server = PeerServer(pages, settings, ("tidelog/",))
     port = await server.start("127.0.0.1", 0)
     address = AgentAddress(zone="a", kafka_host="", kafka_port=1, peer_host="127.0.0.1", peer_port=port, http_url="")
     agent = LiveAgent(node_id=NodeId(1), incarnation=1, address=address)
