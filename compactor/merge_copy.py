@@ -6,6 +6,7 @@ offsets it should hold; that a run which fails stays out and with it only the sw
 segment (`storage/segment.py`) whose runs lie in (topic, partition, offset) order, each partition's back to back.
 """
 
+import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,15 @@ from compactor.merge_plan import Swap
 from sequencer.merge_values import MergedRun, PartitionKey, PlacedSwap, RunToMerge
 from storage.byte_arrays import Buffer
 from storage.identifiers import BytePosition, Offset, SegmentId
-from storage.record_batch import CRC_POSITION, CRC_START, MAGIC_POSITION, MAGIC_V2, index_batches
+from storage.record_batch import CRC_START, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC_V2, index_batches
 from storage.segment import FooterRun, SegmentFooter, footer_bytes, header_bytes
 
 MOST_DEAD_SHARE = 4
 """At most one dead byte is read for so many live ones."""
 _SMALL_CHUNK_BYTES = 262_144
+
+_BATCH = struct.Struct(">8xi4xBI2xi")
+"""Of a batch's header: its length, magic, checksum and last offset delta."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,18 +86,18 @@ def fault_of_run(run: RunToMerge, data: memoryview) -> str | None:
     """What is wrong with a run's bytes, if anything."""
     if len(data) != run.length:
         return f"only {len(data)} of its {run.length} bytes are there"
-    try:
-        batches = index_batches(data, 0, len(data))
-    except ValueError as error:
-        return str(error)
-    records = int((batches["last_offset_delta"] + 1).sum())
-    if records != run.last_offset - run.base_offset + 1:
-        return f"it holds {records} records"
-    for start, size_bytes in zip(batches["position"].tolist(), batches["size_bytes"].tolist(), strict=True):
-        stored = int.from_bytes(data[start + CRC_POSITION : start + CRC_START])
-        if data[start + MAGIC_POSITION] != MAGIC_V2 or crc32c(data[start + CRC_START : start + size_bytes]) != stored:
+    start = records = 0
+    while start < len(data):
+        if len(data) - start < HEADER_BYTES:
+            return f"no batch fits at its byte {start}"
+        length, magic, stored, last_offset_delta = _BATCH.unpack_from(data, start)
+        end = start + length + LENGTH_OVERHEAD_BYTES
+        if magic != MAGIC_V2 or last_offset_delta < 0 or not start + HEADER_BYTES <= end <= len(data):
+            return f"no batch fits at its byte {start}"
+        if crc32c(data[start + CRC_START : end]) != stored:
             return f"the batch at its byte {start} is damaged"
-    return None
+        start, records = end, records + last_offset_delta + 1
+    return None if records == run.last_offset - run.base_offset + 1 else f"it holds {records} records"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +128,11 @@ class Layout:
         self._footer: list[FooterRun] = []
         self._swaps: list[PlacedSwap] = []
 
-    def add(self, swap: Swap, read: ReadRanges) -> None:
-        """A swap whose runs have passed `fault_of_run`; swaps come in (topic, partition, offset) order."""
-        made = tuple(_made(swap, self._position, read, self._run_bytes))
+    def add(self, swap: Swap, runs: Sequence[memoryview]) -> None:
+        """A swap and the bytes of its runs, which have passed `fault_of_run`; in (topic, partition, offset) order."""
+        made = tuple(_made(swap, self._position, runs[0], self._run_bytes))
         self._swaps.append(PlacedSwap(replaced=swap.replaced, made=made))
-        for run in swap.replaced:
-            data = read.of(run)
+        for run, data in zip(swap.replaced, runs, strict=True):
             self._add_to_footer(run, data)
             self._add_chunk(data)
             self._position += run.length
@@ -176,7 +179,7 @@ class Layout:
         self._small, self._small_bytes = [], 0
 
 
-def _made(swap: Swap, position: int, read: ReadRanges, run_bytes: int) -> Iterator[MergedRun]:
+def _made(swap: Swap, position: int, first_run: memoryview, run_bytes: int) -> Iterator[MergedRun]:
     """One run, or where a single one is too long, several, cut between batches."""
     first, last = swap.replaced[0], swap.replaced[-1]
     times = {
@@ -184,7 +187,7 @@ def _made(swap: Swap, position: int, read: ReadRanges, run_bytes: int) -> Iterat
         "max_timestamp_ms": max(run.max_timestamp_ms for run in swap.replaced),
     }
     base_offset = int(first.base_offset)
-    for length, records in _pieces(swap, read, run_bytes):
+    for length, records in _pieces(swap, first_run, run_bytes):
         yield MergedRun(
             base_offset=Offset(base_offset),
             last_offset=Offset(base_offset + records - 1),
@@ -196,13 +199,13 @@ def _made(swap: Swap, position: int, read: ReadRanges, run_bytes: int) -> Iterat
     assert base_offset == last.last_offset + 1, "a run that passed its check has as many records as offsets"
 
 
-def _pieces(swap: Swap, read: ReadRanges, run_bytes: int) -> Iterator[tuple[int, int]]:
+def _pieces(swap: Swap, first_run: memoryview, run_bytes: int) -> Iterator[tuple[int, int]]:
     """Bytes and records of each run to make."""
     first, last = swap.replaced[0], swap.replaced[-1]
     if len(swap.replaced) > 1 or first.length <= run_bytes:
         yield swap.size_bytes, last.last_offset - first.base_offset + 1
         return
-    batches = index_batches(read.of(first), 0, first.length)
+    batches = index_batches(first_run, 0, first.length)
     length = records = 0
     sizes, deltas = batches["size_bytes"].tolist(), batches["last_offset_delta"].tolist()
     for size_bytes, last_offset_delta in zip(sizes, deltas, strict=True):

@@ -34,6 +34,11 @@ class MergePolicy:
         return self.run_bytes // 2
 
     @property
+    def full_bytes(self) -> int:
+        """What is small is gathered up to this: the next of it might not fit into the same object."""
+        return self.object_bytes * 7 // 8
+
+    @property
     def most_units(self) -> int:
         return _MOST_FAN_INS * self.fan_in
 
@@ -88,7 +93,7 @@ def merges_waiting(backlog: TierBacklog, policy: MergePolicy) -> int:
     """How many merges the candidates of a tier would fill."""
     if backlog.tier >= policy.tiers:
         return 0
-    by_size = min(backlog.units // policy.fan_in, backlog.size_bytes // policy.object_bytes)
+    by_size = min(backlog.units // policy.fan_in, backlog.size_bytes // policy.full_bytes)
     return max(by_size, backlog.units // policy.most_units)
 
 
@@ -114,8 +119,7 @@ def choose_inputs(candidates: Sequence[Candidate], policy: MergePolicy, cap: int
     size_bytes = 0
     for taken, unit in enumerate(units, 1):
         size_bytes += sum(candidate.size_bytes for candidate in unit)
-        is_large = size_bytes >= policy.object_bytes
-        if (taken >= policy.fan_in and is_large) or taken >= policy.most_units:
+        if (taken >= policy.fan_in and size_bytes >= policy.full_bytes) or taken >= policy.most_units:
             return _ids(units[:taken])
     return _ids(units) if len(candidates) == cap else []
 

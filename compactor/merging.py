@@ -218,11 +218,13 @@ class Merger:
         read = await self._read(merge.claim, ranges_to_read(swaps, _READ_BYTES))
         layout = Layout(segment_id, _WRITER, run_bytes=self.policy.run_bytes)
         for swap in swaps:
-            faults = {run: fault for run in swap.replaced if (fault := fault_of_run(run, read.of(run)))}
-            for run, fault in faults.items():
-                self._alarm(merge, run, fault)
-            if not faults:
-                layout.add(swap, read)
+            data = [read.of(run) for run in swap.replaced]
+            faults = [(run, fault_of_run(run, found)) for run, found in zip(swap.replaced, data, strict=True)]
+            for run, fault in faults:
+                if fault:
+                    self._alarm(merge, run, fault)
+            if not any(fault for _, fault in faults):
+                layout.add(swap, data)
             await self._give_way()
         return layout.finish()
 

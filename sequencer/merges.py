@@ -137,13 +137,14 @@ class Merges:
             "cap": cap,
         }
         runs: list[RunToMerge] = []
+        ids: dict[UUID, UUID] = {}  # one object per id: they are compared very often
         async with (
             self._database.transaction() as connection,
             connection.cursor(name="runs_to_merge", binary=True) as cursor,
         ):
             await cursor.execute(SQL["runs"], parameters)
             while rows := await cursor.fetchmany(_ROWS_AT_A_TIME):
-                runs += map(_run, rows)
+                runs += [_run(row, ids) for row in rows]
         return runs
 
     async def topic_configs(self, topic_ids: Collection[TopicId]) -> tuple[dict[TopicId, Mapping[str, str]], int]:
@@ -228,13 +229,13 @@ def _input(row: Row) -> MergeInput:
     )
 
 
-def _run(row: Row) -> RunToMerge:
+def _run(row: Row, ids: dict[UUID, UUID]) -> RunToMerge:
     return RunToMerge(
-        topic_id=row.topic_id,
+        topic_id=TopicId(ids.setdefault(row.topic_id, row.topic_id)),
         partition=row.partition,
         base_offset=row.base_offset,
         last_offset=row.last_offset,
-        segment_id=row.segment_id,
+        segment_id=SegmentId(ids.setdefault(row.segment_id, row.segment_id)),
         position=row.position,
         length=row.length,
         min_timestamp_ms=row.min_timestamp_ms,

@@ -18,7 +18,7 @@ from storage.record_batch import index_batches
 from tests.compactor.builders import CLUSTER, pending, settings, written
 
 FAN_IN = 4
-OBJECT_BYTES = 4_000
+OBJECT_BYTES = 4_600
 RUN_BYTES = 4_000
 
 
