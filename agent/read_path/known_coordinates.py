@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 _AWAY = (SequencerUnavailable, CommitOutcomeUnknown, TimeoutError)
 _POLLS_BETWEEN_TRIES_WHEN_AWAY = 10
+_FEWEST_RUNS = 4
+"""Asked for of each partition, however many there are."""
 
 
 class KnownCoordinates:
@@ -124,12 +126,13 @@ class KnownCoordinates:
         self._forget_all_after_failover()
         asked_s = self._clock()
         known_ends = {key: self._cache.known_end(key) for key in asked}
+        share = max(_FEWEST_RUNS, self._settings.coordinate_answer_runs // max(1, len(asked)))
         requests = [
             CoordinateRequest(
                 topic_id=key[0],
                 partition=key[1],
                 from_offset=Offset(max(0, offset)),
-                max_runs=self._settings.coordinate_read_runs,
+                max_runs=min(self._settings.coordinate_read_runs, share),
             )
             for key, offset in asked.items()
         ]

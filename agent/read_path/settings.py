@@ -22,6 +22,9 @@ class ReadPathSettings(BaseSettings):
     """Coordinates older than this are asked for anew. Must stay below half the garbage grace period."""
     coordinate_read_runs: int = Field(default=512, ge=1)
     """Runs asked for at once per partition."""
+    coordinate_answer_runs: int = Field(default=2048, ge=1)
+    """Runs asked for at once over all partitions of a fetch (but at least a few of each): the event loop reads 200 of
+    them in a millisecond."""
     coordinate_cache_runs: int = Field(default=200_000, ge=1)
     """Runs kept in the coordinate cache, about 400 bytes each."""
     coordinate_cache_runs_per_partition: int = Field(default=4096, ge=1)
