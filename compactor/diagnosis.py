@@ -27,6 +27,7 @@ class Sight(StrEnum):
     REFERENCED = "segments referred to by runs"
     HISTORY = "history files of retained snapshots"
     OBJECT = "objects listed"
+    MERGED = "of them merged segments"
     LIVE = "of them segments with runs"
     RESERVED = "of them reserved segments"
     GARBAGE = "of them segments waiting for their deletion"

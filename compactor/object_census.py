@@ -10,7 +10,7 @@ from sequencer.client import Sequencer
 from sequencer.history import history_prefix
 from sequencer.inspection import SegmentRow
 from storage.identifiers import ObjectKey, SegmentId
-from storage.keys import segment_id_of
+from storage.keys import is_merged, segment_id_of
 from storage.object_store import ObjectInfo, ObjectNotFound, ObjectStore
 
 
@@ -34,6 +34,7 @@ class ObjectCensus:
 
     async def _look_at(self, page: Sequence[ObjectInfo]) -> None:
         self._chart.saw(Sight.OBJECT, len(page))
+        self._chart.saw(Sight.MERGED, sum(is_merged(info.key) for info in page))
         unknown = await self._unknown([info.key for info in page], self._chart)
         if not unknown:
             return

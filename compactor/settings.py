@@ -97,7 +97,7 @@ class HousekeeperSettings(BaseSettings):
     """Uploads are merged when they are this old: their readers at the tail have gone on."""
     merge_segments_per_claim: int = Field(default=1024, ge=2)
     """Segments looked at, and claimed, for one merge."""
-    merge_runs_per_step: int = Field(default=20_000, ge=1)
+    merge_runs_per_step: int = Field(default=50_000, ge=1)
     """Runs planned at a time, in memory."""
     merge_runs_per_publish: int = Field(default=500, ge=1)
     """Runs replaced in one transaction, while which their partitions take no commit."""

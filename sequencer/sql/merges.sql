@@ -72,24 +72,29 @@ UPDATE merge_candidates SET claimed_by = %(job_id)s WHERE segment_id = ANY(%(seg
 DELETE FROM merge_candidates WHERE segment_id = ANY(%(segment_ids)s::uuid[])
 
 -- name: inputs
--- What of each claimed segment is still in the log, and how much of that in long runs.
-SELECT s.segment_id, s.object_key, s.size_bytes, coalesce(sum(r.length), 0)::bigint AS live_bytes,
-    coalesce(sum(r.length) FILTER (WHERE r.length >= %(long_run_bytes)s), 0)::bigint AS long_bytes
-FROM segments AS s LEFT JOIN runs AS r USING (segment_id)
-WHERE s.segment_id = ANY(%(segment_ids)s::uuid[])
-GROUP BY s.segment_id
+-- What of each claimed segment is still in the log, and how much of that in long runs. Laterals, here and below, keep every look-up one of
+-- the given segments, whatever the size of the tables.
+SELECT s.segment_id, s.object_key, s.size_bytes, r.live_bytes, r.long_bytes
+FROM unnest(%(segment_ids)s::uuid[]) AS given (segment_id)
+CROSS JOIN LATERAL (
+    SELECT segment_id, object_key, size_bytes FROM segments WHERE segment_id = given.segment_id OFFSET 0) AS s
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(length), 0)::bigint AS live_bytes,
+        coalesce(sum(length) FILTER (WHERE length >= %(long_run_bytes)s), 0)::bigint AS long_bytes
+    FROM runs WHERE segment_id = given.segment_id OFFSET 0) AS r
 
 -- name: runs
 -- The runs in the claimed segments in key order, from a partition on; those below the log start are about to go.
 SELECT r.topic_id, r.partition, r.base_offset, r.last_offset, r.segment_id, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms,
-    CASE WHEN r.max_timestamp_ms < 0 THEN c.committed_ms ELSE least(r.max_timestamp_ms, c.committed_ms) END AS aged_from_ms
-FROM runs AS r
-JOIN segments AS s USING (segment_id)
-JOIN partitions AS p USING (topic_id, partition)
-CROSS JOIN LATERAL (SELECT (extract(epoch FROM s.committed_at) * 1000)::bigint AS committed_ms) AS c
-WHERE r.segment_id = ANY(%(segment_ids)s::uuid[])
-    AND (r.topic_id, r.partition) > (%(after_topic_id)s::uuid, %(after_partition)s::integer)
-    AND p.state = 'live' AND r.last_offset >= p.log_start_offset
+    CASE WHEN r.max_timestamp_ms < 0 THEN s.committed_ms ELSE least(r.max_timestamp_ms, s.committed_ms) END AS aged_from_ms
+FROM unnest(%(segment_ids)s::uuid[]) AS given (segment_id)
+CROSS JOIN LATERAL (
+    SELECT (extract(epoch FROM committed_at) * 1000)::bigint AS committed_ms FROM segments WHERE segment_id = given.segment_id OFFSET 0) AS s
+CROSS JOIN LATERAL (SELECT * FROM runs WHERE segment_id = given.segment_id OFFSET 0) AS r
+CROSS JOIN LATERAL (
+    SELECT log_start_offset FROM partitions
+    WHERE topic_id = r.topic_id AND partition = r.partition AND state = 'live' OFFSET 0) AS p
+WHERE (r.topic_id, r.partition) > (%(after_topic_id)s::uuid, %(after_partition)s::integer) AND r.last_offset >= p.log_start_offset
 ORDER BY r.topic_id, r.partition, r.base_offset LIMIT %(cap)s
 
 -- name: topic_configs

@@ -1,6 +1,7 @@
 """`tidelog doctor`: does every row have its object, and every object its row?"""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -9,8 +10,10 @@ from rich.table import Table
 
 from compactor.diagnosis import Diagnosis
 from compactor.doctor import DoctorSettings, examine
+from compactor.merge_metrics import write_amplification
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.database import SequencerUnavailable
+from sequencer.merge_values import TierTotals
 from storage.object_store import StoreSettings, StoreUnavailable
 from storage.open_store import open_store
 from tidelog.counted import counted
@@ -36,24 +39,43 @@ def doctor(
     console = Console()
     try:
         with console.status("Reading every object" if verify else "Listing every object"):
-            diagnosis = asyncio.run(_examine(database_url, store_url, settings.cluster, verify))
+            diagnosis, tiers = asyncio.run(_examine(database_url, store_url, settings.cluster, verify))
     except (SequencerUnavailable, StoreUnavailable, ValueError) as failed:
         raise UserError(str(failed)) from None
+    _show_merging(tiers, console)
     _show(diagnosis, console)
     if not diagnosis.is_healthy:
         raise typer.Exit(1)
 
 
-async def _examine(database_url: str, store_url: str, cluster: str, verify: bool) -> Diagnosis:
+async def _examine(
+    database_url: str, store_url: str, cluster: str, verify: bool
+) -> tuple[Diagnosis, Sequence[TierTotals]]:
     sequencer = await Sequencer.open(database_url)
     try:
         store = await open_store(store_url)
         try:
-            return await examine(sequencer, store, cluster, verify)
+            return await examine(sequencer, store, cluster, verify), await sequencer.merges.totals()
         finally:
             await store.close()
     finally:
         await sequencer.close()
+
+
+def _show_merging(tiers: Sequence[TierTotals], console: Console) -> None:
+    """What merging has done since the cluster began, if anything."""
+    amplification = write_amplification(tiers)
+    if amplification is None or len(tiers) < 2:
+        return
+    shown = Table("merged", "objects", "MB", "runs", header_style="bold cyan")
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for tier in tiers:
+        name = f"tier {tier.tier}" if tier.tier else "uploaded"
+        done = tier.done
+        shown.add_row(name, f"{done.objects_out:,}", f"{done.bytes_out / 1e6:,.1f}", f"{done.runs_out:,}")
+    console.print(shown)
+    console.print(f"Write amplification {amplification:.2f}")
 
 
 def _show(diagnosis: Diagnosis, console: Console) -> None:
