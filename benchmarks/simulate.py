@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from benchmarks.commit_rate import own_postgres
@@ -23,10 +24,11 @@ from benchmarks.simulation import catalogue, plots, report
 from benchmarks.simulation.calibration import CALIBRATION_FILE, Calibration
 from benchmarks.simulation.contention import Contention, measured_commits_per_s, predicted_commits_per_s
 from benchmarks.simulation.cost import Prices
-from benchmarks.simulation.failover import agent_death_s, postgres_outage
+from benchmarks.simulation.failover import agent_death_s, death_seen_s, postgres_outage
 from benchmarks.simulation.measure_agent import measure_agent
 from benchmarks.simulation.measure_postgres import measure_postgres
 from benchmarks.simulation.measure_store import measure_store
+from benchmarks.simulation.measured_death import measured_death_s
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.tables import Figures, renew
 from benchmarks.simulation.validation import LIMIT, TRIALS, Quantity, measure_trial, predict
@@ -98,8 +100,9 @@ def _validate(calibration: Calibration, seconds: float, console: Console) -> tup
         quantities += found
         tables.append(report.validation_table(f"validation{number}", trial.name, found))
         console.print(tables[-1].as_table())
-    contended = _validate_contention(calibration, cores, seconds / 2)
-    tables.append(report.validation_table("validation3", "commits of writers that share partitions", contended))
+    contended = [*_validate_contention(calibration, cores, seconds / 2), _validate_death()]
+    title = "commits of writers that share partitions, and an agent's death"
+    tables.append(report.validation_table("validation3", title, contended))
     console.print(tables[-1].as_table())
     return tables, all(abs(one.error) <= LIMIT for one in (*quantities, *contended) if one.is_main)
 
@@ -112,6 +115,15 @@ def _validate_contention(calibration: Calibration, cores: int, seconds: float) -
         Quantity(name=_name(one), unit="/s", predicted=foretold, measured=found)
         for one, foretold, found in zip(_CONTENTIONS, predicted, measured, strict=True)
     ]
+
+
+def _validate_death() -> Quantity:
+    predicted_s = float(np.median(death_seen_s(20_000)))
+    with _endpoint() as endpoint:
+        measured_s = measured_death_s(endpoint)
+    return Quantity(
+        name="an agent is killed: until another is named", unit="s", predicted=predicted_s, measured=measured_s
+    )
 
 
 def _name(contention: Contention) -> str:

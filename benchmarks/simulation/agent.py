@@ -38,6 +38,8 @@ class Chunk:
     requests: int
     partitions: NDArray[np.int64]
     """Of each batch."""
+    left: int = 0
+    """Batches without an outcome."""
 
     @property
     def size_bytes(self) -> int:
@@ -129,6 +131,7 @@ class Agent:
 
     def _read(self, chunk: Chunk) -> None:
         size_bytes, cost = chunk.size_bytes, self._cost
+        chunk.left = chunk.partitions.size
         self._memory_bytes += size_bytes
         work_s = chunk.requests * cost.per_request_s + chunk.partitions.size * cost.per_batch_s
         self.thread.submit(_BEFORE * work_s + 0.5 * size_bytes * cost.per_byte_s, lambda: self._append(chunk))
@@ -229,7 +232,7 @@ class Agent:
         for segment in segments:
             share = segment.batches[shard] / sum(segment.batches)
             for part in segment.taken:
-                self._counts.acks.add(now_s - part.owner.arrived_s, (part.end - part.start) * share)
+                self._note_ack(part, now_s, share)
             self._counts.acked_batches += segment.batches[shard]
             self.waiting_batches -= segment.batches[shard]
             self._counts.segment_runs += segment.rows[shard].size
@@ -238,5 +241,17 @@ class Agent:
                 self._counts.segments += 1
                 self._memory_bytes -= segment.size_bytes
             self._on_commit(self, segment, shard)
+        self._read_blocked()
+
+    def _note_ack(self, part: Taken[Chunk], now_s: float, share: float) -> None:
+        """One request is acknowledged with its last batch; of several that came together each batch counts alone."""
+        chunk, batches = part.owner, part.end - part.start
+        chunk.left -= batches
+        if chunk.requests > 1 or share < 1:
+            self._counts.acks.add(now_s - chunk.arrived_s, batches * share)
+        elif not chunk.left:
+            self._counts.acks.add(now_s - chunk.arrived_s, chunk.partitions.size)
+
+    def _read_blocked(self) -> None:
         while self._blocked and self._memory_bytes < self._scenario.request_memory_bytes:
             self._read(self._blocked.popleft())

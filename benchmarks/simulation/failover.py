@@ -20,13 +20,18 @@ _ACK_S = 0.35
 """The first acknowledgement after the client knows where to go."""
 
 
-def agent_death_s(samples: int, seed: int = 1, settings: CacheRingSettings | None = None) -> NDArray[np.float64]:
-    """From the death of an agent to the first acknowledgement of a partition that it served."""
+def death_seen_s(samples: int, seed: int = 1, settings: CacheRingSettings | None = None) -> NDArray[np.float64]:
+    """From the death of an agent until another one names another for what it served."""
     random = np.random.default_rng(seed)
     settings = settings or CacheRingSettings()
     lease_left_s = settings.membership_lease_s - random.uniform(0, settings.membership_renew_s, samples)
-    seen_s = lease_left_s + random.uniform(0, settings.membership_renew_s, samples)
-    return seen_s + random.uniform(0, _CLIENT_ASKS_AGAIN_S, samples) + _ACK_S
+    return lease_left_s + random.uniform(0, settings.membership_renew_s, samples)
+
+
+def agent_death_s(samples: int, seed: int = 1, settings: CacheRingSettings | None = None) -> NDArray[np.float64]:
+    """From the death of an agent to the first acknowledgement of a partition that it served."""
+    asked_s = np.random.default_rng(seed + 1).uniform(0, _CLIENT_ASKS_AGAIN_S, samples)
+    return death_seen_s(samples, seed, settings) + asked_s + _ACK_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
