@@ -72,7 +72,7 @@ class Commits:
         was sent).
         """
         request = commit_request(segments)
-        rows = await self._database.write(SQL["commit"], **request.parameters)
+        rows = await self._database.write_kept(SQL["commit"], **request.parameters)
         return _answers(segments, request, rows)
 
 

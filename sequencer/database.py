@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, LiteralString, Self
+from typing import Any, LiteralString, Self, TypeAlias
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, errors, pq
@@ -27,6 +27,8 @@ RENEWAL_INTERVAL_S = 1.0
 
 Row = Any
 """A named tuple of a statement's columns."""
+
+_Pool: TypeAlias = AsyncConnectionPool[AsyncConnection[Row]]
 
 
 class SequencerUnavailable(Exception):
@@ -89,25 +91,32 @@ class Database:
         """How often a new connection found another Postgres than the one before (see `DatabaseIdentity`)."""
         self._last_failure: BaseException | None = None
         self._renewed_at_s = -RENEWAL_INTERVAL_S
-        self._pool: AsyncConnectionPool[AsyncConnection[Row]] = AsyncConnectionPool(
-            database_url,
+        self._pool = self._new_pool("tidelog", 1, self._settings.database_pool_size)
+        self._kept_pool = self._new_pool("tidelog-commits", 0, 1)
+        self._kept_in_use = False
+
+    def _new_pool(self, name: str, min_size: int, max_size: int) -> _Pool:
+        return AsyncConnectionPool(
+            self._url,
             kwargs=self._connection_options(),
-            min_size=1,
-            max_size=self._settings.database_pool_size,
+            min_size=min_size,
+            max_size=max_size,
             max_waiting=self._settings.database_pool_max_waiting,
             timeout=self._settings.database_pool_timeout_s,
             # The pool's attempts to connect come ever more rarely; given up early, the next call starts afresh at once.
             reconnect_timeout=self._settings.database_pool_timeout_s / 2,
             configure=self._configure,
             open=False,
-            name="tidelog",
+            name=name,
         )
 
     async def open(self) -> None:
         await self._pool.open(wait=False)
+        await self._kept_pool.open(wait=False)
 
     async def close(self) -> None:
         await self._pool.close()
+        await self._kept_pool.close()
 
     async def fetch(self, statement: LiteralString, **parameters: Any) -> list[Row]:
         """Runs one statement that may be repeated (it reads, or writing it twice is harmless); returns its rows, if
@@ -134,6 +143,20 @@ class Database:
             cursor = await connection.execute(statement, parameters)
             return await cursor.fetchall() if cursor.description is not None else []
 
+    async def write_kept(self, statement: LiteralString, **parameters: Any) -> list[Row]:
+        """As `write`, on a connection kept for it: what comes again and again finds its backend warm, and never waits
+        behind others. One at a time; a second one at the same time goes with the others.
+        """
+        if self._kept_in_use:
+            return await self.write(statement, **parameters)
+        self._kept_in_use = True
+        try:
+            async with self.connection(self._kept_pool) as connection:
+                cursor = await connection.execute(statement, parameters)
+                return await cursor.fetchall() if cursor.description is not None else []
+        finally:
+            self._kept_in_use = False
+
     async def read_identity(self) -> DatabaseIdentity:
         """Asks which Postgres this is, and notes it as a new connection does."""
         rows = await self.fetch(_IDENTITY)
@@ -149,9 +172,10 @@ class Database:
             yield connection
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[AsyncConnection[Row]]:
+    async def connection(self, pool: _Pool | None = None) -> AsyncIterator[AsyncConnection[Row]]:
         """A connection in autocommit mode, whose operational errors become this module's."""
-        connection = await self._connection_of_pool()
+        pool = pool or self._pool
+        connection = await self._connection_of(pool)
         answer_due = asyncio.timeout(self._settings.database_answer_timeout_s)
         try:
             async with answer_due:
@@ -181,19 +205,19 @@ class Database:
                 await self._renew_pool()
             raise self._translated(error, lost=lost) from error
         finally:
-            await self._pool.putconn(connection)
+            await pool.putconn(connection)
 
-    async def _connection_of_pool(self) -> AsyncConnection[Row]:
+    async def _connection_of(self, pool: _Pool) -> AsyncConnection[Row]:
         task = asyncio.current_task()
         cancellations = 0 if task is None else task.cancelling()
         try:
-            connection = await self._pool.getconn()
+            connection = await pool.getconn()
         except (PoolTimeout, TooManyRequests, PoolClosed) as error:
             raise SequencerUnavailable.cannot_connect(self._url, self._last_failure or error) from error
         if task is not None and task.cancelling() > cancellations:
             # The pool waits with asyncio.wait_for, which before Python 3.12 drops a cancellation that comes as its wait
             # ends: whoever cancelled this task would wait for it for ever.
-            await self._pool.putconn(connection)
+            await pool.putconn(connection)
             raise asyncio.CancelledError
         return connection
 
@@ -203,6 +227,7 @@ class Database:
         if now_s - self._renewed_at_s >= RENEWAL_INTERVAL_S:
             self._renewed_at_s = now_s
             await self._pool.drain()
+            await self._kept_pool.drain()
 
     def _translated(self, error: psycopg.Error, lost: bool) -> CommitOutcomeUnknown:
         if isinstance(error, errors.DeadlockDetected):

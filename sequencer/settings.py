@@ -10,7 +10,7 @@ class SequencerSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
 
     database_pool_size: int = Field(default=8, ge=2)
-    """Most connections of this process to Postgres."""
+    """Most connections of this process to Postgres, besides the one that commits are made on."""
 
     database_pool_timeout_s: float = Field(default=5.0, gt=0)
     """How long a call waits for a free connection before it fails as unavailable."""

@@ -11,6 +11,8 @@ from storage.identifiers import Partition, ProducerId
 from tests.sequencer.builders import ABatch, committed
 
 WRITERS, COMMITS, PARTITIONS = 4, 80, 10
+FEW_PAGES = 30
+"""Without pruning the versions of partitions would fill 43, those of producers 160."""
 
 
 async def test_updates_of_partitions_and_producers_stay_on_their_pages(sequencer: Sequencer, database_url: str) -> None:
@@ -39,7 +41,7 @@ async def test_updates_of_partitions_and_producers_stay_on_their_pages(sequencer
     for table in ("partitions", "producer_state"):
         assert updates[table].hot > 0.9 * updates[table].updated, updates
         assert in_the_end[f"{table}_pkey"] == half_way[f"{table}_pkey"], (half_way, in_the_end)
-        assert in_the_end[table] <= 1.5 * half_way[table] + 2, (half_way, in_the_end)
+        assert in_the_end[table] <= FEW_PAGES, in_the_end
 
 
 async def _sizes(sequencer: Sequencer) -> dict[str, int]:

@@ -13,7 +13,7 @@ from sequencer.client import Sequencer, SequencerSettings
 from sequencer.commits import Assigned
 from sequencer.database import CommitOutcomeUnknown
 from storage.identifiers import Offset, Partition
-from tests.sequencer.builders import ABatch, accepted, reserved
+from tests.sequencer.builders import ABatch, accepted, committed, reserved
 
 ANSWER_TIMEOUT_S = 0.5
 GIVING_UP_S = 10.0
@@ -43,7 +43,9 @@ async def test_a_commit_that_gets_no_answer_is_unknown_within_a_bound_and_repeat
     impatient: Sequencer,
 ) -> None:
     topic = await impatient.topics.create("orders", 1, {})
-    segment = await reserved(impatient, [ABatch(topic_id=topic.topic_id, partition=Partition(0))])
+    batch = ABatch(topic_id=topic.topic_id, partition=Partition(0))
+    await committed(impatient, [batch])  # the connection for commits is there
+    segment = await reserved(impatient, [batch])
     started_s = time.monotonic()
 
     async with frozen(impatient):
@@ -52,7 +54,7 @@ async def test_a_commit_that_gets_no_answer_is_unknown_within_a_bound_and_repeat
 
     assert time.monotonic() - started_s < ANSWER_TIMEOUT_S + GIVING_UP_S
     [answer] = await impatient.commits.commit([segment])
-    assert accepted(answer).outcomes == (Assigned(base_offset=Offset(0)),)
+    assert accepted(answer).outcomes == (Assigned(base_offset=Offset(1)),)
 
 
 async def test_a_callers_own_timeout_stays_its_own(sequencer: Sequencer) -> None:
