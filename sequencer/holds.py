@@ -1,25 +1,19 @@
 """Holds: a job's claim, with a lease, on the objects it reads and on those it is about to publish (DESIGN §4,
 References).
 
-Promises that a held object is not doomed while the hold's lease lasts, and that a publish made under
-`lock_for_publish` refers to no object that was, or could meanwhile be, doomed: a hold that has lapsed fails the
-publish, not the log.
+Promises that a held object is not doomed while the hold's lease lasts, and that a hold that has lapsed is not renewed.
+Whoever publishes an object looks under its row's lock whether it is doomed, and whether the hold has lapsed
+(`publish_merge` in `migrations/0007_merging.sql`).
 """
 
 from collections.abc import Collection
 from uuid import UUID
 
-from psycopg import AsyncConnection
-
-from sequencer.database import Database, Row
+from sequencer.database import Database
 from sequencer.named_sql import load_statements
 from storage.identifiers import SegmentId
 
 SQL = load_statements("holds")
-
-
-class HoldLost(Exception):
-    """The publish must not go on: the object is doomed or gone, or the job's hold on it has lapsed."""
 
 
 class Holds:
@@ -55,16 +49,3 @@ class Holds:
         """Forgets at most `cap` holds that lapsed that long ago; returns how many."""
         [row] = await self._database.fetch(SQL["purge_lapsed"], older_than_s=older_than_s, cap=cap)
         return int(row.deleted)
-
-
-async def lock_for_publish(connection: AsyncConnection[Row], segment_id: SegmentId, job_id: UUID) -> None:
-    """In the publisher's transaction, before it locks partitions and inserts runs: raises HoldLost, or keeps the
-    object from being doomed until the transaction ends [raced: a merged object published for one partition, emptied,
-    collected, then published for the next].
-    """
-    segment = await (await connection.execute(SQL["lock_output"], {"segment_id": segment_id})).fetchone()
-    if segment is None or segment.state == "doomed":
-        raise HoldLost(f"segment {segment_id} is {'gone' if segment is None else 'doomed'}")
-    [hold] = await (await connection.execute(SQL["live_hold"], {"segment_id": segment_id, "job_id": job_id})).fetchall()
-    if not hold.held:
-        raise HoldLost(f"the hold of job {job_id} on segment {segment_id} has lapsed")

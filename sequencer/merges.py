@@ -158,7 +158,7 @@ class Merges:
         """Swaps coordinates in one short transaction. Raises CommitOutcomeUnknown: repeat it with the same arguments
         until known.
         """
-        [row] = await self._database.write(SQL["publish"], **_publish_parameters(claim, output, swaps))
+        [row] = await self._database.write(SQL["publish"], **publish_parameters(claim, output, swaps))
         if row.state != "published":
             return PublishRefused(reason=row.state)
         return SwapsDone(places=frozenset(number - 1 for number in row.swaps))
@@ -186,7 +186,8 @@ async def _rows(connection: AsyncConnection[Row], statement: str, **parameters: 
     return await cursor.fetchall() if cursor.description is not None else []
 
 
-def _publish_parameters(claim: MergeClaim, output: MergeOutput, swaps: Sequence[PlacedSwap]) -> dict[str, object]:
+def publish_parameters(claim: MergeClaim, output: MergeOutput, swaps: Sequence[PlacedSwap]) -> dict[str, object]:
+    """Of the statement `publish`."""
     keys = sorted({swap.key for swap in swaps}, key=lambda key: (key[0].bytes, key[1]))
     parts = {key: number for number, key in enumerate(keys, 1)}
     replaced = [(number, run) for number, swap in enumerate(swaps, 1) for run in swap.replaced]

@@ -20,14 +20,6 @@ UPDATE holds SET lease_until = clock_timestamp() + make_interval(secs => %(lease
 -- name: release
 DELETE FROM holds WHERE job_id = %(job_id)s
 
--- name: lock_output
-SELECT state FROM segments WHERE segment_id = %(segment_id)s FOR NO KEY UPDATE
-
--- name: live_hold
-SELECT EXISTS (
-    SELECT FROM holds WHERE segment_id = %(segment_id)s AND job_id = %(job_id)s AND lease_until > clock_timestamp()
-) AS held
-
 -- name: purge_lapsed
 -- A lapsed hold holds nothing; its row may stay a while for those who look.
 WITH lapsed AS (

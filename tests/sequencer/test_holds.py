@@ -1,20 +1,13 @@
 """Holds on the real Postgres: what is held stays, and what is published was held."""
 
-from uuid import UUID, uuid4
-
-import pytest
+from uuid import uuid4
 
 from sequencer.client import Sequencer
-from sequencer.garbage import BEFORE_ALL
-from sequencer.holds import HoldLost, lock_for_publish
 from storage.identifiers import SegmentId, new_segment_id
 from tests.sequencer.builders import a_key, committed, reserved
 from tests.sequencer.housekeeping import (
-    GRACE_S,
-    RULES,
     count,
     doom,
-    ready_to_doom,
     records_of,
     state_of,
     time_passes,
@@ -29,20 +22,6 @@ async def an_output(sequencer: Sequencer) -> SegmentId:
     segment_id = new_segment_id()
     await sequencer.reservations.reserve({segment_id: a_key(segment_id)}, 900.0, "merge")
     return segment_id
-
-
-async def publish(sequencer: Sequencer, segment_id: SegmentId, job_id: UUID, partition: int) -> None:
-    """As a merge publishes its output for one partition: under its lock, in a short transaction."""
-    async with sequencer.database.transaction() as connection:
-        await lock_for_publish(connection, segment_id, job_id)
-        await connection.execute(
-            "UPDATE segments SET state = 'committed', committed_at = clock_timestamp() WHERE segment_id = %s",
-            (segment_id,),
-        )
-        await connection.execute(
-            "INSERT INTO runs VALUES (gen_random_uuid(), %s, 0, 9, %s, 64, 100, 'batches', 1, 1, 1)",
-            (partition, segment_id),
-        )
 
 
 async def test_a_job_holds_what_is_not_doomed_and_learns_which(sequencer: Sequencer) -> None:
@@ -83,61 +62,6 @@ async def test_holds_that_lapsed_long_ago_are_purged_in_bounded_steps(sequencer:
 
     assert purged == [2, 1, 0]
     assert await count(sequencer, "holds") == 3
-
-
-async def test_raced_a_merged_object_published_emptied_and_doomed_is_not_published_again(
-    sequencer: Sequencer,
-) -> None:
-    job, output = uuid4(), await an_output(sequencer)
-    await sequencer.holds.take(job, [output], lease_s=LEASE_S)
-
-    await publish(sequencer, output, job, partition=0)
-    await sequencer.database.fetch("DELETE FROM runs")
-    await time_passes(sequencer, LEASE_S + 1)
-    await sequencer.garbage.mark_unreferenced(BEFORE_ALL, 10)
-    await time_passes(sequencer, GRACE_S + 1)
-    await doom(sequencer)
-
-    with pytest.raises(HoldLost):
-        await publish(sequencer, output, job, partition=1)
-    assert await state_of(sequencer, output) == "doomed"
-    assert await count(sequencer, "runs") == 0
-
-
-async def test_raced_a_publish_that_dooming_meets_keeps_its_object(sequencer: Sequencer) -> None:
-    job, output = uuid4(), await an_output(sequencer)
-    await sequencer.holds.take(job, [output], lease_s=LEASE_S)
-    await publish(sequencer, output, job, partition=0)
-    await sequencer.database.fetch("DELETE FROM runs")
-    await sequencer.database.fetch("UPDATE segments SET unreferenced_since = clock_timestamp()")
-    await time_passes(sequencer, GRACE_S + 1)
-    await sequencer.database.fetch("UPDATE holds SET lease_until = clock_timestamp() + interval '1 minute'")
-    await ready_to_doom(sequencer)
-
-    async with sequencer.database.transaction() as connection:
-        await lock_for_publish(connection, output, job)
-        beside = await sequencer.garbage.doom(RULES, grace_s=GRACE_S, cap=10)
-        await connection.execute(
-            "INSERT INTO runs VALUES (gen_random_uuid(), 1, 0, 9, %s, 64, 100, 'batches', 1, 1, 1)", (output,)
-        )
-    await sequencer.holds.release(job)
-    after = await sequencer.garbage.doom(RULES, grace_s=GRACE_S, cap=10)
-
-    assert (beside.unreferenced, after.unreferenced) == (0, 0)
-    assert await state_of(sequencer, output) == "committed"
-
-
-async def test_raced_a_publish_that_waits_for_dooming_fails(sequencer: Sequencer) -> None:
-    job, output = uuid4(), await an_output(sequencer)
-    await sequencer.holds.take(job, [output], lease_s=LEASE_S)
-
-    async with sequencer.database.transaction() as dooming:
-        await dooming.execute("UPDATE segments SET state = 'doomed'")
-        late = await waits_for_a_lock(sequencer, lambda: publish(sequencer, output, job, partition=0))
-    with pytest.raises(HoldLost):
-        await late
-
-    assert await count(sequencer, "runs") == 0
 
 
 async def test_raced_a_hold_that_waits_for_dooming_holds_nothing(sequencer: Sequencer) -> None:

@@ -8,16 +8,19 @@ from uuid import uuid4
 import pytest
 
 from sequencer.client import Sequencer
+from sequencer.garbage import Doomed
 from sequencer.merge_values import Candidate, MergeClaim, MergeDone, MergeOutput, PlacedSwap, PublishRefused, SwapsDone
-from sequencer.merges import BEFORE_ALL, BEGINNING, SQL
+from sequencer.merges import BEFORE_ALL, BEGINNING, SQL, publish_parameters
 from sequencer.retention import TO_HIGH_WATERMARK
 from sequencer.topics import Topic
 from storage.identifiers import Offset, Partition, SegmentId
 from tests.sequencer.builders import reserved
 from tests.sequencer.housekeeping import (
     GRACE_S,
+    RULES,
     count,
     doom,
+    ready_to_doom,
     records_of,
     segment_row,
     state_of,
@@ -210,6 +213,37 @@ async def test_raced_an_output_published_emptied_and_doomed_is_not_published_aga
 
     assert await state_of(sequencer, output.segment_id) == "doomed"
     assert await sequencer.merges.publish(claim, output, swaps[1:]) == PublishRefused(reason="doomed")
+
+
+async def test_raced_a_publish_that_dooming_meets_keeps_its_object(sequencer: Sequencer, topic: Topic) -> None:
+    claim, swaps, output = await prepared(sequencer, topic)
+    await sequencer.merges.publish(claim, output, swaps[:1])
+    await sequencer.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
+    await sequencer.database.fetch("UPDATE segments SET unreferenced_since = clock_timestamp()")
+    await time_passes(sequencer, GRACE_S + 1)
+    await sequencer.database.fetch("UPDATE holds SET lease_until = clock_timestamp() + interval '1 minute'")
+    await ready_to_doom(sequencer)
+
+    async with sequencer.database.transaction() as publishing:
+        await publishing.execute(SQL["publish"], publish_parameters(claim, output, swaps[1:]))
+        beside = await sequencer.garbage.doom(RULES, grace_s=GRACE_S, cap=10)
+    await sequencer.holds.release(claim.job_id)
+    await sequencer.garbage.doom(RULES, grace_s=GRACE_S, cap=10)
+
+    assert isinstance(beside, Doomed)
+    assert await state_of(sequencer, output.segment_id) == "committed"
+    assert await runs_of(sequencer, topic, 2) == [(0, 7)]
+
+
+async def test_raced_a_publish_that_waits_for_dooming_is_refused(sequencer: Sequencer, topic: Topic) -> None:
+    claim, swaps, output = await prepared(sequencer, topic)
+
+    async with sequencer.database.transaction() as dooming:
+        await dooming.execute("UPDATE segments SET state = 'doomed' WHERE segment_id = %s", (output.segment_id,))
+        late = await waits_for_a_lock(sequencer, lambda: sequencer.merges.publish(claim, output, swaps))
+
+    assert await late == PublishRefused(reason="doomed")
+    assert await count(sequencer, "runs") == 12
 
 
 async def test_an_output_that_nobody_reserved_is_refused(sequencer: Sequencer, topic: Topic) -> None:
