@@ -7,7 +7,6 @@ partition named twice.
 answered, and an error closes the connection, as in Kafka.
 """
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -132,7 +131,7 @@ async def _write(
     _hold_memory(appended, context)
     if acks == _NO_ACKS:
         return [result if isinstance(result, ProduceResult) else _WRITTEN for result in expected]
-    await asyncio.wait([appended.done], timeout=context.remaining_s(deadline_s))
+    await appended.wait(context.remaining_s(deadline_s))
     context.parts.metrics.produce_seconds.observe(time.monotonic() - context.received_at_s)
     if not appended.done.done():
         write_path.give_up(appended, _TIMED_OUT)
