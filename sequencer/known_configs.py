@@ -142,8 +142,8 @@ _ALWAYS_SO: Final = (
     ),
     _long(
         "segment.ms", 7 * 24 * _HOUR_MS, SHORTEST_SEGMENT_MS, "log.roll.ms",
-        "Always met: an uploaded object takes batches for TIDELOG_LINGER_MS (250 unless set), so that retention never "
-        "waits for one to be full.",
+        "Always met: an uploaded object takes batches for TIDELOG_LINGER_MS (250 unless set), and what is merged later "
+        "spans no more than this and a tenth of retention.ms.",
     ),
     _long(
         "segment.jitter.ms", 0, 0, "log.roll.jitter.ms",

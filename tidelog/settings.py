@@ -38,7 +38,7 @@ class ProcessSettings(BaseSettings):
     model_config = _CONFIG
 
     roles: str = Field(default="kafka,jobs", pattern=r"^(kafka|jobs)(,(kafka|jobs))*$")
-    """What this process does: `kafka` serves clients, `jobs` runs retention and garbage collection."""
+    """What this process does: `kafka` serves clients, `jobs` runs retention, garbage collection and merging."""
     log_format: Literal["keyvalue", "json"] = "keyvalue"
     """The form of log lines on stderr."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
