@@ -3,6 +3,8 @@ parts."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from agent.kafka.traffic import Traffic
+
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0)
 _BATCH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
@@ -29,12 +31,11 @@ class Metrics:
         self.connections_closed = Counter(
             "tidelog_connections_closed_total", "Connections this agent closed", ["reason"], registry=registry
         )
-        self.requests = Counter("tidelog_requests_total", "Kafka requests", ["api"], registry=registry)
+        self.traffic = Traffic()
+        registry.register(self.traffic)
         self.request_failures = Counter(
             "tidelog_request_failures_total", "Kafka requests that broke", ["api"], registry=registry
         )
-        self.request_bytes = Counter("tidelog_request_bytes_total", "Bytes of Kafka requests", registry=registry)
-        self.response_bytes = Counter("tidelog_response_bytes_total", "Bytes of Kafka responses", registry=registry)
         self.request_memory = Gauge("tidelog_request_memory_bytes", "Bytes reserved for requests", registry=registry)
         self.request_memory_waits = Counter(
             "tidelog_request_memory_waits_total", "Times a socket was not read for want of memory", registry=registry

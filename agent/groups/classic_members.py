@@ -16,7 +16,7 @@ from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 
 from agent.groups.values import OfferedProtocol
-from agent.kafka.request_shape import ImpossibleShape, check_shape_as
+from agent.kafka.request_shape import ImpossibleShape, check_shape
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 
@@ -132,7 +132,7 @@ class Roster:
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
     """The topics of a consumer's subscription, or None if it is none. Every version begins as version 0 does."""
     try:
-        check_shape_as(metadata, _SUBSCRIPTION_VERSION.size, ConsumerProtocolSubscription)
+        check_shape(metadata, _SUBSCRIPTION_VERSION.size, ConsumerProtocolSubscription)
         read, _ = _read_subscription(memoryview(metadata), _SUBSCRIPTION_VERSION.size)
     except (ImpossibleShape, SerialError, ValueError):  # the last of a negative length
         return None

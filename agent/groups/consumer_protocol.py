@@ -23,7 +23,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.static.primitive import i32
 
 from agent.groups.values import Assignment
-from agent.kafka.request_shape import check_shape_as
+from agent.kafka.request_shape import check_shape
 from storage.identifiers import Partition, TopicId
 
 Names = Mapping[str, frozenset[Partition]]
@@ -121,7 +121,7 @@ def _version(data: bytes) -> int:
 
 def _parse(schema: Any, data: bytes) -> Any:
     try:
-        check_shape_as(data, _VERSION.size, schema)
+        check_shape(data, _VERSION.size, schema)
         value, _ = _READERS[schema](data, _VERSION.size)
     except Exception as error:  # whatever a reader finds wrong with bytes from outside, they are wrong
         raise Malformed(str(error)) from error

@@ -251,8 +251,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def _start(self, request: Request, reservation: Reservation, frame: bytes | memoryview) -> None:
         shared = self._shared
-        shared.metrics.requests.labels(request.api.name).inc()
-        shared.metrics.request_bytes.inc(request.size_bytes)
+        shared.metrics.traffic.requests[request.api.name] += 1
+        shared.metrics.traffic.request_bytes += request.size_bytes
         context = RequestContext(
             api_key=request.api.key,
             api_version=request.version,
@@ -346,7 +346,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         elif (buffers := entry.answer.result()) is not None and self._transport is not None:
             if self._lost or self._transport.is_closing():
                 return
-            self._shared.metrics.response_bytes.inc(sum(len(buffer) for buffer in buffers))
+            self._shared.metrics.traffic.response_bytes += sum(map(len, buffers))
             self._transport.writelines(buffers)
 
     def _finish_first(self) -> None:

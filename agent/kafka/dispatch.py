@@ -49,6 +49,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Codec:
+    schema: Any
     read: Reader[Any]
     read_header: Reader[Any]
     write: Writer[Any]
@@ -60,6 +61,7 @@ def _codec(api_key: int, version: int) -> _Codec:
     request_schema = load_request_schema(api_key, version)
     response_schema = load_response_schema(api_key, version)
     return _Codec(
+        schema=request_schema,
         read=entity_reader(request_schema),
         read_header=_read_header_v2 if request_schema.__flexible__ else _read_header_v1,
         write=entity_writer(response_schema),
@@ -111,9 +113,10 @@ class Dispatch:
         decode = api.code.decode
         if decode is not None:
             return decode(frame, body_start, version, self._settings)
-        check_shape(frame, body_start, api.key, version, self._settings.max_entries_per_request)
+        codec = _codec(api.key, version)
+        check_shape(frame, body_start, codec.schema, self._settings.max_entries_per_request)
         # Bytes after the payload are let pass, as by Kafka: librdkafka's Metadata v13 ends with three.
-        payload, _ = _codec(api.key, version).read(frame, body_start)
+        payload, _ = codec.read(frame, body_start)
         return payload
 
     async def answer(self, request: Request, context: RequestContext) -> list[Chunk] | None:

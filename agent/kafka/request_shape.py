@@ -14,8 +14,6 @@ from functools import lru_cache
 from types import NoneType
 from typing import Any, Final, TypeAlias, get_args, get_origin
 
-from kio.index import load_request_schema
-
 _FIXED_BYTES: Final[Mapping[str, int]] = {
     "bool": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "int64": 8, "float64": 8, "uuid": 16,
     "timedelta_i32": 4, "timedelta_i64": 8,
@@ -54,13 +52,10 @@ class _Step:
 _Shape: TypeAlias = tuple[_Step, ...]
 
 
-def check_shape(frame: bytes | memoryview, body_start: int, api_key: int, version: int, most_entries: int) -> None:
-    """Raises ImpossibleShape. `most_entries`: of all arrays of the request together."""
-    check_shape_as(frame, body_start, load_request_schema(api_key, version), most_entries)
-
-
-def check_shape_as(data: bytes | memoryview, start: int, schema: Any, most_entries: int | None = None) -> None:
-    """The same for any of kio's classes, such as those of bytes within a request. Raises ImpossibleShape."""
+def check_shape(data: bytes | memoryview, start: int, schema: Any, most_entries: int | None = None) -> None:
+    """`schema`: kio's class of a request, or of bytes within one; `most_entries`: of all its arrays together. Raises
+    ImpossibleShape.
+    """
     shape = _shape_of(schema)
     if shape:
         _Walk(memoryview(data), len(data) if most_entries is None else most_entries).along(start, shape)

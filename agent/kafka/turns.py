@@ -10,34 +10,39 @@ import asyncio
 class Turn:
     """One request's place. Created in request order."""
 
-    __slots__ = ("_earlier", "_taken")
+    __slots__ = ("_earlier", "_passed", "is_over")
 
-    def __init__(self, earlier: asyncio.Future[None] | None) -> None:
+    def __init__(self, earlier: "Turn | None") -> None:
         self._earlier = earlier
-        self._taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._passed: asyncio.Future[None] | None = None
+        """Made when somebody waits: most requests come alone."""
+        self.is_over = False
 
     async def my_turn(self) -> None:
         """Wait for all earlier requests. Nothing may be awaited between this and `done`."""
-        if self._earlier is not None:
-            await asyncio.shield(self._earlier)
+        if self._earlier is not None and not self._earlier.is_over:
+            await asyncio.shield(self._earlier.passed())
 
     def done(self) -> None:
         """Let the next one go as soon as all earlier ones went."""
-        if self._taken.done():
+        if self.is_over:
             return
-        if self._earlier is None or self._earlier.done():
-            self._taken.set_result(None)
-            self._earlier = None
+        if self._earlier is None or self._earlier.is_over:
+            self._pass_on()
         else:
-            self._earlier.add_done_callback(self._give_away)
+            self._earlier.passed().add_done_callback(self._pass_on)
 
-    def _give_away(self, _: asyncio.Future[None]) -> None:
-        if not self._taken.done():
-            self._taken.set_result(None)
+    def passed(self) -> asyncio.Future[None]:
+        """Done when this turn is over."""
+        if self._passed is None:
+            self._passed = asyncio.get_running_loop().create_future()
+        return self._passed
 
-    @property
-    def taken(self) -> asyncio.Future[None]:
-        return self._taken
+    def _pass_on(self, _: asyncio.Future[None] | None = None) -> None:
+        self.is_over = True
+        self._earlier = None
+        if self._passed is not None and not self._passed.done():
+            self._passed.set_result(None)
 
 
 class Turns:
@@ -46,10 +51,8 @@ class Turns:
     __slots__ = ("_last",)
 
     def __init__(self) -> None:
-        self._last: asyncio.Future[None] | None = None
+        self._last: Turn | None = None
 
     def next(self) -> Turn:
-        last = None if self._last is None or self._last.done() else self._last
-        turn = Turn(last)
-        self._last = turn.taken
-        return turn
+        self._last = Turn(None if self._last is None or self._last.is_over else self._last)
+        return self._last

@@ -56,7 +56,7 @@ def test_what_kio_writes_has_the_shape_it_is_to_have(entries: int) -> None:
     for api_key, version in EVERY_VERSION:
         frame, start = a_frame(api_key, version, entries), body_start(api_key, version)
 
-        check_shape(frame, start, api_key, version, MANY)
+        check_shape(frame, start, load_request_schema(api_key, version), MANY)
 
         shape = _shape_of_class(load_request_schema(api_key, version))
         assert _Walk(memoryview(frame), MANY).along(start, shape) == len(frame), (api_key, version)
@@ -82,7 +82,7 @@ def test_an_array_that_cannot_be_is_refused(length: bytes) -> None:
     describe_groups = b"\x00\x0f\x00\x00\x00\x00\x00\x07\xff\xff" + length + b"\x00\x01a"
 
     with pytest.raises(ImpossibleShape):
-        check_shape(describe_groups, 10, 15, 0, MANY)
+        check_shape(describe_groups, 10, load_request_schema(15, 0), MANY)
 
 
 @pytest.mark.parametrize(("entries", "most", "is_refused"), [(3, 12, False), (3, 11, True)])
@@ -91,4 +91,4 @@ def test_entries_are_counted_over_all_lists_of_a_request(entries: int, most: int
     frame, start = a_frame(2, 10, entries), body_start(2, 10)
 
     with pytest.raises(ImpossibleShape, match="TIDELOG_MAX_ENTRIES_PER_REQUEST") if is_refused else nullcontext():
-        check_shape(frame, start, 2, 10, most)
+        check_shape(frame, start, load_request_schema(2, 10), most)
