@@ -3,9 +3,7 @@
 The jars come once (53 MB). Log segments lie on the local disk; the broker flushes them as it does by default.
 """
 
-import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,14 +11,13 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.endpoints import free_port
+from benchmarks.child import child, free_port, wait_until_open
 from benchmarks.folder import FOLDER
 from benchmarks.maven import retrieve
 
 VERSION = "4.1.0"
 _MODULES = Path(__file__).with_name("apache_kafka.xml")
 _JVM = (
-    "-Xlog:gc:file=/tmp/gc.log",
     "-Xms1g",
     "-Xmx1g",
     "-XX:+UseG1GC",
@@ -29,12 +26,7 @@ _JVM = (
 )
 """As in Kafka's own start script."""
 _START_TIMEOUT_S = 90.0
-_STOP_TIMEOUT_S = 30.0
 _FORMAT_TIMEOUT_S = 60.0
-
-
-class KafkaDidNotStart(Exception):
-    """The message names the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,29 +69,10 @@ def apache_kafka(directory: Path, settings: Mapping[str, str]) -> Iterator[Broke
     file = directory / "server.properties"
     file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
     _run("-cp", classpath, "kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qk", "-c", str(file))
-    with (directory / "broker.log").open("wb") as log:
-        command = ["java", *_JVM, "-cp", classpath, "kafka.Kafka", str(file)]
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        _wait_until_open(port, process, directory / "broker.log")
+    log_file = directory / "broker.log"
+    with child(["java", *_JVM, "-cp", classpath, "kafka.Kafka", str(file)], log_file, {}) as process:
+        wait_until_open(process, port, _START_TIMEOUT_S, log_file)
         yield Broker(bootstrap=f"127.0.0.1:{port}", pid=process.pid)
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_until_open(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    until = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < until and process.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.2)
-    raise KafkaDidNotStart(f"Apache Kafka did not start: see {log}")
 
 
 def _run(*arguments: str) -> None:

@@ -193,10 +193,11 @@ FROM pg_stat_user_tables WHERE relname IN ('partitions', 'producer_state', 'runs
 
 async def _used(database: Database) -> tuple[float, int]:
     """CPU seconds of Postgres and bytes of WAL so far."""
+    cpu_s = await postgres_cpu_s(database.postmaster)  # first: a connection takes its time on a busy machine
     sequencer = await Sequencer.open(database.url)
     try:
         [row] = await sequencer.database.fetch("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint AS wal_bytes")
-        return await postgres_cpu_s(database.postmaster), row.wal_bytes
+        return cpu_s, row.wal_bytes
     finally:
         await sequencer.close()
 

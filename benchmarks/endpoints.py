@@ -1,26 +1,26 @@
 """The S3 endpoint that everything is measured on: a MinIO with one drive."""
 
 import asyncio
-import os
 import secrets
 import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 from pydantic import SecretStr
 
+from benchmarks.child import child, free_port, wait_until_open
 from benchmarks.folder import MINIO
-from storage.object_store import StoreSettings, StoreUnavailable, StoreUrl
+from storage.object_store import StoreSettings, StoreUrl
 from storage.s3_store import S3Store
 
 _USER = "tidelog"
 _BUCKET = "benchmarks"
 _START_TIMEOUT_S = 30.0
+_POLL_S = 0.05
 _ENVIRONMENT = {"MINIO_BROWSER": "off", "MINIO_PROMETHEUS_AUTH_TYPE": "public"}
 
 
@@ -76,39 +76,28 @@ def minio_binary() -> str:
 def minio(directory: Path) -> Iterator[Endpoint]:
     """A MinIO with one drive on a free loopback port, that ends with the context."""
     port, secret = free_port(), secrets.token_hex(16)
+    command = [minio_binary(), "server", "--quiet", "--address", f"127.0.0.1:{port}", str(directory / "drive")]
+    environment = {**_ENVIRONMENT, "MINIO_ROOT_USER": _USER, "MINIO_ROOT_PASSWORD": secret}
     log_file = directory / "minio.log"
-    directory.mkdir(parents=True, exist_ok=True)
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(
-            [minio_binary(), "server", "--quiet", "--address", f"127.0.0.1:{port}", str(directory / "drive")],
-            env={**os.environ, **_ENVIRONMENT, "MINIO_ROOT_USER": _USER, "MINIO_ROOT_PASSWORD": secret},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
     url = f"s3://{_BUCKET}/?endpoint=http://127.0.0.1:{port}"
-    endpoint = Endpoint(name="MinIO", store_url=url, access_key=_USER, secret_key=secret, pid=process.pid)
-    try:
-        _wait_for_bucket(endpoint, process, log_file)
+    with child(command, log_file, environment) as process:
+        wait_until_open(process, port, _START_TIMEOUT_S, log_file)
+        endpoint = Endpoint(name="MinIO", store_url=url, access_key=_USER, secret_key=secret, pid=process.pid)
+        _wait_until_ready(endpoint.url, log_file)
+        asyncio.run(_make_bucket(endpoint))
         yield endpoint
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
-def _wait_for_bucket(endpoint: Endpoint, process: subprocess.Popen[bytes], log_file: Path) -> None:
+def _wait_until_ready(url: str, log_file: Path) -> None:
+    """It listens before it serves; what is asked of it meanwhile is refused, and clients pause ever longer."""
     until = time.monotonic() + _START_TIMEOUT_S
-    while True:
-        try:
-            asyncio.run(_make_bucket(endpoint))
-            return
-        except StoreUnavailable as away:
-            if process.poll() is not None or time.monotonic() > until:
-                raise NoEndpoint(f"MinIO did not start: {log_file.read_text(errors='replace')[-2000:]}") from away
+    with httpx.Client(verify=False, timeout=2.0) as client:
+        while time.monotonic() < until:
+            with suppress(httpx.TransportError):
+                if client.get(f"{url}/minio/health/cluster").status_code == 200:
+                    return
+            time.sleep(_POLL_S)
+    raise NoEndpoint(f"MinIO did not start: {log_file.read_text(errors='replace')[-2000:]}")
 
 
 async def _make_bucket(endpoint: Endpoint) -> None:
@@ -117,10 +106,3 @@ async def _make_bucket(endpoint: Endpoint) -> None:
         await store.ensure_bucket()
     finally:
         await store.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

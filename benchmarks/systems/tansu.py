@@ -1,15 +1,12 @@
 """Tansu: one broker that keeps everything in the bucket, with its default settings."""
 
-import os
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.endpoints import Endpoint, free_port
+from benchmarks.child import DidNotStart, child, free_port, wait_until_open
+from benchmarks.endpoints import Endpoint
 from benchmarks.folder import TANSU
 from benchmarks.load.producers import Target
 from benchmarks.systems.meters import Meters
@@ -17,18 +14,13 @@ from benchmarks.systems.store_counters import store_counters
 from benchmarks.systems.system import System
 
 _START_TIMEOUT_S = 30.0
-_STOP_TIMEOUT_S = 10.0
-
-
-class TansuDidNotStart(Exception):
-    """The message holds what it said."""
 
 
 @contextmanager
 def tansu(directory: Path, endpoint: Endpoint, *, idempotent: bool) -> Iterator[System]:
     """In the endpoint's bucket; ends with the context."""
     if not TANSU.exists():
-        raise TansuDidNotStart("There is no Tansu: `make bench-setup` fetches it.")
+        raise DidNotStart("There is no Tansu: `make bench-setup` fetches it.")
     port = free_port()
     url = f"tcp://127.0.0.1:{port}"
     environment = {
@@ -40,18 +32,9 @@ def tansu(directory: Path, endpoint: Endpoint, *, idempotent: bool) -> Iterator[
         "RUST_LOG": "error",
     }
     options = ["--storage-engine", f"s3://{endpoint.bucket}/", "--listener-url", url, "--advertised-listener-url", url]
-    directory.mkdir(parents=True, exist_ok=True)
     log_file = directory / "tansu.log"
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(
-            [str(TANSU), "broker", *options],
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        _wait_until_open(port, process, log_file)
+    with child([str(TANSU), "broker", *options], log_file, environment) as process:
+        wait_until_open(process, port, _START_TIMEOUT_S, log_file)
         yield System(
             name="tansu" if idempotent else "tansu-plain",
             targets={"a": Target(host="127.0.0.1", port=port)},
@@ -59,20 +42,3 @@ def tansu(directory: Path, endpoint: Endpoint, *, idempotent: bool) -> Iterator[
             endpoint=endpoint,
             idempotent=idempotent,
         )
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_until_open(port: int, process: "subprocess.Popen[bytes]", log_file: Path) -> None:
-    until = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < until and process.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    raise TansuDidNotStart(f"Tansu did not start: {log_file.read_text(errors='replace')[-1000:]}")
