@@ -27,6 +27,8 @@ PRODUCE_KEY: Final = 0
 _FIXED_HEADER: Final = struct.Struct(">hhi")
 
 
+_MOST_HEADER_TAGS: Final = 32
+"""Less than what takes a second byte to count."""
 _read_header_v1: Final = entity_reader(HeaderV1)
 _read_header_v2: Final = entity_reader(HeaderV2)
 
@@ -69,6 +71,13 @@ def _codec(api_key: int, version: int) -> _Codec:
     )
 
 
+def _check_header(frame: bytes | memoryview, *, flexible: bool) -> None:
+    """Raises BadRequest for tagged fields in the header: Kafka defines none, and millions would keep the event loop."""
+    tags_at = _FIXED_HEADER.size + 2 + max(0, int.from_bytes(frame[8:10], "big", signed=True))
+    if flexible and tags_at < len(frame) and frame[tags_at] > _MOST_HEADER_TAGS:
+        raise BadRequest("its header has too many tagged fields")
+
+
 class Dispatch:
     """Knows the APIs served. Holds no state of any request."""
 
@@ -96,6 +105,7 @@ class Dispatch:
             raise BadRequest(f"{api.name} of {len(frame)} bytes exceeds max_control_request_bytes")
         codec = _codec(api_key, version)
         try:
+            _check_header(frame, flexible=codec.read_header is _read_header_v2)
             header, body_start = codec.read_header(frame, 0)
             payload = self._payload(api, version, frame, body_start)
         except Exception as error:  # whatever a reader finds wrong with bytes from outside, they are wrong

@@ -2,8 +2,8 @@
 general reader.
 
 Pure. Promises that records are left where they are in the frame; that no more is built than there are bytes for, and no
-more than `most_partitions` partitions (a topic without any counts as one): a frame of a hundred megabytes may name tens
-of millions; and that whatever is no Produce request is a ValueError.
+more than `most_partitions` partitions (a topic without any counts as one), nor more tagged fields looked at: a frame of
+a hundred megabytes may name tens of millions; and that whatever is no Produce request is a ValueError.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,8 @@ class ProduceRequest:
 
 def read_request(frame: bytes | memoryview, start: int, version: int, most_partitions: int) -> ProduceRequest:
     """The request whose body begins at `start`. Raises ValueError. Bytes after it are let pass, as by Kafka."""
-    cursor = _Flexible(frame, start) if version >= FIRST_FLEXIBLE_VERSION else _Classic(frame, start)
+    reader = _Flexible if version >= FIRST_FLEXIBLE_VERSION else _Classic
+    cursor = reader(frame, start, most_partitions)
     transactional_id = cursor.nullable_string()
     acks, timeout_ms = cursor.unpack(_ACKS_AND_TIMEOUT)
     topics: list[ProducedTopic] = []
@@ -82,11 +83,12 @@ def read_request(frame: bytes | memoryview, start: int, version: int, most_parti
 class _Classic:
     """Reads a body of v3 to v8 from a position on: lengths of fixed size, no tagged fields."""
 
-    __slots__ = ("_data", "_end", "at")
+    __slots__ = ("_data", "_end", "_tags_left", "at")
 
-    def __init__(self, frame: bytes | memoryview, start: int) -> None:
+    def __init__(self, frame: bytes | memoryview, start: int, most_tags: int) -> None:
         self._data = memoryview(frame)
         self._end = len(self._data)
+        self._tags_left = most_tags
         self.at = start
 
     def unpack(self, layout: Struct) -> tuple[int, ...]:
@@ -150,7 +152,13 @@ class _Flexible(_Classic):
         return index
 
     def tags(self) -> None:
-        for _ in range(self._varint()):
+        count = self._varint()
+        if not count:
+            return
+        self._tags_left -= count  # Kafka defines none: each would cost time on the event loop for nothing
+        if self._tags_left < 0:
+            raise ValueError("it has too many tagged fields")
+        for _ in range(count):
             self._varint()
             self.place(self._varint())
 

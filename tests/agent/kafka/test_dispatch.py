@@ -161,6 +161,14 @@ def test_a_request_for_an_unknown_api_is_a_bad_request() -> None:
         DISPATCH.decode(a_frame(9999, 0))
 
 
+@pytest.mark.parametrize("count", [b"\x21", b"\xff\xff\x7f"])
+def test_a_header_full_of_tagged_fields_is_a_bad_request(count: bytes) -> None:
+    header = struct.pack(">hhih", 0, 9, 7, 2) + b"me" + count
+
+    with pytest.raises(BadRequest, match="too many tagged fields"):
+        DISPATCH.decode(header + b"\x01\x00" * 2_097_151)
+
+
 def test_a_client_id_that_is_not_utf8_is_a_bad_request() -> None:
     with pytest.raises(BadRequest, match="ApiVersions"):
         DISPATCH.decode(a_frame(18, 0, flexible=False, client_id=b"\xff\xfe"))

@@ -102,6 +102,28 @@ def test_a_request_cut_short_is_an_error(version: int, data: st.DataObject) -> N
         read_request(written[: data.draw(st.integers(0, len(written) - 1))], 0, version, 10)
 
 
+@pytest.mark.parametrize("version", [9, 13])
+@pytest.mark.parametrize("at", ["partition", "topic", "request"])
+def test_tagged_fields_are_passed_over_and_bounded(version: int, at: str) -> None:
+    """Each costs time on the event loop, whatever it is."""
+
+    def written(count: int) -> bytes:
+        tags = varint(count) + b"\x07\x01x" * count
+        none = b"\x00"
+        named = bytes(15) + b"\x07" if version >= 13 else b"\x02t"
+        partition = bytes(4) + b"\x02r" + (tags if at == "partition" else none)
+        topic = named + b"\x02" + partition + (tags if at == "topic" else none)
+        return b"\x00" + bytes(6) + b"\x02" + topic + (tags if at == "request" else none)
+
+    assert read_request(written(20), 0, version, 20).topics[0].partitions == (0,)
+    with pytest.raises(ValueError, match="too many tagged fields"):
+        read_request(written(21), 0, version, 20)
+
+
+def varint(value: int) -> bytes:
+    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + varint(value >> 7)
+
+
 TIMES = st.none() | st.integers(0, 4_000_000_000_000)
 results = st.builds(
     ProduceResult,
