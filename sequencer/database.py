@@ -7,12 +7,14 @@ Anything else psycopg raises is an error of this program.
 """
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, LiteralString, Self, TypeAlias
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, errors, pq
@@ -21,9 +23,6 @@ from psycopg.rows import namedtuple_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from sequencer.settings import SequencerSettings
-
-RENEWAL_INTERVAL_S = 1.0
-"""One restart of Postgres fails many calls; the pool is renewed once."""
 
 Row = Any
 """A named tuple of a statement's columns."""
@@ -90,7 +89,8 @@ class Database:
         self.identity_changes = 0
         """How often a new connection found another Postgres than the one before (see `DatabaseIdentity`)."""
         self._last_failure: BaseException | None = None
-        self._renewed_at_s = -RENEWAL_INTERVAL_S
+        self._renewed_at_s = -math.inf
+        self._made_at_s: WeakKeyDictionary[AsyncConnection[Row], float] = WeakKeyDictionary()
         self._pool = self._new_pool("tidelog", 1, self._settings.database_pool_size)
         self._kept_pool = self._new_pool("tidelog-commits", 0, 1)
         self._kept_in_use = False
@@ -202,7 +202,7 @@ class Database:
         except (psycopg.OperationalError, errors.IdleInTransactionSessionTimeout) as error:
             lost = connection.closed
             if lost:
-                await self._renew_pool()
+                await self._renew_pools(connection)
             raise self._translated(error, lost=lost) from error
         finally:
             await pool.putconn(connection)
@@ -221,11 +221,12 @@ class Database:
             raise asyncio.CancelledError
         return connection
 
-    async def _renew_pool(self) -> None:
-        """Where one connection was lost, those idle in the pool probably are: whoever comes next gets new ones."""
-        now_s = time.monotonic()
-        if now_s - self._renewed_at_s >= RENEWAL_INTERVAL_S:
-            self._renewed_at_s = now_s
+    async def _renew_pools(self, lost: AsyncConnection[Row]) -> None:
+        """Where one connection was lost, those idle in the pools probably are: whoever comes next gets new ones. One
+        restart of Postgres fails many calls, and the pools are renewed once, unless what was lost is newer than that.
+        """
+        if self._made_at_s.get(lost, -math.inf) >= self._renewed_at_s:
+            self._renewed_at_s = time.monotonic()
             await self._pool.drain()
             await self._kept_pool.drain()
 
@@ -276,6 +277,7 @@ class Database:
             self._last_failure = error
             raise
         self._last_failure = None
+        self._made_at_s[connection] = time.monotonic()
 
     def _note_identity(self, identity: DatabaseIdentity) -> DatabaseIdentity:
         if self.identity is not None and identity != self.identity:
