@@ -242,7 +242,8 @@ def _merge_tier(units: Sequence[_Unit], policy: MergePolicy, partitions: int) ->
     merged, at = [], 0
     epoch = datetime(2026, 1, 1, tzinfo=UTC)
     while True:
-        some = units[at : at + policy.most_units]
+        are_large = at < len(units) and units[at].size_bytes * policy.fan_in >= policy.full_bytes
+        some = units[at : at + (policy.fan_in if are_large else policy.most_units)]
         chosen = len(choose_inputs([_candidate(unit, epoch) for unit in some], policy, cap=1_000_000))
         if not chosen:
             return merged, units[at:]
