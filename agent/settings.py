@@ -87,8 +87,9 @@ class AgentSettings(BaseSettings):
     """Requests started and not yet answered, per connection."""
     max_connections: int = Field(default=4096, ge=1)
     """Connections per agent; one more is closed at once."""
-    write_buffer_bytes: int = Field(default=1_048_576, ge=0)
-    """Answer bytes a connection may hold in user space before the next answer waits for its client to read."""
+    write_buffer_bytes: int = Field(default=2_048, ge=0)
+    """Answer bytes a connection may hold in user space when the next answer follows. What a client does not take beyond
+    it counts as an answer in memory, and its client as slow."""
     idle_timeout_s: float = Field(default=600.0, gt=0)
     """A connection without a request for this long is closed (Kafka's connections.max.idle.ms)."""
     receive_timeout_s: float = Field(default=30.0, gt=0)

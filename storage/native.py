@@ -156,14 +156,17 @@ def _native_code(name: str, function: Callable[..., Any], kinds: tuple[Kind, ...
 
 @lru_cache
 def _origin(source: Path) -> bytes:
-    """A digest of all that the machine code depends on."""
-    build = Path(__file__).with_name("native_build.py")
-    return hashlib.sha256(b"\0".join((llvmlite.__version__.encode(), build.read_bytes(), source.read_bytes()))).digest()
+    """A digest of all that the machine code depends on: constants of other kernels' modules are part of it."""
+    here = Path(__file__).parent
+    parts = {source, here / "native.py", here / "native_build.py", *source.parent.glob("*kernels.py")}
+    content = b"\0".join(part.read_bytes() for part in sorted(parts))
+    return hashlib.sha256(llvmlite.__version__.encode() + b"\0" + content).digest()
 
 
 def _directories(source: Path) -> Iterator[Path]:
     yield source.parent / "__pycache__"
-    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidelog"
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidelog"
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -22,6 +22,7 @@ def byte_settings(settings: AllSettings, roles: frozenset[str]) -> Mapping[str, 
     return {
         "request_memory_bytes": agent.request_memory_bytes,
         "unreserved_frame_bytes of max_connections": agent.unreserved_frame_bytes * agent.max_connections,
+        "write_buffer_bytes of max_connections": agent.write_buffer_bytes * agent.max_connections,
         "max_decompressed_bytes of validation_threads": agent.max_decompressed_bytes * agent.validation_threads,
         "fetch_answer_bytes": read_path.fetch_answer_bytes,
         "page_cache_bytes": ring.page_cache_bytes,

@@ -151,6 +151,8 @@ def test_a_kernel_is_compiled_once_for_each_source(tmp_path: Path) -> None:
     assert _total(tmp_path) == (23, False)
     source.write_text(_SOURCE.format(factor=3))
     assert _total(tmp_path) == (33, True)
+    (tmp_path / "other_kernels.py").write_text("CONSTANT = 1")  # its constants would be in the machine code
+    assert _total(tmp_path) == (33, True)
 
 
 def test_a_kernel_that_allocates_is_refused() -> None:
