@@ -3,7 +3,7 @@
 Retries are our own, so that one bound holds for a whole call: attempts with full jitter, each bounded, all of them
 within `s3_call_timeout_s`. SlowDown is `StoreBusy`, which callers take as backpressure. Payloads are not hashed for
 the signature: integrity comes from the CRC32C of segments and batches. What is uploaded is read where it lies and must
-not change until `put` returns; a cancelled call ends its request.
+never change once it was given to `put`: a cancelled call ends its request, which may go on for a moment.
 """
 
 import asyncio
@@ -37,6 +37,7 @@ from storage.s3_errors import REQUEST_ERRORS, S3Failure, read_failure, refusal
 from storage.signed_ranges import SignedRanges
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import S3Credential
 
 Result = TypeVar("Result")
@@ -121,13 +122,14 @@ class S3Store(ObjectStore):
         folder = prefix.rpartition("/")[0] or None
         after = None
         while True:
-            pages = obstore.list(self._client, folder, offset=after, chunk_size=_KEYS_PER_PAGE)
-            page = await self._attempts(partial(anext, pages, []))
+            page = await self._attempts(partial(self._page, folder, after))
             for found in page:
                 if found["path"].startswith(prefix) and (after is None or found["path"] > after):
                     yield _info(found)
             if len(page) < _KEYS_PER_PAGE:
                 return
+            if after is not None and page[-1]["path"] <= after:
+                raise StoreUnavailable(f"the object store {self._url} lists the same page for ever (start-after)")
             after = page[-1]["path"]
 
     async def probe(self) -> None:
@@ -146,6 +148,11 @@ class S3Store(ObjectStore):
     async def close(self) -> None:
         if self._signed_ranges is not None:
             await self._signed_ranges.close()
+
+    async def _page(self, folder: str | None, after: str | None) -> "Sequence[ObjectMeta]":
+        # A stream of its own for each attempt: one that failed is over, which looks like the end of the listing.
+        pages = obstore.list(self._client, folder, offset=after, chunk_size=_KEYS_PER_PAGE)
+        return await anext(pages, [])
 
     async def _get(self, path: str, start: int, end: int | None) -> bytes | memoryview:
         if not start and end is None:

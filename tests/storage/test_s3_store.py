@@ -47,6 +47,30 @@ async def test_a_fault_is_retried(linked_store: S3Store, link: UnreliableLink, f
     assert await linked_store.get(KEY) == b"data"
 
 
+@pytest.mark.parametrize("fault", [SLOW_DOWN, INTERNAL_ERROR, BREAK])
+@pytest.mark.parametrize("listed_before", [0, 2, 4])
+async def test_a_listing_goes_on_behind_a_page_that_failed(
+    linked_store: S3Store, link: UnreliableLink, fault: bytes, listed_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.s3_store._KEYS_PER_PAGE", 2)
+    keys = [checked_key(f"listed/{number}") for number in range(5)]
+    for key in keys:
+        await linked_store.put(key, [b"x"])
+
+    found = []
+    if not listed_before:
+        link.faults = [fault]
+        link.break_all()
+    async for info in linked_store.list("listed/"):
+        found.append(info.key)
+        if len(found) == listed_before:
+            link.faults = [fault]
+            link.break_all()
+
+    assert found == keys
+    assert link.faults == []
+
+
 async def test_slow_down_to_the_end_is_busy_not_broken(linked_store: S3Store, link: UnreliableLink) -> None:
     link.faults = [SLOW_DOWN] * 10
 
