@@ -243,6 +243,30 @@ async def _kill(merging: asyncio.Task[bool], its_database: Sequencer) -> None:
     assert merging.done()
 
 
+async def test_a_publish_whose_connection_is_lost_is_repeated_until_its_outcome_is_known(
+    sequencer: Sequencer, other: Sequencer, local_store: ObjectStore, topic: Topic
+) -> None:
+    await a_log(sequencer, local_store, topic, segments=8)
+    await discover(sequencer)
+    before = await read_all(sequencer, local_store, topic)
+    merger = a_merger(other, local_store)
+
+    async with sequencer.database.transaction() as held:
+        await held.execute("SELECT 1 FROM partitions WHERE partition = 1 FOR UPDATE")
+        merging = await waits_for_a_lock(sequencer, merger.merge_once)
+        await sequencer.database.fetch(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+    assert await asyncio.wait_for(merging, 20)
+
+    after = await read_all(sequencer, local_store, topic)
+    assert [each.batches for each in after] == [each.batches for each in before]
+    assert [each.runs for each in after] == [1] * 3
+    assert (await totals(sequencer, 1)).done.swaps_refused == 0
+    assert other.database.counters.lost_connections > 0
+
+
 async def test_a_worker_that_paused_past_its_lease_publishes_nothing(
     sequencer: Sequencer, other: Sequencer, local_store: ObjectStore, topic: Topic
 ) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from sequencer.client import Sequencer
 from sequencer.garbage import Doomed
+from sequencer.history_values import Advance, Begun, NothingToDo, Publication, Published
 from sequencer.merge_values import Candidate, MergeClaim, MergeDone, MergeOutput, PlacedSwap, PublishRefused, SwapsDone
 from sequencer.merges import BEFORE_ALL, BEGINNING, SQL, publish_parameters
 from sequencer.retention import TO_HIGH_WATERMARK
 from sequencer.topics import Topic
-from storage.identifiers import Offset, Partition, SegmentId
+from storage.identifiers import ObjectKey, Offset, Partition, SegmentId
 from tests.sequencer.builders import reserved
 from tests.sequencer.housekeeping import (
     GRACE_S,
@@ -265,6 +266,35 @@ async def test_inputs_and_output_are_held_and_inputs_become_garbage_after_the_en
 
     assert (held.marked, free.marked) == (0, len(claim.inputs))
     assert await count(sequencer, "holds") == 0
+
+
+async def test_history_of_runs_that_were_merged_meanwhile_is_published_and_its_inputs_are_held(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    await a_log(sequencer, topic, 4)
+    begun = await sequencer.history.begin_compaction(
+        topic.topic_id, cluster="c", lease_s=LEASE_S, runs_per_partition=100
+    )
+    assert isinstance(begun, Begun)
+    claim, output, merged = await merge_all(sequencer)
+    await sequencer.merges.end(claim, [output.segment_id], MergeDone(), is_complete=True)
+
+    held = await sequencer.garbage.mark_unreferenced(SegmentId(BEFORE_ALL[0]), 100)
+    advances = tuple(
+        Advance(partition=Partition(partition), from_offset=Offset(0), to_offset=Offset(8)) for partition in range(3)
+    )
+    published = await sequencer.history.publish(
+        begun.job, Publication(metadata_key=ObjectKey("m"), added={ObjectKey("m"): None}, advances=advances)
+    )
+    free = await sequencer.garbage.mark_unreferenced(SegmentId(BEFORE_ALL[0]), 100)
+
+    assert merged == ALL
+    assert published == Published()
+    assert (held.marked, free.marked) == (0, 4)
+    again = await sequencer.history.begin_compaction(
+        topic.topic_id, cluster="c", lease_s=LEASE_S, runs_per_partition=100
+    )
+    assert again == NothingToDo()
 
 
 @pytest.fixture
