@@ -11,7 +11,7 @@ from benchmarks.simulation.scenario import MIB, ZONES, Group, Scenario
 POSTGRES_CORES = 32
 _GB = 1e9
 _KIB = 1 << 10
-_SIZES = ((10, 0.1), (30, 0.1), (30, 1.0), (100, 1.0), (300, 1.0), (300, 10.0), (1_000, 10.0))
+_SIZES = ((10, 0.1), (30, 1.0), (100, 1.0), (300, 10.0), (1_000, 10.0))
 _PARTITIONS = (1_000, 10_000, 100_000, 1_000_000)
 _GROUPS = (Group(), Group())
 """Two groups read everything, each partition in one zone each."""
@@ -30,8 +30,8 @@ def _scenario(agents: int, bytes_per_s: float, partitions: int) -> Scenario:
         bytes_per_s=bytes_per_s,
         groups=_GROUPS,
         postgres_cores=POSTGRES_CORES,
-        warm_up_s=4.0,
-        seconds=6.0 if large else 10.0,
+        warm_up_s=3.0,
+        seconds=4.0 if large else 8.0,
     )
 
 
@@ -49,7 +49,7 @@ def ways_past() -> list[tuple[str, Scenario]]:
 
 def _changes(base: Scenario) -> list[tuple[str, Scenario]]:
     large = base.agents >= 1_000
-    few, many = (16, 64) if large else (4, 16)
+    few, many = (8, 16) if large else (4, 16)
     slow = replace(base, linger_s=1.0, put_budget_per_s=1.0)
     return [
         ("as it is", base),
@@ -74,7 +74,7 @@ def _everywhere(lag_s: float) -> Group:
 def cache_sweep() -> list[tuple[float, int, Scenario]]:
     """How far behind a second reader is, the page cache per agent, and the scenario: in each zone 10 agents, through
     which 300 MB/s are read."""
-    base = replace(_scenario(30, 0.3 * _GB, 3_000), warm_up_s=45.0, seconds=10.0, chunk_s=0.1)
+    base = replace(_scenario(30, 0.3 * _GB, 3_000), warm_up_s=45.0, seconds=8.0, chunk_s=0.1)
     return [
         (
             lag_s,
@@ -82,7 +82,7 @@ def cache_sweep() -> list[tuple[float, int, Scenario]]:
             replace(base, groups=(_everywhere(0.0), _everywhere(lag_s)), page_cache_bytes=cache),
         )
         for lag_s in (1.0, 5.0, 20.0)
-        for cache in (32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB, 1024 * MIB)
+        for cache in (64 * MIB, 160 * MIB, 384 * MIB, 1024 * MIB)
     ]
 
 

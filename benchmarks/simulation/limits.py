@@ -71,13 +71,6 @@ def limits(scenario: Scenario, calibration: Calibration) -> list[Limit]:
             way_past="change the ring instead of making it anew; fewer points per agent",
         ),
         Limit(
-            name="objects whose id no draw made the writer's own",
-            unit="share",
-            demand=(1 - 1 / per_zone) ** scenario.most_draws,
-            limit=0.05,
-            way_past="draw in proportion to the agents of the zone",
-        ),
-        Limit(
             name="connections accepted from peers, per agent",
             unit="",
             demand=writers_heard + (per_zone - 1) * ring.peer_connections,

@@ -98,7 +98,7 @@ def _cache(points: Sequence[tuple[float, int, Result]]) -> Figure:
         ylabel="share of the second reader's reads from memory",
         ylim=(0, 1),
     )
-    axes.set_xticks([32, 64, 128, 256, 512, 1024], ["32", "64", "128", "256", "512", "1024"])
+    axes.set_xticks([64, 160, 384, 1024], ["64", "160", "384", "1024"])
     axes.minorticks_off()
     axes.legend()
     return figure

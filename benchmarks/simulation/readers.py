@@ -87,7 +87,8 @@ class Readers:
         self._loading: dict[tuple[int, int], list[Callable[[], None]]] = {}
         per_zone = {zone: placement.zone_of.count(zone) for zone in scenario.zones}
         self._own_id = {
-            zone: 1.0 - (1.0 - 1.0 / count) ** scenario.most_draws if count else 0.0 for zone, count in per_zone.items()
+            zone: 1.0 - (1.0 - 1.0 / count) ** (scenario.draws_per_agent * count) if count else 0.0
+            for zone, count in per_zone.items()
         }
         self._objects = 0
         self.counts = ReadCounts()

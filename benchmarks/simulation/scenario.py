@@ -74,8 +74,8 @@ class Scenario:
     seconds: float = 15.0
     chunk_s: float = 0.05
     """Requests that come to an agent within this time are one event, where there are many."""
-    most_draws: int = 256
-    """Ids drawn in search of one that its writer owns (`agent/write_path/segment_ids.py`)."""
+    draws_per_agent: int = 8
+    """Ids drawn for each agent of a zone in search of one that its writer owns (`agent/write_path/segment_ids.py`)."""
     seed: int = 1
 
     @property
