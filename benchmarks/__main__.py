@@ -5,6 +5,8 @@ named, for a profiler.
 """
 
 import argparse
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -26,6 +28,7 @@ _QUICK_S, _FULL_S = 4.0, 5.0
 
 def main() -> None:
     arguments = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything that runs is ended in order
     console = Console()
     setups = catalogue.chosen(_of(arguments.system, SYSTEMS), _of(arguments.only, WORKLOADS))
     seconds = arguments.seconds or (_QUICK_S if arguments.quick else _FULL_S)

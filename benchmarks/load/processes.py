@@ -1,6 +1,7 @@
 """Load in processes of its own, forked so that prepared frames cost nothing, and the window that all measure in."""
 
 import multiprocessing
+import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -85,6 +86,7 @@ class Load(Generic[Result]):
 
 
 def _run(sender: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's way to end is not this process's
     try:
         sender.send((True, work(*arguments)))
     except Exception as error:  # noqa: BLE001 - it is raised again in the process that waits
