@@ -170,3 +170,4 @@ async def _each(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        del tasks, task  # an exception of theirs has this frame in its traceback: each would keep the other, and pages

@@ -246,6 +246,7 @@ class Merger:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            del tasks, task  # their exception has this frame in its traceback: each would keep the other, and `read`
         return read
 
     async def _publish(self, merge: _Merge, output: MergeOutput, swaps: Sequence[PlacedSwap]) -> None:

@@ -195,9 +195,11 @@ class S3Store(ObjectStore):
                     except REQUEST_ERRORS as error:
                         failure, cause = read_failure(error), error
                         self._raise_if_final(failure, error, key)
+            raise self._given_up(failure) from cause
         except TimeoutError as error:  # the call's own bound; an attempt's is an OSError and was caught above
-            failure, cause = failure or read_failure(error), cause or error
-        raise self._given_up(failure) from cause
+            raise self._given_up(failure or read_failure(error)) from cause or error
+        finally:
+            cause = None  # it has this frame in its traceback: each would keep the other, and what was to be put
 
     def _raise_if_final(self, failure: S3Failure, error: Exception, key: ObjectKey | None) -> None:
         """Raise what no further attempt can change."""

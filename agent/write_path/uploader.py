@@ -76,6 +76,7 @@ class Uploader:
             for attempt in attempts:
                 attempt.cancel()
             await asyncio.gather(*attempts, return_exceptions=True)
+            del attempts, attempt  # their exception has this frame in its traceback: each would keep the other
 
     async def _put(self, key: ObjectKey, data: bytes, kind: str) -> None:
         self._on_put()

@@ -1,7 +1,9 @@
 """S3 when it is slow, busy, away or misconfigured, and uploads that break off: a real endpoint, an unreliable link."""
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -69,6 +71,23 @@ async def test_a_listing_goes_on_behind_a_page_that_failed(
 
     assert found == keys
     assert link.faults == []
+
+
+async def test_what_a_retried_put_gave_the_store_is_let_go_at_once(linked_store: S3Store, link: UnreliableLink) -> None:
+    class Chunks(list[bytes]):
+        """Lists themselves take no weak references."""
+
+    link.faults = [SLOW_DOWN]
+    link.break_all()
+    chunks = Chunks([b"data"])
+    alive = weakref.ref(chunks)
+    gc.disable()
+    try:
+        await linked_store.put(KEY, chunks)
+        del chunks
+        assert alive() is None, "only a search for cycles would free it, and nothing says when that comes"
+    finally:
+        gc.enable()
 
 
 async def test_slow_down_to_the_end_is_busy_not_broken(linked_store: S3Store, link: UnreliableLink) -> None:

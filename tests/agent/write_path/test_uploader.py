@@ -1,6 +1,8 @@
 """Uploads to a store that stalls and fails as told: retries, the hedged second attempt, timeouts, their tokens."""
 
 import asyncio
+import gc
+import sys
 import time
 from collections.abc import Sequence
 from itertools import count
@@ -16,6 +18,14 @@ from storage.object_store import StoreUnavailable
 
 KEY = ObjectKey("a/segment")
 FOREVER_S = 60.0
+
+
+class StoreAway(MemoryStore):
+    """Keeps no hold of what it was given, nor of its errors."""
+
+    async def put(self, key: ObjectKey, chunks: Sequence[bytes | memoryview]) -> None:
+        del key, chunks
+        raise StoreUnavailable("away")
 
 
 class TroubledStore(MemoryStore):
@@ -35,7 +45,7 @@ class TroubledStore(MemoryStore):
         await super().put(key, chunks)
 
 
-def an_uploader(store: TroubledStore, **settings: float) -> tuple[Uploader, Metrics, list[int]]:
+def an_uploader(store: MemoryStore, **settings: float) -> tuple[Uploader, Metrics, list[int]]:
     metrics = Metrics()
     tokens = count(1)
     spent: list[int] = []
@@ -68,6 +78,20 @@ async def test_an_upload_that_fails_for_good_says_why() -> None:
         await uploader.upload(KEY, b"bytes")
 
     assert len(spent) == 3
+
+
+async def test_what_failed_to_be_uploaded_is_let_go_at_once() -> None:
+    uploader, _, _ = an_uploader(StoreAway())
+    data = bytes(1000)
+    held = sys.getrefcount(data)
+    gc.disable()
+    try:
+        with pytest.raises(UploadFailed):
+            await uploader.upload(KEY, data)
+        await asyncio.sleep(0)  # the event loop's last callback has the error, too
+        assert sys.getrefcount(data) == held, "only a search for cycles would free it, and nothing says when that comes"
+    finally:
+        gc.enable()
 
 
 async def test_an_upload_that_stalls_is_joined_by_a_second_one_and_the_first_success_counts() -> None:
