@@ -58,6 +58,8 @@ class Segment:
     """Per shard."""
     stage: Stage = Stage.UPLOADING
     shards_left: int = 0
+    number: int = 0
+    """Given by its first readers."""
 
 
 @dataclass(slots=True)

@@ -30,8 +30,8 @@ def _scenario(agents: int, bytes_per_s: float, partitions: int) -> Scenario:
         bytes_per_s=bytes_per_s,
         groups=_GROUPS,
         postgres_cores=POSTGRES_CORES,
-        warm_up_s=3.0,
-        seconds=4.0 if large else 8.0,
+        warm_up_s=2.0 if large else 3.0,
+        seconds=3.0 if large else 8.0,
     )
 
 

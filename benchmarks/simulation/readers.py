@@ -94,26 +94,37 @@ class Readers:
         self.counts = ReadCounts()
 
     def committed(self, agent: Agent, segment: Segment, shard: int) -> None:
-        """A segment's runs of one shard have their offsets; whoever waits for them is told."""
-        self._objects += 1
-        number, written_s = self._objects, self._loop.now_s
+        """A segment's runs of one shard have their offsets; whoever waits for them is told. The object is asked for
+        when the first of its shards is committed."""
+        is_first, is_last = not segment.number, not segment.shards_left
+        if is_first:
+            self._objects += 1
+            segment.number = self._objects
+            self.counts.objects += 1
+        number, written_s = segment.number, self._loop.now_s
         writer_zone = self._placement.zone_of[agent.number]
         page = _page(segment.size_bytes)
-        self._tail[agent.number].put(number, page)
-        self.counts.objects += 1
+        if is_first:
+            self._tail[agent.number].put(number, page)
         foreign: set[str] = set()
+        all_runs = sum(rows.size for rows in segment.rows)
         for place, group in enumerate(self._scenario.groups):
             for zone, runs in self._readers_of(group, segment, shard):
-                owner = self._owner(agent, writer_zone, zone, number)
-                if zone != writer_zone:
-                    foreign.add(zone)
-                lag_s = self._random.exponential(group.lag_s) if group.lag_s else 0.0
-                self._loop.after(_PUSH_S + lag_s, self._read, place, number, page, owner, zone, writer_zone, written_s)
-                share = runs / max(1, segment.rows[shard].size)
+                share = runs / all_runs
                 self.counts.runs += runs
                 self.counts.bytes += int(share * segment.size_bytes)
                 self._on_read(zone, runs, int(share * segment.size_bytes))
-                if not group.lag_s:
+                if not is_first and not is_last:
+                    continue
+                owner = self._owner(agent, writer_zone, zone, number)
+                if zone != writer_zone and is_first:
+                    foreign.add(zone)
+                if is_first:
+                    lag_s = self._random.exponential(group.lag_s) if group.lag_s else 0.0
+                    self._loop.after(
+                        _PUSH_S + lag_s, self._read, place, number, page, owner, zone, writer_zone, written_s
+                    )
+                if is_last and not group.lag_s:
                     self._note_end_to_end(number, owner, segment)
         self.counts.zones_read += len(foreign)
 
