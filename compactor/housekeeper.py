@@ -36,7 +36,7 @@ _RELEASE_TIMEOUT_S = 2.0
 
 
 class Housekeeper:
-    """`registry`: where its metrics go; `load`: how full the budgets of the agent beside are, from 0 to 1."""
+    """`registry`: where its metrics go; `load`: how busy the agent beside is, from 0 to 1."""
 
     def __init__(
         self,

@@ -23,8 +23,8 @@ class EffortLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """`backlog_bytes` wait, the oldest for `oldest_s`; `mergers` may work on it, this one included; `load` is how full
-    this agent's own budgets are, from 0 to 1.
+    """`backlog_bytes` wait, the oldest for `oldest_s`; `mergers` may work on it, this one included; `load` is how busy
+    this agent is, from 0 to 1: how full its budgets are, or its core, whichever is more.
     """
 
     backlog_bytes: int

@@ -71,7 +71,7 @@ class _Merge:
 
 
 class Merger:
-    """`load` tells how full the budgets are of the agent that runs beside, from 0 to 1."""
+    """`load` tells how busy the agent is that runs beside, from 0 to 1."""
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ import logging
 import os
 import resource
 import signal
+import time
 
 import uvloop
 from prometheus_client import Gauge
@@ -24,6 +25,7 @@ from sequencer.client import Sequencer
 from sequencer.database import SequencerUnavailable
 from storage.object_store import StoreUnavailable
 from storage.open_store import open_store
+from tidelog.cpu_share import CpuShare
 from tidelog.errors import UserError
 from tidelog.memory_bound import memory_bound_bytes
 from tidelog.ports import is_free
@@ -147,6 +149,7 @@ async def _run_jobs(every: AllSettings, process: ProcessSettings, app: App) -> N
     from compactor.housekeeper import Housekeeper  # what clients need comes first (see agent/later.py)
 
     settings = every.agent
+    busy = CpuShare(time.process_time, time.monotonic)
     pause_s = settings.connect_backoff_s
     while True:
         try:
@@ -161,7 +164,7 @@ async def _run_jobs(every: AllSettings, process: ProcessSettings, app: App) -> N
                     every.housekeeper,
                     app.metrics.registry,
                     cluster=settings.cluster,
-                    load=app.load,
+                    load=lambda: max(app.load(), busy.share()),
                 )
                 await housekeeper.run()
         except (SequencerUnavailable, StoreUnavailable) as away:
