@@ -112,4 +112,6 @@ def _judged(records: memoryview, limits: BatchLimits) -> ValidBatch | InvalidBat
     try:
         return validate_produced(records, limits)
     except InvalidBatch as invalid:
-        return invalid
+        # As a value it keeps no frames: they hold what was decompressed, and by their callers the value itself.
+        invalid.__cause__ = invalid.__context__ = None
+        return invalid.with_traceback(None)

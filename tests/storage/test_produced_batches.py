@@ -91,3 +91,14 @@ def test_sound_batches_are_accepted_where_they_lie(compression: Compression) -> 
 
     assert [isinstance(batch, ValidBatch) and bytes(batch.data) for batch in found] == batches
     assert all(isinstance(batch, ValidBatch) and batch.data.obj is frame.obj for batch in found)
+
+
+def test_a_refusal_keeps_nothing_of_what_was_looked_at() -> None:
+    """Frames of a kept exception hold what was decompressed, and lead back to the exception by their callers."""
+    damaged = bytearray(compressed(PLAIN[0], Compression.GZIP))
+    damaged[-1] ^= 1
+    for batch in (bytes(damaged), PLAIN[0][:-1]):
+        (refused,) = validate_all(memoryview(batch), [(0, len(batch))], [BatchLimits(max_decompressed_bytes=8)])
+
+        assert isinstance(refused, InvalidBatch)
+        assert (refused.__traceback__, refused.__context__, refused.__cause__) == (None, None, None)
