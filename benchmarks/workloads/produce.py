@@ -15,7 +15,7 @@ from benchmarks.systems.system import System
 
 IN_FLIGHT = 5
 """Requests per connection, as clients do by default."""
-CONNECTIONS = 4
+CONNECTIONS = 16
 WARM_UP_S = 2.0
 _JVM_WARM_UP_S = 3.0
 _GB, _GIB = 1e9, 1 << 30
