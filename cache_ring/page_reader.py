@@ -5,7 +5,6 @@ From a peer only the run's own range is asked and kept, since the rest of the pa
 read. Promises: bytes that do not tile into the batches and offsets the coordinate names are never returned; a peer
 that is slow, gone or wrong costs a wait of about one GET of the store and then a GET, never an error."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from cache_ring.store_pages import DamagedPage, StorePages
 from sequencer.agents import LiveAgent
 from sequencer.coordinates import RunCoordinate
 from storage.identifiers import ObjectKey
+from storage.side_by_side import side_by_side
 
 _log = logging.getLogger(__name__)
 
@@ -160,14 +160,7 @@ def _range_key(wanted: PageRange) -> _RangeKey:
 async def _each(
     read: Callable[[PageRange], Coroutine[Any, Any, memoryview]], ranges: Sequence[PageRange]
 ) -> list[memoryview]:
-    """All of them side by side; if one fails the others end and its error is raised."""
+    """One alone without a task of its own."""
     if len(ranges) == 1:
         return [await read(ranges[0])]
-    tasks = [asyncio.create_task(read(wanted)) for wanted in ranges]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        del tasks, task  # an exception of theirs has this frame in its traceback: each would keep the other, and pages
+    return await side_by_side(read(wanted) for wanted in ranges)

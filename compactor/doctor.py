@@ -24,6 +24,7 @@ from sequencer.inspection import PartitionKey, ReferencedSegment
 from sequencer.retention import BEFORE_ALL as BEFORE_ALL_PARTITIONS
 from storage.identifiers import ObjectKey
 from storage.object_store import ObjectNotFound, ObjectStore
+from storage.side_by_side import side_by_side
 
 __all__ = ["Diagnosis", "DoctorSettings", "examine"]
 
@@ -190,13 +191,7 @@ class _Doctor:
                 await check(item)
 
         for start in range(0, len(items), self._page):
-            tasks = [asyncio.create_task(gated(item)) for item in items[start : start + self._page]]
-            try:
-                await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            await side_by_side(gated(item) for item in items[start : start + self._page])
 
     def _found(self, fault: Fault, where: str, what: str) -> None:
         self._chart.found(Finding(fault=fault, where=where, what=what))

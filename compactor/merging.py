@@ -38,6 +38,7 @@ from sequencer.merges import BEFORE_ALL
 from storage.identifiers import SegmentId, new_segment_id
 from storage.keys import merged_key
 from storage.object_store import ObjectNotFound, ObjectStore, StoreUnavailable
+from storage.side_by_side import side_by_side
 
 _log = logging.getLogger(__name__)
 
@@ -239,14 +240,7 @@ class Merger:
                     key = claim.inputs[span.segment_id].object_key
                     read.add(span, await self._store.get(key, span.start, span.end))
 
-        tasks = [asyncio.create_task(take_turns()) for _ in range(self._settings.merge_requests)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            del tasks, task  # their exception has this frame in its traceback: each would keep the other, and `read`
+        await side_by_side(take_turns() for _ in range(self._settings.merge_requests))
         return read
 
     async def _publish(self, merge: _Merge, output: MergeOutput, swaps: Sequence[PlacedSwap]) -> None:
