@@ -10,7 +10,6 @@ same partitions and shows what became of the tables.
 import argparse
 import asyncio
 import multiprocessing
-import resource
 import statistics
 import tempfile
 import time
@@ -227,9 +226,9 @@ class _Writer:
             await self._commit(sequencer)
             barrier.wait(_START_WITHIN_S)
             await self._commit_for(sequencer, _WARM_UP_S)
-            used_s = _cpu_s()
+            used_s = time.process_time()
             latencies_s = await self._commit_for(sequencer, seconds)
-            return _Written(latencies_s=latencies_s, cpu_s=_cpu_s() - used_s)
+            return _Written(latencies_s=latencies_s, cpu_s=time.process_time() - used_s)
         finally:
             await sequencer.close()
 
@@ -288,11 +287,6 @@ async def postgres_cpu_s(postmaster: psutil.Process) -> float:
             if postmaster.children() == children:
                 return float(ended.children_user + ended.children_system + running)
         await asyncio.sleep(0.1)
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def all_loads() -> list[CommitLoad]:

@@ -16,10 +16,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
-import psutil
 from prometheus_client import CollectorRegistry
 
-from benchmarks.commit_rate import Database, own_postgres
+from benchmarks.commit_rate import Database, own_postgres, postgres_cpu_s
 from benchmarks.endpoints import minio
 from benchmarks.load.batches import full_batches
 from cache_ring.settings import CacheRingSettings
@@ -158,11 +157,12 @@ async def measure(database: Database, shape: Shape, store: ObjectStore) -> None:
     try:
         topic = await write_log(sequencer, store, shape)
         before = await _counts(sequencer), await read_from_the_beginning(sequencer, store, topic)
-        counted, own = CountedStore(store), psutil.Process()
-        began_s, cpu_s, postgres_s = time.perf_counter(), _cpu_s(own), _postgres_cpu_s(database)
+        counted = CountedStore(store)
+        postgres_s = await postgres_cpu_s(database.postmaster)
+        began_s, cpu_s = time.perf_counter(), time.process_time()
         merges = await merge_all(sequencer, counted)  # type: ignore[arg-type]
-        wall_s, cpu_s = time.perf_counter() - began_s, _cpu_s(own) - cpu_s
-        postgres_s = _postgres_cpu_s(database) - postgres_s
+        wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
+        postgres_s = await postgres_cpu_s(database.postmaster) - postgres_s
         after = await _counts(sequencer), await read_from_the_beginning(sequencer, store, topic)
         totals = await sequencer.merges.totals()
         print(f"\n{shape.name}: {merges} merges in {wall_s:.1f} s, {counted.bytes_put / wall_s / 1e6:.0f} MB/s")
@@ -186,15 +186,6 @@ async def measure(database: Database, shape: Shape, store: ObjectStore) -> None:
 async def _counts(sequencer: Sequencer) -> int:
     [row] = await sequencer.database.fetch("SELECT count(*) AS runs FROM runs")
     return int(row.runs)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
-
-
-def _postgres_cpu_s(database: Database) -> float:
-    return sum(_cpu_s(each) for each in [database.postmaster, *database.postmaster.children()])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from agent.groups.offset_batches import OffsetBatches
 from agent.groups.settings import GroupSettings
 from agent.groups.values import GroupFault
 from agent.metrics import Metrics
+from benchmarks.commit_rate import postgres_cpu_s
 from sequencer.client import Sequencer
 from sequencer.committed_offsets import CommittedOffset, OffsetCommit
 from sequencer.group_values import GroupChange, StoredMember
@@ -117,26 +118,14 @@ async def _measure(url: str, server: psutil.Process, seconds: float) -> OffsetCo
         totals = {name: _Done(count=0, seconds=0.0, postgres_cpu_s=0.0) for name in ways}
         for turn in range(_ROUNDS):
             for name, way in ways.items():
-                cpu_before_s = await _cpu_s(server)
+                cpu_before_s = await postgres_cpu_s(server)
                 done = await way(turn)
-                totals[name] += replace(done, postgres_cpu_s=await _cpu_s(server) - cpu_before_s)
+                totals[name] += replace(done, postgres_cpu_s=await postgres_cpu_s(server) - cpu_before_s)
         updated, hot, pages = await _table(sequencer)
     finally:
         await sequencer.close()
     rates = {name: total.rate() for name, total in totals.items()}
     return OffsetCommitRates(**rates, hot=hot / updated, pages=pages)
-
-
-async def _cpu_s(server: psutil.Process) -> float:
-    """Of all of Postgres's processes, those included that have ended and been waited for."""
-    while True:
-        with suppress(psutil.NoSuchProcess):
-            children = server.children()
-            running = sum(times.user + times.system for times in map(psutil.Process.cpu_times, children))
-            ended = server.cpu_times()
-            if server.children() == children:
-                return float(ended.children_user + ended.children_system + running)
-        await asyncio.sleep(0.1)
 
 
 async def _group(sequencer: Sequencer, group_id: str) -> int:

@@ -3,7 +3,6 @@
 They check what costs nothing: that the offsets of a partition go on without gaps.
 """
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from benchmarks.load.frames import (
 )
 from benchmarks.load.processes import Window
 from benchmarks.load.producers import Target
+from benchmarks.load.threads import in_threads
 from benchmarks.load.wire import Wire
 
 _RETRIABLE = frozenset({3, 5, 6, 7, 56, 78})
@@ -67,24 +67,8 @@ class Subscription:
 
 def consume(target: Target, subscriptions: Sequence[Subscription], window: Window) -> Consumed:
     """A connection (and a thread) for each subscription, until the window ends or all `stop`s are reached."""
-    results: list[Consumed] = []
-    failures: list[Exception] = []
-
-    def run(subscription: Subscription) -> None:
-        try:
-            results.append(_consume(target, subscription, window))
-        except Exception as error:  # noqa: BLE001 - raised again below, in the thread that waits
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(subscription,), daemon=True) for subscription in subscriptions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
     total = Consumed()
-    for result in results:
+    for result in in_threads(lambda subscription: _consume(target, subscription, window), subscriptions):
         total.add(result)
     total.cpu_s = time.process_time()
     return total

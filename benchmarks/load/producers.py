@@ -3,7 +3,6 @@
 import heapq
 import random
 import selectors
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.load.frames import BadAnswer, ProduceFrame, ProducerIdentity
 from benchmarks.load.processes import Window
+from benchmarks.load.threads import in_threads
 from benchmarks.load.wire import Wire
 
 _MOST_ERRORS = 200
@@ -112,24 +112,12 @@ def flat_out(
     target: Target, frames: Sequence[Sequence[ProduceFrame]], window: Window, in_flight: int, idempotent: bool
 ) -> Produced:
     """A connection (and a thread) for each sequence of frames, sent in turn until the window ends."""
-    results: list[Produced] = []
-    failures: list[Exception] = []
 
-    def run(mine: Sequence[ProduceFrame]) -> None:
-        try:
-            results.append(_flat_out(_Producer(target, idempotent=idempotent), mine, window, in_flight))
-        except Exception as error:  # noqa: BLE001 - raised again below, in the thread that waits
-            failures.append(error)
+    def run(mine: Sequence[ProduceFrame]) -> Produced:
+        return _flat_out(_Producer(target, idempotent=idempotent), mine, window, in_flight)
 
-    threads = [threading.Thread(target=run, args=(mine,), daemon=True) for mine in frames]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
     total = Produced()
-    for result in results:
+    for result in in_threads(run, frames):
         total.add(result)
     total.cpu_s = time.process_time()
     return total
