@@ -1,10 +1,12 @@
 """Jars from Maven Central by name, once, through the Apache Ivy that ships inside pyspark."""
 
-import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pyspark
+
+from benchmarks.once import made_once
 
 _TIMEOUT_S = 600.0
 
@@ -15,14 +17,13 @@ class DownloadFailed(Exception):
 
 def retrieve(modules: Path, jars: Path) -> Path:
     """`jars`, a folder with what the Ivy file `modules` names; all or nothing, so that one cut short is begun again."""
-    if jars.exists():
-        return jars
-    building = jars.with_suffix(".building")
-    shutil.rmtree(building, ignore_errors=True)
-    building.parent.mkdir(parents=True, exist_ok=True)
+    return made_once(jars, partial(_retrieve, modules, jars.parent / "ivy"))
+
+
+def _retrieve(modules: Path, cache: Path, jars: Path) -> None:
     (ivy,) = (Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar")
-    pattern = f"{building}/[artifact]-[revision].[ext]"
-    command = ["java", "-jar", str(ivy), "-cache", f"{jars.parent}/ivy", "-ivy", str(modules), "-retrieve", pattern]
+    pattern = f"{jars}/[artifact]-[revision].[ext]"
+    command = ["java", "-jar", str(ivy), "-cache", str(cache), "-ivy", str(modules), "-retrieve", pattern]
     command += ["-confs", "default"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
@@ -32,5 +33,3 @@ def retrieve(modules: Path, jars: Path) -> Path:
         raise DownloadFailed(
             f"{' '.join(command)} ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
         )
-    building.rename(jars)
-    return jars

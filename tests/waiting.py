@@ -1,6 +1,7 @@
 """Waiting for a condition in tests: bounded, so that nothing hangs; never part of a claim about time."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 
@@ -9,3 +10,12 @@ async def until(condition: Callable[[], object], timeout_s: float = 15.0) -> Non
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - the condition is somebody else's state, which sets no event
             await asyncio.sleep(0.01)
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+    """As `until`, where no event loop runs."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"waited {timeout_s:g} s in vain")
+        time.sleep(0.02)

@@ -9,6 +9,7 @@ from tests.clients.conftest import NewTopic
 from tests.clients.foreign import Program, ProgramFailed
 from tests.clients.members.process import members_of
 from tests.clients.offering import each_offering
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.clients
 
@@ -23,10 +24,11 @@ def test_a_topic_is_created_described_grown_and_deleted(client: Program, zone_a:
         client.answer("create-topic", servers=zone_b, topic=topic, count=2, configs={})
 
     client.answer("create-partitions", servers=zone_a, topic=topic, count=5)
-    assert client.answer("describe-topic", servers=zone_b, topic=topic)["partitions"] == 5
+    # As in Kafka, what was done through one agent is seen in the others' Metadata a moment later.
+    wait_until(lambda: client.answer("describe-topic", servers=zone_b, topic=topic)["partitions"] == 5)
 
     client.answer("delete-topic", servers=zone_a, topic=topic)
-    assert not client.answer("describe-topic", servers=zone_b, topic=topic)["exists"]
+    wait_until(lambda: not client.answer("describe-topic", servers=zone_b, topic=topic)["exists"])
 
 
 @each_offering("admin: configs")

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.once import alone
+
 HERE = Path(__file__).parent
 BUILT = HERE.parents[1] / ".cache" / "clients"
 BUILD_TIMEOUT_S = 900
@@ -85,12 +87,16 @@ def build(toolchain: Toolchain) -> None:
 
 def _build(toolchain: Toolchain) -> None:
     stamp = BUILT / f"{toolchain.language}.built"
+    with alone(stamp):
+        _build_alone(toolchain, stamp)
+
+
+def _build_alone(toolchain: Toolchain, stamp: Path) -> None:
     digest = ""
     if toolchain.locked is not None:
         digest = hashlib.sha256((toolchain.folder / toolchain.locked).read_bytes()).hexdigest()
         if stamp.exists() and stamp.read_text() == digest and (toolchain.folder / "node_modules").exists():
             return
-    BUILT.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         toolchain.build,
         cwd=toolchain.folder,

@@ -1,14 +1,14 @@
 """Groups of librdkafka, of both protocols, over two agents: they share a topic, commit, leave and come back."""
 
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import confluent_kafka
 import confluent_kafka.admin
 import pytest
 
+from tests.waiting import wait_until
 from tidelog.stack import Stack, StackSettings
 
 PARTITIONS = 4
@@ -28,13 +28,6 @@ def servers(module_directory: Path) -> Iterator[str]:
             admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": agent.address.bootstrap})
             wait_until(lambda: len(admin.list_topics(timeout=10).brokers) == 2)  # noqa: B023
         yield stack.addresses.bootstrap
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.02)
 
 
 def a_topic(servers: str, records: int) -> str:
