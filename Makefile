@@ -38,7 +38,7 @@ lint: install ## ruff, mypy --strict, import-linter
 	$(BIN)/lint-imports
 
 test: lint ## all checks and tests but the two suites below
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not clients and not faults"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not clients and not faults"
 
 test-clients: install ## clients in Go, JavaScript and Rust against a running stack, where their toolchains are
 	$(BIN)/python -m tests.clients.toolchains

@@ -13,5 +13,7 @@ pytest_plugins = [
     "tests.fixtures.minio",
     "tests.fixtures.stack",
     "tests.fixtures.java",
+    "tests.fixtures.spark",
+    "tests.fixtures.schedule",
     "tests.clients.matrix_plugin",
 ]

@@ -29,7 +29,7 @@ from tests.agent.read_path.wire import request
 
 _stores = itertools.count(1)
 
-RING = CacheRingSettings(membership_lease_s=5.0, membership_renew_s=0.2, membership_margin_s=0.5)
+RING = CacheRingSettings(membership_lease_s=60.0, membership_renew_s=0.2, membership_margin_s=0.5)
 
 
 def a_memory_store() -> str:

@@ -213,8 +213,8 @@ async def test_a_peer_that_loads_says_so_and_is_waited_for() -> None:
     peer.store.get = slow_get  # type: ignore[method-assign]
     await peer.store.put(key, [DATA])
     async with peer.listening() as port:
-        reading = asyncio.create_task(client.read_range(an_agent(1, peer_port=port), a_request(key), 0.5))
-        await asyncio.sleep(0.8)
+        reading = asyncio.create_task(client.read_range(an_agent(1, peer_port=port), a_request(key), 0.7))
+        await asyncio.sleep(1.0)
         release.set()
 
         assert await reading == DATA[100:200_100]

@@ -1,4 +1,4 @@
-"""One Spark for all tests of this folder; per test a log, and an agent's HTTP side with the catalog."""
+"""Per test a log, and an agent's HTTP side with the catalog."""
 
 import asyncio
 import threading
@@ -12,21 +12,12 @@ from fastapi import FastAPI
 
 from agent.http import iceberg
 from sequencer.client import Sequencer
-from spark_compaction.session import spark_session, stop_spark
 from spark_compaction.settings import CompactionSettings
 from storage.object_store import ObjectStore, StoreSettings
 from storage.open_store import open_store
 from tests.spark_compaction.log import Log
 
 _START_TIMEOUT_S = 30.0
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[None]:
-    """Starts this process's Spark once; the first run on a machine resolves its packages."""
-    spark_session(CompactionSettings())
-    yield
-    stop_spark()
 
 
 @pytest.fixture

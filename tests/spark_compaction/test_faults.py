@@ -97,11 +97,14 @@ async def test_a_topic_has_one_job_at_a_time_and_a_killed_one_blocks_for_a_lease
 ) -> None:
     topic_id = await log.topic("orders")
     await log.write("orders", one(0, *records(10)))
-    first = await begun(settings, sequencer, "orders", lease_s=0.5)
+    first = await begun(settings, sequencer, "orders", lease_s=2.0)
 
     while_held = await sequencer.history.begin_expiry(topic_id, cluster="tidelog", lease_s=60)
-    await asyncio.sleep(0.5)
-    after = await sequencer.history.begin_expiry(topic_id, cluster="tidelog", lease_s=60)
+    after = while_held
+    async with asyncio.timeout(20):
+        while isinstance(after, Busy):
+            await asyncio.sleep(0.1)
+            after = await sequencer.history.begin_expiry(topic_id, cluster="tidelog", lease_s=60)
 
     assert isinstance(while_held, Busy)
     assert isinstance(after, HistoryJob)

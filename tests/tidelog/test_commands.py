@@ -133,6 +133,7 @@ def test_flights_sent_through_one_zone_are_found_in_the_other_unchanged(stack: S
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_compacted_records_answer_sql(run: Run) -> None:
     run("topics", "create", "sold", "--partitions", "2")
     run("produce", "sold", "--key-separator", "=", stdin="".join(f"k{number}=v{number}\n" for number in range(300)))

@@ -86,7 +86,7 @@ def member(stack: Stack, topic: str, request: pytest.FixtureRequest) -> Iterator
 def test_a_group_reads_on_where_it_stopped(run: Run, topic: str) -> None:
     first = run("consume", topic, "--group", "readers", "--from-beginning", "--max-messages", "4").stdout
     second = run("consume", topic, "--group", "readers", "--max-messages", "6").stdout
-    nothing = run("consume", topic, "--group", "readers", "--from-beginning", "--idle-s", "5").stdout
+    nothing = run("consume", topic, "--group", "readers", "--from-beginning", "--idle-s", "2").stdout
 
     assert first.split() == ["r0", "r1", "r2", "r3"]
     assert second.split() == ["r4", "r5", "r6", "r7", "r8", "r9"]

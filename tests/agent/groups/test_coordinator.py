@@ -323,7 +323,7 @@ async def test_without_postgres_requests_are_told_to_try_again(sequencer: Sequen
 async def test_no_member_is_expelled_while_postgres_is_away(sequencer: Sequencer, other: Sequencer) -> None:
     """The group is unloaded when its lease is over; whoever loads it gives its members their time anew."""
     async with coordinating(sequencer, group_lease_s=0.3, group_min_session_timeout_ms=1) as agent:
-        joined = await agent.join("readers", session_timeout_ms=600)
+        joined = await agent.join("readers", session_timeout_ms=2_000)
         assert isinstance(joined, JoinAnswer)
         await agent.sync("readers", joined, b"its part")
         running = await agent.loaded("readers")
@@ -352,7 +352,7 @@ async def test_a_commit_whose_outcome_is_unknown_is_fenced_before_the_next(
     database_url: str, sequencer: Sequencer, topic_id: TopicId
 ) -> None:
     """Somebody holds the group's row: Postgres ends the statement, and the next commit goes under a new epoch."""
-    impatient = await Sequencer.open(database_url, SequencerSettings(database_statement_timeout_ms=200))
+    impatient = await Sequencer.open(database_url, SequencerSettings(database_statement_timeout_ms=600))
     try:
         async with coordinating(impatient, group_lease_renew_s=20.0) as agent:
             assert await agent.commit("simple", topic_id, 1) is None
@@ -374,7 +374,7 @@ async def test_a_deletion_of_offsets_whose_outcome_is_unknown_is_fenced_before_t
     database_url: str, sequencer: Sequencer, topic_id: TopicId
 ) -> None:
     """Were it not, it might still delete what was committed after it."""
-    impatient = await Sequencer.open(database_url, SequencerSettings(database_statement_timeout_ms=200))
+    impatient = await Sequencer.open(database_url, SequencerSettings(database_statement_timeout_ms=600))
     try:
         async with coordinating(impatient, group_lease_renew_s=20.0) as agent:
             assert await agent.commit("simple", topic_id, 1) is None

@@ -15,9 +15,12 @@ from agent.write_path.uploader import Uploader, UploadFailed
 from storage.identifiers import ObjectKey
 from storage.memory_store import MemoryStore
 from storage.object_store import StoreUnavailable
+from tests.waiting import until
 
 KEY = ObjectKey("a/segment")
 FOREVER_S = 60.0
+UNTIL_JOINED = -1.0
+"""Trouble that ends when the next PUT begins."""
 
 
 class StoreAway(MemoryStore):
@@ -41,7 +44,10 @@ class TroubledStore(MemoryStore):
         trouble = self._troubles[number] if number < len(self._troubles) else 0.0
         if isinstance(trouble, Exception):
             raise trouble
-        await asyncio.sleep(trouble)
+        if trouble == UNTIL_JOINED:
+            await until(lambda: self.puts_begun > number + 1)
+        else:
+            await asyncio.sleep(trouble)
         await super().put(key, chunks)
 
 
@@ -105,8 +111,8 @@ async def test_an_upload_that_stalls_is_joined_by_a_second_one_and_the_first_suc
 
 
 async def test_a_hedge_that_fails_does_not_fail_the_attempt_it_joined() -> None:
-    store = TroubledStore(0.3, StoreUnavailable("away"))
-    uploader, metrics, _ = an_uploader(store, upload_timeout_s=0.8)
+    store = TroubledStore(UNTIL_JOINED, StoreUnavailable("away"))
+    uploader, metrics, _ = an_uploader(store, upload_timeout_s=2.0)
 
     await uploader.upload(KEY, b"bytes")
 
@@ -115,7 +121,7 @@ async def test_a_hedge_that_fails_does_not_fail_the_attempt_it_joined() -> None:
 
 async def test_an_attempt_and_its_hedge_that_both_stall_are_given_up_after_the_timeout() -> None:
     store = TroubledStore(FOREVER_S, FOREVER_S)
-    uploader, metrics, _ = an_uploader(store, upload_timeout_s=0.3)
+    uploader, metrics, _ = an_uploader(store, upload_timeout_s=0.8)
 
     await asyncio.wait_for(uploader.upload(KEY, b"bytes"), 10)
 
@@ -136,8 +142,8 @@ async def test_cancelling_an_upload_leaves_no_attempt_behind() -> None:
 
 
 async def test_hedges_wait_for_the_p99_of_recent_uploads() -> None:
-    store = TroubledStore(*[0.02] * 40, 0.04)
-    uploader, metrics, _ = an_uploader(store, hedge_after_min_s=0.2)
+    store = TroubledStore(*[0.005] * 40, 0.02)
+    uploader, metrics, _ = an_uploader(store, hedge_after_min_s=2.0)
 
     for _ in range(41):
         await uploader.upload(KEY, b"bytes")

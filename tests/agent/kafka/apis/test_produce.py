@@ -16,6 +16,7 @@ from sequencer.client import Sequencer
 from sequencer.topics import Topic
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_batch, a_metadata, a_produce, partitions_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -257,4 +258,4 @@ async def test_memory_is_given_back_after_every_kind_of_answer(agent: Running, w
     other.close()
 
     await asyncio.sleep(1.2)  # the listener exports what is reserved once a second
-    assert agent.metric("tidelog_request_memory_bytes") == 0
+    await until(lambda: agent.metric("tidelog_request_memory_bytes") == 0)
