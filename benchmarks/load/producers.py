@@ -69,10 +69,13 @@ class _Producer:
         self.wire.send(frame.data)
 
     def receive(self) -> None:
-        """One answer. What follows an error of an idempotent producer fails too: it begins anew after all answers."""
+        """One answer."""
         answer = self.wire.receive()
+        self._take(answer, time.monotonic())
+
+    def _take(self, answer: memoryview, now_s: float) -> None:
+        """What follows an error of an idempotent producer fails too: it begins anew after all answers."""
         sent_s, frame = self.waiting.popleft()
-        now_s = time.monotonic()
         try:
             pause_s = frame.check(answer)
         except BadAnswer as error:
@@ -152,6 +155,12 @@ class _PacedProducer(_Producer):
         self._pace = pace
         self._choice = choice
         self._late: deque[float] = deque()
+
+    def receive(self) -> None:
+        """All answers that have arrived."""
+        answers, now_s = self.wire.receive_arrived(), time.monotonic()
+        for answer in answers:
+            self._take(answer, now_s)
 
     def due(self, at_s: float, frames: Sequence[ProduceFrame]) -> None:
         self._late.append(at_s)

@@ -25,6 +25,8 @@ class Wire:
         self.client_id = client_id
         self._buffer = bytearray(buffer_bytes)
         self._correlation_id = 0
+        self._begun = b""
+        """Of an answer of which not all has arrived."""
 
     @classmethod
     def open(cls, host: str, port: int, client_id: str = "benchmark", buffer_bytes: int = _BUFFER_BYTES) -> Self:
@@ -45,6 +47,20 @@ class Wire:
         if size > len(self._buffer):
             self._buffer = bytearray(size + size // 4)
         return self._read(size)
+
+    def receive_arrived(self) -> list[memoryview]:
+        """The answers that have arrived, in one call; none if the first of them is not whole. Not to be mixed with
+        `receive` while answers are on their way."""
+        arrived = self.socket.recv(_BUFFER_BYTES)
+        if not arrived:
+            raise ConnectionError("the server hung up")
+        data = memoryview(self._begun + arrived)
+        answers, start = [], 0
+        while (end := start + 4 + int.from_bytes(data[start : start + 4], "big")) <= len(data):
+            answers.append(data[start + 4 : end])
+            start = end
+        self._begun = bytes(data[start:])
+        return answers
 
     def ask(self, payload: Any) -> Any:
         """One of kio's requests, answered before anything else is sent."""
