@@ -39,7 +39,7 @@ from storage.identifiers import (
     new_segment_id,
 )
 from storage.keys import segment_key
-from storage.segment import PlacedBatch
+from storage.segment_batches import PlacedBatch, PlacedBatches
 from tidelog.embedded.postgres import EmbeddedPostgres
 
 RESERVED_AT_ONCE = 32
@@ -258,7 +258,7 @@ class _Writer:
     def _segment(self, segment_id: SegmentId) -> SegmentToCommit:
         now_ms = time.time_ns() // 1_000_000
         idempotent = self._load.idempotent
-        batches = tuple(
+        batches = [
             PlacedBatch(
                 topic_id=self._topic_id,
                 partition=partition,
@@ -272,9 +272,10 @@ class _Writer:
                 base_sequence=self._sequence if idempotent else -1,
             )
             for place, partition in enumerate(self._partitions)
-        )
+        ]
         self._sequence += RECORDS
-        return SegmentToCommit(segment_id=segment_id, size_bytes=128 + len(batches) * BATCH_BYTES, batches=batches)
+        size_bytes = 128 + len(batches) * BATCH_BYTES
+        return SegmentToCommit(segment_id=segment_id, size_bytes=size_bytes, batches=PlacedBatches.of(batches))
 
 
 async def postgres_cpu_s(postmaster: psutil.Process) -> float:

@@ -39,7 +39,8 @@ from storage.identifiers import Offset, Partition, SegmentId, new_segment_id
 from storage.keys import segment_key
 from storage.object_store import ObjectInfo, ObjectStore
 from storage.open_store import open_store
-from storage.segment import PendingBatch, seal_segment
+from storage.segment import seal_segment
+from storage.segment_batches import PendingBatch, PendingBatches
 
 _CLUSTER = "tidelog"
 _READ_PARTITIONS = 20
@@ -108,7 +109,7 @@ async def write_log(sequencer: Sequencer, store: ObjectStore, shape: Shape) -> T
         segment_id = new_segment_id()
         key = segment_key(_CLUSTER, segment_id)
         await sequencer.reservations.reserve({segment_id: key}, 900.0, "benchmark")
-        sealed = seal_segment(segment_id, "benchmark", batches)
+        sealed = seal_segment(segment_id, "benchmark", PendingBatches.of(batches))
         await store.put(key, sealed.chunks)
         await sequencer.commits.commit(
             [SegmentToCommit(segment_id=segment_id, size_bytes=sealed.size_bytes, batches=sealed.placed)]

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import numpy as np
 import psycopg
+from numpy.typing import NDArray
 from psycopg import pq
 from psycopg.abc import Buffer
 from psycopg.adapt import Dumper
@@ -24,6 +25,8 @@ _INT4_OID, _INT8_OID, _UUID_OID, _TEXT_OID, _BYTEA_OID = 23, 20, 2950, 25, 17
 _FEW = 24
 """Up to so many numbers `struct` writes faster than numpy."""
 
+_INT4_LEAST, _INT4_MOST = -(2**31), 2**31 - 1
+
 _INT4 = np.dtype([("length", ">i4"), ("value", ">i4")])
 _INT8 = np.dtype([("length", ">i4"), ("value", ">i8")])
 
@@ -34,6 +37,21 @@ class Int4Array(tuple[int, ...]):
 
 class Int8Array(tuple[int, ...]):
     """Becomes `bigint[]`."""
+
+
+class Int4Column:
+    """Numbers that numpy has already; becomes `integer[]`."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: NDArray[np.int64]) -> None:
+        self.values = values
+
+
+class Int8Column(Int4Column):
+    """Becomes `bigint[]`."""
+
+    __slots__ = ()
 
 
 class UuidArray(tuple[UUID, ...]):
@@ -62,6 +80,24 @@ class _Int8ArrayDumper(Dumper):
 
     def dump(self, obj: Sequence[int]) -> Buffer:
         return _few_numbers(obj, _INT8_OID, "iq", 8) if len(obj) <= _FEW else _numbers(obj, _INT8_OID, _INT8, 8)
+
+
+class _Int4ColumnDumper(Dumper):
+    oid = 1007
+    format = pq.Format.BINARY
+
+    def dump(self, obj: Int4Column) -> Buffer:
+        if len(obj.values) and not (obj.values.min() >= _INT4_LEAST and obj.values.max() <= _INT4_MOST):
+            raise OverflowError("a number does not fit 32 bits")
+        return _numbers(obj.values, _INT4_OID, _INT4, 4)
+
+
+class _Int8ColumnDumper(Dumper):
+    oid = 1016
+    format = pq.Format.BINARY
+
+    def dump(self, obj: Int8Column) -> Buffer:
+        return _numbers(obj.values, _INT8_OID, _INT8, 8)
 
 
 class _UuidArrayDumper(Dumper):
@@ -94,7 +130,7 @@ def _varying(values: Sequence[bytes], oid: int) -> bytes:
     return _header(oid, len(values)) + elements
 
 
-def _numbers(values: Sequence[int], oid: int, layout: "np.dtype[np.void]", size: int) -> bytes:
+def _numbers(values: Sequence[int] | NDArray[np.int64], oid: int, layout: "np.dtype[np.void]", size: int) -> bytes:
     elements = np.empty(len(values), dtype=layout)
     elements["length"] = size
     elements["value"] = values
@@ -122,6 +158,8 @@ def _header(oid: int, length: int) -> bytes:
 
 psycopg.adapters.register_dumper(Int4Array, _Int4ArrayDumper)
 psycopg.adapters.register_dumper(Int8Array, _Int8ArrayDumper)
+psycopg.adapters.register_dumper(Int4Column, _Int4ColumnDumper)
+psycopg.adapters.register_dumper(Int8Column, _Int8ColumnDumper)
 psycopg.adapters.register_dumper(UuidArray, _UuidArrayDumper)
 psycopg.adapters.register_dumper(TextArray, _TextArrayDumper)
 psycopg.adapters.register_dumper(BytesArray, _BytesArrayDumper)

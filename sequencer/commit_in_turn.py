@@ -4,129 +4,143 @@ Pure. Promises that what is worked out here, relative to where each partition st
 make of the same batches if it accepted them all. `sequence_segments` then only checks, adds and writes.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
-from sequencer.array_parameters import Int4Array, Int8Array
-from storage.identifiers import NO_PRODUCER_ID, ProducerId
-from storage.segment import PlacedBatch
+import numpy as np
+from numpy.typing import NDArray
 
-SEQUENCE_MASK = 2**31 - 1
+from sequencer.array_parameters import Int4Column, Int8Column
+from storage.identifiers import NO_PRODUCER_ID
+from storage.segment_batches import (
+    BASE_SEQUENCE,
+    LENGTH,
+    MAX_TIMESTAMP,
+    MIN_TIMESTAMP,
+    POSITION,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    RECORDS,
+)
+
+SEQUENCE_MASK: Final = 2**31 - 1
 """Sequences are 31 bits: 2147483647 is followed by 0."""
 
-REMEMBERED_BATCHES = 10
+REMEMBERED_BATCHES: Final = 10
 """Of a producer in a partition (see `producer_state`)."""
 
-
-@dataclass(slots=True)
-class _Run:
-    first: int
-    last: int
-    min_timestamp_ms: int
-    max_timestamp_ms: int
-    running_max_timestamp_ms: int
+Longs = NDArray[np.int64]
 
 
-@dataclass(slots=True)
-class _Turn:
-    """All batches of a producer in a partition, as long as each follows the one before."""
-
-    head: int
-    producer_id: ProducerId
-    producer_epoch: int
-    next_sequence: int
-    batches: list[int] = field(default_factory=list)
-
-
-def commit_in_turn(
-    batches: Sequence[PlacedBatch], parts: Sequence[int], segments: Sequence[int], segment_count: int
-) -> dict[str, Any]:
-    """`batches` by partition, then segment, then place in it; of each the number of its partition and of its segment,
-    both from 1. There are no runs if they cannot all be accepted, or if a segment has none.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OrderedBatches:
+    """All batches of a commit by partition, then segment, then place in it; of each the number of its partition and of
+    its segment, both from 1. `columns` are those of `segment_batches`.
     """
-    turns = _turns(batches, parts) if len(set(segments)) == segment_count else None
-    if turns is None:
-        batches, turns = (), []
-    starts, records, lengths, max_timestamps, runs = _runs(batches, parts, segments)
-    recent = [turn.batches[-REMEMBERED_BATCHES:] for turn in turns]
-    recent_to = _running_total([len(numbers) for numbers in recent])
+
+    columns: Longs
+    parts: Longs
+    segments: Longs
+
+    def without_batches(self) -> "OrderedBatches":
+        return OrderedBatches(columns=self.columns[:, :0], parts=self.parts[:0], segments=self.segments[:0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Producers:
+    """The batches that have a producer, by partition and producer, in order within them."""
+
+    batches: Longs
+    is_same: NDArray[np.bool_]
+    """Of each but the first: it is of the same partition and producer as the one before,"""
+    follows: NDArray[np.bool_]
+    """and it is what that producer sends next."""
+
+
+def producers_of(ordered: OrderedBatches) -> Producers:
+    columns = ordered.columns
+    batches = np.flatnonzero(columns[PRODUCER_ID] != NO_PRODUCER_ID)
+    batches = batches[np.lexsort((columns[PRODUCER_ID, batches], ordered.parts[batches]))]
+    of, parts = np.take(columns, batches, axis=1), ordered.parts[batches]
+    is_same = (parts[1:] == parts[:-1]) & (of[PRODUCER_ID, 1:] == of[PRODUCER_ID, :-1])
+    next_sequences = (of[BASE_SEQUENCE] + of[RECORDS]) & SEQUENCE_MASK
+    goes_on = (of[BASE_SEQUENCE, 1:] == next_sequences[:-1]) & (of[PRODUCER_EPOCH, 1:] == of[PRODUCER_EPOCH, :-1])
+    return Producers(batches=batches, is_same=is_same, follows=is_same & goes_on)
+
+
+def first_of_each(is_next: NDArray[np.bool_], count: int) -> Longs:
+    """Where what belongs together begins, among `count`: `is_next` says of each but the first that it belongs to the
+    one before."""
+    return np.concatenate(([0], np.flatnonzero(~is_next) + 1)) if count else np.empty(0, np.int64)
+
+
+def commit_in_turn(ordered: OrderedBatches, producers: Producers, segment_count: int) -> dict[str, Any]:
+    """There are no runs if the batches cannot all be accepted, or if a segment has none."""
+    if not np.array_equal(producers.is_same, producers.follows) or len(np.unique(ordered.segments)) < segment_count:
+        ordered = ordered.without_batches()
+        producers = producers_of(ordered)
+    return {**_runs(ordered), **_turns(ordered, producers)}
+
+
+def _turns(ordered: OrderedBatches, producers: Producers) -> dict[str, Any]:
+    """All batches of a producer in a partition, in the order of the first of each."""
+    batches = producers.batches
+    starts = first_of_each(producers.is_same, len(batches))
+    ends = np.append(starts[1:], len(batches)) if len(starts) else starts
+    order = np.argsort(batches[starts])
+    starts, ends = starts[order], ends[order]
+    heads = batches[starts]
+    recent = np.minimum(ends - starts, REMEMBERED_BATCHES)
+    recent_to = np.cumsum(recent)
+    recent_places = np.arange(recent.sum()) + np.repeat(ends - recent_to, recent)
     return {
-        "part_records": Int8Array(records),
-        "part_lengths": Int8Array(lengths),
-        "part_max_timestamps": Int8Array(max_timestamps),
-        "batch_starts": Int8Array(starts),
-        "run_first_batches": Int4Array([run.first for run in runs]),
-        "run_last_batches": Int4Array([run.last for run in runs]),
-        "run_min_timestamps": Int8Array([run.min_timestamp_ms for run in runs]),
-        "run_max_timestamps": Int8Array([run.max_timestamp_ms for run in runs]),
-        "run_running_max_timestamps": Int8Array([run.running_max_timestamp_ms for run in runs]),
-        "turn_heads": Int4Array([turn.head for turn in turns]),
-        "turn_producers": Int8Array([turn.producer_id for turn in turns]),
-        "turn_epochs": Int4Array([turn.producer_epoch for turn in turns]),
-        "turn_recent_from": Int4Array([to - len(numbers) + 1 for to, numbers in zip(recent_to, recent, strict=True)]),
-        "turn_recent_to": Int4Array(recent_to),
-        "recent_batches": Int4Array([number for numbers in recent for number in numbers]),
+        "turn_heads": Int4Column(heads + 1),
+        "turn_producers": Int8Column(ordered.columns[PRODUCER_ID, heads]),
+        "turn_epochs": Int4Column(ordered.columns[PRODUCER_EPOCH, heads]),
+        "turn_recent_from": Int4Column(recent_to - recent + 1),
+        "turn_recent_to": Int4Column(recent_to),
+        "recent_batches": Int4Column(batches[recent_places] + 1),
     }
 
 
-def _turns(batches: Sequence[PlacedBatch], parts: Sequence[int]) -> list[_Turn] | None:
-    """None: a producer's batches do not follow one another."""
-    turns: dict[tuple[int, ProducerId], _Turn] = {}
-    for number, (batch, part) in enumerate(zip(batches, parts, strict=True), 1):
-        producer_id, sequence = batch.producer_id, batch.base_sequence
-        if producer_id == NO_PRODUCER_ID:
-            continue
-        turn = turns.get((part, producer_id))
-        if turn is None:
-            turn = turns[part, producer_id] = _Turn(number, producer_id, batch.producer_epoch, sequence)
-        elif turn.next_sequence != sequence or turn.producer_epoch != batch.producer_epoch:
-            return None
-        turn.batches.append(number)
-        turn.next_sequence = (sequence + batch.record_count) & SEQUENCE_MASK
-    return list(turns.values())
-
-
-def _runs(
-    batches: Sequence[PlacedBatch], parts: Sequence[int], segments: Sequence[int]
-) -> tuple[list[int], list[int], list[int], list[int], list[_Run]]:
+def _runs(ordered: OrderedBatches) -> dict[str, Any]:
     """Of each batch the records before it in its partition; of each partition records, bytes and greatest timestamp;
     the runs.
     """
-    starts: list[int] = []
-    records: list[int] = []
-    lengths: list[int] = []
-    max_timestamps: list[int] = []
-    runs: list[_Run] = []
-    last_part, last_segment, end = 0, 0, -1
-    for number, (batch, part, segment) in enumerate(zip(batches, parts, segments, strict=False), 1):
-        position, length, max_ms = batch.position, batch.length, batch.max_timestamp_ms
-        if part != last_part:
-            starts.append(0)
-            records.append(batch.record_count)
-            lengths.append(length)
-            max_timestamps.append(max_ms)
-        else:
-            starts.append(records[-1])
-            records[-1] += batch.record_count
-            lengths[-1] += length
-            if max_ms > max_timestamps[-1]:
-                max_timestamps[-1] = max_ms
-        if part != last_part or segment != last_segment or position != end:
-            runs.append(_Run(number, number, batch.min_timestamp_ms, max_ms, max_timestamps[-1]))
-        else:
-            run = runs[-1]
-            run.last = number
-            run.min_timestamp_ms = min(run.min_timestamp_ms, batch.min_timestamp_ms)
-            run.max_timestamp_ms = max(run.max_timestamp_ms, max_ms)
-            run.running_max_timestamp_ms = max_timestamps[-1]
-        last_part, last_segment, end = part, segment, position + length
-    return starts, records, lengths, max_timestamps, runs
+    columns, parts, segments = ordered.columns, ordered.parts, ordered.segments
+    count = len(parts)
+    is_same_part = parts[1:] == parts[:-1]
+    part_starts = first_of_each(is_same_part, count)
+    is_adjacent = (segments[1:] == segments[:-1]) & (
+        columns[POSITION, 1:] == columns[POSITION, :-1] + columns[LENGTH, :-1]
+    )
+    run_starts = first_of_each(is_same_part & is_adjacent, count)
+    run_lasts = np.append(run_starts[1:], count) if count else run_starts
+    before = np.cumsum(columns[RECORDS]) - columns[RECORDS]
+    part_sizes = np.diff(part_starts, append=count)
+    run_max_timestamps = _most(columns[MAX_TIMESTAMP], run_starts)
+    return {
+        "part_records": Int8Column(_sums(columns[RECORDS], part_starts)),
+        "part_lengths": Int8Column(_sums(columns[LENGTH], part_starts)),
+        "part_max_timestamps": Int8Column(_most(columns[MAX_TIMESTAMP], part_starts)),
+        "batch_starts": Int8Column(before - np.repeat(before[part_starts], part_sizes) if count else before),
+        "run_first_batches": Int4Column(run_starts + 1),
+        "run_last_batches": Int4Column(run_lasts),
+        "run_min_timestamps": Int8Column(-_most(-columns[MIN_TIMESTAMP], run_starts)),
+        "run_max_timestamps": Int8Column(run_max_timestamps),
+        "run_running_max_timestamps": Int8Column(_running_max(run_max_timestamps, parts[run_starts])),
+    }
 
 
-def _running_total(numbers: Sequence[int]) -> list[int]:
-    total, totals = 0, []
-    for number in numbers:
-        total += number
-        totals.append(total)
-    return totals
+def _sums(numbers: Longs, starts: Longs) -> Longs:
+    return np.add.reduceat(numbers, starts) if len(starts) else starts
+
+
+def _most(numbers: Longs, starts: Longs) -> Longs:
+    return np.maximum.reduceat(numbers, starts) if len(starts) else starts
+
+
+def _running_max(numbers: Longs, parts: Longs) -> Longs:
+    """Of each number the greatest so far in its partition; partitions ascend."""
+    values, ranks = np.unique(numbers, return_inverse=True)
+    return values[np.maximum.accumulate(parts * len(values) + ranks) - parts * len(values)]

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sequencer.commit_request import CommitRequest, SegmentToCommit, commit_request, committed_runs
+import numpy as np
+from numpy.typing import NDArray
+
+from sequencer.commit_request import SegmentToCommit, commit_request, committed_runs
 from sequencer.coordinates import RunCoordinate
 from sequencer.database import Database, Row
 from sequencer.named_sql import load_statements
@@ -19,6 +22,7 @@ from sequencer.outcomes import (
     BatchOutcome,
     Duplicate,
     FencedEpoch,
+    Outcomes,
     OutOfOrderSequence,
     UnknownPartition,
     UnknownProducer,
@@ -34,6 +38,7 @@ __all__ = [
     "Duplicate",
     "FencedEpoch",
     "OutOfOrderSequence",
+    "Outcomes",
     "Refused",
     "SegmentToCommit",
     "UnknownPartition",
@@ -46,10 +51,15 @@ SQL = load_statements("commits")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    outcomes: tuple[BatchOutcome, ...]
-    """One per batch of the segment, in its order."""
+    found: Outcomes
+    """Of the segment's batches, in its order."""
     runs: tuple[RunCoordinate, ...]
     """Where the assigned batches are, as the first commit wrote it down."""
+
+    @property
+    def outcomes(self) -> tuple[BatchOutcome, ...]:
+        """One per batch."""
+        return self.found.each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,24 +83,16 @@ class Commits:
         """
         request = commit_request(segments)
         rows = await self._database.write_kept(SQL["commit"], **request.parameters)
-        return _answers(segments, request, rows)
+        return tuple(
+            [_answer(segment, row, places) for segment, row, places in zip(segments, rows, request.places, strict=True)]
+        )
 
 
-def _answers(
-    segments: Sequence[SegmentToCommit], request: CommitRequest, rows: Sequence[Row]
-) -> tuple[Committed | Refused, ...]:
-    places: list[list[int]] = [[] for _ in segments]
-    for segment, place in request.order:
-        places[segment].append(place)
-    return tuple(_answer(segment, row, order) for segment, row, order in zip(segments, rows, places, strict=True))
-
-
-def _answer(segment: SegmentToCommit, row: Row, order: Sequence[int]) -> Committed | Refused:
-    """`order` tells for each number of the outcome which batch of the segment it is for."""
+def _answer(segment: SegmentToCommit, row: Row, places: NDArray[np.int64]) -> Committed | Refused:
+    """`places` tells for each number of the outcome which batch of the segment it is for."""
     if row.state != "committed":
         return Refused(reason="doomed" if row.state == "doomed" else "missing")
-    outcomes = decode_outcomes(row.outcome, len(segment.batches))
-    in_place = outcomes.copy()
-    for place, outcome in zip(order, outcomes, strict=True):
-        in_place[place] = outcome
-    return Committed(outcomes=tuple(in_place), runs=committed_runs(segment, row.object_key, in_place))
+    found = decode_outcomes(row.outcome, len(segment.batches)).placed(places)
+    assigned = found.assigned
+    runs = committed_runs(segment, row.object_key, assigned, found.base_offsets[assigned])
+    return Committed(found=found, runs=runs)

@@ -2,8 +2,11 @@
 time for each duplicate (see `commit_segments`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from storage.identifiers import Offset
 
@@ -52,28 +55,76 @@ BatchOutcome = (
     Assigned | Duplicate | WrittenBefore | OutOfOrderSequence | FencedEpoch | UnknownProducer | UnknownPartition
 )
 
-_DUPLICATE = 1
+_ASSIGNED, _DUPLICATE = 0, 1
+_NOT_ASSIGNED = -1
 
 
-def decode_outcomes(stored: Sequence[int], batches: int) -> list[BatchOutcome]:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcomes:
+    """Of many batches, nearly all of which are assigned in nearly every commit."""
+
+    base_offsets: NDArray[np.int64]
+    """Negative where something else came of the batch."""
+    others: Mapping[int, BatchOutcome]
+    """What came of those, by the number of the batch, from 0."""
+
+    @classmethod
+    def of(cls, outcomes: Sequence[BatchOutcome]) -> "Outcomes":
+        return cls(
+            base_offsets=np.array(
+                [one.base_offset if isinstance(one, Assigned) else _NOT_ASSIGNED for one in outcomes], np.int64
+            ),
+            others={index: one for index, one in enumerate(outcomes) if not isinstance(one, Assigned)},
+        )
+
+    @property
+    def each(self) -> tuple[BatchOutcome, ...]:
+        return tuple(
+            [
+                Assigned(base_offset=Offset(offset)) if offset >= 0 else self.others[index]
+                for index, offset in enumerate(self.base_offsets.tolist())
+            ]
+        )
+
+    @property
+    def assigned(self) -> NDArray[np.int64]:
+        """Which batches were."""
+        return np.flatnonzero(self.base_offsets >= 0)
+
+    def placed(self, places: NDArray[np.int64]) -> "Outcomes":
+        """The same by other numbers: what is number `i` here is number `places[i]` there."""
+        base_offsets = np.empty_like(self.base_offsets)
+        base_offsets[places] = self.base_offsets
+        return Outcomes(
+            base_offsets=base_offsets, others={int(places[index]): one for index, one in self.others.items()}
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Outcomes) and self.each == other.each
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def decode_outcomes(stored: Sequence[int], batches: int) -> Outcomes:
     """The outcomes of a segment of so many batches, in the order stored. Raises ValueError if they are of another."""
-    numbers = stored[:batches]
-    if len(stored) == batches and not any(number & 7 for number in numbers):
-        return [Assigned(base_offset=Offset(number >> 3)) for number in numbers]
-    duplicates = sum(number & 7 == _DUPLICATE for number in numbers)
+    numbers = np.array(stored[:batches], np.int64)
+    kinds = numbers & 7
+    odd = np.flatnonzero(kinds != _ASSIGNED).tolist()
+    duplicates = int((kinds == _DUPLICATE).sum()) if odd else 0
     if len(stored) != batches + duplicates:
         raise ValueError(
             f"an outcome of {len(stored)} numbers, {duplicates} of duplicates, is not of {batches} batches"
         )
     times = iter(stored[batches:])
-    return [_decode(number, times) for number in numbers]
+    return Outcomes(
+        base_offsets=np.where(kinds == _ASSIGNED, numbers >> 3, _NOT_ASSIGNED),
+        others={index: _decode(stored[index], times) for index in odd},
+    )
 
 
 def _decode(number: int, times: Iterator[int]) -> BatchOutcome:
     offset = Offset(number >> 3)
     match number & 7:
-        case 0:
-            return Assigned(base_offset=offset)
         case 1:
             return Duplicate(base_offset=offset, max_timestamp_ms=next(times))
         case 2:

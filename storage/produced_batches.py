@@ -5,17 +5,19 @@ doubt (compressed, faulty, out of the bounds of its topic) is handed to that.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
 
+from storage import segment_batches
 from storage.batch_kernels import (
     APPEND_TIMESTAMP,
     BASE_TIMESTAMP,
     COUNT,
     FAULT,
     FINDINGS,
-    LAST_OFFSET_DELTA,
     MAX_TIMESTAMP,
     MIN_TIMESTAMP,
     SOUND,
@@ -30,81 +32,128 @@ from storage.header_kernels import (
     FOUND_CRC,
     HEADER_COLUMNS,
     IS_PLAIN,
-    LEADER_EPOCH,
     PRODUCER_EPOCH,
     PRODUCER_ID,
     read_headers,
 )
-from storage.identifiers import ProducerId
-from storage.record_batch import CRC_START, HEADER_BYTES, MAGIC_V2, BatchHeader, ValidBatch
+from storage.record_batch import CRC_START, HEADER_BYTES, ValidBatch, read_header, with_log_append_time
+from storage.segment_batches import column_of
 
 _COMPRESSION_POSITION = 22
 _COMPRESSION_MASK = 0x07
 
+_FROM_HEADERS = (
+    (segment_batches.RECORDS, COUNT),
+    (segment_batches.PRODUCER_ID, PRODUCER_ID),
+    (segment_batches.PRODUCER_EPOCH, PRODUCER_EPOCH),
+    (segment_batches.BASE_SEQUENCE, BASE_SEQUENCE),
+    (segment_batches.CRC, CRC),
+)
 
-def is_compressed(records: memoryview) -> bool:
-    """Whether to check these bytes means to decompress them, if they are a batch."""
-    return len(records) > HEADER_BYTES and records[_COMPRESSION_POSITION] & _COMPRESSION_MASK != 0
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CheckedBatches:
+    """`columns` and `data` are of all batches asked about, in order; those of the refused mean nothing."""
+
+    columns: NDArray[np.int64]
+    data: list[memoryview]
+    refused: dict[int, InvalidBatch]
+
+    def put(self, index: int, batch: ValidBatch) -> None:
+        self.columns[:, index] = column_of(batch)
+        self.data[index] = batch.data
+
+    def give_time(self, index: int, timestamp_ms: int) -> None:
+        """The batch as of a topic whose log gives times. Copies it."""
+        numbers = self.columns[:, index].tolist()
+        batch = ValidBatch(
+            header=read_header(self.data[index]),
+            data=self.data[index],
+            min_timestamp_ms=numbers[segment_batches.MIN_TIMESTAMP],
+            max_timestamp_ms=numbers[segment_batches.MAX_TIMESTAMP],
+        )
+        self.put(index, with_log_append_time(batch, timestamp_ms))
 
 
-def validate_all(
-    frame: memoryview, places: Sequence[tuple[int, int]], limits: Sequence[BatchLimits]
-) -> list[ValidBatch | InvalidBatch]:
-    """What `validate_produced` says of the bytes `[start, end)` of the frame, for each of the places with the limits
-    given for it; a refusal is a value.
+def compressed(frame: memoryview, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Of each place whether to check its bytes means to decompress them, if they are a batch."""
+    if not len(frame):
+        return np.zeros(len(places), np.bool_)
+    has_records = places[:, 1] - places[:, 0] > HEADER_BYTES
+    attributes = as_byte_array(frame)[np.where(has_records, places[:, 0] + _COMPRESSION_POSITION, 0)]
+    is_compressed: NDArray[np.bool_] = has_records & (attributes & _COMPRESSION_MASK != 0)
+    return is_compressed
+
+
+def check_all(
+    frame: memoryview, places: NDArray[np.int64], limits: Sequence[BatchLimits], limits_of: NDArray[np.int64]
+) -> CheckedBatches:
+    """What `validate_produced` says of the bytes `[start, end)` of the frame, for each row of `places`, with the limits
+    that `limits_of` names for it.
     """
-    produced = [frame[start:end] for start, end in places]
-    if len(places) == 1:  # alone, a batch is checked with less ado
-        return [_judged(produced[0], limits[0])]
-    asked = np.empty((len(places), ASKED_COLUMNS), np.int64)
-    asked[:, :FOUND_CRC] = np.reshape(places, (-1, FOUND_CRC))
-    asked[:, FOUND_CRC] = [0 if is_compressed(records) else crc32c(records[CRC_START:]) for records in produced]
-    rows = np.empty((len(places), HEADER_COLUMNS), np.int64)
-    found = np.empty((len(places), FINDINGS), np.int64)
-    data = as_byte_array(frame)
-    if read_headers(data, asked, rows):
-        scan_each(data, rows, found)
-    return [
-        _sound(records, row, findings)
-        if row[IS_PLAIN] and _is_sound(row, findings, limit, len(records))
-        else _judged(records, limit)
-        for records, row, findings, limit in zip(produced, rows.tolist(), found.tolist(), limits, strict=True)
+    data = [frame[start:end] for start, end in places.tolist()]
+    checked = CheckedBatches(columns=np.zeros((segment_batches.COLUMNS, len(data)), np.int64), data=data, refused={})
+    if len(data) == 1:  # alone, a batch is checked with less ado
+        doubtful = [0]
+    else:
+        doubtful = np.flatnonzero(~_check_plain(frame, places, checked, _as_rows(limits)[limits_of])).tolist()
+    for index in doubtful:
+        found = _judged(data[index], limits[limits_of[index]])
+        if isinstance(found, InvalidBatch):
+            checked.refused[index] = found
+        else:
+            checked.put(index, found)
+    return checked
+
+
+def _as_rows(limits: Sequence[BatchLimits]) -> NDArray[np.int64]:
+    return np.array(
+        [
+            (one.max_message_bytes, one.max_decompressed_bytes, one.earliest_timestamp_ms, one.latest_timestamp_ms)
+            for one in limits
+        ]
+    ).reshape(-1, 4)
+
+
+def _check_plain(
+    frame: memoryview, places: NDArray[np.int64], checked: CheckedBatches, limits: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Fills in the columns of those that are sound beyond doubt, and says which."""
+    count = len(places)
+    asked = np.empty((count, ASKED_COLUMNS), np.int64)
+    asked[:, :FOUND_CRC] = places
+    asked[:, FOUND_CRC] = [
+        0 if is_compressed else crc32c(records[CRC_START:])
+        for records, is_compressed in zip(checked.data, compressed(frame, places).tolist(), strict=True)
     ]
+    rows = np.empty((count, HEADER_COLUMNS), np.int64)
+    found = np.empty((count, FINDINGS), np.int64)
+    if not read_headers(as_byte_array(frame), asked, rows):
+        return np.zeros(count, np.bool_)
+    scan_each(as_byte_array(frame), rows, found)
+    columns = checked.columns
+    np.subtract(places[:, 1], places[:, 0], out=columns[segment_batches.LENGTH])
+    columns[segment_batches.MIN_TIMESTAMP] = found[:, MIN_TIMESTAMP]
+    columns[segment_batches.MAX_TIMESTAMP] = found[:, MAX_TIMESTAMP]
+    for to, column in _FROM_HEADERS:
+        columns[to] = rows[:, column]
+    return _is_sound(rows, found, columns[segment_batches.LENGTH], limits.T)
 
 
-def _is_sound(row: Sequence[int], findings: Sequence[int], limits: BatchLimits, size_bytes: int) -> bool:
-    return (
-        findings[FAULT] == SOUND
-        and findings[MAX_TIMESTAMP] == row[APPEND_TIMESTAMP]
-        and limits.earliest_timestamp_ms <= findings[MIN_TIMESTAMP]
-        and findings[MAX_TIMESTAMP] <= limits.latest_timestamp_ms
-        and NO_TIMESTAMP_MS <= row[BASE_TIMESTAMP] <= LAST_TIMESTAMP_MS
-        and size_bytes <= limits.max_message_bytes
-        and size_bytes - HEADER_BYTES <= limits.max_decompressed_bytes
-    )
-
-
-def _sound(records: memoryview, row: Sequence[int], findings: Sequence[int]) -> ValidBatch:
-    header = BatchHeader(
-        base_offset=0,
-        size_bytes=len(records),
-        leader_epoch=row[LEADER_EPOCH],
-        magic=MAGIC_V2,
-        crc=row[CRC],
-        attributes=0,
-        last_offset_delta=row[LAST_OFFSET_DELTA],
-        base_timestamp_ms=row[BASE_TIMESTAMP],
-        max_timestamp_ms=row[APPEND_TIMESTAMP],
-        producer_id=ProducerId(row[PRODUCER_ID]),
-        producer_epoch=row[PRODUCER_EPOCH],
-        base_sequence=row[BASE_SEQUENCE],
-        record_count=row[COUNT],
-    )
-    return ValidBatch(
-        header=header,
-        data=records,
-        min_timestamp_ms=findings[MIN_TIMESTAMP],
-        max_timestamp_ms=findings[MAX_TIMESTAMP],
+def _is_sound(
+    rows: NDArray[np.int64], found: NDArray[np.int64], lengths: NDArray[np.int64], limits: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    max_message_bytes, max_decompressed_bytes, earliest_ms, latest_ms = limits
+    return (  # type: ignore[no-any-return]
+        (rows[:, IS_PLAIN] != 0)
+        & (found[:, FAULT] == SOUND)
+        & (found[:, MAX_TIMESTAMP] == rows[:, APPEND_TIMESTAMP])
+        & (earliest_ms <= found[:, MIN_TIMESTAMP])
+        & (found[:, MAX_TIMESTAMP] <= latest_ms)
+        & (rows[:, BASE_TIMESTAMP] >= NO_TIMESTAMP_MS)
+        & (rows[:, BASE_TIMESTAMP] <= LAST_TIMESTAMP_MS)
+        & (lengths <= max_message_bytes)
+        & (lengths - HEADER_BYTES <= max_decompressed_bytes)
     )
 
 

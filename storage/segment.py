@@ -14,11 +14,25 @@ from uuid import UUID
 
 import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
 
 from storage.byte_arrays import Buffer
-from storage.checksums import CHECKSUM, LENGTH, PART_COLUMNS, WHOLE, combined
-from storage.identifiers import BytePosition, Partition, ProducerId, SegmentId, TopicId
-from storage.record_batch import CRC_START, ValidBatch, index_batches
+from storage.checksums import CHECKSUM, PART_COLUMNS, WHOLE, combined
+from storage.checksums import LENGTH as LENGTH_OF_PART
+from storage.identifiers import BytePosition, Partition, SegmentId, TopicId
+from storage.record_batch import CRC_START, index_batches
+from storage.segment_batches import (
+    CRC,
+    LENGTH,
+    MAX_TIMESTAMP,
+    MIN_TIMESTAMP,
+    PARTITION,
+    POSITION,
+    RECORDS,
+    TOPIC,
+    PendingBatches,
+    PlacedBatches,
+)
 
 FORMAT_VERSION = 1
 HEADER_MAGIC = b"TIDESEGM"
@@ -48,31 +62,6 @@ class CorruptSegment(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PendingBatch:
-    """A valid batch on its way into a segment: it has neither a place nor an offset."""
-
-    topic_id: TopicId
-    partition: Partition
-    batch: ValidBatch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedBatch:
-    """A batch in a segment: it has a place and still no offset."""
-
-    topic_id: TopicId
-    partition: Partition
-    position: BytePosition
-    length: int
-    record_count: int
-    min_timestamp_ms: int
-    max_timestamp_ms: int
-    producer_id: ProducerId
-    producer_epoch: int
-    base_sequence: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FooterRun:
     """One partition's batches within a segment."""
 
@@ -93,7 +82,7 @@ class SegmentFooter:
     runs: tuple[FooterRun, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SealedSegment:
     """What is uploaded (`chunks`) and what is committed (`placed`); `placed[i]` is the input's batch number
     `order[i]`.
@@ -103,31 +92,35 @@ class SealedSegment:
     chunks: tuple[bytes | memoryview, ...]
     size_bytes: int
     footer: SegmentFooter
-    placed: tuple[PlacedBatch, ...]
-    order: tuple[int, ...]
+    placed: PlacedBatches
+    order: NDArray[np.int64]
 
 
-def seal_segment(segment_id: SegmentId, writer: str, batches: Sequence[PendingBatch]) -> SealedSegment:
+def seal_segment(segment_id: SegmentId, writer: str, batches: PendingBatches) -> SealedSegment:
     """Give every batch its place. Raises ValueError without batches or for a writer's name above 255 bytes."""
-    if not batches:
+    if not len(batches):
         raise ValueError("a segment holds at least one batch")
     header = header_bytes(segment_id, writer)
-    keys = [(batch.topic_id.bytes, batch.partition) for batch in batches]
-    order = tuple(sorted(range(len(batches)), key=keys.__getitem__))
-    placed = []
-    position = len(header)
-    for index in order:
-        placed.append(_place(batches[index], position))
-        position += placed[-1].length
-    runs = _runs_of(placed, [batches[index] for index in order])
-    footer = SegmentFooter(segment_id=segment_id, writer=writer, runs=tuple(runs))
+    topics = sorted(range(len(batches.topic_ids)), key=batches.topic_ids.__getitem__)
+    ranks = np.empty(len(topics), np.int64)
+    ranks[topics] = np.arange(len(topics))
+    ranked = ranks[batches.columns[TOPIC]]
+    order = np.lexsort((batches.columns[PARTITION], ranked))
+    columns = np.take(batches.columns, order, axis=1)
+    columns[TOPIC] = ranked[order]
+    np.cumsum(columns[LENGTH], out=columns[POSITION])
+    position = len(header) + int(columns[POSITION, -1])
+    columns[POSITION] += len(header) - columns[LENGTH]
+    placed = PlacedBatches(topic_ids=tuple([batches.topic_ids[topic] for topic in topics]), columns=columns)
+    data = [batches.data[index] for index in order.tolist()]
+    footer = SegmentFooter(segment_id=segment_id, writer=writer, runs=tuple(_runs_of(placed, data)))
     ending = footer_bytes(footer, position)
     return SealedSegment(
         segment_id=segment_id,
-        chunks=(header, *(batches[index].batch.data for index in order), ending),
+        chunks=(header, *data, ending),
         size_bytes=position + len(ending),
         footer=footer,
-        placed=tuple(placed),
+        placed=placed,
         order=order,
     )
 
@@ -202,52 +195,41 @@ def _verify_run(data: memoryview, run: FooterRun, footer_start: int) -> None:
         raise CorruptSegment(f"{name} holds {records} records, its footer says {run.record_count}", run.position)
 
 
-def _place(pending: PendingBatch, position: int) -> PlacedBatch:
-    header = pending.batch.header
-    return PlacedBatch(
-        topic_id=pending.topic_id,
-        partition=pending.partition,
-        position=BytePosition(position),
-        length=len(pending.batch.data),
-        record_count=header.record_count,
-        min_timestamp_ms=pending.batch.min_timestamp_ms,
-        max_timestamp_ms=pending.batch.max_timestamp_ms,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
-    )
-
-
-def _runs_of(placed: Sequence[PlacedBatch], batches: Sequence[PendingBatch]) -> list[FooterRun]:
+def _runs_of(placed: PlacedBatches, data: Sequence[memoryview]) -> list[FooterRun]:
     """Neighbours of one partition are one run. Its checksum is made of those that the batches bring along."""
-    starts = [
-        index
-        for index, place in enumerate(placed)
-        if not index or (place.topic_id, place.partition) != (placed[index - 1].topic_id, placed[index - 1].partition)
-    ]
-    ends = [*starts[1:], len(placed)]
+    columns = placed.columns
+    changes = np.any(columns[TOPIC : PARTITION + 1, 1:] != columns[TOPIC : PARTITION + 1, :-1], axis=0)
+    starts = np.concatenate(([0], np.flatnonzero(changes) + 1))
     parts = np.empty((2 * len(placed), PART_COLUMNS), np.int64)
-    parts[:, WHOLE] = np.repeat(np.arange(len(starts)), 2 * np.subtract(ends, starts))
-    parts[::2, CHECKSUM] = [crc32c(batch.batch.data[:CRC_START]) for batch in batches]
-    parts[::2, LENGTH] = CRC_START
-    parts[1::2, CHECKSUM] = [batch.batch.header.crc for batch in batches]
-    parts[1::2, LENGTH] = [place.length - CRC_START for place in placed]
-    checksums = combined(parts, len(starts))
-    return [_run(placed[start:end], checksum) for start, end, checksum in zip(starts, ends, checksums, strict=True)]
-
-
-def _run(placed: Sequence[PlacedBatch], checksum: int) -> FooterRun:
-    first, last = placed[0], placed[-1]
-    return FooterRun(
-        topic_id=first.topic_id,
-        partition=first.partition,
-        position=first.position,
-        length=last.position + last.length - first.position,
-        record_count=sum(place.record_count for place in placed),
-        min_timestamp_ms=min(place.min_timestamp_ms for place in placed),
-        max_timestamp_ms=max(place.max_timestamp_ms for place in placed),
-        crc32c=checksum,
+    parts[:, WHOLE] = np.repeat(np.arange(len(starts)), 2 * np.diff(starts, append=len(placed)))
+    parts[::2, CHECKSUM] = [crc32c(batch[:CRC_START]) for batch in data]
+    parts[::2, LENGTH_OF_PART] = CRC_START
+    parts[1::2, CHECKSUM] = columns[CRC]
+    parts[1::2, LENGTH_OF_PART] = columns[LENGTH] - CRC_START
+    sums = zip(
+        columns[TOPIC, starts].tolist(),
+        columns[PARTITION, starts].tolist(),
+        columns[POSITION, starts].tolist(),
+        np.add.reduceat(columns[LENGTH], starts).tolist(),
+        np.add.reduceat(columns[RECORDS], starts).tolist(),
+        np.minimum.reduceat(columns[MIN_TIMESTAMP], starts).tolist(),
+        np.maximum.reduceat(columns[MAX_TIMESTAMP], starts).tolist(),
+        combined(parts, len(starts)),
+        strict=True,
     )
+    return [
+        FooterRun(
+            topic_id=placed.topic_ids[topic],
+            partition=partition,
+            position=position,
+            length=length,
+            record_count=records,
+            min_timestamp_ms=min_timestamp_ms,
+            max_timestamp_ms=max_timestamp_ms,
+            crc32c=checksum,
+        )
+        for topic, partition, position, length, records, min_timestamp_ms, max_timestamp_ms, checksum in sums
+    ]
 
 
 def header_bytes(segment_id: SegmentId, writer: str) -> bytes:

@@ -6,6 +6,7 @@ zone. Behind one address (`one_address`) there is one node for clients, whicheve
 ever moves.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from agent.kafka.context import RequestContext
@@ -48,16 +49,30 @@ class RoutingTable:
         self._max_entries = max_entries
         self._ring: Ring | None = None
         self._routes: dict[tuple[str, TopicId, Partition], Route] = {}
+        self._led: dict[tuple[str, TopicId, NodeId], set[int]] = {}
 
     def route(self, ring: Ring, zone: str, topic_id: TopicId, partition: Partition) -> Route:
         if ring is not self._ring or len(self._routes) >= self._max_entries:
             self._ring = ring
             self._routes.clear()
+            self._led.clear()
         key = (zone, topic_id, partition)
         route = self._routes.get(key)
         if route is None:
             route = self._routes[key] = _route(ring, zone, topic_id, partition)
         return route
+
+    def leads_all(
+        self, ring: Ring, zone: str, topic_id: TopicId, partitions: Collection[int], node_id: NodeId
+    ) -> bool:  # fmt: skip
+        """Whether this agent is the choice for all of these, or no agent is."""
+        if ring is self._ring and self._led.get((zone, topic_id, node_id), frozenset()).issuperset(partitions):
+            return True
+        for partition in map(Partition, partitions):
+            if self.route(ring, zone, topic_id, partition).leader not in (NO_NODE, node_id):
+                return False
+            self._led.setdefault((zone, topic_id, node_id), set()).add(partition)
+        return True
 
 
 def _route(ring: Ring, zone: str, topic_id: TopicId, partition: Partition) -> Route:
@@ -106,6 +121,19 @@ def preferred_replica_of(context: RequestContext, rack: str, topic_id: TopicId, 
         return None
     agent = membership.ring.partition_leader(rack, topic_id, partition)
     return None if agent is None else agent.node_id
+
+
+def moved_partitions(context: RequestContext, topic_id: TopicId, partitions: Collection[int]) -> set[int]:
+    """Those for which `has_moved`; for many that have not, in little time."""
+    parts, self_ = context.parts, context.parts.membership.self_
+    if context.settings.one_address is not None:
+        return set()
+    ring, zone = parts.membership.ring, context.client_zone
+    if self_ is None or (
+        not context.connection.redirected and parts.routes.leads_all(ring, zone, topic_id, partitions, self_.node_id)
+    ):
+        return set()
+    return {partition for partition in partitions if has_moved(context, topic_id, Partition(partition))}
 
 
 def has_moved(context: RequestContext, topic_id: TopicId, partition: Partition) -> bool:

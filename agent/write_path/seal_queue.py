@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from storage.identifiers import ObjectKey, SegmentId
-from storage.segment import PlacedBatch
+from storage.segment_batches import PlacedBatches
 
 Waiter = TypeVar("Waiter")
 
@@ -23,12 +26,14 @@ class Stage(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class QueuedSegment(Generic[Waiter]):
-    """A sealed segment; `waiters[i]` waits for the outcome of `placed[i]`."""
+    """A sealed segment. `waiters` wait for the outcomes of its batches, some each, in the order in which the batches
+    came; `placed[i]` came as number `order[i]`."""
 
     segment_id: SegmentId
     object_key: ObjectKey
     size_bytes: int
-    placed: tuple[PlacedBatch, ...]
+    placed: PlacedBatches
+    order: NDArray[np.int64]
     waiters: tuple[Waiter, ...]
     data: bytes
     stage: Stage = field(default=Stage.UPLOADING)

@@ -10,9 +10,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
-from agent.write_path.accumulator import Accumulator
+from agent.write_path.accumulator import Accumulator, Taken
 from agent.write_path.appended import Appended
 from agent.write_path.committer import Committer
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
@@ -24,11 +27,12 @@ from agent.write_path.sequence_gaps import SequenceGaps
 from agent.write_path.uploader import Uploader, UploadFailed
 from cache_ring.membership import Membership
 from sequencer.client import Sequencer
-from sequencer.commits import Assigned, BatchOutcome, Committed, OutOfOrderSequence, SegmentToCommit
+from sequencer.commits import BatchOutcome, Committed, Outcomes, OutOfOrderSequence, SegmentToCommit
 from sequencer.coordinates import RunCoordinate
 from storage.identifiers import NO_PRODUCER_ID, ObjectKey
 from storage.object_store import ObjectStore
-from storage.segment import PendingBatch, PlacedBatch, seal_segment
+from storage.segment import seal_segment
+from storage.segment_batches import LENGTH, RECORDS, PendingBatches, PlacedBatch, PlacedBatches
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +45,8 @@ class Written(Protocol):
     def committed(self, runs: Sequence[RunCoordinate]) -> None: ...
 
 
-_Waiter: TypeAlias = tuple[Appended, int]
-"""A batch: the request it came with, and which of its batches it is."""
+_Waiter: TypeAlias = Taken[Appended]
+"""Some batches of a request."""
 _Queued: TypeAlias = QueuedSegment[_Waiter]
 
 
@@ -91,11 +95,11 @@ class WritePath:
         """Segments that wait for their upload or their commit."""
         return len(self._queue)
 
-    def append(self, batches: Sequence[PendingBatch]) -> Appended:
+    def append(self, batches: PendingBatches) -> Appended:
         """Take the batches of a request over, in order, without waiting."""
         appended = Appended(batches)
-        if batches:
-            sizes = [len(pending.batch.data) for pending in batches]
+        if len(batches):
+            sizes = batches.columns[LENGTH].tolist()
             appended.number = self._gathered.add(appended, sizes, self._clock())
             self._account(sum(sizes))
             self._arrived.set()
@@ -158,18 +162,18 @@ class WritePath:
             self._uploads.release()
             return
         self_ = self._membership.self_
-        waiters = [(part.owner, index) for part in taken for index in range(part.start, part.end)]
         sealed = seal_segment(
             reserved.segment_id,
             "" if self_ is None else str(self_.node_id),
-            [owner.batches[index] for owner, index in waiters],
+            PendingBatches.joined([(part.owner.batches, part.start, part.end) for part in taken]),
         )
         queued: _Queued = QueuedSegment(
             segment_id=reserved.segment_id,
             object_key=reserved.object_key,
             size_bytes=sealed.size_bytes,
             placed=sealed.placed,
-            waiters=tuple([waiters[index] for index in sealed.order]),
+            order=sealed.order,
+            waiters=tuple(taken),
             data=b"".join(sealed.chunks),
         )
         for part in taken:
@@ -225,19 +229,28 @@ class WritePath:
             self._fail(segment, answer)
             return
         self._written.committed(answer.runs)
-        self._count(segment.placed, answer.outcomes)
-        for batch, (appended, index), outcome in zip(segment.placed, segment.waiters, answer.outcomes, strict=True):
-            is_plain = isinstance(outcome, Assigned) and not self._gaps
-            appended.settle(index, outcome if is_plain else self._judged(batch, outcome))
-        self._account(-sum([batch.length for batch in segment.placed]))
+        assigned = answer.found.assigned
+        self._count(segment.placed.columns[:, assigned])
+        if self._gaps or len(assigned) < len(segment.placed):
+            self._settle_each(segment, answer.found)
+        else:
+            offsets, start = answer.found.placed(segment.order).base_offsets, 0
+            for part in segment.waiters:
+                end = start + part.end - part.start
+                part.owner.assign(part.start, offsets[start:end])
+                start = end
+        self._account(-_size_bytes(segment.placed))
 
-    def _count(self, placed: Sequence[PlacedBatch], outcomes: Sequence[BatchOutcome]) -> None:
-        written = [
-            batch for batch, outcome in zip(placed, outcomes, strict=True) if isinstance(outcome, Assigned)
-        ]  # fmt: skip
-        self._metrics.batches.inc(len(written))
-        self._metrics.records.inc(sum([batch.record_count for batch in written]))
-        self._metrics.batch_bytes.inc(sum([batch.length for batch in written]))
+    def _settle_each(self, segment: _Queued, found: Outcomes) -> None:
+        waiters = [(part.owner, index) for part in segment.waiters for index in range(part.start, part.end)]
+        for batch, outcome, number in zip(segment.placed, found.each, segment.order.tolist(), strict=True):
+            appended, index = waiters[number]
+            appended.settle(index, self._judged(batch, outcome))
+
+    def _count(self, written: NDArray[np.int64]) -> None:
+        self._metrics.batches.inc(written.shape[1])
+        self._metrics.records.inc(int(written[RECORDS].sum()))
+        self._metrics.batch_bytes.inc(int(written[LENGTH].sum()))
 
     def _judged(self, batch: PlacedBatch, outcome: BatchOutcome) -> WriteOutcome:
         """A batch whose predecessor is missing is not written, for as long as that may still come."""
@@ -255,9 +268,9 @@ class WritePath:
         return outcome
 
     def _fail(self, segment: _Queued, failure: WriteFailed) -> None:
-        for appended, index in segment.waiters:
-            appended.settle(index, failure)
-        self._account(-sum([batch.length for batch in segment.placed]))
+        for part in segment.waiters:
+            part.owner.settle_part(part.start, part.end, failure)
+        self._account(-_size_bytes(segment.placed))
 
     def _account(self, bytes_more: int) -> None:
         self._unacknowledged_bytes += bytes_more
@@ -273,3 +286,7 @@ class WritePath:
         for segment in self._queue.drain():
             if segment.stage is not Stage.FAILED:
                 self._fail(segment, failure)
+
+
+def _size_bytes(placed: PlacedBatches) -> int:
+    return int(placed.columns[LENGTH].sum())

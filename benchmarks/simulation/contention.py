@@ -22,7 +22,7 @@ from sequencer.commits import SQL
 from sequencer.settings import SequencerSettings
 from storage.identifiers import BytePosition, Partition, ProducerId, TopicId, new_segment_id
 from storage.keys import segment_key
-from storage.segment import PlacedBatch
+from storage.segment_batches import PlacedBatch, PlacedBatches
 
 _LOG_BYTES_PER_S = 400e6
 _RECORDS, _BATCH_BYTES = 50, 10_000
@@ -140,4 +140,5 @@ def _segment(
             )
         )
         sequences[partition] += _RECORDS
-    return SegmentToCommit(segment_id=segment_id, size_bytes=128 + len(batches) * _BATCH_BYTES, batches=tuple(batches))
+    size_bytes = 128 + len(batches) * _BATCH_BYTES
+    return SegmentToCommit(segment_id=segment_id, size_bytes=size_bytes, batches=PlacedBatches.of(batches))

@@ -22,7 +22,7 @@ from sequencer.commits import Committed, SegmentToCommit
 from sequencer.coordinates import KnownEnd
 from storage.identifiers import BytePosition, Offset, Partition, ProducerId, TopicId, new_segment_id
 from storage.keys import segment_key
-from storage.segment import PlacedBatch
+from storage.segment_batches import PlacedBatch, PlacedBatches
 
 _SHAPES = ((1, 1), (30, 1), (300, 1), (30, 10), (10, 3), (100, 4))
 """Partitions of a commit, and batches in each."""
@@ -151,7 +151,7 @@ class _Writer:
             ]
         self._sequence += self._each * _RECORDS
         size_bytes = 128 + len(batches) * _BATCH_BYTES
-        return SegmentToCommit(segment_id=self._stock.pop(), size_bytes=size_bytes, batches=tuple(batches))
+        return SegmentToCommit(segment_id=self._stock.pop(), size_bytes=size_bytes, batches=PlacedBatches.of(batches))
 
 
 async def _background(sequencer: Sequencer, database: Database, seconds: float) -> BackgroundCost:

@@ -15,7 +15,8 @@ from storage.batch_validation import BatchLimits, ValidBatch, validate_produced
 from storage.identifiers import ObjectKey, Partition, SegmentId, new_segment_id
 from storage.keys import segment_key
 from storage.object_store import ObjectInfo, ObjectNotFound, ObjectStore
-from storage.segment import PendingBatch, SealedSegment, seal_segment
+from storage.segment import SealedSegment, seal_segment
+from storage.segment_batches import PendingBatch, PendingBatches
 
 CLUSTER = "tidelog"
 LEASE_S = 900.0
@@ -56,7 +57,7 @@ async def reserved(sequencer: Sequencer, batches: Sequence[PendingBatch], lease_
     segment_id = new_segment_id()
     key = segment_key(CLUSTER, segment_id)
     await sequencer.reservations.reserve({segment_id: key}, lease_s, "test")
-    return Segment(key=key, sealed=seal_segment(segment_id, "test", batches))
+    return Segment(key=key, sealed=seal_segment(segment_id, "test", PendingBatches.of(batches)))
 
 
 async def upload(store: ObjectStore, segment: Segment) -> None:

@@ -15,7 +15,7 @@ from storage.identifiers import (
     TopicId,
     new_segment_id,
 )
-from storage.segment import PlacedBatch
+from storage.segment_batches import PlacedBatch, PlacedBatches
 
 HEADER_BYTES = 64
 
@@ -55,7 +55,7 @@ def a_segment(batches: Sequence[ABatch], segment_id: SegmentId | None = None) ->
         )
         position += batch.length
     return SegmentToCommit(
-        segment_id=segment_id or new_segment_id(), size_bytes=position + HEADER_BYTES, batches=tuple(placed)
+        segment_id=segment_id or new_segment_id(), size_bytes=position + HEADER_BYTES, batches=PlacedBatches.of(placed)
     )
 
 

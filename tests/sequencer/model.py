@@ -13,6 +13,7 @@ from sequencer.commits import (
     Committed,
     Duplicate,
     FencedEpoch,
+    Outcomes,
     OutOfOrderSequence,
     Refused,
     SegmentToCommit,
@@ -22,7 +23,7 @@ from sequencer.commits import (
 )
 from sequencer.coordinates import PartitionBounds, PartitionCoordinates, PartitionKey, RunCoordinate
 from storage.identifiers import NO_PRODUCER_ID, ObjectKey, Offset, ProducerId, SegmentId
-from storage.segment import PlacedBatch
+from storage.segment_batches import PlacedBatch
 
 SEQUENCES = 2**31
 REMEMBERED_BATCHES = 10
@@ -123,7 +124,7 @@ class ModelSequencer:
         if stored.answer is None:
             outcomes = tuple(self._judge(batch) for batch in segment.batches)
             runs = self._append(segment, stored.object_key, outcomes)
-            stored.answer = Committed(outcomes=outcomes, runs=runs)
+            stored.answer = Committed(found=Outcomes.of(outcomes), runs=runs)
             stored.state = "committed"
         return stored.answer
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from psycopg import AsyncClientCursor, AsyncConnection
 
+from sequencer.array_parameters import Int4Column
+
 _BUFFERS = re.compile(r"Buffers: shared hit=(\d+)(?: read=(\d+))?")
 
 
@@ -32,7 +34,7 @@ async def generic_plan(connection: AsyncConnection[Any], statement: str, paramet
     text = statement
     for number, name in enumerate(names, 1):
         text = text.replace(f"%({name})s", f"${number}")
-    values = [list(value) if isinstance(value, tuple) else value for value in (parameters[name] for name in names)]
+    values = [_as_list(parameters[name]) for name in names]
     arguments = AsyncClientCursor(connection).mogrify(", ".join(["%s"] * len(values)), values)
     async with connection.transaction(force_rollback=True):
         await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
@@ -45,6 +47,12 @@ async def generic_plan(connection: AsyncConnection[Any], statement: str, paramet
         await connection.execute("DEALLOCATE explained")
     assert "Seq Scan" not in plan, plan
     return plan
+
+
+def _as_list(value: Any) -> Any:
+    if isinstance(value, Int4Column):
+        return value.values.tolist()
+    return list(value) if isinstance(value, tuple) else value
 
 
 def pages_touched(plan: str) -> int:

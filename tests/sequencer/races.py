@@ -34,7 +34,7 @@ async def commit_within(
     return [
         outcome
         for segment, row in zip(segments, rows, strict=True)
-        for outcome in decode_outcomes(row.outcome, len(segment.batches))
+        for outcome in decode_outcomes(row.outcome, len(segment.batches)).each
     ]
 
 

@@ -15,7 +15,8 @@ from storage.identifiers import Partition, TopicId, new_segment_id
 from storage.keys import segment_key
 from storage.object_store import ObjectStore
 from storage.record_batch import Compression, with_log_append_time
-from storage.segment import PendingBatch, seal_segment
+from storage.segment import seal_segment
+from storage.segment_batches import PendingBatch, PendingBatches
 
 CLUSTER = "tidelog"
 LEASE_S = 60.0
@@ -61,7 +62,8 @@ class Log:
         segment_id = new_segment_id()
         key = segment_key(CLUSTER, segment_id)
         await self.sequencer.reservations.reserve({segment_id: key}, LEASE_S, "test")
-        sealed = seal_segment(segment_id, "test", [_pending(self.topic_ids[topic], batch) for batch in batches])
+        pending = [_pending(self.topic_ids[topic], batch) for batch in batches]
+        sealed = seal_segment(segment_id, "test", PendingBatches.of(pending))
         await self.store.put(key, sealed.chunks)
         [committed] = await self.sequencer.commits.commit(
             [SegmentToCommit(segment_id=segment_id, size_bytes=sealed.size_bytes, batches=sealed.placed)]

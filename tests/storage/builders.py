@@ -11,7 +11,8 @@ from crc32c import crc32c
 
 from storage.batch_validation import BatchLimits, validate_produced
 from storage.identifiers import Partition, SegmentId, TopicId
-from storage.segment import PendingBatch, SealedSegment, seal_segment
+from storage.segment import SealedSegment, seal_segment
+from storage.segment_batches import PendingBatch, PendingBatches
 
 LIMITS = BatchLimits()
 ROOMY = BatchLimits(max_message_bytes=64 << 20)
@@ -94,5 +95,5 @@ def a_pending(topic_id: TopicId = ORDERS, partition: int = 0, data: bytes | None
 
 def a_segment(*batches: PendingBatch, writer: str = "agent-1") -> tuple[SealedSegment, bytes]:
     """A sealed segment and its bytes."""
-    sealed = seal_segment(SEGMENT_ID, writer, batches or (a_pending(),))
+    sealed = seal_segment(SEGMENT_ID, writer, PendingBatches.of(batches or (a_pending(),)))
     return sealed, b"".join(sealed.chunks)

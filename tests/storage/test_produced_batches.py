@@ -3,6 +3,7 @@
 import struct
 from typing import Any
 
+import numpy as np
 import pytest
 from crc32c import crc32c
 from hypothesis import given
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from storage.batch_validation import BatchLimits, InvalidBatch, validate_produced
 from storage.compression import compress
-from storage.produced_batches import validate_all
+from storage.produced_batches import CheckedBatches, check_all
 from storage.record_batch import Compression, ValidBatch
+from storage.segment_batches import column_of
 from tests.agent.running import a_batch
 
 PLAIN = [
@@ -64,7 +66,18 @@ def judged(records: memoryview, limit: BatchLimits) -> Any:
 def as_value(answer: ValidBatch | InvalidBatch) -> Any:
     if isinstance(answer, InvalidBatch):
         return answer.fault, answer.message, answer.records
-    return answer
+    return column_of(answer), bytes(answer.data)
+
+
+def checked(frame: memoryview, places: list[tuple[int, int]], limits: list[BatchLimits]) -> CheckedBatches:
+    return check_all(frame, np.array(places, np.int64).reshape(-1, 2), limits, np.arange(len(places)))
+
+
+def values_of(found: CheckedBatches) -> list[Any]:
+    return [
+        as_value(found.refused[index]) if index in found.refused else (tuple(column), bytes(data))
+        for index, (column, data) in enumerate(zip(found.columns.T.tolist(), found.data, strict=True))
+    ]
 
 
 @given(asked=st.lists(st.tuples(a_produced(), limits), max_size=8), before=st.binary(max_size=9))
@@ -75,10 +88,10 @@ def test_batches_together_are_judged_as_each_alone(asked: list[tuple[bytes, Batc
         places.append((at, at + len(batch)))
         at += len(batch)
 
-    together = validate_all(frame, places, [limit for _, limit in asked])
+    together = checked(frame, places, [limit for _, limit in asked])
 
     alone = [judged(frame[start:end], limit) for (start, end), (_, limit) in zip(places, asked, strict=True)]
-    assert [as_value(answer) for answer in together] == [as_value(answer) for answer in alone]
+    assert values_of(together) == [as_value(answer) for answer in alone]
 
 
 @pytest.mark.parametrize("compression", list(Compression))
@@ -87,10 +100,11 @@ def test_sound_batches_are_accepted_where_they_lie(compression: Compression) -> 
     frame = memoryview(b"".join(batches))
     ends = [sum(len(batch) for batch in batches[: index + 1]) for index in range(len(batches))]
 
-    found = validate_all(frame, list(zip([0, *ends], ends, strict=False)), [BatchLimits()] * len(batches))
+    found = checked(frame, list(zip([0, *ends], ends, strict=False)), [BatchLimits()] * len(batches))
 
-    assert [isinstance(batch, ValidBatch) and bytes(batch.data) for batch in found] == batches
-    assert all(isinstance(batch, ValidBatch) and batch.data.obj is frame.obj for batch in found)
+    assert not found.refused
+    assert [bytes(data) for data in found.data] == batches
+    assert all(data.obj is frame.obj for data in found.data)
 
 
 def test_a_refusal_keeps_nothing_of_what_was_looked_at() -> None:
@@ -98,7 +112,7 @@ def test_a_refusal_keeps_nothing_of_what_was_looked_at() -> None:
     damaged = bytearray(compressed(PLAIN[0], Compression.GZIP))
     damaged[-1] ^= 1
     for batch in (bytes(damaged), PLAIN[0][:-1]):
-        (refused,) = validate_all(memoryview(batch), [(0, len(batch))], [BatchLimits(max_decompressed_bytes=8)])
+        found = checked(memoryview(batch), [(0, len(batch))], [BatchLimits(max_decompressed_bytes=8)])
 
-        assert isinstance(refused, InvalidBatch)
+        refused = found.refused[0]
         assert (refused.__traceback__, refused.__context__, refused.__cause__) == (None, None, None)

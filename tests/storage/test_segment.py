@@ -12,12 +12,12 @@ from storage.identifiers import Partition
 from storage.segment import (
     TRAILER_BYTES,
     CorruptSegment,
-    PendingBatch,
     footer_range,
     read_footer,
     seal_segment,
     verify_segment,
 )
+from storage.segment_batches import PendingBatch, PendingBatches
 from tests.storage.builders import LIMITS, ORDERS, PAYMENTS, SEGMENT_ID, ARecord, a_batch, a_pending, a_segment
 
 
@@ -31,7 +31,7 @@ def test_batches_lie_in_partition_order_and_in_arrival_order_within_a_partition(
 
     sealed, data = a_segment(*pending)
 
-    assert sealed.order == (2, 1, 3, 0)
+    assert sealed.order.tolist() == [2, 1, 3, 0]
     assert [(run.topic_id, run.partition) for run in sealed.footer.runs] == [(ORDERS, 0), (ORDERS, 1), (PAYMENTS, 0)]
     for place, index in zip(sealed.placed, sealed.order, strict=True):
         assert data[place.position : place.position + place.length] == pending[index].batch.data
@@ -147,7 +147,7 @@ _pending = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(pending=st.lists(_pending, min_size=1, max_size=12), writer=st.text(max_size=40))
 def test_any_segment_reads_back_as_it_was_sealed(pending: list[PendingBatch], writer: str) -> None:
-    sealed = seal_segment(SEGMENT_ID, writer, pending)
+    sealed = seal_segment(SEGMENT_ID, writer, PendingBatches.of(pending))
     data = b"".join(sealed.chunks)
 
     assert verify_segment(data) == sealed.footer

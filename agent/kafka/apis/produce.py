@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+import numpy as np
 from kio.schema.errors import ErrorCode
+from numpy.typing import NDArray
 
 from agent.error_codes import ProduceResult, produce_result
 from agent.kafka.api import CloseConnection
-from agent.kafka.apis.produce_answer import ProduceAnswer, encode
-from agent.kafka.apis.produce_batches import Accepted, AskedBatch, accept
+from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, encode
+from agent.kafka.apis.produce_batches import NO_TIME_MS, Accepted, AskedBatches, accept
 from agent.kafka.apis.produce_request import FIRST_VERSION_WITH_TOPIC_IDS, ProduceRequest, read_request
 from agent.kafka.context import RequestContext
 from agent.kafka.current_leaders import node_endpoints
@@ -27,25 +29,26 @@ from agent.kafka.vectored import Encoded
 from agent.settings import AgentSettings
 from agent.write_path.appended import Appended
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
-from sequencer.commits import Assigned
 from sequencer.database import SequencerUnavailable
 from sequencer.topics import Topic
-from storage.identifiers import Partition, TopicId
+from storage.identifiers import TopicId
+from storage.segment_batches import TOPIC
 
 _NO_ACKS: Final = 0
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_WRITTEN: Final = ProduceResult(code=ErrorCode.none)
 _TIMED_OUT: Final = WriteFailed(
     failure=WriteFailure.TIMED_OUT, message="the request's timeout was over before its commit"
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Expected:
-    """What the answer for a batch under way needs of it: none of its bytes."""
+    """What the answer for the batches under way needs of them: none of their bytes."""
 
-    topic_id: TopicId
-    log_append_time_ms: int | None
+    numbers: NDArray[np.int64]
+    topic_ids: Sequence[TopicId]
+    topic_of: NDArray[np.int64]
+    times_ms: NDArray[np.int64]
 
 
 def decode(frame: bytes | memoryview, body_start: int, version: int, settings: AgentSettings) -> ProduceRequest:
@@ -57,18 +60,19 @@ async def handle(request: ProduceRequest, context: RequestContext) -> Encoded | 
     deadline_s = context.deadline_s(request.timeout_s, context.settings.max_produce_timeout_s)
     verdict = _refusal(request)
     if verdict is None:
-        results = await _write(await _accept(request, context), request.acks, deadline_s, context)
+        results = await _write(await _accept(request, context), request, deadline_s, context)
     else:
-        results = [verdict] * len(request.records)
+        results = ProduceResults.of(dict.fromkeys(range(len(request.records)), verdict), len(request.records))
     _count(results, context)
     if request.acks == _NO_ACKS:
         _hang_up_on_errors(results)
         return None
+    leaders = {result.leader for result in results.others.values() if result.leader is not None}
     answer = ProduceAnswer(
         topics=request.topics,
         results=results,
         throttle_ms=context.parts.overload.of_produce() // _MILLISECOND,
-        leaders=node_endpoints(context, {result.leader for result in results if result.leader is not None}),
+        leaders=node_endpoints(context, leaders),
     )
     body = encode(answer, context.api_version)
     return Encoded(buffers=[body], size_bytes=len(body))
@@ -83,19 +87,20 @@ def _refusal(request: ProduceRequest) -> ProduceResult | None:
     return None
 
 
-async def _accept(request: ProduceRequest, context: RequestContext) -> list[Accepted | ProduceResult]:
-    """Everything that may wait, for each partition in order: finding topics, checking batches."""
+async def _accept(request: ProduceRequest, context: RequestContext) -> Accepted | ProduceResult:
+    """Everything that may wait: finding topics, checking batches. Or what is said of all of them."""
     try:
         topics = await _find_topics(request, context)
     except SequencerUnavailable as error:
-        return [ProduceResult(code=ErrorCode.not_enough_replicas, message=str(error))] * len(request.records)
-    places = iter(request.records)
-    asked = [
-        AskedBatch(topic, Partition(partition), next(places))
-        for topic, named in zip(topics, request.topics, strict=True)
-        for partition in named.partitions
-    ]
-    return await accept(request.take_frame(), asked, _unknown_topic(context), context)
+        return ProduceResult(code=ErrorCode.not_enough_replicas, message=str(error))
+    asked = AskedBatches(
+        frame=request.take_frame(),
+        topics=topics,
+        counts=[len(named.partitions) for named in request.topics],
+        partitions=np.array([partition for named in request.topics for partition in named.partitions], np.int64),
+        places=np.array(request.records, np.int64).reshape(-1, 2),
+    )
+    return await accept(asked, _unknown_topic(context), context)
 
 
 def _unknown_topic(context: RequestContext) -> ErrorCode:
@@ -116,34 +121,40 @@ async def _find_topics(request: ProduceRequest, context: RequestContext) -> list
 
 
 async def _write(
-    accepted: Sequence[Accepted | ProduceResult], acks: int, deadline_s: float, context: RequestContext
-) -> list[ProduceResult]:
+    accepted: Accepted | ProduceResult, request: ProduceRequest, deadline_s: float, context: RequestContext
+) -> ProduceResults:
+    count = len(request.records)
     assert context.turn is not None, "produce requests take turns"
     await context.turn.my_turn()
+    if isinstance(accepted, ProduceResult):
+        context.turn.done()
+        return ProduceResults.of(dict.fromkeys(range(count), accepted), count)
     write_path = context.parts.write_path
-    appended = write_path.append([batch.pending for batch in accepted if isinstance(batch, Accepted)])
+    appended = write_path.append(accepted.batches)
     context.turn.done()
     # From here on the batches' bytes are the write path's alone, which lets go of them as it seals them.
-    expected = [batch if isinstance(batch, ProduceResult) else _expected(batch) for batch in accepted]
+    expected = _Expected(
+        numbers=accepted.numbers,
+        topic_ids=accepted.batches.topic_ids,
+        topic_of=accepted.batches.columns[TOPIC],
+        times_ms=accepted.times_ms,
+    )
+    results = ProduceResults.of(accepted.refusals, count)
     del accepted
-    if not appended.outcomes:
-        return [result for result in expected if isinstance(result, ProduceResult)]
+    if not len(expected.numbers):
+        return results
     _hold_memory(appended, context)
-    if acks == _NO_ACKS:
-        return [result if isinstance(result, ProduceResult) else _WRITTEN for result in expected]
+    if request.acks == _NO_ACKS:
+        return results
     await appended.wait(context.remaining_s(deadline_s))
     context.parts.metrics.produce_seconds.observe(time.monotonic() - context.received_at_s)
     if not appended.done.done():
         write_path.give_up(appended, _TIMED_OUT)
-    outcomes = iter(appended.outcomes)
-    return [
-        result if isinstance(result, ProduceResult) else _result_of(next(outcomes), result, context)
-        for result in expected
-    ]
-
-
-def _expected(batch: Accepted) -> _Expected:
-    return _Expected(batch.pending.topic_id, batch.log_append_time_ms)
+    results.base_offsets[expected.numbers] = appended.base_offsets
+    results.log_append_times_ms[expected.numbers] = expected.times_ms
+    for index, outcome in appended.others.items():
+        results.others[int(expected.numbers[index])] = _result_of(outcome, expected, index, context)
+    return results
 
 
 def _hold_memory(appended: Appended, context: RequestContext) -> None:
@@ -152,24 +163,23 @@ def _hold_memory(appended: Appended, context: RequestContext) -> None:
     appended.done.add_done_callback(lambda _: context.memory.release())
 
 
-def _result_of(outcome: WriteOutcome | None, batch: _Expected, context: RequestContext) -> ProduceResult:
-    assert outcome is not None, "all batches have an outcome once the request is done or was given up"
+def _result_of(outcome: WriteOutcome, expected: _Expected, index: int, context: RequestContext) -> ProduceResult:
+    """Of a batch that was not written now."""
     result = produce_result(outcome)
     if result.code is ErrorCode.unknown_topic_or_partition:
-        context.parts.topics.forget(batch.topic_id)
+        context.parts.topics.forget(expected.topic_ids[expected.topic_of[index]])
         return ProduceResult(code=_unknown_topic(context))
-    if batch.log_append_time_ms is not None:
-        return result.at(batch.log_append_time_ms) if isinstance(outcome, Assigned) else result
-    return result if result.log_append_time_ms is None else result.at(None)
+    gives_times = expected.times_ms[index] != NO_TIME_MS
+    return result if gives_times or result.log_append_time_ms is None else result.at(None)
 
 
-def _count(results: Sequence[ProduceResult], context: RequestContext) -> None:
-    for result in results:
+def _count(results: ProduceResults, context: RequestContext) -> None:
+    for result in results.others.values():
         if result.code is not ErrorCode.none:
             context.parts.metrics.produce_errors.labels(result.code.name).inc()
 
 
-def _hang_up_on_errors(results: Sequence[ProduceResult]) -> None:
-    failed = next((result for result in results if result.code is not ErrorCode.none), None)
+def _hang_up_on_errors(results: ProduceResults) -> None:
+    failed = next((result for result in results.others.values() if result.code is not ErrorCode.none), None)
     if failed is not None:
         raise CloseConnection(f"produce without acks failed: {failed.code.name}")

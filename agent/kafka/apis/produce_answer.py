@@ -3,14 +3,16 @@
 Pure. An answer to fifty partitions that all went well is one pack for each of them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
+import numpy as np
 from kio.schema.errors import ErrorCode
+from numpy.typing import NDArray
 
-from agent.error_codes import ProduceResult
+from agent.error_codes import NO_OFFSET, ProduceResult
 from agent.kafka.apis.produce_request import FIRST_FLEXIBLE_VERSION, FIRST_VERSION_WITH_TOPIC_IDS, ProducedTopic
 from agent.kafka.current_leaders import NodeEndpoint
 from agent.kafka.leader_epochs import OUR_EPOCH
@@ -19,6 +21,7 @@ _WITH_LOG_START: Final = 5
 _WITH_RECORD_ERRORS: Final = 8
 _WITH_LEADERS: Final = 10
 _NO_TIME: Final = -1
+_NO_ERROR: Final = ErrorCode.none.value
 
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
@@ -27,12 +30,28 @@ _RESULT_WITH_LOG_START: Final = Struct(">ihqqq")
 _LEADER: Final = Struct(">ii")  # node id, epoch
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProduceResults:
+    """Of all partitions of a request, in order: where each was written, unless something else came of it."""
+
+    base_offsets: NDArray[np.int64]
+    log_append_times_ms: NDArray[np.int64]
+    """-1 where the log gives no times."""
+    others: dict[int, ProduceResult]
+
+    @classmethod
+    def of(cls, others: Mapping[int, ProduceResult], count: int) -> "ProduceResults":
+        """Of so many partitions, of which none is written yet."""
+        nowhere = np.full((2, count), -1)
+        return cls(base_offsets=nowhere[0], log_append_times_ms=nowhere[1], others=dict(others))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceAnswer:
     """`results` are of all partitions of all topics, in order."""
 
     topics: Sequence[ProducedTopic]
-    results: Sequence[ProduceResult]
+    results: ProduceResults
     throttle_ms: int
     leaders: tuple[NodeEndpoint, ...] = ()
 
@@ -40,7 +59,7 @@ class ProduceAnswer:
 def encode(answer: ProduceAnswer, version: int) -> bytes:
     """The response's body, after its header."""
     write = _Writer(version)
-    results = iter(answer.results)
+    start = 0
     write.count(len(answer.topics))
     for topic in answer.topics:
         if version >= FIRST_VERSION_WITH_TOPIC_IDS:
@@ -48,29 +67,41 @@ def encode(answer: ProduceAnswer, version: int) -> bytes:
         else:
             write.string(topic.name)
         write.count(len(topic.partitions))
-        _write_partitions(write, topic.partitions, results)
+        _write_partitions(write, topic.partitions, answer.results, start)
+        start += len(topic.partitions)
         write.tags()
     write.out += _INT32.pack(answer.throttle_ms)
     _write_endpoints(write, answer.leaders if version >= _WITH_LEADERS else ())
     return bytes(write.out)
 
 
-def _write_partitions(write: "_Writer", partitions: Sequence[int], results: Iterator[ProduceResult]) -> None:
+def _write_partitions(write: "_Writer", partitions: Sequence[int], results: ProduceResults, start: int) -> None:
+    """Those from number `start` of the request on."""
     nothing_wrong = _nothing_wrong(write.version)
-    with_log_start = write.version >= _WITH_LOG_START
-    for index in partitions:
-        result = next(results)
-        time_ms = _NO_TIME if result.log_append_time_ms is None else result.log_append_time_ms
-        if with_log_start:
-            write.out += _RESULT_WITH_LOG_START.pack(
-                index, result.code, result.base_offset, time_ms, result.log_start_offset
-            )
-        else:
-            write.out += _RESULT.pack(index, result.code, result.base_offset, time_ms)
-        if result.code is ErrorCode.none:
+    end = start + len(partitions)
+    offsets, times_ms = results.base_offsets[start:end].tolist(), results.log_append_times_ms[start:end].tolist()
+    for number, (partition, base_offset, time_ms) in enumerate(zip(partitions, offsets, times_ms, strict=True), start):
+        other = results.others.get(number)
+        if other is not None:
+            _write_other(write, partition, other)
+        elif write.version >= _WITH_LOG_START:
+            write.out += _RESULT_WITH_LOG_START.pack(partition, _NO_ERROR, base_offset, time_ms, NO_OFFSET)
             write.out += nothing_wrong
         else:
-            _write_errors(write, result)
+            write.out += _RESULT.pack(partition, _NO_ERROR, base_offset, time_ms) + nothing_wrong
+
+
+def _write_other(write: "_Writer", partition: int, result: ProduceResult) -> None:
+    time_ms = _NO_TIME if result.log_append_time_ms is None else result.log_append_time_ms
+    body = (partition, result.code, result.base_offset, time_ms)
+    if write.version >= _WITH_LOG_START:
+        write.out += _RESULT_WITH_LOG_START.pack(*body, result.log_start_offset)
+    else:
+        write.out += _RESULT.pack(*body)
+    if result.code is ErrorCode.none:
+        write.out += _nothing_wrong(write.version)
+    else:
+        _write_errors(write, result)
 
 
 def _nothing_wrong(version: int) -> bytes:

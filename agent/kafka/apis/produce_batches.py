@@ -12,41 +12,58 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
+import numpy as np
 from kio.schema.errors import ErrorCode
+from numpy.typing import NDArray
 
 from agent.error_codes import ProduceResult, invalid_batch_code
 from agent.kafka.context import RequestContext
-from agent.kafka.routing import has_moved, route_of
+from agent.kafka.routing import moved_partitions, route_of
 from sequencer.topic_config import TopicConfig
 from sequencer.topics import Topic
 from storage.batch_validation import LAST_TIMESTAMP_MS, NO_TIMESTAMP_MS, BatchFault, BatchLimits, InvalidBatch
-from storage.identifiers import Partition
-from storage.produced_batches import is_compressed, validate_all
-from storage.record_batch import ValidBatch, with_log_append_time
-from storage.segment import PendingBatch
+from storage.identifiers import Partition, TopicId
+from storage.produced_batches import check_all, compressed
+from storage.segment_batches import PARTITION, TOPIC, PendingBatches
 
+NO_TIME_MS: Final = -1
+
+_TWICE = ProduceResult(code=ErrorCode.invalid_request, message="the request names the partition more than once")
 _TOO_LARGE = invalid_batch_code(BatchFault.TOO_LARGE)
 _PLAIN_IS_CHEAPER = 64
 """Checking plain bytes takes about so many times less than checking bytes that have to be decompressed."""
 
 
-@dataclass(frozen=True, slots=True)
-class AskedBatch:
-    """One partition's part of a request: its bytes are at `place` of the frame. `topic` is None if there is no such
-    topic."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AskedBatches:
+    """What a request brings: the topics that it names, None where there is no such topic; how many partitions it names
+    of each; their numbers, and where in the frame the bytes for each are.
+    """
 
-    topic: Topic | None
-    partition: Partition
-    place: tuple[int, int]
+    frame: memoryview
+    topics: Sequence[Topic | None]
+    counts: Sequence[int]
+    partitions: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+    @property
+    def topic_of(self) -> NDArray[np.int64]:
+        """For each partition the number of its topic."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Accepted:
-    """A valid batch, and the time the log gave it if the topic says that it gives times."""
+    """The valid batches, and a refusal for each of the request's partitions that has none."""
 
-    pending: PendingBatch
-    log_append_time_ms: int | None
+    batches: PendingBatches
+    numbers: NDArray[np.int64]
+    """Which of the request's partitions each batch is for."""
+    times_ms: NDArray[np.int64]
+    """The time that the log gave to each batch, if its topic says that it gives times."""
+    refusals: dict[int, ProduceResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,106 +71,118 @@ class _Rules:
     """What a topic asks of batches now."""
 
     limits: BatchLimits
-    log_append_time_ms: int | None
+    log_append_time_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """All of a request; a refusal says why a batch cannot go where it is sent, whatever it holds."""
-
-    frame: memoryview
-    batches: Sequence[AskedBatch]
-    refusals: Sequence[ProduceResult | None]
-
-
-async def accept(
-    frame: memoryview, batches: Sequence[AskedBatch], unknown_topic: ErrorCode, context: RequestContext
-) -> list[Accepted | ProduceResult]:
-    """One answer for each batch asked, in order."""
-    asked = _Asked(frame=frame, batches=batches, refusals=_misplaced(batches, unknown_topic, context))
+async def accept(asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext) -> Accepted:
+    refusals = _misplaced(asked, unknown_topic, context)
     settings = context.settings
-    if _effort_bytes(asked) < settings.validation_thread_bytes:
-        checked = _check_all(asked, settings.validation_loop_decompressed_bytes, raised_by_topic=False)
-        if not any(isinstance(answer, ProduceResult) and answer.code is _TOO_LARGE for answer in checked):
-            return checked
+    if _effort_bytes(asked, refusals) < settings.validation_thread_bytes:
+        accepted = _check(asked, refusals, settings.validation_loop_decompressed_bytes, raised_by_topic=False)
+        if not any(refusal.code is _TOO_LARGE for refusal in accepted.refusals.values()):
+            return accepted
         # Few bytes that decompress to many: they are not for the event loop, which everybody waits for.
-    check = partial(_check_all, asked, settings.max_decompressed_bytes, raised_by_topic=True)
+    check = partial(_check, asked, refusals, settings.max_decompressed_bytes, raised_by_topic=True)
     return await asyncio.get_running_loop().run_in_executor(context.parts.checking, check)
 
 
-def _effort_bytes(asked: _Asked) -> int:
+def _effort_bytes(asked: AskedBatches, refusals: dict[int, ProduceResult]) -> int:
     """What has to be checked, in bytes that have to be decompressed."""
-    effort = 0
-    for batch, refusal in zip(asked.batches, asked.refusals, strict=True):
-        if refusal is None:
-            start, end = batch.place
-            compressed = is_compressed(asked.frame[start:end])
-            effort += end - start if compressed else (end - start) // _PLAIN_IS_CHEAPER
-    return effort
+    places = asked.places if not refusals else asked.places[_wanted(asked, refusals)]
+    sizes = places[:, 1] - places[:, 0]
+    return int(np.where(compressed(asked.frame, places), sizes, sizes // _PLAIN_IS_CHEAPER).sum())
 
 
-def _misplaced(
-    batches: Sequence[AskedBatch], unknown_topic: ErrorCode, context: RequestContext
-) -> list[ProduceResult | None]:
-    if len(batches) == 1:
-        return [_refusal(batches[0], unknown_topic, 1, context)]
-    places = [(None if batch.topic is None else batch.topic.topic_id, batch.partition) for batch in batches]
-    times_named = Counter(places)
-    return [
-        _refusal(batch, unknown_topic, times_named[place], context)
-        for batch, place in zip(batches, places, strict=True)
-    ]
+def _wanted(asked: AskedBatches, refusals: dict[int, ProduceResult]) -> NDArray[np.int64]:
+    """The batches that are not refused, whatever they hold."""
+    return np.delete(np.arange(len(asked.places)), list(refusals))
 
 
-def _refusal(
-    batch: AskedBatch, unknown_topic: ErrorCode, times_named: int, context: RequestContext
-) -> ProduceResult | None:
-    if batch.topic is None:
-        return ProduceResult(code=unknown_topic)
-    if not 0 <= batch.partition < batch.topic.partition_count:
-        return ProduceResult(code=ErrorCode.unknown_topic_or_partition)
-    if times_named > 1:
-        return ProduceResult(code=ErrorCode.invalid_request, message="the request names the partition more than once")
-    if has_moved(context, batch.topic.topic_id, batch.partition):
-        return ProduceResult(
-            code=ErrorCode.not_leader_or_follower,
-            message="another agent takes this partition now",
-            leader=route_of(context, batch.topic.topic_id, batch.partition).leader,
-        )
-    return None
+def _misplaced(asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext) -> dict[int, ProduceResult]:
+    """Why batches cannot go where they are sent, whatever they hold."""
+    refusals: dict[int, ProduceResult] = {}
+    twice = _named_twice(asked)
+    end = 0
+    for topic, count in zip(asked.topics, asked.counts, strict=True):
+        start, end = end, end + count
+        if topic is None:
+            refusals.update(dict.fromkeys(range(start, end), ProduceResult(code=unknown_topic)))
+            continue
+        partitions = asked.partitions[start:end].tolist()
+        placed = {
+            partition
+            for index, partition in enumerate(partitions, start)
+            if 0 <= partition < topic.partition_count and index not in twice
+        }
+        moved = moved_partitions(context, topic.topic_id, placed)
+        if len(placed) == count and not moved:
+            continue
+        for index, partition in enumerate(partitions, start):
+            if not 0 <= partition < topic.partition_count:
+                refusals[index] = ProduceResult(code=ErrorCode.unknown_topic_or_partition)
+            elif index in twice:
+                refusals[index] = _TWICE
+            elif partition in moved:
+                refusals[index] = _moved(topic, Partition(partition), context)
+    return refusals
 
 
-def _check_all(asked: _Asked, max_decompressed_bytes: int, *, raised_by_topic: bool) -> list[Accepted | ProduceResult]:
-    now_ms = time.time_ns() // 1_000_000
-    rules: dict[int, _Rules] = {}  # by the identity of a topic, of which a request has few
-    checked: list[AskedBatch] = []
-    for batch, refusal in zip(asked.batches, asked.refusals, strict=True):
-        if refusal is None:
-            checked.append(batch)
-            if id(batch.topic) not in rules:
-                rules[id(batch.topic)] = _rules_of(batch.topic, max_decompressed_bytes, now_ms, raised_by_topic)
-    found = validate_all(
-        asked.frame, [batch.place for batch in checked], [rules[id(batch.topic)].limits for batch in checked]
+def _moved(topic: Topic, partition: Partition, context: RequestContext) -> ProduceResult:
+    return ProduceResult(
+        code=ErrorCode.not_leader_or_follower,
+        message="another agent takes this partition now",
+        leader=route_of(context, topic.topic_id, partition).leader,
     )
-    answers = iter(
-        [_answer(batch, valid, rules[id(batch.topic)]) for batch, valid in zip(checked, found, strict=True)]
-    )  # fmt: skip
-    return [refusal or next(answers) for refusal in asked.refusals]
 
 
-def _answer(asked: AskedBatch, batch: ValidBatch | InvalidBatch, rules: _Rules) -> Accepted | ProduceResult:
-    assert asked.topic is not None, "batches for unknown topics are refused before"
-    if isinstance(batch, InvalidBatch):
-        return ProduceResult(code=invalid_batch_code(batch.fault), message=batch.message, records=batch.records)
-    if rules.log_append_time_ms is not None:
-        batch = with_log_append_time(batch, rules.log_append_time_ms)
-    pending = PendingBatch(topic_id=asked.topic.topic_id, partition=asked.partition, batch=batch)
-    return Accepted(pending, rules.log_append_time_ms)
+def _named_twice(asked: AskedBatches) -> frozenset[int]:
+    """Those whose partition another one names, too."""
+    firsts: dict[TopicId | None, int] = {}
+    numbers = [firsts.setdefault(None if topic is None else topic.topic_id, len(firsts)) for topic in asked.topics]
+    places = list(zip(np.repeat(numbers, asked.counts).tolist(), asked.partitions.tolist(), strict=True))
+    if len(set(places)) == len(places):
+        return frozenset()
+    times_named = Counter(places)
+    return frozenset([index for index, place in enumerate(places) if times_named[place] > 1])
+
+
+def _check(
+    asked: AskedBatches, refusals: dict[int, ProduceResult], max_decompressed_bytes: int, *, raised_by_topic: bool
+) -> Accepted:  # fmt: skip
+    now_ms = time.time_ns() // 1_000_000
+    rules = [_rules_of(topic, max_decompressed_bytes, now_ms, raised_by_topic) for topic in asked.topics]
+    wanted = _wanted(asked, refusals)
+    topic_of = asked.topic_of[wanted]
+    checked = check_all(asked.frame, asked.places[wanted], [rule.limits for rule in rules], topic_of)
+    times_ms = np.array([rule.log_append_time_ms for rule in rules], np.int64)[topic_of]
+    for index in np.flatnonzero(times_ms != NO_TIME_MS).tolist():
+        if index not in checked.refused:
+            checked.give_time(index, times_ms[index])
+    sound = np.delete(np.arange(len(wanted)), list(checked.refused))
+    columns = np.take(checked.columns, sound, axis=1)
+    used, columns[TOPIC] = np.unique(topic_of[sound], return_inverse=True)
+    columns[PARTITION] = asked.partitions[wanted[sound]]
+    invalid = {int(wanted[index]): _invalid(refused) for index, refused in checked.refused.items()}
+    return Accepted(
+        batches=PendingBatches(
+            topic_ids=tuple([_there(asked.topics[number]).topic_id for number in used.tolist()]),
+            columns=columns,
+            data=[checked.data[index] for index in sound.tolist()],
+        ),
+        numbers=wanted[sound],
+        times_ms=times_ms[sound],
+        refusals=refusals | invalid,
+    )
+
+
+def _invalid(refused: InvalidBatch) -> ProduceResult:
+    return ProduceResult(code=invalid_batch_code(refused.fault), message=refused.message, records=refused.records)
 
 
 def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int, raised_by_topic: bool) -> _Rules:
     """Producers' times are bounded only where they count."""
-    assert topic is not None, "batches for unknown topics are refused before"
+    if topic is None:  # its batches are refused before
+        return _Rules(limits=BatchLimits(), log_append_time_ms=NO_TIME_MS)
     config = TopicConfig.of(topic.config)
     gives_times = config.message_timestamp_type == "LogAppendTime"
     earliest_ms = NO_TIMESTAMP_MS if gives_times else now_ms - config.message_timestamp_before_max_ms
@@ -164,4 +193,9 @@ def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int, rai
         earliest_timestamp_ms=max(NO_TIMESTAMP_MS, earliest_ms),
         latest_timestamp_ms=min(LAST_TIMESTAMP_MS, latest_ms),
     )
-    return _Rules(limits=limits, log_append_time_ms=now_ms if gives_times else None)
+    return _Rules(limits=limits, log_append_time_ms=now_ms if gives_times else NO_TIME_MS)
+
+
+def _there(topic: Topic | None) -> Topic:
+    assert topic is not None, "batches for unknown topics are refused before"
+    return topic

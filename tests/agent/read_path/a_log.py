@@ -21,7 +21,8 @@ from storage.identifiers import ObjectKey, Partition, TopicId, new_segment_id
 from storage.keys import merged_key, segment_key
 from storage.object_store import ObjectStore
 from storage.record_batch import Compression
-from storage.segment import PendingBatch, seal_segment
+from storage.segment import seal_segment
+from storage.segment_batches import PendingBatch, PendingBatches
 from tests.agent.read_path.wired import ReadSide, new_peer_server, wire_read_side
 
 RING = CacheRingSettings(
@@ -67,7 +68,7 @@ class ALog:
         segment_id = new_segment_id()
         key = merged_key("tidelog", segment_id) if as_merged else segment_key("tidelog", segment_id)
         await self.sequencer.reservations.reserve({segment_id: key}, 60.0, "test")
-        sealed = seal_segment(segment_id, "test", pending)
+        sealed = seal_segment(segment_id, "test", PendingBatches.of(pending))
         if upload:
             await self.store.put(key, sealed.chunks)
         [committed] = await self.sequencer.commits.commit(

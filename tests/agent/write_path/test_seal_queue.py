@@ -1,10 +1,12 @@
 """What may be committed: the longest uploaded prefix, never a segment behind one that still uploads."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.write_path.seal_queue import QueuedSegment, SealQueue, Stage
 from storage.identifiers import ObjectKey, new_segment_id
+from storage.segment_batches import PlacedBatches
 
 
 def a_segment(number: int) -> QueuedSegment[int]:
@@ -12,7 +14,8 @@ def a_segment(number: int) -> QueuedSegment[int]:
         segment_id=new_segment_id(),
         object_key=ObjectKey(str(number)),
         size_bytes=1,
-        placed=(),
+        placed=PlacedBatches.of(()),
+        order=np.empty(0, np.int64),
         waiters=(),
         data=b"",
     )

@@ -15,6 +15,7 @@ from storage.identifiers import Offset
 from storage.memory_store import MemoryStore
 from storage.object_store import StoreUnavailable
 from storage.segment import verify_segment
+from storage.segment_batches import PendingBatches
 from tests.agent.running import until_answered
 from tests.agent.write_path.test_uploader import FOREVER_S, TroubledStore
 from tests.agent.write_path.wired import outcomes_of, pending, writing
@@ -254,13 +255,13 @@ async def test_a_request_may_fill_several_segments_and_its_bytes_are_let_go_with
 ) -> None:
     store = MemoryStore()
     async with writing(sequencer, store, segment_size_bytes=1024) as writer:
-        batches = [pending(topic, number // 4, partition=number % 4) for number in range(40)]
+        batches = PendingBatches.of([pending(topic, number // 4, partition=number % 4) for number in range(40)])
 
         appended = writer.write_path.append(batches)
         assert appended.batches is batches
 
         assert await outcomes_of([appended]) == assigned(*(number // 4 for number in range(40)))
-        assert appended.batches == ()
+        assert not len(appended.batches)
         assert len(writer.told.objects) >= 3
         for data in writer.told.objects.values():
             verify_segment(data)

@@ -19,7 +19,7 @@ from sequencer.topics import Topic
 from storage.batch_validation import BatchLimits, validate_produced
 from storage.identifiers import ObjectKey, Partition
 from storage.object_store import ObjectStore
-from storage.segment import PendingBatch
+from storage.segment_batches import PendingBatch, PendingBatches
 from tests.agent.running import RING, a_batch
 from tests.cache_ring.builders import an_address
 
@@ -49,7 +49,9 @@ class Writer:
     def append(self, topic: Topic, *sequences: int, producer_id: int = 1, partition: int = 0) -> list[Appended]:
         """Idempotent batches of one record each, of these sequences; each as a request of its own."""
         return [
-            self.write_path.append([pending(topic, sequence, producer_id=producer_id, partition=partition)])
+            self.write_path.append(
+                PendingBatches.of([pending(topic, sequence, producer_id=producer_id, partition=partition)])
+            )
             for sequence in sequences
         ]
 

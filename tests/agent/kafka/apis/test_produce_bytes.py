@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from agent.error_codes import ProduceResult
-from agent.kafka.apis.produce_answer import ProduceAnswer, encode
+from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, encode
 from agent.kafka.apis.produce_request import ProducedTopic, read_request
 from agent.kafka.current_leaders import NodeEndpoint
 from storage.batch_validation import InvalidRecord
@@ -125,7 +125,13 @@ def varint(value: int) -> bytes:
 
 
 TIMES = st.none() | st.integers(0, 4_000_000_000_000)
-results = st.builds(
+plain_results = st.builds(
+    ProduceResult,
+    code=st.just(ErrorCode.none),
+    base_offset=st.integers(0, 2**63 - 1).map(Offset),
+    log_append_time_ms=TIMES,
+)
+results = plain_results | st.builds(
     ProduceResult,
     code=st.sampled_from([ErrorCode.none, ErrorCode.invalid_record, ErrorCode.not_leader_or_follower]),
     base_offset=st.integers(-1, 2**63 - 1).map(Offset),
@@ -142,6 +148,20 @@ endpoints = st.builds(
     port=st.integers(1, 65_535),
     rack=st.none() | NAMES,
 )
+
+
+def as_columns(each: list[ProduceResult]) -> ProduceResults:
+    """What is nothing but written, as numbers."""
+    found = ProduceResults.of({}, len(each))
+    for number, result in enumerate(each):
+        if result == ProduceResult(
+            code=ErrorCode.none, base_offset=result.base_offset, log_append_time_ms=result.log_append_time_ms
+        ):
+            found.base_offsets[number] = result.base_offset
+            found.log_append_times_ms[number] = -1 if result.log_append_time_ms is None else result.log_append_time_ms
+        else:
+            found.others[number] = result
+    return found
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -161,7 +181,7 @@ def test_an_answer_is_read_as_it_was_written(
             ProducedTopic(name=name, topic_id=topic_id, partitions=tuple(index for index, _ in within))
             for name, topic_id, within in answered
         ],
-        results=[result for _, _, within in answered for _, result in within],
+        results=as_columns([result for _, _, within in answered for _, result in within]),
         throttle_ms=throttle_ms,
         leaders=leaders,
     )

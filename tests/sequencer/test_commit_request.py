@@ -1,0 +1,166 @@
+"""What a commit is told of its batches, worked out by columns, is what one batch after another says."""
+
+from itertools import pairwise
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sequencer.commit_request import SegmentToCommit, commit_request
+from sequencer.outcomes import Assigned, Duplicate, Outcomes, WrittenBefore, decode_outcomes
+from storage.identifiers import NO_PRODUCER_ID, Offset, Partition, ProducerId, TopicId
+from storage.segment_batches import PlacedBatch
+from tests.sequencer.builders import ABatch, a_segment
+
+SEQUENCES = 2**31
+
+batches = st.builds(
+    ABatch,
+    topic_id=st.sampled_from([TopicId(UUID(int=1)), TopicId(UUID(int=1 << 100))]),
+    partition=st.integers(0, 2).map(Partition),
+    records=st.integers(1, 3),
+    timestamp_ms=st.integers(-1, 5),
+    producer_id=st.sampled_from([NO_PRODUCER_ID, ProducerId(1), ProducerId(2)]),
+    epoch=st.sampled_from([0, 0, 0, 1]),
+    sequence=st.just(0),
+)
+
+
+@st.composite
+def commits(draw: st.DrawFn) -> list[SegmentToCommit]:
+    """Segments whose producers mostly go on where they were, also past the last sequence."""
+    segments = []
+    nexts: dict[Any, int] = {}
+    for wanted in draw(st.lists(st.lists(batches, max_size=14), min_size=1, max_size=3)):
+        made = []
+        for one in wanted:
+            place = (one.topic_id, one.partition, one.producer_id)
+            sequence = nexts.get(place, draw(st.sampled_from([0, SEQUENCES - 2])))
+            sequence = draw(st.sampled_from([sequence] * 9 + [7]))
+            nexts[place] = (sequence + one.records) % SEQUENCES
+            has_producer = one.producer_id != NO_PRODUCER_ID
+            made.append(
+                ABatch(
+                    topic_id=one.topic_id,
+                    partition=one.partition,
+                    records=one.records,
+                    timestamp_ms=one.timestamp_ms,
+                    producer_id=one.producer_id,
+                    epoch=one.epoch,
+                    sequence=sequence if has_producer else -1,
+                    length=draw(st.sampled_from([70, 100])),
+                )
+            )
+        segments.append(a_segment(made))
+    return segments
+
+
+def numbers_of(parameters: Any, *names: str) -> list[tuple[int, ...]]:
+    return list(zip(*(parameters[name].values.tolist() for name in names), strict=True))
+
+
+def in_order(segments: list[SegmentToCommit]) -> list[tuple[int, PlacedBatch]]:
+    placed = [(number, batch) for number, segment in enumerate(segments, 1) for batch in segment.batches]
+    return sorted(placed, key=lambda one: (one[1].topic_id.int, one[1].partition))
+
+
+def follows(before: PlacedBatch, batch: PlacedBatch) -> bool:
+    next_sequence = (before.base_sequence + before.record_count) % SEQUENCES
+    return (batch.base_sequence, batch.producer_epoch) == (next_sequence, before.producer_epoch)
+
+
+def by_producer(segments: list[SegmentToCommit]) -> dict[Any, list[tuple[int, int, PlacedBatch]]]:
+    """Of each producer in a partition its batches in order: number, segment, batch."""
+    found: dict[Any, list[tuple[int, int, PlacedBatch]]] = {}
+    for number, (segment, batch) in enumerate(in_order(segments), 1):
+        if batch.producer_id != NO_PRODUCER_ID:
+            found.setdefault((batch.topic_id, batch.partition, batch.producer_id), []).append((number, segment, batch))
+    return found
+
+
+@given(segments=commits())
+def test_chains_are_what_a_producer_sent_in_a_row_in_one_segment(segments: list[SegmentToCommit]) -> None:
+    parameters = commit_request(segments).parameters
+    chains: list[list[int]] = []
+    for sent in by_producer(segments).values():
+        for index, (number, segment, batch) in enumerate(sent):
+            if index and sent[index - 1][1] == segment and follows(sent[index - 1][2], batch):
+                chains[-1].append(number)
+            else:
+                chains.append([number])
+    chains.sort()
+    expected = {
+        member: (number, place) for number, chain in enumerate(chains, 1) for place, member in enumerate(chain, 1)
+    }
+
+    found = numbers_of(parameters, "batch_chains", "batch_members")
+
+    assert found == [expected.get(number, (0, 0)) for number in range(1, len(found) + 1)]
+    heads = [in_order(segments)[chain[0] - 1][1] for chain in chains]
+    assert [(producer, epoch) for producer, epoch in numbers_of(parameters, "chain_producers", "chain_epochs")] == [
+        (head.producer_id, head.producer_epoch) for head in heads
+    ]
+
+
+@given(segments=commits())
+def test_a_commit_in_turn_is_offered_unless_a_producer_or_a_segment_stands_against_it(
+    segments: list[SegmentToCommit],
+) -> None:
+    parameters = commit_request(segments).parameters
+    sent = by_producer(segments)
+    in_turn = all(len(segment.batches) for segment in segments) and all(
+        follows(before, batch) for each in sent.values() for (*_, before), (*_, batch) in pairwise(each)
+    )
+    turns = sorted([number for number, *_ in each] for each in sent.values()) if in_turn else []
+
+    assert bool(len(parameters["run_first_batches"].values)) == in_turn
+    recent = parameters["recent_batches"].values.tolist()
+    assert [
+        (head, recent[start - 1 : end])
+        for head, start, end in numbers_of(parameters, "turn_heads", "turn_recent_from", "turn_recent_to")
+    ] == [(turn[0], turn[-10:]) for turn in turns]
+
+
+@given(segments=commits())
+def test_runs_and_sums_are_those_of_the_batches_in_order(segments: list[SegmentToCommit]) -> None:
+    parameters = commit_request(segments).parameters
+    if not len(parameters["run_first_batches"].values):
+        return
+    starts, sums, runs = [], {}, []
+    last: tuple[int, PlacedBatch] | None = None
+    for number, (segment, batch) in enumerate(in_order(segments), 1):
+        part = (batch.topic_id, batch.partition)
+        records, length, latest = sums.get(part, (0, 0, -1))
+        starts.append(records)
+        latest = max(latest, batch.max_timestamp_ms)
+        sums[part] = (records + batch.record_count, length + batch.length, latest)
+        if (
+            last is not None
+            and last[0] == segment
+            and (last[1].topic_id, last[1].partition) == part
+            and last[1].position + last[1].length == batch.position
+        ):
+            first, _, least, most, _ = runs.pop()
+            runs.append((first, number, min(least, batch.min_timestamp_ms), max(most, batch.max_timestamp_ms), latest))
+        else:
+            runs.append((number, number, batch.min_timestamp_ms, batch.max_timestamp_ms, latest))
+        last = (segment, batch)
+
+    assert parameters["batch_starts"].values.tolist() == starts
+    assert numbers_of(parameters, "part_records", "part_lengths", "part_max_timestamps") == list(sums.values())
+    names = ("first_batches", "last_batches", "min_timestamps", "max_timestamps", "running_max_timestamps")
+    assert numbers_of(parameters, *(f"run_{name}" for name in names)) == runs
+
+
+def test_outcomes_are_told_by_the_batches_of_the_segment() -> None:
+    stored = [8 * 5, 1 + 8 * 3, 6, 1 + 8 * 4, 77, 78]
+
+    found = decode_outcomes(stored, 4)
+
+    first = Assigned(base_offset=Offset(5))
+    again = [Duplicate(base_offset=Offset(offset), max_timestamp_ms=time_ms) for offset, time_ms in ((3, 77), (4, 78))]
+    assert found.each == (first, again[0], WrittenBefore(), again[1])
+    assert found.placed(np.array([2, 0, 3, 1])) == Outcomes.of([again[0], again[1], first, WrittenBefore()])
+    assert found.assigned.tolist() == [0]
