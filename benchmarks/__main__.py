@@ -19,6 +19,7 @@ from rich.table import Table
 from benchmarks import catalogue, render
 from benchmarks.about import about
 from benchmarks.catalogue import SYSTEMS, Setup
+from benchmarks.machine_speed import FIGURE, fixed_loop_ms
 from benchmarks.results import FILE, Measurement, Results, save
 from benchmarks.systems.system import System
 from benchmarks.workload_names import WORKLOADS
@@ -83,7 +84,7 @@ def _measure(setup: Setup, number: int, seconds: float, progress: Progress, task
 def _one(workload: str, system: System, number: int, seconds: float, progress: Progress) -> Measurement:
     began_s = time.monotonic()
     try:
-        figures = catalogue.run(workload, system, seconds)
+        figures = {FIGURE: fixed_loop_ms(), **catalogue.run(workload, system, seconds)}
     except Exception as failed:  # noqa: BLE001 - see above
         progress.console.log(f"{system.name}, {workload}: {failed}")
         return Measurement(workload=workload, system=system.name, round=number, error=str(failed).splitlines()[0])

@@ -24,7 +24,7 @@ _WORK: Mapping[str, Work] = {
     "e": tail.measure,
     "f": replay.measure,
     "g": connections.measure,
-    "h": lambda system, seconds: commits.measure_all(system, seconds / 4),
+    "h": lambda system, seconds: commits.measure_all(system, seconds / 2),
     "start": lambda system, _: agent_start(system),
 }
 

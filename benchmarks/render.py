@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks import results as stored
 from benchmarks.commit_rate import PARTITIONS, WRITERS
 from benchmarks.figures import Spread
+from benchmarks.machine_speed import FIGURE
 from benchmarks.results import Results
 from benchmarks.sections import SECTIONS, TITLES, Ratio, Row, Section
 from benchmarks.targets import verdicts
@@ -24,7 +25,7 @@ def page(results: Results, notes: str, plots: Sequence[str]) -> str:
         "# Results",
         "Written by `make bench`; [README.md](README.md) says what is measured and how. Every figure is the median of "
         "the rounds, the smallest and the largest in brackets; ratios are taken round by round.",
-        "\n".join(f"- {name}: {value}" for name, value in results.about.items()),
+        "\n".join(f"- {name}: {value}" for name, value in {**results.about, **_machine(results)}.items()),
         "## Targets",
         _targets(results),
     ]
@@ -44,6 +45,14 @@ def page(results: Results, notes: str, plots: Sequence[str]) -> str:
             for error in results.errors(workload, system)
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def _machine(results: Results) -> dict[str, str]:
+    """How even its speed was: where nothing else is shared, a neighbour still is."""
+    spread = Spread.of([one.figures[FIGURE] for one in results.measurements if FIGURE in one.figures])
+    if spread is None:
+        return {}
+    return {"the machine's speed": f"the same loop before each measurement took {_cell(spread, 0)} ms"}
 
 
 def _targets(results: Results) -> str:

@@ -111,6 +111,20 @@ class _Producer:
             self._identity = self.wire.identity()
 
 
+def each_once(target: Target, frames: Sequence[ProduceFrame], in_flight: int = 20) -> None:
+    """Every frame one time. Raises BadAnswer if one of them fails."""
+    producer = _Producer(target, idempotent=False)
+    for frame in frames:
+        producer.send(frame)
+        if len(producer.waiting) == in_flight:
+            producer.receive()
+    while producer.waiting:
+        producer.receive()
+    producer.wire.close()
+    if producer.seen.errors:
+        raise BadAnswer(producer.seen.last_error)
+
+
 def flat_out(
     target: Target, frames: Sequence[Sequence[ProduceFrame]], window: Window, in_flight: int, idempotent: bool
 ) -> Produced:

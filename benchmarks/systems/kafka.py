@@ -12,6 +12,8 @@ from benchmarks.systems.system import System
 
 _SETTINGS = {"log.segment.delete.delay.ms": "500", "log.initial.task.delay.ms": "500"}
 """What is deleted between two workloads goes at once, or the page cache would be full of it."""
+_SETTLING_S = 45.0
+"""With a thousand new partitions it is behind for half a minute, and then catches up."""
 
 
 @contextmanager
@@ -24,4 +26,5 @@ def kafka(directory: Path) -> Iterator[System]:
             targets={"a": Target(host=host, port=int(port))},
             meters=Meters({"a": broker.pid}),
             drops_topics=True,
+            settling_s=_SETTLING_S,
         )

@@ -39,6 +39,8 @@ class System:
     idempotent: bool = True
     drops_topics: bool = False
     """Whether topics are deleted after each workload."""
+    settling_s: float = 8.0
+    """How long (c) runs before it is measured: a PUT budget, 16 at once and 4 per second, is spent by then."""
     topics: list[str] = field(default_factory=list)
     """Made and not deleted yet."""
     stack: Stack | None = None
