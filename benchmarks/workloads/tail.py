@@ -1,6 +1,7 @@
 """(e): consumers at the tail, in the writer's zone and in another, while producers keep a given pace.
 
-First the producers alone, then with consumers: what the writer's agent spends more is what it costs to read from it.
+First the producers alone, then with consumers: what an agent spends more is what it costs to read from it, in both
+zones alike. What it spends without consumers is a figure of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ _PRODUCERS = 4
 _IN_FLIGHT = 20
 """As many bytes as a client has under way that sends five requests of 1 MiB."""
 _WARM_UP_S = 1.0
+_CACHE_FULL_S = 5.0
+"""Consumers read so long before it counts: by then the other zone's page cache is full, as it is ever after."""
 _GB = 1e9
 
 
@@ -37,7 +40,7 @@ def measure(system: System, seconds: float) -> Figures:
     )
     alone_s = max(3.0, seconds / 2)
     alone = Window.after(_WARM_UP_S, alone_s)
-    both = Window(begin_s=alone.end_s + _WARM_UP_S, end_s=alone.end_s + _WARM_UP_S + seconds)
+    both = Window(begin_s=alone.end_s + _CACHE_FULL_S, end_s=alone.end_s + _CACHE_FULL_S + seconds)
     whole = Window(begin_s=alone.begin_s, end_s=both.end_s)
     with Load(paced, system.target, prepared, whole, pace) as producers:
         alone.wait_begin()
@@ -60,7 +63,6 @@ def measure(system: System, seconds: float) -> Figures:
                 load.end()
         produced = producers.result()
     acks = [ack for ack in produced.acks if both.holds(ack.at_s)]
-    writer = system.target
     figures = {
         "produced_mb_per_s": sum(ack.bytes for ack in acks) / 1e6 / both.seconds,
         "ack_p50_ms": percentile([ack.took_s * 1000 for ack in acks], 50),
@@ -68,11 +70,11 @@ def measure(system: System, seconds: float) -> Figures:
         "errors": float(produced.errors + sum(one.errors for one in consumed.values())),
         **memory(system),
     }
-    for zone, target in system.targets.items():
-        own_s = spent.cpu_s[zone]
-        if target is writer:
-            own_s -= spent_alone.cpu_s[zone] / alone.seconds * both.seconds
+    for zone in system.targets:
+        alone_share = spent_alone.cpu_s[zone] / alone.seconds
+        own_s = spent.cpu_s[zone] - alone_share * both.seconds
         figures |= _of_zone(zone, consumed[zone], own_s, spent, both)
+        figures[f"alone_cpu_share_{zone}"] = alone_share
     return figures
 
 
@@ -87,6 +89,7 @@ def _of_zone(zone: str, consumed: Consumed, server_cpu_s: float, spent: Reading,
     figures = {
         f"consumed_mb_per_s_{zone}": size / 1e6 / window.seconds,
         f"consume_cpu_s_per_gb_{zone}": per(server_cpu_s, size / _GB),
+        f"whole_cpu_s_per_gb_{zone}": per(spent.cpu_s[zone], size / _GB),
         f"end_to_end_p50_ms_{zone}": percentile(ages, 50),
         f"end_to_end_p99_ms_{zone}": percentile(ages, 99),
         f"consumer_cpu_s_per_gb_{zone}": per(consumed.cpu_s, size / _GB),

@@ -36,6 +36,16 @@ def test_cpu_is_held_against_kafka_and_a_number(agent_s: float, kafka_s: float |
     assert verdict_of("agent CPU per GB produced", *measurements) is met
 
 
+@pytest.mark.parametrize(
+    ("other_zone", "met"),
+    [({"consume_cpu_s_per_gb_b": 0.7}, True), ({"consume_cpu_s_per_gb_b": 0.9}, False), ({}, None)],
+)
+def test_the_tail_is_judged_in_both_zones(other_zone: dict[str, float], met: bool | None) -> None:
+    tail = measured("e", "tidelog", consume_cpu_s_per_gb_a=0.4, **other_zone)
+
+    assert verdict_of("agent CPU per GB consumed from the tail", tail) is met
+
+
 @pytest.mark.parametrize(("plain", "met"), [(20.0, True), (30.0, False)])
 def test_tansu_is_taken_at_its_better_way_to_produce(plain: float, met: bool) -> None:
     assert (
