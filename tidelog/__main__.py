@@ -1,6 +1,6 @@
 """`python -m tidelog`: the same as the console script."""
 
-from tidelog.cli import main
+from tidelog.main import main
 
 if __name__ == "__main__":
     main()

@@ -13,8 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pydantic import ValidationError
 
 from tidelog.errors import UserError
-from tidelog.setting_options import variable_of
-from tidelog.settings import ClientSettings
+from tidelog.settings import ClientSettings, variable_of
 from tidelog.stack_file import read_stack_file
 
 _NAMES_A_CLUSTER = ("database_url", "store_url", "bootstrap", "http_url")

@@ -20,13 +20,7 @@ from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
 from agent.setting_texts import described
-
-ENV_PREFIX = "TIDELOG_"
-
-
-def variable_of(field: str) -> str:
-    """The environment variable of a setting."""
-    return ENV_PREFIX + field.upper()
+from tidelog.settings import variable_of
 
 
 def with_settings(

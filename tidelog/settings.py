@@ -8,7 +8,13 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-_CONFIG = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
+_ENV_PREFIX = "TIDELOG_"
+_CONFIG = SettingsConfigDict(env_prefix=_ENV_PREFIX, extra="ignore")
+
+
+def variable_of(field: str) -> str:
+    """The environment variable of a setting."""
+    return _ENV_PREFIX + field.upper()
 
 
 class ClientSettings(BaseSettings):

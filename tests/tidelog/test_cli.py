@@ -54,6 +54,19 @@ def test_help_lists_every_command_without_importing_what_they_need() -> None:
     assert all(entry.name in said for entry in Commands.entries)
 
 
+def test_an_agent_without_options_starts_without_the_command_lines_library(tmp_path: Path) -> None:
+    script = (
+        "import sys; from tidelog.main import main; sys.argv = ['tidelog', 'agent']\n"
+        "try: main()\n"
+        "except SystemExit as ended: print('status', ended.code, 'typer', 'typer' in sys.modules)"
+    )
+
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+
+    assert "TIDELOG_DATABASE_URL is not set" in ran.stderr
+    assert "status 1 typer False" in ran.stdout
+
+
 @pytest.mark.parametrize("command", [entry.name for entry in Commands.entries])
 def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])

@@ -14,8 +14,7 @@ from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
 from spark_compaction.settings import CompactionSettings
 from storage.object_store import StoreSettings
-from tidelog.setting_options import variable_of
-from tidelog.settings import ClientSettings, ProcessSettings
+from tidelog.settings import ClientSettings, ProcessSettings, variable_of
 
 ROOT = Path(__file__).resolve().parents[2]
 INFRA = ROOT / "infra"

@@ -1,0 +1,56 @@
+"""The process of every `tidelog` command: what is set for all of them, and how their errors are told.
+
+Promises that an error a person can act on (`UserError`) is a short text on stderr and exit status 1, and that Ctrl-C is
+status 130.
+"""
+
+import gc
+import logging
+import sys
+import warnings
+
+from tidelog.errors import UserError
+
+_COLLECT_AFTER = (50_000, 20, 50)
+"""Objects made and not freed before Python looks for cycles among the youngest, and collections of one age before the
+next. Imports leave none, nor do an agent's requests: with Python's own thresholds, looking took 7 % of an agent's CPU.
+"""
+
+
+def main() -> None:
+    """The console script, and `python -m tidelog`."""
+    gc.set_threshold(*_COLLECT_AFTER)
+    # The embedded Postgres's package says this on import; it concerns a directory that Tidelog does not use.
+    warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
+    # kio makes itself known to hypothesis where that is installed, and imports 0.2 s of it: for its own tests alone.
+    sys.modules.setdefault("hypothesis", None)  # type: ignore[arg-type]
+    # A library's warnings come before the error that says the same; an agent's logs are set up in logs.py.
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.ERROR)
+    try:
+        _run_command()
+    except UserError as error:
+        from rich.console import Console
+        from rich.text import Text
+
+        text = Text.assemble(("tidelog: ", "bold red"), error.message)
+        if error.fix:
+            text.append(f"\n  {error.fix}", style="yellow")
+        Console(stderr=True, soft_wrap=True).print(text)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+
+
+def _run_command() -> None:
+    if sys.argv[1:] == ["agent"]:
+        from tidelog.start_agent import start_agent
+
+        start_agent()
+    else:
+        from tidelog.cli import app
+
+        app()
