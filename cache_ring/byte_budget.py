@@ -1,7 +1,8 @@
 """A bound on bytes in flight, shared by whoever loads or serves them.
 
 Promises that no more than the limit is taken at once, that waiters are served in order of arrival, and that a piece
-larger than the whole budget is let through alone rather than never."""
+larger than the whole budget is let through alone rather than never. The limit may be changed; it holds for what is
+taken from then on."""
 
 import asyncio
 from collections import deque
@@ -13,7 +14,11 @@ class ByteBudget:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.taken_bytes = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
+
+    @property
+    def is_waited_for(self) -> bool:
+        return bool(self._waiting)
 
     def try_take(self, size_bytes: int) -> int | None:
         """Take at once what `give_back` later takes, or None if others must finish first."""
@@ -26,10 +31,7 @@ class ByteBudget:
     async def take(self, size_bytes: int) -> int:
         """Wait for a turn, so the caller sets the timeout; returns what `give_back` later takes."""
         taken = self.try_take(size_bytes)
-        if taken is None:
-            taken = min(size_bytes, self.limit_bytes)
-            await self._turn(taken)
-        return taken
+        return await self._turn(size_bytes) if taken is None else taken
 
     def give_back(self, taken: int) -> None:
         self.taken_bytes -= taken
@@ -44,23 +46,26 @@ class ByteBudget:
         finally:
             self.give_back(taken)
 
-    async def _turn(self, taken: int) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (taken, turn)
+    async def _turn(self, size_bytes: int) -> int:
+        turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        entry = (size_bytes, turn)
         self._waiting.append(entry)
         try:
-            await turn
+            return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.give_back(taken)
+                self.give_back(turn.result())
             elif entry in self._waiting:  # not if it was passed over between the cancellation and now
                 self._waiting.remove(entry)
                 self._admit()
             raise
 
     def _admit(self) -> None:
-        while self._waiting and self.taken_bytes + self._waiting[0][0] <= self.limit_bytes:
-            taken, turn = self._waiting.popleft()
+        while self._waiting:
+            taken = min(self._waiting[0][0], self.limit_bytes)
+            if self.taken_bytes + taken > self.limit_bytes:
+                return
+            _, turn = self._waiting.popleft()
             if not turn.done():
                 self.taken_bytes += taken
-                turn.set_result(None)
+                turn.set_result(taken)

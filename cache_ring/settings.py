@@ -33,6 +33,8 @@ class CacheRingSettings(BaseSettings):
     """Bytes being loaded from the store at once for reads of the tail."""
     catch_up_load_bytes: int = Field(default=41_943_040, ge=1)
     """Bytes being loaded from the store at once for reads of history."""
+    catch_up_yields_s: float = Field(default=1.0, ge=0)
+    """How long after the tail was last read or written here history is loaded at a pace that leaves it room."""
     page_load_timeout_s: float = Field(default=70.0, gt=0)
     """The longest a page is waited for, its place in the load budget included."""
 

@@ -1,15 +1,18 @@
 """Pages from memory or from the store: what an agent answers itself and its peers with (DESIGN §6).
 
 Promises that a page asked for by many is fetched once, that reads of history (merged segments, and objects older than
-`tail_age_s`) have a cache, a load budget and a store connection pool of their own, that of a page larger than the cache
-only the range asked for is read, and that a page of the wrong size is never kept."""
+`tail_age_s`) have a cache, a load budget and a store connection pool of their own and keep to a pace while the tail is
+in use, that of a page larger than the cache only the range asked for is read, and that a page of the wrong size is
+never kept."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from cache_ring.byte_budget import ByteBudget
+from cache_ring.catch_up_pace import CatchUpPace
 from cache_ring.latency import MedianLatency
 from cache_ring.page_cache import Page, PageCache
 from cache_ring.page_layout import PageKey, PageLayout, PageRange
@@ -63,6 +66,8 @@ class StorePages:
             cache=PageCache(settings.catch_up_cache_bytes),
             loading=ByteBudget(settings.catch_up_load_bytes),
         )
+        self._pace = CatchUpPace(settings.catch_up_load_bytes)
+        self._tail_used_s = -math.inf
         self.counts = StoreCounts()
         self.get_latency = MedianLatency()
 
@@ -79,6 +84,7 @@ class StorePages:
         for lane in (self._tail, self._catch_up):
             page = lane.cache.get(wanted.page)
             if page is not None and len(page) == wanted.page_bytes:
+                self._note_use(lane)
                 return wanted.of(memoryview(page))
         return None
 
@@ -87,6 +93,7 @@ class StorePages:
 
     def put_own(self, key: ObjectKey, page: bytes) -> None:
         """Keep an object that this agent has just written."""
+        self._note_use(self._tail)
         self._tail.cache.put(PageKey(key, 0), page)
 
     def forget(self, page: PageKey) -> None:
@@ -100,6 +107,7 @@ class StorePages:
             return found
         key = wanted.page.object_key
         lane = self._lane(key)
+        self._note_use(lane)
         if wanted.page_bytes > lane.cache.budget_bytes:
             return memoryview(await self._load(lane, key, wanted.start, wanted.end))
         page = await lane.cache.get_or_load(
@@ -122,20 +130,56 @@ class StorePages:
     def _lane(self, key: ObjectKey) -> _Lane:
         return self._catch_up if self.is_history(key) else self._tail
 
+    def _note_use(self, lane: _Lane) -> None:
+        if lane is self._tail:
+            self._tail_used_s = self._clock()
+
+    def _yields(self) -> bool:
+        """Whether history leaves room for the tail."""
+        return self._clock() - self._tail_used_s < self._settings.catch_up_yields_s
+
+    def _keep_pace(self) -> None:
+        most_bytes = self._settings.catch_up_load_bytes
+        self._catch_up.loading.limit_bytes = self._pace.limit_bytes if self._yields() else most_bytes
+
     async def _load(self, lane: _Lane, key: ObjectKey, start: int, end: int) -> Page:
+        self._keep_pace()
+        rest_s = 0.0
         try:
-            async with asyncio.timeout(self._settings.page_load_timeout_s), lane.loading.taken(end - start):
-                started_s = self._clock()
-                self.counts.gets += 1
-                data = await lane.store.get(key, start, end)
+            async with asyncio.timeout(self._settings.page_load_timeout_s):
+                taken = await lane.loading.take(end - start)
+                try:
+                    started_s = self._clock()
+                    self.counts.gets += 1
+                    data = await lane.store.get(key, start, end)
+                    took_s = self._clock() - started_s
+                    if lane is self._catch_up:
+                        rest_s = self._paced(len(data), took_s)
+                finally:
+                    _give_back(lane, taken, rest_s)
         except TimeoutError as error:
             raise StoreUnavailable(
                 f"{key} could not be loaded within TIDELOG_PAGE_LOAD_TIMEOUT_S ({self._settings.page_load_timeout_s} s)"
             ) from error
-        self.get_latency.add(self._clock() - started_s)
+        self.get_latency.add(took_s)
         self.counts.bytes_read += len(data)
         if len(data) != end - start:
             raise DamagedPage(
                 f"{key} has {len(data)} bytes from {start} on, not the {end - start} its coordinate names"
             )
         return data
+
+    def _paced(self, size_bytes: int, took_s: float) -> float:
+        """History was loaded: learn from it, and say how long its turn lasts on."""
+        yields = self._yields()
+        self._pace.loaded(size_bytes, self._clock(), is_bound=yields and self._catch_up.loading.is_waited_for)
+        self._keep_pace()
+        return self._pace.rest_s(took_s) if yields else 0.0
+
+
+def _give_back(lane: _Lane, taken: int, rest_s: float) -> None:
+    """The bytes are there at once, the turn of the next load comes after the rest."""
+    if rest_s:
+        asyncio.get_running_loop().call_later(rest_s, lane.loading.give_back, taken)
+    else:
+        lane.loading.give_back(taken)

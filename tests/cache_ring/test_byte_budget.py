@@ -68,3 +68,17 @@ async def test_nothing_is_taken_once_all_have_come_and_gone(seed: int) -> None:
 
     assert {type(end) for end in ended} <= {type(None), asyncio.CancelledError}
     assert budget.taken_bytes == 0
+
+
+async def test_a_piece_larger_than_a_limit_that_was_lowered_meanwhile_is_let_through_alone() -> None:
+    budget = ByteBudget(100)
+    holder = asyncio.create_task(hold(budget, 100))
+    await settle()
+    waiter = asyncio.create_task(hold(budget, 80, pauses=5))
+    await settle()
+
+    budget.limit_bytes = 10
+    holder.cancel()
+    await asyncio.wait_for(waiter, timeout=10)
+
+    assert budget.taken_bytes == 0
