@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
+QUICK := "not clients and not faults"
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo dev docs test lint test-clients clients-document test-faults bench-setup bench lock clean
+.PHONY: help install demo dev docs test lint collected test-clients clients-document test-faults bench-setup bench lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -37,8 +39,12 @@ lint: install ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint ## all checks and tests but the two suites below
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not clients and not faults"
+test: install ## all checks and tests but the two suites below
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint collected
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m $(QUICK)
+
+collected: install  # compiles the tests' modules while mypy has the other core; each worker would do it otherwise
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -qq --collect-only -m $(QUICK) > /dev/null || true  # the run tells
 
 test-clients: install ## clients in Go, JavaScript and Rust against a running stack, where their toolchains are
 	$(BIN)/python -m tests.clients.toolchains

@@ -308,7 +308,7 @@ async def test_a_damaged_run_stays_as_it_is_and_the_rest_is_merged(
     assert [each.runs for each in after] == [1, 8, 1]
     assert [after[partition].batches for partition in (0, 2)] == [before[partition].batches for partition in (0, 2)]
     assert (await totals(sequencer, 1)).done.runs_damaged == 1
-    [alarm] = [record for record in caplog.records if "not what it should be" in record.message]
+    [alarm] = [record for record in caplog.records if "not what it should be" in record.getMessage()]
     assert alarm.__dict__["object_key"] == damaged.object_key
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.clients.foreign import PROGRAMS
 from tests.clients.members.process import python
-from tests.fixtures.java import JVM_OPTIONS, Java
+from tests.fixtures.java import Java
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,7 @@ class Variant:
 
 
 def _java(java: Java) -> Sequence[str]:
-    compiled = java.compiled(Path(__file__).with_name("GroupMember.java"))
-    return ["java", *JVM_OPTIONS, "-cp", compiled.classpath, "GroupMember"]
+    return java.compiled(Path(__file__).with_name("GroupMember.java")).command("GroupMember")
 
 
 def _foreign(client: str, strategy: str, **offers: bool) -> Variant:
