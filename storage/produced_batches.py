@@ -77,12 +77,16 @@ class CheckedBatches:
 
 def compressed(frame: memoryview, places: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Of each place whether to check its bytes means to decompress them, if they are a batch."""
-    if not len(frame):
-        return np.zeros(len(places), np.bool_)
+    if len(places) == 1 or not len(frame):
+        return np.array([_is_compressed(frame[start:end]) for start, end in places.tolist()], np.bool_)
     has_records = places[:, 1] - places[:, 0] > HEADER_BYTES
     attributes = as_byte_array(frame)[np.where(has_records, places[:, 0] + _COMPRESSION_POSITION, 0)]
     is_compressed: NDArray[np.bool_] = has_records & (attributes & _COMPRESSION_MASK != 0)
     return is_compressed
+
+
+def _is_compressed(records: memoryview) -> bool:
+    return len(records) > HEADER_BYTES and records[_COMPRESSION_POSITION] & _COMPRESSION_MASK != 0
 
 
 def check_all(

@@ -99,7 +99,7 @@ class PendingBatches:
         for batches, start, end in parts:
             numbers = [topics.setdefault(topic_id, len(topics)) for topic_id in batches.topic_ids]
             some = batches.columns[:, start:end].copy()
-            some[TOPIC] = np.take(numbers, some[TOPIC])
+            some[TOPIC] = numbers[0] if len(numbers) == 1 else np.take(numbers, some[TOPIC])
             columns.append(some)
             data += batches.data[start:end]
         return cls(topic_ids=tuple(topics), columns=np.concatenate(columns, axis=1), data=data)

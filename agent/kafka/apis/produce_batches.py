@@ -9,7 +9,7 @@ for here comes before the ordered hand-over.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -25,7 +25,7 @@ from sequencer.topic_config import TopicConfig
 from sequencer.topics import Topic
 from storage.batch_validation import LAST_TIMESTAMP_MS, NO_TIMESTAMP_MS, BatchFault, BatchLimits, InvalidBatch
 from storage.identifiers import Partition, TopicId
-from storage.produced_batches import check_all, compressed
+from storage.produced_batches import CheckedBatches, check_all, compressed
 from storage.segment_batches import PARTITION, TOPIC, PendingBatches
 
 NO_TIME_MS: Final = -1
@@ -51,6 +51,8 @@ class AskedBatches:
     @property
     def topic_of(self) -> NDArray[np.int64]:
         """For each partition the number of its topic."""
+        if len(self.counts) == 1:  # numpy takes its time, and most requests are small
+            return np.zeros(self.counts[0], np.int64)
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
@@ -95,7 +97,12 @@ def _effort_bytes(asked: AskedBatches, refusals: dict[int, ProduceResult]) -> in
 
 def _wanted(asked: AskedBatches, refusals: dict[int, ProduceResult]) -> NDArray[np.int64]:
     """The batches that are not refused, whatever they hold."""
-    return np.delete(np.arange(len(asked.places)), list(refusals))
+    return _without(refusals, len(asked.places))
+
+
+def _without(refused: Collection[int], count: int) -> NDArray[np.int64]:
+    everyone = np.arange(count)
+    return np.delete(everyone, list(refused)) if refused else everyone
 
 
 def _misplaced(asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext) -> dict[int, ProduceResult]:
@@ -137,6 +144,8 @@ def _moved(topic: Topic, partition: Partition, context: RequestContext) -> Produ
 
 def _named_twice(asked: AskedBatches) -> frozenset[int]:
     """Those whose partition another one names, too."""
+    if len(asked.partitions) == 1:
+        return frozenset()
     firsts: dict[TopicId | None, int] = {}
     numbers = [firsts.setdefault(None if topic is None else topic.topic_id, len(firsts)) for topic in asked.topics]
     places = list(zip(np.repeat(numbers, asked.counts).tolist(), asked.partitions.tolist(), strict=True))
@@ -155,24 +164,35 @@ def _check(
     topic_of = asked.topic_of[wanted]
     checked = check_all(asked.frame, asked.places[wanted], [rule.limits for rule in rules], topic_of)
     times_ms = np.array([rule.log_append_time_ms for rule in rules], np.int64)[topic_of]
-    for index in np.flatnonzero(times_ms != NO_TIME_MS).tolist():
-        if index not in checked.refused:
-            checked.give_time(index, times_ms[index])
-    sound = np.delete(np.arange(len(wanted)), list(checked.refused))
-    columns = np.take(checked.columns, sound, axis=1)
-    used, columns[TOPIC] = np.unique(topic_of[sound], return_inverse=True)
-    columns[PARTITION] = asked.partitions[wanted[sound]]
+    if any(rule.log_append_time_ms != NO_TIME_MS for rule in rules):
+        _give_times(checked, times_ms)
+    columns, data = checked.columns, checked.data
+    columns[PARTITION] = asked.partitions[wanted]
+    if checked.refused:
+        sound = _without(checked.refused, len(wanted))
+        columns, data = np.take(columns, sound, axis=1), [data[index] for index in sound.tolist()]
+        topic_of, times_ms, numbers = topic_of[sound], times_ms[sound], wanted[sound]
+    else:
+        numbers = wanted
+    used = [0] if len(asked.topics) == 1 else np.unique(topic_of).tolist()
+    columns[TOPIC] = np.searchsorted(used, topic_of)
     invalid = {int(wanted[index]): _invalid(refused) for index, refused in checked.refused.items()}
     return Accepted(
         batches=PendingBatches(
-            topic_ids=tuple([_there(asked.topics[number]).topic_id for number in used.tolist()]),
+            topic_ids=tuple([topic.topic_id for number in used if (topic := asked.topics[number]) is not None]),
             columns=columns,
-            data=[checked.data[index] for index in sound.tolist()],
+            data=data,
         ),
-        numbers=wanted[sound],
-        times_ms=times_ms[sound],
+        numbers=numbers,
+        times_ms=times_ms,
         refusals=refusals | invalid,
     )
+
+
+def _give_times(checked: CheckedBatches, times_ms: NDArray[np.int64]) -> None:
+    for index in np.flatnonzero(times_ms != NO_TIME_MS).tolist():
+        if index not in checked.refused:
+            checked.give_time(index, int(times_ms[index]))
 
 
 def _invalid(refused: InvalidBatch) -> ProduceResult:
@@ -194,8 +214,3 @@ def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int, rai
         latest_timestamp_ms=min(LAST_TIMESTAMP_MS, latest_ms),
     )
     return _Rules(limits=limits, log_append_time_ms=now_ms if gives_times else NO_TIME_MS)
-
-
-def _there(topic: Topic | None) -> Topic:
-    assert topic is not None, "batches for unknown topics are refused before"
-    return topic
