@@ -50,11 +50,16 @@ class HttpServer:
 
     async def start(self) -> None:
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]), name="http")
-        while not self._server.started:
-            if self._serving.done():
-                await self._serving
-                raise RuntimeError("the HTTP server ended while it started")
-            await asyncio.sleep(0.005)
+        try:
+            while not self._server.started:
+                if self._serving.done():
+                    await self._serving
+                    raise RuntimeError("the HTTP server ended while it started")
+                await asyncio.sleep(0.005)
+        except asyncio.CancelledError:
+            # Whoever closes the socket while this still listens leaves the event loop deaf to the next with its number.
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
         """Stops accepting, lets requests finish within the time allowed, and closes."""

@@ -60,9 +60,12 @@ class Listener:
     async def run(self) -> None:
         """Listen until cancelled; then abandon what is left."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._new_connection, sock=self._bound, backlog=1024)
-        self.listening.set()
+        self._server = await loop.create_server(
+            self._new_connection, sock=self._bound, backlog=1024, start_serving=False
+        )
         try:
+            await self._server.start_serving()
+            self.listening.set()
             while True:
                 await asyncio.sleep(_SWEEP_INTERVAL_S)
                 self._close_overdue(loop.time())

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, Counter
 
 from agent.http.app import create_http_app
@@ -226,8 +227,30 @@ async def test_metrics_are_prometheus_text(serve: Serve) -> None:
     assert "tidelog_things_total 3.0" in answer.text
 
 
+async def test_a_start_that_is_cancelled_lets_go_of_its_socket() -> None:
+    """Else the event loop is deaf to the next connection that gets the number of this socket."""
+    loop = asyncio.get_running_loop()
+    for turns in range(6):
+        bound = bound_socket("127.0.0.1", 0)
+        number = bound.fileno()
+        server = HttpServer(_app_without_sequencer(), bound, shutdown_timeout_s=1.0)
+        starting = asyncio.create_task(server.start())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+        starting.cancel()
+        await asyncio.wait({starting})
+
+        bound.close()
+        assert not loop.remove_reader(number), f"after {turns} turns of the event loop"
+
+
+def _app_without_sequencer() -> FastAPI:
+    return create_http_app(HttpParts(sequencer=lambda: None, checks=(), cluster="c", zone="a", node_id=lambda: None))
+
+
 async def test_the_listener_stops_with_a_client_connected() -> None:
-    app = create_http_app(HttpParts(sequencer=lambda: None, checks=(), cluster="c", zone="a", node_id=lambda: None))
+    app = _app_without_sequencer()
     with bound_socket("127.0.0.1", 0) as bound:
         port = bound.getsockname()[1]
         server = HttpServer(app, bound, shutdown_timeout_s=1.0)
