@@ -150,6 +150,8 @@ async def _write(
     context.parts.metrics.produce_seconds.observe(time.monotonic() - context.received_at_s)
     if not appended.done.done():
         write_path.give_up(appended, _TIMED_OUT)
+    unassigned = np.flatnonzero(appended.base_offsets < 0).tolist()
+    assert appended.others.keys() >= set(unassigned), "without an outcome nothing may be answered as written"
     results.base_offsets[expected.numbers] = appended.base_offsets
     results.log_append_times_ms[expected.numbers] = expected.times_ms
     for index, outcome in appended.others.items():
