@@ -3,7 +3,8 @@
 What an agent reads and writes comes and goes in pieces of megabytes, from threads of several kinds. glibc's malloc
 would give many of them back to the kernel and ask for fresh ones, cleared page by page: a third of the CPU that a read
 from the store takes. Promises that at most `_KEPT_FREE_BYTES` at the heap's end are kept unused, in one heap rather
-than one for each thread.
+than one for each thread; between pieces in use more may lie, which is part of the 200 MiB that `memory_bound.py` allows
+beside the named settings.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ _KEPT_FREE_BYTES = 64 << 20
 
 
 def keep_freed_memory() -> None:
-    """Call it before there are threads. Does nothing where malloc is not glibc's."""
+    """Call it early: heaps that threads have by then stay theirs. Does nothing where malloc is not glibc's."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_ARENA_MAX, 1)
