@@ -1,32 +1,52 @@
 """A bound on bytes in flight, shared by whoever loads or serves them.
 
 Promises that no more than the limit is taken at once, that waiters are served in order of arrival, and that a piece
-larger than the whole budget is let through alone rather than never. The limit may be changed; it holds for what is
-taken from then on."""
+larger than the limit is let through alone rather than never. The limit may be lowered and raised again up to what it
+was at first; a piece counts for what it is all the while, and a raised limit admits who waits at once."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+
+class _Waiter(NamedTuple):
+    size_bytes: int
+    turn: asyncio.Future[int]
+    since_s: float
 
 
 class ByteBudget:
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._limit_bytes = capacity_bytes
         self.taken_bytes = 0
-        self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
+        self._waiting: deque[_Waiter] = deque()
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._limit_bytes
+
+    @limit_bytes.setter
+    def limit_bytes(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._admit()
 
     @property
     def is_waited_for(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def longest_wait_s(self) -> float:
+        """How long the first in the queue has waited; 0 if nobody does."""
+        return asyncio.get_running_loop().time() - self._waiting[0].since_s if self._waiting else 0.0
+
     def try_take(self, size_bytes: int) -> int | None:
         """Take at once what `give_back` later takes, or None if others must finish first."""
-        taken = min(size_bytes, self.limit_bytes)
-        if self._waiting or self.taken_bytes + taken > self.limit_bytes:
+        if self._waiting or not self._fits(size_bytes):
             return None
-        self.taken_bytes += taken
-        return taken
+        return self._take(size_bytes)
 
     async def take(self, size_bytes: int) -> int:
         """Wait for a turn, so the caller sets the timeout; returns what `give_back` later takes."""
@@ -47,25 +67,32 @@ class ByteBudget:
             self.give_back(taken)
 
     async def _turn(self, size_bytes: int) -> int:
-        turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        entry = (size_bytes, turn)
-        self._waiting.append(entry)
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(size_bytes, loop.create_future(), loop.time())
+        self._waiting.append(waiter)
         try:
-            return await turn
+            return await waiter.turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give_back(turn.result())
-            elif entry in self._waiting:  # not if it was passed over between the cancellation and now
-                self._waiting.remove(entry)
+            if waiter.turn.done() and not waiter.turn.cancelled():
+                self.give_back(waiter.turn.result())
+            elif waiter in self._waiting:  # not if it was passed over between the cancellation and now
+                self._waiting.remove(waiter)
                 self._admit()
             raise
 
+    def _charge(self, size_bytes: int) -> int:
+        return min(size_bytes, self._capacity_bytes)
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self.taken_bytes == 0 or self.taken_bytes + self._charge(size_bytes) <= self._limit_bytes
+
+    def _take(self, size_bytes: int) -> int:
+        taken = self._charge(size_bytes)
+        self.taken_bytes += taken
+        return taken
+
     def _admit(self) -> None:
-        while self._waiting:
-            taken = min(self._waiting[0][0], self.limit_bytes)
-            if self.taken_bytes + taken > self.limit_bytes:
-                return
-            _, turn = self._waiting.popleft()
-            if not turn.done():
-                self.taken_bytes += taken
-                turn.set_result(taken)
+        while self._waiting and self._fits(self._waiting[0].size_bytes):
+            waiter = self._waiting.popleft()
+            if not waiter.turn.done():
+                waiter.turn.set_result(self._take(waiter.size_bytes))

@@ -1,68 +1,82 @@
 """How much history may be loaded at once while the tail is in use (DESIGN §6: a replay never slows the tail).
 
-Pure. What a second load at once brings depends on what bounds them: where loads wait for a distant store, twice the
-rate; where they keep a machine or a link busy, next to nothing but a queue, in which the tail waits as well. So the
-limit is found by measuring: it rises by a step as long as a step brings at least 0.6 of what it would bring if nothing
-were shared, and all is measured anew after a while. Where not even the second step does, one load after another keeps
-others waiting too, and rests lie between them. Promises a limit of at least one step and at most all of them, and rests
-in proportion to what loads take."""
+Pure. Whether more loads at once bring more depends on what bounds them: loads that wait for a distant store take no
+longer beside others, loads that share a machine or a link take twice as long beside as many again. So the limit is
+found by measuring how long loads take: it doubles as long as loads keep 0.75 of the speed that each had at half the
+limit, which is 1.5 times the rate. Two measures in a row that say otherwise end the climb. What was found holds for
+`HELD_S`, then it is looked for anew. Where not even the first doubling is worth it, one load after another keeps
+others waiting too, and short rests lie between loads that follow on one another."""
 
 from typing import Final
 
-STEPS: Final = 4
-_MEASURED_LOADS: Final = 16
-_HELD_MEASURES: Final = 64
-_WORTH_IT: Final = 0.6
+STEPS: Final = 3
+HELD_S: Final = 30.0
 REST: Final = 0.5
 """Of the time that a load took."""
+LONGEST_REST_S: Final = 0.1
+_MEASURED_LOADS: Final = 16
+_KEPT_SPEED: Final = 0.75
+_FAILURES: Final = 2
 
 
 class CatchUpPace:
     def __init__(self, most_bytes: int) -> None:
-        self._step_bytes = max(1, most_bytes // STEPS)
-        self._step = 1
-        self._held = 0
-        """Measures still to pass before the climb begins anew; 0 during it."""
-        self._rate_below = 0.0
-        self._loads = 0
-        self._bytes = 0
-        self._began_s: float | None = None
+        self._most_bytes = most_bytes
+        self._speed_below = 0.0
+        self.forget()
+
+    def forget(self) -> None:
+        """The tail is not in use: whatever was found, it will be looked for anew."""
+        self._held_until_s: float | None = None
+        self._step = 0
+        self._failures = 0
+        self._measure_from(None)
 
     @property
     def limit_bytes(self) -> int:
-        return self._step * self._step_bytes
+        return max(1, self._most_bytes >> (STEPS - 1 - self._step))
 
     def rest_s(self, took_s: float) -> float:
-        """How long nothing is loaded in the stead of a load that took so long. None while steps are compared."""
-        return REST * took_s if self._held and self._step == 1 else 0.0
+        """How long nothing is loaded in the stead of a load that took so long and kept another waiting."""
+        is_shared = self._held_until_s is not None and self._step == 0
+        return min(REST * took_s, LONGEST_REST_S) if is_shared else 0.0
 
-    def loaded(self, size_bytes: int, now_s: float, *, is_bound: bool) -> None:
-        """A load has ended. `is_bound`: the limit kept others waiting; otherwise nothing is learned of it."""
-        if not is_bound:
-            self._began_s = None
-            return
+    def loaded(self, size_bytes: int, took_s: float, at_once_bytes: int, now_s: float) -> None:
+        """A load has ended, one of `at_once_bytes` that were being loaded. It counts if it was begun within the limit
+        of now and beside more than half the limit would let."""
+        if self._held_until_s is not None:
+            if now_s < self._held_until_s:
+                return
+            self.forget()
         if self._began_s is None:
-            self._begin(now_s)
+            self._measure_from(now_s)
             return
+        least_bytes = self.limit_bytes // 2 if self._step else 0
+        most_bytes = max(self.limit_bytes, size_bytes)  # a load larger than the limit is let through alone
+        if now_s - took_s >= self._began_s and least_bytes < at_once_bytes <= most_bytes:
+            self._count(size_bytes, took_s, now_s)
+
+    def _count(self, size_bytes: int, took_s: float, now_s: float) -> None:
         self._loads += 1
         self._bytes += size_bytes
-        if self._loads >= _MEASURED_LOADS and now_s > self._began_s:
-            self._measured(self._bytes / (now_s - self._began_s))
-            self._begin(now_s)
+        self._took_s += took_s
+        if self._loads >= _MEASURED_LOADS and self._took_s > 0:
+            self._measured(self._bytes / self._took_s, now_s)
+            self._measure_from(now_s)
 
-    def _begin(self, now_s: float) -> None:
-        self._began_s, self._loads, self._bytes = now_s, 0, 0
+    def _measure_from(self, now_s: float | None) -> None:
+        self._began_s = now_s
+        self._loads, self._bytes, self._took_s = 0, 0, 0.0
 
-    def _measured(self, rate: float) -> None:
-        if self._held:
-            self._held -= 1
-            if not self._held:
-                self._step, self._rate_below = 1, 0.0
+    def _measured(self, speed: float, now_s: float) -> None:
+        if self._step and speed < self._speed_below * _KEPT_SPEED:
+            self._failures += 1
+            if self._failures == _FAILURES:
+                self._step -= 1
+                self._held_until_s = now_s + HELD_S
             return
-        below = self._step - 1
-        if below and rate < self._rate_below * (1 + _WORTH_IT / below):
-            self._step, self._held = below, _HELD_MEASURES
-        elif self._step == STEPS:
-            self._held = _HELD_MEASURES
+        self._failures, self._speed_below = 0, speed
+        if self._step == STEPS - 1:
+            self._held_until_s = now_s + HELD_S
         else:
-            self._step, self._rate_below = self._step + 1, rate
+            self._step += 1

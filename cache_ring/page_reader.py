@@ -145,7 +145,8 @@ class PageReader:
             start=wanted.start,
             end=wanted.end,
         )
-        return await self._peers.read_range(owner, request, self._answer_timeout_s())
+        is_history = self._pages.is_history(request.object_key)
+        return await self._peers.read_range(owner, request, self._answer_timeout_s(), is_history=is_history)
 
     def _answer_timeout_s(self) -> float:
         """About the store's median GET: by then a peer must have given a sign of life."""

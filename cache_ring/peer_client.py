@@ -2,7 +2,8 @@
 
 Promises that a peer costs no more than about what the store would: its first sign of life is due within the time
 given, its bytes within `peer_load_timeout_s`. A peer that is silent, gone or answers with nonsense is left alone for
-`peer_skip_s`. Connections per peer are bounded."""
+`peer_skip_s`. Connections per peer are bounded. History has connections of its own, and is left alone on its own:
+it waits for a budget at its owner that leaves room for the tail, and the tail waits for nothing of it."""
 
 import asyncio
 import time
@@ -27,7 +28,8 @@ from cache_ring.settings import CacheRingSettings
 from sequencer.agents import LiveAgent
 from storage.identifiers import NodeId
 
-PeerKey: TypeAlias = tuple[NodeId, int]
+PeerKey: TypeAlias = tuple[NodeId, int, bool]
+"""Node, incarnation, and whether it is asked for history."""
 
 
 class PassedBy(Exception):
@@ -60,9 +62,11 @@ class PeerClient:
         self._peers: dict[PeerKey, _Peer] = {}
         self.counts = PeerClientCounts()
 
-    async def read_range(self, agent: LiveAgent, request: ReadRange, answer_timeout_s: float) -> memoryview:
+    async def read_range(
+        self, agent: LiveAgent, request: ReadRange, answer_timeout_s: float, *, is_history: bool = False
+    ) -> memoryview:
         """The bytes, checked against the range they were asked for; raises PassedBy."""
-        peer = self._peer(agent)
+        peer = self._peer(agent, is_history)
         if self._clock() < peer.skip_until_s:
             self.counts.passed_by += 1
             raise PassedBy("skipped for a while")
@@ -90,8 +94,8 @@ class PeerClient:
 
     def retain(self, agents: Iterable[LiveAgent]) -> None:
         """Forget peers that are no longer alive."""
-        alive = {_key(agent) for agent in agents}
-        for key in [key for key in self._peers if key not in alive]:
+        alive = {(agent.node_id, agent.incarnation) for agent in agents}
+        for key in [key for key in self._peers if key[:2] not in alive]:
             self._close(self._peers.pop(key))
 
     def close(self) -> None:
@@ -155,10 +159,12 @@ class PeerClient:
             return message
         raise ProtocolViolation(f"a {type(message).__name__} where a range belongs")
 
-    def _peer(self, agent: LiveAgent) -> _Peer:
-        key = _key(agent)
+    def _peer(self, agent: LiveAgent, is_history: bool) -> _Peer:
+        key = agent.node_id, agent.incarnation, is_history
         if key not in self._peers:
-            self._peers[key] = _Peer(slots=asyncio.Semaphore(self._settings.peer_connections))
+            settings = self._settings
+            connections = settings.peer_history_connections if is_history else settings.peer_connections
+            self._peers[key] = _Peer(slots=asyncio.Semaphore(connections))
         return self._peers[key]
 
     def _skip(self, peer: _Peer) -> None:
@@ -170,7 +176,3 @@ class PeerClient:
         for stream in peer.idle:
             stream.close()
         peer.idle.clear()
-
-
-def _key(agent: LiveAgent) -> PeerKey:
-    return agent.node_id, agent.incarnation

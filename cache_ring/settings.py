@@ -39,7 +39,9 @@ class CacheRingSettings(BaseSettings):
     """The longest a page is waited for, its place in the load budget included."""
 
     peer_connections: int = Field(default=8, ge=1)
-    """Page connections to each peer; a further request goes to the store."""
+    """Page connections to each peer for reads of the tail; a further request goes to the store."""
+    peer_history_connections: int = Field(default=4, ge=1)
+    """Page connections to each peer for reads of history; a further request goes to the store."""
     peer_accepted_connections: int = Field(default=512, ge=1)
     """Connections taken from peers; one more is closed at once."""
     peer_response_bytes: int = Field(default=50_331_648, ge=1)

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from cache_ring.byte_budget import ByteBudget
 from cache_ring.catch_up_pace import CatchUpPace
@@ -20,6 +21,9 @@ from cache_ring.settings import CacheRingSettings
 from storage.identifiers import ObjectKey
 from storage.keys import is_merged, segment_id_of
 from storage.object_store import ObjectStore, StoreUnavailable
+
+_PATIENCE: Final = 4
+"""The part of `page_load_timeout_s` after which one who waits to load history is not kept waiting for the tail."""
 
 
 class DamagedPage(Exception):
@@ -139,15 +143,22 @@ class StorePages:
         return self._clock() - self._tail_used_s < self._settings.catch_up_yields_s
 
     def _keep_pace(self) -> None:
-        most_bytes = self._settings.catch_up_load_bytes
-        self._catch_up.loading.limit_bytes = self._pace.limit_bytes if self._yields() else most_bytes
+        loading = self._catch_up.loading
+        if not self._yields():
+            self._pace.forget()
+        hurries = loading.longest_wait_s >= self._settings.page_load_timeout_s / _PATIENCE
+        is_free = hurries or not self._yields()
+        loading.limit_bytes = self._settings.catch_up_load_bytes if is_free else self._pace.limit_bytes
+
+    def _hurry(self) -> None:
+        """For now; it stays so while the first in the queue has waited for long."""
+        self._catch_up.loading.limit_bytes = self._settings.catch_up_load_bytes
 
     async def _load(self, lane: _Lane, key: ObjectKey, start: int, end: int) -> Page:
-        self._keep_pace()
         rest_s = 0.0
         try:
             async with asyncio.timeout(self._settings.page_load_timeout_s):
-                taken = await lane.loading.take(end - start)
+                taken = await self._turn(lane, end - start)
                 try:
                     started_s = self._clock()
                     self.counts.gets += 1
@@ -169,12 +180,28 @@ class StorePages:
             )
         return data
 
+    async def _turn(self, lane: _Lane, size_bytes: int) -> int:
+        """A place in the load budget. Whoever has waited too long for one of history ends the pace for a while."""
+        if lane is self._tail:
+            return await lane.loading.take(size_bytes)
+        self._keep_pace()
+        taken = lane.loading.try_take(size_bytes)
+        if taken is not None:
+            return taken
+        patience_s = self._settings.page_load_timeout_s / _PATIENCE
+        hurry = asyncio.get_running_loop().call_later(patience_s, self._hurry)
+        try:
+            return await lane.loading.take(size_bytes)
+        finally:
+            hurry.cancel()
+
     def _paced(self, size_bytes: int, took_s: float) -> float:
         """History was loaded: learn from it, and say how long its turn lasts on."""
-        yields = self._yields()
-        self._pace.loaded(size_bytes, self._clock(), is_bound=yields and self._catch_up.loading.is_waited_for)
+        loading = self._catch_up.loading
+        if self._yields():
+            self._pace.loaded(size_bytes, took_s, loading.taken_bytes, self._clock())
         self._keep_pace()
-        return self._pace.rest_s(took_s) if yields else 0.0
+        return self._pace.rest_s(took_s) if loading.is_waited_for else 0.0
 
 
 def _give_back(lane: _Lane, taken: int, rest_s: float) -> None:

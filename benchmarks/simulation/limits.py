@@ -73,7 +73,7 @@ def limits(scenario: Scenario, calibration: Calibration) -> list[Limit]:
         Limit(
             name="connections accepted from peers, per agent",
             unit="",
-            demand=writers_heard + (per_zone - 1) * ring.peer_connections,
+            demand=writers_heard + (per_zone - 1) * (ring.peer_connections + ring.peer_history_connections),
             limit=ring.peer_accepted_connections,
             way_past="fewer page connections per peer; a larger TIDELOG_PEER_ACCEPTED_CONNECTIONS",
         ),

@@ -82,3 +82,37 @@ async def test_a_piece_larger_than_a_limit_that_was_lowered_meanwhile_is_let_thr
     await asyncio.wait_for(waiter, timeout=10)
 
     assert budget.taken_bytes == 0
+
+
+async def test_a_limit_that_is_raised_admits_waiters_at_once() -> None:
+    budget = ByteBudget(100)
+    budget.limit_bytes = 10
+    tasks = [asyncio.create_task(hold(budget, 10)) for _ in range(4)]
+    await settle()
+    assert budget.taken_bytes == 10
+
+    budget.limit_bytes = 30
+
+    assert budget.taken_bytes == 30
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert budget.taken_bytes == 0
+
+
+async def test_a_piece_taken_while_the_limit_was_low_counts_for_what_it_is() -> None:
+    budget = ByteBudget(100)
+    budget.limit_bytes = 10
+
+    assert budget.try_take(80) == 80
+
+    budget.limit_bytes = 100
+    assert budget.try_take(30) is None
+    assert budget.try_take(20) == 20
+
+
+async def test_a_piece_larger_than_the_budget_counts_for_all_of_it() -> None:
+    budget = ByteBudget(100)
+
+    assert budget.try_take(1_000) == 100
+    assert budget.try_take(1) is None

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from uuid import UUID
 
 import pytest
 
@@ -23,7 +24,7 @@ from cache_ring.peer_client import PassedBy, PeerClient
 from cache_ring.peer_server import PeerServer
 from cache_ring.settings import CacheRingSettings
 from cache_ring.store_pages import StorePages
-from storage.identifiers import ObjectKey, Partition, new_segment_id
+from storage.identifiers import ObjectKey, Partition, SegmentId, new_segment_id
 from storage.keys import segment_key
 from storage.memory_store import MemoryStore
 from tests.cache_ring.builders import ORDERS, a_run, an_agent
@@ -117,6 +118,39 @@ async def test_a_connection_the_peer_closed_while_idle_is_opened_anew() -> None:
     assert await client.read_range(an_agent(1, peer_port=port), a_request(key), 5.0) == DATA[100:200_100]
     client.close()
     await second.server.close()
+
+
+class SilentStore(MemoryStore):
+    """Has begun to answer."""
+
+    async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes | memoryview:
+        await asyncio.Event().wait()
+        return await super().get(key, start, end)
+
+
+async def test_history_that_waits_at_a_peer_does_not_hold_up_the_tail() -> None:
+    """Nor does history that was given up make the tail pass the peer by."""
+    store, settings = SilentStore(), IMPATIENT.model_copy(update={"peer_answer_floor_s": 5.0})
+    pages = StorePages(store, store, settings)
+    server = PeerServer(pages, settings, key_prefixes=("tidelog/segments/",))
+    client, key = PeerClient(settings), a_key()
+    pages.put_own(key, DATA)
+    agent = an_agent(1, peer_port=await server.start("127.0.0.1", 0))
+    old = [segment_key("tidelog", SegmentId(UUID(int=number))) for number in range(20)]
+
+    history = [asyncio.create_task(client.read_range(agent, a_request(of_old), 5.0, is_history=True)) for of_old in old]
+    await until(lambda: server.connections == settings.peer_history_connections)
+    beside = await client.read_range(agent, a_request(key), 5.0)
+    given_up = await asyncio.gather(*history, return_exceptions=True)
+    afterwards = await client.read_range(agent, a_request(key), 5.0)
+
+    assert beside == afterwards == DATA[100:200_100]
+    assert {type(end) for end in given_up} == {PassedBy}
+    with pytest.raises(PassedBy, match="skipped"):
+        await client.read_range(agent, a_request(key), 5.0, is_history=True)
+    client.close()
+    await server.close()
+    await pages.close()
 
 
 async def test_an_object_that_is_missing_at_the_peer_is_left_to_the_store() -> None:

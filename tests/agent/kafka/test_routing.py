@@ -1,0 +1,112 @@
+"""Whom a partition's clients are sent to: what an agent leads, and of what it tells a connection that it has moved."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest_asyncio
+
+from agent.kafka.context import ConnectionState, RequestContext
+from agent.kafka.routing import RoutingTable, moved_partitions
+from cache_ring.ring import Ring
+from storage.identifiers import NodeId, Partition
+from tests.agent.running import Running, a_memory_store, running
+from tests.cache_ring.builders import ORDERS, an_agent
+from tests.waiting import until
+
+PARTITIONS = range(50)
+
+
+def led_by(ring: Ring, node_id: int, zone: str = "a") -> set[int]:
+    leaders = {partition: ring.partition_leader(zone, ORDERS, Partition(partition)) for partition in PARTITIONS}
+    return {partition for partition, leader in leaders.items() if leader is not None and leader.node_id == node_id}
+
+
+def test_an_agent_leads_all_of_its_own_and_not_one_of_anothers() -> None:
+    ring, table = Ring.of([an_agent(1), an_agent(2)]), RoutingTable(1_000)
+    own, others = led_by(ring, 1), led_by(ring, 2)
+    assert own
+    assert others
+
+    for _ in range(2):  # the second time from what is remembered
+        assert table.leads_all(ring, "a", ORDERS, own, NodeId(1))
+        assert not table.leads_all(ring, "a", ORDERS, own | {min(others)}, NodeId(1))
+        assert not table.leads_all(ring, "a", ORDERS, own, NodeId(2))
+        assert table.leads_all(ring, "a", ORDERS, others, NodeId(2))
+
+
+def test_what_an_agent_led_in_another_view_of_the_ring_counts_no_more() -> None:
+    alone, table = Ring.of([an_agent(1)]), RoutingTable(1_000)
+    both = Ring.of([an_agent(1), an_agent(2)])
+
+    assert table.leads_all(alone, "a", ORDERS, PARTITIONS, NodeId(1))
+    assert not table.leads_all(both, "a", ORDERS, PARTITIONS, NodeId(1))
+    assert table.leads_all(both, "a", ORDERS, led_by(both, 1), NodeId(1))
+    assert table.leads_all(alone, "a", ORDERS, PARTITIONS, NodeId(1))
+
+
+def test_zones_have_leaders_of_their_own() -> None:
+    ring, table = Ring.of([an_agent(1, "a"), an_agent(2, "b")]), RoutingTable(1_000)
+
+    assert table.leads_all(ring, "a", ORDERS, PARTITIONS, NodeId(1))
+    assert not table.leads_all(ring, "b", ORDERS, PARTITIONS, NodeId(1))
+
+
+def test_without_agents_nobody_is_sent_elsewhere() -> None:
+    assert RoutingTable(1_000).leads_all(Ring.of([]), "a", ORDERS, PARTITIONS, NodeId(1))
+
+
+def test_a_table_that_is_full_forgets_and_still_answers() -> None:
+    ring, table = Ring.of([an_agent(1), an_agent(2)]), RoutingTable(3)
+
+    for _ in range(2):
+        assert table.leads_all(ring, "a", ORDERS, led_by(ring, 1), NodeId(1))
+        assert not table.leads_all(ring, "a", ORDERS, PARTITIONS, NodeId(1))
+
+
+@pytest_asyncio.fixture
+async def context(module_database_url: str) -> AsyncIterator[RequestContext]:
+    """A request to the first of two agents."""
+    store = a_memory_store()
+    async with running(module_database_url, store) as first, running(module_database_url, store) as second:
+        await until(lambda: first.agents_seen == second.agents_seen == 2)
+        yield _a_request_to(first)
+
+
+def _a_request_to(agent: Running) -> RequestContext:
+    assembly = agent.app._reached.assembly
+    assert assembly is not None
+    parts = assembly.parts
+    memory = parts.request_memory.try_reserve(1)
+    assert memory is not None
+    return RequestContext(
+        api_key=0,
+        api_version=9,
+        client_id=None,
+        client_zone=parts.membership.zone,
+        connection=ConnectionState(connection_id=1, peer="127.0.0.1:1"),
+        settings=parts.settings,
+        parts=parts,
+        received_at_s=100.0,
+        memory=memory,
+        turn=None,
+    )
+
+
+async def test_a_connection_is_told_of_each_partition_that_has_moved_and_for_a_while(context: RequestContext) -> None:
+    membership, window_s = context.parts.membership, context.settings.redirect_window_s
+    assert membership.self_ is not None
+    own = led_by(membership.ring, membership.self_.node_id, membership.zone)
+    others = set(PARTITIONS) - own
+    assert own
+    assert others
+
+    assert moved_partitions(context, ORDERS, own) == set()
+    assert moved_partitions(context, ORDERS, PARTITIONS) == others
+    assert moved_partitions(replace(context, received_at_s=100.0 + window_s / 2), ORDERS, PARTITIONS) == others
+    assert moved_partitions(replace(context, received_at_s=100.0 + window_s), ORDERS, PARTITIONS) == set()
+
+
+async def test_behind_one_address_nothing_moves(context: RequestContext) -> None:
+    one_address = context.settings.model_copy(update={"one_address": "balancer.example:9092"})
+
+    assert moved_partitions(replace(context, settings=one_address), ORDERS, PARTITIONS) == set()
