@@ -2,10 +2,10 @@
 
 Pure. Whether more loads at once bring more depends on what bounds them: loads that wait for a distant store take no
 longer beside others, loads that share a machine or a link take twice as long beside as many again. So the limit is
-found by measuring how long loads take: it doubles as long as loads keep 0.75 of the speed that each had at half the
-limit, which is 1.5 times the rate. Two measures in a row that say otherwise end the climb. What was found holds for
-`HELD_S`, then it is looked for anew. Where not even the first doubling is worth it, one load after another keeps
-others waiting too, and short rests lie between loads that follow on one another."""
+found by measuring how long loads take: it doubles as long as loads keep 0.8 of the speed that each had at half the
+limit, which is 1.6 times the rate. The better of two measures counts. What was found holds for `HELD_S`, then it is
+looked for anew. Where not even the first doubling is worth it, one load after another keeps others waiting too, and
+short rests lie between loads that follow on one another."""
 
 from typing import Final
 
@@ -15,8 +15,8 @@ REST: Final = 0.5
 """Of the time that a load took."""
 LONGEST_REST_S: Final = 0.1
 _MEASURED_LOADS: Final = 16
-_KEPT_SPEED: Final = 0.75
-_FAILURES: Final = 2
+_KEPT_SPEED: Final = 0.8
+_MEASURES: Final = 2
 
 
 class CatchUpPace:
@@ -29,7 +29,7 @@ class CatchUpPace:
         """The tail is not in use: whatever was found, it will be looked for anew."""
         self._held_until_s: float | None = None
         self._step = 0
-        self._failures = 0
+        self._measures, self._speed = 0, 0.0
         self._measure_from(None)
 
     @property
@@ -69,13 +69,16 @@ class CatchUpPace:
         self._loads, self._bytes, self._took_s = 0, 0, 0.0
 
     def _measured(self, speed: float, now_s: float) -> None:
-        if self._step and speed < self._speed_below * _KEPT_SPEED:
-            self._failures += 1
-            if self._failures == _FAILURES:
-                self._step -= 1
-                self._held_until_s = now_s + HELD_S
+        self._measures += 1
+        self._speed = max(self._speed, speed)
+        if self._measures < _MEASURES:
             return
-        self._failures, self._speed_below = 0, speed
+        speed, self._speed, self._measures = self._speed, 0.0, 0
+        if self._step and speed < self._speed_below * _KEPT_SPEED:
+            self._step -= 1
+            self._held_until_s = now_s + HELD_S
+            return
+        self._speed_below = speed
         if self._step == STEPS - 1:
             self._held_until_s = now_s + HELD_S
         else:

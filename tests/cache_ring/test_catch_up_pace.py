@@ -43,7 +43,7 @@ def a_shared_pace() -> CatchUpPace:
 
 
 def test_a_store_that_is_far_away_gets_all_loads_at_once() -> None:
-    assert replayed(CatchUpPace(MOST_BYTES), far_away, 600)[4] > 0.9
+    assert replayed(CatchUpPace(MOST_BYTES), far_away, 600)[4] > 0.85
 
 
 def test_a_machine_that_one_load_keeps_busy_gets_one_nearly_always() -> None:
