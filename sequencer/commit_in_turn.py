@@ -21,6 +21,7 @@ from storage.segment_batches import (
     PRODUCER_EPOCH,
     PRODUCER_ID,
     RECORDS,
+    first_of_each,
 )
 
 SEQUENCE_MASK: Final = 2**31 - 1
@@ -66,12 +67,6 @@ def producers_of(ordered: OrderedBatches) -> Producers:
     next_sequences = (of[BASE_SEQUENCE] + of[RECORDS]) & SEQUENCE_MASK
     goes_on = (of[BASE_SEQUENCE, 1:] == next_sequences[:-1]) & (of[PRODUCER_EPOCH, 1:] == of[PRODUCER_EPOCH, :-1])
     return Producers(batches=batches, is_same=is_same, follows=is_same & goes_on)
-
-
-def first_of_each(is_next: NDArray[np.bool_], count: int) -> Longs:
-    """Where what belongs together begins, among `count`: `is_next` says of each but the first that it belongs to the
-    one before."""
-    return np.concatenate(([0], np.flatnonzero(~is_next) + 1)) if count else np.empty(0, np.int64)
 
 
 def commit_in_turn(ordered: OrderedBatches, producers: Producers, segment_count: int) -> dict[str, Any]:

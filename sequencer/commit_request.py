@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sequencer.array_parameters import Int4Column, Int8Array, Int8Column, UuidArray
-from sequencer.commit_in_turn import Longs, OrderedBatches, Producers, commit_in_turn, first_of_each, producers_of
+from sequencer.commit_in_turn import Longs, OrderedBatches, Producers, commit_in_turn, producers_of
 from sequencer.coordinates import RunCoordinate
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
 from storage.segment_batches import (
@@ -29,6 +29,8 @@ from storage.segment_batches import (
     RECORDS,
     TOPIC,
     PlacedBatches,
+    first_of_each,
+    is_same_partition,
 )
 
 
@@ -56,8 +58,7 @@ def commit_request(segments: Sequence[SegmentToCommit]) -> CommitRequest:
     sizes = [len(segment.batches) for segment in segments]
     order = np.lexsort((columns[PARTITION], columns[TOPIC]))
     columns = np.take(columns, order, axis=1)
-    is_same_part = (columns[TOPIC, 1:] == columns[TOPIC, :-1]) & (columns[PARTITION, 1:] == columns[PARTITION, :-1])
-    part_starts = first_of_each(is_same_part, len(order))
+    part_starts = first_of_each(is_same_partition(columns), len(order))
     batch_segments = np.repeat(np.arange(1, len(segments) + 1), sizes)[order]
     ordered = OrderedBatches(
         columns=columns,
@@ -131,12 +132,8 @@ def committed_runs(
     """Where the assigned batches are, with the base offset of each: byte-adjacent ones of a partition are one run, as
     SQL writes it."""
     columns = np.take(segment.batches.columns, assigned, axis=1)
-    is_next = (
-        (columns[TOPIC, 1:] == columns[TOPIC, :-1])
-        & (columns[PARTITION, 1:] == columns[PARTITION, :-1])
-        & (columns[POSITION, 1:] == columns[POSITION, :-1] + columns[LENGTH, :-1])
-    )
-    starts = first_of_each(is_next, len(assigned))
+    is_adjacent = columns[POSITION, 1:] == columns[POSITION, :-1] + columns[LENGTH, :-1]
+    starts = first_of_each(is_same_partition(columns) & is_adjacent, len(assigned))
     if not len(starts):
         return ()
     lasts = np.append(starts[1:], len(assigned)) - 1

@@ -32,6 +32,8 @@ from storage.segment_batches import (
     TOPIC,
     PendingBatches,
     PlacedBatches,
+    first_of_each,
+    is_same_partition,
 )
 
 FORMAT_VERSION = 1
@@ -198,8 +200,7 @@ def _verify_run(data: memoryview, run: FooterRun, footer_start: int) -> None:
 def _runs_of(placed: PlacedBatches, data: Sequence[memoryview]) -> list[FooterRun]:
     """Neighbours of one partition are one run. Its checksum is made of those that the batches bring along."""
     columns = placed.columns
-    changes = np.any(columns[TOPIC : PARTITION + 1, 1:] != columns[TOPIC : PARTITION + 1, :-1], axis=0)
-    starts = np.concatenate(([0], np.flatnonzero(changes) + 1))
+    starts = first_of_each(is_same_partition(columns), len(placed))
     parts = np.empty((2 * len(placed), PART_COLUMNS), np.int64)
     parts[:, WHOLE] = np.repeat(np.arange(len(starts)), 2 * np.diff(starts, append=len(placed)))
     parts[::2, CHECKSUM] = [crc32c(batch[:CRC_START]) for batch in data]

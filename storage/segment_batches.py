@@ -74,6 +74,18 @@ def column_of(batch: ValidBatch, topic: int = 0, partition: int = 0) -> tuple[in
     )
 
 
+def is_same_partition(columns: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Of each batch but the first, whether it is of the partition of the one before."""
+    topics, partitions = columns[TOPIC], columns[PARTITION]
+    return (topics[1:] == topics[:-1]) & (partitions[1:] == partitions[:-1])  # type: ignore[no-any-return]
+
+
+def first_of_each(is_next: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
+    """Where what belongs together begins, among `count`: `is_next` says of each but the first that it belongs to the
+    one before."""
+    return np.concatenate(([0], np.flatnonzero(~is_next) + 1)) if count else np.empty(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingBatches:
     """Batches without a place, in order; `data[i]` is the bytes of column `i`."""
