@@ -6,6 +6,7 @@ before the first is back.
 """
 
 import random
+import signal
 import time
 from collections.abc import Callable, Mapping
 
@@ -15,12 +16,14 @@ from tests.faults.conftest import LEASES, create_topic, leaders, wait_until_doct
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
 from tests.seeds import seeds
+from tidelog.agent_process import AgentProcess
 from tidelog.stack import Stack
 
 SEEDS = 5
 KILLS_PER_SEED = 4
 PARTITIONS = 6
 METADATA_REFRESH_S = 0.5
+ANSWERS_ON_THEIR_WAY_S = 0.1
 RESERVATIONS: Mapping[str, str] = {"TIDELOG_RESERVATION_LEASE_S": "15", "TIDELOG_DOOMING_INTERVAL_S": "1"}
 
 pytestmark = pytest.mark.faults
@@ -77,15 +80,27 @@ def _wait_for_leaders_everywhere(stack: Stack, topic: str) -> None:
 
 
 def _kill(stack: Stack, load: Load, victim: int) -> None:
-    """At a moment when the victim's producer has records both acknowledged and without an answer."""
-    (producer,) = (p for p in load.producers if p.zone == stack.agents[victim].address.zone)
-    until = time.monotonic() + 10.0
-    while not (waiting := load.ledger.in_flight(producer.name)):
-        assert time.monotonic() < until, "nothing is in flight"
-        time.sleep(0.001)
-    acknowledged = load.ledger.acknowledged_count(producer.name)
+    """At a moment when the victim's producer has records both acknowledged and without an answer.
 
+    The victim is frozen before it is killed: at a moment only looked at, all may be answered before the signal arrives.
+    """
+    (producer,) = (p for p in load.producers if p.zone == stack.agents[victim].address.zone)
+    assert load.ledger.acknowledged_count(producer.name) > 0
+    until = time.monotonic() + 10.0
+    while not _freeze_at_work(stack.agents[victim], load.ledger, producer.name):
+        assert time.monotonic() < until, "nothing is in flight"
     stack.kill(victim)
 
-    assert acknowledged > 0
-    assert waiting & load.ledger.in_flight(producer.name), "all was answered before the kill"
+
+def _freeze_at_work(agent: AgentProcess, ledger: Ledger, producer: int) -> bool:
+    """Whether `agent`, now frozen, holds records of `producer` that it did not answer; otherwise it runs on."""
+    if not ledger.in_flight(producer):
+        time.sleep(0.001)
+        return False
+    agent.signal(signal.SIGSTOP)
+    held = ledger.in_flight(producer)
+    time.sleep(ANSWERS_ON_THEIR_WAY_S)
+    if held & ledger.in_flight(producer):
+        return True
+    agent.signal(signal.SIGCONT)
+    return False
