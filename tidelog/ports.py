@@ -1,12 +1,13 @@
 """TCP ports for the development stack.
 
-Ports picked here lie below the range the kernel hands to outgoing connections, so that an agent that was killed finds
-its port free when it comes back.
+Ports picked here lie below the range the kernel hands to outgoing connections, and no other stack of this machine picks
+them meanwhile, so that an agent that was killed finds its port free when it comes back.
 """
 
 import random
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from tidelog.errors import UserError
 
@@ -26,17 +27,29 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def pick_ports(count: int) -> list[int]:
-    """`count` different ports that are free now."""
+@contextmanager
+def picked_ports(count: int) -> Iterator[list[int]]:
+    """`count` different ports that are free now, and until the block ends nobody else's pick.
+
+    The claim to a port is the UDP socket of its number, which the kernel takes back from a process that is killed.
+    """
     generator = random.SystemRandom()
-    found: list[int] = []
-    for _ in range(_ATTEMPTS):
-        if len(found) == count:
-            return found
-        port = generator.choice(_PICKED_FROM)
-        if port not in found and is_free(port):
-            found.append(port)
-    raise UserError(f"Found no {count} free TCP ports between {_PICKED_FROM.start} and {_PICKED_FROM.stop}.")
+    with ExitStack() as claims:
+        found: list[int] = []
+        for _ in range(_ATTEMPTS):
+            if len(found) == count:
+                break
+            port = generator.choice(_PICKED_FROM)
+            claim = claims.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            try:
+                claim.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            if is_free(port):
+                found.append(port)
+        else:
+            raise UserError(f"Found no {count} free TCP ports between {min(_PICKED_FROM)} and {max(_PICKED_FROM)}.")
+        yield found
 
 
 def require_free(ports: Iterable[int], option: str, host: str = "127.0.0.1") -> None:

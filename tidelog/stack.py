@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from tidelog.agent_process import AgentAddress, AgentProcess
 from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresFailed
 from tidelog.embedded.s3_endpoint import EndpointFailed, S3Endpoint
 from tidelog.errors import UserError
-from tidelog.ports import pick_ports, require_free
+from tidelog.ports import picked_ports, require_free
 from tidelog.stack_file import StackAddresses, locked, remove_stack_file, write_stack_file
 from tidelog.watchdog import Watchdog
 
@@ -147,12 +147,13 @@ class Stack:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         self._cleanup.enter_context(locked(self.data_dir))
         self._check_ports()
-        layout = self._plan_addresses()
+        store_port, *ports = self._cleanup.enter_context(picked_ports(1 + 3 * self.settings.agents))
+        layout = self._plan_addresses(ports)
         watchdog = Watchdog()
         self._watchdog = watchdog
         self._cleanup.callback(watchdog.close)
         database_url = self._start_postgres(watchdog)
-        store = self._start_store()
+        store = self._start_store(store_port)
         self._addresses = StackAddresses(
             database_url=database_url,
             store_url=store.url,
@@ -171,9 +172,8 @@ class Stack:
             if first:
                 require_free(range(first, first + self.settings.agents), option)
 
-    def _plan_addresses(self) -> list[AgentAddress]:
-        count = self.settings.agents
-        picked = iter(pick_ports(3 * count))
+    def _plan_addresses(self, ports: Iterable[int]) -> list[AgentAddress]:
+        picked = iter(ports)
         return [
             AgentAddress(
                 name=f"agent-{index}",
@@ -183,7 +183,7 @@ class Stack:
                 http_port=self.settings.http_port + index if self.settings.http_port else next(picked),
                 peer_port=next(picked),
             )
-            for index in range(count)
+            for index in range(self.settings.agents)
         ]
 
     def _start_postgres(self, watchdog: Watchdog) -> str:
@@ -201,17 +201,17 @@ class Stack:
             elsewhere.submit(asyncio.run, migrate(url)).result()
         return url
 
-    def _start_store(self) -> _Store:
+    def _start_store(self, port: int) -> _Store:
         if self.settings.store == "local":
             directory = self.data_dir / "objects"
             directory.mkdir(exist_ok=True)
             return _Store(url=directory.as_uri(), access_key=None, secret_key=None)
         self._on_step("Starting the S3 endpoint")
-        endpoint = self._start_endpoint()
+        endpoint = self._start_endpoint(port)
         (self.data_dir / "s3" / "buckets" / _BUCKET).mkdir(exist_ok=True)
         return _Store(url=endpoint.store_url(_BUCKET), access_key=endpoint.access_key, secret_key=endpoint.secret_key)
 
-    def _start_endpoint(self, port: int = 0, secret_key: str | None = None) -> S3Endpoint:
+    def _start_endpoint(self, port: int, secret_key: str | None = None) -> S3Endpoint:
         try:
             self._endpoint = endpoint = S3Endpoint.start(self.data_dir / "s3", port=port, secret_key=secret_key)
         except (EndpointFailed, OSError) as failed:
