@@ -22,22 +22,33 @@ LEASES: Mapping[str, str] = {
 
 
 def create_topic(servers: str, partitions: int, config: Mapping[str, str] | None = None) -> str:
-    """A topic of a new name."""
+    """A topic of a new name; tried again: on a busy machine an agent may lose its short lease, and hang up."""
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": servers})
-    name = f"faults-{uuid.uuid4().hex[:8]}"
-    # The records of these tests are old: retention would let them go.
-    topic = confluent_kafka.admin.NewTopic(name, partitions, 1, config={"retention.ms": "-1", **(config or {})})
-    admin.create_topics([topic], request_timeout=30)[name].result(30)
-    return name
+    until = time.monotonic() + 90.0
+    while True:
+        name = f"faults-{uuid.uuid4().hex[:8]}"
+        # The records of these tests are old: retention would let them go.
+        topic = confluent_kafka.admin.NewTopic(name, partitions, 1, config={"retention.ms": "-1", **(config or {})})
+        try:
+            admin.create_topics([topic], request_timeout=30)[name].result(40)
+        except confluent_kafka.KafkaException:
+            if time.monotonic() > until:
+                raise
+        else:
+            return name
 
 
-def leaders(agent: AgentProcess, topic: str) -> set[str]:
-    """The addresses that Metadata names to clients in the agent's zone, asked of this agent."""
+def leaders(agent: AgentProcess, topic: str) -> set[str | None]:
+    """The addresses that Metadata names to clients in the agent's zone, asked of this agent; None: there is none now,
+    or the agent does not serve."""
     client_id = f"tidelog_zone={agent.address.zone}"
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": agent.address.bootstrap, "client.id": client_id})
-    metadata = admin.list_topics(topic, timeout=20)
+    try:
+        metadata = admin.list_topics(topic, timeout=20)
+    except confluent_kafka.KafkaException:
+        return {None}
     brokers = {node: f"{broker.host}:{broker.port}" for node, broker in metadata.brokers.items()}
-    return {brokers[partition.leader] for partition in metadata.topics[topic].partitions.values()}
+    return {brokers.get(partition.leader) for partition in metadata.topics[topic].partitions.values()}
 
 
 def wait_until_doctor_finds_nothing(stack: Stack, timeout_s: float) -> None:

@@ -38,6 +38,8 @@ class Seen:
     consumed: list[tuple[int, int]] = field(default_factory=list)
     assignments: dict[int, int] = field(default_factory=dict)
     """How often each consumer was told an assignment."""
+    holds: dict[int, int] = field(default_factory=dict)
+    """How many partitions each consumer has now."""
     backwards: list[str] = field(default_factory=list)
     fatal: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -86,10 +88,10 @@ class GroupLoad:
         self.wait_until(lambda: len(self.seen.consumed) >= goal, timeout_s, f"{goal} records are consumed")
 
     def wait_until_shared(self, timeout_s: float) -> None:
-        """Until each consumer was told an assignment."""
-        self.wait_until(
-            lambda: len(self.seen.assignments) == self.settings.members, timeout_s, "every consumer has its part"
-        )
+        """Until each consumer has its whole part: nothing is on its way to it, or has to be given up for another."""
+        part = self.settings.partitions // self.settings.members
+        parts = dict.fromkeys(range(self.settings.members), part)
+        self.wait_until(lambda: self.seen.holds == parts, timeout_s, f"every consumer has {part} partitions")
 
     def finish(self, timeout_s: float) -> None:
         self._producing.clear()
@@ -108,12 +110,21 @@ class GroupLoad:
             )
             return dict(rows.fetchall())
 
+    def coordinator_epoch(self) -> int:
+        """One more for each claim of the group: it is the only one of its database."""
+        with psycopg.connect(self.settings.database_url, autocommit=True) as connection:
+            row = connection.execute(
+                "SELECT coordinator_epoch FROM groups WHERE group_id = %s", [self.settings.group_id]
+            ).fetchone()
+        assert row is not None
+        return int(row[0])
+
     def summary(self) -> str:
         seen = self.seen
         missing = sorted(self.missing())
         return (
             f"acknowledged {len(seen.acknowledged)}, consumed {len(seen.consumed)}, assignments {seen.assignments},"
-            f" missing {len(missing)} {missing[:5]}, members {self.members()}"
+            f" holds {seen.holds}, missing {len(missing)} {missing[:5]}, members {self.members()}"
         )
 
     # --- the threads
@@ -160,6 +171,7 @@ class GroupLoad:
         consumer.subscribe([settings.topic], on_assign=assigned)
         while self._running.is_set():
             found = [message for message in consumer.consume(200, timeout=0.1) if message.error() is None]
+            seen.holds[number] = len(consumer.assignment())
             if found:
                 with seen.lock:
                     seen.consumed += [(message.partition(), message.offset()) for message in found]

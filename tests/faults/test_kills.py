@@ -29,7 +29,7 @@ RESERVATIONS: Mapping[str, str] = {"TIDELOG_RESERVATION_LEASE_S": "15", "TIDELOG
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_no_kill_loses_an_acknowledged_record_or_repeats_one(new_stack: Callable[..., Stack]) -> None:
     stack = new_stack(agents=2, agent_environment={**LEASES, **RESERVATIONS})
     kills = 0
@@ -48,7 +48,7 @@ def test_no_kill_loses_an_acknowledged_record_or_repeats_one(new_stack: Callable
         print(f"seed {seed}: {kills} kills so far, acknowledged {counts}", flush=True)
 
     assert kills >= len(chosen) * KILLS_PER_SEED
-    wait_until_doctor_finds_nothing(stack, timeout_s=60.0)
+    wait_until_doctor_finds_nothing(stack, timeout_s=120.0)
 
 
 def _kill_and_restart(stack: Stack, load: Load, topic: str, chance: random.Random) -> int:
@@ -72,7 +72,7 @@ def _kill_and_restart(stack: Stack, load: Load, topic: str, chance: random.Rando
 
 def _wait_for_leaders_everywhere(stack: Stack, topic: str) -> None:
     """Until each zone's clients are sent to its own agent, so that each agent has work in flight when it is killed."""
-    until = time.monotonic() + 30.0
+    until = time.monotonic() + 90.0
     while any(leaders(agent, topic) != {agent.address.bootstrap} for agent in stack.agents):
         assert time.monotonic() < until, "the zones' agents are not named as leaders"
         time.sleep(0.1)
@@ -86,7 +86,7 @@ def _kill(stack: Stack, load: Load, victim: int) -> None:
     """
     (producer,) = (p for p in load.producers if p.zone == stack.agents[victim].address.zone)
     assert load.ledger.acknowledged_count(producer.name) > 0
-    until = time.monotonic() + 10.0
+    until = time.monotonic() + 60.0
     while not _freeze_at_work(stack.agents[victim], load.ledger, producer.name):
         assert time.monotonic() < until, "nothing is in flight"
     stack.kill(victim)

@@ -47,7 +47,7 @@ QUICK_GARBAGE: Mapping[str, str] = {
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_agents_killed_and_frozen_while_they_merge_lose_and_repeat_nothing(new_stack: Callable[..., Stack]) -> None:
     stack = new_stack(agents=2, agent_environment={**LEASES, **MERGES, **QUICK_GARBAGE})
     topic = create_topic(stack.addresses.bootstrap, PARTITIONS)
@@ -62,6 +62,7 @@ def test_agents_killed_and_frozen_while_they_merge_lose_and_repeat_nothing(new_s
             time.sleep(chance.uniform(0.0, 2.0))
             _harm(stack, chance.randrange(2), freeze=harm == 1)
         load.wait_for_acknowledgements(20, 60.0)
+        totals = _totals_once_merged(stack)
         load.finish(90.0)
 
     from_the_start = Consumer(0, settings, ledger)
@@ -70,12 +71,9 @@ def test_agents_killed_and_frozen_while_they_merge_lose_and_repeat_nothing(new_s
     from_the_start.join(time.monotonic() + 60.0)
     assert ledger.check_log(from_the_start.log) == []
 
-    totals = asyncio.run(_totals(stack))
     print("\n".join(str(tier) for tier in totals))
-    assert sum(tier.merges for tier in totals if tier.tier > 0) > HARMS
-    assert {tier.tier for tier in totals} >= {1, 2}
-    assert all(tier.done.runs_damaged == 0 for tier in totals)
-    wait_until_doctor_finds_nothing(stack, timeout_s=60.0)
+    assert all(tier.done.runs_damaged == 0 for tier in asyncio.run(_totals(stack)))
+    wait_until_doctor_finds_nothing(stack, timeout_s=120.0)
 
 
 def _harm(stack: Stack, victim: int, *, freeze: bool) -> None:
@@ -87,6 +85,17 @@ def _harm(stack: Stack, victim: int, *, freeze: bool) -> None:
     else:
         stack.kill(victim)
         stack.restart(victim)
+
+
+def _totals_once_merged(stack: Stack) -> tuple[TierTotals, ...]:
+    """When there were more merges than harms, some of them of objects that were merged before."""
+    until = time.monotonic() + 90.0
+    while True:
+        totals = asyncio.run(_totals(stack))
+        if sum(tier.merges for tier in totals if tier.tier > 0) > HARMS and {tier.tier for tier in totals} >= {1, 2}:
+            return totals
+        assert time.monotonic() < until, totals
+        time.sleep(0.5)
 
 
 async def _totals(stack: Stack) -> tuple[TierTotals, ...]:

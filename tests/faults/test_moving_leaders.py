@@ -31,7 +31,7 @@ pytestmark = pytest.mark.faults
 def drain_and_add(stack: Stack, index: int) -> None:
     """Its partitions go to others, then to it again, from agents that live on."""
     stack.agents[index].signal(signal.SIGTERM)
-    assert stack.agents[index].join(30.0), "the agent did not end"
+    assert stack.agents[index].join(60.0), "the agent did not end"
     stack.restart(index)
 
 
@@ -48,7 +48,7 @@ def stop_for_longer_than_its_lease(stack: Stack, index: int) -> None:
     stack.agents[index].signal(signal.SIGCONT)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_producers_with_five_in_flight_bear_agents_that_come_and_go(
     new_stack: Callable[..., Stack], java: Java
 ) -> None:

@@ -25,7 +25,7 @@ def under_load(stack: Stack) -> Iterator[Load]:
     ledger = Ledger(Contents(seeds(1)[0], PARTITIONS))
     settings = LoadSettings(servers=stack.addresses.bootstrap, topic=topic, records_per_s=200.0)
     with Load(settings, ledger) as load:
-        load.wait_for_acknowledgements(50, 30.0)
+        load.wait_for_acknowledgements(50, 60.0)
         yield load
         load.wait_for_acknowledgements(50, 60.0)
         load.finish(90.0)

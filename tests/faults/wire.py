@@ -86,7 +86,7 @@ def header(api_key: int, version: int, correlation_id: int, client_id: bytes = b
 class Wire:
     """One connection. Every wait has `timeout_s`."""
 
-    def __init__(self, address: tuple[str, int], timeout_s: float = 20.0) -> None:
+    def __init__(self, address: tuple[str, int], timeout_s: float = 60.0) -> None:
         self._timeout_s = timeout_s
         self._socket = socket.create_connection(address, timeout=timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
