@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 15.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Returns once the condition holds; raises TimeoutError."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - the condition is somebody else's state, which sets no event
             await asyncio.sleep(0.01)
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """As `until`, where no event loop runs."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():

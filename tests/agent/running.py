@@ -63,7 +63,7 @@ class Running:
 
     async def stop(self) -> None:
         self.stopping.set()
-        await asyncio.wait_for(asyncio.shield(self.task), 30)
+        await asyncio.wait_for(asyncio.shield(self.task), 60)
 
 
 @asynccontextmanager
@@ -96,7 +96,7 @@ async def running(
         yield Running(app=app, stopping=stopping, task=task)
     finally:
         stopping.set()
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, 60)
 
 
 async def until_answered(condition: Callable[[], Awaitable[object]], timeout_s: float = 20.0) -> None:
@@ -145,7 +145,7 @@ class Wire:
         return response
 
     async def receive_frame(self) -> bytes:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await self.reader.readexactly(int.from_bytes(await self.reader.readexactly(4), "big"))
 
     async def ask(self, payload: Any, client_id: str | None = "test") -> Any:
@@ -153,7 +153,7 @@ class Wire:
 
     async def is_closed_by_agent(self) -> bool:
         """Whether the agent hangs up without a further byte."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             try:
                 return await self.reader.read(1) == b""
             except ConnectionError:

@@ -40,7 +40,7 @@ async def readiness(agent: Running) -> tuple[int, dict[str, Any]]:
 
 async def until_not_ready(agent: Running, reason: str) -> None:
     """Until /ready answers 503 and says why."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             if agent.app.http_port:
                 status, body = await readiness(agent)
@@ -137,7 +137,7 @@ async def test_a_partition_that_moved_is_refused_for_a_moment_and_then_served_al
     """The client says zone b, but writes through the agent in zone a."""
     store = a_memory_store()
     async with (
-        running(database_url, store, zone="a", redirect_window_s=1.0) as first,
+        running(database_url, store, zone="a", redirect_window_s=3.0) as first,
         running(database_url, store, zone="b"),
     ):
         wire = await Wire.connect(first.app.kafka_port)
@@ -151,8 +151,11 @@ async def test_a_partition_that_moved_is_refused_for_a_moment_and_then_served_al
         assert await produce("tidelog_zone=a") is ErrorCode.none
         assert await produce("tidelog_zone=b") is ErrorCode.not_leader_or_follower
         assert await produce("tidelog_zone=b") is ErrorCode.not_leader_or_follower
-        await asyncio.sleep(1.05)
-        assert await produce("tidelog_zone=b") is ErrorCode.none
+
+        async def is_served() -> bool:
+            return await produce("tidelog_zone=b") is ErrorCode.none
+
+        await until_answered(is_served)
 
 
 async def test_draining_answers_every_request_in_flight(database_url: str, sequencer: Sequencer) -> None:

@@ -130,7 +130,10 @@ class SilentStore(MemoryStore):
 
 async def test_history_that_waits_at_a_peer_does_not_hold_up_the_tail() -> None:
     """Nor does history that was given up make the tail pass the peer by."""
-    store, settings = SilentStore(), IMPATIENT.model_copy(update={"peer_answer_floor_s": 5.0})
+    store, settings = (
+        SilentStore(),
+        IMPATIENT.model_copy(update={"peer_answer_floor_s": 5.0, "peer_load_timeout_s": 1.0}),
+    )
     pages = StorePages(store, store, settings)
     server = PeerServer(pages, settings, key_prefixes=("tidelog/segments/",))
     client, key = PeerClient(settings), a_key()
@@ -247,8 +250,8 @@ async def test_a_peer_that_loads_says_so_and_is_waited_for() -> None:
     peer.store.get = slow_get  # type: ignore[method-assign]
     await peer.store.put(key, [DATA])
     async with peer.listening() as port:
-        reading = asyncio.create_task(client.read_range(an_agent(1, peer_port=port), a_request(key), 0.7))
-        await asyncio.sleep(1.0)
+        reading = asyncio.create_task(client.read_range(an_agent(1, peer_port=port), a_request(key), 1.5))
+        await asyncio.sleep(1.8)
         release.set()
 
         assert await reading == DATA[100:200_100]
@@ -276,7 +279,7 @@ async def test_garbage_closes_its_connection_and_no_other(garbage: bytes) -> Non
 
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(garbage)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
         writer.close()
@@ -292,7 +295,7 @@ async def test_a_connection_that_says_nothing_is_closed() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(PREFACE + encode_read(a_request(a_key()))[:10])
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
         writer.close()
@@ -305,7 +308,7 @@ async def test_no_more_connections_are_taken_than_the_setting_says() -> None:
         await until(lambda: peer.server.connections == 2)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
         assert peer.server.connections == 2
@@ -324,7 +327,7 @@ async def test_a_subscriber_is_pushed_what_it_asked_for_and_nothing_else() -> No
         wanted = (a_run(partition=1), a_run(10, 19, partition=2))
         peer.server.push([a_run(partition=0), *wanted])
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             length = int.from_bytes(await reader.readexactly(4), "big")
             assert decode(await reader.readexactly(length)) == RunsCommitted(runs=wanted)
         writer.close()

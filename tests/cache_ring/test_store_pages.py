@@ -60,7 +60,7 @@ async def replaying(store: PatientStore, pages: StorePages) -> list[asyncio.Task
 
 async def answered(store: PatientStore, tasks: list[asyncio.Task[memoryview]]) -> None:
     store.may_answer.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert [len(page) for page in await asyncio.gather(*tasks)] == [PAGE_BYTES] * len(tasks)
 
 

@@ -254,7 +254,8 @@ async def test_live_traffic_is_no_fault(sequencer: Sequencer, any_store: ObjectS
         group.create_task(produce())
         group.create_task(let_go())
         diagnoses = [await look(sequencer, any_store) for _ in range(5)]
+        while not segments:
+            diagnoses.append(await look(sequencer, any_store))
         stop.set()
 
-    assert segments > 0
-    assert [diagnosis.findings for diagnosis in diagnoses] == [()] * 5
+    assert [diagnosis.findings for diagnosis in diagnoses if diagnosis.findings] == []

@@ -45,7 +45,7 @@ async def running(*housekeepers: Housekeeper) -> AsyncIterator[None]:
     finally:
         for task in tasks:
             task.cancel()
-        ended = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+        ended = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
         assert all(isinstance(each, asyncio.CancelledError) for each in ended)
 
 
@@ -97,7 +97,7 @@ async def test_a_stopped_housekeeper_gives_its_jobs_back_at_once(
     job = EndlessJob()
 
     task = asyncio.create_task(housekeeper.run_once(job))
-    await asyncio.wait_for(job.began.wait(), 10)
+    await asyncio.wait_for(job.began.wait(), 60)
     assert not await Housekeeper(sequencer, local_store, settings()).run_once(job)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

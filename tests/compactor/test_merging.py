@@ -160,11 +160,11 @@ async def test_what_changes_during_a_merge_fails_its_swaps_and_nothing_else(
     gated = GatedStore(local_store, step)
 
     merging = asyncio.create_task(a_merger(sequencer, gated).merge_once())
-    await asyncio.wait_for(gated.reached.wait(), 10)
+    await asyncio.wait_for(gated.reached.wait(), 60)
     await meanwhile(sequencer, local_store, topic)
     changed = [] if meanwhile is topic_deleted else await read_all(sequencer, local_store, topic)
     gated.opened.set()
-    await asyncio.wait_for(merging, 10)
+    await asyncio.wait_for(merging, 60)
     await merge_everything(sequencer, local_store)
 
     assert [each.batches for each in await read_all(sequencer, local_store, kept)] == [each.batches for each in before]
@@ -184,12 +184,12 @@ async def test_two_workers_merge_different_segments_at_once(
     ann, bob = GatedStore(local_store, "put"), GatedStore(local_store, "put")
 
     tasks = [asyncio.create_task(a_merger(sequencer, ann).merge_once())]
-    await asyncio.wait_for(ann.reached.wait(), 10)
+    await asyncio.wait_for(ann.reached.wait(), 60)
     tasks.append(asyncio.create_task(a_merger(other, bob).merge_once()))
-    await asyncio.wait_for(bob.reached.wait(), 10)
+    await asyncio.wait_for(bob.reached.wait(), 60)
     ann.opened.set()
     bob.opened.set()
-    await asyncio.wait_for(asyncio.gather(*tasks), 10)
+    await asyncio.wait_for(asyncio.gather(*tasks), 60)
 
     done = (await totals(sequencer, 1)).done
     assert (done.runs_in, done.swaps_refused) == (2 * 8 * 3, 0)
@@ -215,7 +215,7 @@ async def test_a_worker_killed_at_any_step_leaves_a_whole_log_and_work_for_the_n
             await _kill(merging, other)
     else:
         merging = asyncio.create_task(doomed.merge_once())
-        await asyncio.wait_for(gated.reached.wait(), 10)
+        await asyncio.wait_for(gated.reached.wait(), 60)
         await _kill(merging, other)
 
     half_done = await read_all(sequencer, local_store, topic)
@@ -239,7 +239,7 @@ async def _kill(merging: asyncio.Task[bool], its_database: Sequencer) -> None:
     """Without its connections it can give nothing back."""
     await its_database.close()
     merging.cancel()
-    await asyncio.wait({merging}, timeout=10)
+    await asyncio.wait({merging}, timeout=60)
     assert merging.done()
 
 
@@ -258,7 +258,7 @@ async def test_a_publish_whose_connection_is_lost_is_repeated_until_its_outcome_
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE wait_event_type = 'Lock' AND datname = current_database()"
         )
-    assert await asyncio.wait_for(merging, 20)
+    assert await asyncio.wait_for(merging, 60)
 
     after = await read_all(sequencer, local_store, topic)
     assert [each.batches for each in after] == [each.batches for each in before]
@@ -276,13 +276,13 @@ async def test_a_worker_that_paused_past_its_lease_publishes_nothing(
     gated = GatedStore(local_store, "after put")
 
     paused = asyncio.create_task(a_merger(other, gated).merge_once())
-    await asyncio.wait_for(gated.reached.wait(), 10)
+    await asyncio.wait_for(gated.reached.wait(), 60)
     await time_passes(sequencer, LEASE_S + 1)
     assert await merge_everything(sequencer, local_store) == 1
     await collect_garbage(sequencer, local_store)
     gated.opened.set()
     with pytest.raises(ClaimLost):
-        await asyncio.wait_for(paused, 10)
+        await asyncio.wait_for(paused, 60)
 
     after = await read_all(sequencer, local_store, topic)
     assert [each.batches for each in after] == [each.batches for each in before]

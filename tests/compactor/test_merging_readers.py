@@ -51,7 +51,7 @@ async def merge(log: ALog) -> int:
 async def read_on(agent: ReadSide, log: ALog, offset: int, end: int, **limits: int) -> list[tuple[int, str]]:
     """As a consumer does: fetch after fetch, dropping what lies before its position."""
     found: list[tuple[int, str]] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while offset < end:
             [result] = await read_now(agent, log.plan(offset, **limits), wait_s=0.2)
             assert result.failure is None

@@ -90,7 +90,7 @@ def records_of(
 async def waits_for_a_lock(sequencer: Sequencer, call: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
     """Starts the call and returns once Postgres says that it waits for another transaction's lock."""
     task = asyncio.create_task(call())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not task.done():
             rows = await sequencer.database.fetch(
                 "SELECT count(*) AS waiting FROM pg_stat_activity"

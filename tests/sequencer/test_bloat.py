@@ -54,7 +54,7 @@ async def _sizes(sequencer: Sequencer) -> dict[str, int]:
 
 
 async def _updates_once_counted(sequencer: Sequencer) -> list[Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             rows = await sequencer.database.fetch(
                 "SELECT relname::text, n_tup_upd AS updated, n_tup_hot_upd AS hot FROM pg_stat_user_tables"

@@ -17,16 +17,19 @@ async def narrow(database_url: str) -> AsyncIterator[Sequencer]:
     await opened.close()
 
 
-async def hold_a_connection(sequencer: Sequencer, until: asyncio.Event) -> None:
+async def hold_a_connection(sequencer: Sequencer, until: asyncio.Event, has_one: asyncio.Event | None = None) -> None:
     async with sequencer.database.connection():
+        if has_one is not None:
+            has_one.set()
         await until.wait()
 
 
 @pytest.mark.parametrize("turns_later", range(6))
 async def test_a_call_cancelled_as_its_connection_comes_free_is_cancelled(narrow: Sequencer, turns_later: int) -> None:
     release, never = asyncio.Event(), asyncio.Event()
-    holders = [asyncio.create_task(hold_a_connection(narrow, release)) for _ in range(POOL_SIZE)]
-    await asyncio.sleep(0.2)
+    have_one = [asyncio.Event() for _ in range(POOL_SIZE)]
+    holders = [asyncio.create_task(hold_a_connection(narrow, release, has_one)) for has_one in have_one]
+    await asyncio.wait_for(asyncio.gather(*(has_one.wait() for has_one in have_one)), 60)
     waiting = asyncio.create_task(hold_a_connection(narrow, never))
     await asyncio.sleep(0.05)
 
@@ -35,7 +38,7 @@ async def test_a_call_cancelled_as_its_connection_comes_free_is_cancelled(narrow
         await asyncio.sleep(0)
     waiting.cancel()
 
-    await asyncio.wait({waiting}, timeout=5)
+    await asyncio.wait({waiting}, timeout=60)
     assert waiting.cancelled()
     await asyncio.gather(*holders)
     assert await narrow.database.fetch("SELECT 1 AS one")

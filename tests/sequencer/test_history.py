@@ -3,11 +3,13 @@
 """
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from sequencer.client import Sequencer
 from sequencer.history_values import Advance, HistoryJob, NothingToDo, Publication, Published, PublishRefused
 from storage.identifiers import ObjectKey, Offset, Partition, TopicId
+from tests.sequencer.housekeeping import waits_for_a_lock
 
 
 async def topic_with_history(sequencer: Sequencer, partitions: int = 1) -> TopicId:
@@ -108,9 +110,9 @@ async def test_a_lease_that_passes_while_the_publish_waits_refuses_it(sequencer:
     job = await claimed(sequencer, topic_id, lease_s=0.2)
     async with sequencer.database.transaction() as other:
         await other.execute("SELECT FROM history_tables WHERE topic_id = %s FOR NO KEY UPDATE", (topic_id,))
-        waiting = asyncio.create_task(sequencer.history.publish(job, publication("1", advance(0, 10))))
-        await asyncio.sleep(0.3)
-        assert not waiting.done()
+        publish = partial(sequencer.history.publish, job, publication("1", advance(0, 10)))
+        waiting = await waits_for_a_lock(sequencer, publish)
+        await asyncio.sleep(0.2)
 
     assert await waiting == PublishRefused(reason="the job's lease has passed")
     assert await sequencer.history.compacted_to([topic_id]) == {(topic_id, 0): 0}
@@ -167,11 +169,10 @@ async def test_turning_history_on_waits_for_retention_and_is_seen_by_it(sequence
     )
     async with sequencer.database.transaction() as retention:
         await retention.execute("SELECT FROM partitions WHERE topic_id = %s FOR NO KEY UPDATE", (created.topic_id,))
-        turning_on = asyncio.create_task(
-            sequencer.history.begin_compaction(created.topic_id, cluster="c", lease_s=60, runs_per_partition=10)
+        begin = partial(
+            sequencer.history.begin_compaction, created.topic_id, cluster="c", lease_s=60, runs_per_partition=10
         )
-        await asyncio.sleep(0.1)
-        assert not turning_on.done()
+        turning_on = await waits_for_a_lock(sequencer, begin)
         await retention.execute("UPDATE partitions SET log_start_offset = 4 WHERE topic_id = %s", (created.topic_id,))
 
     await turning_on

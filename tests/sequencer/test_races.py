@@ -321,9 +321,13 @@ async def test_with_a_foreign_key_the_same_would_deadlock(
     database_url: str, sequencer: Sequencer, topic: Topic
 ) -> None:
     await sequencer.database.fetch("ALTER TABLE runs ADD FOREIGN KEY (topic_id) REFERENCES topics (topic_id)")
+    name = database_url.split("?")[0].rsplit("/", 1)[1]
+    await sequencer.database.fetch(f"ALTER DATABASE {name} SET deadlock_timeout = '1min'")  # the deletion finds it
+    committer = await Sequencer.open(database_url)
 
     with pytest.raises(errors.DeadlockDetected):
-        await _commit_against_a_topic_lock(database_url, sequencer, topic)
+        await _commit_against_a_topic_lock(database_url, committer, topic)
+    await committer.close()
 
 
 async def test_raced_coordinates_and_watermarks_are_of_one_moment(sequencer: Sequencer, topic: Topic) -> None:

@@ -128,10 +128,9 @@ async def test_a_cancelled_put_leaves_the_object_whole_or_absent(any_store: Obje
         putting.cancel()
         await asyncio.gather(putting, return_exceptions=True)
 
-        try:
-            assert (await any_store.head(KEY)).size_bytes == 16 << 20
-        except ObjectNotFound:
-            assert await keys_of(any_store) == []
+        # One look: a server that had all of it may publish it between two.
+        found = [(info.key, info.size_bytes) async for info in any_store.list("")]
+        assert found in ([], [(KEY, 16 << 20)])
         await any_store.delete([KEY])
 
 

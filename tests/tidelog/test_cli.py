@@ -38,7 +38,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def run_process(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tidelog", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, check=False, input=stdin)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False, input=stdin)
 
 
 def test_help_lists_every_command_without_importing_what_they_need() -> None:
@@ -48,7 +48,9 @@ def test_help_lists_every_command_without_importing_what_they_need() -> None:
         f"print('imported', [name for name in {HEAVY!r} if name in sys.modules])"
     )
 
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
 
     assert "imported []" in said
     assert all(entry.name in said for entry in Commands.entries)
@@ -61,7 +63,7 @@ def test_an_agent_without_options_starts_without_the_command_lines_library(tmp_p
         "except SystemExit as ended: print('status', ended.code, 'typer', 'typer' in sys.modules)"
     )
 
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
 
     assert "TIDELOG_DATABASE_URL is not set" in ran.stderr
     assert "status 1 typer False" in ran.stdout

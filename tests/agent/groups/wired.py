@@ -164,7 +164,7 @@ async def coordinating(sequencer: Sequencer, **settings: Any) -> AsyncIterator[C
     metrics = Metrics()
     membership = Membership(sequencer.agents, an_address("a", 1, next(_ports)), QUICK_RING)
     watching = asyncio.create_task(membership.run())
-    await membership.wait_joined(10.0)
+    await membership.wait_joined(60.0)
     self_ = membership.self_
     assert self_ is not None
     await until(lambda: membership.ring.agent(self_.node_id) is not None)

@@ -129,7 +129,7 @@ def forwarded(stack: Stack) -> float:
     return total
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_group_behind_one_address_survives_the_death_of_either_agent(
     stack: Stack, balancer: Balancer, protocol: str

@@ -69,12 +69,12 @@ async def running(database_url: str, store_url: str, store: StoreSettings, zone:
     app, stopping = App(settings, store_settings=store, ring_settings=RING), asyncio.Event()
     task = asyncio.create_task(app.run(stopping))
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await app.started.wait()
         yield app
     finally:
         stopping.set()
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, 60)
 
 
 @dataclass(frozen=True, kw_only=True)

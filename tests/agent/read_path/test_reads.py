@@ -94,7 +94,7 @@ async def test_a_waiting_fetch_wakes_on_the_agents_own_commit(sequencer: Sequenc
         agent.pages.put_own(written.object_key, written.data)
         agent.reads.committed(written.runs)
 
-        [result] = await asyncio.wait_for(waiting, 15.0)
+        [result] = await asyncio.wait_for(waiting, 30)
         assert values_of(result) == [(0, "a")]
         assert agent.pages.pages.counts.gets == 0, "what an agent wrote is in its memory"
 
@@ -115,7 +115,7 @@ async def test_a_waiting_fetch_wakes_on_a_push_from_the_agent_that_wrote(
         writer.pages.put_own(written.object_key, written.data)
         writer.reads.committed(written.runs)
 
-        [result] = await asyncio.wait_for(waiting, 15.0)
+        [result] = await asyncio.wait_for(waiting, 30)
         assert values_of(result) == [(0, "a")]
 
 
@@ -136,7 +136,7 @@ async def test_a_late_committer_is_found_by_the_poll(sequencer: Sequencer, store
             assert agent.reads.coordinates.known_end((log.topic_id, Partition(0))) == 0
         await late
 
-        results = await asyncio.wait_for(waiting, 15.0)
+        results = await asyncio.wait_for(waiting, 30)
         assert [values_of(result) for result in results] == [[(0, "late")], [(0, "early")]]
 
 
@@ -171,7 +171,7 @@ async def test_a_push_overtaking_another_does_not_make_readers_skip(sequencer: S
         second = await log.write(["second"])
         agent.reads.coordinates.heard(second.runs)
 
-        [result] = await asyncio.wait_for(waiting, 15.0)
+        [result] = await asyncio.wait_for(waiting, 30)
         assert values_of(result) == [(0, "first"), (1, "second")]
 
 
@@ -384,7 +384,7 @@ async def test_a_deleted_topic_is_unknown_to_its_readers(sequencer: Sequencer, s
 
         await sequencer.topics.delete("orders")
 
-        [result] = await asyncio.wait_for(waiting, 15.0)
+        [result] = await asyncio.wait_for(waiting, 30)
         assert result.failure is ReadFailure.UNKNOWN_PARTITION
 
 
@@ -465,5 +465,5 @@ async def test_another_postgres_than_before_empties_what_is_known(sequencer: Seq
 
         await until(lambda: agent.reads.counts.sequencer_asks > asks)
         await log.write(["b"])
-        [result] = await asyncio.wait_for(waiting, 15.0)
+        [result] = await asyncio.wait_for(waiting, 30)
         assert values_of(result) == [(1, "b")]

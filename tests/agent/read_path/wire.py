@@ -31,7 +31,7 @@ async def ask(port: int, request: Any, client_id: str = "test") -> Any:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(len(body).to_bytes(4, "big") + body)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             answer = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
     finally:
         writer.close()

@@ -166,7 +166,7 @@ class JavaLikeClient:
 
     def hear(self) -> None:
         for number, (_, appended) in sorted(self.in_flight.items()):
-            if appended.done.done():
+            if appended.is_done:
                 del self.in_flight[number]
                 offset = offset_of(appended.outcomes[0])
                 if offset is None:
@@ -214,7 +214,7 @@ async def _play(client: JavaLikeClient, chance: random.Random) -> None:
         client.hear()
     for each in client.agents:
         each.gate.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while client.in_flight or client.to_send_again:
             client.send_again()
             await asyncio.sleep(0.002)

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import pytest
@@ -15,6 +15,7 @@ from agent.write_path.uploader import Uploader, UploadFailed
 from storage.identifiers import ObjectKey
 from storage.memory_store import MemoryStore
 from storage.object_store import StoreUnavailable
+from tests.virtual_time import run_virtually
 from tests.waiting import until
 
 KEY = ObjectKey("a/segment")
@@ -51,14 +52,14 @@ class TroubledStore(MemoryStore):
         await super().put(key, chunks)
 
 
-def an_uploader(store: MemoryStore, **settings: float) -> tuple[Uploader, Metrics, list[int]]:
+def an_uploader(
+    store: MemoryStore, clock: Callable[[], float] = time.monotonic, **settings: float
+) -> tuple[Uploader, Metrics, list[int]]:
     metrics = Metrics()
     tokens = count(1)
     spent: list[int] = []
     given = {"upload_backoff_s": 0.001, "hedge_after_min_s": 0.05, **settings}
-    uploader = Uploader(
-        store, AgentSettings(**given), metrics, time.monotonic, on_put=lambda: spent.append(next(tokens))
-    )
+    uploader = Uploader(store, AgentSettings(**given), metrics, clock, on_put=lambda: spent.append(next(tokens)))
     return uploader, metrics, spent
 
 
@@ -104,7 +105,7 @@ async def test_an_upload_that_stalls_is_joined_by_a_second_one_and_the_first_suc
     store = TroubledStore(FOREVER_S)
     uploader, metrics, spent = an_uploader(store, upload_timeout_s=4.0)
 
-    await asyncio.wait_for(uploader.upload(KEY, b"bytes"), 10)
+    await asyncio.wait_for(uploader.upload(KEY, b"bytes"), 60)
 
     assert await store.get(KEY) == b"bytes"
     assert (puts(metrics, "first"), puts(metrics, "hedge"), len(spent)) == (1, 1, 2)
@@ -123,7 +124,7 @@ async def test_an_attempt_and_its_hedge_that_both_stall_are_given_up_after_the_t
     store = TroubledStore(FOREVER_S, FOREVER_S)
     uploader, metrics, _ = an_uploader(store, upload_timeout_s=0.8)
 
-    await asyncio.wait_for(uploader.upload(KEY, b"bytes"), 10)
+    await asyncio.wait_for(uploader.upload(KEY, b"bytes"), 60)
 
     assert (puts(metrics, "first"), puts(metrics, "hedge"), puts(metrics, "retry")) == (1, 1, 1)
 
@@ -141,11 +142,16 @@ async def test_cancelling_an_upload_leaves_no_attempt_behind() -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_hedges_wait_for_the_p99_of_recent_uploads() -> None:
-    store = TroubledStore(*[0.005] * 40, 0.02)
-    uploader, metrics, _ = an_uploader(store, hedge_after_min_s=2.0)
+def test_hedges_wait_for_the_p99_of_recent_uploads() -> None:
+    async def main() -> None:
+        store = TroubledStore(*[0.5] * 20, *[0.4] * 20, 0.49, 0.51)
+        uploader, metrics, _ = an_uploader(store, asyncio.get_running_loop().time, hedge_after_min_s=0.001)
 
-    for _ in range(41):
+        for _ in range(41):
+            await uploader.upload(KEY, b"bytes")
+        hedges_within = puts(metrics, "hedge")
         await uploader.upload(KEY, b"bytes")
 
-    assert puts(metrics, "hedge") == 0
+        assert (hedges_within, puts(metrics, "hedge")) == (0, 1)
+
+    run_virtually(main)

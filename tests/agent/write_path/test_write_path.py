@@ -11,13 +11,13 @@ from agent.write_path.outcomes import WriteFailed, WriteFailure
 from sequencer.client import Sequencer
 from sequencer.commits import Assigned, OutOfOrderSequence
 from sequencer.topics import Topic
-from storage.identifiers import Offset
+from storage.identifiers import ObjectKey, Offset
 from storage.memory_store import MemoryStore
 from storage.object_store import StoreUnavailable
 from storage.segment import verify_segment
 from storage.segment_batches import PendingBatches
 from tests.agent.running import until_answered
-from tests.agent.write_path.test_uploader import FOREVER_S, TroubledStore
+from tests.agent.write_path.test_uploader import FOREVER_S, UNTIL_JOINED, TroubledStore
 from tests.agent.write_path.wired import outcomes_of, pending, writing
 from tests.waiting import until
 
@@ -136,10 +136,12 @@ async def test_a_segment_is_not_committed_before_an_earlier_one_is_uploaded(sequ
         quick = writer.append(topic, 0, producer_id=2)
         await until(lambda: store.puts_begun == 2)
 
-        done_first, _ = await asyncio.wait([one.done for one in (*slow, *quick)], return_when=asyncio.FIRST_COMPLETED)
+        done: list[str] = []
+        quick[0].when_done(lambda: done.append("quick"))
+        slow[0].when_done(lambda: done.append("slow"))
 
-        assert slow[0].done in done_first
         assert await outcomes_of([*slow, *quick]) == assigned(0, 1)
+        assert done == ["slow", "quick"]
 
 
 async def test_segments_uploaded_during_a_commit_are_committed_together(
@@ -228,7 +230,7 @@ async def test_a_batch_whose_request_gave_up_before_its_seal_is_not_written(sequ
         writer.write_path.give_up(given_up, TOO_LATE)
 
         assert given_up.outcomes == [TOO_LATE]
-        assert given_up.done.done()
+        assert given_up.is_done
         assert await outcomes_of([kept]) == assigned(1)
         assert await writer.high_watermark(topic) == 2
         assert writer.write_path.unacknowledged_bytes == 0
@@ -237,14 +239,15 @@ async def test_a_batch_whose_request_gave_up_before_its_seal_is_not_written(sequ
 async def test_a_request_that_gave_up_after_its_seal_is_done_when_its_batches_are(
     sequencer: Sequencer, topic: Topic
 ) -> None:
-    store = TroubledStore(0.3)
-    async with writing(sequencer, store, hedge_after_min_s=20, upload_timeout_s=100) as writer:
+    store = TroubledStore(UNTIL_JOINED)
+    async with writing(sequencer, store, hedge_after_min_s=60, upload_timeout_s=100) as writer:
         [given_up] = writer.append(topic, 0)
         await until(lambda: store.puts_begun == 1)
 
         writer.write_path.give_up(given_up, TOO_LATE)
 
-        assert not given_up.done.done()
+        assert not given_up.is_done
+        await store.put(ObjectKey("another"), [b"x"])  # ends the trouble
         assert await outcomes_of([given_up]) == [TOO_LATE]
         assert await writer.high_watermark(topic) == 1
         assert writer.write_path.unacknowledged_bytes == 0
@@ -274,7 +277,7 @@ async def test_draining_waits_for_neither_linger_nor_tokens(sequencer: Sequencer
         await outcomes_of(writer.append(topic, 0))
         futures = writer.append(topic, 1, 2, 3)
 
-        await asyncio.wait_for(writer.write_path.drain(), 20)
+        await asyncio.wait_for(writer.write_path.drain(), 60)
 
         assert await outcomes_of(futures) == assigned(1, 2, 3)
         assert writer.metric("tidelog_seals_total", reason="drain") == 1

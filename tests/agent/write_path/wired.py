@@ -72,7 +72,8 @@ def pending(topic: Topic, sequence: int, *, producer_id: int = 1, partition: int
 
 async def outcomes_of(appended: Sequence[Appended]) -> list[WriteOutcome | None]:
     """Of all batches of all requests, once they are done."""
-    await asyncio.wait_for(asyncio.gather(*(one.done for one in appended)), 30)
+    await asyncio.gather(*(one.wait(60) for one in appended))
+    assert all(one.is_done for one in appended), "not all outcomes came"
     return [outcome for one in appended for outcome in one.outcomes]
 
 
@@ -93,7 +94,7 @@ async def writing(sequencer: Sequencer, store: ObjectStore, **settings: Any) -> 
     )
     tasks = [asyncio.create_task(membership.run())]
     try:
-        await membership.wait_joined(10)
+        await membership.wait_joined(60.0)
         tasks.append(asyncio.create_task(write_path.run()))
         yield Writer(write_path=write_path, told=told, metrics=metrics, sequencer=sequencer)
     finally:

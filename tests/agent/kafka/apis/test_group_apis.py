@@ -109,7 +109,7 @@ async def test_a_second_member_waits_for_the_first_to_join_again(agent: Running,
 
 
 async def until_rebalancing(wire: Wire, group_id: str, joined: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await beat(wire, group_id, joined.member_id, joined.generation_id) is NONE:
             pass
 
@@ -138,7 +138,7 @@ async def test_a_member_that_hangs_up_as_it_leaves_has_left(agent: Running, wire
     await leaving.send(request(13, 0, group_id="hung-up", member_id=joined.member_id))
     leaving.close()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await describe(wire, "hung-up")).group_state != "Empty":
             pass
 
