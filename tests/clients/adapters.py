@@ -17,7 +17,7 @@ import kafka
 
 from tests.fixtures.java import Java
 
-DEADLINE_S = 45.0
+DEADLINE_S = 90.0
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -300,7 +300,7 @@ class JavaClient:
         limits = (
             "max.request.size=8000000",
             "buffer.memory=64000000",
-            "delivery.timeout.ms=40000",
+            "delivery.timeout.ms=80000",
             "request.timeout.ms=30000",
         )
         arguments = ("produce", topic, f"bootstrap.servers={servers}", *limits, "linger.ms=5", *settings)

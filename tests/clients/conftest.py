@@ -78,7 +78,7 @@ def new_topic(zone_a: str) -> NewTopic:
         # Records of these tests are as old as they like.
         settings = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1), **(config or {})}
         asked = confluent_kafka.admin.NewTopic(name, partitions, 1, config=settings)
-        admin.create_topics([asked], request_timeout=30)[name].result(30)
+        admin.create_topics([asked], request_timeout=30)[name].result(60)
         return name
 
     return create

@@ -24,10 +24,12 @@ from tests.clients.members.table import VARIANTS, Variant
 from tests.faults.wire import Wire, fetch
 
 PARTITIONS = 6
-SESSION_TIMEOUT_MS = 4_000
+SESSION_TIMEOUT_MS = 45_000
+"""Of all but those that die: on a busy machine a member may be silent for seconds."""
+SHORT_SESSION_MS = 4_000
 AT_A_TIME = 6
 OFFSET_OUT_OF_RANGE = 1
-_SCENARIO_TIMEOUT_S = 240
+_SCENARIO_TIMEOUT_S = 480
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ def members_join_leave_and_die(scene: Scene) -> None:
 
     second.leave()
     scene.shared_by(first)
-    third = scene.start("third", servers=scene.zone_b)
+    third = scene.start("third", servers=scene.zone_b, session_timeout_ms=SHORT_SESSION_MS)
     scene.shared_by(first, third)
     third.kill()
     scene.shared_by(first)
@@ -96,9 +98,9 @@ def members_join_leave_and_die(scene: Scene) -> None:
 
 
 def a_restarted_static_member_changes_nothing(scene: Scene) -> None:
-    first = scene.start("first", servers=scene.zone_a, instance="one", session_timeout_ms=30_000)
+    first = scene.start("first", servers=scene.zone_a, instance="one")
     scene.shared_by(first)
-    second = scene.start("second", servers=scene.zone_b, instance="two", session_timeout_ms=30_000)
+    second = scene.start("second", servers=scene.zone_b, instance="two")
     scene.shared_by(first, second)
     owned, before = second.owned, len(first.events)
 
@@ -106,7 +108,7 @@ def a_restarted_static_member_changes_nothing(scene: Scene) -> None:
         second.leave()  # says that it will be back; who dies is waited for until its session is over
     else:
         second.kill()
-    again = scene.start("again", servers=scene.zone_a, instance="two", session_timeout_ms=30_000)
+    again = scene.start("again", servers=scene.zone_a, instance="two")
     scene.shared_by(first, again)
 
     assert again.owned == owned
@@ -116,12 +118,12 @@ def a_restarted_static_member_changes_nothing(scene: Scene) -> None:
 
 
 def a_twin_fences_the_older_one(scene: Scene) -> None:
-    first = scene.start("first", servers=scene.zone_a, instance="one", session_timeout_ms=30_000)
-    older = scene.start("older", servers=scene.zone_b, instance="two", session_timeout_ms=30_000)
+    first = scene.start("first", servers=scene.zone_a, instance="one")
+    older = scene.start("older", servers=scene.zone_b, instance="two")
     scene.shared_by(first, older)
     owned, before = older.owned, len(first.events)
 
-    twin = scene.start("twin", servers=scene.zone_a, instance="two", session_timeout_ms=30_000)
+    twin = scene.start("twin", servers=scene.zone_a, instance="two")
     scene.shared_by(first, twin)
 
     def fenced() -> bool:
@@ -165,7 +167,7 @@ def offsets_that_are_gone_are_reset(scene: Scene) -> None:
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": scene.zone_b})
     gone = [confluent_kafka.TopicPartition(*place, 12) for place in sorted(scene.everything)]
     for deleted in admin.delete_records(gone).values():
-        assert deleted.result(30).low_watermark == 12
+        assert deleted.result(60).low_watermark == 12
     for servers in (scene.zone_a, scene.zone_b):
         _wait_until_gone(servers, scene, 11)
 
@@ -238,7 +240,7 @@ def offsets_are_committed_without_membership(scene: Scene) -> None:
 def _committed_offsets(scene: Scene) -> dict[Place, int]:
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": scene.zone_b})
     asked = confluent_kafka.ConsumerGroupTopicPartitions(scene.group)
-    found = admin.list_consumer_group_offsets([asked])[scene.group].result(30)
+    found = admin.list_consumer_group_offsets([asked])[scene.group].result(60)
     return {(each.topic, each.partition): each.offset for each in found.topic_partitions}
 
 
@@ -300,13 +302,11 @@ def playing(
             raise command
         topic = new_topic(PARTITIONS)
         group = f"group-{uuid.uuid4().hex[:8]}"
-        given = ("--group", group, "--topics", topic, "--protocol", variant.protocol, "--strategy", variant.strategy)
-        session = (
-            ()
-            if scenario is a_restarted_static_member_changes_nothing
-            else ("--session-timeout-ms", str(SESSION_TIMEOUT_MS))
-        )
-        with members_of(command, *given, *session) as start:
+        given = (
+            "--group", group, "--topics", topic, "--protocol", variant.protocol, "--strategy", variant.strategy,
+            "--session-timeout-ms", str(SESSION_TIMEOUT_MS),
+        )  # fmt: skip
+        with members_of(command, *given) as start:
             scenario(
                 Scene(
                     variant=variant,

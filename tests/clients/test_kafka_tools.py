@@ -44,7 +44,7 @@ def test_consumer_group_command_lists_describes_resets_and_deletes(
     by_a, by_b = ("--bootstrap-server", zone_a), ("--bootstrap-server", zone_b)
     given = ("--group", group, "--topics", topic, "--servers", zone_a, "--protocol", protocol)
     with members_of(python("confluent"), *given) as start:
-        member = start("member", session_timeout_ms=4_000)
+        member = start("member", session_timeout_ms=45_000)
         member.until(lambda one: len(one.records) == 20, "all records")
         assert member.commit() == {(topic, 0): 10, (topic, 1): 10}
 
@@ -143,8 +143,8 @@ def test_verifiable_producer_and_consumer_agree(java: Java, new_topic: NewTopic,
             "VerifiableConsumer",
             *("--bootstrap-server", zone_b, "--group-id", _a_group(), "--reset-policy", "earliest", *given),
         )
-        told = [json.loads(line) for line in producing.result(90).splitlines() if line.startswith("{")]
-        heard = [json.loads(line) for line in consuming.result(90).splitlines() if line.startswith("{")]
+        told = [json.loads(line) for line in producing.result(150).splitlines() if line.startswith("{")]
+        heard = [json.loads(line) for line in consuming.result(150).splitlines() if line.startswith("{")]
 
     (summary,) = [event for event in told if event["name"] == "tool_data"]
     assert (summary["sent"], summary["acked"]) == (records, records)

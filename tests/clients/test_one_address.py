@@ -19,7 +19,7 @@ from tidelog.stack import Stack, StackSettings
 # librdkafka's members play in tests/agent/kafka/test_one_address_with_librdkafka.py.
 PLAYED = [variant for variant in VARIANTS if not variant.foreign and variant.client != "confluent-kafka"]
 _AT_A_TIME = 3
-_PLAY_TIMEOUT_S = 240
+_PLAY_TIMEOUT_S = 480
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def _play(variant: Variant, java: Java, address: str) -> None:
 
     def new_topic(partitions: int = 1, prefix: str = "topic") -> str:
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
-        admin.create_topics([confluent_kafka.admin.NewTopic(name, partitions)])[name].result(30)
+        admin.create_topics([confluent_kafka.admin.NewTopic(name, partitions)])[name].result(60)
         return name
 
     topic, group = new_topic(PARTITIONS), f"group-{uuid.uuid4().hex[:8]}"

@@ -17,7 +17,7 @@ from storage.object_store import ObjectStore, StoreSettings
 from storage.open_store import open_store
 from tests.spark_compaction.log import Log
 
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 60.0
 
 
 @pytest.fixture

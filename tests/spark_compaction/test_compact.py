@@ -15,7 +15,7 @@ from storage.record_batch import Compression
 from tests.spark_compaction.log import Log, Sent, one, records
 from tests.spark_compaction.reading import compact, compact_one, iceberg_rows, spark_rows, the_table, written_rows
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
 
 
 async def test_every_field_of_every_record_is_read_back(log: Log, settings: CompactionSettings) -> None:

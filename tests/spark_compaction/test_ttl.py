@@ -13,7 +13,7 @@ from storage.object_store import ObjectStore
 from tests.spark_compaction.log import Log, Sent, one, records
 from tests.spark_compaction.reading import compact, iceberg_rows, spark_rows, the_table, written_rows
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
 
 NOW = datetime(2024, 1, 10, tzinfo=UTC)
 DAY_MS = 86_400_000
