@@ -34,7 +34,7 @@ IMPATIENT = SequencerSettings(database_pool_timeout_s=0.3, database_connect_time
 
 async def readiness(agent: Running) -> tuple[int, dict[str, Any]]:
     async with httpx.AsyncClient() as client:
-        answer = await client.get(f"http://127.0.0.1:{agent.app.http_port}/ready", timeout=10)
+        answer = await client.get(f"http://127.0.0.1:{agent.app.http_port}/ready", timeout=60)
         return answer.status_code, answer.json()
 
 
@@ -185,7 +185,7 @@ async def test_an_agent_that_cannot_renew_its_lease_stops_serving_and_serves_aga
     database_url: str, postgres: EmbeddedPostgres
 ) -> None:
     name = database_url.split("?")[0].rsplit("/", 1)[1]
-    ring = CacheRingSettings(membership_lease_s=2.0, membership_renew_s=0.2, membership_margin_s=0.5)
+    ring = CacheRingSettings(membership_lease_s=3.0, membership_renew_s=0.2, membership_margin_s=0.5)
     async with running(database_url, ring_settings=ring, sequencer_settings=IMPATIENT) as agent:
         wire = await Wire.connect(agent.app.kafka_port)
         assert (await wire.ask(a_metadata())).brokers

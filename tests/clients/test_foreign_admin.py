@@ -52,7 +52,8 @@ def test_groups_are_listed_described_and_deleted_when_nobody_is_left(
 ) -> None:
     topic = new_topic(2, "listed")
     group = f"{topic}-group"
-    with members_of(client.command, "--group", group, "--topics", topic, "--strategy", "roundrobin") as start:
+    given = ("--group", group, "--topics", topic, "--strategy", "roundrobin", "--session-timeout-ms", "45000")
+    with members_of(client.command, *given) as start:
         ann = start("ann", servers=zone_a)
         ann.until(lambda member: len(member.owned) == 2, "both partitions")
 

@@ -15,8 +15,8 @@ from sequencer.database import CommitOutcomeUnknown
 from storage.identifiers import Offset, Partition
 from tests.sequencer.builders import ABatch, accepted, committed, reserved
 
-ANSWER_TIMEOUT_S = 0.5
-GIVING_UP_S = 10.0
+ANSWER_TIMEOUT_S = 1.5
+GIVING_UP_S = 40.0
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ members and offsets as before it. What housekeeping races is in `test_group_rete
 """
 
 import asyncio
+import random
 from collections.abc import Sequence
 from functools import partial
 
@@ -268,9 +269,13 @@ async def test_agents_that_fight_for_a_group_count_on_where_the_last_one_stopped
 ) -> None:
     """Each fetches and commits the next number until it is fenced: no number is accepted twice, none is left out."""
     accepted: list[int] = []
+    chance = random.Random(1)
 
     async def fight(agent: NodeId) -> None:
+        pause_s = 0.0
         while len(accepted) < 40:
+            await asyncio.sleep(chance.uniform(0.0, pause_s))
+            pause_s = 2 * pause_s + 0.005  # all in step, each would be fenced before it commits
             epoch = (await claimed(sequencer, "g", agent)).coordinator_epoch
             query = OffsetQuery(group_id="g", coordinator_epoch=epoch, partitions=[(topic.topic_id, Partition(0))])
             [found] = await sequencer.committed_offsets.fetch([query])
@@ -283,6 +288,7 @@ async def test_agents_that_fight_for_a_group_count_on_where_the_last_one_stopped
                     assert verdict is CommitVerdict.NOT_COORDINATOR
                     break
                 accepted.append(number)
+                pause_s = 0.0
 
     await asyncio.gather(*(fight(NodeId(agent)) for agent in range(4)))
 

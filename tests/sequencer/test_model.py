@@ -73,7 +73,7 @@ BATCH_SPECS = st.builds(
 )
 OPERATIONS = ["commit"] * 8 + ["again"] * 4 + ["cut"] * 2 + ["doom", "doom", "log start", "log start", "delete"]
 SEGMENT_SPECS = st.lists(BATCH_SPECS, min_size=1, max_size=6)
-LEASES_S = st.sampled_from([60.0, 60.0, 60.0, -1.0])
+LEASES_S = st.sampled_from([600.0, 600.0, 600.0, -1.0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.once import alone
 from spark_compaction.java import JavaMissing, java_version, require_java
+from tests.fixtures.spark import SPARK_STARTING
 from tests.waiting import wait_until
 
 
@@ -71,9 +73,10 @@ def test_a_start_that_is_interrupted_leaves_no_jvm() -> None:
     mark = {"STARTED_BY_TEST": uuid.uuid4().hex}
     command = [sys.executable, "-c", INTERRUPTED_START]
 
-    started = subprocess.run(
-        command, env={**os.environ, **mark}, capture_output=True, text=True, timeout=200, check=False
-    )
+    with alone(SPARK_STARTING):
+        started = subprocess.run(
+            command, env={**os.environ, **mark}, capture_output=True, text=True, timeout=200, check=False
+        )
 
     assert "KeyboardInterrupt" in started.stderr
     # A process that was killed is there for a moment longer.

@@ -146,7 +146,7 @@ def test_compacted_records_answer_sql(run: Run) -> None:
 
 
 def _metric(stack: Stack, zone: str, name: str) -> float:
-    text = httpx.get(f"{stack.agent_in(zone).address.http_url}/metrics", timeout=10).text
+    text = httpx.get(f"{stack.agent_in(zone).address.http_url}/metrics", timeout=60).text
     return sum(
         float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))
     )

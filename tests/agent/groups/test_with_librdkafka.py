@@ -27,7 +27,7 @@ def servers(module_directory: Path) -> Iterator[str]:
     with Stack(settings) as stack:
         for agent in stack.agents:
             admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": agent.address.bootstrap})
-            wait_until(lambda: len(admin.list_topics(timeout=10).brokers) == 2)  # noqa: B023
+            wait_until(lambda: len(admin.list_topics(timeout=60).brokers) == 2)  # noqa: B023
         yield stack.addresses.bootstrap
 
 

@@ -17,7 +17,7 @@ from tests.waiting import until
 
 
 async def clients_of(agent: Running) -> list[dict[str, object]]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.app.http_port}", timeout=10) as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.app.http_port}", timeout=60) as http:
         listed = (await http.get("/v1/clients")).json()
     assert listed["next"] is None
     connections: list[dict[str, object]] = listed["connections"]
@@ -72,7 +72,7 @@ async def test_connections_come_in_pages() -> None:
     transport = httpx.ASGITransport(app=create_http_app(parts))
     seen: list[int] = []
     after: int | None = 0
-    async with httpx.AsyncClient(transport=transport, base_url="http://agent", timeout=10) as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://agent", timeout=60) as http:
         while after is not None:
             page = (await http.get("/v1/clients", params={"after": after, "limit": 3})).json()
             assert len(page["connections"]) <= 3

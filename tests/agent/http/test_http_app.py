@@ -38,7 +38,7 @@ async def serve(sequencer: Sequencer) -> AsyncIterator[Serve]:
             }  # type: ignore[arg-type]
         )
         transport = httpx.ASGITransport(app=create_http_app(parts))
-        clients.append(Client(transport=transport, base_url="http://agent", timeout=10))
+        clients.append(Client(transport=transport, base_url="http://agent", timeout=60))
         return clients[-1]
 
     yield start
@@ -256,7 +256,7 @@ async def test_the_listener_stops_with_a_client_connected() -> None:
         server = HttpServer(app, bound, shutdown_timeout_s=1.0)
         await server.start()
         _, idle = await asyncio.open_connection("127.0.0.1", port)
-        async with Client(timeout=10) as client:
+        async with Client(timeout=60) as client:
             live = await client.get(f"http://127.0.0.1:{port}/live")
 
         async with asyncio.timeout(60):

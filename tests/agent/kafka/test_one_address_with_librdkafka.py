@@ -123,7 +123,7 @@ def produce(bootstrap: str, topic: str, values: Iterator[int]) -> set[bytes]:
 def forwarded(stack: Stack) -> float:
     total = 0.0
     for agent in stack.agents:
-        text = httpx.get(f"{agent.address.http_url}/metrics", timeout=10).text
+        text = httpx.get(f"{agent.address.http_url}/metrics", timeout=60).text
         lines = [line for line in text.splitlines() if line.startswith('tidelog_forwarded_total{outcome="answered"}')]
         total += sum(float(line.rsplit(" ", 1)[1]) for line in lines)
     return total

@@ -17,6 +17,7 @@ from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, running, until_answered
 from tests.agent.telemetry.pushes import a_gauge, a_payload, a_sum
 from tests.fixtures.java import Java
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -100,14 +101,17 @@ async def test_pushes_are_refused_by_the_rules(pushed_to: Running, wire: Wire) -
     assert pushed_to.metric("tidelog_telemetry_requests_total", result="invalid_record") == 2
 
 
-async def test_asking_and_pushing_too_often_is_throttled(wire: Wire) -> None:
-    asked, payload = await ask(wire), a_payload(a_gauge("m", 1.0))
+async def test_asking_and_pushing_too_often_is_throttled(module_database_url: str) -> None:
+    async with running(module_database_url, zone="o", telemetry_metrics="*", telemetry_push_interval_s=60.0) as patient:
+        wire = await Wire.connect(patient.app.kafka_port)
+        asked, payload = await ask(wire), a_payload(a_gauge("m", 1.0))
 
-    assert (await ask(wire, asked.client_instance_id)).error_code is ErrorCode.throttling_quota_exceeded
-    assert await push(wire, asked, payload) is ErrorCode.none
-    assert await push(wire, asked, payload) is ErrorCode.throttling_quota_exceeded
-    assert await push(wire, asked, payload, terminating=True) is ErrorCode.none
-    assert await push(wire, asked, payload) is ErrorCode.invalid_request
+        assert (await ask(wire, asked.client_instance_id)).error_code is ErrorCode.throttling_quota_exceeded
+        assert await push(wire, asked, payload) is ErrorCode.none
+        assert await push(wire, asked, payload) is ErrorCode.throttling_quota_exceeded
+        assert await push(wire, asked, payload, terminating=True) is ErrorCode.none
+        assert await push(wire, asked, payload) is ErrorCode.invalid_request
+        wire.close()
 
 
 async def test_a_client_cannot_fill_the_metrics(module_database_url: str) -> None:
@@ -128,17 +132,16 @@ async def test_a_client_cannot_fill_the_metrics(module_database_url: str) -> Non
 
 async def test_librdkafka_pushes_what_it_measures(pushed_to: Running) -> None:
     def produce() -> None:
+        def is_shown() -> Mapping[str, str]:
+            producer.poll(0.1)
+            return _shows(pushed_to, "rdkafka-pushes")
+
         producer = confluent_kafka.Producer({"bootstrap.servers": pushed_to.bootstrap, "client.id": "rdkafka-pushes"})
         producer.produce("pushed-by-librdkafka", b"v")
-        assert producer.flush(20) == 0
-        for _ in range(60):
-            producer.poll(0.1)
-            if _shows(pushed_to, "rdkafka-pushes"):
-                return
+        assert producer.flush(60) == 0
+        wait_until(is_shown)
 
     await asyncio.to_thread(produce)
-
-    assert _shows(pushed_to, "rdkafka-pushes")
 
 
 async def test_java_pushes_what_it_measures(pushed_to: Running, java: Java, stack_directory: Path) -> None:

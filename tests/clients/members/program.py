@@ -28,7 +28,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--strategy", default="range")
     parser.add_argument("--instance")
     parser.add_argument("--client-id", default="member")
-    parser.add_argument("--session-timeout-ms", type=int, default=6_000)
+    parser.add_argument("--session-timeout-ms", type=int, default=45_000)
     parser.add_argument("--heartbeat-ms", type=int, default=500)
     parser.add_argument("--max-poll-ms", type=int, default=60_000)
     parser.add_argument("--reset", default="earliest")

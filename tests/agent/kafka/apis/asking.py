@@ -6,7 +6,7 @@ from typing import Any
 from tests.agent.read_path.wire import request
 from tests.agent.running import Wire
 
-TIMEOUT = timedelta(seconds=5)
+TIMEOUT = timedelta(seconds=30)
 
 
 async def create(wire: Wire, name: str, *, version: int = 7, validate_only: bool = False, **values: Any) -> Any:

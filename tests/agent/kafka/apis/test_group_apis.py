@@ -567,8 +567,8 @@ async def test_groups_are_described_in_the_words_of_their_protocol(wire: Wire) -
 
 
 async def test_a_waiting_join_survives_the_idle_timeout(module_database_url: str) -> None:
-    settings = GroupSettings(group_initial_rebalance_delay_ms=2_500)
-    async with running(module_database_url, zone="idle-join", group_settings=settings, idle_timeout_s=0.3) as patient:
+    settings = GroupSettings(group_initial_rebalance_delay_ms=3_500)
+    async with running(module_database_url, zone="idle-join", group_settings=settings, idle_timeout_s=1.0) as patient:
         wire = await Wire.connect(patient.app.kafka_port)
         found = await wire.ask(request(10, 6, key_type=0, coordinator_keys=tuple(map(str, range(100)))))
         mine = [one.key for one in found.coordinators if one.port == patient.app.kafka_port]

@@ -37,7 +37,7 @@ async def a_topic(wire: Wire, name: str, partitions: int = 1, **config: str) -> 
         "assignments": (),
         "configs": configs,
     }
-    created = await wire.ask(request(19, 7, topics=[topic], timeout=timedelta(seconds=5), validate_only=False))
+    created = await wire.ask(request(19, 7, topics=[topic], timeout=timedelta(seconds=30), validate_only=False))
     assert created.topics[0].error_code is ErrorCode.none, created
     return created.topics[0]  # type: ignore[no-any-return]
 
@@ -216,7 +216,7 @@ async def test_a_deleted_topic_is_unknown_at_once_through_the_agent_that_deleted
     topic = await a_topic(wire, "deleted")
     assert (await produced(wire, topic.name, GOOD)).error_code is ErrorCode.none
 
-    await wire.ask(request(20, 5, topic_names=("deleted",), timeout=timedelta(seconds=5)))
+    await wire.ask(request(20, 5, topic_names=("deleted",), timeout=timedelta(seconds=30)))
 
     assert (await produced(wire, topic.name, GOOD)).error_code is ErrorCode.unknown_topic_or_partition
 

@@ -177,7 +177,7 @@ async def test_a_topic_made_anew_has_a_new_id_and_the_old_one_is_told_so(wire: W
     old = await a_topic(wire, "made-anew")
     assert (await produced(wire, old.name, GOOD, version=13, topic_id=old.topic_id)).error_code is ErrorCode.none
 
-    await wire.ask(request(20, 5, topic_names=("made-anew",), timeout=timedelta(seconds=5)))
+    await wire.ask(request(20, 5, topic_names=("made-anew",), timeout=timedelta(seconds=30)))
     new = await a_topic(wire, "made-anew")
     stale = await produced(wire, old.name, GOOD, version=13, topic_id=old.topic_id)
     fresh = await produced(wire, old.name, GOOD, version=13, topic_id=new.topic_id)
