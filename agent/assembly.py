@@ -39,6 +39,7 @@ from sequencer.group_values import StoredGroup
 from storage.identifiers import ObjectKey
 from storage.keys import merged_prefix, segments_prefix
 from storage.object_store import ObjectStore
+from storage.produced_batches import LoneCheck
 
 if TYPE_CHECKING:
     from agent.groups.group import Group
@@ -144,6 +145,7 @@ def assemble(
         overload=Overload(request_memory, write_path, reads, settings.agent, metrics),
         telemetry=Telemetry(settings.agent, metrics, checking, clock),
         metrics=metrics,
+        lone_check=LoneCheck(),
         checking=checking,
     )
     push = CoordinatePush(membership, settings.ring, interests, coordinates.heard)

@@ -20,6 +20,7 @@ from cache_ring.membership import Membership
 from cache_ring.page_reader import PageReader
 from sequencer.client import Sequencer
 from storage.object_store import ObjectStore
+from storage.produced_batches import LoneCheck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,5 +42,7 @@ class Parts:
     overload: Overload
     telemetry: Telemetry
     metrics: Metrics
+    lone_check: LoneCheck
+    """For the event loop."""
     checking: ThreadPoolExecutor
     """Where larger produce requests are checked."""

@@ -59,6 +59,11 @@ class TopicDirectory:
         """Entries in the cache: each topic counts by its name and by its id."""
         return len(self._known)
 
+    def known(self, key: str | TopicId) -> Topic | None:
+        """The topic, if it is known at present and need not be asked for."""
+        known = self._known.get(key)
+        return None if known is None or known.until_s < self._clock() else known.topic
+
     async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
         """The topics that exist. Raises SequencerUnavailable."""
         found, missing = self._recall(names)

@@ -1,4 +1,4 @@
-"""The headers of many produced batches, read and checked in one native call (see `produced_batches`).
+"""The headers of produced batches, read and checked in native calls, many at once (see `produced_batches`).
 
 Promises never to read outside the bytes asked for, whatever they are, and that a batch it calls plain is exactly what
 `validate_produced` would accept without looking at its records. The first columns of a row are a span of
@@ -16,12 +16,16 @@ from storage.batch_kernels import (
     BASE_TIMESTAMP,
     COUNT,
     END,
+    FAULT,
     LAST_OFFSET_DELTA,
+    MAX_TIMESTAMP,
+    MIN_TIMESTAMP,
+    SOUND,
     SPAN_COLUMNS,
     START,
     TIMESTAMP_TYPE,
 )
-from storage.native import BYTES_IN, LONG_ROWS_IN, LONG_ROWS_OUT, helper, kernel
+from storage.native import BYTES_IN, LONG_ROWS_IN, LONG_ROWS_OUT, LONGS_OUT, helper, kernel
 
 # Columns of a batch asked about: its bytes `[from, to)`, and the CRC32C of what its header's CRC covers.
 FROM, TO, FOUND_CRC = 0, 1, 2
@@ -36,10 +40,17 @@ PRODUCER_EPOCH = SPAN_COLUMNS + 4
 BASE_SEQUENCE = SPAN_COLUMNS + 5
 HEADER_COLUMNS: Final = SPAN_COLUMNS + 6
 
+# Columns of the limits that a batch must keep.
+MAX_MESSAGE_BYTES, MAX_DECOMPRESSED_BYTES, EARLIEST_TIMESTAMP, LATEST_TIMESTAMP = 0, 1, 2, 3
+LIMIT_COLUMNS: Final = 4
+
 _HEADER_BYTES = 61
 _LENGTH_OVERHEAD_BYTES = 12
 _MAGIC_V2 = 2
 _NO_PRODUCER_ID = -1
+_NO_TIMESTAMP_MS = -1
+_LAST_TIMESTAMP_MS = 253402300799999
+"""As in `batch_validation`."""
 
 
 @helper
@@ -103,3 +114,28 @@ def read_headers(data: NDArray[np.uint8], asked: NDArray[np.int64], rows: NDArra
         else:
             row[COUNT] = 0
     return plain
+
+
+@kernel(LONG_ROWS_IN, LONG_ROWS_IN, LONG_ROWS_IN, LONGS_OUT)
+def judge(
+    rows: NDArray[np.int64], found: NDArray[np.int64], limits: NDArray[np.int64], sound: NDArray[np.int64]
+) -> Any:
+    """Says of each batch whether it is sound beyond doubt, given what was read of its header and found by `scan_each`;
+    returns how many are."""
+    count = 0
+    for index in range(rows.shape[0]):
+        row, findings, limit = rows[index], found[index], limits[index]
+        records_bytes = row[END] - row[START]
+        is_sound = (
+            row[IS_PLAIN] != 0
+            and findings[FAULT] == SOUND
+            and findings[MAX_TIMESTAMP] == row[APPEND_TIMESTAMP]
+            and limit[EARLIEST_TIMESTAMP] <= findings[MIN_TIMESTAMP]
+            and findings[MAX_TIMESTAMP] <= limit[LATEST_TIMESTAMP]
+            and _NO_TIMESTAMP_MS <= row[BASE_TIMESTAMP] <= _LAST_TIMESTAMP_MS
+            and records_bytes + _HEADER_BYTES <= limit[MAX_MESSAGE_BYTES]
+            and records_bytes <= limit[MAX_DECOMPRESSED_BYTES]
+        )
+        sound[index] = is_sound
+        count += is_sound
+    return count

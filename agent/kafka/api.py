@@ -20,6 +20,13 @@ NO_THROTTLE: Final = i32Timedelta.parse(timedelta(0))
 # Or it is `Encoded` already. None: the request wants no answer.
 Handler: TypeAlias = Callable[[Any, RequestContext], Awaitable[object | None]]
 
+# Calls back with what makes the response. What that raises breaks this request alone.
+Respond: TypeAlias = Callable[[Callable[[], object]], None]
+
+# Takes a request that waits for nothing but one event, without a task of its own, and sees to it that it is responded
+# to, once; or returns False, and the handler takes it.
+Beginner: TypeAlias = Callable[[Any, RequestContext, Respond], bool]
+
 # Instead of kio's reader, for what comes most: takes the frame, where its body begins and the version, and raises for
 # whatever is no such request.
 Decoder: TypeAlias = Callable[[bytes | memoryview, int, int, AgentSettings], Any]
@@ -41,9 +48,11 @@ ABSENT: Final[Any] = _Absent()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiCode:
-    """What a module in `apis/` defines: `handle`, its docstring, and `decode` where kio's reader is passed by."""
+    """What a module in `apis/` defines: `handle`, its docstring, `begin` where most requests need no task, and `decode`
+    where kio's reader is passed by."""
 
     handle: Handler
+    begin: Beginner | None
     decode: Decoder | None
     documentation: str
 
@@ -77,6 +86,7 @@ def _code_of(module: str) -> ApiCode:
     found = import_module(f"agent.kafka.apis.{module}")
     return ApiCode(
         handle=found.handle,
+        begin=getattr(found, "begin", None),
         decode=getattr(found, "decode", None),
         documentation=found.__doc__ or "",
     )

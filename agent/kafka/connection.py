@@ -56,7 +56,7 @@ class Shared:
 class _InFlight:
     request: Request
     reservation: Reservation
-    answer: asyncio.Task[list[Chunk] | None]
+    answer: asyncio.Future[list[Chunk] | None]
 
 
 class KafkaConnection(asyncio.BufferedProtocol):
@@ -172,7 +172,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._closing = True
         if self._transport is not None:
             self._transport.abort()
-        tasks: list[asyncio.Task[Any]] = [entry.answer for entry in self._in_flight]
+        tasks: list[asyncio.Future[Any]] = [entry.answer for entry in self._in_flight]
         tasks += [] if self._admission is None else [self._admission]
         for task in tasks:
             task.cancel()
@@ -265,10 +265,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
             memory=reservation,
             turn=self._turns.next() if request.api.ordered else None,
         )
-        task = self._loop.create_task(self._handle(request, context, self._to_forward(request, frame)))
-        self._in_flight.append(_InFlight(request=request, reservation=reservation, answer=task))
+        answer: asyncio.Future[list[Chunk] | None] = self._loop.create_future()
+        if not shared.dispatch.begin(request, context, answer):
+            answer = self._loop.create_task(self._handle(request, context, self._to_forward(request, frame)))
+        self._in_flight.append(_InFlight(request=request, reservation=reservation, answer=answer))
         self._in_flight_bytes += reservation.size_bytes
-        task.add_done_callback(self._answered)
+        answer.add_done_callback(self._answered)
 
     def _to_forward(self, request: Request, frame: bytes | memoryview) -> bytes | None:
         """The request's bytes, if another agent may have to answer it."""
@@ -318,7 +320,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     # --- answering
 
-    def _answered(self, _: asyncio.Task[list[Chunk] | None]) -> None:
+    def _answered(self, _: asyncio.Future[list[Chunk] | None]) -> None:
         self._send_answers()
 
     def _send_answers(self) -> None:

@@ -4,8 +4,9 @@ A request of a version that is not served closes its connection, as Kafka does, 
 in version 0 with UNSUPPORTED_VERSION and the ranges (KIP-511), so that a newer client can step down.
 """
 
+import asyncio
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -128,6 +129,22 @@ class Dispatch:
         # Bytes after the payload are let pass, as by Kafka: librdkafka's Metadata v13 ends with three.
         payload, _ = codec.read(frame, body_start)
         return payload
+
+    def begin(self, request: Request, context: RequestContext, answer: asyncio.Future[list[Chunk] | None]) -> bool:
+        """Take a request that needs no task: `answer` is then what `answer` would return. False: it needs one."""
+        begin = request.api.code.begin
+        if begin is None:
+            return False
+
+        def respond(make: Callable[[], object]) -> None:
+            if answer.done():  # nobody waits for it any more
+                return
+            try:
+                answer.set_result(self.encode(request, make()))
+            except Exception as error:  # noqa: BLE001 - raised where the answer is sent
+                answer.set_exception(error)
+
+        return begin(request.payload, context, respond)
 
     async def answer(self, request: Request, context: RequestContext) -> list[Chunk] | None:
         """The response's buffers, or None if the request wants none."""

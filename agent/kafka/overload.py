@@ -1,8 +1,4 @@
-"""What an answer's throttle_time is now: the agent's budgets, looked at when the answer is made."""
-
-from datetime import timedelta
-
-from kio.static.primitive import i32Timedelta
+"""What an answer's throttle_time is now, in milliseconds: the agent's budgets, looked at when the answer is made."""
 
 from agent.kafka.memory import MemoryBudget
 from agent.kafka.throttle import ThrottlePolicy, throttle_ms
@@ -29,11 +25,11 @@ class Overload:
         """How full the fullest of these budgets is, from 0 to 1."""
         return min(1.0, max(self._memory_share(), self._segments_share(), self._answers_share()))
 
-    def of_produce(self) -> i32Timedelta:
+    def of_produce(self) -> int:
         """For requests' memory, which holds what is not committed, and for segments that wait for store or commit."""
         return self._throttle("Produce", self._memory_share(), self._segments_share())
 
-    def of_fetch(self) -> i32Timedelta:
+    def of_fetch(self) -> int:
         """For requests' memory, and for answers that are not sent yet."""
         return self._throttle("Fetch", self._memory_share(), self._answers_share())
 
@@ -46,9 +42,9 @@ class Overload:
     def _answers_share(self) -> float:
         return self._reads.answer_bytes / self._reads.settings.fetch_answer_bytes
 
-    def _throttle(self, api: str, *used_shares: float) -> i32Timedelta:
+    def _throttle(self, api: str, *used_shares: float) -> int:
         pause_ms = throttle_ms(used_shares, self._policy)
         if pause_ms:
             self._metrics.throttled.labels(api).inc()
             self._metrics.throttle_seconds.labels(api).inc(pause_ms / 1000)
-        return i32Timedelta.parse(timedelta(milliseconds=pause_ms))
+        return pause_ms

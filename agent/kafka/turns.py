@@ -18,6 +18,11 @@ class Turn:
         """Made when somebody waits: most requests come alone."""
         self.is_over = False
 
+    @property
+    def is_next(self) -> bool:
+        """Whether nobody has to be waited for."""
+        return self._earlier is None or self._earlier.is_over
+
     async def my_turn(self) -> None:
         """Wait for all earlier requests. Nothing may be awaited between this and `done`."""
         if self._earlier is not None and not self._earlier.is_over:

@@ -1,13 +1,12 @@
 """The batches of one request on their way, and what becomes of each.
 
-Owned by the write path; whoever appended them waits for `done` and reads what came of them. Promises that `done` is set
-once nothing of the batches is on its way any more, also where nobody waits for them by then.
+Owned by the write path; whoever appended them is called once all is known, or waits, and reads what came of them.
+Promises that `is_done` is true, and whoever asked for it called, once nothing of the batches is on its way any more,
+also where nobody waits for them by then.
 """
 
 import asyncio
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Sequence
 
 from agent.write_path.outcomes import WriteFailed, WriteOutcome
 from sequencer.commits import Assigned
@@ -19,40 +18,66 @@ _NO_BATCHES = PendingBatches.of(())
 
 
 class Appended:
-    __slots__ = ("_missing", "_waiter", "base_offsets", "batches", "done", "number", "others")
+    __slots__ = ("_missing", "_when_answered", "_when_done", "base_offsets", "batches", "number", "others")
 
     def __init__(self, batches: PendingBatches) -> None:
         self.batches = batches
         """Until all of them are sealed: then their bytes are in segments, and the request's frame need not live."""
-        self.base_offsets: NDArray[np.int64] = np.full(len(batches), _NO_OFFSET)
+        self.base_offsets: list[int] = [_NO_OFFSET] * len(batches)
         """Of each batch that was assigned one; negative for the others."""
         self.others: dict[int, WriteOutcome] = {}
         """What else came of batches, which the request is told in any case."""
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.number = 0
         self._missing = len(batches)
-        self._waiter: asyncio.Future[None] | None = None
-        if not self._missing:
-            self.done.set_result(None)
+        self._when_answered: list[Callable[[], None]] = []
+        self._when_done: list[Callable[[], None]] = []
+
+    @property
+    def is_done(self) -> bool:
+        return not self._missing
+
+    @property
+    def unassigned(self) -> list[int]:
+        """The batches that have no offset."""
+        return [index for index, offset in enumerate(self.base_offsets) if offset < 0]
 
     @property
     def outcomes(self) -> list[WriteOutcome | None]:
         """Of each batch; None while there is none."""
         return [
             self.others.get(index, None if offset < 0 else Assigned(base_offset=Offset(offset)))
-            for index, offset in enumerate(self.base_offsets.tolist())
+            for index, offset in enumerate(self.base_offsets)
         ]
 
+    def when_answered(self, callback: Callable[[], None]) -> None:
+        """Call this as soon as every batch has an outcome for its request: from within the write path, which it must
+        neither hold up nor break."""
+        if self._missing:
+            self._when_answered.append(callback)
+        else:
+            callback()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call this, in the same way, once it is done: later, if its request did not wait for it."""
+        if self._missing:
+            self._when_done.append(callback)
+        else:
+            callback()
+
     async def wait(self, longest_s: float) -> None:
-        """Return when it is done, or when the time is over. For one waiter: a timer and a future, where `asyncio.wait`
+        """Return when every batch has an outcome, or when the time is over: a timer and a future, where `asyncio.wait`
         takes twice as long."""
-        if self.done.done():
-            return
         loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        timer = loop.call_later(longest_s, self._wake)
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        self.when_answered(wake)
+        timer = loop.call_later(longest_s, wake)
         try:
-            await self._waiter
+            await waiter
         finally:
             timer.cancel()
 
@@ -60,7 +85,7 @@ class Appended:
         if end == len(self.base_offsets):
             self.batches = _NO_BATCHES
 
-    def assign(self, start: int, base_offsets: NDArray[np.int64]) -> None:
+    def assign(self, start: int, base_offsets: Sequence[int]) -> None:
         """Batches from `start` on are written. What their request was told before stands."""
         self.base_offsets[start : start + len(base_offsets)] = base_offsets
         self._settled(len(base_offsets))
@@ -86,15 +111,19 @@ class Appended:
 
     def answer_all(self, failure: WriteFailed) -> None:
         """Give every batch an outcome for its request, which waits no longer; some may still be on their way."""
-        for index in np.flatnonzero(self.base_offsets < 0).tolist():
+        for index in self.unassigned:
             self.others.setdefault(index, failure)
+        self._call(self._when_answered)
 
     def _settled(self, count: int) -> None:
         self._missing -= count
-        if not self._missing and not self.done.done():
-            self.done.set_result(None)
-            self._wake()
+        if not self._missing:
+            self._call(self._when_done)
+            self._call(self._when_answered)
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _call(self, callbacks: list[Callable[[], None]]) -> None:
+        """Each of them once."""
+        called = callbacks.copy()
+        callbacks.clear()
+        for callback in called:
+            callback()

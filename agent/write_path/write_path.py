@@ -234,7 +234,7 @@ class WritePath:
         if self._gaps or len(assigned) < len(segment.placed):
             self._settle_each(segment, answer.found)
         else:
-            offsets, start = answer.found.placed(segment.order).base_offsets, 0
+            offsets, start = answer.found.placed(segment.order).base_offsets.tolist(), 0
             for part in segment.waiters:
                 end = start + part.end - part.start
                 part.owner.assign(part.start, offsets[start:end])

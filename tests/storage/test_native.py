@@ -124,6 +124,16 @@ def test_a_kernel_does_not_write_into_what_is_read_only() -> None:
         batch_kernels.scan_spans(np.zeros(1, np.uint8), np.zeros((1, 8), np.int64), found)
 
 
+def test_a_kernel_on_given_arrays_sees_what_is_in_them_now() -> None:
+    data = np.zeros(128, np.uint8)
+    count = batch_kernels.count_batches.on(data, 0, 122)
+    before = count()
+
+    data[11] = data[61 + 11] = 61 - 12
+
+    assert (before, count()) == (-1, 2)
+
+
 def test_a_missing_argument_is_refused() -> None:
     with pytest.raises(ValueError, match="argument 2 is longer"):
         batch_kernels.count_batches(np.zeros(1, np.uint8), 0)

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from storage.batch_validation import BatchLimits, InvalidBatch, validate_produced
 from storage.compression import compress
-from storage.produced_batches import CheckedBatches, check_all
+from storage.produced_batches import CheckedBatches, LoneCheck, check_all
 from storage.record_batch import Compression, ValidBatch
 from storage.segment_batches import column_of
 from tests.agent.running import a_batch
+
+LONE = LoneCheck()
 
 PLAIN = [
     a_batch(b"one", b"two", b"three", timestamp_ms=1_000_000),
@@ -92,6 +94,19 @@ def test_batches_together_are_judged_as_each_alone(asked: list[tuple[bytes, Batc
 
     alone = [judged(frame[start:end], limit) for (start, end), (_, limit) in zip(places, asked, strict=True)]
     assert values_of(together) == [as_value(answer) for answer in alone]
+
+
+@given(asked=st.lists(st.tuples(a_produced(), limits), min_size=1, max_size=3))
+def test_a_lone_batch_is_judged_as_any_other(asked: list[tuple[bytes, BatchLimits]]) -> None:
+    for batch, limit in asked:
+        columns, among_others = LONE.columns(memoryview(batch), limit, 0), judged(memoryview(batch), limit)
+        if columns is not None:
+            assert (tuple(columns[:, 0].tolist()), batch) == as_value(among_others)
+
+
+@pytest.mark.parametrize("batch", PLAIN)
+def test_a_small_plain_batch_is_accepted_beyond_doubt(batch: bytes) -> None:
+    assert LONE.columns(memoryview(batch), BatchLimits(), 0) is not None
 
 
 @pytest.mark.parametrize("compression", list(Compression))

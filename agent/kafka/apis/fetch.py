@@ -7,7 +7,6 @@ client's rack is another zone is answered with that zone's agent and without rec
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -45,7 +44,7 @@ async def _respond(request: Any, context: RequestContext) -> FetchResponse:
     results = await _named(answer.results, context) if answer.has_failure else answer.results
     leaders = _leaders(results, context) if answer.has_failure else {}
     return FetchResponse(
-        throttle_ms=context.parts.overload.of_fetch() // timedelta(milliseconds=1),
+        throttle_ms=context.parts.overload.of_fetch(),
         topics=_by_topic(request, results),
         read_committed=plan.read_committed,
         leaders=leaders,

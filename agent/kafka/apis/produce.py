@@ -7,20 +7,19 @@ partition named twice.
 answered, and an error closes the connection, as in Kafka.
 """
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Final
 
 import numpy as np
 from kio.schema.errors import ErrorCode
-from numpy.typing import NDArray
 
 from agent.error_codes import ProduceResult, produce_result
-from agent.kafka.api import CloseConnection
+from agent.kafka.api import CloseConnection, Respond
 from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, encode
-from agent.kafka.apis.produce_batches import NO_TIME_MS, Accepted, AskedBatches, accept
+from agent.kafka.apis.produce_batches import NO_TIME_MS, Accepted, AskedBatches, accept, accept_lone
 from agent.kafka.apis.produce_request import FIRST_VERSION_WITH_TOPIC_IDS, ProduceRequest, read_request
 from agent.kafka.context import RequestContext
 from agent.kafka.current_leaders import node_endpoints
@@ -35,20 +34,21 @@ from storage.identifiers import TopicId
 from storage.segment_batches import TOPIC
 
 _NO_ACKS: Final = 0
-_MILLISECOND: Final = timedelta(milliseconds=1)
 _TIMED_OUT: Final = WriteFailed(
     failure=WriteFailure.TIMED_OUT, message="the request's timeout was over before its commit"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Expected:
-    """What the answer for the batches under way needs of them: none of their bytes."""
+class _UnderWay:
+    """Batches that were handed over, and what the answer needs of them: none of their bytes."""
 
-    numbers: NDArray[np.int64]
+    appended: Appended
+    numbers: Sequence[int]
     topic_ids: Sequence[TopicId]
-    topic_of: NDArray[np.int64]
-    times_ms: NDArray[np.int64]
+    topic_of: Sequence[int]
+    times_ms: Sequence[int]
+    refusals: Mapping[int, ProduceResult]
 
 
 def decode(frame: bytes | memoryview, body_start: int, version: int, settings: AgentSettings) -> ProduceRequest:
@@ -56,26 +56,59 @@ def decode(frame: bytes | memoryview, body_start: int, version: int, settings: A
     return read_request(frame, body_start, version, settings.max_partitions_per_request)
 
 
+def begin(request: ProduceRequest, context: RequestContext, respond: Respond) -> bool:
+    """A request of one small batch that is sure to be accepted, and waits for nothing but its commit."""
+    assert context.turn is not None, "produce requests take turns"
+    if len(request.records) != 1 or request.acks == _NO_ACKS or _refusal(request) or not context.turn.is_next:
+        return False
+    named, [(start, end)] = request.topics[0], request.records
+    topic = context.parts.topics.known(named.name if named.topic_id is None else TopicId(named.topic_id))
+    if topic is None or not named.partitions:
+        return False
+    accepted = accept_lone(topic, named.partitions[0], request.frame[start:end], context)
+    if accepted is None:
+        return False
+    request.take_frame()
+    under_way = _hand_over(accepted, context)
+    appended, give_up = under_way.appended, context.parts.write_path.give_up
+    timer = asyncio.get_running_loop().call_at(_deadline_s(request, context), give_up, appended, _TIMED_OUT)
+
+    def answer() -> None:
+        timer.cancel()
+        respond(lambda: _answer(request, _results(under_way, request, context), context))
+
+    appended.when_answered(answer)
+    return True
+
+
 async def handle(request: ProduceRequest, context: RequestContext) -> Encoded | None:
-    deadline_s = context.deadline_s(request.timeout_s, context.settings.max_produce_timeout_s)
     verdict = _refusal(request)
     if verdict is None:
-        results = await _write(await _accept(request, context), request, deadline_s, context)
+        results = await _write(await _accept(request, context), request, context)
     else:
         results = ProduceResults.of(dict.fromkeys(range(len(request.records)), verdict), len(request.records))
-    _count(results, context)
     if request.acks == _NO_ACKS:
+        _count(results, context)
         _hang_up_on_errors(results)
         return None
+    return _answer(request, results, context)
+
+
+def _answer(request: ProduceRequest, results: ProduceResults, context: RequestContext) -> Encoded:
+    _count(results, context)
     leaders = {result.leader for result in results.others.values() if result.leader is not None}
     answer = ProduceAnswer(
         topics=request.topics,
         results=results,
-        throttle_ms=context.parts.overload.of_produce() // _MILLISECOND,
+        throttle_ms=context.parts.overload.of_produce(),
         leaders=node_endpoints(context, leaders),
     )
     body = encode(answer, context.api_version)
     return Encoded(buffers=[body], size_bytes=len(body))
+
+
+def _deadline_s(request: ProduceRequest, context: RequestContext) -> float:
+    return context.deadline_s(request.timeout_s, context.settings.max_produce_timeout_s)
 
 
 def _refusal(request: ProduceRequest) -> ProduceResult | None:
@@ -121,7 +154,7 @@ async def _find_topics(request: ProduceRequest, context: RequestContext) -> list
 
 
 async def _write(
-    accepted: Accepted | ProduceResult, request: ProduceRequest, deadline_s: float, context: RequestContext
+    accepted: Accepted | ProduceResult, request: ProduceRequest, context: RequestContext
 ) -> ProduceResults:
     count = len(request.records)
     assert context.turn is not None, "produce requests take turns"
@@ -129,49 +162,57 @@ async def _write(
     if isinstance(accepted, ProduceResult):
         context.turn.done()
         return ProduceResults.of(dict.fromkeys(range(count), accepted), count)
-    write_path = context.parts.write_path
-    appended = write_path.append(accepted.batches)
+    under_way = _hand_over(accepted, context)
+    del accepted
+    if request.acks == _NO_ACKS or not under_way.numbers:
+        return ProduceResults.of(under_way.refusals, count)
+    appended = under_way.appended
+    await appended.wait(context.remaining_s(_deadline_s(request, context)))
+    if not appended.is_done:
+        context.parts.write_path.give_up(appended, _TIMED_OUT)
+    return _results(under_way, request, context)
+
+
+def _hand_over(accepted: Accepted, context: RequestContext) -> _UnderWay:
+    """To the write path, whose alone the batches' bytes are from here on: it lets go of them as it seals them. The
+    request's bytes stay reserved until nothing of it is on its way, also when its time is over before."""
+    assert context.turn is not None, "produce requests take turns"
+    appended = context.parts.write_path.append(accepted.batches)
     context.turn.done()
-    # From here on the batches' bytes are the write path's alone, which lets go of them as it seals them.
-    expected = _Expected(
+    context.memory.retain()
+    appended.when_done(context.memory.release)
+    return _UnderWay(
+        appended=appended,
         numbers=accepted.numbers,
         topic_ids=accepted.batches.topic_ids,
-        topic_of=accepted.batches.columns[TOPIC],
+        topic_of=accepted.batches.columns[TOPIC].tolist(),
         times_ms=accepted.times_ms,
+        refusals=accepted.refusals,
     )
-    results = ProduceResults.of(accepted.refusals, count)
-    del accepted
-    if not len(expected.numbers):
-        return results
-    _hold_memory(appended, context)
-    if request.acks == _NO_ACKS:
-        return results
-    await appended.wait(context.remaining_s(deadline_s))
+
+
+def _results(under_way: _UnderWay, request: ProduceRequest, context: RequestContext) -> ProduceResults:
+    """What came of a request's batches, all of which have an outcome."""
     context.parts.metrics.produce_seconds.observe(time.monotonic() - context.received_at_s)
-    if not appended.done.done():
-        write_path.give_up(appended, _TIMED_OUT)
-    unassigned = np.flatnonzero(appended.base_offsets < 0).tolist()
-    assert appended.others.keys() >= set(unassigned), "without an outcome nothing may be answered as written"
-    results.base_offsets[expected.numbers] = appended.base_offsets
-    results.log_append_times_ms[expected.numbers] = expected.times_ms
+    appended = under_way.appended
+    assert appended.others.keys() >= set(appended.unassigned), "without an outcome nothing may be answered as written"
+    results = ProduceResults.of(under_way.refusals, len(request.records))
+    for number, base_offset, time_ms in zip(
+        under_way.numbers, appended.base_offsets, under_way.times_ms, strict=True
+    ):  # fmt: skip
+        results.base_offsets[number], results.log_append_times_ms[number] = base_offset, time_ms
     for index, outcome in appended.others.items():
-        results.others[int(expected.numbers[index])] = _result_of(outcome, expected, index, context)
+        results.others[under_way.numbers[index]] = _result_of(outcome, under_way, index, context)
     return results
 
 
-def _hold_memory(appended: Appended, context: RequestContext) -> None:
-    """The request's bytes stay reserved until nothing of it is on its way, also when its time is over before."""
-    context.memory.retain()
-    appended.done.add_done_callback(lambda _: context.memory.release())
-
-
-def _result_of(outcome: WriteOutcome, expected: _Expected, index: int, context: RequestContext) -> ProduceResult:
+def _result_of(outcome: WriteOutcome, under_way: _UnderWay, index: int, context: RequestContext) -> ProduceResult:
     """Of a batch that was not written now."""
     result = produce_result(outcome)
     if result.code is ErrorCode.unknown_topic_or_partition:
-        context.parts.topics.forget(expected.topic_ids[expected.topic_of[index]])
+        context.parts.topics.forget(under_way.topic_ids[under_way.topic_of[index]])
         return ProduceResult(code=_unknown_topic(context))
-    gives_times = expected.times_ms[index] != NO_TIME_MS
+    gives_times = under_way.times_ms[index] != NO_TIME_MS
     return result if gives_times or result.log_append_time_ms is None else result.at(None)
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-import numpy as np
 from kio.schema.errors import ErrorCode
-from numpy.typing import NDArray
 
 from agent.error_codes import NO_OFFSET, ProduceResult
 from agent.kafka.apis.produce_request import FIRST_FLEXIBLE_VERSION, FIRST_VERSION_WITH_TOPIC_IDS, ProducedTopic
@@ -30,20 +28,19 @@ _RESULT_WITH_LOG_START: Final = Struct(">ihqqq")
 _LEADER: Final = Struct(">ii")  # node id, epoch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceResults:
     """Of all partitions of a request, in order: where each was written, unless something else came of it."""
 
-    base_offsets: NDArray[np.int64]
-    log_append_times_ms: NDArray[np.int64]
+    base_offsets: list[int]
+    log_append_times_ms: list[int]
     """-1 where the log gives no times."""
     others: dict[int, ProduceResult]
 
     @classmethod
     def of(cls, others: Mapping[int, ProduceResult], count: int) -> "ProduceResults":
         """Of so many partitions, of which none is written yet."""
-        nowhere = np.full((2, count), -1)
-        return cls(base_offsets=nowhere[0], log_append_times_ms=nowhere[1], others=dict(others))
+        return cls(base_offsets=[NO_OFFSET] * count, log_append_times_ms=[_NO_TIME] * count, others=dict(others))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +76,7 @@ def _write_partitions(write: "_Writer", partitions: Sequence[int], results: Prod
     """Those from number `start` of the request on."""
     nothing_wrong = _nothing_wrong(write.version)
     end = start + len(partitions)
-    offsets, times_ms = results.base_offsets[start:end].tolist(), results.log_append_times_ms[start:end].tolist()
+    offsets, times_ms = results.base_offsets[start:end], results.log_append_times_ms[start:end]
     for number, (partition, base_offset, time_ms) in enumerate(zip(partitions, offsets, times_ms, strict=True), start):
         other = results.others.get(number)
         if other is not None:

@@ -9,9 +9,9 @@ for here comes before the ordered hand-over.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 import numpy as np
@@ -61,11 +61,11 @@ class Accepted:
     """The valid batches, and a refusal for each of the request's partitions that has none."""
 
     batches: PendingBatches
-    numbers: NDArray[np.int64]
+    numbers: Sequence[int]
     """Which of the request's partitions each batch is for."""
-    times_ms: NDArray[np.int64]
+    times_ms: Sequence[int]
     """The time that the log gave to each batch, if its topic says that it gives times."""
-    refusals: dict[int, ProduceResult]
+    refusals: Mapping[int, ProduceResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,21 @@ class _Rules:
 
     limits: BatchLimits
     log_append_time_ms: int
+
+
+def accept_lone(topic: Topic, partition: int, records: memoryview, context: RequestContext) -> Accepted | None:
+    """The one batch of a request that brings no other, if it is accepted beyond doubt and nothing has to be waited for:
+    found out in a tenth of the time that `accept` takes."""
+    if not 0 <= partition < topic.partition_count or moved_partitions(context, topic.topic_id, (partition,)):
+        return None
+    rules = _rules_of(topic, context.settings.validation_loop_decompressed_bytes, _now_ms(), raised_by_topic=False)
+    if rules.log_append_time_ms != NO_TIME_MS:
+        return None
+    columns = context.parts.lone_check.columns(records, rules.limits, partition)
+    if columns is None:
+        return None
+    batches = PendingBatches(topic_ids=(topic.topic_id,), columns=columns, data=(records,))
+    return Accepted(batches=batches, numbers=(0,), times_ms=(NO_TIME_MS,), refusals={})
 
 
 async def accept(asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext) -> Accepted:
@@ -158,8 +173,8 @@ def _named_twice(asked: AskedBatches) -> frozenset[int]:
 def _check(
     asked: AskedBatches, refusals: dict[int, ProduceResult], max_decompressed_bytes: int, *, raised_by_topic: bool
 ) -> Accepted:  # fmt: skip
-    now_ms = time.time_ns() // 1_000_000
-    rules = [_rules_of(topic, max_decompressed_bytes, now_ms, raised_by_topic) for topic in asked.topics]
+    at_ms = _now_ms()
+    rules = [_rules_of(topic, max_decompressed_bytes, at_ms, raised_by_topic=raised_by_topic) for topic in asked.topics]
     wanted = _wanted(asked, refusals)
     topic_of = asked.topic_of[wanted]
     checked = check_all(asked.frame, asked.places[wanted], [rule.limits for rule in rules], topic_of)
@@ -183,8 +198,8 @@ def _check(
             columns=columns,
             data=data,
         ),
-        numbers=numbers,
-        times_ms=times_ms,
+        numbers=numbers.tolist(),
+        times_ms=times_ms.tolist(),
         refusals=refusals | invalid,
     )
 
@@ -199,11 +214,20 @@ def _invalid(refused: InvalidBatch) -> ProduceResult:
     return ProduceResult(code=invalid_batch_code(refused.fault), message=refused.message, records=refused.records)
 
 
-def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int, raised_by_topic: bool) -> _Rules:
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@lru_cache(maxsize=1024)
+def _config_of(settings: tuple[tuple[str, str], ...]) -> TopicConfig:
+    return TopicConfig.of(dict(settings))
+
+
+def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int, *, raised_by_topic: bool) -> _Rules:
     """Producers' times are bounded only where they count."""
     if topic is None:  # its batches are refused before
         return _Rules(limits=BatchLimits(), log_append_time_ms=NO_TIME_MS)
-    config = TopicConfig.of(topic.config)
+    config = _config_of(tuple(topic.config.items()))
     gives_times = config.message_timestamp_type == "LogAppendTime"
     earliest_ms = NO_TIMESTAMP_MS if gives_times else now_ms - config.message_timestamp_before_max_ms
     latest_ms = LAST_TIMESTAMP_MS if gives_times else now_ms + config.message_timestamp_after_max_ms
