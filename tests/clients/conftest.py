@@ -16,8 +16,9 @@ from tidelog.stack import Stack, StackSettings
 
 NewTopic = Callable[..., str]
 
-# Groups that form, and notice a death, within seconds.
+# Groups that form, and notice a death, within seconds. No agent dies here: a lease that a busy machine keeps.
 SOON = {
+    "TIDELOG_MEMBERSHIP_LEASE_S": "60",
     "TIDELOG_GROUP_INITIAL_REBALANCE_DELAY_MS": "300",
     "TIDELOG_GROUP_MIN_SESSION_TIMEOUT_MS": "1000",
     "TIDELOG_GROUP_CONSUMER_SESSION_TIMEOUT_MS": "8000",

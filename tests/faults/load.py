@@ -1,12 +1,13 @@
 """Three producers and three consumers at work, in threads, while a test does harm.
 
-Promises that a producer never has more than about `MOST_IN_FLIGHT` records unanswered, that consumers end when they
-have read all that was acknowledged or say how far they came, and that every thread ends within its deadline.
+Promises that a producer never has more than about `MOST_IN_FLIGHT` records unanswered, nor sends on while a consumer
+has more than about `MOST_UNREAD` before it (a slow machine would not catch up), that consumers end when they have read
+all that was acknowledged or say how far they came, and that every thread ends within its deadline.
 """
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -16,6 +17,7 @@ import confluent_kafka
 from tests.faults.ledger import Ledger, ReadRecord, Record
 
 MOST_IN_FLIGHT = 2_000
+MOST_UNREAD = 15_000
 _RETRY_PAUSE_S = 0.01
 
 
@@ -35,12 +37,13 @@ class LoadSettings:
 class Producer:
     """An idempotent producer that sends its sequence at a steady pace, in small bursts."""
 
-    def __init__(self, name: int, settings: LoadSettings, ledger: Ledger) -> None:
+    def __init__(self, name: int, settings: LoadSettings, ledger: Ledger, unread: Callable[[], int]) -> None:
         self.name = name
         self.zone = settings.zones[name % len(settings.zones)]
         self.fatal: str | None = None
         self._settings = settings
         self._ledger = ledger
+        self._unread = unread
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"producer-{name}", daemon=True)
         self._client = confluent_kafka.Producer(
@@ -88,11 +91,14 @@ class Producer:
                 self._send(sequence)
                 sequence += 1
             until = time.monotonic() + pause_s
-            while (left := until - time.monotonic()) > 0 or len(self._client) > MOST_IN_FLIGHT:
+            while (left := until - time.monotonic()) > 0 or self._is_far_ahead():
                 self._client.poll(max(left, 0.01))
                 if self._stopping.is_set():
                     break
         self._client.flush(self._settings.delivery_timeout_s + 10)
+
+    def _is_far_ahead(self) -> bool:
+        return len(self._client) > MOST_IN_FLIGHT or self._unread() > MOST_UNREAD
 
     def _send(self, sequence: int) -> None:
         written = self._ledger.contents.written(self.name, sequence)
@@ -141,6 +147,10 @@ class Consumer:
             self._abandoned.set()
             reached = {partition: len(records) for partition, records in self.log.items()}
             raise TimeoutError(f"consumer {self.name} read {reached} of {self._ends}; its errors: {self.errors[-5:]}")
+
+    @property
+    def read_count(self) -> int:
+        return sum(map(len, self.log.values()))
 
     def _finished(self) -> bool:
         ends = self._ends
@@ -191,7 +201,7 @@ class Load:
 
     def __init__(self, settings: LoadSettings, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.producers = [Producer(name, settings, ledger) for name in range(len(settings.zones))]
+        self.producers = [Producer(name, settings, ledger, self._unread) for name in range(len(settings.zones))]
         self.consumers = [Consumer(name, settings, ledger) for name in range(len(settings.zones))]
 
     def __enter__(self) -> Self:
@@ -206,6 +216,11 @@ class Load:
             producer.stop()
         for consumer in self.consumers:
             consumer.finish({})
+
+    def _unread(self) -> int:
+        """What the slowest consumer has before it."""
+        acknowledged = sum(self.ledger.acknowledged_count(producer.name) for producer in self.producers)
+        return acknowledged - min(consumer.read_count for consumer in self.consumers)
 
     def wait_for_acknowledgements(self, more: int, timeout_s: float) -> None:
         """Until each producer has `more` than now. Raises `TimeoutError`."""
