@@ -1,8 +1,9 @@
 """Sequencing of uploaded segments: one commit in flight, repeated while its outcome is unknown (DESIGN §4, §5).
 
-Promises: a segment whose commit was sent is repeated with the same id until the sequencer says what became of it; a
-refusal on the first attempt means not written, on a repeat unknown; a segment that was refused is never committed
-again.
+Promises: a segment whose commit was sent is repeated with the same id until the sequencer says what became of it, and
+none behind it is sent before; a refusal on the first attempt means not written, on a repeat unknown; a segment that was
+refused is never committed again; what Postgres does not finish is repeated with half as many segments at once, and one
+more with every success, so that no commit is for ever longer than a statement may take.
 """
 
 import logging
@@ -15,6 +16,7 @@ from agent.write_path.backoff import Backoff
 from agent.write_path.outcomes import WriteFailed, WriteFailure
 from sequencer.commits import Commits, Committed, Refused, SegmentToCommit
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from storage.identifiers import SegmentId
 
 log = logging.getLogger(__name__)
 
@@ -24,31 +26,39 @@ class Committer:
         self._commits = commits
         self._settings = settings
         self._metrics = metrics
+        self._at_once = settings.max_segments_per_commit
+        self._sent: set[SegmentId] = set()
+        """Segments whose outcome is not known yet."""
 
     async def commit(self, segments: Sequence[SegmentToCommit]) -> list[Committed | WriteFailed]:
-        """The outcome of each segment, in order. Takes as long as the sequencer is away."""
+        """The outcomes of the first of these segments, at least one, in order: the rest has to be given again, before
+        any other. Takes as long as the sequencer is away."""
         started_s = time.monotonic()
         backoff = Backoff(self._settings.commit_backoff_s)
-        sent_before = False
         while True:
+            some = segments[: self._at_once]
             try:
-                answers = await self._commits.commit(segments)
+                answers = await self._commits.commit(some)
             except SequencerUnavailable as error:
                 self._repeat("unavailable", error)
             except CommitOutcomeUnknown as error:
                 self._repeat("unknown", error)
-                sent_before = True
+                self._sent.update(segment.segment_id for segment in some)
+                self._at_once = max(1, len(some) // 2)
             else:
+                self._at_once = min(self._at_once + 1, self._settings.max_segments_per_commit)
                 self._metrics.commits.inc()
                 self._metrics.commit_seconds.observe(time.monotonic() - started_s)
-                return [self._settled(answer, sent_before) for answer in answers]
+                return [self._settled(segment, answer) for segment, answer in zip(some, answers, strict=True)]
             await backoff.wait()
 
     def _repeat(self, reason: str, error: Exception) -> None:
         self._metrics.commit_repeats.labels(reason).inc()
         log.warning("commit is repeated", extra={"reason": reason, "error": str(error)})
 
-    def _settled(self, answer: Committed | Refused, sent_before: bool) -> Committed | WriteFailed:
+    def _settled(self, segment: SegmentToCommit, answer: Committed | Refused) -> Committed | WriteFailed:
+        sent_before = segment.segment_id in self._sent
+        self._sent.discard(segment.segment_id)
         if isinstance(answer, Committed):
             return answer
         self._metrics.commit_refusals.labels(answer.reason).inc()

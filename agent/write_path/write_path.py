@@ -219,9 +219,10 @@ class WritePath:
                     for segment in segments
                 ]
             )
-            self._queue.remove(segments)
+            settled = segments[: len(answers)]
+            self._queue.remove(settled)
             self._metrics.sealed_segments.set(len(self._queue))
-            for segment, answer in zip(segments, answers, strict=True):
+            for segment, answer in zip(settled, answers, strict=True):
                 self._acknowledge(segment, answer)
 
     def _acknowledge(self, segment: _Queued, answer: Committed | WriteFailed) -> None:

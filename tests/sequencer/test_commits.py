@@ -240,3 +240,40 @@ async def test_a_thousand_partitions_and_as_many_retries_of_one_producer_commit_
 
     assert across.outcomes == assigned(*[0] * 1000)
     assert answer.outcomes == (*assigned(2), *[Duplicate(base_offset=Offset(2), max_timestamp_ms=1_000)] * 999)
+
+
+async def test_many_producers_are_judged_in_the_time_of_a_statement(sequencer: Sequencer) -> None:
+    """What piles up behind a store or database that stood still, and one batch that cannot be accepted: with a step of
+    the fold that looked at every chain for each producer this took longer than the 15 s that a statement may take."""
+    wide = await sequencer.topics.create("wide", 500, {})
+    segments = [
+        await reserved(
+            sequencer,
+            [
+                ABatch(topic_id=wide.topic_id, partition=Partition(partition), producer_id=PRODUCER, sequence=sequence)
+                for partition in range(501 if sequence == 0 else 500)
+            ],
+        )
+        for sequence in range(40)
+    ]
+
+    answers = [accepted(answer).outcomes for answer in await sequencer.commits.commit(segments)]
+
+    assert answers[0] == (*assigned(*[0] * 500), UnknownPartition())
+    assert answers[1:] == [assigned(*[sequence] * 500) for sequence in range(1, 40)]
+
+
+async def test_of_a_producer_that_sends_thousands_out_of_turn_no_more_are_judged(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    """Judged one after another, all of these would take Postgres minutes; what others sent waits in the same commit."""
+    other = records_of(topic, 2, partition=1)
+
+    answer = await committed(sequencer, [*[sent(topic, 0) for _ in range(20_000)], other])
+    goes_on = await committed(sequencer, [sent(topic, 1)])
+
+    written, *known = answer.outcomes[:1000]
+    assert (written, *answer.outcomes[-1:]) == assigned(0, 0)
+    assert known == [Duplicate(base_offset=Offset(0), max_timestamp_ms=1_000)] * 999
+    assert answer.outcomes[1000:-1] == (OutOfOrderSequence(),) * 19_000
+    assert goes_on.outcomes == assigned(1)

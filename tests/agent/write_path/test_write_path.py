@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from agent.write_path.outcomes import WriteFailed, WriteFailure
-from sequencer.client import Sequencer
+from sequencer.client import Sequencer, SequencerSettings
 from sequencer.commits import Assigned, OutOfOrderSequence
 from sequencer.topics import Topic
 from storage.identifiers import ObjectKey, Offset
@@ -172,6 +172,31 @@ async def test_a_commit_whose_connection_was_lost_is_repeated_until_it_is_known(
 
         assert await outcomes_of(futures) == assigned(0, 1)
         assert await writer.high_watermark(topic) == 2
+
+
+async def test_a_commit_longer_than_a_statement_may_take_is_repeated_in_parts(topic: Topic, database_url: str) -> None:
+    """Postgres takes 0.4 s for a segment, and at most a second for a statement; five segments are ready at once."""
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+        await connection.execute(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.4); RETURN NEW; END'"
+        )
+        await connection.execute(
+            "CREATE TRIGGER slow BEFORE UPDATE ON segments"
+            " FOR EACH ROW WHEN (NEW.state = 'committed') EXECUTE FUNCTION slow()"
+        )
+    settings = {"segment_size_bytes": 1024, "linger_ms": 60_000, "put_budget_burst": 1, "put_budget_per_s": 0.001}
+    sequencer = await Sequencer.open(database_url, SequencerSettings(database_statement_timeout_ms=1_000))
+    try:
+        store = TroubledStore(0.2)
+        async with writing(sequencer, store, hedge_after_min_s=60, upload_timeout_s=100, **settings) as writer:
+            futures = [future for number in range(50) for future in writer.append(topic, number)]
+            await writer.write_path.drain()
+
+            assert await outcomes_of(futures) == assigned(*range(50))
+            assert writer.metric("tidelog_commit_repeats_total", reason="unknown") > 0
+            assert await writer.high_watermark(topic) == 50
+    finally:
+        await sequencer.close()
 
 
 async def test_acknowledged_records_survive_connections_that_are_killed_all_the_time(
