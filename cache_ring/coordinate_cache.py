@@ -224,9 +224,8 @@ class CoordinateCache:
         if offset >= interval.first_offset:
             return _slice(interval.runs, offset, max_bytes), interval.learned_s
         for at, window in enumerate(interval.windows):
-            if window.runs[0].base_offset <= offset <= window.runs[-1].last_offset:
-                if now_s - window.learned_s > self._limits.max_age_s:
-                    break
+            is_of_age = now_s - window.learned_s > self._limits.max_age_s  # and hides no younger one behind it
+            if not is_of_age and window.runs[0].base_offset <= offset <= window.runs[-1].last_offset:
                 interval.windows.append(interval.windows.pop(at))  # the most recently used is last
                 return _slice(window.runs, offset, max_bytes), window.learned_s
         return None, interval.learned_s

@@ -146,6 +146,22 @@ def test_what_is_older_than_the_age_limit_is_not_handed_out() -> None:
     assert len(cache) == 0
 
 
+def test_what_a_reader_of_history_was_given_long_ago_hides_nothing_that_is_younger() -> None:
+    cache = a_cache(max_age_s=60.0)
+    cache.learn(an_answer(tiled(100, 110)), None, asked_s=0.0)
+    cache.learn(an_answer(tiled(0, 10), high_watermark=110), Offset(110), asked_s=1.0)
+    cache.learn(an_answer(tiled(150, 200)), Offset(110), asked_s=50.0)
+
+    of_age = cache.find(KEY, 5, 1, now_s=62.0)
+    cache.learn(an_answer(tiled(0, 10), high_watermark=200), Offset(200), asked_s=62.0)
+    asked_again = cache.find(KEY, 5, 1, now_s=62.0)
+
+    assert of_age is not None
+    assert of_age.runs is None
+    assert asked_again is not None
+    assert asked_again.runs == tiled(0, 10)
+
+
 def test_runs_below_the_log_start_are_let_go() -> None:
     cache = a_cache()
     cache.learn(an_answer(tiled(0, 10, 20, 30)), None, asked_s=0.0)
