@@ -53,6 +53,8 @@ class _Peer:
     slots: asyncio.Semaphore
     idle: list[FrameStream] = field(default_factory=list)
     skip_until_s: float = float("-inf")
+    is_forgotten: bool = False
+    """It is asked no more: what it still answers leaves no connection behind."""
 
 
 class PeerClient:
@@ -67,9 +69,7 @@ class PeerClient:
     ) -> memoryview:
         """The bytes, checked against the range they were asked for; raises PassedBy."""
         peer = self._peer(agent, is_history)
-        if self._clock() < peer.skip_until_s:
-            self.counts.passed_by += 1
-            raise PassedBy("skipped for a while")
+        self._pass_by_if_skipped(peer)
         try:
             async with asyncio.timeout(self._settings.peer_load_timeout_s):
                 await peer.slots.acquire()
@@ -77,6 +77,7 @@ class PeerClient:
             self.counts.passed_by += 1
             raise PassedBy("all its connections are in use") from error
         try:
+            self._pass_by_if_skipped(peer)  # whoever had the connection before may have found it silent
             return await self._ask(peer, agent, request, answer_timeout_s)
         except TimeoutError as error:
             self.counts.timeouts += 1
@@ -96,11 +97,11 @@ class PeerClient:
         """Forget peers that are no longer alive."""
         alive = {(agent.node_id, agent.incarnation) for agent in agents}
         for key in [key for key in self._peers if key[:2] not in alive]:
-            self._close(self._peers.pop(key))
+            self._forget(self._peers.pop(key))
 
     def close(self) -> None:
         for peer in self._peers.values():
-            self._close(peer)
+            self._forget(peer)
         self._peers.clear()
 
     async def _ask(self, peer: _Peer, agent: LiveAgent, request: ReadRange, answer_timeout_s: float) -> memoryview:
@@ -115,7 +116,7 @@ class PeerClient:
                     raise
                 continue  # the peer closed it while it was idle
             finally:
-                if keep:
+                if keep and not peer.is_forgotten:
                     peer.idle.append(stream)
                 else:
                     stream.close()
@@ -167,8 +168,17 @@ class PeerClient:
             self._peers[key] = _Peer(slots=asyncio.Semaphore(connections))
         return self._peers[key]
 
+    def _pass_by_if_skipped(self, peer: _Peer) -> None:
+        if self._clock() < peer.skip_until_s:
+            self.counts.passed_by += 1
+            raise PassedBy("skipped for a while")
+
     def _skip(self, peer: _Peer) -> None:
         peer.skip_until_s = self._clock() + self._settings.peer_skip_s
+        self._close(peer)
+
+    def _forget(self, peer: _Peer) -> None:
+        peer.is_forgotten = True
         self._close(peer)
 
     @staticmethod

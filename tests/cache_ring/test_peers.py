@@ -61,6 +61,19 @@ class Peer:
             await self.pages.close()
 
 
+def held_back(peer: Peer) -> asyncio.Event:
+    """The peer's store answers once this is set."""
+    release = asyncio.Event()
+    get = peer.store.get
+
+    async def slow_get(key: ObjectKey, start: int = 0, end: int | None = None) -> bytes | memoryview:
+        await release.wait()
+        return await get(key, start, end)
+
+    peer.store.get = slow_get  # type: ignore[method-assign]
+    return release
+
+
 @asynccontextmanager
 async def answering(answer: bytes | None) -> AsyncIterator[int]:
     """A peer that answers everything with the same bytes, or never."""
@@ -205,6 +218,20 @@ async def test_a_silent_peer_is_passed_by_and_then_skipped() -> None:
     client.close()
 
 
+async def test_whoever_waits_for_a_connection_passes_a_peer_by_that_was_found_silent() -> None:
+    """A paused peer costs a hundred readers one wait, not one after the other."""
+    client = PeerClient(SETTINGS)
+    async with answering(None) as port:
+        agent = an_agent(1, peer_port=port)
+        answers = await asyncio.gather(
+            *(client.read_range(agent, a_request(a_key()), 0.05) for _ in range(100)), return_exceptions=True
+        )
+
+    assert {type(answer) for answer in answers} == {PassedBy}
+    assert client.counts.timeouts == SETTINGS.peer_connections
+    client.close()
+
+
 async def test_a_peer_that_is_gone_is_passed_by_and_then_skipped() -> None:
     client = PeerClient(SETTINGS)
     async with answering(None) as port:
@@ -237,17 +264,25 @@ async def test_wrong_bytes_are_noticed_and_the_peer_is_skipped() -> None:
         client.close()
 
 
+async def test_a_peer_that_leaves_while_it_answers_leaves_no_connection_behind() -> None:
+    peer, client, key = Peer(), PeerClient(SETTINGS), a_key()
+    release = held_back(peer)
+    await peer.store.put(key, [DATA])
+    async with peer.listening() as port:
+        reading = asyncio.create_task(client.read_range(an_agent(1, peer_port=port), a_request(key), 5.0))
+        await until(lambda: peer.pages.counts.gets == 1)
+        client.retain([])
+        release.set()
+
+        assert await reading == DATA[100:200_100]
+        await until(lambda: peer.server.connections == 0)
+    client.close()
+
+
 async def test_a_peer_that_loads_says_so_and_is_waited_for() -> None:
     peer, key = Peer(), a_key()
     client = PeerClient(SETTINGS)
-    release = asyncio.Event()
-    get = peer.store.get
-
-    async def slow_get(key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
-        await release.wait()
-        return await get(key, start, end)
-
-    peer.store.get = slow_get  # type: ignore[method-assign]
+    release = held_back(peer)
     await peer.store.put(key, [DATA])
     async with peer.listening() as port:
         reading = asyncio.create_task(client.read_range(an_agent(1, peer_port=port), a_request(key), 1.5))
