@@ -27,14 +27,15 @@ class ReadAhead:
         self._loading: dict[PageKey, asyncio.Task[None]] = {}
 
     def reader_at(self, known: Sequence[RunCoordinate], read: Sequence[RunCoordinate]) -> None:
-        """A reader is about to get the runs `read`, the first of those `known`: load the pages of the next ones."""
+        """A reader is about to get the runs `read`, the first of those `known`: load the pages of the next ones, if
+        there are any."""
         if self._unread:
             for run in read:
                 for wanted in self._pages.ranges_of(run):
                     self._forget(wanted.page)
         for run in known[len(read) :]:
             for wanted in self._pages.ranges_of(run):
-                if wanted.page in self._unread or self._pages.has(wanted):
+                if wanted.page in self._unread or wanted.page in self._loading or self._pages.has(wanted):
                     continue
                 if not self._has_room(wanted) or not self._pages.is_history(run):
                     return

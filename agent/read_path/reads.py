@@ -76,6 +76,8 @@ class _Fetch:
     unknown: set[PartitionKey] = field(default_factory=set)
     missing: set[tuple[PartitionKey, ObjectKey]] = field(default_factory=set)
     unavailable: bool = False
+    looked_s: float = 0.0
+    """When all partitions were looked at last, on the monotonic clock."""
 
     def forget_troubles(self) -> None:
         self.unknown.clear()
@@ -144,8 +146,7 @@ class ReadPath:
                     return answer
                 self.counts.waits += 1
                 fetch.forget_troubles()
-                if not await self._wait(watch, deadline_s):
-                    fetch.decisions.clear()
+                await self._wait(fetch, deadline_s)
 
     def drain(self) -> None:
         """Answer every waiting fetch now with what there is, and let none wait any more: the agent is stopping."""
@@ -155,9 +156,13 @@ class ReadPath:
     async def close(self) -> None:
         await self._read_ahead.close()
 
-    async def _wait(self, watch: Watch, deadline_s: float) -> bool:
-        """For news or the deadline, but not so long that this reader is forgotten as one. False: there is no news."""
-        return await watch.wait(min(deadline_s - self._clock(), self._settings.recent_reader_s / 2))
+    async def _wait(self, fetch: _Fetch, deadline_s: float) -> None:
+        """For news or the deadline. All partitions are looked at again, however much news there is of some, before this
+        reader is forgotten as one of the others."""
+        look_again_s = fetch.looked_s + self._settings.recent_reader_s / 2
+        is_news = await fetch.watch.wait(min(deadline_s, look_again_s) - self._clock())
+        if not is_news or self._clock() >= look_again_s:
+            fetch.decisions.clear()
 
     async def _fetch_now(self, fetch: _Fetch, *, is_last_chance: bool) -> FetchAnswer | None:
         """An answer, or None if there is too little for one and time to wait."""
@@ -196,7 +201,7 @@ class ReadPath:
         selected = select_runs(fetch.plan, fetch.decisions, self._settings.fetch_max_runs)
         for place, runs in selected.items():
             decision = fetch.decisions[place]
-            if isinstance(decision, Take) and len(decision.runs) > len(runs):
+            if isinstance(decision, Take):
                 self._read_ahead.reader_at(decision.runs, runs)
         return await load_runs(self._pages, selected)
 
@@ -204,7 +209,8 @@ class ReadPath:
         """Decide for the partitions there is news of, at first for all, and ask until none is left to ask for."""
         news = fetch.watch.take()
         places: Iterable[int] = fetch.places_of(news) if fetch.decisions else range(len(fetch.plan.partitions))
-        fetch.decisions = fetch.decisions or [Ask()] * len(fetch.plan.partitions)
+        if not fetch.decisions:
+            fetch.decisions, fetch.looked_s = [Ask()] * len(fetch.plan.partitions), self._clock()
         for _ in range(_ROUNDS):
             asked = self._decide_for(fetch, places)
             if not asked:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from agent.read_path.settings import ReadPathSettings
 from sequencer.client import Sequencer
 from storage.object_store import ObjectStore
 from tests.agent.read_path.a_log import ALog, an_agent_reading, read_now, values_of
@@ -19,3 +20,23 @@ async def test_a_fetch_does_not_wait_for_bytes_that_its_limits_keep_out(
         [result] = await asyncio.wait_for(fetch, 20.0)
 
         assert len(values_of(result)) == 1
+
+
+async def test_a_fetch_that_much_news_wakes_forgets_none_of_its_other_partitions(
+    sequencer: Sequencer, store: ObjectStore
+) -> None:
+    """One partition is heard of all the time and never enough: the other one has a reader all the while."""
+    log = await ALog(sequencer=sequencer, store=store).create(partitions=2)
+    async with an_agent_reading(sequencer, store, reads=ReadPathSettings(recent_reader_s=0.5)) as agent:
+        waiting = asyncio.create_task(read_now(agent, log.plan(0, 0, min_bytes=60_000), wait_s=120.0))
+        for number in range(500):
+            agent.reads.committed((await log.write(["little"])).runs)
+            if waiting.done():
+                break
+            if number == 40:
+                await log.write(["x" * 60_000], partition=1)
+            await asyncio.sleep(0.03)
+
+        assert waiting.done()
+        _, much = await waiting
+        assert [offset for offset, _ in values_of(much)] == [0]
