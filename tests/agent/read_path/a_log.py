@@ -26,7 +26,11 @@ from storage.segment_batches import PendingBatch, PendingBatches
 from tests.agent.read_path.wired import ReadSide, new_peer_server, wire_read_side
 
 RING = CacheRingSettings(
-    membership_lease_s=5.0, membership_renew_s=0.1, membership_margin_s=0.5, peer_answer_floor_s=1.0
+    membership_lease_s=60.0,
+    membership_renew_s=0.1,
+    membership_margin_s=0.5,
+    peer_answer_floor_s=20.0,
+    peer_answer_ceiling_s=20.0,
 )
 READS = ReadPathSettings()
 NOON_MS = 1_700_000_000_000

@@ -179,7 +179,7 @@ async def test_min_bytes_is_waited_for_until_the_deadline(sequencer: Sequencer, 
     log = await ALog(sequencer=sequencer, store=store).create()
     await log.write(["a"])
     async with an_agent_reading(sequencer, store) as agent:
-        [result] = await read_now(agent, log.plan(0, min_bytes=1_000_000), wait_s=0.3)
+        [result] = await read_now(agent, log.plan(0, min_bytes=1_000_000), wait_s=1.0)
 
         assert values_of(result) == [(0, "a")]
         assert agent.reads.counts.waits >= 1

@@ -57,7 +57,7 @@ def a_fetch(version: int, topic: Any, *offsets: int, **values: Any) -> Any:
 
 def a_list_offsets(version: int, name: str, timestamp: int, partition: int = 0, **values: Any) -> Any:
     asked = [{"name": name, "partitions": [{"partition_index": partition, "timestamp": timestamp, **values}]}]
-    return request(LIST_OFFSETS, version, replica_id=-1, isolation_level=0, timeout=timedelta(seconds=5), topics=asked)
+    return request(LIST_OFFSETS, version, replica_id=-1, isolation_level=0, timeout=timedelta(seconds=30), topics=asked)
 
 
 def _of(entity: Any, values: dict[str, Any]) -> Any:

@@ -1,6 +1,7 @@
 """The write path on a real Postgres: order, failed uploads, and commits whose outcome is not known."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -131,14 +132,12 @@ async def test_a_batch_before_its_predecessor_may_be_sent_again_while_patience_l
 async def test_a_segment_is_not_committed_before_an_earlier_one_is_uploaded(sequencer: Sequencer, topic: Topic) -> None:
     store = TroubledStore(0.5)
     async with writing(sequencer, store, hedge_after_min_s=20, upload_timeout_s=100) as writer:
+        done: list[str] = []
         slow = writer.append(topic, 0)
+        slow[0].when_done(lambda: done.append("slow"))
         await until(lambda: store.puts_begun == 1)
         quick = writer.append(topic, 0, producer_id=2)
-        await until(lambda: store.puts_begun == 2)
-
-        done: list[str] = []
         quick[0].when_done(lambda: done.append("quick"))
-        slow[0].when_done(lambda: done.append("slow"))
 
         assert await outcomes_of([*slow, *quick]) == assigned(0, 1)
         assert done == ["slow", "quick"]
@@ -320,9 +319,14 @@ async def test_stopping_gives_every_batch_an_outcome(sequencer: Sequencer, topic
     assert writer.write_path.unacknowledged_bytes == 0
 
 
-async def test_ids_that_are_past_half_their_lease_are_not_used(sequencer: Sequencer, topic: Topic) -> None:
-    async with writing(sequencer, MemoryStore(), reservation_lease_s=1.0, reserved_segment_ids=4) as writer:
+async def test_ids_that_are_past_half_their_lease_are_not_used(
+    sequencer: Sequencer, topic: Topic, database_url: str
+) -> None:
+    ahead_s = 0.0
+    given = {"reservation_lease_s": 600.0, "reserved_segment_ids": 4}
+    async with writing(sequencer, MemoryStore(), lambda: time.monotonic() + ahead_s, **given) as writer:
         await outcomes_of(writer.append(topic, 0))
-        await asyncio.sleep(1.2)  # the lease of all in stock passes
+        await doom_everything(database_url)  # all in stock
+        ahead_s = 301.0
 
         assert await outcomes_of(writer.append(topic, 1)) == assigned(1)

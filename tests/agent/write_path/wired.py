@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,7 +78,9 @@ async def outcomes_of(appended: Sequence[Appended]) -> list[WriteOutcome | None]
 
 
 @asynccontextmanager
-async def writing(sequencer: Sequencer, store: ObjectStore, **settings: Any) -> AsyncIterator[Writer]:
+async def writing(
+    sequencer: Sequencer, store: ObjectStore, clock: Callable[[], float] = time.monotonic, **settings: Any
+) -> AsyncIterator[Writer]:
     """A write path that runs until the block ends."""
     membership = Membership(sequencer.agents, an_address(), RING)
     told, metrics = Told(), Metrics()
@@ -90,7 +92,7 @@ async def writing(sequencer: Sequencer, store: ObjectStore, **settings: Any) -> 
         settings=AgentSettings(**given),
         metrics=metrics,
         written=told,
-        clock=time.monotonic,
+        clock=clock,
     )
     tasks = [asyncio.create_task(membership.run())]
     try:
