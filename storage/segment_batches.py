@@ -106,15 +106,17 @@ class PendingBatches:
     def joined(cls, parts: "Sequence[tuple[PendingBatches, int, int]]") -> "PendingBatches":
         """The batches `[start, end)` of each, one after another."""
         topics: dict[TopicId, int] = {}
-        columns: list[NDArray[np.int64]] = []
+        numbers: list[int] = []
+        first_numbers: list[int] = []
         data: list[memoryview] = []
         for batches, start, end in parts:
-            numbers = [topics.setdefault(topic_id, len(topics)) for topic_id in batches.topic_ids]
-            some = batches.columns[:, start:end].copy()
-            some[TOPIC] = numbers[0] if len(numbers) == 1 else np.take(numbers, some[TOPIC])
-            columns.append(some)
+            first_numbers.append(len(numbers))
+            numbers += [topics.setdefault(topic_id, len(topics)) for topic_id in batches.topic_ids]
             data += batches.data[start:end]
-        return cls(topic_ids=tuple(topics), columns=np.concatenate(columns, axis=1), data=data)
+        columns = np.concatenate([batches.columns[:, start:end] for batches, start, end in parts], axis=1)
+        columns[TOPIC] += np.repeat(first_numbers, [end - start for _, start, end in parts])
+        columns[TOPIC] = np.take(numbers, columns[TOPIC])
+        return cls(topic_ids=tuple(topics), columns=columns, data=data)
 
     def __len__(self) -> int:
         return len(self.data)

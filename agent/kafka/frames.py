@@ -104,11 +104,11 @@ class FrameReader:
             raise BadFrame(f"frame length {length} exceeds max_request_bytes {self._max_frame_bytes}")
         return length
 
-    def _take(self, count: int) -> bytes:
-        """The first `count` bytes; copied unless they are a chunk of their own."""
+    def _take(self, count: int) -> bytes | memoryview:
+        """The first `count` bytes; copied unless they are a chunk of their own, as requests that come singly are."""
         self._held_bytes -= count
         first = self._chunks[0]
-        if len(first) == count and isinstance(first, bytes):
+        if len(first) == count and (isinstance(first, bytes) or memoryview(first.obj).nbytes <= count + LENGTH_BYTES):
             self._chunks.popleft()
             return first
         parts = []

@@ -59,6 +59,11 @@ class Accumulator(Generic[Owner]):
         self._size_bytes -= removed.size_bytes
         return len(removed.sizes) - removed.next, removed.size_bytes
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all that waits."""
+        return self._size_bytes
+
     def owners(self) -> list[Owner]:
         """Of all that waits."""
         return [waiting.owner for waiting in self._waiting.values()]

@@ -29,8 +29,8 @@ class Appended:
         """What else came of batches, which the request is told in any case."""
         self.number = 0
         self._missing = len(batches)
-        self._when_answered: list[Callable[[], None]] = []
-        self._when_done: list[Callable[[], None]] = []
+        self._when_answered: list[Callable[[], object]] = []
+        self._when_done: list[Callable[[], object]] = []
 
     @property
     def is_done(self) -> bool:
@@ -49,7 +49,7 @@ class Appended:
             for index, offset in enumerate(self.base_offsets)
         ]
 
-    def when_answered(self, callback: Callable[[], None]) -> None:
+    def when_answered(self, callback: Callable[[], object]) -> None:
         """Call this as soon as every batch has an outcome for its request: from within the write path, which it must
         neither hold up nor break."""
         if self._missing:
@@ -57,7 +57,7 @@ class Appended:
         else:
             callback()
 
-    def when_done(self, callback: Callable[[], None]) -> None:
+    def when_done(self, callback: Callable[[], object]) -> None:
         """Call this, in the same way, once it is done: later, if its request did not wait for it."""
         if self._missing:
             self._when_done.append(callback)
@@ -121,7 +121,7 @@ class Appended:
             self._call(self._when_done)
             self._call(self._when_answered)
 
-    def _call(self, callbacks: list[Callable[[], None]]) -> None:
+    def _call(self, callbacks: list[Callable[[], object]]) -> None:
         """Each of them once."""
         called = callbacks.copy()
         callbacks.clear()

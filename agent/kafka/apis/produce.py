@@ -1,7 +1,7 @@
 """Kafka API 0, Produce, v3-v13 (KIP-98 idempotence, KIP-467 record errors, KIP-516 topic ids from v13 on, KIP-951
 the new leader of a partition that moved).
 
-v0-v2 are advertised and not served (see api_versions.py). Refused: a transactional id; batches of format v0 and v1; a
+v0-v2 are advertised and not served (see ApiVersions). Refused: a transactional id; batches of format v0 and v1; a
 partition named twice.
 `acks` 1 and -1 mean the same: an acknowledged record is in the store and in the sequencer. With `acks` 0 nothing is
 answered, and an error closes the connection, as in Kafka.
@@ -70,14 +70,15 @@ def begin(request: ProduceRequest, context: RequestContext, respond: Respond) ->
         return False
     request.take_frame()
     under_way = _hand_over(accepted, context)
-    appended, give_up = under_way.appended, context.parts.write_path.give_up
-    timer = asyncio.get_running_loop().call_at(_deadline_s(request, context), give_up, appended, _TIMED_OUT)
+    appended, loop = under_way.appended, asyncio.get_running_loop()
+    give_up = context.parts.write_path.give_up
+    timer = loop.call_at(_deadline_s(request, context), give_up, appended, _TIMED_OUT)
 
     def answer() -> None:
         timer.cancel()
         respond(lambda: _answer(request, _results(under_way, request, context), context))
 
-    appended.when_answered(answer)
+    appended.when_answered(lambda: loop.call_soon(answer))  # the commit's readers, woken before, come first
     return True
 
 

@@ -166,6 +166,9 @@ class _Flexible(_Classic):
         return self._varint() - 1
 
     def _varint(self) -> int:
+        if self.at < self._end and (byte := self._data[self.at]) < 0x80:  # as nearly all are
+            self.at += 1
+            return byte
         value = 0
         for shift in range(0, 35, 7):
             if self.at >= self._end:
