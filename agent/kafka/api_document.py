@@ -99,7 +99,8 @@ def _versions(api: Api) -> str:
 
 
 def _kips(api: Api) -> str:
-    named = {int(number) for number in re.findall(r"KIP-(\d+)", _docstring(api))}
+    served, _, _ = _docstring(api).partition("Refused:")
+    named = {int(number) for number in re.findall(r"KIP-(\d+)", served)}
     return ", ".join(f"KIP-{number}" for number in sorted(named))
 
 

@@ -1,7 +1,7 @@
 """Kafka API 61, DescribeProducers, v0 (KIP-664): the idempotent producers that are remembered per partition.
 
-At most `describe_producers_limit` per partition, those that came last. A partition named twice is described once. No
-transaction is ever open: there are none yet.
+At most TIDELOG_DESCRIBE_PRODUCERS_LIMIT per partition, those that came last. A partition named twice is described once.
+No transaction is ever open: there are none yet.
 """
 
 from typing import Final

@@ -1,6 +1,6 @@
 """Kafka API 75, DescribeTopicPartitions, v0 (KIP-966), paged by a cursor.
 
-Topics come in order of their names, at most `describe_partitions_limit` partitions at once. Routes are those of
+Topics come in order of their names, at most TIDELOG_DESCRIBE_PARTITIONS_LIMIT partitions at once. Routes are those of
 Metadata. There are no eligible leader replicas, since there is no leader that could be lost. Refused: a cursor at a
 topic that is not asked for or below its first partition (INVALID_REQUEST for each topic). When all topics are asked for
 while the sequencer is away, the connection is closed: an answer without topics would say that there are none.

@@ -1,7 +1,7 @@
 """Kafka API 71, GetTelemetrySubscriptions, v0 (KIP-714).
 
-Every client is asked for the same: `telemetry_metrics`, every `telemetry_push_interval_s`, as cumulative values.
-Refused: a client that asks more often than it may push (THROTTLING_QUOTA_EXCEEDED).
+Every client is asked for the same: TIDELOG_TELEMETRY_METRICS, every TIDELOG_TELEMETRY_PUSH_INTERVAL_S, as cumulative
+values. Refused: a client that asks more often than it may push (THROTTLING_QUOTA_EXCEEDED).
 """
 
 from datetime import timedelta

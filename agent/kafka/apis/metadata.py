@@ -1,6 +1,6 @@
 """Kafka API 3, Metadata, v0-v13 (KIP-36 racks, KIP-516 topic ids, KIP-1102 rebootstrap).
 
-Routes are the ring's choice in the client's zone (DESIGN §7). A topic that does not exist is created if the client and
+Routes are the ring's choice in the client's zone. A topic that does not exist is created if the client and
 the agent's settings allow it. Authorized operations are not reported: there is no authorizer. When all topics are asked
 for while the sequencer is away, the connection is closed: an answer without topics would say that there are none.
 """

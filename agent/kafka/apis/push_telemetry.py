@@ -1,8 +1,8 @@
 """Kafka API 72, PushTelemetry, v0 (KIP-714): OpenTelemetry metrics of clients, shown in `/metrics`.
 
 Refused: a client that pushes too often (THROTTLING_QUOTA_EXCEEDED), for another subscription
-(UNKNOWN_SUBSCRIPTION_ID), more than `telemetry_max_bytes` before or after decompression (TELEMETRY_TOO_LARGE), what is
-no MetricsData (INVALID_RECORD), anything after its last words or without an id (INVALID_REQUEST).
+(UNKNOWN_SUBSCRIPTION_ID), more than TIDELOG_TELEMETRY_MAX_BYTES before or after decompression (TELEMETRY_TOO_LARGE),
+what is no MetricsData (INVALID_RECORD), anything after its last words or without an id (INVALID_REQUEST).
 """
 
 from typing import Final
