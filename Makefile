@@ -1,4 +1,5 @@
-# Everything a person runs here. `make help` lists it. Nothing is installed outside this folder, but for jars in ~/.ivy2.
+# Everything a person runs here. `make help` lists it. Nothing is installed outside this folder, but for uv's cache (about 3 GB in
+# ~/.cache/uv) and Spark's jars (0.2 GB in ~/.ivy2*).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
