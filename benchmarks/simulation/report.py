@@ -223,4 +223,4 @@ def validation_table(name: str, title: str, quantities: Sequence[Quantity]) -> F
 
 def _error(quantity: Quantity) -> str:
     text = f"{quantity.error:+.0%}"
-    return f"**{text}**" if quantity.is_main and abs(quantity.error) > LIMIT else text
+    return f"**{text}**" if abs(quantity.error) > LIMIT else text

@@ -1,4 +1,4 @@
-"""What clients do not offer, with what says so: rows of `docs/clients.md` that no test can show.
+"""What clients do not offer, or not reliably, with what says so: rows of `docs/clients.md` that no test can show.
 
 Evidence is a fact of the version that the lock file names: a page, or a file of the package that anybody can open.
 """
@@ -26,7 +26,7 @@ NOT_OFFERED: Mapping[tuple[str, str], str] = {
     ("kafka-python", "group: the new protocol (KIP-848)"): _NO_NEW_PROTOCOL,
     ("kafka-python", "group: changes between protocols while it runs"): _ONE_PROTOCOL,
     ("kafka-python", "group: topics by regular expression"): (
-        "offered, but a member whose pattern comes to match another topic gives up its partitions and at times never"
+        "not reliably: a member whose pattern comes to match another topic gives up its partitions and at times never"
         " rejoins (3.0.12), with Apache Kafka 4.1 as well"
     ),
     ("sarama", "group: the new protocol (KIP-848)"): (
