@@ -17,6 +17,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from storage.byte_arrays import Buffer
+from storage.direct_writes import DirectWrites
 from storage.identifiers import ObjectKey
 from storage.keys import checked_key
 from storage.object_store import ObjectInfo, ObjectNotFound, StoreUnavailable
@@ -30,6 +31,7 @@ class LocalStore:
         """Makes the directory if need be; raises StoreUnavailable if it cannot."""
         self._directory = directory
         self._uploads = directory / _UPLOADS
+        self._writes = DirectWrites()
         try:
             self._uploads.mkdir(parents=True, exist_ok=True)
             self._sweep_abandoned(time.time())
@@ -96,11 +98,7 @@ class LocalStore:
     def _put(self, path: Path, chunks: Sequence[Buffer], cancelled: threading.Event) -> None:
         upload = self._uploads / uuid4().hex
         try:
-            with upload.open("wb", buffering=0) as file:
-                for chunk in chunks:
-                    _write_all(file.fileno(), chunk)
-                os.fsync(file.fileno())
-                _forget(file.fileno())
+            self._writes.write(upload, chunks)
             self._make_directories(path.parent)
             if not cancelled.is_set():
                 upload.replace(path)
@@ -168,20 +166,6 @@ class LocalStore:
             with contextlib.suppress(FileNotFoundError):
                 if upload.stat().st_mtime < now_s - _ABANDONED_AFTER_S:
                     upload.unlink()
-
-
-def _write_all(descriptor: int, chunk: Buffer) -> None:
-    rest = memoryview(chunk).cast("B")
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
-def _forget(descriptor: int) -> None:
-    """What was just written is in the writer's own cache: the operating system need not keep it a second time, and
-    takes the same memory for the next object (writing to memory it has never used costs it five times the CPU).
-    """
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _sync_directory(directory: Path) -> None:
