@@ -195,7 +195,7 @@ class _TopicCompactor:
             Change(
                 added=added,
                 summary={"tidelog.job-id": str(job.job_id)},
-                expire_snapshots_before=datetime.now(UTC) - timedelta(seconds=self._settings.history_reader_grace_s),
+                expire_snapshots_before=datetime.now(UTC) - timedelta(seconds=self._settings.history_snapshot_grace_s),
             )
         )
         data_keys = {file.row.object_key: None for file in verified.files}

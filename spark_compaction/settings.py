@@ -48,7 +48,8 @@ class CompactionSettings(StoreSettings):
     job_lease_s: float = Field(default=60.0, gt=0)
     """How long a job's hold outlives its last renewal; a killed job keeps others off its topic for no longer."""
 
-    history_reader_grace_s: float = Field(default=3600.0, ge=0)
-    """How long snapshots that are no longer current stay readable for readers outside."""
+    history_snapshot_grace_s: float = Field(default=3600.0, ge=0)
+    """How long snapshots that are no longer current stay in a table, for readers outside. Their files stay longer, by
+    the agents' TIDELOG_HISTORY_READER_GRACE_S."""
     ttl_rewrite_bytes: int = Field(default=8 * 1024 * MEBIBYTE, ge=0)
     """The most Parquet bytes that one TTL pass rewrites per topic because only part of a file has expired."""

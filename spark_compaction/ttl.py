@@ -114,7 +114,7 @@ class _TopicExpirer:
         self._sequencer = sequencer
         self._topic = topic
         self._on_progress = on_progress
-        self._readers_since = now - timedelta(seconds=settings.history_reader_grace_s)
+        self._readers_since = now - timedelta(seconds=settings.history_snapshot_grace_s)
         self._cutoff = _cutoff(now, TopicConfig.of(topic.config).retention_ms)
         self._address = BucketAddress.of(settings.store_url, settings)
 

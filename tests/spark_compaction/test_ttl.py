@@ -104,7 +104,7 @@ async def test_what_only_expired_snapshots_name_is_left_to_the_garbage_collector
     await expire(settings, "orders", now)
     assert await sequencer.history.garbage.unreferenced(grace_s=0, cap=100) == ()
 
-    await expire(settings.model_copy(update={"history_reader_grace_s": 0}), "orders", now + timedelta(minutes=1))
+    await expire(settings.model_copy(update={"history_snapshot_grace_s": 0}), "orders", now + timedelta(minutes=1))
 
     garbage = await sequencer.history.garbage.unreferenced(grace_s=0, cap=100)
     assert len([key for key in garbage if key.endswith(".parquet")]) == 1
