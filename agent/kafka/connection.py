@@ -34,6 +34,9 @@ from agent.settings import AgentSettings
 log = logging.getLogger(__name__)
 
 _SHARED_BUFFER_BYTES: Final = 65_536
+_LEAST_REQUEST_BYTES: Final = 5_120
+"""What a request takes until it is answered, however small it is: the objects that carry it are fifty times the bytes
+of one small record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,12 +223,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
         if self._reserved is None:
             if self._frames.held_bytes < min(size_bytes, self._shared.settings.unreserved_frame_bytes):
                 return False  # a frame announced and not sent takes no memory from others
-            if not self._has_room(size_bytes):
-                self._starve(size_bytes)
-                return False
-            self._reserved = self._shared.memory.try_reserve(size_bytes)
+            takes_bytes = max(size_bytes, min(_LEAST_REQUEST_BYTES, self._shared.memory.limit_bytes))
+            if self._has_room(takes_bytes):
+                self._reserved = self._shared.memory.try_reserve(takes_bytes)
             if self._reserved is None:
-                self._starve(size_bytes)
+                self._starve(takes_bytes)
                 return False
         self._frames.allot()
         frame = self._frames.next_frame()

@@ -218,6 +218,23 @@ async def test_a_connection_is_not_read_past_its_budget_and_goes_on_when_there_i
         assert agent.metric("tidelog_request_memory_waits_total") > 0
 
 
+async def test_small_requests_count_for_what_they_take(module_database_url: str) -> None:
+    """A hundred requests of a hundred bytes, which take half a megabyte, through a budget of 200 kB."""
+    async with running(
+        module_database_url, zone="small", linger_ms=50, put_budget_burst=1, put_budget_per_s=0.001,
+        max_request_bytes=200_000, request_memory_bytes=200_000,
+    ) as agent:  # fmt: skip
+        wire = await Wire.connect(agent.app.kafka_port)
+        await wire.ask(a_metadata("small"))
+
+        sent = [await wire.send(a_produce("small", {0: a_batch(b"x")})) for _ in range(100)]
+        offsets = [partitions_of(await wire.receive(one))[0].base_offset for one in sent]
+
+        assert offsets == list(range(100))
+        assert agent.metric("tidelog_request_memory_waits_total") > 0
+        await until(lambda: agent.metric("tidelog_request_memory_bytes") == 0)
+
+
 async def test_a_client_that_does_not_read_its_answers_is_not_read_and_then_disconnected(
     module_database_url: str,
 ) -> None:
