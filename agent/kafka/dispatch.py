@@ -28,6 +28,7 @@ PRODUCE_KEY: Final = 0
 _FIXED_HEADER: Final = struct.Struct(">hhi")
 
 
+_MOST_LOGGED_BYTES: Final = 100
 _MOST_HEADER_TAGS: Final = 32
 """Less than what takes a second byte to count."""
 _read_header_v1: Final = entity_reader(HeaderV1)
@@ -79,6 +80,14 @@ def _check_header(frame: bytes | memoryview, *, flexible: bool) -> None:
         raise BadRequest("its header has too many tagged fields")
 
 
+def _asked_by(frame: bytes | memoryview) -> str:
+    """The client id, which stands in one place in the headers of all versions, for a log line."""
+    start = _FIXED_HEADER.size + 2
+    length = int.from_bytes(frame[_FIXED_HEADER.size : start], "big", signed=True)
+    client_id = bytes(frame[start : start + min(length, _MOST_LOGGED_BYTES)]) if length > 0 else b""
+    return f" client_id={client_id.decode(errors='replace')!r}" if client_id else ""
+
+
 class Dispatch:
     """Knows the APIs served. Holds no state of any request."""
 
@@ -95,10 +104,10 @@ class Dispatch:
         api_key, version, correlation_id = _FIXED_HEADER.unpack_from(frame)
         api = self._apis.get(api_key)
         if api is None:
-            raise BadRequest(f"api key {api_key} is not served")
+            raise BadRequest(f"api key {api_key} is not served{_asked_by(frame)}")
         if not api.serves(version):
             if api_key != API_VERSIONS_KEY:
-                raise BadRequest(f"{api.name} version {version} is not served")
+                raise BadRequest(f"{api.name} version {version} is not served{_asked_by(frame)}")
             return Request(
                 api=api, version=0, correlation_id=correlation_id, client_id=None, payload=None, size_bytes=len(frame)
             )

@@ -16,6 +16,17 @@ import numpy as np
 LENGTH_BYTES: Final = 4
 # api_key int16, api_version int16, correlation_id int32, and the length of a client id.
 SMALLEST_FRAME_BYTES: Final = 8
+_HTTP: Final = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC")
+_TLS: Final = b"\x16\x03"
+"""A handshake's first record."""
+
+
+def _guess(length: int) -> str:
+    """What the four bytes of a length are if they are no length."""
+    first = length.to_bytes(LENGTH_BYTES, "big", signed=True)
+    if first in _HTTP:
+        return f": '{first.decode()}' looks like HTTP, which has a port of its own"
+    return ": this looks like TLS, which is not spoken here" if first.startswith(_TLS) else ""
 
 
 class BadFrame(Exception):
@@ -101,7 +112,7 @@ class FrameReader:
         if length < self._min_frame_bytes:
             raise BadFrame(f"frame length {length} is less than a header takes")
         if length > self._max_frame_bytes:
-            raise BadFrame(f"frame length {length} exceeds max_request_bytes {self._max_frame_bytes}")
+            raise BadFrame(f"frame length {length} exceeds max_request_bytes {self._max_frame_bytes}{_guess(length)}")
         return length
 
     def _take(self, count: int) -> bytes | memoryview:

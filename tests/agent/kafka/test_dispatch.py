@@ -109,7 +109,7 @@ def test_every_version_that_is_served_can_be_read_and_written(api: Api, version:
 
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_produce_versions_that_are_only_advertised_are_refused(version: int) -> None:
-    with pytest.raises(BadRequest, match="not served"):
+    with pytest.raises(BadRequest, match="not served client_id='me'"):
         DISPATCH.decode(a_frame(0, version))
 
 

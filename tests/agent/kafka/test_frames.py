@@ -67,6 +67,17 @@ def test_an_impossible_length_is_an_error_at_its_fourth_byte(length: int) -> Non
         reader.next_frame()
 
 
+@pytest.mark.parametrize(
+    ("first", "guess"), [(b"GET / HTTP/1.1", "looks like HTTP"), (b"\x16\x03\x01\x02\x00", "looks like TLS")]
+)
+def test_another_protocol_is_recognised(first: bytes, guess: str) -> None:
+    reader = FrameReader(MAX_FRAME_BYTES)
+    reader.feed(first)
+
+    with pytest.raises(BadFrame, match=guess):
+        reader.next_frame()
+
+
 def test_a_frame_keeps_no_other_bytes_alive() -> None:
     reader = FrameReader(MAX_FRAME_BYTES)
 
