@@ -44,6 +44,8 @@ def require(settings: ClientSettings, name: str) -> str:
     text = str(value.get_secret_value()) if hasattr(value, "get_secret_value") else str(value)
     if name == "database_url":
         check_database_url(text)
+    if name == "http_url" and not text.startswith(("http://", "https://")):
+        raise UserError(f"{variable_of(name)} ({text}) is no URL.", f"Write it as http://{text}.")
     return text
 
 

@@ -7,10 +7,12 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from tidelog.errors import UserError
+from tidelog.settings import ClientSettings
 
 _NOT_ANSWERED = frozenset(
     {KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._ALL_BROKERS_DOWN}
 )
+_LOOK_S = 3.0
 
 
 def client_config(bootstrap: str, zone: str | None, **more: Any) -> dict[str, Any]:
@@ -48,6 +50,20 @@ def from_offsets(consumer: Consumer, topic: str, from_beginning: bool, timeout_s
     return places
 
 
+def not_acknowledged(producer: Producer, topic: str, error: KafkaError, waited_s: float) -> UserError:
+    """Why a record was not: nobody answers, or an agent does, and did not acknowledge in time."""
+    if error.code() == KafkaError._MSG_TIMED_OUT:
+        try:
+            assigned_partitions(producer, topic, _LOOK_S)
+        except UserError as nobody:
+            return nobody
+        return UserError(
+            f"An agent answers at {ClientSettings().bootstrap}, but has not acknowledged within {waited_s:g} s.",
+            "Its /ready says what it waits for; if for nothing, its advertised host may be out of reach from here.",
+        )
+    return as_user_error(error, topic)
+
+
 def as_user_error(error: KafkaError, topic: str = "") -> UserError:
     """What to tell, and what to do about it."""
     code = error.code()
@@ -58,7 +74,7 @@ def as_user_error(error: KafkaError, topic: str = "") -> UserError:
         )
     if code in _NOT_ANSWERED:
         return UserError(
-            f"No agent answers ({error.str()}).",
+            f"No agent answers at {ClientSettings().bootstrap} ({error.str()}).",
             "Does one run there? If not, correct TIDELOG_BOOTSTRAP; if so, its /ready says what it waits for.",
         )
     return UserError(f"Kafka error {error.name()}: {error.str()}")

@@ -15,6 +15,35 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 _QUIET = ("urllib3", "httpx", "httpcore", "asyncio", "uvicorn", "numba", "pyiceberg")
 
 
+_LIMITED = ("uvicorn.error", "psycopg.pool", "agent.kafka.connection")
+"""What a client or a database at fault makes these say, it makes them say again with each of its attempts."""
+_MOST_AT_ONCE, _AGAIN_AFTER_S, _MOST_KINDS = 20, 10.0, 1_000
+
+
+class FewerRepeats(logging.Filter):
+    """Lets the first lines of a kind through, then as many again every ten seconds, and says how many it kept back.
+
+    A kind is a message before its values are put in.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds: dict[str, tuple[float, int]] = {}
+        """Since when, and how many lines since."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if len(self._kinds) > _MOST_KINDS:  # a library that puts values into its messages
+            self._kinds.clear()
+        kind = str(record.msg)
+        since_s, count = self._kinds.get(kind, (record.created, 0))
+        if record.created - since_s >= _AGAIN_AFTER_S:
+            if count > _MOST_AT_ONCE:
+                record.not_told_before = count - _MOST_AT_ONCE
+            since_s, count = record.created, 0
+        self._kinds[kind] = (since_s, count + 1)
+        return count < _MOST_AT_ONCE
+
+
 class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -57,6 +86,8 @@ def configure_logs(form: str, level: str) -> None:
     root.setLevel(level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    for name in _LIMITED:
+        logging.getLogger(name).filters[:] = [FewerRepeats()]
 
 
 def _quoted(value: Any) -> str:

@@ -5,6 +5,9 @@ anything starts. Apart from the command, so that `tidelog agent` without options
 the command line's library.
 """
 
+import logging
+import os
+
 from pydantic import ValidationError
 
 from agent.groups.settings import GroupSettings
@@ -20,6 +23,13 @@ from tidelog.freed_memory import keep_freed_memory
 from tidelog.logs import configure_logs
 from tidelog.settings import ProcessSettings, variable_of
 from tidelog.settings_fit import AllSettings, check_settings_fit
+from tidelog.unknown_variables import unknown_variables
+
+log = logging.getLogger(__name__)
+_MODELS = (
+    AgentSettings, GroupSettings, ProcessSettings, StoreSettings, SequencerSettings, CacheRingSettings,
+    ReadPathSettings, HousekeeperSettings,
+)  # fmt: skip
 
 
 def start_agent() -> None:
@@ -54,4 +64,6 @@ def start_agent() -> None:
     from tidelog.run_agent import run_agent  # seconds of imports, which help and a wrong setting need not wait for
 
     configure_logs(process.log_format, process.log_level)
+    for name, nearest in unknown_variables(os.environ, _MODELS).items():
+        log.warning("no setting has this name", extra={"variable": name, "nearest": ", ".join(nearest)})
     run_agent(every, process)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from spark_compaction.job import SparkJobFailed
 from tidelog.cli import Commands, app
 from tidelog.errors import UserError
-from tidelog.find_cluster import find_cluster
+from tidelog.find_cluster import find_cluster, require
 from tidelog.spark_errors import spark_command
 from tidelog.stack_file import StackAddresses, locked, read_stack_file, write_stack_file
 
@@ -232,3 +232,10 @@ def test_a_spark_job_that_failed_is_told_in_a_sentence(monkeypatch: pytest.Monke
 
     with pytest.raises(UserError, match=r"a task failed\. Nothing was published"), spark_command("http_url"):
         raise SparkJobFailed("a task failed.")
+
+
+def test_an_http_address_without_a_scheme_is_told_how_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDELOG_HTTP_URL", "localhost:8080")
+
+    with pytest.raises(UserError, match="Write it as http://localhost:8080"):
+        require(find_cluster(), "http_url")

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from tidelog.logs import JsonLines, KeyValueLines
+from tidelog.logs import FewerRepeats, JsonLines, KeyValueLines
 
 
 def a_record(message: str, **fields: object) -> logging.LogRecord:
@@ -41,3 +41,16 @@ def test_an_error_stays_one_line(form: logging.Formatter) -> None:
 
     assert "\n" not in line
     assert "ValueError" in line
+
+
+def test_a_line_said_again_and_again_is_told_a_few_times_and_then_counted() -> None:
+    fewer = FewerRepeats()
+    repeated = [a_record("bad request from %s", created=100.0 + number / 100) for number in range(100)]
+
+    told = [record for record in repeated if fewer.filter(record)]
+    later = a_record("bad request from %s", created=111.0)
+
+    assert told == repeated[:20]
+    assert fewer.filter(a_record("another", created=100.5)), "each kind for itself"
+    assert fewer.filter(later)
+    assert "not_told_before=80" in KeyValueLines().format(later)

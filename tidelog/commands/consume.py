@@ -104,20 +104,27 @@ def _print_records(
 ) -> None:
     left = max_messages
     last = time.monotonic()
+    is_empty = True
+    failure: KafkaError | None = None
     while left is None or left > 0:
         messages = consumer.consume(num_messages=min(left or 1_000, 1_000), timeout=0.2)
         for message in messages:
             error = message.error()
             if error is None:
+                is_empty = False
                 show(message)
                 if commits:
                     _store(consumer, message)
             elif error.fatal() or error.code() in _FINAL:
                 raise as_user_error(error, topic)
+            else:
+                failure = error
         if messages:
             last = time.monotonic()
             sys.stdout.flush()
         elif idle_s is not None and time.monotonic() - last > idle_s:
+            if is_empty and failure is not None:
+                raise as_user_error(failure, topic)
             return
         if left is not None:
             left -= sum(1 for message in messages if message.error() is None)

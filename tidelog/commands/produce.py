@@ -11,7 +11,7 @@ from rich.console import Console
 from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
-from tidelog.kafka_client import as_user_error, client_config
+from tidelog.kafka_client import as_user_error, client_config, not_acknowledged
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 
@@ -81,7 +81,7 @@ def produce(
     # librdkafka looks once a second for records whose time is over, and then says why.
     unsent = producer.flush(settings.client_timeout_s + _REPORT_S)
     if deliveries.failure is not None:
-        raise as_user_error(deliveries.failure, topic)
+        raise not_acknowledged(producer, topic, deliveries.failure, settings.client_timeout_s)
     if unsent:
         waited = f"{counted(unsent, 'record')} not acknowledged within {settings.client_timeout_s + _REPORT_S:g} s."
         raise UserError(waited, "Does an agent run at TIDELOG_BOOTSTRAP?")
