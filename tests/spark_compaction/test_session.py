@@ -64,6 +64,7 @@ import os, signal, threading
 from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who was started in the background ignores it
 threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
 spark_session(CompactionSettings())
 """

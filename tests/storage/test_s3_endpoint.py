@@ -19,9 +19,10 @@ from tidelog.embedded.s3_endpoint import EndpointFailed, S3Endpoint
 KEY = checked_key("a/b")
 
 _STARTS_ONE_AND_WAITS = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from tidelog.embedded.s3_endpoint import S3Endpoint
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who was started in the background ignores it
 print(S3Endpoint.start(Path(sys.argv[1])).url, flush=True)
 time.sleep(600)
 """

@@ -278,7 +278,7 @@ async def test_a_group_with_members_stays_in_memory(sequencer: Sequencer) -> Non
 async def test_a_client_that_hangs_up_is_waited_for_by_nobody(sequencer: Sequencer) -> None:
     async with coordinating(sequencer, group_initial_rebalance_delay_ms=300) as agent:
         joining = asyncio.create_task(agent.join("readers"))
-        await until(lambda: agent.coordinator.count_by_state().total() == 1)
+        await until(lambda: agent.coordinator.count_by_state() == {("classic", "PreparingRebalance"): 1})
 
         joining.cancel()
         await asyncio.gather(joining, return_exceptions=True)
