@@ -61,8 +61,8 @@ class TopicDirectory:
 
     def known(self, key: str | TopicId) -> Topic | None:
         """The topic, if it is known at present and need not be asked for."""
-        known = self._known.get(key)
-        return None if known is None or known.until_s < self._clock() else known.topic
+        known = self._kept(key, self._clock())
+        return None if known is None else known.topic
 
     async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
         """The topics that exist. Raises SequencerUnavailable."""
@@ -169,13 +169,18 @@ class TopicDirectory:
                 self._last_failure = str(error)
                 raise
 
+    def _kept(self, key: str | TopicId, now_s: float) -> _Known | None:
+        """The entry, if it is not too old; it may say that there is no such topic."""
+        known = self._known.get(key)
+        return None if known is None or known.until_s < now_s else known
+
     def _recall(self, keys: Collection[_Key]) -> tuple[dict[_Key, Topic], list[_Key]]:
         now_s = self._clock()
         found: dict[_Key, Topic] = {}
         missing = []
         for key in keys:
-            known = self._known.get(key)
-            if known is None or known.until_s < now_s:
+            known = self._kept(key, now_s)
+            if known is None:
                 missing.append(key)
             elif known.topic is not None:
                 found[key] = known.topic

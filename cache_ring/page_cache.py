@@ -42,9 +42,6 @@ class PageCache(Generic[Key]):
     def __contains__(self, key: Key) -> bool:
         return key in self._pages
 
-    def is_loading(self, key: Key) -> bool:
-        return key in self._loading
-
     def get(self, key: Key) -> Page | None:
         """The page if it is kept; it then counts as used."""
         page = self._pages.get(key)
