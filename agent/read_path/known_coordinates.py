@@ -2,9 +2,9 @@
 
 Three sources: this agent's own commits, pushes of others, and the sequencer, asked for what a reader lacks and polled
 for every partition read here with what is known of each, never with a global cursor [raced: a late committer].
-Promises that a missed or overtaken push is repaired by the next poll (or the one after it, for a partition that was
-just heard of: if it goes on being written, the next push tells of the gap), that another Postgres than before empties
-the cache (a failover), and that Postgres being away is a log line."""
+Promises that a missed or overtaken push is repaired by the next poll that asks for the partition (`poll_turns.py`; if
+it goes on being written, the next push tells of the gap), that another Postgres than before empties the cache (a
+failover), and that Postgres being away is a log line."""
 
 import asyncio
 import logging
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from agent.read_path.poll_turns import PollTurns
 from agent.read_path.settings import ReadPathSettings
 from agent.read_path.watch import Watch
 from cache_ring.coordinate_cache import Applied, CoordinateCache, CoordinateLimits, Learned, PartitionView
@@ -55,10 +56,7 @@ class KnownCoordinates:
             )
         )
         self._waiting: dict[PartitionKey, set[Watch]] = {}
-        self._heard: set[PartitionKey] = set()
-        """Partitions heard of since the last poll, and without a gap: the next one leaves them out."""
-        self._left_out: set[PartitionKey] = set()
-        """By the last poll: not a second time."""
+        self._turns = PollTurns(int(settings.coordinate_poll_heard_s / settings.coordinate_poll_s + 0.5))
         self._poll_now = asyncio.Event()
         self._identity_changes = sequencer.database.identity_changes
         self._is_away = False
@@ -112,10 +110,10 @@ class KnownCoordinates:
         for run in runs:
             applied, key = self._cache.apply(run), (run.topic_id, run.partition)
             if applied is Applied.APPENDED:
-                self._heard.add(key)
+                self._turns.heard(key)
                 self._wake(key)
             elif applied is Applied.AHEAD:
-                self._heard.discard(key)
+                self._turns.doubt(key)
                 self._poll_now.set()
 
     async def ask(self, asked: Mapping[PartitionKey, int]) -> set[PartitionKey]:
@@ -186,6 +184,7 @@ class KnownCoordinates:
                 if not self._is_away:
                     _log.warning("coordinates: cannot poll the sequencer", extra={"error": str(error)})
                 self._is_away, waits_for_polls = True, _POLLS_BETWEEN_TRIES_WHEN_AWAY
+                self._turns.doubt_all()
             await self._pause(waits_for_polls * self._settings.coordinate_poll_s)
 
     async def _pause(self, wait_s: float) -> None:
@@ -202,8 +201,7 @@ class KnownCoordinates:
 
     async def _poll_all(self) -> None:
         self._forget_all_after_failover()
-        self._left_out, self._heard = self._heard - self._left_out, set()
-        keys = [key for key in self._interests.current() if key not in self._left_out]
+        keys = self._turns.due(self._interests.current())
         for first in range(0, len(keys), self._settings.coordinate_poll_partitions):
             known = self._cache.known_ends(keys[first : first + self._settings.coordinate_poll_partitions])
             if known:
@@ -229,6 +227,8 @@ class KnownCoordinates:
     def _learn(
         self, key: PartitionKey, answer: PartitionCoordinates, known_end_when_asked: Offset | None, asked_s: float
     ) -> None:
+        if answer.high_watermark > (self._cache.known_end(key) or 0):
+            self._turns.doubt(key)
         learned = self._cache.learn(answer, known_end_when_asked, asked_s)
         if learned is Learned.REGRESSED:
             self.regressions += 1
@@ -248,6 +248,7 @@ class KnownCoordinates:
             self._identity_changes = changes
             _log.warning("coordinates: another Postgres answers than before, forgetting everything")
             self._cache.drop_all()
+            self._turns.doubt_all()
             self.wake_all()
 
     def _wake(self, key: PartitionKey) -> None:

@@ -12,6 +12,9 @@ class ReadPathSettings(BaseSettings):
 
     coordinate_poll_s: float = Field(default=0.1, gt=0)
     """The pause between two polls of the sequencer for the partitions read here; repairs a push that was missed."""
+    coordinate_poll_heard_s: float = Field(default=0.4, gt=0)
+    """The same for a partition whose commits are heard of without it, by pushes or as this agent's own, until one is
+    missed; longer than TIDELOG_COORDINATE_FRESHNESS_S it saves nothing, since readers ask then."""
     coordinate_poll_partitions: int = Field(default=2000, ge=1)
     """Partitions asked for in one statement of the poll."""
     coordinate_timeout_s: float = Field(default=5.0, gt=0)

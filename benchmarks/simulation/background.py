@@ -1,8 +1,10 @@
 """What agents ask of Postgres whether or not there is traffic: polls, leases, topic changes, segment ids.
 
 Each agent's poll begins a pause after the one before ended, as in the product, so that a slow Postgres is asked less.
+All commits are heard of, so that a poll asks for a share of the partitions, each in its turn.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -35,19 +37,20 @@ class Background:
         self._loop = loop
         self._cost = cost
         self._sequencer = sequencer
-        self._poll_s = scenario.poll_s
-        self._most = ReadPathSettings().coordinate_poll_partitions
+        reads = ReadPathSettings()
+        self._poll_s = reads.coordinate_poll_s
+        self._most = reads.coordinate_poll_partitions
         self._agents = scenario.agents
         self.polls = 0
         self.poll_durations = Durations()
         membership_s = CacheRingSettings().membership_renew_s
         topics_s = AgentSettings().topic_changes_poll_s
-        polled = polled_partitions(scenario, placement)
+        read = read_partitions(scenario, placement)
         for number in range(scenario.agents):
             start_s = float(random.uniform(0, 1))
             for shard in range(scenario.shards):
-                if polled[number][shard]:
-                    loop.at(start_s, self._poll, shard, polled[number][shard])
+                if read[number][shard]:
+                    loop.at(start_s, self._poll, shard, math.ceil(read[number][shard] * share_polled(reads)))
             work_s = cost.live_agents.cpu_s(scenario.agents) + cost.renewal.cpu_s(1)
             loop.at(start_s * membership_s, self._every, membership_s, 0, lambda work_s=work_s: work_s)
             for shard in range(scenario.shards):
@@ -78,7 +81,12 @@ class Background:
         next_statement(statements)
 
 
-def polled_partitions(scenario: Scenario, placement: Placement) -> list[list[int]]:
+def share_polled(reads: ReadPathSettings) -> float:
+    """Of the partitions read through an agent, how many a poll asks for."""
+    return min(1.0, reads.coordinate_poll_s / reads.coordinate_poll_heard_s)
+
+
+def read_partitions(scenario: Scenario, placement: Placement) -> list[list[int]]:
     """Per agent and shard: the partitions that are read through it."""
     polled = np.zeros((scenario.agents, scenario.shards), dtype=np.int64)
     for zone in scenario.zones:

@@ -6,7 +6,7 @@ import numpy as np
 
 from agent.settings import AgentSettings
 from benchmarks.simulation.agent import Agent, Chunk, Counts, Segment
-from benchmarks.simulation.background import Background, polled_partitions
+from benchmarks.simulation.background import Background, read_partitions
 from benchmarks.simulation.calibration import S3_IN_A_REGION, Calibration, StoreCost
 from benchmarks.simulation.combining import Combiner
 from benchmarks.simulation.events import Cores, EventLoop, Thread
@@ -123,7 +123,7 @@ class Cluster:
             for number, own in enumerate(random.spawn(scenario.agents))
         ]
         self._asked = [
-            sum(shards) / scenario.consumers_per_agent for shards in polled_partitions(scenario, self.placement)
+            sum(shards) / scenario.consumers_per_agent for shards in read_partitions(scenario, self.placement)
         ]
         self._in_zone = {zone: self.placement.zone_of.count(zone) for zone in scenario.zones}
         self._read: dict[str, list[int]] = {zone: [0, 0, 0] for zone in scenario.zones}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
+from benchmarks.simulation.background import share_polled
 from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.scenario import Scenario
 from cache_ring.settings import CacheRingSettings
@@ -43,8 +44,9 @@ def limits(scenario: Scenario, calibration: Calibration) -> list[Limit]:
     writers_heard = min(agents - 1, zones * read_per_agent)
     background = calibration.background
     polls_per_s = agents / reads.coordinate_poll_s
-    statements = max(1.0, read_per_agent / reads.coordinate_poll_partitions)
-    polling = polls_per_s * (statements * background.poll.fixed_s + read_per_agent * background.poll.each_s)
+    asked = read_per_agent * share_polled(reads)
+    statements = max(1.0, asked / reads.coordinate_poll_partitions)
+    polling = polls_per_s * (statements * background.poll.fixed_s + asked * background.poll.each_s)
     looks = agents / ring.membership_renew_s * (background.live_agents.cpu_s(agents) + background.renewal.fixed_s)
     topics = agents * background.topic_changes.fixed_s * (1 / agent.topic_changes_poll_s + 1)
     puts_per_s = max(agents * agent.put_budget_per_s, scenario.bytes_per_s / scenario.segment_size_bytes)
@@ -54,7 +56,7 @@ def limits(scenario: Scenario, calibration: Calibration) -> list[Limit]:
             unit="cores",
             demand=polling,
             limit=scenario.postgres_cores / 4,
-            way_past="poll less often what pushes keep up to date",
+            way_past="a longer TIDELOG_COORDINATE_POLL_HEARD_S",
         ),
         Limit(
             name="leases, looks at who is alive, topic changes, Postgres cores",

@@ -51,7 +51,6 @@ class Scenario:
     max_segments_per_commit: int = 64
     request_memory_bytes: int = 256 * MIB
     page_cache_bytes: int = 256 * MIB
-    poll_s: float = 0.1
     shards: int = 1
     """Postgres databases that topics are spread over."""
     combined: bool = False

@@ -140,24 +140,28 @@ async def test_a_late_committer_is_found_by_the_poll(sequencer: Sequencer, store
         assert [values_of(result) for result in results] == [[(0, "late")], [(0, "early")]]
 
 
-async def test_a_partition_just_heard_of_is_left_out_of_one_poll_and_no_more(
+async def test_a_commit_that_nobody_told_of_is_found_though_those_before_were_heard_of(
     sequencer: Sequencer, store: ObjectStore
 ) -> None:
     log = await ALog(sequencer=sequencer, store=store).create()
     async with an_agent_reading(sequencer, store, polls=False) as agent:
-        known = agent.reads.coordinates
+        known, key = agent.reads.coordinates, (log.topic_id, Partition(0))
         await read_now(agent, log.plan(0))
-        heard = await log.write(["heard of"])
-        known.heard(heard.runs)
+        known.heard((await log.write(["heard of"])).runs)
+        for _ in range(20):
+            await known._poll_all()  # finds nothing, and rests ever longer
         await log.write(["missed"])
-        key = (log.topic_id, Partition(0))
 
-        await known._poll_all()
-        after_one = known.known_end(key)
-        known.heard(heard.runs)  # a second time, which tells nothing new
+        ends = []
+        for _ in range(4):
+            await known._poll_all()
+            ends.append(known.known_end(key))
+        await log.write(["missed, too"])
         await known._poll_all()
 
-        assert (after_one, known.known_end(key)) == (1, 2)
+        assert ends[0] == 1, "the partition rests"
+        assert ends[-1] == 2
+        assert known.known_end(key) == 3, "no rest after a commit that was missed"
 
 
 async def test_a_push_overtaking_another_does_not_make_readers_skip(sequencer: Sequencer, store: ObjectStore) -> None:

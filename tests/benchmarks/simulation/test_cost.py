@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.read_path.settings import ReadPathSettings
 from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cost import MONTH_S, KafkaCluster, Prices, Usage, kafka_bill, tidelog_bill
 from benchmarks.simulation.failover import agent_death_s
@@ -52,7 +53,7 @@ def test_polling_grows_with_what_is_read_and_connections_with_agents() -> None:
         scenario = Scenario(agents=agents, partitions=partitions, bytes_per_s=1e8)
         return next(one.demand for one in limits(scenario, calibration) if one.name.startswith(name))
 
-    each = 10 * calibration.background.poll.each_s
+    each = calibration.background.poll.each_s / ReadPathSettings().coordinate_poll_heard_s
     assert demand("polls", 100, 110_000) - demand("polls", 100, 100_000) == pytest.approx(10_000 * each)
     assert demand("connections to Postgres", 1_000, 1) == 8_000
 

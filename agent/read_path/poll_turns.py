@@ -1,0 +1,59 @@
+"""Which partitions a poll of the sequencer asks for: less often those whose commits are heard of without it.
+
+Pure: time is counted in polls. A poll repairs what no push told (DESIGN §6). Promises that a partition is asked for by
+each poll until a commit of it was heard of, and again from the first poll on that finds one nobody had told; between
+the two it rests, first for one poll, then, while polls find nothing, for twice as long each time, at most until the
+`longest`-th poll after the last that asked for it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sequencer.coordinates import PartitionKey
+
+_FIRST = 2
+
+
+class _Rest(NamedTuple):
+    polls: int
+    until: int
+    """The poll that asks again, counted from the start."""
+
+
+class PollTurns:
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._polls = 0
+        self._rests: dict[PartitionKey, _Rest] = {}
+        self._doubted: set[PartitionKey] = set()
+        """Since the last poll: the next one asks for them, whatever is heard of meanwhile."""
+
+    def heard(self, key: PartitionKey) -> None:
+        """A commit of this partition was heard of, by a push or because it was made here, and none is missing."""
+        if key not in self._rests and key not in self._doubted and self._longest >= _FIRST:
+            self._rests[key] = _Rest(polls=_FIRST, until=self._polls + _FIRST)
+
+    def doubt(self, key: PartitionKey) -> None:
+        """A commit of it was not heard of."""
+        self._rests.pop(key, None)
+        self._doubted.add(key)
+
+    def doubt_all(self) -> None:
+        self._rests.clear()
+
+    def due(self, keys: Sequence[PartitionKey]) -> list[PartitionKey]:
+        """Of the partitions read here, those that the poll about to be sent asks for; others are forgotten."""
+        self._polls += 1
+        self._doubted.clear()
+        if len(self._rests) > len(keys):
+            self._rests = {key: self._rests[key] for key in keys if key in self._rests}
+        asked = []
+        for key in keys:
+            rest = self._rests.get(key)
+            if rest is None:
+                asked.append(key)
+            elif rest.until <= self._polls:
+                asked.append(key)
+                polls = min(2 * rest.polls, self._longest)
+                self._rests[key] = _Rest(polls=polls, until=self._polls + polls)
+        return asked

@@ -1,0 +1,84 @@
+"""A partition whose commits are heard of rests between polls, and one of which a commit was missed never does."""
+
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.read_path.poll_turns import PollTurns
+from sequencer.coordinates import PartitionKey
+from storage.identifiers import Partition, TopicId
+
+TOPIC = TopicId(UUID(int=1))
+LONGEST = 4
+
+
+def key(number: int) -> PartitionKey:
+    return TOPIC, Partition(number)
+
+
+def asked_by(turns: PollTurns, polls: int) -> list[int]:
+    """The numbers of the next polls that ask for partition 0."""
+    return [poll for poll in range(1, polls + 1) if turns.due([key(0)])]
+
+
+def test_a_partition_never_heard_of_is_asked_for_by_every_poll() -> None:
+    assert asked_by(PollTurns(LONGEST), 5) == [1, 2, 3, 4, 5]
+
+
+def test_one_heard_of_rests_for_one_poll_then_for_longer() -> None:
+    turns = PollTurns(LONGEST)
+    turns.heard(key(0))
+    assert asked_by(turns, 15) == [2, 6, 10, 14]
+
+
+def test_being_heard_of_again_changes_nothing() -> None:
+    turns = PollTurns(LONGEST)
+    asked = []
+    for poll in range(1, 16):
+        turns.heard(key(0))
+        asked += [poll] * len(turns.due([key(0)]))
+    assert asked == [2, 6, 10, 14]
+
+
+def test_one_of_which_a_commit_was_missed_rests_no_more_until_it_is_heard_of() -> None:
+    turns = PollTurns(LONGEST)
+    turns.heard(key(0))
+    turns.due([key(0)])
+    turns.doubt(key(0))
+    assert asked_by(turns, 3) == [1, 2, 3]
+    turns.heard(key(0))
+    assert asked_by(turns, 3) == [2]
+
+
+def test_no_partition_rests_where_the_longest_rest_is_none() -> None:
+    turns = PollTurns(1)
+    turns.heard(key(0))
+    assert asked_by(turns, 3) == [1, 2, 3]
+
+
+def test_partitions_that_are_read_no_more_are_forgotten() -> None:
+    turns = PollTurns(LONGEST)
+    for number in range(3):
+        turns.heard(key(number))
+    turns.due([key(0)])
+    assert turns.due([key(1), key(2)]) == [key(1), key(2)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["heard", "doubt", "poll"]), st.integers(0, 2)), max_size=60))
+def test_no_partition_rests_longer_than_the_longest(steps: list[tuple[str, int]]) -> None:
+    turns, since = PollTurns(LONGEST), dict.fromkeys(range(3), 0)
+    doubted = set(range(3))
+    for step, number in steps:
+        if step == "heard":
+            turns.heard(key(number))
+            doubted.discard(number)
+        elif step == "doubt":
+            turns.doubt(key(number))
+            doubted.add(number)
+        else:
+            asked = turns.due([key(each) for each in range(3)])
+            assert {each for each in doubted if key(each) not in asked} == set()
+            for each in range(3):
+                since[each] = 0 if key(each) in asked else since[each] + 1
+                assert since[each] < LONGEST
