@@ -103,7 +103,7 @@ class App:
             lambda: self._reached.sequencer,
             lambda: self._reached.store,
             self._membership,
-            standbys_expected=settings.standbys_expected,
+            settings,
         )
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -143,7 +143,8 @@ class App:
         while not stopping.is_set():
             try:
                 await self._open_store(opened)
-                await _all_of(self._health.check_store(), self._health.check_database())
+                health = self._health
+                await _all_of(health.check_store(), health.check_database(), health.check_store_identity())
                 assert self._reached.store is not None, "it was opened just now"
                 catch_up_store = await open_store(settings.store_url, self._store_settings)
                 opened.push_async_callback(catch_up_store.close)

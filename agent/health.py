@@ -3,9 +3,11 @@
 from collections.abc import Callable
 
 from agent.http.readiness import Check, NotReady
+from agent.settings import AgentSettings
 from cache_ring.membership import Membership
 from sequencer.client import Sequencer
 from sequencer.database import SequencerUnavailable
+from sequencer.store_identity import WrongStore
 from storage.object_store import ObjectStore
 
 
@@ -17,13 +19,13 @@ class Health:
         sequencer: Callable[[], Sequencer | None],
         store: Callable[[], ObjectStore | None],
         membership: Callable[[], Membership | None],
-        *,
-        standbys_expected: bool,
+        settings: AgentSettings,
     ) -> None:
         self._sequencer = sequencer
         self._store = store
         self._membership = membership
-        self._standbys_expected = standbys_expected
+        self._settings = settings
+        self._is_our_store = False
 
     def checks(self, is_started: Callable[[], bool]) -> tuple[Check, ...]:
         async def serving() -> None:
@@ -36,6 +38,7 @@ class Health:
         return (
             Check(name="store", run=self.check_store),
             Check(name="database", run=self.check_database),
+            Check(name="store identity", run=self.check_store_identity),
             Check(name="agent", run=serving),
         )
 
@@ -46,11 +49,25 @@ class Health:
             raise NotReady("the object store was not opened yet")
         await store.probe()
 
+    async def check_store_identity(self) -> None:
+        """Raises NotReady where store and database do not belong together, StoreUnavailable, SequencerUnavailable. They
+        are compared until they were found to."""
+        if self._is_our_store:
+            return
+        sequencer, store = self._sequencer(), self._store()
+        if sequencer is None or store is None:
+            raise NotReady("the object store and the database are to be reached first")
+        try:
+            await sequencer.store_identity.bind(store, self._settings.cluster, self._settings.store_url)
+        except WrongStore as wrong:
+            raise NotReady(str(wrong)) from wrong
+        self._is_our_store = True
+
     async def check_database(self) -> None:
         """Raises SequencerUnavailable, NotReady when what Postgres acknowledges could be lost."""
         sequencer = self._sequencer()
         if sequencer is None:
             raise SequencerUnavailable("the database was not opened yet")
-        complaints = (await sequencer.cluster.health()).complaints(self._standbys_expected)
+        complaints = (await sequencer.cluster.health()).complaints(self._settings.standbys_expected)
         if complaints:
             raise NotReady("; ".join(complaints))

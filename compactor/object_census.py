@@ -10,7 +10,7 @@ from sequencer.client import Sequencer
 from sequencer.history import history_prefix
 from sequencer.inspection import SegmentRow
 from storage.identifiers import ObjectKey, SegmentId
-from storage.keys import is_merged, segment_id_of
+from storage.keys import identity_key, is_merged, segment_id_of
 from storage.object_store import ObjectInfo, ObjectNotFound, ObjectStore
 
 
@@ -50,6 +50,8 @@ class ObjectCensus:
         sights: dict[ObjectKey, Sight | None] = {
             key: _sight(key, segment_id, rows) for key, segment_id in segments.items()
         }
+        if identity_key(self._cluster) in sights:
+            sights[identity_key(self._cluster)] = Sight.IDENTITY
         sights.update(await self._history_sights(history))
         if chart is not None:
             for sight in sights.values():

@@ -21,6 +21,7 @@ from sequencer.producers import Producers
 from sequencer.reservations import Reservations
 from sequencer.retention import Retention
 from sequencer.settings import SequencerSettings
+from sequencer.store_identity import StoreIdentity
 from sequencer.topics import Topics
 
 __all__ = ["Sequencer", "SequencerSettings"]
@@ -34,6 +35,7 @@ class Sequencer:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.cluster = Cluster(database)
+        self.store_identity = StoreIdentity(database)
         self.topics = Topics(database)
         self.reservations = Reservations(database)
         self.commits = Commits(database)

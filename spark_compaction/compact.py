@@ -23,6 +23,7 @@ from spark_compaction.footers import ExpectedFile
 from spark_compaction.iceberg_table import Change, HistoryTableFiles, publication_of
 from spark_compaction.job import kept_lease, publish_until_known, run_in_spark
 from spark_compaction.manifest import MANIFEST_COLUMNS, Stopped, VerifiedFile, VerifiedManifest, verify_manifest
+from spark_compaction.open_log import open_log
 from spark_compaction.planner import PlannedTask, plan_tasks
 from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
@@ -83,22 +84,19 @@ def compact_topics(
 ) -> CompactionReport:
     """Compacts the named topics, or all. Not from a coroutine.
 
-    Raises UnknownTopic, SequencerUnavailable, StoreUnavailable, JavaMissing, SparkUnavailable, SparkJobFailed or
-    ManifestRefused; topics finished before that stay compacted."""
+    Raises UnknownTopic, WrongStore, SequencerUnavailable, StoreUnavailable, JavaMissing, SparkUnavailable,
+    SparkJobFailed or ManifestRefused; topics finished before that stay compacted."""
     return asyncio.run(_compact_topics(settings, topics, on_progress or (lambda _: None)))
 
 
 async def _compact_topics(
     settings: CompactionSettings, names: Sequence[str] | None, on_progress: OnProgress
 ) -> CompactionReport:
-    sequencer = await Sequencer.open(settings.database_url)
-    try:
+    async with open_log(settings) as sequencer:
         await sequencer.history.garbage.drop_deleted(_DROPPED_AT_A_TIME)
         chosen = await chosen_topics(sequencer, names)
         done = [await _TopicCompactor(settings, sequencer, topic, on_progress).run() for topic in chosen]
         return CompactionReport(topics=tuple(done))
-    finally:
-        await sequencer.close()
 
 
 async def chosen_topics(sequencer: Sequencer, names: Sequence[str] | None) -> Sequence[Topic]:

@@ -26,6 +26,7 @@ from spark_compaction.footers import ExpectedFile
 from spark_compaction.iceberg_table import Change, HistoryTableFiles, publication_of
 from spark_compaction.job import kept_lease, publish_until_known, run_in_spark
 from spark_compaction.manifest import ManifestRefused
+from spark_compaction.open_log import open_log
 from spark_compaction.rewrite_tasks import (
     REWRITTEN_COLUMNS,
     RewriteContext,
@@ -91,14 +92,11 @@ def expire_history(
 async def _expire_history(
     settings: CompactionSettings, names: Sequence[str] | None, on_progress: OnProgress, now: datetime
 ) -> TtlReport:
-    sequencer = await Sequencer.open(settings.database_url)
-    try:
+    async with open_log(settings) as sequencer:
         await sequencer.history.garbage.drop_deleted(_DROPPED_AT_A_TIME)
         chosen = await chosen_topics(sequencer, names)
         done = [await _TopicExpirer(settings, sequencer, topic, on_progress, now).run() for topic in chosen]
         return TtlReport(topics=tuple(done))
-    finally:
-        await sequencer.close()
 
 
 class _TopicExpirer:

@@ -23,6 +23,11 @@ def merged_prefix(cluster: str) -> str:
     return f"{cluster}/{_MERGED}/"
 
 
+def identity_key(cluster: str) -> ObjectKey:
+    """The object that says whose the prefix is (`sequencer/store_identity.py`)."""
+    return checked_key(f"{cluster}/store-identity.json")
+
+
 def segment_key(cluster: str, segment_id: SegmentId) -> ObjectKey:
     return _key(cluster, _UPLOADED, segment_id)
 

@@ -23,6 +23,7 @@ from agent.app import App
 from agent.settings import AgentSettings
 from sequencer.client import Sequencer
 from sequencer.database import SequencerUnavailable
+from sequencer.store_identity import WrongStore
 from storage.object_store import StoreUnavailable
 from storage.open_store import open_store
 from tidelog.cpu_share import CpuShare
@@ -158,6 +159,7 @@ async def _run_jobs(every: AllSettings, process: ProcessSettings, app: App) -> N
                 opened.push_async_callback(sequencer.close)
                 store = await open_store(settings.store_url)
                 opened.push_async_callback(store.close)
+                await sequencer.store_identity.bind(store, settings.cluster, settings.store_url)
                 housekeeper = Housekeeper(
                     sequencer,
                     store,
@@ -167,7 +169,7 @@ async def _run_jobs(every: AllSettings, process: ProcessSettings, app: App) -> N
                     load=lambda: max(app.load(), busy.share()),
                 )
                 await housekeeper.run()
-        except (SequencerUnavailable, StoreUnavailable) as away:
+        except (SequencerUnavailable, StoreUnavailable, WrongStore) as away:
             log.warning("jobs wait for the database and the store", extra={"reason": str(away), "retry_s": pause_s})
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 5.0)

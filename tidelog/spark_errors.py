@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from pyspark.logger import PySparkLogger
 
 from sequencer.database import SequencerUnavailable
+from sequencer.store_identity import WrongStore
 from sequencer.topics import UnknownTopic
 from spark_compaction.java import JavaMissing
 from spark_compaction.job import SparkJobFailed
@@ -42,6 +43,14 @@ def spark_command(*needed: str) -> Iterator[CompactionSettings]:
             f"{str(failed).rstrip('.')}.",
             "Nothing was published, and the next run starts over. `tidelog doctor` checks the bucket.",
         ) from None
-    except (QueryFailed, SparkUnavailable, JavaMissing, SequencerUnavailable, StoreUnavailable, ValueError) as failed:
+    except (
+        QueryFailed,
+        SparkUnavailable,
+        JavaMissing,
+        SequencerUnavailable,
+        StoreUnavailable,
+        WrongStore,
+        ValueError,
+    ) as failed:
         text = failed.errors()[0]["msg"] if isinstance(failed, ValidationError) else str(failed)
         raise UserError(text) from None

@@ -5,3 +5,13 @@ SELECT cluster_id FROM cluster
 SELECT current_setting('synchronous_commit') AS synchronous_commit,
        current_setting('synchronous_standby_names') AS synchronous_standby_names,
        (SELECT max(number) FROM migrations) AS migration
+
+-- name: store
+SELECT cluster_id, store_id, store_name FROM cluster
+
+-- name: lock_store
+-- Held while the identity object is written, once in a cluster's life: of agents that start at once with different stores, one is refused.
+SELECT cluster_id, store_id, store_name FROM cluster FOR NO KEY UPDATE
+
+-- name: set_store
+UPDATE cluster SET store_id = %(store_id)s::text, store_name = %(store_name)s::text

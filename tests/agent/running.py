@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from io import BytesIO
 from typing import Any
+from urllib.parse import urlsplit
 
 from kafka.record import MemoryRecordsBuilder
 from kio.index import load_response_schema
@@ -35,6 +36,11 @@ RING = CacheRingSettings(membership_lease_s=60.0, membership_renew_s=0.2, member
 def a_memory_store() -> str:
     """The URL of a store of its own."""
     return f"memory://agent-{next(_stores)}"
+
+
+def _the_store_of(database_url: str) -> str:
+    """Agents of one database have one store."""
+    return f"memory://{urlsplit(database_url).path.strip('/')}"
 
 
 @dataclass(kw_only=True)
@@ -78,9 +84,10 @@ async def running(
     group_settings: GroupSettings | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
+    store_url = store_url or _the_store_of(database_url)
     given = {"kafka_port": 0, "http_port": 0, "linger_ms": 20, "drain_timeout_s": 10, **settings}
     app = App(
-        AgentSettings(database_url=SecretStr(database_url), store_url=store_url or a_memory_store(), **given),
+        AgentSettings(database_url=SecretStr(database_url), store_url=store_url, **given),
         store_settings=store_settings,
         sequencer_settings=sequencer_settings,
         ring_settings=ring_settings,

@@ -112,6 +112,22 @@ async def test_a_database_that_may_lose_what_it_acknowledged_keeps_the_agent_fro
         await agent.stop()
 
 
+async def test_an_agent_with_another_store_than_its_databases_says_so_and_serves_nobody(
+    database_url: str,
+) -> None:
+    first, other = a_memory_store(), a_memory_store()
+    async with running(database_url, first):
+        pass
+
+    async with running(database_url, other, wait_started=False, connect_backoff_s=0.05) as agent:
+        await until_not_ready(agent, f"The database says they are in {first}")
+        assert not agent.app.started.is_set()
+        await agent.stop()
+
+    async with running(database_url, first) as agent:
+        await until_ready(agent)
+
+
 async def test_two_agents_see_each_other_and_route_by_the_zone_in_the_client_id(database_url: str) -> None:
     store = a_memory_store()
     async with running(database_url, store, zone="a") as first, running(database_url, store, zone="b") as second:

@@ -14,6 +14,7 @@ from compactor.merge_metrics import write_amplification
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.database import SequencerUnavailable
 from sequencer.merge_values import TierTotals
+from sequencer.store_identity import WrongStore
 from storage.object_store import StoreSettings, StoreUnavailable
 from storage.open_store import open_store
 from tidelog.counted import counted
@@ -40,7 +41,7 @@ def doctor(
     try:
         with console.status("Reading every object" if verify else "Listing every object"):
             diagnosis, tiers = asyncio.run(_examine(database_url, store_url, settings.cluster, verify))
-    except (SequencerUnavailable, StoreUnavailable, ValueError) as failed:
+    except (SequencerUnavailable, StoreUnavailable, WrongStore, ValueError) as failed:
         raise UserError(str(failed)) from None
     _show_merging(tiers, console)
     _show(diagnosis, console)
@@ -55,6 +56,7 @@ async def _examine(
     try:
         store = await open_store(store_url)
         try:
+            await sequencer.store_identity.check(store, cluster, store_url)
             return await examine(sequencer, store, cluster, verify), await sequencer.merges.totals()
         finally:
             await store.close()

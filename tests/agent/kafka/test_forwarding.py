@@ -15,7 +15,7 @@ from agent.kafka.forward_protocol import ACCEPTED, PREFACE, Hello, encode_hello
 from cache_ring.ring import Ring
 from storage.identifiers import NodeId
 from tests.agent.read_path.wire import request
-from tests.agent.running import Running, Wire, a_memory_store, a_metadata, running, until_answered
+from tests.agent.running import Running, Wire, a_metadata, running, until_answered
 from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -29,10 +29,9 @@ _numbers = itertools.count(1)
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def agents(module_database_url: str) -> AsyncIterator[tuple[Running, Running]]:
     """One in zone a, one in zone b, that know of each other; and a topic."""
-    store = a_memory_store()
     async with (
-        running(module_database_url, store, one_address=ADDRESS, group_settings=GROUPS, zone="a") as first,
-        running(module_database_url, store, one_address=ADDRESS, group_settings=GROUPS, zone="b") as second,
+        running(module_database_url, one_address=ADDRESS, group_settings=GROUPS, zone="a") as first,
+        running(module_database_url, one_address=ADDRESS, group_settings=GROUPS, zone="b") as second,
     ):
         await until(lambda: first.agents_seen == second.agents_seen == 2)
         wire = await Wire.connect(first.app.kafka_port)

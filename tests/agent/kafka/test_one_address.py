@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from agent.settings import AgentSettings, split_address
 from tests.agent.read_path.wire import a_fetch, request
-from tests.agent.running import Running, Wire, a_batch, a_memory_store, a_metadata, a_produce, partitions_of, running
+from tests.agent.running import Running, Wire, a_batch, a_metadata, a_produce, partitions_of, running
 from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -21,10 +21,9 @@ ADDRESS = "balancer.example:9092"
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def agents(module_database_url: str) -> AsyncIterator[tuple[Running, Running]]:
     """One in zone a, one in zone b, that know of each other."""
-    store = a_memory_store()
     async with (
-        running(module_database_url, store, one_address=ADDRESS, zone="a") as first,
-        running(module_database_url, store, one_address=ADDRESS, zone="b") as second,
+        running(module_database_url, one_address=ADDRESS, zone="a") as first,
+        running(module_database_url, one_address=ADDRESS, zone="b") as second,
     ):
         await until(lambda: first.agents_seen == second.agents_seen == 2)
         yield first, second

@@ -9,7 +9,7 @@ from agent.kafka.context import ConnectionState, RequestContext
 from agent.kafka.routing import RoutingTable, moved_partitions
 from cache_ring.ring import Ring
 from storage.identifiers import NodeId, Partition
-from tests.agent.running import Running, a_memory_store, running
+from tests.agent.running import Running, running
 from tests.cache_ring.builders import ORDERS, an_agent
 from tests.waiting import until
 
@@ -66,8 +66,7 @@ def test_a_table_that_is_full_forgets_and_still_answers() -> None:
 @pytest_asyncio.fixture
 async def context(module_database_url: str) -> AsyncIterator[RequestContext]:
     """A request to the first of two agents."""
-    store = a_memory_store()
-    async with running(module_database_url, store) as first, running(module_database_url, store) as second:
+    async with running(module_database_url) as first, running(module_database_url) as second:
         await until(lambda: first.agents_seen == second.agents_seen == 2)
         yield _a_request_to(first)
 

@@ -17,7 +17,6 @@ from tests.agent.running import (
     Running,
     Wire,
     a_batch,
-    a_memory_store,
     a_metadata,
     a_produce,
     partitions_of,
@@ -199,8 +198,7 @@ async def _partition_of(wire: Wire, topic: Any, other: Running) -> int | None:
 
 
 async def test_who_is_told_that_a_partition_moved_is_told_where(database_url: str) -> None:
-    store = a_memory_store()
-    async with running(database_url, store) as first, running(database_url, store) as second:
+    async with running(database_url) as first, running(database_url) as second:
         wire = await Wire.connect(first.app.kafka_port)
         topic = await a_topic(wire, "moved", partitions=16)
         await until_answered(lambda: _is_known(wire, topic, second))
@@ -233,14 +231,13 @@ async def _is_known(wire: Wire, topic: Any, other: Running) -> bool:
 
 
 async def test_a_connection_is_told_again_when_a_partition_moves_away_again(database_url: str) -> None:
-    store = a_memory_store()
-    async with running(database_url, store) as first:
+    async with running(database_url) as first:
         wire = await Wire.connect(first.app.kafka_port)
         topic = await a_topic(wire, "to-and-fro", partitions=64)
         everything = dict.fromkeys(range(64), GOOD)
         moved: list[set[int]] = []
         for _ in range(2):
-            async with running(database_url, store) as second:
+            async with running(database_url) as second:
                 await until_answered(lambda second=second: _is_known(wire, topic, second))
                 answer = partitions_of(await wire.ask(a_produce(topic.name, everything)))
                 moved.append({part.index for part in answer if part.error_code is ErrorCode.not_leader_or_follower})

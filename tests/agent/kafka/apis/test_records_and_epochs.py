@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from tests.agent.kafka.apis.asking import TIMEOUT, create, delete
 from tests.agent.read_path.wire import a_fetch, a_list_offsets, request
-from tests.agent.running import Wire, a_batch, a_memory_store, a_produce, partitions_of, running, until_answered
+from tests.agent.running import Wire, a_batch, a_produce, partitions_of, running, until_answered
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -83,10 +83,9 @@ async def test_delete_records_refuses_what_is_not_there_and_takes_the_last_of_tw
 
 
 async def test_another_agent_hears_of_deleted_records(module_database_url: str) -> None:
-    store = a_memory_store()
     async with (
-        running(module_database_url, store, zone="y") as one,
-        running(module_database_url, store, zone="z") as other,
+        running(module_database_url, zone="y") as one,
+        running(module_database_url, zone="z") as other,
     ):
         wire, afar = await Wire.connect(one.app.kafka_port), await Wire.connect(other.app.kafka_port)
         topic = await a_topic_of(wire, "trimmed-afar", 3)
