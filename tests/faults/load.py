@@ -5,8 +5,10 @@ has more than about `MOST_UNREAD` before it (a slow machine would not catch up),
 all that was acknowledged or say how far they came, and that every thread ends within its deadline.
 """
 
+import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -19,6 +21,8 @@ from tests.faults.ledger import Ledger, ReadRecord, Record
 MOST_IN_FLIGHT = 2_000
 MOST_UNREAD = 15_000
 _RETRY_PAUSE_S = 0.01
+_LINES_KEPT = 3_000
+_ANOTHER_READS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +125,29 @@ class Producer:
         )
 
 
+class _LastLines(logging.Handler):
+    """Keeps the last of what a client logs about itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=_LINES_KEPT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.created:.3f} {record.getMessage()}")
+
+
 class Consumer:
-    """Reads every partition from its beginning until it has all that the ledger holds acknowledged after `finish`."""
+    """Reads every partition from its beginning until it has all that the ledger holds acknowledged after `finish`.
+
+    One that does not arrive says what its client did last, and how far another client of its zone came from there.
+    """
 
     def __init__(self, name: int, settings: LoadSettings, ledger: Ledger) -> None:
         self.name = name
         self.log: dict[int, list[ReadRecord]] = {p: [] for p in range(ledger.contents.partitions)}
         self.errors: list[str] = []
         self._settings = settings
+        self._logged = _LastLines()
         self._ends: Mapping[int, int] | None = None
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"consumer-{name}", daemon=True)
@@ -146,7 +165,11 @@ class Consumer:
         if self._thread.is_alive():
             self._abandoned.set()
             reached = {partition: len(records) for partition, records in self.log.items()}
-            raise TimeoutError(f"consumer {self.name} read {reached} of {self._ends}; its errors: {self.errors[-5:]}")
+            print(*self._logged.lines, sep="\n", flush=True)
+            raise TimeoutError(
+                f"consumer {self.name} read {reached} of {self._ends}; its errors: {self.errors[-5:]};"
+                f" another one read {self._read_by_another(reached)} from there"
+            )
 
     @property
     def read_count(self) -> int:
@@ -156,9 +179,23 @@ class Consumer:
         ends = self._ends
         return ends is not None and all(len(self.log[partition]) >= end for partition, end in ends.items())
 
-    def _run(self) -> None:
+    def _read_by_another(self, reached: Mapping[int, int]) -> dict[int, int]:
+        client = self._client()
+        client.assign([confluent_kafka.TopicPartition(self._settings.topic, p, start) for p, start in reached.items()])
+        found = dict.fromkeys(reached, 0)
+        until = time.monotonic() + _ANOTHER_READS_S
+        while time.monotonic() < until:
+            for message in client.consume(500, timeout=0.2):
+                if message.error() is None:
+                    found[message.partition()] += 1
+        client.close()
+        return found
+
+    def _client(self) -> confluent_kafka.Consumer:
         zone = self._settings.zones[self.name % len(self._settings.zones)]
-        client = confluent_kafka.Consumer(
+        log = logging.Logger(f"consumer-{self.name}", level=logging.DEBUG)
+        log.addHandler(self._logged)
+        return confluent_kafka.Consumer(
             {
                 "bootstrap.servers": self._settings.servers,
                 "client.id": f"tidelog_zone={zone}" if zone else "load",
@@ -170,10 +207,15 @@ class Consumer:
                 "topic.metadata.refresh.interval.ms": 2_000,
                 "socket.timeout.ms": 15_000,
                 "error_cb": lambda error: self.errors.append(str(error)),
-                "log_level": 0,
+                "logger": log,
+                "log_level": 7,
+                "debug": "topic,metadata,fetch",
                 **self._settings.client_settings,
             }
         )
+
+    def _run(self) -> None:
+        client = self._client()
         try:
             client.assign([confluent_kafka.TopicPartition(self._settings.topic, p, 0) for p in self.log])
             while not self._finished() and not self._abandoned.is_set():

@@ -2,7 +2,9 @@
 
 Routes are the ring's choice in the client's zone. A topic that does not exist is created if the client and
 the agent's settings allow it. Authorized operations are not reported: there is no authorizer. When all topics are asked
-for while the sequencer is away, the connection is closed: an answer without topics would say that there are none.
+for while the sequencer is away, the connection is closed: an answer without topics would say that there are none. So it
+is where no agent is known to be alive, not even this one (it slept past its lease, say): on an answer without brokers
+librdkafka 2.13 to 2.16 forgets all addresses, and never comes back (its issue 5301).
 """
 
 import logging
@@ -48,8 +50,11 @@ class _Response:
 
 
 async def handle(request: MetadataRequest, context: RequestContext) -> _Response:
+    alive = brokers(context)
+    if not alive:
+        raise CloseConnection("no agent is known to be alive")
     return _Response(
-        brokers=brokers(context),
+        brokers=alive,
         cluster_id=context.parts.cluster_id,
         controller_id=BrokerId(controller_of(context)),
         topics=tuple(await _topics(request, context)),

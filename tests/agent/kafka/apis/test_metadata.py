@@ -7,6 +7,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 from psycopg.conninfo import conninfo_to_dict
 
+from cache_ring.settings import CacheRingSettings
 from sequencer.client import SequencerSettings
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_metadata, running
@@ -42,6 +43,24 @@ async def test_no_list_of_topics_is_answered_while_the_database_is_away(
         assert await everything.is_closed_by_agent()
         named.close()
         everything.close()
+
+
+async def test_no_answer_is_without_brokers(database_url: str) -> None:
+    """librdkafka 2.16 would forget every address, and never come back."""
+    patient = CacheRingSettings(membership_lease_s=600.0, membership_renew_s=300.0, membership_margin_s=0.5)
+    async with running(database_url, ring_settings=patient) as agent:
+        client = await Wire.connect(agent.app.kafka_port)
+        assert len((await client.ask(a_metadata("orders"))).brokers) == 1
+        async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+            await connection.execute("UPDATE agents SET lease_until = clock_timestamp()")  # it slept past its lease
+        membership = agent.app._membership()
+        assert membership is not None
+        await membership.refresh()
+
+        await client.send(a_metadata("orders"))
+
+        assert await client.is_closed_by_agent()
+        client.close()
 
 
 @pytest.mark.parametrize("version", [10, 11, 12, 13])
