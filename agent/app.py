@@ -38,6 +38,7 @@ from cache_ring.settings import CacheRingSettings
 from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.database import SequencerUnavailable
+from sequencer.store_identity import WrongStore
 from storage.object_store import ObjectStore, StoreSettings, StoreUnavailable
 from storage.open_store import open_store
 
@@ -143,9 +144,9 @@ class App:
         while not stopping.is_set():
             try:
                 await self._open_store(opened)
-                health = self._health
-                await _all_of(health.check_store(), health.check_database(), health.check_store_identity())
+                await _all_of(self._health.check_store(), self._health.check_database())
                 assert self._reached.store is not None, "it was opened just now"
+                await sequencer.store_identity.bind(self._reached.store, settings.cluster, settings.store_url)
                 catch_up_store = await open_store(settings.store_url, self._store_settings)
                 opened.push_async_callback(catch_up_store.close)
                 return Outside(
@@ -154,7 +155,7 @@ class App:
                     catch_up_store=catch_up_store,
                     cluster_id=await sequencer.cluster.cluster_id(),
                 )
-            except (SequencerUnavailable, StoreUnavailable, NotReady) as error:
+            except (SequencerUnavailable, StoreUnavailable, WrongStore, NotReady) as error:
                 self._http_wanted.set()
                 if str(error) != last_reason:
                     last_reason = str(error)

@@ -25,7 +25,8 @@ class Health:
         self._store = store
         self._membership = membership
         self._settings = settings
-        self._is_our_store = False
+        self._compared_after: int | None = None
+        """How often another Postgres had been found when store and database were compared last."""
 
     def checks(self, is_started: Callable[[], bool]) -> tuple[Check, ...]:
         async def serving() -> None:
@@ -51,17 +52,19 @@ class Health:
 
     async def check_store_identity(self) -> None:
         """Raises NotReady where store and database do not belong together, StoreUnavailable, SequencerUnavailable. They
-        are compared until they were found to."""
-        if self._is_our_store:
-            return
+        are compared until they were found to, and again when another Postgres answers."""
         sequencer, store = self._sequencer(), self._store()
         if sequencer is None or store is None:
             raise NotReady("the object store and the database are to be reached first")
+        changes = sequencer.database.identity_changes
+        if self._compared_after == changes:
+            return
         try:
-            await sequencer.store_identity.bind(store, self._settings.cluster, self._settings.store_url)
+            is_bound = await sequencer.store_identity.check(store, self._settings.cluster, self._settings.store_url)
         except WrongStore as wrong:
             raise NotReady(str(wrong)) from wrong
-        self._is_our_store = True
+        if is_bound:
+            self._compared_after = changes
 
     async def check_database(self) -> None:
         """Raises SequencerUnavailable, NotReady when what Postgres acknowledges could be lost."""

@@ -10,7 +10,7 @@ from sequencer.client import Sequencer
 from sequencer.history import history_prefix
 from sequencer.inspection import SegmentRow
 from storage.identifiers import ObjectKey, SegmentId
-from storage.keys import identity_key, is_merged, segment_id_of
+from storage.keys import identity_prefix, is_merged, segment_id_of
 from storage.object_store import ObjectInfo, ObjectNotFound, ObjectStore
 
 
@@ -50,8 +50,7 @@ class ObjectCensus:
         sights: dict[ObjectKey, Sight | None] = {
             key: _sight(key, segment_id, rows) for key, segment_id in segments.items()
         }
-        if identity_key(self._cluster) in sights:
-            sights[identity_key(self._cluster)] = Sight.IDENTITY
+        sights.update({key: Sight.IDENTITY for key in keys if key.startswith(identity_prefix(self._cluster))})
         sights.update(await self._history_sights(history))
         if chart is not None:
             for sight in sights.values():

@@ -2,27 +2,29 @@
 
 A database and a store that do not belong together look well on their own: an agent would acknowledge records that no
 other agent finds, and the garbage collector would forget objects that it never deleted. So the first agent of a
-cluster writes an object with an id of its own, and the same id into the database; everybody else compares.
+cluster writes an object that has an id of its own in its key, and the same id into the database; everybody else looks
+for that object.
 
-Promises that no two stores are taken for one database's, however many agents start at once or die half way: the
-database's row is locked while the object is written. A store may be copied elsewhere with all its objects, this one
-among them.
+Promises that no two stores are taken for one database's, nor one for two databases', however many agents start at
+once, pause or die half way: the database's row is locked meanwhile, and an object that comes late is another one,
+which nobody looks for. A store may be copied elsewhere with all its objects, these among them, while no agent runs.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 from uuid import uuid4
 
 from sequencer.database import CommitOutcomeUnknown, Database, Row, SequencerUnavailable
 from sequencer.named_sql import load_statements
 from storage.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
-from storage.keys import identity_key
-from storage.object_store import ObjectNotFound
+from storage.keys import identity_key, identity_prefix
+from storage.object_store import ObjectInfo, ObjectNotFound
 
 SQL = load_statements("cluster")
+_CLUSTER_ID = "cluster_id"
 
 
 class WrongStore(Exception):
@@ -32,26 +34,57 @@ class WrongStore(Exception):
 class _Objects(Protocol):
     async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None: ...
     async def get(self, key: ObjectKey) -> bytes | memoryview: ...
+    async def head(self, key: ObjectKey) -> ObjectInfo: ...
+    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Identity:
-    """What the object says."""
+class _Place:
+    """Where a cluster's objects are to be."""
 
-    cluster_id: str
-    store_id: str
+    store: _Objects
+    cluster: str
+    store_url: str
 
-    def encode(self) -> bytes:
-        return json.dumps({"cluster_id": self.cluster_id, "store_id": self.store_id}).encode() + b"\n"
+    def __str__(self) -> str:
+        return f"{self.store_url} under {self.cluster}/"
 
-    @classmethod
-    def decode(cls, data: bytes) -> Self | None:
-        """None for what no Tidelog has written."""
+    async def check(self, row: Row) -> None:
+        """Raises WrongStore unless the object that the database names is here."""
+        key = identity_key(self.cluster, row.store_id)
+        if not await self._has(key):
+            raise WrongStore(
+                f"the objects of this database are not in {self}: there is no {key}. The first agent had them in"
+                f" {row.store_name}. Set TIDELOG_STORE_URL and TIDELOG_CLUSTER as the other agents have them, or"
+                " TIDELOG_DATABASE_URL to another database. (Should only that object be lost, write it again:"
+                f" {_content(row).decode().strip()})"
+            )
+
+    async def refuse_others(self, row: Row) -> None:
+        """Raises WrongStore where another database has its objects here."""
+        async for info in self.store.list(identity_prefix(self.cluster)):
+            owner = _owner(bytes(await self.store.get(info.key)))
+            if owner != row.cluster_id:
+                raise WrongStore(
+                    f"{self} belongs to the database of cluster {owner or '?'} ({info.key}), and this database is that"
+                    f" of cluster {row.cluster_id}: set TIDELOG_DATABASE_URL to the other, or TIDELOG_STORE_URL (or"
+                    " TIDELOG_CLUSTER) to a place of its own"
+                )
+
+    async def refuse_without(self, keys: Sequence[ObjectKey]) -> None:
+        """Raises WrongStore if there are keys and none of them is here."""
+        if keys and not any([await self._has(key) for key in keys]):
+            raise WrongStore(
+                f"the database names objects that are not in {self.store_url}, {keys[0]} among them: set"
+                " TIDELOG_STORE_URL to the store that has them, or TIDELOG_DATABASE_URL to another database"
+            )
+
+    async def _has(self, key: ObjectKey) -> bool:
         try:
-            stored = json.loads(data)
-            return cls(cluster_id=str(stored["cluster_id"]), store_id=str(stored["store_id"]))
-        except (ValueError, TypeError, KeyError):
-            return None
+            await self.store.head(key)
+        except ObjectNotFound:
+            return False
+        return True
 
 
 class StoreIdentity:
@@ -64,64 +97,39 @@ class StoreIdentity:
         [row] = await self._database.fetch(SQL["store"])
         if row.store_id is None:
             return False
-        _compare(row, await _read(store, cluster), cluster, store_url)
+        await _Place(store=store, cluster=cluster, store_url=store_url).check(row)
         return True
 
     async def bind(self, store: _Objects, cluster: str, store_url: str) -> None:
         """As `check`; a database that has no store yet has this one from now on, unless it is another database's."""
         if not await self.check(store, cluster, store_url):
             try:
-                await self._bind_first(store, cluster, store_url)
+                await self._bind_first(_Place(store=store, cluster=cluster, store_url=store_url))
             except CommitOutcomeUnknown as unknown:  # to be looked at again, as any other call that failed
                 raise SequencerUnavailable(str(unknown)) from unknown
 
-    async def _bind_first(self, store: _Objects, cluster: str, store_url: str) -> None:
+    async def _bind_first(self, place: _Place) -> None:
         async with self._database.transaction() as connection:
             row: Row = await (await connection.execute(SQL["lock_store"])).fetchone()
-            found = await _read(store, cluster)
             if row.store_id is not None:
-                _compare(row, found, cluster, store_url)
+                await place.check(row)
                 return
-            if found is None:
-                found = _Identity(cluster_id=row.cluster_id, store_id=str(uuid4()))
-                await store.put(identity_key(cluster), [found.encode()])
-            elif found.cluster_id != row.cluster_id:
-                raise _of_another_database(row, found, cluster, store_url)
-            await connection.execute(SQL["set_store"], {"store_id": found.store_id, "store_name": store_url})
+            newest = await (await connection.execute(SQL["newest_objects"])).fetchall()
+            await place.refuse_others(row)
+            await place.refuse_without([each.object_key for each in newest])
+            store_id = str(uuid4())
+            await place.store.put(identity_key(place.cluster, store_id), [_content(row)])
+            await place.refuse_others(row)  # of two databases that begin here at once, one at least sees the other
+            await connection.execute(SQL["set_store"], {"store_id": store_id, "store_name": str(place)})
 
 
-async def _read(store: _Objects, cluster: str) -> _Identity | None:
-    """None: it has no such object. Raises WrongStore for one that cannot be read."""
-    key = identity_key(cluster)
+def _content(row: Row) -> bytes:
+    return json.dumps({_CLUSTER_ID: row.cluster_id}).encode() + b"\n"
+
+
+def _owner(data: bytes) -> str | None:
+    """The cluster's id; None in what no Tidelog has written."""
     try:
-        data = bytes(await store.get(key))
-    except ObjectNotFound:
+        return str(json.loads(data)[_CLUSTER_ID])
+    except (ValueError, TypeError, KeyError):
         return None
-    found = _Identity.decode(data)
-    if found is None:
-        raise WrongStore(f"the object {key} says nothing that Tidelog wrote: is another program writing there?")
-    return found
-
-
-def _compare(row: Row, found: _Identity | None, cluster: str, store_url: str) -> None:
-    if found is None:
-        raise WrongStore(
-            f"the objects of this database are not in {store_url} under {cluster}/ (there is no"
-            f" {identity_key(cluster)}). The database says they are in {row.store_name}: set TIDELOG_STORE_URL"
-            " and TIDELOG_CLUSTER as the other agents have them, or TIDELOG_DATABASE_URL to another database"
-        )
-    if found.cluster_id != row.cluster_id:
-        raise _of_another_database(row, found, cluster, store_url)
-    if found.store_id != row.store_id:
-        raise WrongStore(
-            f"{store_url} was begun by an agent of this database that did not finish, and the database has used"
-            f" {row.store_name} since: set TIDELOG_STORE_URL to that"
-        )
-
-
-def _of_another_database(row: Row, found: _Identity, cluster: str, store_url: str) -> WrongStore:
-    return WrongStore(
-        f"{store_url} under {cluster}/ belongs to the database of cluster {found.cluster_id}, and this database is"
-        f" that of cluster {row.cluster_id}: set TIDELOG_DATABASE_URL to the other, or TIDELOG_STORE_URL (or"
-        " TIDELOG_CLUSTER) to a place of its own"
-    )

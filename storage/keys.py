@@ -23,9 +23,13 @@ def merged_prefix(cluster: str) -> str:
     return f"{cluster}/{_MERGED}/"
 
 
-def identity_key(cluster: str) -> ObjectKey:
-    """The object that says whose the prefix is (`sequencer/store_identity.py`)."""
-    return checked_key(f"{cluster}/store-identity.json")
+def identity_prefix(cluster: str) -> str:
+    """The prefix of what says whose all the rest is (`sequencer/store_identity.py`)."""
+    return f"{cluster}/store-identity/"
+
+
+def identity_key(cluster: str, store_id: str) -> ObjectKey:
+    return checked_key(f"{identity_prefix(cluster)}{store_id}")
 
 
 def segment_key(cluster: str, segment_id: SegmentId) -> ObjectKey:

@@ -169,7 +169,8 @@ async def _run_jobs(every: AllSettings, process: ProcessSettings, app: App) -> N
                     load=lambda: max(app.load(), busy.share()),
                 )
                 await housekeeper.run()
-        except (SequencerUnavailable, StoreUnavailable, WrongStore) as away:
-            log.warning("jobs wait for the database and the store", extra={"reason": str(away), "retry_s": pause_s})
+        except (SequencerUnavailable, StoreUnavailable, WrongStore) as error:
+            level = logging.ERROR if isinstance(error, WrongStore) else logging.WARNING
+            log.log(level, "jobs wait for the database and its store", extra={"reason": str(error), "retry_s": pause_s})
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 5.0)

@@ -25,12 +25,15 @@ class PollTurns:
         self._longest = longest
         self._polls = 0
         self._rests: dict[PartitionKey, _Rest] = {}
+        self._all_doubted = False
         self._doubted: set[PartitionKey] = set()
         """Since the last poll: the next one asks for them, whatever is heard of meanwhile."""
 
     def heard(self, key: PartitionKey) -> None:
         """A commit of this partition was heard of, by a push or because it was made here, and none is missing."""
-        if key not in self._rests and key not in self._doubted and self._longest >= _FIRST:
+        if self._all_doubted or key in self._doubted or self._longest < _FIRST:
+            return
+        if key not in self._rests:
             self._rests[key] = _Rest(polls=_FIRST, until=self._polls + _FIRST)
 
     def doubt(self, key: PartitionKey) -> None:
@@ -40,11 +43,13 @@ class PollTurns:
 
     def doubt_all(self) -> None:
         self._rests.clear()
+        self._all_doubted = True
 
     def due(self, keys: Sequence[PartitionKey]) -> list[PartitionKey]:
         """Of the partitions read here, those that the poll about to be sent asks for; others are forgotten."""
         self._polls += 1
         self._doubted.clear()
+        self._all_doubted = False
         if len(self._rests) > len(keys):
             self._rests = {key: self._rests[key] for key in keys if key in self._rests}
         asked = []

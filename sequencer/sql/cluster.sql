@@ -13,5 +13,9 @@ SELECT cluster_id, store_id, store_name FROM cluster
 -- Held while the identity object is written, once in a cluster's life: of agents that start at once with different stores, one is refused.
 SELECT cluster_id, store_id, store_name FROM cluster FOR NO KEY UPDATE
 
+-- name: newest_objects
+-- Of a database that was filled before it knew of its store, or restored from then.
+SELECT object_key FROM segments WHERE state = 'committed' ORDER BY segment_id DESC LIMIT 3
+
 -- name: set_store
 UPDATE cluster SET store_id = %(store_id)s::text, store_name = %(store_name)s::text

@@ -120,7 +120,7 @@ async def test_an_agent_with_another_store_than_its_databases_says_so_and_serves
         pass
 
     async with running(database_url, other, wait_started=False, connect_backoff_s=0.05) as agent:
-        await until_not_ready(agent, f"The database says they are in {first}")
+        await until_not_ready(agent, f"The first agent had them in {first}")
         assert not agent.app.started.is_set()
         await agent.stop()
 

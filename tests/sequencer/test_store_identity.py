@@ -12,6 +12,7 @@ from storage.identifiers import ObjectKey
 from storage.keys import identity_key
 from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore, StoreUnavailable
+from tests.agent.read_path.a_log import ALog
 
 HERE, THERE = "memory://here", "memory://there"
 
@@ -53,14 +54,41 @@ async def test_another_cluster_name_is_another_place(sequencer: Sequencer) -> No
         await sequencer.store_identity.bind(store, "other", HERE)
 
 
+async def begins_anew(sequencer: Sequencer) -> None:
+    """As in a database made anew."""
+    async with sequencer.database.transaction() as connection:
+        await connection.execute("UPDATE cluster SET cluster_id = 'another', store_id = NULL, store_name = NULL")
+
+
 async def test_the_store_of_another_database_is_refused(sequencer: Sequencer) -> None:
     store = MemoryStore()
     await sequencer.store_identity.bind(store, "tidelog", HERE)
-    async with sequencer.database.transaction() as connection:  # as in a database made anew
-        await connection.execute("UPDATE cluster SET cluster_id = 'another', store_id = NULL, store_name = NULL")
+    await begins_anew(sequencer)
 
     with pytest.raises(WrongStore, match="another"):
         await sequencer.store_identity.bind(store, "tidelog", HERE)
+
+
+async def test_of_two_databases_that_begin_in_one_store_at_once_at_most_one_gets_it(sequencer: Sequencer) -> None:
+    class AnotherBegins(MemoryStore):
+        async def put(self, key: ObjectKey, chunks: object) -> None:
+            await super().put(key, chunks)  # type: ignore[arg-type]
+            await super().put(identity_key("tidelog", "theirs"), [b'{"cluster_id": "another"}'])
+
+    with pytest.raises(WrongStore, match="another"):
+        await sequencer.store_identity.bind(AnotherBegins(), "tidelog", HERE)
+
+    assert not await sequencer.store_identity.check(MemoryStore(), "tidelog", THERE)
+
+
+async def test_a_database_that_names_objects_already_takes_no_store_without_them(sequencer: Sequencer) -> None:
+    store = MemoryStore()
+    log = await ALog(sequencer=sequencer, store=store).create()
+    await log.write(["a"])
+
+    with pytest.raises(WrongStore, match=re.escape(THERE)):
+        await sequencer.store_identity.bind(MemoryStore(), "tidelog", THERE)
+    await sequencer.store_identity.bind(store, "tidelog", HERE)
 
 
 async def test_of_agents_that_begin_at_once_with_two_stores_those_with_one_are_refused(database_url: str) -> None:
@@ -84,9 +112,9 @@ async def test_of_agents_that_begin_at_once_with_two_stores_those_with_one_are_r
 async def test_who_died_between_the_object_and_the_row_is_followed_by_the_next_with_that_store(
     sequencer: Sequencer,
 ) -> None:
-    store = _DiesAfterPut()
     with pytest.raises(StoreUnavailable):
-        await sequencer.store_identity.bind(store, "tidelog", HERE)
+        await sequencer.store_identity.bind(_DiesAfterPut.named("begun"), "tidelog", HERE)
+    store = MemoryStore.named("begun")
     assert not await sequencer.store_identity.check(store, "tidelog", HERE)
 
     await sequencer.store_identity.bind(store, "tidelog", HERE)
@@ -104,12 +132,38 @@ async def test_a_store_begun_by_one_that_died_is_refused_once_the_database_has_a
         await sequencer.store_identity.bind(begun, "tidelog", HERE)
 
 
-@pytest.mark.parametrize("written", [b"", b"hello", b"[]", b'{"cluster_id": "x"}', b"\xff"])
+async def test_an_object_that_comes_late_harms_nobody(sequencer: Sequencer) -> None:
+    """Of an agent that slept while another one began: it is not the one that the database names."""
+    store = MemoryStore()
+    await sequencer.store_identity.bind(store, "tidelog", HERE)
+    [written] = [info.key async for info in store.list("tidelog/")]
+
+    await store.put(identity_key("tidelog", "late"), [await store.get(written)])
+
+    assert await sequencer.store_identity.check(store, "tidelog", HERE)
+    assert (await examine(sequencer, store, "tidelog", verify_contents=True)).is_healthy
+
+
+async def test_a_lost_object_can_be_written_again_as_the_message_says(sequencer: Sequencer) -> None:
+    store = MemoryStore()
+    await sequencer.store_identity.bind(store, "tidelog", HERE)
+    await store.delete([info.key async for info in store.list("tidelog/")])
+
+    with pytest.raises(WrongStore) as refused:
+        await sequencer.store_identity.check(store, "tidelog", HERE)
+    said = re.search(r"there is no (\S+)\. .*write it again: (\{.*\})", str(refused.value))
+    assert said is not None
+    await store.put(ObjectKey(said[1]), [said[2].encode()])
+
+    assert await sequencer.store_identity.check(store, "tidelog", HERE)
+
+
+@pytest.mark.parametrize("written", [b"", b"hello", b"[]", b'{"id": "x"}', b"\xff"])
 async def test_what_no_tidelog_wrote_is_refused(sequencer: Sequencer, written: bytes) -> None:
     store = MemoryStore()
-    await store.put(identity_key("tidelog"), [written])
+    await store.put(identity_key("tidelog", "x"), [written])
 
-    with pytest.raises(WrongStore, match="another program"):
+    with pytest.raises(WrongStore, match=re.escape("cluster ?")):
         await sequencer.store_identity.bind(store, "tidelog", HERE)
 
 

@@ -40,24 +40,30 @@ def doctor(
     console = Console()
     try:
         with console.status("Reading every object" if verify else "Listing every object"):
-            diagnosis, tiers = asyncio.run(_examine(database_url, store_url, settings.cluster, verify))
-    except (SequencerUnavailable, StoreUnavailable, WrongStore, ValueError) as failed:
+            wrong, diagnosis, tiers = asyncio.run(_examine(database_url, store_url, settings.cluster, verify))
+    except (SequencerUnavailable, StoreUnavailable, ValueError) as failed:
         raise UserError(str(failed)) from None
     _show_merging(tiers, console)
     _show(diagnosis, console)
+    if wrong is not None:
+        raise UserError(f"{wrong}.", "Agents refuse to work with this database and this store.")
     if not diagnosis.is_healthy:
         raise typer.Exit(1)
 
 
 async def _examine(
     database_url: str, store_url: str, cluster: str, verify: bool
-) -> tuple[Diagnosis, Sequence[TierTotals]]:
-    sequencer = await Sequencer.open(database_url)
+) -> tuple[WrongStore | None, Diagnosis, Sequence[TierTotals]]:
+    """All is looked at in a store that is not the database's, too: it may only have lost what says so."""
+    sequencer, wrong = await Sequencer.open(database_url), None
     try:
         store = await open_store(store_url)
         try:
-            await sequencer.store_identity.check(store, cluster, store_url)
-            return await examine(sequencer, store, cluster, verify), await sequencer.merges.totals()
+            try:
+                await sequencer.store_identity.check(store, cluster, store_url)
+            except WrongStore as found:
+                wrong = found
+            return wrong, await examine(sequencer, store, cluster, verify), await sequencer.merges.totals()
         finally:
             await store.close()
     finally:

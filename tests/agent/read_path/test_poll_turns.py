@@ -51,6 +51,14 @@ def test_one_of_which_a_commit_was_missed_rests_no_more_until_it_is_heard_of() -
     assert asked_by(turns, 3) == [2]
 
 
+def test_after_a_poll_that_failed_all_are_asked_for_whatever_was_heard_of_meanwhile() -> None:
+    turns = PollTurns(LONGEST)
+    turns.heard(key(0))
+    turns.doubt_all()
+    turns.heard(key(0))
+    assert asked_by(turns, 1) == [1]
+
+
 def test_no_partition_rests_where_the_longest_rest_is_none() -> None:
     turns = PollTurns(1)
     turns.heard(key(0))
