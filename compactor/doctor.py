@@ -23,7 +23,7 @@ from sequencer.garbage import BEFORE_ALL as BEFORE_ALL_SEGMENTS
 from sequencer.inspection import PartitionKey, ReferencedSegment
 from sequencer.retention import BEFORE_ALL as BEFORE_ALL_PARTITIONS
 from storage.identifiers import ObjectKey
-from storage.object_store import ObjectNotFound, ObjectStore
+from storage.object_store import ObjectNotFound, ObjectStore, is_there
 from storage.side_by_side import side_by_side
 
 __all__ = ["Diagnosis", "DoctorSettings", "examine"]
@@ -107,7 +107,7 @@ class _Doctor:
     async def _is_still_missing(self, segment: ReferencedSegment) -> bool:
         """An object is deleted long after its last run went, so a run that is still there makes its absence a fault."""
         row = (await self._database.segments_by_id([segment.segment_id])).get(segment.segment_id)
-        return row is not None and row.has_runs and await _is_missing(self._store, segment.object_key)
+        return row is not None and row.has_runs and not await is_there(self._store, segment.object_key)
 
     async def check_partitions(self) -> None:
         """Every partition's runs."""
@@ -173,7 +173,7 @@ class _Doctor:
             missing: list[ObjectKey] = []
 
             async def look(key: ObjectKey, missing: list[ObjectKey] = missing) -> None:
-                if await _is_missing(self._store, key):
+                if not await is_there(self._store, key):
                     missing.append(key)
 
             await self._for_each(keys, look)
@@ -201,11 +201,3 @@ def _fault_of_size(segment: ReferencedSegment, size_bytes: int) -> list[str]:
     if size_bytes == segment.size_bytes:
         return []
     return [f"it has {size_bytes} bytes, committed were {segment.size_bytes}"]
-
-
-async def _is_missing(store: ObjectStore, key: ObjectKey) -> bool:
-    try:
-        await store.head(key)
-    except ObjectNotFound:
-        return True
-    return False

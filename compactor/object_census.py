@@ -11,7 +11,7 @@ from sequencer.history import history_prefix
 from sequencer.inspection import SegmentRow
 from storage.identifiers import ObjectKey, SegmentId
 from storage.keys import identity_prefix, is_merged, segment_id_of
-from storage.object_store import ObjectInfo, ObjectNotFound, ObjectStore
+from storage.object_store import ObjectInfo, ObjectStore, is_there
 
 
 class ObjectCensus:
@@ -38,7 +38,7 @@ class ObjectCensus:
         unknown = await self._unknown([info.key for info in page], self._chart)
         if not unknown:
             return
-        there = [key for key in unknown if await self._is_there(key)]
+        there = [key for key in unknown if await is_there(self._store, key)]
         for key in await self._unknown(there, chart=None):
             self._chart.found(Finding(fault=Fault.ORPHAN_OBJECT, where=key, what="nothing in the database knows it"))
 
@@ -72,13 +72,6 @@ class ObjectCensus:
             else:
                 sights[key] = Sight.HISTORY_RESERVED if key.startswith(prefixes) else None
         return sights
-
-    async def _is_there(self, key: ObjectKey) -> bool:
-        try:
-            await self._store.head(key)
-        except ObjectNotFound:
-            return False
-        return True
 
 
 def _sight(key: ObjectKey, segment_id: SegmentId | None, rows: dict[SegmentId, SegmentRow]) -> Sight | None:

@@ -11,17 +11,15 @@ which nobody looks for. A store may be copied elsewhere with all its objects, th
 """
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 from uuid import uuid4
 
 from sequencer.database import CommitOutcomeUnknown, Database, Row, SequencerUnavailable
 from sequencer.named_sql import load_statements
-from storage.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
 from storage.keys import identity_key, identity_prefix
-from storage.object_store import ObjectInfo, ObjectNotFound
+from storage.object_store import ObjectStore, is_there
 
 SQL = load_statements("cluster")
 _CLUSTER_ID = "cluster_id"
@@ -31,18 +29,11 @@ class WrongStore(Exception):
     """The store belongs to another database, or the database to another store. The message names both."""
 
 
-class _Objects(Protocol):
-    async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None: ...
-    async def get(self, key: ObjectKey) -> bytes | memoryview: ...
-    async def head(self, key: ObjectKey) -> ObjectInfo: ...
-    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
     """Where a cluster's objects are to be."""
 
-    store: _Objects
+    store: ObjectStore
     cluster: str
     store_url: str
 
@@ -52,7 +43,7 @@ class _Place:
     async def check(self, row: Row) -> None:
         """Raises WrongStore unless the object that the database names is here."""
         key = identity_key(self.cluster, row.store_id)
-        if not await self._has(key):
+        if not await is_there(self.store, key):
             raise WrongStore(
                 f"the objects of this database are not in {self}: there is no {key}. The first agent had them in"
                 f" {row.store_name}. Set TIDELOG_STORE_URL and TIDELOG_CLUSTER as the other agents have them, or"
@@ -73,25 +64,18 @@ class _Place:
 
     async def refuse_without(self, keys: Sequence[ObjectKey]) -> None:
         """Raises WrongStore if there are keys and none of them is here."""
-        if keys and not any([await self._has(key) for key in keys]):
+        if keys and not any([await is_there(self.store, key) for key in keys]):
             raise WrongStore(
                 f"the database names objects that are not in {self.store_url}, {keys[0]} among them: set"
                 " TIDELOG_STORE_URL to the store that has them, or TIDELOG_DATABASE_URL to another database"
             )
-
-    async def _has(self, key: ObjectKey) -> bool:
-        try:
-            await self.store.head(key)
-        except ObjectNotFound:
-            return False
-        return True
 
 
 class StoreIdentity:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def check(self, store: _Objects, cluster: str, store_url: str) -> bool:
+    async def check(self, store: ObjectStore, cluster: str, store_url: str) -> bool:
         """Whether this store is the database's; False: the database has none yet. `cluster` is the first part of all
         keys. Raises WrongStore, SequencerUnavailable or StoreUnavailable."""
         [row] = await self._database.fetch(SQL["store"])
@@ -100,7 +84,7 @@ class StoreIdentity:
         await _Place(store=store, cluster=cluster, store_url=store_url).check(row)
         return True
 
-    async def bind(self, store: _Objects, cluster: str, store_url: str) -> None:
+    async def bind(self, store: ObjectStore, cluster: str, store_url: str) -> None:
         """As `check`; a database that has no store yet has this one from now on, unless it is another database's."""
         if not await self.check(store, cluster, store_url):
             try:

@@ -67,6 +67,15 @@ class ObjectStore(Protocol):
     async def close(self) -> None: ...
 
 
+async def is_there(store: ObjectStore, key: ObjectKey) -> bool:
+    """Whether an object has this key. Raises StoreUnavailable."""
+    try:
+        await store.head(key)
+    except ObjectNotFound:
+        return False
+    return True
+
+
 class StoreSettings(BaseSettings):
     """How to reach the bucket. Each is also an environment variable, e.g. TIDELOG_S3_REGION."""
 
