@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.clients.matrix_plugin import ToolchainAbsent
+from tests.clients.members.process import asked_again
 from tests.clients.toolchains import BUILT, HERE, TOOLCHAINS, Toolchain, build
 
 ASK_TIMEOUT_S = 60.0
@@ -38,13 +39,15 @@ class Program:
     def ask(self, command: str, **arguments: Any) -> list[dict[str, Any]]:
         """The lines that `command` said. Raises `ProgramFailed`."""
         try:
-            done = subprocess.run(
-                [*self.command, command],
-                input=json.dumps(arguments) + "\n",
-                capture_output=True,
-                text=True,
-                timeout=ASK_TIMEOUT_S,
-                check=False,
+            done = asked_again(
+                lambda: subprocess.run(
+                    [*self.command, command],
+                    input=json.dumps(arguments) + "\n",
+                    capture_output=True,
+                    text=True,
+                    timeout=ASK_TIMEOUT_S,
+                    check=False,
+                )
             )
         except subprocess.TimeoutExpired as late:
             raise ProgramFailed(f"{self.client} {command} {arguments} took over {ASK_TIMEOUT_S} s: {late}") from late

@@ -7,16 +7,19 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.clients.members.program import Place
 
 DEADLINE_S = 120.0
+_REFUSALS, _BETWEEN_STARTS_S = 4, 1.0
 _REPOSITORY = Path(__file__).parents[3]
 
 Event = dict[str, Any]
+T = TypeVar("T")
 
 
 class Member:
@@ -27,14 +30,16 @@ class Member:
         self.events: list[Event] = []
         self._happened = threading.Condition()
         self._errors: list[str] = []
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            cwd=_REPOSITORY,
+        self._process = asked_again(
+            lambda: subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                bufsize=1,
+                cwd=_REPOSITORY,
+            )
         )
         self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_events, self._read_errors)]
         for reader in self._readers:
@@ -122,6 +127,17 @@ class Member:
             with self._happened:
                 self._errors.append(line.rstrip())
                 del self._errors[:-200]
+
+
+def asked_again(start: Callable[[], T]) -> T:
+    """`start()`, which starts a program: of hundreds of starts of one program a machine may refuse a single one."""
+    for _ in range(_REFUSALS):
+        try:
+            return start()
+        except OSError as refusal:
+            warnings.warn(f"asked again after {refusal!r}", stacklevel=2)
+            time.sleep(_BETWEEN_STARTS_S)
+    return start()
 
 
 def wait_until(condition: Callable[[], bool], what: str, members: Sequence[Member]) -> None:
