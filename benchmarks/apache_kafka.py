@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from benchmarks.child import child, free_port, wait_until_open
 from benchmarks.folder import FOLDER
 from benchmarks.maven import retrieve
@@ -35,11 +33,6 @@ class Broker:
 
     bootstrap: str
     pid: int
-
-    def cpu_s(self) -> float:
-        """Seconds of CPU spent so far."""
-        times = psutil.Process(self.pid).cpu_times()
-        return times.user + times.system
 
 
 def jars() -> str:

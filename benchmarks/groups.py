@@ -19,13 +19,13 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import confluent_kafka.admin
-import psutil
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.apache_kafka import apache_kafka
 from benchmarks.group_members import ClassicMember, ConsumerMember, Member, Membership
+from benchmarks.systems.meters import cpu_s
 from tidelog.stack import Stack, StackSettings
 
 SESSION_TIMEOUT_S = 6.0
@@ -53,11 +53,15 @@ _PROTOCOLS: dict[str, Callable[[Membership], Member]] = {"classic": ClassicMembe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A running service. `cpu_s`: what its servers, and its database, have spent so far."""
+    """A running service. `pids`: its servers, and its database."""
 
     name: str
     bootstrap: str
-    cpu_s: Callable[[], float]
+    pids: Sequence[int]
+
+    def cpu_s(self) -> float:
+        """Spent so far."""
+        return sum(map(cpu_s, self.pids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,20 +100,16 @@ def main() -> None:
 @contextlib.contextmanager
 def _kafka(directory: Path) -> Iterator[Target]:
     with apache_kafka(directory, _KAFKA) as broker:
-        yield Target(name="Apache Kafka 4.1", bootstrap=broker.bootstrap, cpu_s=broker.cpu_s)
+        yield Target(name="Apache Kafka 4.1", bootstrap=broker.bootstrap, pids=[broker.pid])
 
 
 @contextlib.contextmanager
 def _tidelog(directory: Path) -> Iterator[Target]:
     with Stack(StackSettings(data_dir=directory, agent_environment=_TIDELOG)) as stack:
         (pid_file,) = directory.rglob("postmaster.pid")
-        parents = (psutil.Process(), psutil.Process(int(pid_file.read_text().split()[0])))
-
-        def cpu_s() -> float:
-            spent = [process.cpu_times() for parent in parents for process in parent.children(recursive=True)]
-            return sum(times.user + times.system for times in spent)
-
-        yield Target(name="Tidelog", bootstrap=stack.agents[0].address.bootstrap, cpu_s=cpu_s)
+        agents = [agent.pid for agent in stack.agents if agent.pid is not None]
+        postmaster = int(pid_file.read_text().split()[0])
+        yield Target(name="Tidelog", bootstrap=stack.agents[0].address.bootstrap, pids=[*agents, postmaster])
 
 
 async def _measure(target: Target, protocol: str, rounds: int, members: int) -> Result:
