@@ -22,7 +22,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	$(BIN)/python -m compileall -q agent cache_ring compactor sequencer spark_compaction storage tidelog  # an agent's start is twice as long without
-	$(BIN)/python -W ignore -c "import storage.encode_kernels, storage.produced_batches"  # compiles native kernels once, not at first use
+	$(BIN)/python -W ignore -c "import sequencer.commit_kernels, storage.encode_kernels, storage.produced_batches"  # compiles native kernels once, not at first use
 	touch $@
 
 demo: install ## the whole path on real data, in under three minutes

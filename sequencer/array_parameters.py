@@ -1,18 +1,18 @@
 """Arrays as parameters in Postgres's binary format, written in one piece.
 
-A commit carries thousands of numbers. psycopg's own list adapter dumps element by element; numpy lays out the same
+A statement may carry thousands of numbers. psycopg's own list adapter dumps element by element; numpy lays out the same
 bytes at once (the format of `array_send`: dimensions, null flag, element type, length, lower bound, then each element
-with its length before it).
+with its length before it). The commit's are written by `commit_kernels`.
 """
 
 import struct
 from collections.abc import Sequence
 from functools import cache
+from typing import Any, cast
 from uuid import UUID
 
 import numpy as np
 import psycopg
-from numpy.typing import NDArray
 from psycopg import pq
 from psycopg.abc import Buffer
 from psycopg.adapt import Dumper
@@ -25,8 +25,6 @@ _INT4_OID, _INT8_OID, _UUID_OID, _TEXT_OID, _BYTEA_OID = 23, 20, 2950, 25, 17
 _FEW = 24
 """Up to so many numbers `struct` writes faster than numpy."""
 
-_INT4_LEAST, _INT4_MOST = -(2**31), 2**31 - 1
-
 _INT4 = np.dtype([("length", ">i4"), ("value", ">i4")])
 _INT8 = np.dtype([("length", ">i4"), ("value", ">i8")])
 
@@ -37,21 +35,6 @@ class Int4Array(tuple[int, ...]):
 
 class Int8Array(tuple[int, ...]):
     """Becomes `bigint[]`."""
-
-
-class Int4Column:
-    """Numbers that numpy has already; becomes `integer[]`."""
-
-    __slots__ = ("values",)
-
-    def __init__(self, values: NDArray[np.int64]) -> None:
-        self.values = values
-
-
-class Int8Column(Int4Column):
-    """Becomes `bigint[]`."""
-
-    __slots__ = ()
 
 
 class UuidArray(tuple[UUID, ...]):
@@ -66,12 +49,28 @@ class BytesArray(tuple[bytes, ...]):
     """Becomes `bytea[]`."""
 
 
+class EncodedArray(bytes):
+    """An array that is in Postgres's format already."""
+
+
+class Int4Encoded(EncodedArray):
+    """`integer[]`."""
+
+
+class Int8Encoded(EncodedArray):
+    """`bigint[]`."""
+
+
+class UuidEncoded(EncodedArray):
+    """`uuid[]`."""
+
+
 class _Int4ArrayDumper(Dumper):
     oid = 1007
     format = pq.Format.BINARY
 
     def dump(self, obj: Sequence[int]) -> Buffer:
-        return _few_numbers(obj, _INT4_OID, "ii", 4) if len(obj) <= _FEW else _numbers(obj, _INT4_OID, _INT4, 4)
+        return encoded_ints(obj)
 
 
 class _Int8ArrayDumper(Dumper):
@@ -79,25 +78,7 @@ class _Int8ArrayDumper(Dumper):
     format = pq.Format.BINARY
 
     def dump(self, obj: Sequence[int]) -> Buffer:
-        return _few_numbers(obj, _INT8_OID, "iq", 8) if len(obj) <= _FEW else _numbers(obj, _INT8_OID, _INT8, 8)
-
-
-class _Int4ColumnDumper(Dumper):
-    oid = 1007
-    format = pq.Format.BINARY
-
-    def dump(self, obj: Int4Column) -> Buffer:
-        if len(obj.values) and not (obj.values.min() >= _INT4_LEAST and obj.values.max() <= _INT4_MOST):
-            raise OverflowError("a number does not fit 32 bits")
-        return _numbers(obj.values, _INT4_OID, _INT4, 4)
-
-
-class _Int8ColumnDumper(Dumper):
-    oid = 1016
-    format = pq.Format.BINARY
-
-    def dump(self, obj: Int8Column) -> Buffer:
-        return _numbers(obj.values, _INT8_OID, _INT8, 8)
+        return encoded_longs(obj)
 
 
 class _UuidArrayDumper(Dumper):
@@ -105,8 +86,22 @@ class _UuidArrayDumper(Dumper):
     format = pq.Format.BINARY
 
     def dump(self, obj: Sequence[UUID]) -> Buffer:
-        elements = b"".join([_UUID_LENGTH + value.bytes for value in obj])
-        return _header(_UUID_OID, len(obj)) + elements
+        return encoded_uuids(obj)
+
+
+class _Int4EncodedDumper(_Int4ArrayDumper):
+    def dump(self, obj: Any) -> Buffer:
+        return cast(Buffer, obj)
+
+
+class _Int8EncodedDumper(_Int8ArrayDumper):
+    def dump(self, obj: Any) -> Buffer:
+        return cast(Buffer, obj)
+
+
+class _UuidEncodedDumper(_UuidArrayDumper):
+    def dump(self, obj: Any) -> Buffer:
+        return cast(Buffer, obj)
 
 
 class _TextArrayDumper(Dumper):
@@ -125,12 +120,24 @@ class _BytesArrayDumper(Dumper):
         return _varying(obj, _BYTEA_OID)
 
 
+def encoded_ints(values: Sequence[int]) -> bytes:
+    return _few_numbers(values, _INT4_OID, "ii", 4) if len(values) <= _FEW else _numbers(values, _INT4_OID, _INT4, 4)
+
+
+def encoded_longs(values: Sequence[int]) -> bytes:
+    return _few_numbers(values, _INT8_OID, "iq", 8) if len(values) <= _FEW else _numbers(values, _INT8_OID, _INT8, 8)
+
+
+def encoded_uuids(values: Sequence[UUID]) -> bytes:
+    return _header(_UUID_OID, len(values)) + b"".join([_UUID_LENGTH + value.bytes for value in values])
+
+
 def _varying(values: Sequence[bytes], oid: int) -> bytes:
     elements = b"".join([part for value in values for part in (_LENGTH.pack(len(value)), value)])
     return _header(oid, len(values)) + elements
 
 
-def _numbers(values: Sequence[int] | NDArray[np.int64], oid: int, layout: "np.dtype[np.void]", size: int) -> bytes:
+def _numbers(values: Sequence[int], oid: int, layout: "np.dtype[np.void]", size: int) -> bytes:
     elements = np.empty(len(values), dtype=layout)
     elements["length"] = size
     elements["value"] = values
@@ -158,8 +165,9 @@ def _header(oid: int, length: int) -> bytes:
 
 psycopg.adapters.register_dumper(Int4Array, _Int4ArrayDumper)
 psycopg.adapters.register_dumper(Int8Array, _Int8ArrayDumper)
-psycopg.adapters.register_dumper(Int4Column, _Int4ColumnDumper)
-psycopg.adapters.register_dumper(Int8Column, _Int8ColumnDumper)
 psycopg.adapters.register_dumper(UuidArray, _UuidArrayDumper)
 psycopg.adapters.register_dumper(TextArray, _TextArrayDumper)
 psycopg.adapters.register_dumper(BytesArray, _BytesArrayDumper)
+psycopg.adapters.register_dumper(Int4Encoded, _Int4EncodedDumper)
+psycopg.adapters.register_dumper(Int8Encoded, _Int8EncodedDumper)
+psycopg.adapters.register_dumper(UuidEncoded, _UuidEncodedDumper)

@@ -1,30 +1,27 @@
 """The commit's two pure ends: segments into the arrays that `sequence_segments` takes, and its outcomes into runs.
 
-Promises that batches are handed over by partition, in the segments' order within it; that a chain holds one
-producer's batches of one partition and segment whose sequences follow one another (modulo 2^31), so that SQL judges
-chains, not batches; and that the runs made here from a segment's outcome are those that SQL wrote. What follows if
-nothing has to be judged is worked out in `commit_in_turn`. All of it is columns of numbers: a commit of a thousand
-batches makes objects of runs alone.
+Promises that batches are handed over by partition, in the segments' order within it; that `commit_kernels` works out
+what is said of them; and that the runs made here from a segment's outcome are those that SQL wrote. All of it is
+columns of numbers: a commit of a thousand batches makes objects of runs alone.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sequencer.array_parameters import Int4Column, Int8Array, Int8Column, UuidArray
-from sequencer.commit_in_turn import Longs, OrderedBatches, Producers, commit_in_turn, producers_of
+from sequencer import commit_kernels
+from sequencer.array_parameters import EncodedArray, Int4Encoded, Int8Encoded, UuidEncoded, encoded_longs, encoded_uuids
 from sequencer.coordinates import RunCoordinate
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
 from storage.segment_batches import (
-    BASE_SEQUENCE,
     LENGTH,
     MAX_TIMESTAMP,
     MIN_TIMESTAMP,
     PARTITION,
     POSITION,
-    PRODUCER_EPOCH,
     PRODUCER_ID,
     RECORDS,
     TOPIC,
@@ -32,6 +29,51 @@ from storage.segment_batches import (
     first_of_each,
     is_same_partition,
 )
+
+Longs = NDArray[np.int64]
+
+_WORKED_OUT: Final = (
+    ("partition_numbers", Int4Encoded),
+    ("chain_parts", Int4Encoded),
+    ("chain_producers", Int8Encoded),
+    ("chain_epochs", Int4Encoded),
+    ("batch_parts", Int4Encoded),
+    ("batch_segments", Int4Encoded),
+    ("batch_positions", Int8Encoded),
+    ("batch_lengths", Int4Encoded),
+    ("batch_records", Int4Encoded),
+    ("batch_min_timestamps", Int8Encoded),
+    ("batch_max_timestamps", Int8Encoded),
+    ("batch_chains", Int4Encoded),
+    ("batch_members", Int4Encoded),
+    ("batch_sequences", Int4Encoded),
+    ("part_records", Int8Encoded),
+    ("part_lengths", Int8Encoded),
+    ("part_max_timestamps", Int8Encoded),
+    ("batch_starts", Int8Encoded),
+    ("run_first_batches", Int4Encoded),
+    ("run_last_batches", Int4Encoded),
+    ("run_min_timestamps", Int8Encoded),
+    ("run_max_timestamps", Int8Encoded),
+    ("run_running_max_timestamps", Int8Encoded),
+    ("turn_heads", Int4Encoded),
+    ("turn_producers", Int8Encoded),
+    ("turn_epochs", Int4Encoded),
+    ("turn_recent_from", Int4Encoded),
+    ("turn_recent_to", Int4Encoded),
+    ("recent_batches", Int4Encoded),
+)
+"""In the order of the rows of `commit_kernels`."""
+
+PARAMETERS: Final[Mapping[str, type[EncodedArray]]] = {
+    "segment_ids": UuidEncoded,
+    "segment_sizes": Int8Encoded,
+    "topic_ids": UuidEncoded,
+    **dict(_WORKED_OUT),
+}
+"""What `sequence_segments` takes, in order."""
+
+_SIZES: Final = np.array([8 if kind is Int8Encoded else 4 for _, kind in _WORKED_OUT], np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,46 +87,55 @@ class SegmentToCommit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitRequest:
-    parameters: Mapping[str, Any]
+    arrays: Sequence[bytes | memoryview]
+    """The `PARAMETERS`, as Postgres' binary format has them."""
     places: Sequence[Longs]
     """For each segment: which of its batches they are that the numbers of its outcome speak of."""
 
+    @property
+    def parameters(self) -> dict[str, EncodedArray]:
+        """For psycopg, by name."""
+        return {name: kind(array) for (name, kind), array in zip(PARAMETERS.items(), self.arrays, strict=True)}
+
 
 def commit_request(segments: Sequence[SegmentToCommit]) -> CommitRequest:
-    """Raises ValueError for a segment that is named twice: it would be applied twice in one statement."""
+    """Raises ValueError for a segment that is named twice: it would be applied twice in one statement. Raises
+    OverflowError for a number that its type in Postgres does not hold."""
     if len({segment.segment_id for segment in segments}) < len(segments):
         raise ValueError("a commit names a segment twice")
     topic_ids, columns = _together([segment.batches for segment in segments])
     sizes = [len(segment.batches) for segment in segments]
     order = np.lexsort((columns[PARTITION], columns[TOPIC]))
     columns = np.take(columns, order, axis=1)
-    part_starts = first_of_each(is_same_partition(columns), len(order))
     batch_segments = np.repeat(np.arange(1, len(segments) + 1), sizes)[order]
-    ordered = OrderedBatches(
-        columns=columns,
-        parts=np.repeat(np.arange(1, len(part_starts) + 1), np.diff(part_starts, append=len(order))),
-        segments=batch_segments,
-    )
-    producers = producers_of(ordered)
-    parameters = {
-        "segment_ids": UuidArray(segment.segment_id for segment in segments),
-        "segment_sizes": Int8Array(segment.size_bytes for segment in segments),
-        "topic_ids": UuidArray([topic_ids[topic] for topic in columns[TOPIC, part_starts].tolist()]),
-        "partition_numbers": Int4Column(columns[PARTITION, part_starts]),
-        "batch_parts": Int4Column(ordered.parts),
-        "batch_segments": Int4Column(batch_segments),
-        "batch_positions": Int8Column(columns[POSITION]),
-        "batch_lengths": Int4Column(columns[LENGTH]),
-        "batch_records": Int4Column(columns[RECORDS]),
-        "batch_min_timestamps": Int8Column(columns[MIN_TIMESTAMP]),
-        "batch_max_timestamps": Int8Column(columns[MAX_TIMESTAMP]),
-        "batch_sequences": Int4Column(columns[BASE_SEQUENCE]),
-        **_chains(ordered, producers),
-        **commit_in_turn(ordered, producers, len(segments)),
-    }
+    numbers = np.empty((commit_kernels.ROWS, len(order)), np.int64)
+    counts = np.empty(commit_kernels.ROWS, np.int64)
+    by_producer = np.lexsort((columns[PRODUCER_ID], columns[PARTITION], columns[TOPIC]))
+    parts = commit_kernels.work_out(columns, batch_segments, by_producer, len(segments), numbers, counts)
+    part_topics = numbers[commit_kernels.PART_TOPICS, :parts].tolist()
+    arrays: list[bytes | memoryview] = [
+        encoded_uuids([segment.segment_id for segment in segments]),
+        encoded_longs([segment.size_bytes for segment in segments]),
+        encoded_uuids([topic_ids[topic] for topic in part_topics]),
+        *_encoded(numbers, counts),
+    ]
     firsts = np.cumsum([0, *sizes])
     places = [order[batch_segments == number + 1] - firsts[number] for number in range(len(segments))]
-    return CommitRequest(parameters=parameters, places=places)
+    return CommitRequest(arrays=arrays, places=places)
+
+
+def _encoded(numbers: Longs, counts: Longs) -> list[memoryview]:
+    most_bytes = commit_kernels.ARRAY_HEADER_BYTES + commit_kernels.LONGEST_ELEMENT_BYTES * numbers.shape[1]
+    out = np.empty(len(_SIZES) * most_bytes, np.uint8)
+    ends = np.empty(len(_SIZES), np.int64)
+    if commit_kernels.put_arrays(numbers, counts, _SIZES, out, ends):
+        raise OverflowError("a number does not fit 32 bits")
+    whole: memoryview = out.data
+    start, arrays = 0, []
+    for end in ends.tolist():
+        arrays.append(whole[start:end])
+        start = end
+    return arrays
 
 
 def _together(batches: Sequence[PlacedBatches]) -> tuple[Sequence[TopicId], Longs]:
@@ -102,28 +153,6 @@ def _together(batches: Sequence[PlacedBatches]) -> tuple[Sequence[TopicId], Long
         ]
     )
     return topic_ids, columns
-
-
-def _chains(ordered: OrderedBatches, producers: Producers) -> dict[str, Any]:
-    """Chains are numbered in the order of their heads. Batches without a producer are in chain 0."""
-    batches, columns = producers.batches, ordered.columns
-    segments = ordered.segments[batches]
-    starts = first_of_each(producers.follows & (segments[1:] == segments[:-1]), len(batches))
-    sizes = np.diff(starts, append=len(batches))
-    order = np.argsort(batches[starts])
-    heads = batches[starts[order]]
-    numbers = np.empty(len(starts), np.int64)
-    numbers[order] = np.arange(1, len(starts) + 1)
-    batch_chains, batch_members = np.zeros((2, len(ordered.parts)), np.int64)
-    batch_chains[batches] = np.repeat(numbers, sizes)
-    batch_members[batches] = np.arange(1, len(batches) + 1) - np.repeat(starts, sizes)
-    return {
-        "chain_parts": Int4Column(ordered.parts[heads]),
-        "chain_producers": Int8Column(columns[PRODUCER_ID, heads]),
-        "chain_epochs": Int4Column(columns[PRODUCER_EPOCH, heads]),
-        "batch_chains": Int4Column(batch_chains),
-        "batch_members": Int4Column(batch_members),
-    }
 
 
 def committed_runs(

@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from psycopg import AsyncClientCursor, AsyncConnection
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.pq import Format
 
-from sequencer.array_parameters import Int4Column
+from sequencer.array_parameters import EncodedArray
 
+_FORMATS = Transformer()
 _BUFFERS = re.compile(r"Buffers: shared hit=(\d+)(?: read=(\d+))?")
 
 
@@ -50,8 +53,9 @@ async def generic_plan(connection: AsyncConnection[Any], statement: str, paramet
 
 
 def _as_list(value: Any) -> Any:
-    if isinstance(value, Int4Column):
-        return value.values.tolist()
+    if isinstance(value, EncodedArray):
+        dumper = _FORMATS.get_dumper(value, PyFormat.BINARY)
+        return _FORMATS.get_loader(dumper.oid, Format.BINARY).load(value)
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -5,10 +5,12 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sequencer.commit_request import SegmentToCommit, commit_request
+from sequencer.array_parameters import Int4Encoded, encoded_ints, encoded_longs, encoded_uuids
+from sequencer.commit_request import CommitRequest, SegmentToCommit, commit_request
 from sequencer.outcomes import Assigned, Duplicate, Outcomes, WrittenBefore, decode_outcomes
 from storage.identifiers import NO_PRODUCER_ID, Offset, Partition, ProducerId, TopicId
 from storage.segment_batches import PlacedBatch
@@ -57,8 +59,17 @@ def commits(draw: st.DrawFn) -> list[SegmentToCommit]:
     return segments
 
 
-def numbers_of(parameters: Any, *names: str) -> list[tuple[int, ...]]:
-    return list(zip(*(parameters[name].values.tolist() for name in names), strict=True))
+def numbers_of(request: CommitRequest, name: str) -> list[int]:
+    """Of an array in Postgres' binary format, which is checked to its last byte."""
+    encoded = request.parameters[name]
+    is_int4 = isinstance(encoded, Int4Encoded)
+    numbers = np.frombuffer(encoded[20:], ">i4,>i4" if is_int4 else ">i4,>i8")["f1"].tolist()
+    assert encoded == (encoded_ints if is_int4 else encoded_longs)(numbers)
+    return [int(number) for number in numbers]
+
+
+def rows_of(request: CommitRequest, *names: str) -> list[tuple[int, ...]]:
+    return list(zip(*(numbers_of(request, name) for name in names), strict=True))
 
 
 def in_order(segments: list[SegmentToCommit]) -> list[tuple[int, PlacedBatch]]:
@@ -81,8 +92,43 @@ def by_producer(segments: list[SegmentToCommit]) -> dict[Any, list[tuple[int, in
 
 
 @given(segments=commits())
+def test_what_is_told_of_a_batch_is_what_it_is(segments: list[SegmentToCommit]) -> None:
+    request = commit_request(segments)
+    placed = in_order(segments)
+    parts = list(dict.fromkeys((batch.topic_id, batch.partition) for _, batch in placed))
+
+    assert request.parameters["segment_ids"] == encoded_uuids([segment.segment_id for segment in segments])
+    assert request.parameters["segment_sizes"] == encoded_longs([segment.size_bytes for segment in segments])
+    assert request.parameters["topic_ids"] == encoded_uuids([topic_id for topic_id, _ in parts])
+    assert numbers_of(request, "partition_numbers") == [partition for _, partition in parts]
+    names = ("parts", "segments", "positions", "lengths", "records", "min_timestamps", "max_timestamps", "sequences")
+    assert rows_of(request, *(f"batch_{name}" for name in names)) == [
+        (
+            parts.index((batch.topic_id, batch.partition)) + 1,
+            segment,
+            batch.position,
+            batch.length,
+            batch.record_count,
+            batch.min_timestamp_ms,
+            batch.max_timestamp_ms,
+            batch.base_sequence,
+        )
+        for segment, batch in placed
+    ]
+    for number, (segment, places) in enumerate(zip(segments, request.places, strict=True), 1):
+        assert [segment.batches[place] for place in places.tolist()] == [batch for of, batch in placed if of == number]
+
+
+def test_a_number_that_does_not_fit_is_refused() -> None:
+    topic_id = TopicId(UUID(int=1))
+    for partition in (2**31, -(2**31) - 1):
+        with pytest.raises(OverflowError):
+            commit_request([a_segment([ABatch(topic_id=topic_id, partition=Partition(partition))])])
+
+
+@given(segments=commits())
 def test_chains_are_what_a_producer_sent_in_a_row_in_one_segment(segments: list[SegmentToCommit]) -> None:
-    parameters = commit_request(segments).parameters
+    request = commit_request(segments)
     chains: list[list[int]] = []
     for sent in by_producer(segments).values():
         for index, (number, segment, batch) in enumerate(sent):
@@ -95,11 +141,11 @@ def test_chains_are_what_a_producer_sent_in_a_row_in_one_segment(segments: list[
         member: (number, place) for number, chain in enumerate(chains, 1) for place, member in enumerate(chain, 1)
     }
 
-    found = numbers_of(parameters, "batch_chains", "batch_members")
+    found = rows_of(request, "batch_chains", "batch_members")
 
     assert found == [expected.get(number, (0, 0)) for number in range(1, len(found) + 1)]
     heads = [in_order(segments)[chain[0] - 1][1] for chain in chains]
-    assert [(producer, epoch) for producer, epoch in numbers_of(parameters, "chain_producers", "chain_epochs")] == [
+    assert [(producer, epoch) for producer, epoch in rows_of(request, "chain_producers", "chain_epochs")] == [
         (head.producer_id, head.producer_epoch) for head in heads
     ]
 
@@ -108,25 +154,25 @@ def test_chains_are_what_a_producer_sent_in_a_row_in_one_segment(segments: list[
 def test_a_commit_in_turn_is_offered_unless_a_producer_or_a_segment_stands_against_it(
     segments: list[SegmentToCommit],
 ) -> None:
-    parameters = commit_request(segments).parameters
+    request = commit_request(segments)
     sent = by_producer(segments)
     in_turn = all(len(segment.batches) for segment in segments) and all(
         follows(before, batch) for each in sent.values() for (*_, before), (*_, batch) in pairwise(each)
     )
     turns = sorted([number for number, *_ in each] for each in sent.values()) if in_turn else []
 
-    assert bool(len(parameters["run_first_batches"].values)) == in_turn
-    recent = parameters["recent_batches"].values.tolist()
+    assert bool(numbers_of(request, "run_first_batches")) == in_turn
+    recent = numbers_of(request, "recent_batches")
     assert [
         (head, recent[start - 1 : end])
-        for head, start, end in numbers_of(parameters, "turn_heads", "turn_recent_from", "turn_recent_to")
+        for head, start, end in rows_of(request, "turn_heads", "turn_recent_from", "turn_recent_to")
     ] == [(turn[0], turn[-10:]) for turn in turns]
 
 
 @given(segments=commits())
 def test_runs_and_sums_are_those_of_the_batches_in_order(segments: list[SegmentToCommit]) -> None:
-    parameters = commit_request(segments).parameters
-    if not len(parameters["run_first_batches"].values):
+    request = commit_request(segments)
+    if not numbers_of(request, "run_first_batches"):
         return
     starts, sums, runs = [], {}, []
     last: tuple[int, PlacedBatch] | None = None
@@ -148,10 +194,10 @@ def test_runs_and_sums_are_those_of_the_batches_in_order(segments: list[SegmentT
             runs.append((number, number, batch.min_timestamp_ms, batch.max_timestamp_ms, latest))
         last = (segment, batch)
 
-    assert parameters["batch_starts"].values.tolist() == starts
-    assert numbers_of(parameters, "part_records", "part_lengths", "part_max_timestamps") == list(sums.values())
+    assert numbers_of(request, "batch_starts") == starts
+    assert rows_of(request, "part_records", "part_lengths", "part_max_timestamps") == list(sums.values())
     names = ("first_batches", "last_batches", "min_timestamps", "max_timestamps", "running_max_timestamps")
-    assert numbers_of(parameters, *(f"run_{name}" for name in names)) == runs
+    assert rows_of(request, *(f"run_{name}" for name in names)) == runs
 
 
 def test_outcomes_are_told_by_the_batches_of_the_segment() -> None:

@@ -22,9 +22,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sequencer.array_parameters import Int4Array
+from sequencer.array_parameters import encoded_ints
 from sequencer.client import Sequencer
-from sequencer.commit_request import CommitRequest, commit_request
+from sequencer.commit_request import PARAMETERS, CommitRequest, commit_request
 from sequencer.commits import Committed, Refused, SegmentToCommit
 from sequencer.coordinates import CoordinateRequest, KnownEnd, PartitionKey
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
@@ -425,7 +425,9 @@ def _last_accepted(key: PartitionKey, producer_id: ProducerId, state: ModelProdu
 def judged_request(segments: Sequence[SegmentToCommit]) -> CommitRequest:
     """As if the client saw at once that not every batch can be accepted: `commit_segments` decides."""
     request = commit_request(segments)
-    return replace(request, parameters={**request.parameters, "run_first_batches": Int4Array()})
+    arrays = dict(zip(PARAMETERS, request.arrays, strict=True))
+    arrays["run_first_batches"] = encoded_ints([])
+    return replace(request, arrays=list(arrays.values()))
 
 
 @pytest.mark.parametrize("request_of", [commit_request, judged_request], ids=["in turn where it can be", "judged"])
