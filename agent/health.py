@@ -25,8 +25,6 @@ class Health:
         self._store = store
         self._membership = membership
         self._settings = settings
-        self._compared_after: int | None = None
-        """How often another Postgres had been found when store and database were compared last."""
 
     def checks(self, is_started: Callable[[], bool]) -> tuple[Check, ...]:
         async def serving() -> None:
@@ -51,20 +49,17 @@ class Health:
         await store.probe()
 
     async def check_store_identity(self) -> None:
-        """Raises NotReady where store and database do not belong together, StoreUnavailable, SequencerUnavailable. They
-        are compared until they were found to, and again when another Postgres answers."""
+        """Raises NotReady where store and database do not belong together, StoreUnavailable, SequencerUnavailable. Once
+        they were found to, no other database is asked anything (`Database.keep_to`)."""
         sequencer, store = self._sequencer(), self._store()
         if sequencer is None or store is None:
             raise NotReady("the object store and the database are to be reached first")
-        changes = sequencer.database.identity_changes
-        if self._compared_after == changes:
+        if sequencer.database.is_kept_to_one:
             return
         try:
-            is_bound = await sequencer.store_identity.check(store, self._settings.cluster, self._settings.store_url)
+            await sequencer.store_identity.check(store, self._settings.cluster, self._settings.store_url)
         except WrongStore as wrong:
             raise NotReady(str(wrong)) from wrong
-        if is_bound:
-            self._compared_after = changes
 
     async def check_database(self) -> None:
         """Raises SequencerUnavailable, NotReady when what Postgres acknowledges could be lost."""

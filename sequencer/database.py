@@ -4,6 +4,9 @@ Promises that an error says whether something may have been written. `SequencerU
 it was a `fetch`, whose caller may repeat it. `CommitOutcomeUnknown`: the statement was sent and its end was not seen
 (or Postgres chose it as a deadlock's or serialization's victim, which is treated alike): repeat it until it is known.
 Anything else psycopg raises is an error of this program.
+
+Promises also that nothing is asked of a database that `keep_to` did not name, once it named one: whatever the address
+leads to meanwhile (a wrong DNS entry, another cluster's server), calls raise SequencerUnavailable until it leads back.
 """
 
 import asyncio
@@ -88,6 +91,9 @@ class Database:
         self.identity: DatabaseIdentity | None = None
         self.identity_changes = 0
         """How often a new connection found another Postgres than the one before (see `DatabaseIdentity`)."""
+        self._store_id: str | None = None
+        self._leads_to: WeakKeyDictionary[AsyncConnection[Row], str | None] = WeakKeyDictionary()
+        """What `_store_id` was when the connection was found to lead there."""
         self._last_failure: BaseException | None = None
         self._renewed_at_s = -math.inf
         self._made_at_s: WeakKeyDictionary[AsyncConnection[Row], float] = WeakKeyDictionary()
@@ -105,7 +111,7 @@ class Database:
             timeout=self._settings.database_pool_timeout_s,
             # The pool's attempts to connect come ever more rarely; given up early, the next call starts afresh at once.
             reconnect_timeout=self._settings.database_pool_timeout_s / 2,
-            configure=self._configure,
+            configure=self._note_made,
             open=False,
             name=name,
         )
@@ -117,6 +123,16 @@ class Database:
     async def close(self) -> None:
         await self._pool.close()
         await self._kept_pool.close()
+
+    @property
+    def is_kept_to_one(self) -> bool:
+        """Whether `keep_to` was told of a database."""
+        return self._store_id is not None
+
+    def keep_to(self, store_id: str) -> None:
+        """From now on only the database with this `cluster.store_id` is asked: itself, its standby or its restored
+        backup."""
+        self._store_id = store_id
 
     async def fetch(self, statement: LiteralString, **parameters: Any) -> list[Row]:
         """Runs one statement that may be repeated (it reads, or writing it twice is harmless); returns its rows, if
@@ -179,6 +195,8 @@ class Database:
         answer_due = asyncio.timeout(self._settings.database_answer_timeout_s)
         try:
             async with answer_due:
+                while self._leads_to.get(connection, _NOWHERE) != self._store_id:
+                    await self._find_out(connection)
                 yield connection
         except TimeoutError as error:
             if not answer_due.expired():
@@ -269,15 +287,32 @@ class Database:
             ).strip(),
         }
 
-    async def _configure(self, connection: AsyncConnection[Row]) -> None:
-        try:
-            cursor = await connection.execute(_IDENTITY)
-            self._note_identity(_identity_of(await cursor.fetchone()))
-        except psycopg.Error as error:
-            self._last_failure = error
-            raise
-        self._last_failure = None
+    async def _note_made(self, connection: AsyncConnection[Row]) -> None:
         self._made_at_s[connection] = time.monotonic()
+
+    async def _find_out(self, connection: AsyncConnection[Row]) -> None:
+        """Where a connection leads: before its first statement, and again once one database is kept to. Raises
+        SequencerUnavailable where nothing may be asked, and what psycopg raises for a connection that was lost."""
+        store_id, found = self._store_id, None
+        try:
+            [row] = await (await connection.execute(_IDENTITY if store_id is None else _IDENTITY_AND_STORE)).fetchall()
+            found = None if store_id is None else row.store_id
+        except (errors.UndefinedTable, errors.UndefinedColumn):
+            pass  # never migrated, and so not the one
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            await connection.close()
+            raise SequencerUnavailable.cannot_connect(self._url, error) from error
+        if found != store_id:
+            await connection.close()
+            raise SequencerUnavailable(
+                f"the database at {describe_address(self._url)} is not the one that this process began with, and is"
+                f" asked nothing: the id of its store is {found}, and was {store_id}. Let the address in"
+                " TIDELOG_DATABASE_URL lead back; or restart this process, if this database is meant"
+            )
+        self._note_identity(_identity_of(row))
+        self._leads_to[connection] = store_id
 
     def _note_identity(self, identity: DatabaseIdentity) -> DatabaseIdentity:
         if self.identity is not None and identity != self.identity:
@@ -291,6 +326,8 @@ _IDENTITY: LiteralString = (
     "SELECT (SELECT system_identifier FROM pg_control_system()) AS system_identifier,"
     " pg_walfile_name(pg_current_wal_insert_lsn()) AS wal_file"
 )
+_NOWHERE = ""
+_IDENTITY_AND_STORE: LiteralString = f"{_IDENTITY}, (SELECT store_id FROM cluster) AS store_id"
 
 
 def _identity_of(row: Row) -> DatabaseIdentity:

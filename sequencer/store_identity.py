@@ -82,22 +82,24 @@ class StoreIdentity:
         if row.store_id is None:
             return False
         await _Place(store=store, cluster=cluster, store_url=store_url).check(row)
+        self._database.keep_to(row.store_id)
         return True
 
     async def bind(self, store: ObjectStore, cluster: str, store_url: str) -> None:
         """As `check`; a database that has no store yet has this one from now on, unless it is another database's."""
         if not await self.check(store, cluster, store_url):
             try:
-                await self._bind_first(_Place(store=store, cluster=cluster, store_url=store_url))
+                store_id = await self._bind_first(_Place(store=store, cluster=cluster, store_url=store_url))
             except CommitOutcomeUnknown as unknown:  # to be looked at again, as any other call that failed
                 raise SequencerUnavailable(str(unknown)) from unknown
+            self._database.keep_to(store_id)
 
-    async def _bind_first(self, place: _Place) -> None:
+    async def _bind_first(self, place: _Place) -> str:
         async with self._database.transaction() as connection:
             row: Row = await (await connection.execute(SQL["lock_store"])).fetchone()
             if row.store_id is not None:
                 await place.check(row)
-                return
+                return str(row.store_id)
             newest = await (await connection.execute(SQL["newest_objects"])).fetchall()
             await place.refuse_others(row)
             await place.refuse_without([each.object_key for each in newest])
@@ -105,6 +107,7 @@ class StoreIdentity:
             await place.store.put(identity_key(place.cluster, store_id), [_content(row)])
             await place.refuse_others(row)  # of two databases that begin here at once, one at least sees the other
             await connection.execute(SQL["set_store"], {"store_id": store_id, "store_name": str(place)})
+        return store_id
 
 
 def _content(row: Row) -> bytes:

@@ -54,19 +54,15 @@ async def test_another_cluster_name_is_another_place(sequencer: Sequencer) -> No
         await sequencer.store_identity.bind(store, "other", HERE)
 
 
-async def begins_anew(sequencer: Sequencer) -> None:
-    """As in a database made anew."""
-    async with sequencer.database.transaction() as connection:
-        await connection.execute("UPDATE cluster SET cluster_id = 'another', store_id = NULL, store_name = NULL")
-
-
-async def test_the_store_of_another_database_is_refused(sequencer: Sequencer) -> None:
+async def test_the_store_of_another_database_is_refused(sequencer: Sequencer, database_url: str) -> None:
     store = MemoryStore()
     await sequencer.store_identity.bind(store, "tidelog", HERE)
-    await begins_anew(sequencer)
+    await sequencer.database.fetch("UPDATE cluster SET cluster_id = 'another', store_id = NULL, store_name = NULL")
+    of_another = await Sequencer.open(database_url)
 
     with pytest.raises(WrongStore, match="another"):
-        await sequencer.store_identity.bind(store, "tidelog", HERE)
+        await of_another.store_identity.bind(store, "tidelog", HERE)
+    await of_another.close()
 
 
 async def test_of_two_databases_that_begin_in_one_store_at_once_at_most_one_gets_it(sequencer: Sequencer) -> None:
