@@ -1,4 +1,4 @@
-"""Arrays as parameters in Postgres's binary format, written in one piece.
+"""Arrays in Postgres's binary format, written and read in one piece.
 
 A statement may carry thousands of numbers. psycopg's own list adapter dumps element by element; numpy lays out the same
 bytes at once (the format of `array_send`: dimensions, null flag, element type, length, lower bound, then each element
@@ -13,6 +13,7 @@ from uuid import UUID
 
 import numpy as np
 import psycopg
+from numpy.typing import NDArray
 from psycopg import pq
 from psycopg.abc import Buffer
 from psycopg.adapt import Dumper
@@ -126,6 +127,11 @@ def encoded_ints(values: Sequence[int]) -> bytes:
 
 def encoded_longs(values: Sequence[int]) -> bytes:
     return _few_numbers(values, _INT8_OID, "iq", 8) if len(values) <= _FEW else _numbers(values, _INT8_OID, _INT8, 8)
+
+
+def longs_of(encoded: bytes) -> NDArray[np.int64]:
+    """The numbers of a `bigint[]` without NULLs."""
+    return np.frombuffer(encoded[_HEADER.size :], _INT8)["value"].astype(np.int64)
 
 
 def encoded_uuids(values: Sequence[UUID]) -> bytes:

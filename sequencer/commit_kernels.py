@@ -1,5 +1,5 @@
-"""What a commit is told of its batches, natively: a few hundred numbers in a pass over the batches, where numpy takes a
-call for each step.
+"""What a commit is told of its batches, and what came of them, natively: a few hundred numbers in one pass, where numpy
+takes a call for each step.
 
 Pure. Promises that a chain holds one producer's batches of one partition and segment whose sequences follow one
 another (modulo 2^31), so that SQL judges chains, not batches; and that what is worked out beside them, relative to
@@ -72,6 +72,17 @@ TURN_ENDS: Final = 32
 """and where it ends; 0 of every other batch."""
 SEEN_SEGMENTS: Final = 33
 ROWS: Final = 34
+
+# Columns of the runs that a segment's outcome makes.
+RUN_TOPIC: Final = 0
+RUN_PARTITION: Final = 1
+RUN_BASE_OFFSET: Final = 2
+RUN_LAST_OFFSET: Final = 3
+RUN_POSITION: Final = 4
+RUN_LENGTH: Final = 5
+RUN_MIN_TIMESTAMP: Final = 6
+RUN_MAX_TIMESTAMP: Final = 7
+RUN_COLUMNS: Final = 8
 
 REMEMBERED_BATCHES: Final = 10
 """Of a producer in a partition (see `producer_state`)."""
@@ -269,6 +280,37 @@ def work_out(
         counts[RUN_FIRST_BATCHES : RUN_RUNNING_MAX_TIMESTAMPS + 1] = _make_runs(columns, numbers)
         _make_turns(columns, by_producer, numbers, counts)
     return parts
+
+
+@kernel(LONG_ROWS_IN, LONGS_IN, LONG_ROWS_OUT)
+def assigned_runs(columns: NDArray[np.int64], base_offsets: NDArray[np.int64], runs: NDArray[np.int64]) -> Any:
+    """The runs that SQL made of a segment's batches: what is assigned of a partition and byte-adjacent. A base offset
+    is negative where a batch was not assigned. Fills a row for each run, returns how many.
+    """
+    count, last = np.int64(0), -1
+    for batch in range(len(base_offsets)):
+        if base_offsets[batch] < 0:
+            continue
+        if (
+            last < 0
+            or not _is_same_part(columns, last, batch)
+            or columns[POSITION, batch] != columns[POSITION, last] + columns[LENGTH, last]
+        ):
+            runs[count, RUN_TOPIC] = columns[TOPIC, batch]
+            runs[count, RUN_PARTITION] = columns[PARTITION, batch]
+            runs[count, RUN_BASE_OFFSET] = base_offsets[batch]
+            runs[count, RUN_POSITION] = columns[POSITION, batch]
+            runs[count, RUN_LENGTH] = 0
+            runs[count, RUN_MIN_TIMESTAMP] = columns[MIN_TIMESTAMP, batch]
+            runs[count, RUN_MAX_TIMESTAMP] = columns[MAX_TIMESTAMP, batch]
+            count += 1
+        run = count - 1
+        runs[run, RUN_LAST_OFFSET] = base_offsets[batch] + columns[RECORDS, batch] - 1
+        runs[run, RUN_LENGTH] += columns[LENGTH, batch]
+        runs[run, RUN_MIN_TIMESTAMP] = min(runs[run, RUN_MIN_TIMESTAMP], columns[MIN_TIMESTAMP, batch])
+        runs[run, RUN_MAX_TIMESTAMP] = max(runs[run, RUN_MAX_TIMESTAMP], columns[MAX_TIMESTAMP, batch])
+        last = batch
+    return count
 
 
 @helper

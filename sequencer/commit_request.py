@@ -16,19 +16,7 @@ from sequencer import commit_kernels
 from sequencer.array_parameters import EncodedArray, Int4Encoded, Int8Encoded, UuidEncoded, encoded_longs, encoded_uuids
 from sequencer.coordinates import RunCoordinate
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
-from storage.segment_batches import (
-    LENGTH,
-    MAX_TIMESTAMP,
-    MIN_TIMESTAMP,
-    PARTITION,
-    POSITION,
-    PRODUCER_ID,
-    RECORDS,
-    TOPIC,
-    PlacedBatches,
-    first_of_each,
-    is_same_partition,
-)
+from storage.segment_batches import PARTITION, PRODUCER_ID, TOPIC, PlacedBatches
 
 Longs = NDArray[np.int64]
 
@@ -155,28 +143,11 @@ def _together(batches: Sequence[PlacedBatches]) -> tuple[Sequence[TopicId], Long
     return topic_ids, columns
 
 
-def committed_runs(
-    segment: SegmentToCommit, object_key: ObjectKey, assigned: Longs, base_offsets: Longs
-) -> tuple[RunCoordinate, ...]:
-    """Where the assigned batches are, with the base offset of each: byte-adjacent ones of a partition are one run, as
-    SQL writes it."""
-    columns = np.take(segment.batches.columns, assigned, axis=1)
-    is_adjacent = columns[POSITION, 1:] == columns[POSITION, :-1] + columns[LENGTH, :-1]
-    starts = first_of_each(is_same_partition(columns) & is_adjacent, len(assigned))
-    if not len(starts):
-        return ()
-    lasts = np.append(starts[1:], len(assigned)) - 1
-    runs = zip(
-        columns[TOPIC, starts].tolist(),
-        columns[PARTITION, starts].tolist(),
-        base_offsets[starts].tolist(),
-        (base_offsets[lasts] + columns[RECORDS, lasts] - 1).tolist(),
-        columns[POSITION, starts].tolist(),
-        np.add.reduceat(columns[LENGTH], starts).tolist(),
-        np.minimum.reduceat(columns[MIN_TIMESTAMP], starts).tolist(),
-        np.maximum.reduceat(columns[MAX_TIMESTAMP], starts).tolist(),
-        strict=True,
-    )
+def committed_runs(segment: SegmentToCommit, object_key: ObjectKey, base_offsets: Longs) -> tuple[RunCoordinate, ...]:
+    """Where the assigned batches are, by the base offset of each, which is negative for the others: byte-adjacent ones
+    of a partition are one run, as SQL writes it."""
+    runs = np.empty((len(base_offsets), commit_kernels.RUN_COLUMNS), np.int64)
+    count = commit_kernels.assigned_runs(segment.batches.columns, base_offsets, runs)
     return tuple(
         [
             RunCoordinate(
@@ -191,6 +162,15 @@ def committed_runs(
                 min_timestamp_ms=min_timestamp_ms,
                 max_timestamp_ms=max_timestamp_ms,
             )
-            for topic, partition, base_offset, last_offset, position, length, min_timestamp_ms, max_timestamp_ms in runs
+            for (
+                topic,
+                partition,
+                base_offset,
+                last_offset,
+                position,
+                length,
+                min_timestamp_ms,
+                max_timestamp_ms,
+            ) in runs[:count].tolist()
         ]
     )

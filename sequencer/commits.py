@@ -13,9 +13,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sequencer.commit_request import SegmentToCommit, commit_request, committed_runs
+from sequencer.array_parameters import longs_of
+from sequencer.commit_request import PARAMETERS, SegmentToCommit, commit_request, committed_runs
 from sequencer.coordinates import RunCoordinate
-from sequencer.database import Database, Row
+from sequencer.database import Database
+from sequencer.kept_connection import KeptStatement, Values
 from sequencer.named_sql import load_statements
 from sequencer.outcomes import (
     Assigned,
@@ -29,6 +31,7 @@ from sequencer.outcomes import (
     WrittenBefore,
     decode_outcomes,
 )
+from storage.identifiers import ObjectKey
 
 __all__ = [
     "Assigned",
@@ -47,6 +50,7 @@ __all__ = [
 ]
 
 SQL = load_statements("commits")
+_COMMIT = KeptStatement(name="commit", text=SQL["commit"], kinds=PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +86,19 @@ class Commits:
         was sent).
         """
         request = commit_request(segments)
-        rows = await self._database.write_kept(SQL["commit"], **request.parameters)
+        rows = await self._database.write_kept(_COMMIT, request.arrays)
         return tuple(
             [_answer(segment, row, places) for segment, row, places in zip(segments, rows, request.places, strict=True)]
         )
 
 
-def _answer(segment: SegmentToCommit, row: Row, places: NDArray[np.int64]) -> Committed | Refused:
+def _answer(segment: SegmentToCommit, row: Values, places: NDArray[np.int64]) -> Committed | Refused:
     """`places` tells for each number of the outcome which batch of the segment it is for."""
-    if row.state != "committed":
-        return Refused(reason="doomed" if row.state == "doomed" else "missing")
-    found = decode_outcomes(row.outcome, len(segment.batches)).placed(places)
-    assigned = found.assigned
-    runs = committed_runs(segment, row.object_key, assigned, found.base_offsets[assigned])
+    state, object_key, outcome = row
+    if state != b"committed":
+        return Refused(reason="doomed" if state == b"doomed" else "missing")
+    assert object_key is not None
+    assert outcome is not None
+    found = decode_outcomes(longs_of(outcome), len(segment.batches)).placed(places)
+    runs = committed_runs(segment, ObjectKey(object_key.decode()), found.base_offsets)
     return Committed(found=found, runs=runs)

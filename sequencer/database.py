@@ -13,18 +13,20 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, LiteralString, Self, TypeAlias
 from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg import AsyncConnection, AsyncCursor, errors, pq
+from psycopg import AsyncConnection, errors
+from psycopg.abc import Buffer
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.rows import namedtuple_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
+from sequencer.connection_options import connection_options
+from sequencer.kept_connection import KeptConnection, KeptStatement, Values, values_of
 from sequencer.settings import SequencerSettings
 
 Row = Any
@@ -73,14 +75,6 @@ class DatabaseCounters:
     statement_timeouts: int = 0
 
 
-class _BinaryCursor(AsyncCursor[Row]):
-    """A cursor that asks for binary results unless told otherwise."""
-
-    def __init__(self, connection: AsyncConnection[Any], **options: Any) -> None:
-        super().__init__(connection, **options)
-        self.format = pq.Format.BINARY
-
-
 class Database:
     """The pool. It opens even when Postgres is away; calls then raise SequencerUnavailable until it is back."""
 
@@ -99,12 +93,13 @@ class Database:
         self._made_at_s: WeakKeyDictionary[AsyncConnection[Row], float] = WeakKeyDictionary()
         self._pool = self._new_pool("tidelog", 1, self._settings.database_pool_size)
         self._kept_pool = self._new_pool("tidelog-commits", 0, 1)
+        self._kept: KeptConnection | None = None
         self._kept_in_use = False
 
     def _new_pool(self, name: str, min_size: int, max_size: int) -> _Pool:
         return AsyncConnectionPool(
             self._url,
-            kwargs=self._connection_options(),
+            kwargs=connection_options(self._url, self._settings),
             min_size=min_size,
             max_size=max_size,
             max_waiting=self._settings.database_pool_max_waiting,
@@ -123,6 +118,7 @@ class Database:
     async def close(self) -> None:
         await self._pool.close()
         await self._kept_pool.close()
+        await self._let_kept_go()
 
     @property
     def is_kept_to_one(self) -> bool:
@@ -159,19 +155,58 @@ class Database:
             cursor = await connection.execute(statement, parameters)
             return await cursor.fetchall() if cursor.description is not None else []
 
-    async def write_kept(self, statement: LiteralString, **parameters: Any) -> list[Row]:
+    async def write_kept(self, statement: KeptStatement, values: Sequence[Buffer]) -> list[Values]:
         """As `write`, on a connection kept for it: what comes again and again finds its backend warm, and never waits
         behind others. One at a time; a second one at the same time goes with the others.
         """
         if self._kept_in_use:
-            return await self.write(statement, **parameters)
+            async with self.connection() as connection:
+                cursor = await connection.execute(statement.text, statement.named(values))
+                assert cursor.pgresult is not None
+                return values_of(cursor.pgresult)
         self._kept_in_use = True
         try:
-            async with self.connection(self._kept_pool) as connection:
-                cursor = await connection.execute(statement, parameters)
-                return await cursor.fetchall() if cursor.description is not None else []
+            return await self._execute(await self._kept_for(statement), values)
         finally:
             self._kept_in_use = False
+
+    async def _kept_for(self, statement: KeptStatement) -> KeptConnection:
+        if (
+            self._kept is not None
+            and self._kept.is_usable
+            and self._made_at_s[self._kept.connection] >= self._renewed_at_s
+            and self._leads_to.get(self._kept.connection, _NOWHERE) == self._store_id
+        ):
+            return self._kept
+        await self._let_kept_go()
+        connection = await self._connection_of(self._kept_pool)
+        try:
+            async with self._asking(connection):
+                self._kept = KeptConnection(connection, statement)
+                return self._kept
+        finally:
+            if self._kept is None:
+                await self._kept_pool.putconn(connection)
+
+    async def _let_kept_go(self) -> None:
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            try:
+                await kept.let_go()
+            finally:
+                await self._kept_pool.putconn(kept.connection)
+
+    async def _execute(self, kept: KeptConnection, values: Sequence[Buffer]) -> list[Values]:
+        try:
+            return await kept.execute(values, self._settings.database_answer_timeout_s)
+        except TimeoutError as error:
+            raise self._no_answer() from error
+        except psycopg.Error as error:
+            await self._raise_ours(error, kept.connection)
+            raise
+        finally:
+            if not kept.is_usable:
+                await self._let_kept_go()
 
     async def read_identity(self) -> DatabaseIdentity:
         """Asks which Postgres this is, and notes it as a new connection does."""
@@ -188,42 +223,56 @@ class Database:
             yield connection
 
     @asynccontextmanager
-    async def connection(self, pool: _Pool | None = None) -> AsyncIterator[AsyncConnection[Row]]:
+    async def connection(self) -> AsyncIterator[AsyncConnection[Row]]:
         """A connection in autocommit mode, whose operational errors become this module's."""
-        pool = pool or self._pool
-        connection = await self._connection_of(pool)
+        connection = await self._connection_of(self._pool)
+        try:
+            async with self._asking(connection):
+                yield connection
+        finally:
+            await self._pool.putconn(connection)
+
+    @asynccontextmanager
+    async def _asking(self, connection: AsyncConnection[Row]) -> AsyncIterator[None]:
         answer_due = asyncio.timeout(self._settings.database_answer_timeout_s)
         try:
             async with answer_due:
                 while self._leads_to.get(connection, _NOWHERE) != self._store_id:
                     await self._find_out(connection)
-                yield connection
+                yield
         except TimeoutError as error:
             if not answer_due.expired():
                 raise
-            self.counters.statement_timeouts += 1
-            waited = f"TIDELOG_DATABASE_ANSWER_TIMEOUT_S ({self._settings.database_answer_timeout_s} s)"
-            raise CommitOutcomeUnknown(
-                f"the outcome is not known (Postgres at {describe_address(self._url)} gave no answer within {waited})",
-                connection_lost=False,
-            ) from error
-        except (errors.UndefinedTable, errors.UndefinedFunction, errors.UndefinedColumn) as error:
+            raise self._no_answer() from error
+        except psycopg.Error as error:
+            await self._raise_ours(error, connection)
+            raise
+
+    def _no_answer(self) -> CommitOutcomeUnknown:
+        self.counters.statement_timeouts += 1
+        waited = f"TIDELOG_DATABASE_ANSWER_TIMEOUT_S ({self._settings.database_answer_timeout_s} s)"
+        return CommitOutcomeUnknown(
+            f"the outcome is not known (Postgres at {describe_address(self._url)} gave no answer within {waited})",
+            connection_lost=False,
+        )
+
+    async def _raise_ours(self, error: psycopg.Error, connection: AsyncConnection[Row]) -> None:
+        """What the error means to whoever asked, unless it is one of this program."""
+        if isinstance(error, errors.UndefinedTable | errors.UndefinedFunction | errors.UndefinedColumn):
             raise SequencerUnavailable(
                 f"the database at {describe_address(self._url)} is not migrated ({_first_line(error)}):"
                 " run `tidelog migrate`"
             ) from error
-        except errors.ReadOnlySqlTransaction as error:
+        if isinstance(error, errors.ReadOnlySqlTransaction):
             # A full disk, a switch-over: whoever runs Postgres lifts it again.
             raise SequencerUnavailable(
                 f"Postgres at {describe_address(self._url)} takes no writes now ({_first_line(error)})"
             ) from error
-        except (psycopg.OperationalError, errors.IdleInTransactionSessionTimeout) as error:
+        if isinstance(error, psycopg.OperationalError | errors.IdleInTransactionSessionTimeout):
             lost = connection.closed
             if lost:
                 await self._renew_pools(connection)
-            raise self._translated(error, lost=lost) from error
-        finally:
-            await pool.putconn(connection)
+            raise self._unknown(error, lost=lost) from error
 
     async def _connection_of(self, pool: _Pool) -> AsyncConnection[Row]:
         task = asyncio.current_task()
@@ -248,7 +297,7 @@ class Database:
             await self._pool.drain()
             await self._kept_pool.drain()
 
-    def _translated(self, error: psycopg.Error, lost: bool) -> CommitOutcomeUnknown:
+    def _unknown(self, error: psycopg.Error, lost: bool) -> CommitOutcomeUnknown:
         if isinstance(error, errors.DeadlockDetected):
             self.counters.deadlocks += 1
         elif isinstance(error, errors.SerializationFailure):
@@ -259,33 +308,6 @@ class Database:
             self.counters.lost_connections += 1
         message = f"the outcome is not known ({type(error).__name__}: {_first_line(error)})"
         return CommitOutcomeUnknown(message, connection_lost=lost)
-
-    def _connection_options(self) -> dict[str, Any]:
-        settings = self._settings
-        parameters = {
-            "statement_timeout": settings.database_statement_timeout_ms,
-            "idle_in_transaction_session_timeout": settings.database_idle_in_transaction_timeout_ms,
-            "default_transaction_isolation": r"read\ committed",
-            "jit": "off",
-            "timezone": "UTC",
-        }
-        given = conninfo_to_dict(self._url)
-        return {
-            "autocommit": True,
-            "prepare_threshold": 0,
-            "row_factory": namedtuple_row,
-            "cursor_factory": _BinaryCursor,
-            "connect_timeout": settings.database_connect_timeout_s,
-            "keepalives": 1,
-            "keepalives_idle": settings.database_keepalive_idle_s,
-            "keepalives_interval": 1,
-            "keepalives_count": 3,
-            "tcp_user_timeout": (settings.database_keepalive_idle_s + 3) * 1000,
-            "application_name": given.get("application_name") or "tidelog",
-            "options": " ".join(
-                [*(f"-c {name}={value}" for name, value in parameters.items()), str(given.get("options") or "")]
-            ).strip(),
-        }
 
     async def _note_made(self, connection: AsyncConnection[Row]) -> None:
         self._made_at_s[connection] = time.monotonic()

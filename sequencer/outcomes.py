@@ -105,20 +105,21 @@ class Outcomes:
     __hash__ = None  # type: ignore[assignment]
 
 
-def decode_outcomes(stored: Sequence[int], batches: int) -> Outcomes:
+def decode_outcomes(stored: Sequence[int] | NDArray[np.int64], batches: int) -> Outcomes:
     """The outcomes of a segment of so many batches, in the order stored. Raises ValueError if they are of another."""
-    numbers = np.array(stored[:batches], np.int64)
-    kinds = numbers & 7
-    odd = np.flatnonzero(kinds != _ASSIGNED).tolist()
-    duplicates = int((kinds == _DUPLICATE).sum()) if odd else 0
-    if len(stored) != batches + duplicates:
+    numbers = np.asarray(stored, np.int64)
+    kinds = numbers[:batches] & 7
+    if len(numbers) == batches and not kinds.any():  # _ASSIGNED, as nearly always
+        return Outcomes(base_offsets=numbers >> 3, others={})
+    duplicates = int((kinds == _DUPLICATE).sum())
+    if len(numbers) != batches + duplicates:
         raise ValueError(
-            f"an outcome of {len(stored)} numbers, {duplicates} of duplicates, is not of {batches} batches"
+            f"an outcome of {len(numbers)} numbers, {duplicates} of duplicates, is not of {batches} batches"
         )
-    times = iter(stored[batches:])
+    times = iter(numbers[batches:].tolist())
     return Outcomes(
-        base_offsets=np.where(kinds == _ASSIGNED, numbers >> 3, _NOT_ASSIGNED),
-        others={index: _decode(stored[index], times) for index in odd},
+        base_offsets=np.where(kinds == _ASSIGNED, numbers[:batches] >> 3, _NOT_ASSIGNED),
+        others={index: _decode(int(numbers[index]), times) for index in np.flatnonzero(kinds).tolist()},
     )
 
 

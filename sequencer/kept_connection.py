@@ -1,0 +1,154 @@
+"""A connection kept for one statement that comes again and again, executed with as little ado as libpq allows: prepared
+once by name, its parameters already in Postgres' binary format, its values handed out as they came.
+
+Promises that an answer is the answer of what was asked: whatever does not end as it should (an error, a timeout, a
+cancellation) leaves a connection on which nothing more can be asked, to be let go. That it was lost while nothing was
+asked on it is seen at once. Raises what psycopg raises, and TimeoutError. For one loop.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString
+
+import psycopg
+from psycopg import AsyncConnection, pq
+from psycopg.abc import Buffer
+from psycopg.errors import error_from_result
+
+Values = tuple[bytes | None, ...]
+"""Of a row, in Postgres' binary format."""
+
+_CANCEL_WITHIN_S: Final = 5.0
+_PARAMETER: Final = re.compile(r"%\((\w+)\)s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptStatement:
+    """A statement that is prepared once."""
+
+    name: str
+    text: LiteralString
+    """As psycopg takes it."""
+    kinds: Mapping[str, type[bytes]]
+    """The parameters by name; of each the type whose values psycopg dumps as they are."""
+
+    @property
+    def numbered(self) -> bytes:
+        """As Postgres takes it."""
+        numbers = {name: number for number, name in enumerate(self.kinds, 1)}
+        return _PARAMETER.sub(lambda found: f"${numbers[found[1]]}", self.text).encode()
+
+    def named(self, values: Sequence[Buffer]) -> dict[str, Any]:
+        """For psycopg."""
+        return {name: kind(value) for (name, kind), value in zip(self.kinds.items(), values, strict=True)}
+
+
+class KeptConnection:
+    def __init__(self, connection: AsyncConnection[Any], statement: KeptStatement) -> None:
+        """Nothing else may be asked on the connection from now on."""
+        self.connection = connection
+        self.is_usable = True
+        """Nothing is under way on it, and nothing went wrong so far."""
+        self._statement = statement
+        self._name = f"kept_{statement.name}".encode()
+        self._formats = [pq.Format.BINARY] * len(statement.kinds)
+        self._is_prepared = False
+        self._answer: asyncio.Future[pq.abc.PGresult] | None = None
+        self._results: list[pq.abc.PGresult] = []
+        self._loop = asyncio.get_running_loop()
+        self._socket = connection.pgconn.socket
+        self._loop.add_reader(self._socket, self._read)
+        self._listens = True
+
+    async def execute(self, values: Sequence[Buffer], answer_within_s: float) -> list[Values]:
+        """The rows. After anything that it raises the connection is to be let go."""
+        self.is_usable = False
+        pgconn = self.connection.pgconn
+        if not self._is_prepared:
+            pgconn.send_prepare(self._name, self._statement.numbered)
+            await self._answered(answer_within_s)
+            self._is_prepared = True
+        pgconn.send_query_prepared(self._name, values, param_formats=self._formats, result_format=pq.Format.BINARY)
+        result = await self._answered(answer_within_s)
+        self.is_usable = True
+        return values_of(result)
+
+    async def _answered(self, within_s: float) -> pq.abc.PGresult:
+        answer: asyncio.Future[pq.abc.PGresult] = self._loop.create_future()
+        self._answer = answer
+        if self.connection.pgconn.flush():
+            self._loop.add_writer(self._socket, self._write)
+        timer = self._loop.call_later(within_s, self._fail, TimeoutError())
+        try:
+            return await answer
+        finally:
+            timer.cancel()
+
+    def _write(self) -> None:
+        try:
+            if not self.connection.pgconn.flush():
+                self._loop.remove_writer(self._socket)
+        except psycopg.Error as error:
+            self._end(error)
+
+    def _read(self) -> None:
+        pgconn = self.connection.pgconn
+        try:
+            pgconn.consume_input()
+            while not pgconn.is_busy():
+                result = pgconn.get_result()
+                if result is None:
+                    self._settle()
+                    return
+                self._results.append(result)
+        except psycopg.Error as error:
+            self._end(error)
+
+    def _settle(self) -> None:
+        """Postgres is ready for the next statement; without an answer due it had only a notice to tell."""
+        if self._answer is None:
+            return
+        [result] = self._results
+        if result.status == pq.ExecStatus.FATAL_ERROR:
+            self._fail(error_from_result(result))
+        elif not self._answer.done():
+            self._answer.set_result(result)
+            self._answer = None
+        self._results = []
+
+    def _fail(self, error: Exception) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+        self._answer = None
+
+    def _end(self, error: Exception) -> None:
+        """The connection broke. What Postgres said before that tells more."""
+        self._listen_no_more()
+        said = [result for result in self._results if result.status == pq.ExecStatus.FATAL_ERROR]
+        self._fail(error_from_result(said[0]) if said else error)
+
+    def _listen_no_more(self) -> None:
+        self.is_usable = False
+        if self._listens:
+            self._listens = False
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+
+    async def let_go(self) -> None:
+        """Closes it; Postgres is asked to end what is under way, which it would not notice by itself."""
+        self._listen_no_more()
+        self._fail(psycopg.OperationalError("the connection was closed"))
+        try:
+            if self.connection.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+                with suppress(psycopg.Error):
+                    await self.connection.cancel_safe(timeout=_CANCEL_WITHIN_S)
+        finally:
+            await self.connection.close()
+
+
+def values_of(result: pq.abc.PGresult) -> list[Values]:
+    columns = range(result.nfields)
+    return [tuple([result.get_value(row, column) for column in columns]) for row in range(result.ntuples)]

@@ -1,0 +1,146 @@
+"""The connection kept for commits: whatever happens to it, an answer is the answer of what was asked."""
+
+import asyncio
+
+import pytest
+
+from sequencer.client import Sequencer
+from sequencer.commits import Assigned
+from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.topics import Topic
+from storage.identifiers import Offset
+from tests.sequencer.builders import accepted, committed, reserved
+from tests.sequencer.housekeeping import records_of, waits_for_a_lock
+
+THE_KEPT_ONE = (
+    "datname = current_database() AND position('sequence_segments(' IN query) > 0 AND pid <> pg_backend_pid()"
+)
+MOST_BATCHES = 20_000
+
+
+@pytest.fixture
+async def topic(sequencer: Sequencer) -> Topic:
+    created = await sequencer.topics.create("orders", 1, {})
+    await committed(sequencer, [records_of(created)])
+    return created
+
+
+async def backends(sequencer: Sequencer, condition: str = "true") -> list[int]:
+    rows = await sequencer.database.fetch(
+        f"SELECT pid FROM pg_stat_activity WHERE {THE_KEPT_ONE} AND {condition} ORDER BY pid"
+    )
+    return [row.pid for row in rows]
+
+
+async def until_none_is_left(sequencer: Sequencer, condition: str = "true") -> None:
+    async with asyncio.timeout(60):
+        while True:
+            if not await backends(sequencer, condition):
+                return
+            await asyncio.sleep(0.01)
+
+
+async def commits_at(sequencer: Sequencer, topic: Topic, offset: int) -> None:
+    answer = await committed(sequencer, [records_of(topic)])
+    assert answer.outcomes == (Assigned(base_offset=Offset(offset)),)
+
+
+async def test_commits_share_one_backend_until_it_ends(sequencer: Sequencer, topic: Topic) -> None:
+    first = await backends(sequencer)
+
+    await commits_at(sequencer, topic, 1)
+
+    assert len(first) == 1
+    assert await backends(sequencer) == first
+
+
+async def test_a_connection_that_ended_between_commits_is_replaced_before_anything_is_sent(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    for offset in range(1, 4):
+        await sequencer.database.fetch(
+            f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE {THE_KEPT_ONE}"
+        )
+        await commits_at(sequencer, topic, offset)
+
+    assert sequencer.database.counters.lost_connections == 0
+
+
+async def test_a_commit_killed_midway_is_unknown_and_the_next_has_another_connection(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    segment = await reserved(sequencer, [records_of(topic)])
+    async with sequencer.database.transaction() as held:
+        await held.execute("SELECT 1 FROM partitions FOR NO KEY UPDATE")
+        waiting = await waits_for_a_lock(sequencer, lambda: sequencer.commits.commit([segment]))
+        await held.execute(f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE {THE_KEPT_ONE}")
+        with pytest.raises(CommitOutcomeUnknown, match="terminating connection") as unknown:
+            await waiting
+
+    assert unknown.value.connection_lost
+    await commits_at(sequencer, topic, 1)
+    assert accepted((await sequencer.commits.commit([segment]))[0]).outcomes == (Assigned(base_offset=Offset(2)),)
+
+
+async def test_a_commit_cancelled_midway_ends_in_postgres_and_its_answer_is_nobody_elses(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    segment = await reserved(sequencer, [records_of(topic)])
+    async with sequencer.database.transaction() as held:
+        await held.execute("SELECT 1 FROM partitions FOR NO KEY UPDATE")
+        waiting = await waits_for_a_lock(sequencer, lambda: sequencer.commits.commit([segment]))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await until_none_is_left(sequencer)
+
+    await commits_at(sequencer, topic, 1)
+    assert accepted((await sequencer.commits.commit([segment]))[0]).outcomes == (Assigned(base_offset=Offset(2)),)
+
+
+async def test_a_commit_that_is_cancelled_as_its_answer_comes_takes_no_answer_from_the_next(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    for turns_later in range(6):
+        segment = await reserved(sequencer, [records_of(topic)])
+        committing = asyncio.create_task(sequencer.commits.commit([segment]))
+        await asyncio.sleep(0.002)
+        for _ in range(turns_later):
+            await asyncio.sleep(0)
+        committing.cancel()
+        await asyncio.wait([committing])
+
+        again = accepted((await sequencer.commits.commit([segment]))[0])
+
+        assert again.outcomes == (Assigned(base_offset=Offset(1 + turns_later)),)
+
+
+async def test_a_closed_client_has_no_connection_left(database_url: str, sequencer: Sequencer, topic: Topic) -> None:
+    other = await Sequencer.open(f"{database_url}&application_name=other")
+    await committed(other, [records_of(topic)])
+
+    await other.close()
+
+    await until_none_is_left(sequencer, "application_name = 'other'")
+    with pytest.raises(SequencerUnavailable):
+        await other.commits.commit([await reserved(sequencer, [records_of(topic)])])
+
+
+async def test_the_statement_is_planned_anew_after_a_migration(sequencer: Sequencer, topic: Topic) -> None:
+    segment = await reserved(sequencer, [records_of(topic)])
+
+    await sequencer.database.fetch("ALTER FUNCTION sequence_segments RENAME TO sequence_segments_before")
+    for _ in range(2):
+        with pytest.raises(SequencerUnavailable, match="tidelog migrate"):
+            await sequencer.commits.commit([segment])
+    await sequencer.database.fetch("ALTER FUNCTION sequence_segments_before RENAME TO sequence_segments")
+
+    assert accepted((await sequencer.commits.commit([segment]))[0]).outcomes == (Assigned(base_offset=Offset(1)),)
+    await sequencer.database.fetch("ALTER TABLE runs ADD COLUMN later integer")
+    await commits_at(sequencer, topic, 2)
+
+
+async def test_a_commit_larger_than_the_sockets_buffers_arrives_whole(sequencer: Sequencer, topic: Topic) -> None:
+    answer = await committed(sequencer, [records_of(topic)] * MOST_BATCHES)
+
+    assert answer.found.base_offsets.tolist() == list(range(1, MOST_BATCHES + 1))
