@@ -21,25 +21,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any, LiteralString
 
+import numpy as np
 import psutil
 import uvloop
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from sequencer.client import Sequencer, SequencerSettings
-from sequencer.commits import Assigned, Committed, SegmentToCommit
+from sequencer.commits import Committed, SegmentToCommit
 from sequencer.migrate import migrate
-from storage.identifiers import (
-    NO_PRODUCER_ID,
-    BytePosition,
-    Partition,
-    ProducerId,
-    SegmentId,
-    TopicId,
-    new_segment_id,
-)
+from storage import segment_batches
+from storage.identifiers import NO_PRODUCER_ID, SegmentId, TopicId, new_segment_id
 from storage.keys import segment_key
-from storage.segment_batches import PlacedBatch, PlacedBatches
+from storage.segment_batches import (
+    BASE_SEQUENCE,
+    COLUMNS,
+    LENGTH,
+    MAX_TIMESTAMP,
+    MIN_TIMESTAMP,
+    PARTITION,
+    POSITION,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    PlacedBatches,
+)
 from tidelog.embedded.postgres import EmbeddedPostgres
 
 RESERVED_AT_ONCE = 32
@@ -213,7 +219,7 @@ class _Writer:
         self._topic_id = topic_id
         self._load = load
         first = 0 if load.shared else number * load.partitions
-        self._partitions = [Partition(partition) for partition in range(first, first + load.partitions)]
+        self._columns = _columns(range(first, first + load.partitions), load.idempotent)
         self._producer_id = NO_PRODUCER_ID
         self._sequence = 0
         self._stock: list[SegmentId] = []
@@ -252,30 +258,35 @@ class _Writer:
         took_s = time.perf_counter() - began_s
         for answer in answers:
             assert isinstance(answer, Committed), answer
-            assert all(isinstance(outcome, Assigned) for outcome in answer.outcomes), answer.outcomes
+            assert not answer.found.others, answer.found.others
         return took_s
 
     def _segment(self, segment_id: SegmentId) -> SegmentToCommit:
-        now_ms = time.time_ns() // 1_000_000
-        idempotent = self._load.idempotent
-        batches = [
-            PlacedBatch(
-                topic_id=self._topic_id,
-                partition=partition,
-                position=BytePosition(64 + place * BATCH_BYTES),
-                length=BATCH_BYTES,
-                record_count=RECORDS,
-                min_timestamp_ms=now_ms,
-                max_timestamp_ms=now_ms,
-                producer_id=ProducerId(self._producer_id),
-                producer_epoch=0 if idempotent else -1,
-                base_sequence=self._sequence if idempotent else -1,
-            )
-            for place, partition in enumerate(self._partitions)
-        ]
+        """As columns, which agents have of what they uploaded."""
+        columns = self._columns.copy()
+        columns[[MIN_TIMESTAMP, MAX_TIMESTAMP]] = time.time_ns() // 1_000_000
+        if self._load.idempotent:
+            columns[PRODUCER_ID] = self._producer_id
+            columns[BASE_SEQUENCE] = self._sequence
         self._sequence += RECORDS
-        size_bytes = 128 + len(batches) * BATCH_BYTES
-        return SegmentToCommit(segment_id=segment_id, size_bytes=size_bytes, batches=PlacedBatches.of(batches))
+        return SegmentToCommit(
+            segment_id=segment_id,
+            size_bytes=128 + columns.shape[1] * BATCH_BYTES,
+            batches=PlacedBatches(topic_ids=(self._topic_id,), columns=columns),
+        )
+
+
+def _columns(partitions: range, idempotent: bool) -> NDArray[np.int64]:
+    """A batch for each partition, but for the time, the producer and its sequence."""
+    columns = np.zeros((COLUMNS, len(partitions)), np.int64)
+    columns[PARTITION] = partitions
+    columns[POSITION] = 64 + np.arange(len(partitions)) * BATCH_BYTES
+    columns[LENGTH] = BATCH_BYTES
+    columns[segment_batches.RECORDS] = RECORDS
+    columns[PRODUCER_ID] = NO_PRODUCER_ID
+    columns[PRODUCER_EPOCH] = 0 if idempotent else -1
+    columns[BASE_SEQUENCE] = -1
+    return columns
 
 
 async def postgres_cpu_s(postmaster: psutil.Process) -> float:
