@@ -36,10 +36,14 @@ class Health:
 
         return (
             Check(name="store", run=self.check_store),
-            Check(name="database", run=self.check_database),
-            Check(name="store identity", run=self.check_store_identity),
+            Check(name="database", run=self.check_database, why_late=self._why_unreachable),
+            Check(name="store identity", run=self.check_store_identity, why_late=self._why_unreachable),
             Check(name="agent", run=serving),
         )
+
+    def _why_unreachable(self) -> SequencerUnavailable | None:
+        sequencer = self._sequencer()
+        return None if sequencer is None else sequencer.database.unreachable()
 
     async def check_store(self) -> None:
         """Raises StoreUnavailable, NotReady."""

@@ -1,9 +1,10 @@
 """How a connection is made: autocommit, prepared statements, binary results, named tuples; bounds on statements, and on
-a peer that fell silent."""
+a peer that fell silent. And that it tells what came of the attempt."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
-from psycopg import AsyncConnection, AsyncCursor, pq
+from psycopg import AsyncConnection, AsyncCursor, Error, pq
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import namedtuple_row
 
@@ -16,6 +17,21 @@ class _BinaryCursor(AsyncCursor[Any]):
     def __init__(self, connection: AsyncConnection[Any], **options: Any) -> None:
         super().__init__(connection, **options)
         self.format = pq.Format.BINARY
+
+
+class TellingConnection(AsyncConnection[Any]):
+    """A pool says to who waits only that it had none in time; why, it keeps to itself."""
+
+    @classmethod
+    async def connect(cls, conninfo: str = "", **options: Any) -> Self:
+        tell: Callable[[Self | Error], None] = options.pop("tell")
+        try:
+            made = await super().connect(conninfo, **options)
+        except Error as error:
+            tell(error)
+            raise
+        tell(made)
+        return made
 
 
 def connection_options(database_url: str, settings: SequencerSettings) -> dict[str, Any]:

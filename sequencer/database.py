@@ -25,7 +25,7 @@ from psycopg.abc import Buffer
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
-from sequencer.connection_options import connection_options
+from sequencer.connection_options import TellingConnection, connection_options
 from sequencer.kept_connection import KeptConnection, KeptStatement, Values, values_of
 from sequencer.settings import SequencerSettings
 
@@ -40,10 +40,10 @@ class SequencerUnavailable(Exception):
 
     @classmethod
     def cannot_connect(cls, database_url: str, error: BaseException) -> Self:
-        reason = str(error).strip() or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         return cls(
-            f"cannot reach Postgres at {describe_address(database_url)}: {reason}."
-            " Is it running? Checked TIDELOG_DATABASE_URL."
+            f"cannot reach Postgres at {describe_address(database_url)}: {reason.rstrip('.?')}."
+            " Is it running, and is TIDELOG_DATABASE_URL right?"
         )
 
 
@@ -88,7 +88,7 @@ class Database:
         self._store_id: str | None = None
         self._leads_to: WeakKeyDictionary[AsyncConnection[Row], str | None] = WeakKeyDictionary()
         """What `_store_id` was when the connection was found to lead there."""
-        self._last_failure: BaseException | None = None
+        self._last_failure: psycopg.Error | None = None
         self._renewed_at_s = -math.inf
         self._made_at_s: WeakKeyDictionary[AsyncConnection[Row], float] = WeakKeyDictionary()
         self._pool = self._new_pool("tidelog", 1, self._settings.database_pool_size)
@@ -99,14 +99,14 @@ class Database:
     def _new_pool(self, name: str, min_size: int, max_size: int) -> _Pool:
         return AsyncConnectionPool(
             self._url,
-            kwargs=connection_options(self._url, self._settings),
+            connection_class=TellingConnection,
+            kwargs=connection_options(self._url, self._settings) | {"tell": self._note_made},
             min_size=min_size,
             max_size=max_size,
             max_waiting=self._settings.database_pool_max_waiting,
             timeout=self._settings.database_pool_timeout_s,
             # The pool's attempts to connect come ever more rarely; given up early, the next call starts afresh at once.
             reconnect_timeout=self._settings.database_pool_timeout_s / 2,
-            configure=self._note_made,
             open=False,
             name=name,
         )
@@ -119,6 +119,11 @@ class Database:
         await self._pool.close()
         await self._kept_pool.close()
         await self._let_kept_go()
+
+    def unreachable(self) -> SequencerUnavailable | None:
+        """Why the last attempt to connect failed, as Postgres or the network said; None if it did not."""
+        failure = self._last_failure
+        return None if failure is None else SequencerUnavailable.cannot_connect(self._url, failure)
 
     @property
     def is_kept_to_one(self) -> bool:
@@ -280,7 +285,7 @@ class Database:
         try:
             connection = await pool.getconn()
         except (PoolTimeout, TooManyRequests, PoolClosed) as error:
-            raise SequencerUnavailable.cannot_connect(self._url, self._last_failure or error) from error
+            raise (self.unreachable() or SequencerUnavailable.cannot_connect(self._url, error)) from error
         if task is not None and task.cancelling() > cancellations:
             # The pool waits with asyncio.wait_for, which before Python 3.12 drops a cancellation that comes as its wait
             # ends: whoever cancelled this task would wait for it for ever.
@@ -309,8 +314,12 @@ class Database:
         message = f"the outcome is not known ({type(error).__name__}: {_first_line(error)})"
         return CommitOutcomeUnknown(message, connection_lost=lost)
 
-    async def _note_made(self, connection: AsyncConnection[Row]) -> None:
-        self._made_at_s[connection] = time.monotonic()
+    def _note_made(self, made: AsyncConnection[Row] | psycopg.Error) -> None:
+        if isinstance(made, psycopg.Error):
+            self._last_failure = made
+        else:
+            self._last_failure = None
+            self._made_at_s[made] = time.monotonic()
 
     async def _find_out(self, connection: AsyncConnection[Row]) -> None:
         """Where a connection leads: before its first statement, and again once one database is kept to. Raises

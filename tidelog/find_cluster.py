@@ -50,16 +50,19 @@ def require(settings: ClientSettings, name: str) -> str:
 
 
 def check_database_url(url: str) -> None:
-    """Raises `UserError` if it cannot be read. It is not repeated, nor is the parser's complaint: both may hold the
-    password.
+    """Raises `UserError` if it cannot be read, or if part of a password would be read as the host or the database. It
+    is not repeated, nor is the parser's complaint: both may hold the password.
     """
     try:
-        conninfo_to_dict(url)
+        parts = conninfo_to_dict(url)
+        is_read = "@" not in f"{str(parts.get('host', ''))[1:]}{parts.get('dbname', '')}"  # @name is a socket's
     except ProgrammingError:
+        is_read = False
+    if not is_read:
         raise UserError(
             f"{variable_of('database_url')} is no address of a Postgres.",
-            "Write it as postgresql://user:password@host:port/database, with %40 for an @ in the password.",
-        ) from None
+            "Write it as postgresql://user:password@host:port/database, with %40 for @ and %2F for / in the password.",
+        )
 
 
 def _settings() -> ClientSettings:

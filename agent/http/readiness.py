@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """`run` raises if the agent should not serve; the message names what to do."""
+    """`run` raises if the agent should not serve; the message names what to do. `why_late` says what it waits for, if
+    that is known, where it takes too long."""
 
     name: str
     run: Callable[[], Awaitable[None]]
+    why_late: Callable[[], object] = lambda: None
 
 
 class NotReady(Exception):
@@ -66,7 +68,7 @@ class Readinesses:
             async with asyncio.timeout(self._timeout_s):
                 await check.run()
         except TimeoutError:
-            return f"no answer within {self._timeout_s:g} s"
+            return str(check.why_late() or f"no answer within {self._timeout_s:g} s")
         except Exception as error:  # noqa: BLE001 - whatever a check raises is its reason, told to the health checker
             return str(error) or type(error).__name__
         return None

@@ -80,6 +80,20 @@ async def test_an_agent_whose_database_is_away_says_so_and_stops_when_told() -> 
         await agent.stop()
 
 
+async def test_why_postgres_refuses_an_agent_is_said_in_ready_and_in_the_log(
+    postgres: EmbeddedPostgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though a health checker waits for an answer less long than an agent does for a connection."""
+    reason = 'database "nobody_made_it" does not exist'
+
+    async with running(postgres.url("nobody_made_it"), wait_started=False) as agent:
+        await until_not_ready(agent, reason)
+        await until(
+            lambda: any(reason in record.getMessage() for record in caplog.records if record.name == "agent.app")
+        )
+        await agent.stop()
+
+
 async def test_an_agent_whose_store_is_away_says_so_and_stops_when_told(database_url: str) -> None:
     store = StoreSettings(s3_access_key="x", s3_secret_key="y", s3_attempts=1, s3_call_timeout_s=1.0)  # type: ignore[arg-type]
     nowhere = f"s3://bucket/x?endpoint=http://127.0.0.1:{a_free_port()}"

@@ -1,7 +1,10 @@
 """What errors say, and what a lost connection does to a commit."""
 
 import asyncio
+from collections.abc import Iterator
+from pathlib import Path
 
+import psycopg
 import pytest
 
 from sequencer.client import Sequencer, SequencerSettings
@@ -80,6 +83,68 @@ async def test_an_unreachable_database_is_unavailable_within_the_timeout_and_say
             await migrate(url)
     finally:
         await sequencer.close()
+
+
+REASONS = {
+    "a wrong password": ("me", "wrong-secret", "", 'password authentication failed for user "me"'),
+    "no such database": ("me", "right-secret", "_no", "does not exist"),
+    "no such user": ("nobody", "right-secret", "", 'password authentication failed for user "nobody"'),
+    "too many connections": ("busy", "right-secret", "", 'too many connections for role "busy"'),
+    "not now": ("me", "right-secret", "_closed", "is not currently accepting connections"),
+}
+
+
+@pytest.fixture(scope="module")
+def guarded(other_postgres: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
+    """A server that asks whoever is no `postgres` for a password."""
+    with psycopg.connect(other_postgres.url(), autocommit=True) as connection:
+        for role, limit in (("me", -1), ("busy", 0)):
+            connection.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT {limit} PASSWORD 'right-secret'")
+        connection.execute("CREATE DATABASE guarded")
+        connection.execute("CREATE DATABASE guarded_closed ALLOW_CONNECTIONS false")
+        [found] = connection.execute("SHOW hba_file").fetchall()
+        rules, before = Path(found[0]), Path(found[0]).read_text()
+        rules.write_text("local all postgres trust\nlocal all all scram-sha-256\n")
+        connection.execute("SELECT pg_reload_conf()")
+        yield other_postgres
+        rules.write_text(before)
+        connection.execute("SELECT pg_reload_conf()")
+        connection.execute("DROP DATABASE guarded")
+        connection.execute("DROP DATABASE guarded_closed")
+        connection.execute("DROP ROLE me")
+        connection.execute("DROP ROLE busy")
+
+
+@pytest.mark.parametrize("why", REASONS)
+async def test_postgres_own_reason_is_told_and_no_password(guarded: EmbeddedPostgres, why: str) -> None:
+    user, password, suffix, reason = REASONS[why]
+    url = guarded.url(f"guarded{suffix}").replace("postgres@", f"{user}:{password}@")
+    sequencer = await Sequencer.open(url, NOT_WAITING_FOR_CONNECTIONS)
+    try:
+        with pytest.raises(SequencerUnavailable, match="TIDELOG_DATABASE_URL") as unavailable:
+            await sequencer.topics.list()
+    finally:
+        await sequencer.close()
+
+    assert reason in str(unavailable.value)
+    assert "secret" not in str(unavailable.value)
+    assert str(sequencer.database.unreachable()) == str(unavailable.value)
+
+
+async def test_a_connection_that_comes_after_all_ends_what_kept_others_from_it(
+    guarded: EmbeddedPostgres,
+) -> None:
+    with psycopg.connect(guarded.url(), autocommit=True) as connection:
+        sequencer = await Sequencer.open(guarded.url("guarded_closed"), NOT_WAITING_FOR_CONNECTIONS)
+        try:
+            with pytest.raises(SequencerUnavailable, match="not currently accepting"):
+                await sequencer.database.fetch("SELECT 1")
+            connection.execute("ALTER DATABASE guarded_closed ALLOW_CONNECTIONS true")
+            assert await sequencer.database.fetch("SELECT 1")
+            assert sequencer.database.unreachable() is None
+        finally:
+            await sequencer.close()
+            connection.execute("ALTER DATABASE guarded_closed ALLOW_CONNECTIONS false")
 
 
 def test_an_address_is_described_without_its_password() -> None:

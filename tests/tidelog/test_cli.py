@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from spark_compaction.job import SparkJobFailed
 from tidelog.cli import Commands, app
+from tidelog.embedded.postgres import EmbeddedPostgres
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.spark_errors import spark_command
@@ -143,8 +144,8 @@ def test_a_port_that_is_taken_ends_the_agent_with_a_reason(tmp_path: Path) -> No
     assert "Traceback" not in result.stderr
 
 
-def test_a_database_url_that_is_none_is_refused_and_never_repeated(tmp_path: Path) -> None:
-    wrong = "postgresql//user:hush@host"
+@pytest.mark.parametrize("wrong", ["postgresql//user:hush@host", "postgresql://me:a@hush@host/x"])
+def test_a_database_url_that_is_none_is_refused_and_never_repeated(tmp_path: Path, wrong: str) -> None:
     migrated = run_process("migrate", "--database-url", wrong, cwd=tmp_path)
     served = run_process("agent", "--database-url", wrong, "--store-url", "memory://x", cwd=tmp_path)
 
@@ -162,6 +163,14 @@ def test_a_database_that_is_away_is_told_once(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert result.stderr.startswith("tidelog: cannot reach Postgres")
     assert result.stderr.count("connection failed") <= 1
+
+
+def test_postgres_own_reason_is_told(tmp_path: Path, postgres: EmbeddedPostgres) -> None:
+    where = ("--database-url", postgres.url("nobody_made_it"), "--store-url", (tmp_path / "objects").as_uri())
+    result = run_process("doctor", *where, cwd=tmp_path)
+
+    assert result.returncode == 1
+    assert 'database "nobody_made_it" does not exist' in " ".join(result.stderr.split())
 
 
 def test_without_a_cluster_a_command_says_how_to_get_one(tmp_path: Path) -> None:
