@@ -142,7 +142,8 @@ class KnownCoordinates:
                 f"no coordinates within TIDELOG_COORDINATE_TIMEOUT_S ({self._settings.coordinate_timeout_s} s)"
             ) from error
         for key, answer in answers.items():
-            self._learn(key, answer, known_ends[key], asked_s)
+            if self._learn(key, answer, known_ends[key], asked_s):
+                self._poll_now.set()
             self._wake(key)
         unknown = asked.keys() - answers.keys()
         for key in unknown:
@@ -175,20 +176,22 @@ class KnownCoordinates:
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        waits_for_polls = 1
+        poll_s, passed = self._settings.coordinate_poll_s, 1
         while True:
             try:
-                await self._poll_all()
-                self._is_away, waits_for_polls = False, 1
+                await self._poll_all(passed)
+                self._is_away, waits_for_polls = False, self._turns.until_due
             except _AWAY as error:
                 if not self._is_away:
                     _log.warning("coordinates: cannot poll the sequencer", extra={"error": str(error)})
                 self._is_away, waits_for_polls = True, _POLLS_BETWEEN_TRIES_WHEN_AWAY
                 self._turns.doubt_all()
-            await self._pause(waits_for_polls * self._settings.coordinate_poll_s)
+            paused_s = self._clock()
+            await self._pause(waits_for_polls * poll_s)
+            passed = max(1, round((self._clock() - paused_s) / poll_s))
 
     async def _pause(self, wait_s: float) -> None:
-        """Until the next poll is due: at once for a gap, not at all while nobody reads."""
+        """Until the next poll is due: at once for a gap or a doubt, not at all while nobody reads."""
         if self._is_away:
             await asyncio.sleep(wait_s)
         else:
@@ -199,9 +202,9 @@ class KnownCoordinates:
                 return
         self._poll_now.clear()
 
-    async def _poll_all(self) -> None:
+    async def _poll_all(self, passed: int = 1) -> None:
         self._forget_all_after_failover()
-        keys = self._turns.due(self._interests.current())
+        keys = self._turns.due(self._interests.current(), passed)
         for first in range(0, len(keys), self._settings.coordinate_poll_partitions):
             known = self._cache.known_ends(keys[first : first + self._settings.coordinate_poll_partitions])
             if known:
@@ -226,8 +229,10 @@ class KnownCoordinates:
 
     def _learn(
         self, key: PartitionKey, answer: PartitionCoordinates, known_end_when_asked: Offset | None, asked_s: float
-    ) -> None:
-        if answer.high_watermark > (self._cache.known_end(key) or 0):
+    ) -> bool:
+        """Whether it tells of commits that were not heard of."""
+        is_news = answer.high_watermark > (self._cache.known_end(key) or 0)
+        if is_news:
             self._turns.doubt(key)
         learned = self._cache.learn(answer, known_end_when_asked, asked_s)
         if learned is Learned.REGRESSED:
@@ -241,6 +246,7 @@ class KnownCoordinates:
                     "high_watermark": answer.high_watermark,
                 },
             )
+        return is_news
 
     def _forget_all_after_failover(self) -> None:
         changes = self._sequencer.database.identity_changes

@@ -29,7 +29,33 @@ def test_a_partition_never_heard_of_is_asked_for_by_every_poll() -> None:
 def test_one_heard_of_rests_for_one_poll_then_for_longer() -> None:
     turns = PollTurns(LONGEST)
     turns.heard(key(0))
-    assert asked_by(turns, 15) == [2, 6, 10, 14]
+    assert asked_by(turns, 15) == [2, 4, 8, 12]
+
+
+def test_partitions_heard_of_at_different_times_are_asked_for_by_the_same_polls() -> None:
+    turns, keys = PollTurns(LONGEST), [key(number) for number in range(3)]
+    asked = {}
+    for poll in range(1, 17):
+        if poll in (2, 5, 7):
+            turns.heard(keys[(2, 5, 7).index(poll)])
+        asked[poll] = turns.due(keys)
+    assert [poll for poll in range(9, 17) if asked[poll]] == [12, 16]
+    assert asked[12] == asked[16] == keys
+
+
+def test_one_of_which_a_commit_was_missed_is_due_with_the_next_poll_whenever_that_was_to_be() -> None:
+    turns, keys = PollTurns(LONGEST), [key(0), key(1)]
+    for each in keys:
+        turns.heard(each)
+    for _ in range(4):
+        turns.due(keys)
+    assert turns.until_due == LONGEST
+    turns.doubt(keys[1])
+    assert turns.until_due == 1
+    assert turns.due(keys) == [keys[1]]
+    assert turns.until_due == 1
+    turns.doubt_all()
+    assert turns.due(keys) == keys
 
 
 def test_being_heard_of_again_changes_nothing() -> None:
@@ -38,7 +64,7 @@ def test_being_heard_of_again_changes_nothing() -> None:
     for poll in range(1, 16):
         turns.heard(key(0))
         asked += [poll] * len(turns.due([key(0)]))
-    assert asked == [2, 6, 10, 14]
+    assert asked == [2, 4, 8, 12]
 
 
 def test_one_of_which_a_commit_was_missed_rests_no_more_until_it_is_heard_of() -> None:
@@ -71,6 +97,25 @@ def test_partitions_that_are_read_no_more_are_forgotten() -> None:
         turns.heard(key(number))
     turns.due([key(0)])
     assert turns.due([key(1), key(2)]) == [key(1), key(2)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["heard", "doubt", "poll"]), st.integers(0, 2)), max_size=60))
+def test_polls_that_are_left_out_would_have_asked_for_nothing(steps: list[tuple[str, int]]) -> None:
+    each_poll, some_polls, left_out = PollTurns(LONGEST), PollTurns(LONGEST), 0
+    keys = [key(number) for number in range(3)]
+    for step, number in steps:
+        if step == "heard":
+            each_poll.heard(keys[number])
+            some_polls.heard(keys[number])
+        elif step == "doubt":
+            each_poll.doubt(keys[number])
+            some_polls.doubt(keys[number])
+        elif left_out + 1 < some_polls.until_due:
+            assert each_poll.due(keys) == []
+            left_out += 1
+        else:
+            assert some_polls.due(keys, left_out + 1) == each_poll.due(keys)
+            left_out = 0
 
 
 @given(st.lists(st.tuples(st.sampled_from(["heard", "doubt", "poll"]), st.integers(0, 2)), max_size=60))
