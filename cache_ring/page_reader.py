@@ -6,8 +6,7 @@ read. Promises: bytes that do not tile into the batches and offsets the coordina
 that is slow, gone or wrong costs a wait of about one GET of the store and then a GET, never an error."""
 
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from cache_ring.membership import Membership
 from cache_ring.page_cache import PageCache
@@ -76,6 +75,15 @@ class PageReader:
             pieces.append(piece)
         return self._indexes.run_bytes(run, pieces)
 
+    def pages_of(self, run: RunCoordinate) -> tuple[PageKey, ...]:
+        return tuple(wanted.page for wanted in self.ranges_of(run))
+
+    def brings_all_of(self, page: PageKey, run: RunCoordinate) -> bool:
+        """Whether reading the run, which lies in this page alone, leaves all of the page in this agent's memory; not if
+        it is a peer's, or too large to be kept."""
+        [wanted] = self.ranges_of(run)
+        return self._pages.keeps(wanted) and self._owner(page) is None
+
     def is_history(self, coordinate: RunCoordinate) -> bool:
         return self._pages.is_history(coordinate.object_key)
 
@@ -83,7 +91,7 @@ class PageReader:
         """The run's bytes and batches; raises ObjectNotFound, StoreUnavailable, or DamagedPage when the store's own
         bytes are wrong."""
         ranges = self.ranges_of(run)
-        found = self._indexes.run_bytes(run, await _each(self.read, ranges))
+        found = self._indexes.run_bytes(run, await side_by_side(map(self.read, ranges)))
         if found is not None:
             return found
         _log.warning(
@@ -91,7 +99,7 @@ class PageReader:
             extra={"object_key": run.object_key, "base_offset": run.base_offset},
         )
         self._forget(ranges)
-        found = self._indexes.run_bytes(run, await _each(self._pages.read, ranges))
+        found = self._indexes.run_bytes(run, await side_by_side(map(self._pages.read, ranges)))
         if found is None:
             self._forget(ranges)
             raise DamagedPage(f"{run.object_key} does not hold the run named at {run.position}")
@@ -156,12 +164,3 @@ class PageReader:
 
 def _range_key(wanted: PageRange) -> _RangeKey:
     return wanted.page.object_key, wanted.start, wanted.end
-
-
-async def _each(
-    read: Callable[[PageRange], Coroutine[Any, Any, memoryview]], ranges: Sequence[PageRange]
-) -> list[memoryview]:
-    """One alone without a task of its own."""
-    if len(ranges) == 1:
-        return [await read(ranges[0])]
-    return await side_by_side(read(wanted) for wanted in ranges)

@@ -95,6 +95,10 @@ class StorePages:
     def has(self, page: PageKey) -> bool:
         return page in self._tail.cache or page in self._catch_up.cache
 
+    def keeps(self, wanted: PageRange) -> bool:
+        """Whether the page stays in memory once it is loaded."""
+        return wanted.page_bytes <= self._lane(wanted.page.object_key).cache.budget_bytes
+
     def put_own(self, key: ObjectKey, page: bytes) -> None:
         """Keep an object that this agent has just written."""
         self._note_use(self._tail)

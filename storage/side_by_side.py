@@ -12,8 +12,12 @@ Result = TypeVar("Result")
 
 
 async def side_by_side(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Their results in order. Raises what the first that failed raised, as it is, unlike a TaskGroup."""
-    tasks = [asyncio.create_task(call) for call in calls]
+    """Their results in order; one alone has no task of its own. Raises what the first that failed raised, as it is,
+    unlike a TaskGroup."""
+    coroutines = list(calls)
+    if len(coroutines) == 1:
+        return [await coroutines[0]]
+    tasks = [asyncio.create_task(call) for call in coroutines]
     try:
         return await asyncio.gather(*tasks)
     finally:

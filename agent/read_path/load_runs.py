@@ -3,18 +3,20 @@
 Promises that a run that cannot be had is a value in its partition's part, after which no later run of that partition
 follows, and that a fetch whose runs are all in memory waits for nothing."""
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from agent.read_path.plan_fetch import ReadFailure
+from cache_ring.page_layout import PageKey
 from cache_ring.page_reader import PageReader
 from cache_ring.run_bytes import RunBytes
 from cache_ring.store_pages import DamagedPage
 from sequencer.coordinates import RunCoordinate
 from storage.identifiers import ObjectKey
 from storage.object_store import ObjectNotFound, StoreUnavailable
+from storage.side_by_side import side_by_side
 
 _log = logging.getLogger(__name__)
 
@@ -35,35 +37,30 @@ NOTHING_LOADED = Loaded()
 
 async def load_runs(pages: PageReader, selected: Mapping[int, Sequence[RunCoordinate]]) -> dict[int, Loaded]:
     """For each place its runs' bytes."""
-    loaded: dict[int, Loaded] = {}
-    elsewhere: list[int] = []
-    for place, runs in selected.items():
-        kept = [pages.in_memory(run) for run in runs]
-        complete = [run for run in kept if run is not None]
-        if len(complete) == len(kept):
-            loaded[place] = Loaded(complete)
-        else:
-            elsewhere.append(place)
+    runs = [run for of_place in selected.values() for run in of_place]
+    tried: list[_Tried | None] = [pages.in_memory(run) for run in runs]
+    elsewhere: dict[tuple[PageKey, ...], list[int]] = {}
+    for number, found in enumerate(tried):
+        if found is None:
+            elsewhere.setdefault(pages.pages_of(runs[number]), []).append(number)
     if elsewhere:
-        async with asyncio.TaskGroup() as group:
-            tasks = {place: group.create_task(_load_all(pages, selected[place])) for place in elsewhere}
-        loaded.update((place, task.result()) for place, task in tasks.items())
-    return loaded
+        reads = [_read_all(pages, where, [runs[number] for number in those]) for where, those in elsewhere.items()]
+        for those, read in zip(elsewhere.values(), await side_by_side(reads), strict=True):
+            for number, found in zip(those, read, strict=True):
+                tried[number] = found
+    results = zip(runs, tried, strict=True)
+    return {place: _complete(list(islice(results, len(of_place)))) for place, of_place in selected.items()}
 
 
-async def _load_all(pages: PageReader, runs: Sequence[RunCoordinate]) -> Loaded:
-    """All of one partition's runs at once; what comes after one that failed is left out."""
-    found = await asyncio.gather(*(_try_read(pages, run) for run in runs))
-    complete: list[RunBytes] = []
-    for run, data in zip(runs, found, strict=True):
-        if isinstance(data, ObjectNotFound):
-            return Loaded(missing=run.object_key)
-        if isinstance(data, Exception):
-            _log.warning("fetch: a run cannot be read", extra={"object_key": run.object_key, "error": str(data)})
-            failure = None if complete else ReadFailure.UNAVAILABLE
-            return Loaded(complete, failure=failure, damaged=isinstance(data, DamagedPage))
-        complete.append(data)
-    return Loaded(complete)
+async def _read_all(pages: PageReader, where: tuple[PageKey, ...], runs: Sequence[RunCoordinate]) -> list[_Tried]:
+    """Runs of the same page or pages. A page that comes whole comes by the first of them: a run has no task of its own,
+    nor a look at the ring."""
+    if len(runs) == 1 or len(where) > 1 or not pages.brings_all_of(where[0], runs[0]):
+        return await side_by_side(_try_read(pages, run) for run in runs)
+    first = await _try_read(pages, runs[0])
+    if isinstance(first, ObjectNotFound | StoreUnavailable):
+        return [first] * len(runs)
+    return [first, *[pages.in_memory(run) or await _try_read(pages, run) for run in runs[1:]]]
 
 
 async def _try_read(pages: PageReader, run: RunCoordinate) -> _Tried:
@@ -71,3 +68,18 @@ async def _try_read(pages: PageReader, run: RunCoordinate) -> _Tried:
         return await pages.read_run(run)
     except (ObjectNotFound, StoreUnavailable, DamagedPage) as error:
         return error
+
+
+def _complete(tried: Sequence[tuple[RunCoordinate, _Tried | None]]) -> Loaded:
+    """All of one partition's runs; what comes after one that failed is left out."""
+    complete: list[RunBytes] = []
+    for run, found in tried:
+        if isinstance(found, RunBytes):
+            complete.append(found)
+        elif isinstance(found, ObjectNotFound):
+            return Loaded(missing=run.object_key)
+        else:
+            _log.warning("fetch: a run cannot be read", extra={"object_key": run.object_key, "error": str(found)})
+            failure = None if complete else ReadFailure.UNAVAILABLE
+            return Loaded(complete, failure=failure, damaged=isinstance(found, DamagedPage))
+    return Loaded(complete)
