@@ -73,7 +73,7 @@ TURN_ENDS: Final = 32
 SEEN_SEGMENTS: Final = 33
 ROWS: Final = 34
 
-# Columns of the runs that a segment's outcome makes.
+# Columns of the runs that a segment's outcome makes, in the order of a `RunCoordinate`.
 RUN_TOPIC: Final = 0
 RUN_PARTITION: Final = 1
 RUN_BASE_OFFSET: Final = 2

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sequencer import commit_kernels
 from sequencer.array_parameters import EncodedArray, Int4Encoded, Int8Encoded, UuidEncoded, encoded_longs, encoded_uuids
 from sequencer.coordinates import RunCoordinate
-from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
+from storage.identifiers import ObjectKey, SegmentId, TopicId
 from storage.segment_batches import PARTITION, PRODUCER_ID, TOPIC, PlacedBatches
 
 Longs = NDArray[np.int64]
@@ -107,6 +107,8 @@ def commit_request(segments: Sequence[SegmentToCommit]) -> CommitRequest:
         encoded_uuids([topic_ids[topic] for topic in part_topics]),
         *_encoded(numbers, counts),
     ]
+    if len(segments) == 1:
+        return CommitRequest(arrays=arrays, places=[order])
     firsts = np.cumsum([0, *sizes])
     places = [order[batch_segments == number + 1] - firsts[number] for number in range(len(segments))]
     return CommitRequest(arrays=arrays, places=places)
@@ -148,29 +150,10 @@ def committed_runs(segment: SegmentToCommit, object_key: ObjectKey, base_offsets
     of a partition are one run, as SQL writes it."""
     runs = np.empty((len(base_offsets), commit_kernels.RUN_COLUMNS), np.int64)
     count = commit_kernels.assigned_runs(segment.batches.columns, base_offsets, runs)
+    topic_ids, size_bytes = segment.batches.topic_ids, segment.size_bytes
     return tuple(
         [
-            RunCoordinate(
-                topic_id=segment.batches.topic_ids[topic],
-                partition=Partition(partition),
-                base_offset=Offset(base_offset),
-                last_offset=Offset(last_offset),
-                object_key=object_key,
-                object_size_bytes=segment.size_bytes,
-                position=BytePosition(position),
-                length=length,
-                min_timestamp_ms=min_timestamp_ms,
-                max_timestamp_ms=max_timestamp_ms,
-            )
-            for (
-                topic,
-                partition,
-                base_offset,
-                last_offset,
-                position,
-                length,
-                min_timestamp_ms,
-                max_timestamp_ms,
-            ) in runs[:count].tolist()
+            RunCoordinate(topic_ids[topic], partition, base_offset, last_offset, object_key, size_bytes, *place)
+            for topic, partition, base_offset, last_offset, *place in runs[:count].tolist()
         ]
     )

@@ -108,9 +108,9 @@ class Outcomes:
 def decode_outcomes(stored: Sequence[int] | NDArray[np.int64], batches: int) -> Outcomes:
     """The outcomes of a segment of so many batches, in the order stored. Raises ValueError if they are of another."""
     numbers = np.asarray(stored, np.int64)
-    kinds = numbers[:batches] & 7
-    if len(numbers) == batches and not kinds.any():  # _ASSIGNED, as nearly always
+    if len(numbers) == batches and not np.bitwise_or.reduce(numbers) & 7:  # all _ASSIGNED, as nearly always
         return Outcomes(base_offsets=numbers >> 3, others={})
+    kinds = numbers[:batches] & 7
     duplicates = int((kinds == _DUPLICATE).sum())
     if len(numbers) != batches + duplicates:
         raise ValueError(

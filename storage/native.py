@@ -38,17 +38,18 @@ class Array:
 
     def parts(self, array: Any) -> tuple[int, ...]:
         """Its address and its shape, as the machine code takes them. Raises TypeError."""
-        interface = array.__array_interface__
-        address, is_read_only = interface["data"]
-        shape: tuple[int, ...] = interface["shape"]
+        flags, shape = array.flags, array.shape
+        is_writeable = flags.writeable
         if (
-            interface["typestr"] != _TYPE_STRINGS[self.dtype]
-            or interface["strides"] is not None
+            array.dtype != _TYPES[self.dtype]
+            or not flags.c_contiguous
             or len(shape) != self.dimensions
-            or (self.is_written and is_read_only)
+            or (self.is_written and not is_writeable)
         ):
             raise TypeError(f"{array.dtype} of shape {shape} is not {self}")
-        return (address, *shape)
+        if is_writeable and array.size:  # a third of the time that numpy takes to say it
+            return (ctypes.addressof(ctypes.c_char.from_buffer(array)), *shape)
+        return (array.__array_interface__["data"][0], *shape)
 
 
 class _Long:
@@ -67,7 +68,7 @@ LONG_ROWS_OUT: Final = Array("int64", 2, is_written=True)
 
 Kind: TypeAlias = Array | _Long
 
-_TYPE_STRINGS: Final = {name: np.dtype(name).str for name in ("uint8", "int32", "int64")}
+_TYPES: Final = {name: np.dtype(name) for name in ("uint8", "int32", "int64")}
 _helpers: Final[dict[str, dict[str, Callable[..., Any]]]] = defaultdict(dict)
 """Functions that kernels call, by module."""
 
