@@ -83,17 +83,22 @@ def _is_compressed(records: memoryview) -> bool:
 
 
 def check_all(
-    frame: memoryview, places: NDArray[np.int64], limits: Sequence[BatchLimits], limits_of: NDArray[np.int64]
+    frame: memoryview,
+    places: NDArray[np.int64],
+    are_compressed: NDArray[np.bool_],
+    limits: Sequence[BatchLimits],
+    limits_of: NDArray[np.int64],
 ) -> CheckedBatches:
     """What `validate_produced` says of the bytes `[start, end)` of the frame, for each row of `places`, with the limits
-    that `limits_of` names for it.
+    that `limits_of` names for it; `are_compressed` is what `compressed` says of these places.
     """
     data = [frame[start:end] for start, end in places.tolist()]
     checked = CheckedBatches(columns=np.zeros((segment_batches.COLUMNS, len(data)), np.int64), data=data, refused={})
     if len(data) == 1:  # alone, a batch is checked with less ado
         doubtful = [0]
     else:
-        doubtful = np.flatnonzero(~_check_plain(frame, places, checked, _as_rows(limits)[limits_of])).tolist()
+        plain = _check_plain(frame, places, are_compressed, checked, _as_rows(limits)[limits_of])
+        doubtful = np.flatnonzero(~plain).tolist()
     for index in doubtful:
         found = _judged(data[index], limits[limits_of[index]])
         if isinstance(found, InvalidBatch):
@@ -117,7 +122,11 @@ def _row_of(limits: BatchLimits) -> tuple[int, int, int, int]:
 
 
 def _check_plain(
-    frame: memoryview, places: NDArray[np.int64], checked: CheckedBatches, limits: NDArray[np.int64]
+    frame: memoryview,
+    places: NDArray[np.int64],
+    are_compressed: NDArray[np.bool_],
+    checked: CheckedBatches,
+    limits: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
     """Fills in the columns of those that are sound beyond doubt, and says which."""
     count = len(places)
@@ -125,7 +134,7 @@ def _check_plain(
     asked[:, :FOUND_CRC] = places
     asked[:, FOUND_CRC] = [
         0 if is_compressed else crc32c(records[CRC_START:])
-        for records, is_compressed in zip(checked.data, compressed(frame, places).tolist(), strict=True)
+        for records, is_compressed in zip(checked.data, are_compressed.tolist(), strict=True)
     ]
     rows = np.empty((count, HEADER_COLUMNS), np.int64)
     found = np.empty((count, FINDINGS), np.int64)

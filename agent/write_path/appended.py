@@ -64,22 +64,16 @@ class Appended:
         else:
             callback()
 
-    async def wait(self, longest_s: float) -> None:
-        """Return when every batch has an outcome, or when the time is over: a timer and a future, where `asyncio.wait`
-        takes twice as long."""
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
+    async def answered(self) -> None:
+        """Return when every batch has an outcome for its request."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def wake() -> None:
             if not waiter.done():
                 waiter.set_result(None)
 
         self.when_answered(wake)
-        timer = loop.call_later(longest_s, wake)
-        try:
-            await waiter
-        finally:
-            timer.cancel()
+        await waiter
 
     def sealed_until(self, end: int) -> None:
         if end == len(self.base_offsets):

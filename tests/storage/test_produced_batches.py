@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from storage.batch_validation import BatchLimits, InvalidBatch, validate_produced
 from storage.compression import compress
 from storage.produced_batches import CheckedBatches, LoneCheck, check_all
+from storage.produced_batches import compressed as are_compressed
 from storage.record_batch import Compression, ValidBatch
 from storage.segment_batches import column_of
 from tests.agent.running import a_batch
@@ -72,7 +73,8 @@ def as_value(answer: ValidBatch | InvalidBatch) -> Any:
 
 
 def checked(frame: memoryview, places: list[tuple[int, int]], limits: list[BatchLimits]) -> CheckedBatches:
-    return check_all(frame, np.array(places, np.int64).reshape(-1, 2), limits, np.arange(len(places)))
+    asked = np.array(places, np.int64).reshape(-1, 2)
+    return check_all(frame, asked, are_compressed(frame, asked), limits, np.arange(len(places)))
 
 
 def values_of(found: CheckedBatches) -> list[Any]:

@@ -31,6 +31,7 @@ from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
 from sequencer.database import SequencerUnavailable
 from sequencer.topics import Topic
 from storage.identifiers import TopicId
+from storage.produced_batches import compressed
 from storage.segment_batches import TOPIC
 
 _NO_ACKS: Final = 0
@@ -69,16 +70,13 @@ def begin(request: ProduceRequest, context: RequestContext, respond: Respond) ->
     if accepted is None:
         return False
     request.take_frame()
-    under_way = _hand_over(accepted, context)
-    appended, loop = under_way.appended, asyncio.get_running_loop()
-    give_up = context.parts.write_path.give_up
-    timer = loop.call_at(_deadline_s(request, context), give_up, appended, _TIMED_OUT)
+    under_way = _hand_over(accepted, request, context)
+    call_soon = asyncio.get_running_loop().call_soon
 
     def answer() -> None:
-        timer.cancel()
         respond(lambda: _answer(request, _results(under_way, request, context), context))
 
-    appended.when_answered(lambda: loop.call_soon(answer))  # the commit's readers, woken before, come first
+    under_way.appended.when_answered(lambda: call_soon(answer))  # the commit's readers, woken before, come first
     return True
 
 
@@ -108,10 +106,6 @@ def _answer(request: ProduceRequest, results: ProduceResults, context: RequestCo
     return Encoded(buffers=[body], size_bytes=len(body))
 
 
-def _deadline_s(request: ProduceRequest, context: RequestContext) -> float:
-    return context.deadline_s(request.timeout_s, context.settings.max_produce_timeout_s)
-
-
 def _refusal(request: ProduceRequest) -> ProduceResult | None:
     """The answer for every partition, if the request as a whole cannot be served."""
     if request.transactional_id is not None:
@@ -127,12 +121,14 @@ async def _accept(request: ProduceRequest, context: RequestContext) -> Accepted 
         topics = await _find_topics(request, context)
     except SequencerUnavailable as error:
         return ProduceResult(code=ErrorCode.not_enough_replicas, message=str(error))
+    frame, places = request.take_frame(), np.array(request.records, np.int64).reshape(-1, 2)
     asked = AskedBatches(
-        frame=request.take_frame(),
+        frame=frame,
         topics=topics,
         counts=[len(named.partitions) for named in request.topics],
         partitions=np.array([partition for named in request.topics for partition in named.partitions], np.int64),
-        places=np.array(request.records, np.int64).reshape(-1, 2),
+        places=places,
+        are_compressed=compressed(frame, places),
     )
     return await accept(asked, _unknown_topic(context), context)
 
@@ -163,25 +159,27 @@ async def _write(
     if isinstance(accepted, ProduceResult):
         context.turn.done()
         return ProduceResults.of(dict.fromkeys(range(count), accepted), count)
-    under_way = _hand_over(accepted, context)
+    under_way = _hand_over(accepted, request, context)
     del accepted
     if request.acks == _NO_ACKS or not under_way.numbers:
         return ProduceResults.of(under_way.refusals, count)
-    appended = under_way.appended
-    await appended.wait(context.remaining_s(_deadline_s(request, context)))
-    if not appended.is_done:
-        context.parts.write_path.give_up(appended, _TIMED_OUT)
+    await under_way.appended.answered()
     return _results(under_way, request, context)
 
 
-def _hand_over(accepted: Accepted, context: RequestContext) -> _UnderWay:
+def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestContext) -> _UnderWay:
     """To the write path, whose alone the batches' bytes are from here on: it lets go of them as it seals them. The
     request's bytes stay reserved until nothing of it is on its way, also when its time is over before."""
     assert context.turn is not None, "produce requests take turns"
-    appended = context.parts.write_path.append(accepted.batches)
+    write_path = context.parts.write_path
+    appended = write_path.append(accepted.batches)
     context.turn.done()
     context.memory.retain()
     appended.when_done(context.memory.release)
+    if request.acks != _NO_ACKS:
+        deadline_s = context.deadline_s(request.timeout_s, context.settings.max_produce_timeout_s)
+        timer = asyncio.get_running_loop().call_at(deadline_s, write_path.give_up, appended, _TIMED_OUT)
+        appended.when_answered(timer.cancel)
     return _UnderWay(
         appended=appended,
         numbers=accepted.numbers,

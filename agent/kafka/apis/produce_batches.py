@@ -25,7 +25,7 @@ from sequencer.topic_config import TopicConfig
 from sequencer.topics import Topic
 from storage.batch_validation import LAST_TIMESTAMP_MS, NO_TIMESTAMP_MS, BatchFault, BatchLimits, InvalidBatch
 from storage.identifiers import Partition, TopicId
-from storage.produced_batches import CheckedBatches, check_all, compressed
+from storage.produced_batches import CheckedBatches, check_all
 from storage.segment_batches import PARTITION, TOPIC, PendingBatches
 
 NO_TIME_MS: Final = -1
@@ -39,7 +39,7 @@ _PLAIN_IS_CHEAPER = 64
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AskedBatches:
     """What a request brings: the topics that it names, None where there is no such topic; how many partitions it names
-    of each; their numbers, and where in the frame the bytes for each are.
+    of each; their numbers, where in the frame the bytes for each are, and whether these have to be decompressed.
     """
 
     frame: memoryview
@@ -47,6 +47,7 @@ class AskedBatches:
     counts: Sequence[int]
     partitions: NDArray[np.int64]
     places: NDArray[np.int64]
+    are_compressed: NDArray[np.bool_]
 
     @property
     def topic_of(self) -> NDArray[np.int64]:
@@ -105,9 +106,9 @@ async def accept(asked: AskedBatches, unknown_topic: ErrorCode, context: Request
 
 def _effort_bytes(asked: AskedBatches, refusals: dict[int, ProduceResult]) -> int:
     """What has to be checked, in bytes that have to be decompressed."""
-    places = asked.places if not refusals else asked.places[_wanted(asked, refusals)]
-    sizes = places[:, 1] - places[:, 0]
-    return int(np.where(compressed(asked.frame, places), sizes, sizes // _PLAIN_IS_CHEAPER).sum())
+    sizes = asked.places[:, 1] - asked.places[:, 0]
+    efforts = np.where(asked.are_compressed, sizes, sizes // _PLAIN_IS_CHEAPER)
+    return int((efforts[_wanted(asked, refusals)] if refusals else efforts).sum())
 
 
 def _wanted(asked: AskedBatches, refusals: dict[int, ProduceResult]) -> NDArray[np.int64]:
@@ -177,7 +178,8 @@ def _check(
     rules = [_rules_of(topic, max_decompressed_bytes, at_ms, raised_by_topic=raised_by_topic) for topic in asked.topics]
     wanted = _wanted(asked, refusals)
     topic_of = asked.topic_of[wanted]
-    checked = check_all(asked.frame, asked.places[wanted], [rule.limits for rule in rules], topic_of)
+    limits = [rule.limits for rule in rules]
+    checked = check_all(asked.frame, asked.places[wanted], asked.are_compressed[wanted], limits, topic_of)
     times_ms = np.array([rule.log_append_time_ms for rule in rules], np.int64)[topic_of]
     if any(rule.log_append_time_ms != NO_TIME_MS for rule in rules):
         _give_times(checked, times_ms)

@@ -72,7 +72,8 @@ def pending(topic: Topic, sequence: int, *, producer_id: int = 1, partition: int
 
 async def outcomes_of(appended: Sequence[Appended]) -> list[WriteOutcome | None]:
     """Of all batches of all requests, once they are done."""
-    await asyncio.gather(*(one.wait(60) for one in appended))
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(one.answered() for one in appended))
     assert all(one.is_done for one in appended), "not all outcomes came"
     return [outcome for one in appended for outcome in one.outcomes]
 
