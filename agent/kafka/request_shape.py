@@ -7,7 +7,7 @@ more in all than is allowed, since each keeps the event loop for some 20 to 50 Â
 is null which may not be (kio lets that through). What else may be wrong is left to the decoder.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum, auto
 from functools import lru_cache
@@ -170,7 +170,17 @@ def _shape_of_class(schema: Any) -> _Shape:
             steps += shape
     if schema.__flexible__:
         steps.append(_Step(_Kind.TAGS, tagged=tagged))
-    return tuple(steps)
+    return _joined(steps)
+
+
+def _joined(steps: Sequence[_Step]) -> _Shape:
+    """With one step for fields of fixed sizes that follow one another."""
+    joined: list[_Step] = []
+    for step in steps:
+        if joined and joined[-1].kind is step.kind is _Kind.FIXED:
+            step = _Step(_Kind.FIXED, joined.pop().count + step.count)
+        joined.append(step)
+    return tuple(joined)
 
 
 def _shape_of_field(annotation: Any, metadata: Mapping[str, Any], *, flexible: bool) -> _Shape:

@@ -4,14 +4,14 @@ told from the request alone.
 A request of a thousand partitions comes several times a second, so what is the same for all of them is looked up
 once."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 from uuid import UUID
 
 from agent.kafka.apis.fetch_response import FIRST_VERSION_WITH_TOPIC_IDS
 from agent.kafka.context import RequestContext
 from agent.kafka.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
-from agent.kafka.routing import has_moved, preferred_replica_of
+from agent.kafka.routing import moved_partitions, preferred_replica_of
 from agent.read_path.plan_fetch import FetchPlan, PartitionPlan, ReadFailure
 from cache_ring.membership import Membership
 from sequencer.database import SequencerUnavailable
@@ -38,7 +38,7 @@ async def plan_request(request: Any, context: RequestContext) -> FetchPlan:
         if topic_id is None:
             partitions += _all_fail(asked.partitions, failure or ReadFailure.UNKNOWN_TOPIC)
         else:
-            partitions += planner.topic(reads.coordinates.same(topic_id), asked.partitions, failure)
+            partitions += planner.topic(reads.coordinates.same(topic_id), asked.partitions)
     return FetchPlan(
         partitions=tuple(partitions),
         max_bytes=max(1, max_bytes),
@@ -85,31 +85,33 @@ class _Planner:
         self._follows_rack = self._rack == membership.zone
         self._is_sent_on = self._rack in membership.ring.zones and not self._follows_rack
 
-    def topic(self, topic_id: TopicId, asked: Sequence[Any], failure: ReadFailure | None) -> list[PartitionPlan]:
+    def topic(self, topic_id: TopicId, asked: Sequence[Any]) -> list[PartitionPlan]:
+        moved = self._moved(topic_id, asked)
         return [
             PartitionPlan(
                 topic_id,
                 partition.partition,
                 partition.fetch_offset,
                 max(1, partition.partition_max_bytes),
-                failure or self._refusal(topic_id, partition),
+                self._refusal(partition, moved),
                 self._preferred_replica(topic_id, partition.partition) if self._is_sent_on else None,
                 getattr(partition, "last_fetched_epoch", NO_EPOCH) > OUR_EPOCH,
             )
             for partition in asked
         ]
 
-    def _refusal(self, topic_id: TopicId, partition: Any) -> ReadFailure | None:
+    def _moved(self, topic_id: TopicId, asked: Sequence[Any]) -> Collection[int]:
+        if not self._is_serving or self._follows_rack:
+            return ()
+        return moved_partitions(self._context, topic_id, [one.partition for one in asked if one.partition >= 0])
+
+    def _refusal(self, partition: Any, moved: Collection[int]) -> ReadFailure | None:
         if partition.partition < 0:
             return ReadFailure.UNKNOWN_PARTITION
         stale = epoch_failure(getattr(partition, "current_leader_epoch", NO_EPOCH))
         if stale is not None:
             return stale
-        if not self._is_serving:
-            return ReadFailure.MOVED
-        if not self._follows_rack and has_moved(self._context, topic_id, partition.partition):
-            return ReadFailure.MOVED
-        return None
+        return ReadFailure.MOVED if not self._is_serving or partition.partition in moved else None
 
     def _preferred_replica(self, topic_id: TopicId, partition: Partition) -> NodeId | None:
         return preferred_replica_of(self._context, self._rack, topic_id, partition)
