@@ -50,12 +50,12 @@ class KeptConnection:
     def __init__(self, connection: AsyncConnection[Any], statement: KeptStatement) -> None:
         """Nothing else may be asked on the connection from now on."""
         self.connection = connection
-        self.is_usable = True
-        """Nothing is under way on it, and nothing went wrong so far."""
         self._statement = statement
         self._name = f"kept_{statement.name}".encode()
         self._formats = [pq.Format.BINARY] * len(statement.kinds)
         self._is_prepared = False
+        self._ended_well = True
+        """Whatever was asked so far."""
         self._answer: asyncio.Future[pq.abc.PGresult] | None = None
         self._results: list[pq.abc.PGresult] = []
         self._loop = asyncio.get_running_loop()
@@ -63,9 +63,14 @@ class KeptConnection:
         self._loop.add_reader(self._socket, self._read)
         self._listens = True
 
+    @property
+    def is_usable(self) -> bool:
+        """Nothing is under way on it, and nothing went wrong so far."""
+        return self._listens and self._ended_well
+
     async def execute(self, values: Sequence[Buffer], answer_within_s: float) -> list[Values]:
         """The rows. After anything that it raises the connection is to be let go."""
-        self.is_usable = False
+        self._ended_well = False
         pgconn = self.connection.pgconn
         if not self._is_prepared:
             pgconn.send_prepare(self._name, self._statement.numbered)
@@ -73,7 +78,7 @@ class KeptConnection:
             self._is_prepared = True
         pgconn.send_query_prepared(self._name, values, param_formats=self._formats, result_format=pq.Format.BINARY)
         result = await self._answered(answer_within_s)
-        self.is_usable = True
+        self._ended_well = True
         return values_of(result)
 
     async def _answered(self, within_s: float) -> pq.abc.PGresult:
@@ -131,7 +136,6 @@ class KeptConnection:
         self._fail(error_from_result(said[0]) if said else error)
 
     def _listen_no_more(self) -> None:
-        self.is_usable = False
         if self._listens:
             self._listens = False
             self._loop.remove_reader(self._socket)

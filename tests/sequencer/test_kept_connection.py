@@ -2,11 +2,14 @@
 
 import asyncio
 
+import psycopg
 import pytest
+from psycopg import AsyncConnection
 
 from sequencer.client import Sequencer
 from sequencer.commits import Assigned
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.kept_connection import KeptConnection, KeptStatement
 from sequencer.topics import Topic
 from storage.identifiers import Offset
 from tests.sequencer.builders import accepted, committed, reserved
@@ -16,6 +19,7 @@ THE_KEPT_ONE = (
     "datname = current_database() AND position('sequence_segments(' IN query) > 0 AND pid <> pg_backend_pid()"
 )
 MOST_BATCHES = 20_000
+ANSWER_WITHIN_S = 60.0
 
 
 @pytest.fixture
@@ -144,3 +148,27 @@ async def test_a_commit_larger_than_the_sockets_buffers_arrives_whole(sequencer:
     answer = await committed(sequencer, [records_of(topic)] * MOST_BATCHES)
 
     assert answer.found.base_offsets.tolist() == list(range(1, MOST_BATCHES + 1))
+
+
+async def test_a_connection_that_ended_right_behind_its_answer_is_used_no_more(database_url: str) -> None:
+    statement = KeptStatement(name="pid", text="SELECT pg_backend_pid()", kinds={})
+    kept = KeptConnection(await AsyncConnection.connect(database_url, autocommit=True), statement)
+    answer = await kept.execute([], ANSWER_WITHIN_S)
+    pid = kept.connection.info.backend_pid
+
+    with psycopg.connect(database_url, autocommit=True) as other:  # while the loop stands still
+        activity = "SELECT state, state_change FROM pg_stat_activity WHERE pid = %s"
+        before = other.execute(activity, [pid]).fetchone()
+        answering = asyncio.create_task(kept.execute([], ANSWER_WITHIN_S))
+        await asyncio.sleep(0)
+        while (now := other.execute(activity, [pid]).fetchone()) == before or now is None or now[0] != "idle":
+            pass
+        other.execute("SELECT pg_terminate_backend(%s, 60000)", [pid])
+
+    assert await answering == answer
+    async with asyncio.timeout(60):
+        while True:
+            if not kept.is_usable:
+                break
+            await asyncio.sleep(0)
+    await kept.let_go()
