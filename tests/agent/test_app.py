@@ -1,6 +1,7 @@
 """The life of an agent: it waits for what is away, serves while its lease holds, and drains on the way out."""
 
 import asyncio
+import contextlib
 import socket
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ from tests.agent.running import (
 from tests.waiting import until
 from tidelog.embedded.postgres import EmbeddedPostgres
 
+WAITS_FOR_TOPICS = (
+    "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'topics'::regclass"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
 IMPATIENT = SequencerSettings(database_pool_timeout_s=0.3, database_connect_timeout_s=2)
 
 
@@ -161,6 +166,26 @@ async def test_two_agents_see_each_other_and_route_by_the_zone_in_the_client_id(
         assert await leader_port("tidelog_zone=elsewhere") in (first.app.kafka_port, second.app.kafka_port)
         racks = {broker.port: broker.rack for broker in (await wire.ask(a_metadata())).brokers}
         assert racks == {first.app.kafka_port: "a", second.app.kafka_port: "b"}
+
+
+async def test_who_joins_while_a_client_waits_for_metadata_is_among_the_brokers_if_it_leads(
+    database_url: str, sequencer: Sequencer
+) -> None:
+    store = a_memory_store()
+    async with running(database_url, store, zone="a") as first, contextlib.AsyncExitStack() as opened:
+        await sequencer.topics.create("joined", 4, {})
+        wire = await Wire.connect(first.app.kafka_port)
+        async with sequencer.database.transaction() as held:
+            await held.execute("LOCK TABLE topics IN ACCESS EXCLUSIVE MODE")
+            asked = await wire.send(a_metadata("joined"), "tidelog_zone=b")
+            await until_answered(lambda: sequencer.database.fetch(WAITS_FOR_TOPICS))
+            second = await opened.enter_async_context(running(database_url, store, zone="b"))
+            await until(lambda: first.agents_seen == 2)
+        answer = await wire.receive(asked)
+
+        ports = {broker.node_id: broker.port for broker in answer.brokers}
+        leaders = {ports[partition.leader_id] for partition in answer.topics[0].partitions}
+        assert leaders == {second.app.kafka_port}
 
 
 async def test_a_partition_that_moved_is_refused_for_a_moment_and_then_served_all_the_same(database_url: str) -> None:

@@ -50,14 +50,15 @@ class _Response:
 
 
 async def handle(request: MetadataRequest, context: RequestContext) -> _Response:
-    alive = brokers(context)
+    topics = tuple(await _topics(request, context))
+    alive = brokers(context)  # last: whoever joined meanwhile may lead what was asked for
     if not alive:
         raise CloseConnection("no agent is known to be alive")
     return _Response(
         brokers=alive,
         cluster_id=context.parts.cluster_id,
         controller_id=BrokerId(controller_of(context)),
-        topics=tuple(await _topics(request, context)),
+        topics=topics,
     )
 
 
