@@ -148,7 +148,7 @@ def target_machine() -> Any:
 
 def _native_code(name: str, function: Callable[..., Any], kinds: tuple[Kind, ...]) -> bytes:
     source = Path(function.__code__.co_filename)
-    origin = _origin(source)
+    origin = _origin(source, _constants(function))
     files = [directory / f"{name}.{sysconfig.get_platform()}.o" for directory in _directories(source)]
     for file in files:
         with contextlib.suppress(OSError):
@@ -165,13 +165,18 @@ def _native_code(name: str, function: Callable[..., Any], kinds: tuple[Kind, ...
     return native_code
 
 
+def _constants(function: Callable[..., Any]) -> str:
+    """The numbers that its module had when it was decorated, wherever they come from: the machine code has them."""
+    return repr(sorted((name, value) for name, value in function.__globals__.items() if isinstance(value, int | float)))
+
+
 @lru_cache
-def _origin(source: Path) -> bytes:
-    """A digest of all that the machine code depends on: constants of other kernels' modules are part of it."""
+def _origin(source: Path, constants: str) -> bytes:
+    """A digest of all that the machine code depends on."""
     here = Path(__file__).parent
     parts = {source, here / "native.py", here / "native_build.py", *source.parent.glob("*kernels.py")}
     content = b"\0".join(part.read_bytes() for part in sorted(parts))
-    return hashlib.sha256(llvmlite.__version__.encode() + b"\0" + content).digest()
+    return hashlib.sha256(f"{llvmlite.__version__}\0{constants}\0".encode() + content).digest()
 
 
 def _directories(source: Path) -> Iterator[Path]:

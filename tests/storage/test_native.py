@@ -165,6 +165,14 @@ def test_a_kernel_is_compiled_once_for_each_source(tmp_path: Path) -> None:
     assert _total(tmp_path) == (33, True)
 
 
+def test_a_kernel_is_compiled_again_when_a_constant_of_another_module_changed(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text("from columns import FACTOR\n" + _SOURCE.format(factor="FACTOR"))
+
+    for factor, compiles in ((2, True), (2, False), (10, True)):
+        (tmp_path / "columns.py").write_text(f"FACTOR = {factor}")
+        assert _total(tmp_path) == (10 * factor + 3, compiles)
+
+
 def test_a_kernel_that_allocates_is_refused() -> None:
     def allocates(data: Any) -> Any:
         return len(data.copy())
