@@ -1,7 +1,8 @@
 """What agents ask of Postgres whether or not there is traffic: polls, leases, topic changes, segment ids.
 
 Each agent's poll begins a pause after the one before ended, as in the product, so that a slow Postgres is asked less.
-All commits are heard of, so that a poll asks for a share of the partitions, each in its turn.
+All commits are heard of, so that a poll asks for a share of the partitions, each in its turn; an agent asks for all of
+them by one poll in so many, which are as many partitions a second in fewer statements.
 """
 
 import math
