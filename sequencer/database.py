@@ -210,7 +210,7 @@ class Database:
             await self._raise_ours(error, kept.connection)
             raise
         finally:
-            if not kept.is_usable:
+            if not kept.is_usable or self._kept_pool.closed:
                 await self._let_kept_go()
 
     async def read_identity(self) -> DatabaseIdentity:

@@ -116,13 +116,14 @@ class KeptConnection:
         """Postgres is ready for the next statement; without an answer due it had only a notice to tell."""
         if self._answer is None:
             return
-        [result] = self._results
-        if result.status == pq.ExecStatus.FATAL_ERROR:
-            self._fail(error_from_result(result))
+        results, self._results = self._results, []
+        refusal = _refusal_among(results)
+        if refusal is not None:
+            self._fail(refusal)
         elif not self._answer.done():
+            [result] = results
             self._answer.set_result(result)
             self._answer = None
-        self._results = []
 
     def _fail(self, error: Exception) -> None:
         if self._answer is not None and not self._answer.done():
@@ -132,8 +133,7 @@ class KeptConnection:
     def _end(self, error: Exception) -> None:
         """The connection broke. What Postgres said before that tells more."""
         self._listen_no_more()
-        said = [result for result in self._results if result.status == pq.ExecStatus.FATAL_ERROR]
-        self._fail(error_from_result(said[0]) if said else error)
+        self._fail(_refusal_among(self._results) or error)
 
     def _listen_no_more(self) -> None:
         if self._listens:
@@ -151,6 +151,12 @@ class KeptConnection:
                     await self.connection.cancel_safe(timeout=_CANCEL_WITHIN_S)
         finally:
             await self.connection.close()
+
+
+def _refusal_among(results: Sequence[pq.abc.PGresult]) -> psycopg.Error | None:
+    """Also one that comes behind the rows: a transaction may fail as it ends."""
+    refused = [result for result in results if result.status == pq.ExecStatus.FATAL_ERROR]
+    return error_from_result(refused[0]) if refused else None
 
 
 def values_of(result: pq.abc.PGresult) -> list[Values]:

@@ -130,6 +130,43 @@ async def test_a_closed_client_has_no_connection_left(database_url: str, sequenc
         await other.commits.commit([await reserved(sequencer, [records_of(topic)])])
 
 
+async def test_a_client_closed_while_it_connects_for_its_first_commit_has_no_connection_left(
+    database_url: str, sequencer: Sequencer, topic: Topic
+) -> None:
+    await sequencer.database.fetch("UPDATE cluster SET store_id = 'here', store_name = 'here'")
+    other = await Sequencer.open(f"{database_url}&application_name=other")
+    other.database.keep_to("here")
+    segment = await reserved(sequencer, [records_of(topic)])
+
+    async with sequencer.database.transaction() as held:
+        await held.execute("LOCK TABLE cluster")  # which every new connection reads first
+        waiting = await waits_for_a_lock(sequencer, lambda: other.commits.commit([segment]))
+        await other.close()
+
+    assert accepted((await waiting)[0]).outcomes == (Assigned(base_offset=Offset(1)),)
+    await until_none_is_left(sequencer, "application_name = 'other'")
+
+
+async def test_a_commit_that_postgres_refuses_behind_its_rows_is_unknown_at_once(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    segment = await reserved(sequencer, [records_of(topic)])
+    await sequencer.database.fetch(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE 'refused at the end' USING ERRCODE = 'query_canceled'; END $$"
+    )
+    await sequencer.database.fetch(
+        "CREATE CONSTRAINT TRIGGER at_the_end AFTER INSERT ON runs DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+
+    with pytest.raises(CommitOutcomeUnknown, match="refused at the end"):
+        await sequencer.commits.commit([segment])
+
+    await sequencer.database.fetch("DROP TRIGGER at_the_end ON runs")
+    assert accepted((await sequencer.commits.commit([segment]))[0]).outcomes == (Assigned(base_offset=Offset(1)),)
+
+
 async def test_the_statement_is_planned_anew_after_a_migration(sequencer: Sequencer, topic: Topic) -> None:
     segment = await reserved(sequencer, [records_of(topic)])
 
