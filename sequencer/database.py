@@ -95,6 +95,8 @@ class Database:
         self._kept_pool = self._new_pool("tidelog-commits", 0, 1)
         self._kept: KeptConnection | None = None
         self._kept_in_use = False
+        self._kept_since_change = 0
+        """`identity_changes` when it was made."""
 
     def _new_pool(self, name: str, min_size: int, max_size: int) -> _Pool:
         return AsyncConnectionPool(
@@ -180,6 +182,7 @@ class Database:
             self._kept is not None
             and self._kept.is_usable
             and self._made_at_s[self._kept.connection] >= self._renewed_at_s
+            and self._kept_since_change == self.identity_changes  # an old primary may live on behind it
             and self._leads_to.get(self._kept.connection, _NOWHERE) == self._store_id
         ):
             return self._kept
@@ -188,6 +191,7 @@ class Database:
         try:
             async with self._asking(connection):
                 self._kept = KeptConnection(connection, statement)
+                self._kept_since_change = self.identity_changes
                 return self._kept
         finally:
             if self._kept is None:

@@ -16,7 +16,8 @@ from tests.sequencer.builders import accepted, committed, reserved
 from tests.sequencer.housekeeping import records_of, waits_for_a_lock
 
 THE_KEPT_ONE = (
-    "datname = current_database() AND position('sequence_segments(' IN query) > 0 AND pid <> pg_backend_pid()"
+    "datname = current_database() AND position('FROM sequence_segments(' IN query) > 0"
+    " AND position('pg_stat_activity' IN query) = 0"  # those that asked this before
 )
 MOST_BATCHES = 20_000
 ANSWER_WITHIN_S = 60.0
@@ -56,6 +57,20 @@ async def test_commits_share_one_backend_until_it_ends(sequencer: Sequencer, top
 
     assert len(first) == 1
     assert await backends(sequencer) == first
+
+
+async def test_once_another_postgres_was_found_commits_go_where_new_connections_lead(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    [first] = await backends(sequencer)
+
+    sequencer.database.identity_changes += 1  # what a new connection counts after a failover
+    await commits_at(sequencer, topic, 1)
+    await until_none_is_left(sequencer, f"pid = {first}")
+    [second] = await backends(sequencer)
+    await commits_at(sequencer, topic, 2)
+
+    assert await backends(sequencer) == [second]
 
 
 async def test_a_connection_that_ended_between_commits_is_replaced_before_anything_is_sent(
