@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 
@@ -26,14 +27,16 @@ def tidelog(
     zones: tuple[str, ...] = ("a",),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[System]:
-    """An agent for each zone; without an endpoint objects are files of a local directory."""
+    """An agent for each zone; without an endpoint objects are files of a local directory. Another cluster each time, as
+    its database is another: they may share an endpoint."""
     store = endpoint.as_environment() if endpoint else {}
+    given = {"TIDELOG_LINGER_MS": _LINGER_MS, "TIDELOG_CLUSTER": f"benchmark-{uuid4().hex}", **store}
     settings = StackSettings(
         data_dir=directory,
         agents=len(zones),
         zones=zones,
         store="local",
-        agent_environment={"TIDELOG_LINGER_MS": _LINGER_MS, **store, **(environment or {})},
+        agent_environment={**given, **(environment or {})},
     )
     with Stack(settings) as stack:
         yield system_of(stack, endpoint)
