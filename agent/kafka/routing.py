@@ -124,7 +124,7 @@ def preferred_replica_of(context: RequestContext, rack: str, topic_id: TopicId, 
 
 
 def moved_partitions(context: RequestContext, topic_id: TopicId, partitions: Collection[int]) -> set[int]:
-    """Those for which `has_moved`; for many that have not, in little time."""
+    """Those to answer NOT_LEADER_OR_FOLLOWER for; of many that have not moved, in little time."""
     parts, self_ = context.parts, context.parts.membership.self_
     if context.settings.one_address is not None:
         return set()
@@ -133,19 +133,16 @@ def moved_partitions(context: RequestContext, topic_id: TopicId, partitions: Col
         not context.connection.redirected and parts.routes.leads_all(ring, zone, topic_id, partitions, self_.node_id)
     ):
         return set()
-    return {partition for partition in partitions if has_moved(context, topic_id, Partition(partition))}
+    return {partition for partition in partitions if _has_moved(context, topic_id, Partition(partition))}
 
 
-def has_moved(context: RequestContext, topic_id: TopicId, partition: Partition) -> bool:
-    """Whether to answer NOT_LEADER_OR_FOLLOWER: the ring now names another agent, and this connection was not told so
-    before.
+def _has_moved(context: RequestContext, topic_id: TopicId, partition: Partition) -> bool:
+    """Whether the ring now names another agent, and this connection was not told so before.
 
     It is told for `redirect_window_s`, since what it has pipelined behind the first such answer is better refused too
     than written out of order. Afterwards it is served: views of the ring may differ, and a wrong route costs a little,
     a refused client everything.
     """
-    if context.settings.one_address is not None:
-        return False
     self_ = context.parts.membership.self_
     leader = route_of(context, topic_id, partition).leader
     redirected = context.connection.redirected

@@ -1,14 +1,16 @@
 """The connection kept for commits: whatever happens to it, an answer is the answer of what was asked."""
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
 from psycopg import AsyncConnection
 
 from sequencer.client import Sequencer
-from sequencer.commits import Assigned
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.commits import Assigned, Committed, Refused, SegmentToCommit
+from sequencer.database import CommitOutcomeUnknown, Row, SequencerUnavailable
 from sequencer.kept_connection import KeptConnection, KeptStatement
 from sequencer.topics import Topic
 from storage.identifiers import Offset
@@ -50,6 +52,16 @@ async def commits_at(sequencer: Sequencer, topic: Topic, offset: int) -> None:
     assert answer.outcomes == (Assigned(base_offset=Offset(offset)),)
 
 
+@asynccontextmanager
+async def held_up(
+    sequencer: Sequencer, segment: SegmentToCommit
+) -> AsyncIterator[tuple[AsyncConnection[Row], asyncio.Task[Sequence[Committed | Refused]]]]:
+    """Its commit, and the connection whose lock it waits for."""
+    async with sequencer.database.transaction() as held:
+        await held.execute("SELECT 1 FROM partitions FOR NO KEY UPDATE")
+        yield held, await waits_for_a_lock(sequencer, lambda: sequencer.commits.commit([segment]))
+
+
 async def test_commits_share_one_backend_until_it_ends(sequencer: Sequencer, topic: Topic) -> None:
     first = await backends(sequencer)
 
@@ -89,9 +101,7 @@ async def test_a_commit_killed_midway_is_unknown_and_the_next_has_another_connec
     sequencer: Sequencer, topic: Topic
 ) -> None:
     segment = await reserved(sequencer, [records_of(topic)])
-    async with sequencer.database.transaction() as held:
-        await held.execute("SELECT 1 FROM partitions FOR NO KEY UPDATE")
-        waiting = await waits_for_a_lock(sequencer, lambda: sequencer.commits.commit([segment]))
+    async with held_up(sequencer, segment) as (held, waiting):
         await held.execute(f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE {THE_KEPT_ONE}")
         with pytest.raises(CommitOutcomeUnknown, match="terminating connection") as unknown:
             await waiting
@@ -105,9 +115,7 @@ async def test_a_commit_cancelled_midway_ends_in_postgres_and_its_answer_is_nobo
     sequencer: Sequencer, topic: Topic
 ) -> None:
     segment = await reserved(sequencer, [records_of(topic)])
-    async with sequencer.database.transaction() as held:
-        await held.execute("SELECT 1 FROM partitions FOR NO KEY UPDATE")
-        waiting = await waits_for_a_lock(sequencer, lambda: sequencer.commits.commit([segment]))
+    async with held_up(sequencer, segment) as (_, waiting):
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
