@@ -7,12 +7,15 @@ SET incarnation = agents.incarnation + 1, joined_at = clock_timestamp(), lease_u
 RETURNING node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url
 
 -- name: renew
+-- A standby that stalls must not end leases.
 UPDATE agents SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)
+FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
 WHERE node_id = %(node_id)s::integer AND incarnation = %(incarnation)s::bigint
 RETURNING node_id
 
 -- name: leave
 UPDATE agents SET lease_until = clock_timestamp()
+FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
 WHERE node_id = %(node_id)s::integer AND incarnation = %(incarnation)s::bigint
 
 -- name: live
