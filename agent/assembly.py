@@ -110,6 +110,7 @@ def assemble(
     clock = time.monotonic
     sequencer = outside.sequencer
     membership = Membership(sequencer.agents, address, settings.ring)
+    sequencer.database.on_change(membership.end_lease)
     interests = Interests(settings.read_path.recent_reader_s, settings.read_path.read_partitions)
     coordinates = KnownCoordinates(sequencer, interests, settings.read_path, peer_server.push)
     pages = PageReader(membership, store_pages, PeerClient(settings.ring), settings.ring)
@@ -124,6 +125,7 @@ def assemble(
         clock=clock,
     )
     topics = TopicDirectory(sequencer.topics, settings.agent, clock)
+    sequencer.database.on_change(topics.forget_all)
     coordinator, offset_batches = _build_coordinator(sequencer, topics, membership, settings.groups, metrics)
     checking = ThreadPoolExecutor(settings.agent.validation_threads, thread_name_prefix="check")
     request_memory = MemoryBudget(settings.agent.request_memory_bytes)
@@ -171,8 +173,8 @@ def _build_coordinator(
         settings=settings,
         metrics=metrics,
         make_machine=make_machine,
-        identity_changes=lambda: sequencer.database.identity_changes,
         clock=clock,
     )
+    sequencer.database.on_change(coordinator.forget_all)
     metrics.registry.register(GroupMetrics(coordinator))
     return coordinator, OffsetBatches(sequencer.committed_offsets, settings, metrics, coordinator.lost, clock)

@@ -82,6 +82,6 @@ class Health:
         sequencer = self._sequencer()
         if sequencer is None:
             raise SequencerUnavailable("the database was not opened yet")
-        complaints = (await sequencer.cluster.health()).complaints(self._settings.standbys_expected)
+        complaints = (await sequencer.cluster.health()).complaints()
         if complaints:
             raise NotReady("; ".join(complaints))

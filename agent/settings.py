@@ -66,9 +66,6 @@ class AgentSettings(BaseSettings):
     iceberg_vend_credentials: bool = False
     """Whether the Iceberg catalog hands the store's keys to its readers. Only where whoever reaches it may have them.
     """
-    standbys_expected: bool = False
-    """Whether Postgres has standbys: the agent is then ready only if `synchronous_standby_names` is not empty."""
-
     max_request_bytes: int = Field(default=104_857_600, ge=1024)
     """A frame larger than this closes its connection (Kafka's socket.request.max.bytes)."""
     max_control_request_bytes: int = Field(default=2_097_152, ge=1024)

@@ -55,6 +55,11 @@ class TopicDirectory:
             self._changes = changes
             self._known.clear()
 
+    def forget_all(self) -> None:
+        """Another Postgres answers than before."""
+        self._changes = None
+        self._known.clear()
+
     def __len__(self) -> int:
         """Entries in the cache: each topic counts by its name and by its id."""
         return len(self._known)

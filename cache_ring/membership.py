@@ -5,6 +5,7 @@ so that `is_serving` is False before anyone may take this agent for dead. While 
 kept. An agent whose lease was lost joins again."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -37,6 +38,7 @@ class Membership:
         self._serves_until_s = float("-inf")
         self._ring = Ring.of(())
         self._joined = asyncio.Event()
+        self._renew_now = asyncio.Event()
         self._has_left = False
         self._database_away = False
         self.last_renewal_s: float | None = None
@@ -84,7 +86,15 @@ class Membership:
                 if not self._database_away:
                     _log.warning("membership: cannot renew, keeping the last view", extra={"error": str(error)})
                 self._database_away = True
-            await asyncio.sleep(self._settings.membership_renew_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.membership_renew_s):
+                    await self._renew_now.wait()
+            self._renew_now.clear()
+
+    def end_lease(self) -> None:
+        """The Postgres that gave it answers no more: renew it at once with the one that does."""
+        self._serves_until_s = float("-inf")
+        self._renew_now.set()
 
     async def refresh(self) -> None:
         """Look at once who is alive, e.g. after a peer stopped answering."""

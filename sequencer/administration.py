@@ -28,14 +28,14 @@ class Administration:
 
     async def sizes(self, topic_ids: Collection[TopicId]) -> dict[PartitionKey, int]:
         """Bytes of records that each live partition of these topics refers to in the store."""
-        rows = await self._database.fetch(SQL["sizes"], topic_ids=list(topic_ids))
+        rows = await self._database.read(SQL["sizes"], topic_ids=list(topic_ids))
         return {(TopicId(row.topic_id), Partition(row.partition)): row.size_bytes for row in rows}
 
     async def active_producers(
         self, partitions: Sequence[PartitionKey], cap: int
     ) -> dict[PartitionKey, tuple[ActiveProducer, ...]]:
         """At most `cap` idempotent producers of each, by id. A partition that does not exist is absent."""
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             SQL["active_producers"],
             topic_ids=UuidArray(topic_id for topic_id, _ in partitions),
             partitions=Int4Array(partition for _, partition in partitions),

@@ -1,7 +1,8 @@
 """Who is there: agents register with a lease and renew it; everybody reads the same list.
 
 Promises that a node id means one address for ever (clients remember it), that a second agent at the same address fences
-the first (`renew` of an older incarnation answers False), and that time is Postgres's alone.
+the first (`renew` of an older incarnation answers False), and that time is Postgres's alone. Only what gives out a node
+id waits for a synchronous standby: a failover may lose a renewal, which the agent repeats.
 """
 
 from dataclasses import dataclass
@@ -61,18 +62,18 @@ class Agents:
 
     async def renew(self, node_id: NodeId, incarnation: int, lease_s: float) -> bool:
         """False when another incarnation has taken the address, or the row is gone: join again."""
-        rows = await self._database.fetch(SQL["renew"], node_id=node_id, incarnation=incarnation, lease_s=lease_s)
+        rows = await self._database.fetch_local(SQL["renew"], node_id=node_id, incarnation=incarnation, lease_s=lease_s)
         if rows:
             self.lost_because = rows[0].lost_because
         return bool(rows)
 
     async def leave(self, node_id: NodeId, incarnation: int) -> None:
         """Ends the lease now, unless another incarnation holds it."""
-        await self._database.fetch(SQL["leave"], node_id=node_id, incarnation=incarnation)
+        await self._database.fetch_local(SQL["leave"], node_id=node_id, incarnation=incarnation)
 
     async def live(self) -> tuple[LiveAgent, ...]:
         """All agents whose lease has not passed, by node id."""
-        return tuple(_live_agent(row) for row in await self._database.fetch(SQL["live"]))
+        return tuple(_live_agent(row) for row in await self._database.fetch_local(SQL["live"]))
 
 
 def _live_agent(row: Row) -> LiveAgent:

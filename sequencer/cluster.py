@@ -4,13 +4,14 @@
 
 from dataclasses import dataclass
 
-from sequencer.database import Database, DatabaseIdentity
+from sequencer.database import Database
 from sequencer.migrate import migrations
 from sequencer.named_sql import load_statements
+from sequencer.primaries import DatabaseIdentity
 
 SQL = load_statements("cluster")
 
-DURABLE_SYNCHRONOUS_COMMIT = ("on", "remote_apply")
+_CERTAIN_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,21 +19,18 @@ class DatabaseHealth:
     """What Postgres answered to a readiness check."""
 
     identity: DatabaseIdentity
-    synchronous_commit: str
-    synchronous_standby_names: str
+    weakness: str | None
+    """Why nothing may be acknowledged."""
+    is_in_doubt: bool
     migration: int
 
-    def complaints(self, standbys_expected: bool) -> tuple[str, ...]:
+    def complaints(self) -> tuple[str, ...]:
         """Why an agent on this database must not be ready; empty when it may."""
-        found = []
-        if self.synchronous_commit not in DURABLE_SYNCHRONOUS_COMMIT:
+        found = [] if self.weakness is None else [self.weakness]
+        if self.is_in_doubt:
             found.append(
-                f"synchronous_commit is {self.synchronous_commit}: an acknowledged record could be lost; set it to on"
-            )
-        if standbys_expected and not self.synchronous_standby_names.strip():
-            found.append(
-                "synchronous_standby_names is empty although standbys are expected:"
-                " a failover would lose acknowledged records"
+                "the wait of a commit for its synchronous standby was cut short, or Postgres was restarted: nothing"
+                " new is read until the standby confirms a write"
             )
         if self.migration < len(migrations()):
             found.append(f"the database is at migration {self.migration}: run `tidelog migrate`")
@@ -54,10 +52,10 @@ class Cluster:
     async def health(self) -> DatabaseHealth:
         """Asks Postgres; raises SequencerUnavailable if it does not answer or is not migrated."""
         identity = await self._database.read_identity()
-        [row] = await self._database.fetch(SQL["durability"])
+        [row] = await self._database.fetch_local(SQL["migration"])
         return DatabaseHealth(
             identity=identity,
-            synchronous_commit=row.synchronous_commit,
-            synchronous_standby_names=row.synchronous_standby_names,
+            weakness=self._database.weakness,
+            is_in_doubt=not await self._database.is_certain(_CERTAIN_WITHIN_S),
             migration=row.migration or 0,  # none yet: the first one is being applied
         )

@@ -94,7 +94,7 @@ class CommittedOffsets:
         """
         wanted = [frozenset(query.partitions or ()) for query in queries]
         asked = [(number, *key) for number, keys in enumerate(wanted, start=1) for key in keys]
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             SQL["fetch"],
             group_ids=TextArray(query.group_id for query in queries),
             coordinator_epochs=Int8Array(query.coordinator_epoch for query in queries),

@@ -1,8 +1,9 @@
 """Where offsets are: coordinates, bounds and times, read from Postgres.
 
 Promises that a partition's coordinates, log start, high watermark, last stable offset and epoch are of one moment,
-because one statement reads them [raced: DESIGN §6]; that runs are contiguous and below that high watermark; and that an
-answer costs what it holds, not what the log holds.
+because one statement reads them [raced: DESIGN §6]; that runs are contiguous and below that high watermark; that an
+answer costs what it holds, not what the log holds; and that where a commit may be on no standby nothing is answered
+before a standby confirmed a later write.
 """
 
 from collections.abc import Sequence
@@ -88,20 +89,21 @@ class Coordinates:
 
     async def read(self, requests: Sequence[CoordinateRequest]) -> dict[PartitionKey, PartitionCoordinates]:
         """Coordinates from an offset on, at most `max_runs` per partition. One that does not exist is absent."""
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             SQL["read"],
             topic_ids=UuidArray(request.topic_id for request in requests),
             partitions=Int4Array(request.partition for request in requests),
             from_offsets=Int8Array(request.from_offset for request in requests),
             max_runs=Int4Array(request.max_runs for request in requests),
         )
+        await self._heed_doubt(rows)
         return _grouped(rows)
 
     async def poll(self, known: Sequence[KnownEnd], max_runs: int) -> dict[PartitionKey, PartitionCoordinates | None]:
         """The partitions that are not as known, with at most `max_runs` runs from the known end on; None for one that
         is no more.
         """
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             SQL["poll"],
             topic_ids=UuidArray(end.topic_id for end in known),
             partitions=Int4Array(end.partition for end in known),
@@ -110,6 +112,7 @@ class Coordinates:
             epochs=Int8Array(end.coordinate_epoch for end in known),
             max_runs=max_runs,
         )
+        await self._heed_doubt(rows)
         changed: dict[PartitionKey, PartitionCoordinates | None] = {
             (row.topic_id, row.partition): None for row in rows if row.high_watermark is None
         }
@@ -118,11 +121,12 @@ class Coordinates:
 
     async def bounds(self, partitions: Sequence[PartitionKey]) -> dict[PartitionKey, PartitionBounds]:
         """First and next offset of each. A partition that does not exist is absent."""
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             SQL["bounds"],
             topic_ids=UuidArray(topic_id for topic_id, _ in partitions),
             partitions=Int4Array(partition for _, partition in partitions),
         )
+        await self._heed_doubt(rows)
         return {
             (row.topic_id, row.partition): PartitionBounds(
                 log_start_offset=row.log_start_offset,
@@ -132,6 +136,10 @@ class Coordinates:
             )
             for row in rows
         }
+
+    async def _heed_doubt(self, rows: Sequence[Row]) -> None:
+        if rows:
+            await self._database.heed_doubt(rows[0].doubt)
 
     async def candidate_run_for_timestamp(
         self, topic_id: TopicId, partition: Partition, timestamp_ms: int, from_offset: Offset = FIRST_OFFSET
@@ -143,7 +151,7 @@ class Coordinates:
         """
         next_offset: int = from_offset
         while True:
-            rows = await self._database.fetch(
+            rows = await self._database.read(
                 SQL["candidate_run_for_timestamp"],
                 topic_id=topic_id,
                 partition=partition,

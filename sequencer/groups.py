@@ -87,7 +87,7 @@ class Groups:
 
     async def still_held(self, held: Mapping[str, int]) -> set[str]:
         """Those groups, of an agent's with the epochs under which it claimed them, that nobody has claimed since."""
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             SQL["still_held"], group_ids=TextArray(held), coordinator_epochs=Int8Array(held.values())
         )
         return {row.group_id for row in rows}
@@ -106,7 +106,7 @@ class Groups:
         found: list[ListedGroup] = []
         page, after = GROUPS_PER_PAGE, ""
         while page == GROUPS_PER_PAGE:
-            rows = await self._database.fetch(
+            rows = await self._database.read(
                 SQL["list"],
                 states=list(states),
                 kinds=list(kinds),

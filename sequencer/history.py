@@ -60,7 +60,7 @@ class History:
         """Claims the topic's history, reserves a prefix, and holds the objects of the runs not in history yet. Raises
         OwnershipUnconfirmed, as `begin_expiry` and `publish` do.
         """
-        rows = await self._database.fetch(SQL["has_work"], topic_id=topic_id)
+        rows = await self._database.read(SQL["has_work"], topic_id=topic_id)
         if not rows[0].has_work:
             return NothingToDo()
         async with self._database.transaction() as connection:
@@ -115,26 +115,26 @@ class History:
 
     async def compacted_to(self, topic_ids: Sequence[TopicId]) -> dict[tuple[TopicId, Partition], Offset]:
         """How far retention may move the log start, for every live partition of those topics whose history is on."""
-        rows = await self._database.fetch(SQL["compacted_to"], topic_ids=list(topic_ids))
+        rows = await self._database.read(SQL["compacted_to"], topic_ids=list(topic_ids))
         return {(TopicId(row.topic_id), Partition(row.partition)): Offset(row.compacted_to) for row in rows}
 
     async def tables(self) -> tuple[HistoryTable, ...]:
         """Every table that a reader can open, by name."""
-        return tuple(_table(row) for row in await self._database.fetch(SQL["tables"]))
+        return tuple(_table(row) for row in await self._database.read(SQL["tables"]))
 
     async def table(self, topic_name: str) -> HistoryTable | None:
         """None if there is no such topic."""
-        rows = await self._database.fetch(SQL["table_by_name"], name=topic_name)
+        rows = await self._database.read(SQL["table_by_name"], name=topic_name)
         return _table(rows[0]) if rows else None
 
     async def raw_ranges(self, topic_id: TopicId) -> tuple[RawRange, ...]:
         """What of a topic would not decode."""
-        rows = await self._database.fetch(SQL["raw_ranges"], topic_id=topic_id)
+        rows = await self._database.read(SQL["raw_ranges"], topic_id=topic_id)
         return tuple(_raw_range(row) for row in rows)
 
     async def live_objects(self, topic_id: TopicId) -> dict[ObjectKey, datetime]:
         """Objects that a retained snapshot may name, with the time that stands in for records without a timestamp."""
-        rows = await self._database.fetch(SQL["live_objects"], topic_id=topic_id)
+        rows = await self._database.read(SQL["live_objects"], topic_id=topic_id)
         return {ObjectKey(row.object_key): row.written_at for row in rows}
 
     async def _claim(

@@ -71,7 +71,7 @@ class Inspection:
         self._database = database
 
     async def segments_by_id(self, segment_ids: Collection[SegmentId]) -> dict[SegmentId, SegmentRow]:
-        rows = await self._database.fetch(SQL["segments_by_id"], segment_ids=list(segment_ids))
+        rows = await self._database.read(SQL["segments_by_id"], segment_ids=list(segment_ids))
         return {
             row.segment_id: SegmentRow(
                 object_key=row.object_key, state=row.state, has_runs=row.has_runs, is_tombstone=row.is_tombstone
@@ -81,7 +81,7 @@ class Inspection:
 
     async def referenced_segments(self, after: SegmentId, cap: int) -> Sequence[ReferencedSegment]:
         """Segments that runs refer to, in id order."""
-        rows = await self._database.fetch(SQL["referenced_segments"], after=after, cap=cap)
+        rows = await self._database.read(SQL["referenced_segments"], after=after, cap=cap)
         return [
             ReferencedSegment(segment_id=row.segment_id, object_key=row.object_key, size_bytes=row.size_bytes)
             for row in rows
@@ -90,7 +90,7 @@ class Inspection:
     async def runs_of_segments(self, segment_ids: Collection[SegmentId]) -> dict[SegmentId, list[SegmentRun]]:
         """The runs within these segments, in the order of their bytes."""
         found: dict[SegmentId, list[SegmentRun]] = {}
-        for row in await self._database.fetch(SQL["runs_of_segments"], segment_ids=list(segment_ids)):
+        for row in await self._database.read(SQL["runs_of_segments"], segment_ids=list(segment_ids)):
             run = SegmentRun(
                 topic_id=row.topic_id,
                 partition=row.partition,
@@ -104,14 +104,14 @@ class Inspection:
 
     async def live_partitions(self, after: PartitionKey, cap: int) -> Sequence[PartitionKey]:
         """In primary-key order."""
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             SQL["live_partitions"], after_topic_id=after[0], after_partition=after[1], cap=cap
         )
         return [(row.topic_id, row.partition) for row in rows]
 
     async def log_chunk(self, key: PartitionKey, from_offset: Offset, cap: int) -> LogChunk | None:
         """At most `cap` runs whose base offset is at least `from_offset`; None if the partition is gone."""
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             SQL["log_chunk"], topic_id=key[0], partition=key[1], from_offset=from_offset, cap=cap
         )
         if not rows:
@@ -136,10 +136,10 @@ class Inspection:
 
     async def runs_without_partition(self, cap: int) -> Sequence[PartitionKey]:
         """Partitions that have runs but no row."""
-        rows = await self._database.fetch(SQL["runs_without_partition"], cap=cap)
+        rows = await self._database.read(SQL["runs_without_partition"], cap=cap)
         return [(row.topic_id, row.partition) for row in rows]
 
     async def odd_producer_states(self, cap: int) -> Sequence[tuple[TopicId, Partition, ProducerId]]:
         """Producers' states that no sequence of commits could have left."""
-        rows = await self._database.fetch(SQL["odd_producer_states"], cap=cap)
+        rows = await self._database.read(SQL["odd_producer_states"], cap=cap)
         return [(row.topic_id, row.partition, row.producer_id) for row in rows]

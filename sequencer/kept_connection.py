@@ -1,17 +1,17 @@
 """A connection kept for one statement that comes again and again, executed with as little ado as libpq allows: prepared
 once by name, its parameters already in Postgres' binary format, its values handed out as they came.
 
-Promises that an answer is the answer of what was asked: whatever does not end as it should (an error, a timeout, a
-cancellation) leaves a connection on which nothing more can be asked, to be let go. That it was lost while nothing was
-asked on it is seen at once. Raises what psycopg raises, and TimeoutError. For one loop.
+Promises that an answer is the answer of what was asked: whatever does not end as it should (an error, a cancellation)
+leaves a connection on which nothing more can be asked, to be let go. That it was lost while nothing was asked on it is
+seen at once. Postgres is never sent a request to cancel, which would end a commit's wait for its standby. Raises what
+psycopg raises. For one loop.
 """
 
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, LiteralString
+from typing import Any, Final, Generic, LiteralString, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, pq
@@ -21,7 +21,6 @@ from psycopg.errors import error_from_result
 Values = tuple[bytes | None, ...]
 """Of a row, in Postgres' binary format."""
 
-_CANCEL_WITHIN_S: Final = 5.0
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
 
 
@@ -46,8 +45,11 @@ class KeptStatement:
         return {name: kind(value) for (name, kind), value in zip(self.kinds.items(), values, strict=True)}
 
 
-class KeptConnection:
-    def __init__(self, connection: AsyncConnection[Any], statement: KeptStatement) -> None:
+_Connection = TypeVar("_Connection", bound=AsyncConnection[Any])
+
+
+class KeptConnection(Generic[_Connection]):
+    def __init__(self, connection: _Connection, statement: KeptStatement) -> None:
         """Nothing else may be asked on the connection from now on."""
         self.connection = connection
         self._statement = statement
@@ -68,29 +70,25 @@ class KeptConnection:
         """Nothing is under way on it, and nothing went wrong so far."""
         return self._listens and self._ended_well
 
-    async def execute(self, values: Sequence[Buffer], answer_within_s: float) -> list[Values]:
+    async def execute(self, values: Sequence[Buffer]) -> list[Values]:
         """The rows. After anything that it raises the connection is to be let go."""
         self._ended_well = False
         pgconn = self.connection.pgconn
         if not self._is_prepared:
             pgconn.send_prepare(self._name, self._statement.numbered)
-            await self._answered(answer_within_s)
+            await self._answered()
             self._is_prepared = True
         pgconn.send_query_prepared(self._name, values, param_formats=self._formats, result_format=pq.Format.BINARY)
-        result = await self._answered(answer_within_s)
+        result = await self._answered()
         self._ended_well = True
         return values_of(result)
 
-    async def _answered(self, within_s: float) -> pq.abc.PGresult:
+    async def _answered(self) -> pq.abc.PGresult:
         answer: asyncio.Future[pq.abc.PGresult] = self._loop.create_future()
         self._answer = answer
         if self.connection.pgconn.flush():
             self._loop.add_writer(self._socket, self._write)
-        timer = self._loop.call_later(within_s, self._fail, TimeoutError())
-        try:
-            return await answer
-        finally:
-            timer.cancel()
+        return await answer
 
     def _write(self) -> None:
         try:
@@ -142,15 +140,10 @@ class KeptConnection:
             self._loop.remove_writer(self._socket)
 
     async def let_go(self) -> None:
-        """Closes it; Postgres is asked to end what is under way, which it would not notice by itself."""
+        """Closes it. What is under way ends in Postgres, whose statements have a bound."""
         self._listen_no_more()
         self._fail(psycopg.OperationalError("the connection was closed"))
-        try:
-            if self.connection.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
-                with suppress(psycopg.Error):
-                    await self.connection.cancel_safe(timeout=_CANCEL_WITHIN_S)
-        finally:
-            await self.connection.close()
+        await self.connection.close()
 
 
 def _refusal_among(results: Sequence[pq.abc.PGresult]) -> psycopg.Error | None:

@@ -92,7 +92,7 @@ class Topics:
         validate_topic_name(name)
         if "." not in name and "_" not in name:
             return
-        rows = await self._database.fetch(SQL["colliding_topic"], name=name)
+        rows = await self._database.read(SQL["colliding_topic"], name=name)
         if rows:
             raise CollidingTopicName(f"Topic '{name}' collides with existing topic: {rows[0].name}")
 
@@ -119,22 +119,22 @@ class Topics:
 
     async def list(self) -> Sequence[Topic]:
         """All live topics, by name."""
-        return [_topic(row) for row in await self._database.fetch(SQL["list_topics"])]
+        return [_topic(row) for row in await self._database.read(SQL["list_topics"])]
 
     async def changes(self) -> int:
         """How often a topic was made, changed or deleted. Another number than before: look up afresh."""
-        [row] = await self._database.fetch(SQL["topic_changes"])
+        [row] = await self._database.read(SQL["topic_changes"])
         return int(row.changes)
 
     async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
         """The live topics among `names`."""
         possible = [name for name in names if _can_exist(name)]
-        rows = await self._database.fetch(SQL["topics_by_name"], names=possible)
+        rows = await self._database.read(SQL["topics_by_name"], names=possible)
         return {row.name: _topic(row) for row in rows}
 
     async def by_id(self, topic_ids: Collection[TopicId]) -> dict[TopicId, Topic]:
         """The live topics among `topic_ids`."""
-        rows = await self._database.fetch(SQL["topics_by_id"], topic_ids=list(topic_ids))
+        rows = await self._database.read(SQL["topics_by_id"], topic_ids=list(topic_ids))
         return {TopicId(row.topic_id): _topic(row) for row in rows}
 
     async def add_partitions(self, name: str, total: int) -> Topic:

@@ -9,6 +9,7 @@ settings.load_profile("tidelog")
 pytest_plugins = [
     "tests.fixtures.balancer",
     "tests.fixtures.postgres",
+    "tests.fixtures.replication",
     "tests.fixtures.s3",
     "tests.fixtures.minio",
     "tests.fixtures.stack",

@@ -50,6 +50,8 @@ class StackSettings:
     kafka_port: int = 0
     http_port: int = 0
     store: Literal["s3", "local"] = "s3"
+    database_url: str | None = None
+    """A Postgres that the caller runs, migrated already; None: the stack runs its own."""
     ready_timeout_s: float = 60.0
     drain_timeout_s: float = 30.0
     agent_environment: Mapping[str, str] = field(default_factory=dict)
@@ -93,8 +95,8 @@ class Stack:
 
     @property
     def postgres(self) -> EmbeddedPostgres:
-        """The database's server, which a test may stop and start; only of a stack that was started."""
-        assert self._postgres is not None, "the stack was not started"
+        """The database's server, which a test may stop and start; only of a started stack that runs its own."""
+        assert self._postgres is not None, "the stack was not started, or runs no Postgres"
         return self._postgres
 
     def start(self) -> None:
@@ -152,7 +154,7 @@ class Stack:
         watchdog = Watchdog()
         self._watchdog = watchdog
         self._cleanup.callback(watchdog.close)
-        database_url = self._start_postgres(watchdog)
+        database_url = self.settings.database_url or self._start_postgres(watchdog)
         store = self._start_store(store_port)
         self._addresses = StackAddresses(
             database_url=database_url,

@@ -47,7 +47,6 @@ class Coordinator:
         settings: GroupSettings,
         metrics: Metrics,
         make_machine: MachineMaker,
-        identity_changes: Callable[[], int],
         clock: Callable[[], float],
     ) -> None:
         self._groups = groups
@@ -56,7 +55,6 @@ class Coordinator:
         self._settings = settings
         self._metrics = metrics
         self._make_machine = make_machine
-        self._identity_changes = identity_changes
         self._clock = clock
         self._around = Surroundings(
             groups=groups, topics=topics, settings=settings, metrics=metrics, clock=clock, may_serve=self._may_serve
@@ -68,6 +66,8 @@ class Coordinator:
         self._tokens = itertools.count(1)
         self._tasks: asyncio.TaskGroup | None = None
         self._draining = False
+        self._changes = 0
+        """How often another Postgres answered than before."""
 
     # --- for handlers
 
@@ -144,6 +144,11 @@ class Coordinator:
             if running is not None and running.coordinator_epoch == epoch:
                 self._end_loaded(group_id, fault)
 
+    def forget_all(self) -> None:
+        """Another Postgres answers than before: the next request claims its group there."""
+        self._changes += 1
+        self._drop(list(self._loaded), GroupFault.COORDINATOR_UNAVAILABLE)
+
     def count_by_state(self) -> Counter[tuple[str, str]]:
         """Loaded groups by protocol and state."""
         return Counter((running.machine.kind, running.machine.state.value) for running in self._loaded.values())
@@ -201,10 +206,12 @@ class Coordinator:
                 return GroupFault.COORDINATOR_UNAVAILABLE
 
     async def _claim(self, group_id: str, create: bool) -> RunningGroup | GroupFault:
-        self_, sent_s = self._membership.self_, self._clock()
+        self_, sent_s, changes = self._membership.self_, self._clock(), self._changes
         if self_ is None:
             return GroupFault.NOT_COORDINATOR
         claimed = await self._groups.claim(group_id, self_.node_id, create=create)
+        if self._changes != changes:
+            return GroupFault.COORDINATOR_UNAVAILABLE
         if claimed is None:
             return GroupFault.GROUP_NOT_FOUND
         if self._draining:
@@ -251,7 +258,7 @@ class Coordinator:
     # --- watching
 
     async def _watch_leases(self) -> None:
-        ring, identity_changes = self._membership.ring, self._identity_changes()
+        ring = self._membership.ring
         while True:
             await asyncio.sleep(self._settings.group_lease_renew_s)
             self._end_idle()
@@ -259,9 +266,6 @@ class Coordinator:
                 ring = self._membership.ring
                 moved = [group_id for group_id in self._loaded if not self._is_ours(ring, group_id)]
                 self._drop(moved, GroupFault.NOT_COORDINATOR)
-            if self._identity_changes() != identity_changes:
-                identity_changes = self._identity_changes()
-                self._drop(list(self._loaded), GroupFault.COORDINATOR_UNAVAILABLE)  # another Postgres: read anew
             try:
                 await self._renew()
             except _AWAY as error:

@@ -58,13 +58,13 @@ class KnownCoordinates:
         self._waiting: dict[PartitionKey, set[Watch]] = {}
         self._turns = PollTurns(int(settings.coordinate_poll_heard_s / settings.coordinate_poll_s + 0.5))
         self._poll_now = asyncio.Event()
-        self._identity_changes = sequencer.database.identity_changes
         self._is_away = False
         self.last_poll_s: float | None = None
         """When the last successful poll was sent, on the monotonic clock."""
         self.regressions = 0
         """How often the sequencer knew less than before: each is an alarm."""
         interests.when_new(self._poll_now.set)
+        sequencer.database.on_change(self._forget_all)
 
     @property
     def cached_runs(self) -> int:
@@ -121,8 +121,7 @@ class KnownCoordinates:
 
         Raises SequencerUnavailable.
         """
-        self._forget_all_after_failover()
-        asked_s = self._clock()
+        asked_s, generation = self._clock(), self._sequencer.database.generation
         known_ends = {key: self._cache.known_end(key) for key in asked}
         share = max(_FEWEST_RUNS, self._settings.coordinate_answer_runs // max(1, len(asked)))
         requests = [
@@ -141,6 +140,8 @@ class KnownCoordinates:
             raise SequencerUnavailable(
                 f"no coordinates within TIDELOG_COORDINATE_TIMEOUT_S ({self._settings.coordinate_timeout_s} s)"
             ) from error
+        if self._sequencer.database.generation != generation:  # the answer is of the Postgres that answers now
+            known_ends = {key: self._cache.known_end(key) for key in asked}
         for key, answer in answers.items():
             if self._learn(key, answer, known_ends[key], asked_s):
                 self._poll_now.set()
@@ -203,7 +204,6 @@ class KnownCoordinates:
         self._poll_now.clear()
 
     async def _poll_all(self, passed: int = 1) -> None:
-        self._forget_all_after_failover()
         keys = self._turns.due(self._interests.current(), passed)
         for first in range(0, len(keys), self._settings.coordinate_poll_partitions):
             known = self._cache.known_ends(keys[first : first + self._settings.coordinate_poll_partitions])
@@ -211,9 +211,11 @@ class KnownCoordinates:
                 await self._poll(known)
 
     async def _poll(self, known: Sequence[KnownEnd]) -> None:
-        asked_s = self._clock()
+        asked_s, generation = self._clock(), self._sequencer.database.generation
         async with asyncio.timeout(self._settings.coordinate_timeout_s):
             changed = await self._sequencer.coordinates.poll(known, self._settings.coordinate_read_runs)
+        if self._sequencer.database.generation != generation:
+            return  # what was known when it was asked is forgotten; the next poll asks for all
         self.last_poll_s = asked_s
         for end in known:
             key = (end.topic_id, end.partition)
@@ -248,14 +250,12 @@ class KnownCoordinates:
             )
         return is_news
 
-    def _forget_all_after_failover(self) -> None:
-        changes = self._sequencer.database.identity_changes
-        if changes != self._identity_changes:
-            self._identity_changes = changes
-            _log.warning("coordinates: another Postgres answers than before, forgetting everything")
-            self._cache.drop_all()
-            self._turns.doubt_all()
-            self.wake_all()
+    def _forget_all(self) -> None:
+        """Another Postgres answers than before, which may know less."""
+        self._cache.drop_all()
+        self._turns.doubt_all()
+        self._poll_now.set()
+        self.wake_all()
 
     def _wake(self, key: PartitionKey) -> None:
         for watch in self._waiting.get(key, ()):

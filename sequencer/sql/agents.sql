@@ -9,12 +9,15 @@ RETURNING node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_po
 
 -- name: renew
 -- Every agent asks this often enough to learn here that the bucket is another database's (sequencer/ownership.py).
+-- A standby that stalls must not end leases.
 UPDATE agents SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)
+FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
 WHERE node_id = %(node_id)s::integer AND incarnation = %(incarnation)s::bigint
 RETURNING node_id, (SELECT lost_because FROM ownership) AS lost_because
 
 -- name: leave
 UPDATE agents SET lease_until = clock_timestamp()
+FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
 WHERE node_id = %(node_id)s::integer AND incarnation = %(incarnation)s::bigint
 
 -- name: live

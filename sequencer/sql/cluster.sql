@@ -1,10 +1,8 @@
 -- name: cluster_id
 SELECT cluster_id FROM cluster
 
--- name: durability
-SELECT current_setting('synchronous_commit') AS synchronous_commit,
-       current_setting('synchronous_standby_names') AS synchronous_standby_names,
-       (SELECT max(number) FROM migrations) AS migration
+-- name: migration
+SELECT max(number) AS migration FROM migrations
 
 -- name: store
 SELECT cluster_id, store_id, store_name FROM cluster

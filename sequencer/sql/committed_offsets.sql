@@ -1,7 +1,7 @@
 -- Committed offsets: written and deleted under the group's row, read together with its epoch. The functions are in migrations/0004_groups.sql.
 
 -- name: commit
-SELECT verdicts FROM commit_offsets(
+SELECT verdicts FROM demand_durability() CROSS JOIN commit_offsets(
     group_ids => %(group_ids)s, commit_groups => %(commit_groups)s, commit_epochs => %(commit_epochs)s,
     commit_generations => %(commit_generations)s, commit_members => %(commit_members)s,
     commit_member_epochs => %(commit_member_epochs)s, offset_commits => %(offset_commits)s, offset_topics => %(offset_topics)s,

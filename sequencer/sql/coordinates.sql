@@ -1,9 +1,11 @@
--- Laterals keep every look-up an index scan of the asked partition, whatever the size of the tables.
+-- Laterals keep every look-up an index scan of the asked partition, whatever the size of the tables. `doubt` says whether what is read may be on no
+-- standby (migrations/0012_durability.sql).
 
 -- name: read
 -- The run that covers the asked offset has the greatest base offset at or below it.
 SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset, p.coordinate_epoch,
-       r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms, r.object_key, r.object_size_bytes
+       r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms, r.object_key, r.object_size_bytes,
+       (SELECT number FROM doubts) AS doubt
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(from_offsets)s::bigint[], %(max_runs)s::integer[])
      WITH ORDINALITY AS asked (topic_id, partition, from_offset, max_runs, place)
 CROSS JOIN LATERAL (
@@ -25,7 +27,8 @@ ORDER BY asked.place, r.base_offset
 -- Per partition, never a global cursor: a transaction that commits late is behind any cursor [raced]. A known end is a run's border
 -- (runs are replaced whole), but after a merge it may lie inside one: then that run is the first.
 SELECT asked.topic_id, asked.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset, p.coordinate_epoch,
-       r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms, r.object_key, r.object_size_bytes
+       r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms, r.object_key, r.object_size_bytes,
+       (SELECT number FROM doubts) AS doubt
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(known_ends)s::bigint[], %(log_starts)s::bigint[], %(epochs)s::bigint[])
      WITH ORDINALITY AS asked (topic_id, partition, known_end, log_start, epoch, place)
 LEFT JOIN LATERAL (
@@ -46,7 +49,8 @@ WHERE p.topic_id IS NULL OR p.high_watermark <> asked.known_end OR p.log_start_o
 ORDER BY asked.place, r.base_offset
 
 -- name: bounds
-SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset, p.max_timestamp_ms
+SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset, p.max_timestamp_ms,
+       (SELECT number FROM doubts) AS doubt
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS asked (topic_id, partition)
 CROSS JOIN LATERAL (
     SELECT * FROM partitions

@@ -1,4 +1,4 @@
--- Jobs: who works on what, where a pass left off, and how long ago each last succeeded.
+-- Jobs: who works on what, where a pass left off, and how long ago each last succeeded. Hints, all of it: no standby is waited for.
 
 -- name: claim
 -- One holder at a time, and not more often than every min_interval_s in the whole cluster. A holder that died is replaced when its lease has
@@ -6,7 +6,8 @@
 -- None while the bucket is another database's.
 INSERT INTO jobs (name, holder, lease_until, last_started_at)
 SELECT %(name)s::text, %(holder)s::uuid, clock_timestamp() + make_interval(secs => %(lease_s)s), clock_timestamp()
-FROM ownership WHERE lost_because IS NULL
+FROM ownership, (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
+WHERE lost_because IS NULL
 ON CONFLICT (name) DO UPDATE
 SET holder = excluded.holder, lease_until = excluded.lease_until, last_started_at = excluded.last_started_at
 WHERE (jobs.holder IS NULL OR jobs.lease_until < clock_timestamp())
@@ -15,15 +16,18 @@ RETURNING progress
 
 -- name: renew
 UPDATE jobs SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s), progress = %(progress)s
+FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
 WHERE name = %(name)s AND holder = %(holder)s AND lease_until > clock_timestamp()
 RETURNING name
 
 -- name: succeed
 UPDATE jobs SET holder = NULL, lease_until = NULL, last_success_at = clock_timestamp(), last_error = NULL, progress = %(progress)s
+FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
 WHERE name = %(name)s AND holder = %(holder)s
 
 -- name: fail
 UPDATE jobs SET holder = NULL, lease_until = NULL, last_started_at = NULL, last_error = %(error)s
+FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
 WHERE name = %(name)s AND holder = %(holder)s
 
 -- name: statuses

@@ -59,7 +59,7 @@ async def test_nothing_is_asked_of_another_database_until_the_address_leads_back
     address.lead_to(database_url)
     [answer] = await until_asked(lambda: wanderer.commits.commit([segment]))
     assert accepted(answer).outcomes == (Assigned(base_offset=Offset(0)),)
-    assert wanderer.database.identity_changes == 0, "it was the same all the time"
+    assert wanderer.database.generation == 0, "it was the same all the time"
     assert await other.database.fetch("SELECT 1 FROM segments") == []
     await other.close()
 

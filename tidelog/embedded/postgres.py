@@ -63,7 +63,7 @@ class EmbeddedPostgres:
             self._initialize()
         if not self.is_running():
             self._write_settings()
-            self._run(
+            self.run(
                 "pg_ctl",
                 "start",
                 "-w",
@@ -76,17 +76,32 @@ class EmbeddedPostgres:
             )
         return self.url()
 
+    def copy_from(self, primary_url: str, name: str) -> None:
+        """Makes this directory a standby of a running server, which streams to it under `name` once it starts."""
+        self._prepare_directory()
+        self._data.chmod(0o700)
+        self.run(
+            *("pg_basebackup", "-X", "stream", "-c", "fast", "--no-sync", "-R"),
+            *("-D", str(self._data), "-d", f"{primary_url}&application_name={name}"),
+        )
+        for left in (*self._data.glob(".s.PGSQL.*"), self._log):  # the primary's own
+            left.unlink(missing_ok=True)
+
+    def promote(self) -> None:
+        """Makes a standby a primary, on a timeline of its own; returns when it takes writes."""
+        self.run("pg_ctl", "promote", "-w", "-D", str(self._data))
+
     def stop(self) -> None:
         """Ends the server's connections and stops it, with everything on disk. Harmless when it does not run."""
         if self.is_running():
-            self._run(
+            self.run(
                 "pg_ctl", "stop", "-w", "-m", "fast", "-t", str(int(COMMAND_TIMEOUT_S) - 10), "-D", str(self._data)
             )
 
     def kill(self) -> None:
         """Stops the server as a crash would (tests of recovery): the next `start` replays the log."""
         if self.is_running():
-            self._run("pg_ctl", "stop", "-w", "-m", "immediate", "-D", str(self._data))
+            self.run("pg_ctl", "stop", "-w", "-m", "immediate", "-D", str(self._data))
 
     def is_running(self) -> bool:
         if not (self._data / "postmaster.pid").exists():
@@ -131,7 +146,7 @@ class EmbeddedPostgres:
             str(new),
             *options,
         ]
-        self._run(*initdb)
+        self.run(*initdb)
         with (new / "postgresql.conf").open("a") as configuration:
             configuration.write("include 'tidelog.conf'\n")
         new.rename(self._data)
@@ -161,7 +176,8 @@ class EmbeddedPostgres:
             _give_to(self._user, directory)
         return directory
 
-    def _run(self, command: str, *arguments: str) -> None:
+    def run(self, command: str, *arguments: str) -> None:
+        """Runs one of Postgres' programs as the server's user; raises `EmbeddedPostgresFailed`."""
         finished = self._execute(command, *arguments)
         if finished.returncode != 0:
             log = self._log.read_text(errors="replace")[-2000:] if self._log.exists() else ""

@@ -3,7 +3,7 @@ answered, however its group ends."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -21,6 +21,7 @@ from sequencer.client import Sequencer, SequencerSettings
 from storage.identifiers import Partition, TopicId
 from tests.agent.groups.wired import Coordinating, coordinating
 from tests.agent.running import until_answered
+from tests.fixtures.replication import Replication
 from tests.waiting import until
 
 
@@ -395,16 +396,20 @@ async def test_a_deletion_of_offsets_whose_outcome_is_unknown_is_fenced_before_t
         await impatient.close()
 
 
-async def test_groups_are_read_anew_from_another_postgres(sequencer: Sequencer) -> None:
+async def test_groups_are_read_again_from_another_postgres(new_replication: Callable[..., Replication]) -> None:
     """After a failover what was known here may never have been (DESIGN §10)."""
+    pair = new_replication(synchronous=True)
+    sequencer = await Sequencer.open(pair.address.url)
     async with coordinating(sequencer) as agent:
         joined = await agent.member("readers")
         running = await agent.loaded("readers")
 
-        sequencer.database.identity_changes += 1  # what a new connection counts after a failover
+        pair.fail_over()
+        await sequencer.database.look_afresh()
 
-        await until(lambda: running.ended)
+        assert running.ended
         assert await agent.beat("readers", joined) is None
+    await sequencer.close()
 
 
 # --- overload

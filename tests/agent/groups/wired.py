@@ -177,9 +177,9 @@ async def coordinating(sequencer: Sequencer, **settings: Any) -> AsyncIterator[C
         make_machine=lambda group_id, stored, now_ms: Group(
             group_id, group_settings, lambda: str(uuid4()), stored, now_ms
         ),
-        identity_changes=lambda: sequencer.database.identity_changes,
         clock=time.monotonic,
     )
+    sequencer.database.on_change(coordinator.forget_all)
     batches = OffsetBatches(sequencer.committed_offsets, group_settings, metrics, coordinator.lost, time.monotonic)
     tasks = [asyncio.create_task(coordinator.run()), asyncio.create_task(batches.run()), watching]
     await asyncio.sleep(0)  # they have begun

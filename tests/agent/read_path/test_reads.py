@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from agent.read_path.plan_fetch import ReadFailure
 from agent.read_path.settings import ReadPathSettings
@@ -9,6 +10,7 @@ from sequencer.client import Sequencer
 from storage.identifiers import Partition
 from storage.object_store import ObjectStore
 from tests.agent.read_path.a_log import RING, ALog, an_agent_reading, read_now, values_of
+from tests.fixtures.replication import Replication
 from tests.waiting import until
 
 NEVER_POLLS = ReadPathSettings(coordinate_poll_s=3600.0)
@@ -456,7 +458,11 @@ async def test_partitions_that_do_not_exist_are_neither_polled_nor_subscribed_to
         assert agent.interests.current() == [(log.topic_id, Partition(0))]
 
 
-async def test_another_postgres_than_before_empties_what_is_known(sequencer: Sequencer, store: ObjectStore) -> None:
+async def test_another_postgres_than_before_empties_what_is_known(
+    new_replication: Callable[..., Replication], store: ObjectStore
+) -> None:
+    pair = new_replication(synchronous=True)
+    sequencer = await Sequencer.open(pair.address.url)
     log = await ALog(sequencer=sequencer, store=store).create()
     await log.write(["a"])
     async with an_agent_reading(sequencer, store) as agent:
@@ -465,9 +471,11 @@ async def test_another_postgres_than_before_empties_what_is_known(sequencer: Seq
         await until(lambda: agent.reads.counts.waits >= 1)
         asks = agent.reads.counts.sequencer_asks
 
-        sequencer.database.identity_changes += 1  # what a new connection counts after a failover
+        pair.fail_over()
+        await sequencer.database.look_afresh()
 
         await until(lambda: agent.reads.counts.sequencer_asks > asks)
         await log.write(["b"])
         [result] = await asyncio.wait_for(waiting, 30)
         assert values_of(result) == [(1, "b")]
+    await sequencer.close()

@@ -1,0 +1,30 @@
+-- Whether what this transaction writes survives its acknowledgement (DESIGN §10): asked by the transaction itself, which no check before it can replace.
+--
+-- A reload of the configuration takes effect between two messages of a session. So synchronous_commit, once it was found strong enough, is set for
+-- the rest of the transaction: the commit that follows cannot find it weakened. synchronous_standby_names cannot be held like this.
+-- tidelog.standbys_expected is an option of the session (sequencer/connection_options.py).
+CREATE FUNCTION demand_durability() RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $function$
+DECLARE
+    level constant text := current_setting('synchronous_commit');
+BEGIN
+    IF level NOT IN ('on', 'remote_apply') THEN
+        RAISE EXCEPTION USING ERRCODE = 'TLD01', MESSAGE = format(
+            'synchronous_commit is %s: an acknowledged record could be lost; set it to on', level);
+    END IF;
+    IF current_setting('tidelog.standbys_expected', true) = 'on' AND btrim(current_setting('synchronous_standby_names')) = '' THEN
+        RAISE EXCEPTION USING ERRCODE = 'TLD01', MESSAGE =
+            'synchronous_standby_names is empty although standbys are expected: a failover would lose acknowledged records';
+    END IF;
+    PERFORM set_config('synchronous_commit', level, true);
+END
+$function$;
+
+-- How often a client saw Postgres give up a commit's wait for its standby: the commit is then visible to all, and perhaps on no standby. Whoever
+-- reads coordinates reads this number with them, and does not believe them before a standby has confirmed a later write (sequencer/database.py).
+CREATE TABLE doubts (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    number bigint NOT NULL DEFAULT 0
+);
+INSERT INTO doubts DEFAULT VALUES;
