@@ -141,14 +141,14 @@ def measure(cluster: Cluster, how: str, rounds: int, say: Callable[[str], None])
         bootstrap=cluster.bootstrap,
         topic=topic,
         partitions=PARTITIONS,
-        groups=groups_of_one_coordinator(admin),
+        groups=groups_of_one_coordinator(cluster.bootstrap),
         client=_FROZEN_CLIENT if how == "SIGSTOP" else {},
     )
     stalls: dict[str, list[float]] = {role: [] for role in ROLES}
     with Clients(settings) as clients:
         for number in range(rounds):
             _wait_until_steady(clients)
-            victim = _coordinator(admin, settings.groups[CLASSIC])
+            victim = _coordinator(cluster.bootstrap, settings.groups[CLASSIC])
             clients.begin()
             began_s, errors_before = time.monotonic(), len(clients.errors)
             cluster.harm(victim, _SIGNALS[how])
@@ -176,13 +176,13 @@ def _wait_until_steady(clients: Clients) -> None:
         raise TimeoutError(f"the clients are not steady: {clients.stalls_s()}; {clients.errors[-5:]}")
 
 
-def groups_of_one_coordinator(admin: confluent_kafka.admin.AdminClient) -> dict[str, str]:
+def groups_of_one_coordinator(bootstrap: str) -> dict[str, str]:
     """A group of each protocol, with the same coordinator now, and in Kafka always."""
     first = f"group-{uuid4().hex[:8]}"
-    coordinator = _coordinator(admin, first)
+    coordinator = _coordinator(bootstrap, first)
     while True:
         second = f"group-{uuid4().hex[:8]}"
-        if _offsets_partition(first) == _offsets_partition(second) and _coordinator(admin, second) == coordinator:
+        if _offsets_partition(first) == _offsets_partition(second) and _coordinator(bootstrap, second) == coordinator:
             return {CLASSIC: first, CONSUMER: second}
 
 
@@ -194,8 +194,10 @@ def _offsets_partition(group_id: str) -> int:
     return (code & 0x7FFFFFFF) % _OFFSETS_PARTITIONS
 
 
-def _coordinator(admin: confluent_kafka.admin.AdminClient, group_id: str) -> str:
-    """The address of the server that coordinates a group."""
+def _coordinator(bootstrap: str, group_id: str) -> str:
+    """The address of the server that coordinates a group. A new client each time: one that has lost the coordinator
+    looks for another with growing pauses."""
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     until_s = time.monotonic() + _LONGEST_S
     while True:
         try:

@@ -41,8 +41,9 @@ class Membership:
         self._clock = clock
         self._self: LiveAgent | None = None
         self._serves_until_s = float("-inf")
-        self._leased = self._ring = Ring.of(())
-        self._left_out: frozenset[NodeId] = frozenset()
+        self._leased = self._ring = self._named = Ring.of(())
+        self._left_out: Set[NodeId] = frozenset()
+        self._unnamed: Set[NodeId] = frozenset()
         self._on_change: list[Callable[[], None]] = []
         self._joined = asyncio.Event()
         self._has_left = False
@@ -63,6 +64,13 @@ class Membership:
         return self._ring
 
     @property
+    def named(self) -> Ring:
+        """The agents that clients are told of. A refused suspect is among them: librdkafka moves its partitions at once
+        to their new leader if their old one is still listed, and up to a second later if not. A silent suspect is not:
+        librdkafka then lets go of what it sent there and was not answered."""
+        return self._named
+
+    @property
     def leased(self) -> Ring:
         """All agents whose lease held at the last look."""
         return self._leased
@@ -79,9 +87,9 @@ class Membership:
         """Call back whenever `ring` has become another."""
         self._on_change.append(callback)
 
-    def leave_out(self, suspects: Set[NodeId]) -> None:
-        """From now on `ring` is without these; with all, if there is no other."""
-        self._left_out = frozenset(suspects)
+    def leave_out(self, suspects: Set[NodeId], silent: Set[NodeId]) -> None:
+        """From now on `ring` is without these suspects, and `named` without the silent ones among them."""
+        self._left_out, self._unnamed = suspects, silent
         self._route_by(self._leased)
 
     async def wait_joined(self, timeout_s: float) -> LiveAgent:
@@ -131,6 +139,7 @@ class Membership:
     def _route_by(self, leased: Ring) -> None:
         before, self._leased = self._ring, leased
         self._ring = leased.without(self._left_out)
+        self._named = leased.without(self._unnamed)
         if self._ring.agents != before.agents:
             for callback in self._on_change:
                 callback()

@@ -3,7 +3,8 @@
 Does what `suspects.py` decides. Promises:
 - One connection for each peer that is probed, and one probe on it per `probe_every_s`. With 1,000 agents each probes
   10 and is probed by 10: 25 probes and answers a second each way, whatever the cluster's size.
-- A lost connection is opened again at once: refused means dead. A connection that is taken and closed means nothing.
+- A lost connection is opened again at once: refused means dead. Taken and closed means nothing, and is tried a few
+  times more.
 - A suspicion of its own is reported over all these connections, and passed on once by whoever hears of it.
 - What it holds is bounded: `probe_accepted_connections` from others, and one link per peer of the lease's view.
 - The ring that routing uses leaves suspects out in the same turn of the event loop.
@@ -21,7 +22,7 @@ from cache_ring.page_protocol import ProtocolViolation
 from cache_ring.probe_protocol import NOT_JOINED, PREFACE, Alive, FrameReader, Message, Probe, Suspected, encode
 from cache_ring.ring import Ring
 from cache_ring.settings import CacheRingSettings
-from cache_ring.suspects import PeerName, Suspects
+from cache_ring.suspects import Evidence, PeerName, Suspects
 from sequencer.agents import AgentAddress, LiveAgent
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 
@@ -29,6 +30,9 @@ _log = logging.getLogger(__name__)
 
 _STEPS_PER_PROBE = 4
 _READ_BYTES = 4_096
+_REOPENS = 20
+_REOPEN_PAUSE_S = 0.01
+"""A process that dies takes connections for some milliseconds after its others were reset."""
 
 
 @dataclass(slots=True)
@@ -80,7 +84,7 @@ class PeerWatch:
             for link in self._links.values():
                 link.close()
             self._links.clear()
-            self._membership.leave_out(frozenset())
+            self._membership.leave_out(frozenset(), frozenset())
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one who watches this agent until it hangs up. Raises ProtocolViolation and what streams raise."""
@@ -166,7 +170,7 @@ class PeerWatch:
         suspected = self._suspects.suspected
         for name in self._suspects.take_news():
             self._report(name)
-        if suspected.keys() == before.keys():
+        if suspected == before:
             return
         for name in suspected.keys() - before.keys():
             self.counts.suspicions += 1
@@ -174,7 +178,8 @@ class PeerWatch:
         for name in before.keys() - suspected.keys():
             self.counts.taken_back += 1
             _log.info("peer is no suspect any more", extra={"peer": name[0]})
-        self._membership.leave_out(frozenset(name[0] for name in suspected))
+        silent = frozenset(name[0] for name, evidence in suspected.items() if evidence is not Evidence.REFUSED)
+        self._membership.leave_out(frozenset(name[0] for name in suspected), silent)
 
     def _alive(self) -> Alive:
         self_ = self._membership.self_
@@ -243,7 +248,7 @@ class _Link(asyncio.Protocol):
         self._opening: asyncio.Task[None] | None = None
         self._frames = FrameReader()
         self._probed_s = float("-inf")
-        self._was_answered = False
+        self._reopens_left = 0
         self._is_closed = False
 
     def is_due(self, now_s: float) -> bool:
@@ -292,7 +297,7 @@ class _Link(asyncio.Protocol):
         if self._is_closed:
             self._transport.abort()
             return
-        self._frames, self._was_answered = FrameReader(), False
+        self._frames = FrameReader()
         self._transport.write(PREFACE + encode(Probe()))
 
     def data_received(self, data: bytes) -> None:
@@ -310,12 +315,15 @@ class _Link(asyncio.Protocol):
         if self._is_closed:
             return
         self._watch.hung_up(self._name)
-        if self._was_answered:
+        if self._reopens_left == _REOPENS:
             self._open()  # at once: if it is dead, this is refused
+        elif self._reopens_left > 0:
+            asyncio.get_running_loop().call_later(_REOPEN_PAUSE_S, self._open)
+        self._reopens_left = max(0, self._reopens_left - 1)
 
     def _received(self, message: Message) -> None:
         if isinstance(message, Alive):
-            self._was_answered = True
+            self._reopens_left = _REOPENS
             self._watch.answered(self._name, message)
         elif isinstance(message, Suspected):
             self._watch.heard(message)

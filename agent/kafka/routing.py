@@ -90,7 +90,7 @@ def endpoints_of(context: RequestContext) -> tuple[Endpoint, ...]:
     one = _one_endpoint(context)
     if one is not None:
         return (one,)
-    return tuple(_endpoint(agent) for agent in context.parts.membership.ring.agents)
+    return tuple(_endpoint(agent) for agent in context.parts.membership.named.agents)
 
 
 def controller_of(context: RequestContext) -> NodeId:
