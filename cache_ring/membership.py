@@ -48,6 +48,8 @@ class Membership:
         self._joined = asyncio.Event()
         self._has_left = False
         self._database_away = False
+        self.silences = 0
+        """How often an agent has been found silent: its clients hear nothing either, not even a lost connection."""
         self.last_renewal_s: float | None = None
         """The monotonic time at which the last successful renewal was sent."""
         self.looked_s = float("-inf")
@@ -89,6 +91,8 @@ class Membership:
 
     def leave_out(self, suspects: Set[NodeId], silent: Set[NodeId]) -> None:
         """From now on `ring` is without these suspects, and `named` without the silent ones among them."""
+        if silent - self._unnamed:
+            self.silences += 1
         self._left_out, self._unnamed = suspects, silent
         self._route_by(self._leased)
 
