@@ -10,6 +10,7 @@ for their own time limit, whatever the other servers know.
 """
 
 import argparse
+import asyncio
 import contextlib
 import json
 import signal
@@ -25,10 +26,14 @@ from uuid import uuid4
 
 import confluent_kafka
 import confluent_kafka.admin
+from kio.schema.errors import ErrorCode
+from kio.schema.find_coordinator.v4.request import FindCoordinatorRequest
+from kio.static.primitive import i8
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.apache_kafka import kafka_cluster
+from benchmarks.kafka_wire import Connection
 from benchmarks.stalls import CLASSIC, CONSUMER, ROLES, Clients, ClientSettings
 from tidelog.stack import Stack, StackSettings
 
@@ -141,14 +146,14 @@ def measure(cluster: Cluster, how: str, rounds: int, say: Callable[[str], None])
         bootstrap=cluster.bootstrap,
         topic=topic,
         partitions=PARTITIONS,
-        groups=groups_of_one_coordinator(cluster.bootstrap),
+        groups=groups_of_one_coordinator(cluster.servers),
         client=_FROZEN_CLIENT if how == "SIGSTOP" else {},
     )
     stalls: dict[str, list[float]] = {role: [] for role in ROLES}
     with Clients(settings) as clients:
         for number in range(rounds):
             _wait_until_steady(clients)
-            victim = _coordinator(cluster.bootstrap, settings.groups[CLASSIC])
+            victim = _coordinator(cluster.servers, settings.groups[CLASSIC])
             clients.begin()
             began_s, errors_before = time.monotonic(), len(clients.errors)
             cluster.harm(victim, _SIGNALS[how])
@@ -176,13 +181,13 @@ def _wait_until_steady(clients: Clients) -> None:
         raise TimeoutError(f"the clients are not steady: {clients.stalls_s()}; {clients.errors[-5:]}")
 
 
-def groups_of_one_coordinator(bootstrap: str) -> dict[str, str]:
+def groups_of_one_coordinator(servers: Sequence[str]) -> dict[str, str]:
     """A group of each protocol, with the same coordinator now, and in Kafka always."""
     first = f"group-{uuid4().hex[:8]}"
-    coordinator = _coordinator(bootstrap, first)
+    coordinator = _coordinator(servers, first)
     while True:
         second = f"group-{uuid4().hex[:8]}"
-        if _offsets_partition(first) == _offsets_partition(second) and _coordinator(bootstrap, second) == coordinator:
+        if _offsets_partition(first) == _offsets_partition(second) and _coordinator(servers, second) == coordinator:
             return {CLASSIC: first, CONSUMER: second}
 
 
@@ -194,20 +199,28 @@ def _offsets_partition(group_id: str) -> int:
     return (code & 0x7FFFFFFF) % _OFFSETS_PARTITIONS
 
 
-def _coordinator(bootstrap: str, group_id: str) -> str:
-    """The address of the server that coordinates a group. A new client each time: one that has lost the coordinator
-    looks for another with growing pauses."""
-    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+def _coordinator(servers: Sequence[str], group_id: str) -> str:
+    """The address of the server that coordinates a group."""
     until_s = time.monotonic() + _LONGEST_S
-    while True:
-        try:
-            found = admin.describe_consumer_groups([group_id], request_timeout=10)[group_id].result(15).coordinator
-        except confluent_kafka.KafkaException:
-            if time.monotonic() > until_s:
-                raise
-            time.sleep(0.2)
-        else:
-            return f"{found.host}:{found.port}"
+    while time.monotonic() < until_s:
+        for server in servers:
+            with contextlib.suppress(OSError, TimeoutError):
+                found = asyncio.run(_ask_for_coordinator(server, group_id))
+                if found is not None:
+                    return found
+        time.sleep(0.2)
+    raise TimeoutError(f"no coordinator of {group_id}")
+
+
+async def _ask_for_coordinator(server: str, group_id: str) -> str | None:
+    host, port = server.split(":")
+    connection = await Connection.open(host, int(port))
+    try:
+        asked = FindCoordinatorRequest(key_type=i8(0), coordinator_keys=(group_id,))
+        (found,) = (await connection.ask(asked, timeout_s=5.0)).coordinators
+    finally:
+        connection.kill()
+    return f"{found.host}:{found.port}" if found.error_code is ErrorCode.none else None
 
 
 def _prefer_first_replicas(bootstrap: str) -> None:

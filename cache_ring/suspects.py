@@ -6,8 +6,8 @@ probes stay unanswered (*silent*). Refused is certain at once. Silence may be th
 Promises:
 - Each agent watches `probe_watched` others at most: those 1, 2, 4, 8, ... places behind it in one order of all agents.
   Each is therefore watched by as many, and a report reaches all in as many hops as there are such distances.
-- A suspect that answers is taken back at once. Each silence that proves false doubles the patience with that peer, up
-  to `probe_most_patience_s`; a minute without one ends that.
+- A suspect that answers is taken back at once. If it answers before its patience has passed once more, it was slow, not
+  frozen: the patience with that peer doubles, up to `probe_most_patience_s`. A minute without that ends it.
 - A report makes this agent probe for itself. It is believed before that probe's outcome only if two peers report the
   same, and for `probe_belief_s` at most: one confused agent persuades no other.
 - If more than half of the probed peers are silent, the fault is taken for this agent's own, and silence counts for
@@ -59,8 +59,8 @@ class _Peer:
     suspected_s: float = 0.0
     is_pardoned: bool = False
     """It is not suspected before it has answered again."""
-    silent_until_s: float = float("-inf")
-    """The end of its last silence that proved false."""
+    slow_until_s: float = float("-inf")
+    """When it last proved to be slow."""
     reporters: set[NodeId] = field(default_factory=set)
     reported_s: float = 0.0
     verify_s: float = 0.0
@@ -133,10 +133,10 @@ class Suspects:
         peer = self._peer(name)
         if peer is None:
             return
-        if peer.evidence is Evidence.SILENT:
+        if peer.evidence is Evidence.SILENT and now_s < peer.suspected_s + peer.patience_s:
             peer.patience_s = min(2 * peer.patience_s, self._settings.probe_most_patience_s)
-            peer.silent_until_s = now_s
-        elif now_s > peer.silent_until_s + _CALM_S:
+            peer.slow_until_s = now_s
+        elif now_s > peer.slow_until_s + _CALM_S:
             peer.patience_s = self._settings.probe_patience_s
         peer.has_answered, peer.asked_s, peer.evidence, peer.is_pardoned = True, None, None, False
         if peer.reporters:

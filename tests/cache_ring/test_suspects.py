@@ -111,7 +111,7 @@ def test_a_suspect_that_answers_is_taken_back_at_once() -> None:
     assert scene.suspected == {}
 
 
-def test_each_false_silence_doubles_the_patience_up_to_its_bound() -> None:
+def test_each_time_a_peer_proves_slow_the_patience_doubles_up_to_its_bound() -> None:
     scene = Scene(peers=3)
     waits = []
     for _ in range(4):
@@ -123,6 +123,17 @@ def test_each_false_silence_doubles_the_patience_up_to_its_bound() -> None:
         scene.pass_time(STEP_S)
 
     assert waits == pytest.approx([1.3, 2.5, 4.9, 5.1], abs=0.21)
+
+
+def test_a_peer_that_was_frozen_is_suspected_as_soon_the_next_time() -> None:
+    scene = Scene(peers=3)
+    for _ in range(3):
+        scene.mute = {2}
+        scene.pass_time(1.5)
+        assert scene.suspected == {2: Evidence.SILENT}
+        scene.pass_time(2.0)
+        scene.mute = set()
+        scene.pass_time(1.0)
 
 
 def test_a_minute_of_answers_ends_that() -> None:
