@@ -35,6 +35,7 @@ from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
 from agent.write_path.backoff import Backoff
 from cache_ring.membership import Membership
+from cache_ring.probe_protocol import PREFACE as PROBES
 from cache_ring.settings import CacheRingSettings
 from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer, SequencerSettings
@@ -185,7 +186,7 @@ class App:
         opened.push_async_callback(peer_server.close)
         assembly = assemble(outside, pages, peer_server, self._address(peer_port), self._parts_settings, self.metrics)
         parts = assembly.parts
-        self.metrics.registry.register(ReadMetrics(parts.pages, parts.reads, peer_server))
+        self.metrics.registry.register(ReadMetrics(parts.pages, parts.reads, peer_server, assembly.watch))
         self.metrics.registry.register(parts.telemetry)
         opened.callback(parts.checking.shutdown, wait=False, cancel_futures=True)
         opened.push_async_callback(parts.pages.close)
@@ -205,6 +206,8 @@ class App:
             kafka_socket,
         )
         peer_server.share(FORWARDED, listener.take_forwarded)
+        peer_server.share(PROBES, assembly.watch.take)
+        parts.membership.when_changed(forwarding.look)
         self._reached.listener = listener
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(parts.membership.run(), name="membership")]
@@ -213,6 +216,7 @@ class App:
                 tasks += [
                     group.create_task(assembly.coordinates.run(), name="coordinates"),
                     group.create_task(assembly.push.run(), name="push"),
+                    group.create_task(assembly.watch.run(), name="peer watch"),
                     group.create_task(parts.topics.run(), name="topics"),
                     group.create_task(parts.write_path.run(), name="write path"),
                     group.create_task(parts.coordinator.run(), name="groups"),
@@ -265,6 +269,7 @@ class App:
         """Take no more, answer what is in flight; whatever is left when the time is over is dropped unanswered."""
         log.info("agent drains", extra={"connections": listener.connections})
         parts = assembly.parts
+        assembly.watch.leave()
         parts.reads.drain()
         parts.coordinator.drain()
         try:
@@ -280,7 +285,7 @@ class App:
     async def _joined(self, assembly: Assembly) -> None:
         """Wait, for ever if need be, until the agent is in the ring and sees itself there."""
         membership = assembly.parts.membership
-        while membership.self_ is None or membership.ring.agent(membership.self_.node_id) is None:
+        while membership.self_ is None or membership.leased.agent(membership.self_.node_id) is None:
             with contextlib.suppress(TimeoutError):
                 await membership.wait_joined(_LONGEST_CONNECT_PAUSE_S)
             await asyncio.sleep(_JOIN_CHECK_S)

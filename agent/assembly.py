@@ -30,6 +30,7 @@ from cache_ring.membership import Membership
 from cache_ring.page_reader import PageReader
 from cache_ring.peer_client import PeerClient
 from cache_ring.peer_server import PeerServer
+from cache_ring.peer_watch import PeerWatch
 from cache_ring.settings import CacheRingSettings
 from cache_ring.store_pages import StorePages
 from sequencer.agents import AgentAddress
@@ -65,6 +66,7 @@ class Assembly:
     peer_server: PeerServer
     coordinates: KnownCoordinates
     push: CoordinatePush
+    watch: PeerWatch
     offset_batches: OffsetBatches
 
 
@@ -152,7 +154,12 @@ def assemble(
     )
     push = CoordinatePush(membership, settings.ring, interests, coordinates.heard)
     return Assembly(
-        parts=parts, peer_server=peer_server, coordinates=coordinates, push=push, offset_batches=offset_batches
+        parts=parts,
+        peer_server=peer_server,
+        coordinates=coordinates,
+        push=push,
+        watch=PeerWatch(membership, settings.ring),
+        offset_batches=offset_batches,
     )
 
 

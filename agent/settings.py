@@ -122,6 +122,9 @@ class AgentSettings(BaseSettings):
     redirect_window_s: float = Field(default=1.0, ge=0)
     """How long a connection is told NOT_LEADER_OR_FOLLOWER for a partition that moved to another agent, before it is
     served anyway."""
+    refresh_window_s: float = Field(default=0.1, ge=0)
+    """When another agent stops answering, each client connection is told NOT_LEADER_OR_FOLLOWER once, for one of its
+    partitions and for so long: the client asks for Metadata, and lets go of what it sent to the silent agent."""
     max_redirects_per_connection: int = Field(default=10_000, ge=0)
     """Partitions remembered per connection as already redirected; past it none is redirected."""
 

@@ -1,11 +1,12 @@
-"""Apache Kafka to compare with: one broker from the jars of Maven Central, by name, on a free loopback port.
+"""Apache Kafka to compare with: a broker, or several, from the jars of Maven Central, by name, on free loopback ports.
 
 The jars come once (53 MB). Log segments lie on the local disk; the broker flushes them as it does by default.
 """
 
+import signal
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,93 @@ def apache_kafka(directory: Path, settings: Mapping[str, str]) -> Iterator[Broke
     with child(["java", *_JVM, "-cp", classpath, "kafka.Kafka", str(file)], log_file, {}) as process:
         wait_until_open(process, port, _START_TIMEOUT_S, log_file)
         yield Broker(bootstrap=f"127.0.0.1:{port}", pid=process.pid)
+
+
+class ClusterBroker:
+    """One of several brokers; it can be killed or frozen, and mended."""
+
+    def __init__(self, classpath: str, file: Path, port: int, log_folder: Path) -> None:
+        self.bootstrap = f"127.0.0.1:{port}"
+        self._command = ["java", *_JVM, "-cp", classpath, "kafka.Kafka", str(file)]
+        self._port = port
+        self._log_folder = log_folder
+        self._starts = 0
+        self._running = ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._starts += 1
+        log_file = self._log_folder / f"broker-{self._port}-{self._starts}.log"
+        self._process = self._running.enter_context(child(self._command, log_file, {}))
+        wait_until_open(self._process, self._port, _START_TIMEOUT_S, log_file)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, "the broker was started"
+        self._process.send_signal(number)
+
+    def mend(self) -> None:
+        """Let it go on, or start it again if it has ended."""
+        assert self._process is not None, "the broker was started"
+        self._process.send_signal(signal.SIGCONT)
+        try:
+            self._process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            return
+        self._running.close()
+        self.start()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+        self._running.close()
+
+
+@contextmanager
+def kafka_cluster(directory: Path, brokers: int) -> Iterator[Sequence[ClusterBroker]]:
+    """Brokers with their defaults, and a controller apart from them. They end with the context."""
+    classpath = jars()
+    controller_port = free_port()
+    voters = {"controller.quorum.voters": f"100@127.0.0.1:{controller_port}", "controller.listener.names": "CONTROLLER"}
+    protocols = {"listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT"}
+    controller = {
+        "process.roles": "controller",
+        "node.id": "100",
+        "listeners": f"CONTROLLER://127.0.0.1:{controller_port}",
+        **voters,
+        **protocols,
+    }
+    with ExitStack() as started:
+        file = _formatted(classpath, directory / "controller", controller)
+        log_file = directory / "controller.log"
+        command = ["java", *_JVM, "-cp", classpath, "kafka.Kafka", str(file)]
+        process = started.enter_context(child(command, log_file, {}))
+        wait_until_open(process, controller_port, _START_TIMEOUT_S, log_file)
+        running = []
+        for number in range(1, brokers + 1):
+            port = free_port()
+            properties = {
+                "process.roles": "broker",
+                "node.id": str(number),
+                "listeners": f"PLAINTEXT://127.0.0.1:{port}",
+                **voters,
+                **protocols,
+            }
+            file = _formatted(classpath, directory / f"broker-{number}", properties)
+            broker = ClusterBroker(classpath, file, port, directory)
+            started.callback(broker.stop)
+            broker.start()
+            running.append(broker)
+        yield running
+
+
+def _formatted(classpath: str, directory: Path, properties: Mapping[str, str]) -> Path:
+    """The file of a server's properties, its directory being ready for it."""
+    directory.mkdir(parents=True)
+    file = directory / "server.properties"
+    lines = {**properties, "log.dirs": str(directory / "data")}
+    file.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+    _run("-cp", classpath, "kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qk", "-c", str(file))
+    return file
 
 
 def _run(*arguments: str) -> None:

@@ -44,6 +44,7 @@ class CoordinatePush:
         self._on_runs = on_runs
         self._changed = asyncio.Event()
         interests.when_new(self._changed.set)
+        membership.when_changed(self._changed.set)
         self._links: dict[tuple[NodeId, int], _Link] = {}
         self.runs_received = 0
 

@@ -1,5 +1,10 @@
 """This agent's place among the live agents, held by a lease in Postgres (DESIGN §7, §10).
 
+There are two views. `leased` has every agent whose lease holds. `ring` is the same without those that are suspected of
+being dead (`suspects.py`). What a wrong view only slows down uses `ring`: routing, coordinators (fenced by epochs), the
+owner of a page, subscriptions. What lasts uses `leased`: the ids that a writer reserves, whether this agent has joined.
+What needs safety asks Postgres: node ids, housekeeping, jobs.
+
 Promises: the lease counts from the moment its renewal was sent, on the monotonic clock, and ends early by a margin,
 so that `is_serving` is False before anyone may take this agent for dead. While Postgres is away the last view is
 kept. An agent whose lease was lost joins again."""
@@ -8,12 +13,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from cache_ring.ring import Ring
 from cache_ring.settings import CacheRingSettings
 from sequencer.agents import AgentAddress, Agents, LiveAgent
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from storage.identifiers import NodeId
 
 _log = logging.getLogger(__name__)
 
@@ -36,13 +42,20 @@ class Membership:
         self._clock = clock
         self._self: LiveAgent | None = None
         self._serves_until_s = float("-inf")
-        self._ring = Ring.of(())
+        self._leased = self._ring = self._named = Ring.of(())
+        self._left_out: Set[NodeId] = frozenset()
+        self._unnamed: Set[NodeId] = frozenset()
+        self._on_change: list[Callable[[], None]] = []
         self._joined = asyncio.Event()
         self._renew_now = asyncio.Event()
         self._has_left = False
         self._database_away = False
+        self.silences = 0
+        """How often an agent has been found silent: its clients hear nothing either, not even a lost connection."""
         self.last_renewal_s: float | None = None
         """The monotonic time at which the last successful renewal was sent."""
+        self.looked_s = float("-inf")
+        """The monotonic time at which the last look at who is alive was sent."""
 
     @property
     def self_(self) -> LiveAgent | None:
@@ -51,8 +64,20 @@ class Membership:
 
     @property
     def ring(self) -> Ring:
-        """The last view of the cluster."""
+        """The last view of the cluster without suspects: whom to send clients to."""
         return self._ring
+
+    @property
+    def named(self) -> Ring:
+        """The agents that clients are told of. A refused suspect is among them: librdkafka moves its partitions at once
+        to their new leader if their old one is still listed, and up to a second later if not. A silent suspect is not:
+        librdkafka then lets go of what it sent there and was not answered."""
+        return self._named
+
+    @property
+    def leased(self) -> Ring:
+        """All agents whose lease held at the last look."""
+        return self._leased
 
     @property
     def zone(self) -> str:
@@ -66,6 +91,17 @@ class Membership:
     def is_serving(self, now_s: float | None = None) -> bool:
         """Whether this agent's lease holds at a monotonic time (by default now), and the bucket is its database's."""
         return (self._clock() if now_s is None else now_s) < self._serves_until_s and self.lost_because is None
+
+    def when_changed(self, callback: Callable[[], None]) -> None:
+        """Call back whenever `ring` has become another."""
+        self._on_change.append(callback)
+
+    def leave_out(self, suspects: Set[NodeId], silent: Set[NodeId]) -> None:
+        """From now on `ring` is without these suspects, and `named` without the silent ones among them."""
+        if silent - self._unnamed:
+            self.silences += 1
+        self._left_out, self._unnamed = suspects, silent
+        self._route_by(self._leased)
 
     async def wait_joined(self, timeout_s: float) -> LiveAgent:
         """Raises TimeoutError."""
@@ -98,10 +134,12 @@ class Membership:
 
     async def refresh(self) -> None:
         """Look at once who is alive, e.g. after a peer stopped answering."""
+        sent_s = self._clock()
         async with asyncio.timeout(self._settings.membership_lease_s):
             live = await self._agents.live()
-        if live != self._ring.agents:
-            self._ring = Ring.of(live)
+        self.looked_s = sent_s
+        if live != self._leased.agents:
+            self._route_by(Ring.of(live))
 
     async def leave(self) -> None:
         """Stop serving and tell the others, for good; a database that is away is no error: the lease then runs out."""
@@ -116,6 +154,14 @@ class Membership:
                 await self._agents.leave(leaving.node_id, leaving.incarnation)
         except _AWAY as error:
             _log.warning("membership: could not leave, the lease will run out", extra={"error": str(error)})
+
+    def _route_by(self, leased: Ring) -> None:
+        before, self._leased = self._ring, leased
+        self._ring = leased.without(self._left_out)
+        self._named = leased.without(self._unnamed)
+        if self._ring.agents != before.agents:
+            for callback in self._on_change:
+                callback()
 
     async def _step(self) -> None:
         if self._has_left:

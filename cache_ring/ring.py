@@ -1,10 +1,11 @@
 """Who owns what: a consistent hash ring per zone over the live agents (DESIGN §6, §7).
 
 Pure. Promises that agents with the same view name the same owner, whatever order they learned of each other in, and
-that an agent that comes or goes moves only its own share, about 1/n of the keys."""
+that an agent that comes or goes moves only its own share, about 1/n of the keys. `without` leaves suspects out of a
+view, for those who route by it."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, replace
 
 from uhashring import HashRing
 
@@ -23,6 +24,7 @@ class Ring:
     _by_name: dict[str, LiveAgent]
     _by_zone: dict[str, HashRing]
     _everywhere: HashRing
+    _left_out: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, agents: Iterable[LiveAgent]) -> "Ring":
@@ -39,6 +41,20 @@ class Ring:
             _everywhere=_ring_of(list(by_name)),
         )
 
+    def without(self, suspects: Set[NodeId]) -> "Ring":
+        """The ring that the other agents would make; this one if all are suspects. Costs little: no point moves."""
+        left = tuple(agent for agent in self.agents if agent.node_id not in suspects)
+        if not left or len(left) == len(self.agents):
+            return self
+        zones = {agent.address.zone for agent in left}
+        return replace(
+            self,
+            agents=left,
+            _by_name={_name(agent.node_id): agent for agent in left},
+            _by_zone={zone: ring for zone, ring in self._by_zone.items() if zone in zones},
+            _left_out=self._left_out | frozenset(map(_name, suspects)),
+        )
+
     @property
     def zones(self) -> tuple[str, ...]:
         """The zones that have a live agent, in order."""
@@ -50,7 +66,7 @@ class Ring:
     def owner(self, zone: str, page_key: str) -> LiveAgent | None:
         """The agent of a zone that loads and keeps a page; None if the zone has no agent."""
         ring = self._by_zone.get(zone)
-        return None if ring is None else self._by_name[ring.get_node(page_key)]
+        return None if ring is None else self._first(ring, page_key)
 
     def partition_leader(self, zone: str, topic_id: TopicId, partition: Partition) -> LiveAgent | None:
         """The agent that a zone's clients are sent to, chosen among all agents if the zone has none; None without
@@ -58,16 +74,23 @@ class Ring:
         if not self.agents:
             return None
         ring = self._by_zone.get(zone, self._everywhere)
-        return self._by_name[ring.get_node(f"{topic_id}/{partition}")]
+        return self._first(ring, f"{topic_id}/{partition}")
 
     def coordinator(self, key: str) -> LiveAgent | None:
         """The agent, among all, that coordinates what `key` names; None without agents."""
-        return self._by_name[self._everywhere.get_node(key)] if self.agents else None
+        return self._first(self._everywhere, key) if self.agents else None
 
     def replicas(self, topic_id: TopicId, partition: Partition) -> tuple[LiveAgent, ...]:
         """One agent per zone, in zone order."""
         key = f"{topic_id}/{partition}"
-        return tuple(self._by_name[ring.get_node(key)] for ring in self._by_zone.values())
+        return tuple(self._first(ring, key) for ring in self._by_zone.values())
+
+    def _first(self, ring: HashRing, key: str) -> LiveAgent:
+        """The agent at the first point behind the key that is not left out."""
+        name: str = ring.get_node(key)
+        if name in self._left_out:
+            name = next(other for other in ring.iterate_nodes(key) if other not in self._left_out)
+        return self._by_name[name]
 
 
 def _name(node_id: NodeId) -> str:

@@ -19,6 +19,19 @@ class CacheRingSettings(BaseSettings):
     membership_margin_s: float = Field(default=1.0, ge=0)
     """By how much an agent ends its own lease early: the drift between its clock and the database's."""
 
+    probe_every_s: float = Field(default=0.4, gt=0)
+    """The pause between two probes of a peer that this agent watches."""
+    probe_patience_s: float = Field(default=1.2, gt=0)
+    """A peer whose probe is unanswered for so long is suspected: clients are sent elsewhere, its lease still counts."""
+    probe_most_patience_s: float = Field(default=5.0, gt=0)
+    """The longest such wait; it doubles with each silence of a peer that proved false."""
+    probe_belief_s: float = Field(default=2.0, gt=0)
+    """How long what other agents report of a peer is believed without a probe of one's own."""
+    probe_watched: int = Field(default=10, ge=0)
+    """Peers that this agent watches at most; 0: none, and a death is known when its lease ends."""
+    probe_accepted_connections: int = Field(default=2_048, ge=1)
+    """Connections taken from agents that watch this one; one more is closed at once."""
+
     page_cache_bytes: int = Field(default=167_772_160, ge=0)
     """Pages of recent objects kept in memory: what this agent wrote and what its zone's readers ask it for."""
     peer_range_cache_bytes: int = Field(default=33_554_432, ge=0)
@@ -76,6 +89,8 @@ class CacheRingSettings(BaseSettings):
                 "TIDELOG_MEMBERSHIP_RENEW_S and TIDELOG_MEMBERSHIP_MARGIN_S together "
                 f"({self.membership_renew_s} + {self.membership_margin_s})"
             )
+        if self.probe_patience_s > self.probe_most_patience_s:
+            raise ValueError("TIDELOG_PROBE_PATIENCE_S must not exceed TIDELOG_PROBE_MOST_PATIENCE_S")
         if self.peer_answer_floor_s > self.peer_answer_ceiling_s:
             raise ValueError("TIDELOG_PEER_ANSWER_FLOOR_S must not exceed TIDELOG_PEER_ANSWER_CEILING_S")
         return self

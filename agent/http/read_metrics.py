@@ -15,18 +15,21 @@ from agent.read_path.reads import ReadPath
 from cache_ring.page_cache import PageCache
 from cache_ring.page_reader import PageReader
 from cache_ring.peer_server import PeerServer
+from cache_ring.peer_watch import PeerWatch
 
 
 class ReadMetrics(Collector):
     """Register it once per agent."""
 
-    def __init__(self, pages: PageReader, reads: ReadPath, peer_server: PeerServer) -> None:
+    def __init__(self, pages: PageReader, reads: ReadPath, peer_server: PeerServer, watch: PeerWatch) -> None:
         self._counts: Mapping[str, Any] = {
             "read": reads.counts,
             "store": pages.pages.counts,
             "peer_client": pages.peers.counts,
             "peer_server": peer_server.counts,
+            "peer_watch": watch.counts,
         }
+        self._watch = watch
         self._caches: Mapping[str, PageCache[Any]] = {
             "tail": pages.pages.tail_cache,
             "catch_up": pages.pages.catch_up_cache,
@@ -38,6 +41,8 @@ class ReadMetrics(Collector):
         for part, counts in self._counts.items():
             for name, value in _values(counts):
                 yield CounterMetricFamily(f"tidelog_{part}_{name}", _sentence(part, name), value=value)
+        suspected = len(self._watch.suspected)
+        yield GaugeMetricFamily("tidelog_peers_suspected", "Agents that no clients are sent to now", value=suspected)
         kept = GaugeMetricFamily("tidelog_page_cache_bytes", "Bytes of pages kept in memory", labels=["cache"])
         families: dict[str, CounterMetricFamily] = {}
         for cache, pages in self._caches.items():

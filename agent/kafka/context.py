@@ -44,6 +44,10 @@ class ConnectionState:
     redirected: "dict[tuple[TopicId, Partition], float]" = field(default_factory=dict)
     """When this connection was first told that another agent is the choice for a partition (see
     agent/kafka/routing.py)."""
+    silences_seen: int | None = None
+    """How often agents had fallen silent when this connection last asked for a partition; None: it has not asked."""
+    refreshed: "tuple[TopicId, int, float] | None" = None
+    """The partition it was refused after the last of these, so that it asks for Metadata, and when."""
 
     def note_request(self, client_id: str | None, groups: Iterable[str]) -> None:
         self.requests += 1

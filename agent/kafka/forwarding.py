@@ -58,11 +58,15 @@ class Forwarding:
 
     async def run(self) -> None:
         """Give up links to agents that have left the ring, and those whose answer is overdue, until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            for forwards in self._connections:
-                forwards.look(loop.time())
+            self.look()
+
+    def look(self) -> None:
+        """Give up links to agents that are gone, now: the ring has changed."""
+        now_s = asyncio.get_running_loop().time()
+        for forwards in self._connections:
+            forwards.look(now_s)
 
     def drain(self) -> None:
         """Let those go who wait for other agents, and those who would: they are told to ask again, elsewhere."""

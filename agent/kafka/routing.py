@@ -90,7 +90,7 @@ def endpoints_of(context: RequestContext) -> tuple[Endpoint, ...]:
     one = _one_endpoint(context)
     if one is not None:
         return (one,)
-    return tuple(_endpoint(agent) for agent in context.parts.membership.ring.agents)
+    return tuple(_endpoint(agent) for agent in context.parts.membership.named.agents)
 
 
 def controller_of(context: RequestContext) -> NodeId:
@@ -129,11 +129,37 @@ def moved_partitions(context: RequestContext, topic_id: TopicId, partitions: Col
     if context.settings.one_address is not None:
         return set()
     ring, zone = parts.membership.ring, context.client_zone
+    refused = refused_to_refresh(context, topic_id, partitions)
     if self_ is None or (
         not context.connection.redirected and parts.routes.leads_all(ring, zone, topic_id, partitions, self_.node_id)
     ):
+        return refused
+    return refused | {partition for partition in partitions if _has_moved(context, topic_id, Partition(partition))}
+
+
+def refused_to_refresh(context: RequestContext, topic_id: TopicId, partitions: Collection[int]) -> set[int]:
+    """One partition, once per connection and agent that fell silent.
+
+    A client of a frozen agent hears nothing: no answer, no lost connection. It finds out by its request timeout, 30 to
+    60 s by default. Refused here, it asks for Metadata, which names new leaders for the silent agent's partitions. What
+    it has pipelined behind is refused too, for `refresh_window_s`.
+    """
+    if context.settings.one_address is not None:
         return set()
-    return {partition for partition in partitions if _has_moved(context, topic_id, Partition(partition))}
+    connection, silences = context.connection, context.parts.membership.silences
+    if connection.silences_seen != silences:
+        is_news = connection.silences_seen is not None and len(partitions) > 0
+        if connection.silences_seen is None or is_news:
+            connection.silences_seen = silences
+        if is_news:
+            connection.refreshed = (topic_id, min(partitions), context.received_at_s)
+    if connection.refreshed is None:
+        return set()
+    refused_topic, partition, since_s = connection.refreshed
+    if context.received_at_s >= since_s + context.settings.refresh_window_s:
+        connection.refreshed = None
+        return set()
+    return {partition} if refused_topic == topic_id and partition in partitions else set()
 
 
 def _has_moved(context: RequestContext, topic_id: TopicId, partition: Partition) -> bool:

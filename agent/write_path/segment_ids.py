@@ -91,9 +91,10 @@ class SegmentIds:
         self._stocked.set()
 
     async def _draw(self) -> tuple[SegmentId, ObjectKey]:
-        """Lets others run before each: in a zone of hundreds of agents one takes milliseconds."""
+        """Lets others run before each: in a zone of hundreds of agents one takes milliseconds. The owner is the one by
+        the lease's view: it stays the owner while other agents are suspected."""
         await asyncio.sleep(0)
-        ring, self_ = self._membership.ring, self._membership.self_
+        ring, self_ = self._membership.leased, self._membership.self_
         in_zone = sum(agent.address.zone == self._settings.zone for agent in ring.agents)
         for _ in range(_DRAWS_PER_AGENT * max(1, in_zone)):
             segment_id = new_segment_id()

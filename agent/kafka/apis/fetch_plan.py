@@ -11,7 +11,7 @@ from uuid import UUID
 from agent.kafka.apis.fetch_response import FIRST_VERSION_WITH_TOPIC_IDS
 from agent.kafka.context import RequestContext
 from agent.kafka.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
-from agent.kafka.routing import moved_partitions, preferred_replica_of
+from agent.kafka.routing import moved_partitions, preferred_replica_of, refused_to_refresh
 from agent.read_path.plan_fetch import FetchPlan, PartitionPlan, ReadFailure
 from cache_ring.membership import Membership
 from sequencer.database import SequencerUnavailable
@@ -101,9 +101,10 @@ class _Planner:
         ]
 
     def _moved(self, topic_id: TopicId, asked: Sequence[Any]) -> Collection[int]:
-        if not self._is_serving or self._follows_rack:
+        if not self._is_serving:
             return ()
-        return moved_partitions(self._context, topic_id, [one.partition for one in asked if one.partition >= 0])
+        refuse = refused_to_refresh if self._follows_rack else moved_partitions
+        return refuse(self._context, topic_id, [one.partition for one in asked if one.partition >= 0])
 
     def _refusal(self, partition: Any, moved: Collection[int]) -> ReadFailure | None:
         if partition.partition < 0:

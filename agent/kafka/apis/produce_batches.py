@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from agent.error_codes import ProduceResult, invalid_batch_code
 from agent.kafka.context import RequestContext
-from agent.kafka.routing import moved_partitions, route_of
+from agent.kafka.current_leaders import leader_elsewhere
+from agent.kafka.routing import moved_partitions
 from sequencer.topic_config import TopicConfig
 from sequencer.topics import Topic
 from storage.batch_validation import LAST_TIMESTAMP_MS, NO_TIMESTAMP_MS, BatchFault, BatchLimits, InvalidBatch
@@ -151,10 +152,12 @@ def _misplaced(asked: AskedBatches, unknown_topic: ErrorCode, context: RequestCo
 
 
 def _moved(topic: Topic, partition: Partition, context: RequestContext) -> ProduceResult:
+    """Without a leader if it is this agent itself: a client that is told one does not ask for Metadata."""
+    leader = leader_elsewhere(context, topic.topic_id, partition)
     return ProduceResult(
         code=ErrorCode.not_leader_or_follower,
-        message="another agent takes this partition now",
-        leader=route_of(context, topic.topic_id, partition).leader,
+        message="another agent stopped answering" if leader is None else "another agent takes this partition now",
+        leader=leader,
     )
 
 

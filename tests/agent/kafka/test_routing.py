@@ -105,6 +105,35 @@ async def test_a_connection_is_told_of_each_partition_that_has_moved_and_for_a_w
     assert moved_partitions(replace(context, received_at_s=100.0 + window_s), ORDERS, PARTITIONS) == set()
 
 
+async def test_when_an_agent_falls_silent_each_connection_is_refused_one_partition_once(
+    context: RequestContext,
+) -> None:
+    membership, window_s = context.parts.membership, context.settings.refresh_window_s
+    assert membership.self_ is not None
+    own = led_by(membership.ring, membership.self_.node_id, membership.zone)
+    (other,) = (agent.node_id for agent in membership.ring.agents if agent.node_id != membership.self_.node_id)
+    assert moved_partitions(context, ORDERS, own) == set()
+
+    membership.leave_out({other}, {other})
+
+    assert moved_partitions(context, ORDERS, own) == {min(own)}
+    assert moved_partitions(replace(context, received_at_s=100.0 + window_s / 2), ORDERS, own) == {min(own)}
+    assert moved_partitions(replace(context, received_at_s=100.0 + window_s), ORDERS, PARTITIONS) == set()
+
+    membership.leave_out(set(), set())
+
+
+async def test_a_connection_that_is_newer_than_a_silence_is_refused_nothing(context: RequestContext) -> None:
+    membership = context.parts.membership
+    (other,) = (agent.node_id for agent in membership.ring.agents if agent != membership.self_)
+
+    membership.leave_out({other}, {other})
+
+    assert moved_partitions(context, ORDERS, PARTITIONS) == set()
+
+    membership.leave_out(set(), set())
+
+
 async def test_behind_one_address_nothing_moves(context: RequestContext) -> None:
     one_address = context.settings.model_copy(update={"one_address": "balancer.example:9092"})
 

@@ -1,0 +1,258 @@
+"""Which peers this agent takes for dead before their lease says so.
+
+A death shows in two ways. The peer's connections are reset and nothing listens at its address (*refused*), or its
+probes stay unanswered (*silent*). Refused is certain at once. Silence may be this agent's own fault, so it counts less.
+
+Promises:
+- Each agent watches `probe_watched` others at most: those 1, 2, 4, 8, ... places behind it in one order of all agents.
+  Each is therefore watched by as many, and a report reaches all in as many hops as there are such distances.
+- A suspect that answers is taken back at once. If it answers before its patience has passed once more, it was slow, not
+  frozen: the patience with that peer doubles, up to `probe_most_patience_s`. A minute without that ends it.
+- A report makes this agent probe for itself. It is believed before that probe's outcome only if two peers report the
+  same, and for `probe_belief_s` at most: one confused agent persuades no other.
+- If more than half of the probed peers are silent, the fault is taken for this agent's own, and silence counts for
+  nothing; a lone peer's silence counts. A peer that never answered is not suspected for its silence alone.
+- If this agent itself stood still, it begins to count silence from then on.
+- The lease has the last word. Who renews it for a whole lease while suspected is not suspected again before it has
+  answered: the way there is broken, not the peer.
+
+What may use this is what a wrong view cannot harm: routing is a hint, coordinators are fenced by epochs, and pages come
+from the store too. Node ids, dooming and jobs keep to the lease.
+
+Pure: times are monotonic seconds and come in. Peers are named by node and incarnation: a new incarnation is no suspect.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from hashlib import blake2b
+from typing import TypeAlias
+
+from cache_ring.settings import CacheRingSettings
+from storage.identifiers import NodeId
+
+PeerName: TypeAlias = tuple[NodeId, int]
+"""Node and incarnation."""
+
+_REPORTERS_BELIEVED = 2
+_REPORTERS_KEPT = 3
+"""Reports of one suspect that are kept and passed on; more would say nothing new."""
+_CALM_S = 60.0
+_LARGEST_SPREAD_S = 0.3
+_SPREAD_PER_PEER_S = 0.001
+
+
+class Evidence(Enum):
+    REFUSED = "refused"
+    SILENT = "silent"
+    REPORTED = "reported"
+
+
+@dataclass(slots=True)
+class _Peer:
+    patience_s: float
+    has_answered: bool = False
+    asked_s: float | None = None
+    """Since when a probe has been unanswered."""
+    evidence: Evidence | None = None
+    """This agent's own, if it suspects the peer."""
+    suspected_s: float = 0.0
+    is_pardoned: bool = False
+    """It is not suspected before it has answered again."""
+    slow_until_s: float = float("-inf")
+    """When it last proved to be slow."""
+    reporters: set[NodeId] = field(default_factory=set)
+    reported_s: float = 0.0
+    verify_s: float = 0.0
+    reports_ignored_until_s: float = float("-inf")
+
+
+class Suspects:
+    """One agent's opinion of the others. The caller tells what happened and then calls `tick`."""
+
+    def __init__(self, settings: CacheRingSettings) -> None:
+        self._settings = settings
+        self._self: PeerName | None = None
+        self._others: frozenset[PeerName] = frozenset()
+        self._watched: frozenset[PeerName] = frozenset()
+        self._peers: dict[PeerName, _Peer] = {}
+        self._looked_s = float("-inf")
+        self._ticked_s: float | None = None
+        self._news: list[PeerName] = []
+        self._suspected: dict[PeerName, Evidence] = {}
+
+    # --- what it decides
+
+    @property
+    def suspected(self) -> dict[PeerName, Evidence]:
+        """Those to leave out, as of the last `tick`."""
+        return self._suspected
+
+    @property
+    def watched(self) -> frozenset[PeerName]:
+        """Those that this agent probes all the time."""
+        return self._watched
+
+    def to_probe(self, now_s: float) -> set[PeerName]:
+        """Those to probe now: the watched, the suspects, and those that others report."""
+        concerns = {
+            name
+            for name, peer in self._peers.items()
+            if peer.evidence is not None or (peer.reporters and peer.verify_s <= now_s)
+        }
+        return concerns | self._watched
+
+    def take_news(self) -> list[PeerName]:
+        """Those suspected by this agent's own evidence since the last call: to be reported to others."""
+        news, self._news = self._news, []
+        return news
+
+    # --- what happened
+
+    def looked_again(self, looked_s: float) -> None:
+        """The lease's view was read again at `looked_s`, and is the same."""
+        self._looked_s = looked_s
+
+    def looked(self, self_: PeerName, others: Iterable[PeerName], looked_s: float) -> None:
+        """The lease's view, read at `looked_s`."""
+        self._looked_s = looked_s
+        names = frozenset(others) - {self_}
+        if self_ == self._self and names == self._others:
+            return
+        self._self, self._others = self_, names
+        self._watched = _watched(self_, names, self._settings.probe_watched)
+        self._peers = {name: peer for name, peer in self._peers.items() if name in names}
+
+    def asked(self, name: PeerName, now_s: float) -> None:
+        """A probe was sent, or tried. An earlier one that is unanswered counts on."""
+        peer = self._peer(name)
+        if peer is not None and peer.asked_s is None:
+            peer.asked_s = now_s
+
+    def answered(self, name: PeerName, now_s: float) -> None:
+        peer = self._peer(name)
+        if peer is None:
+            return
+        if peer.evidence is Evidence.SILENT and now_s < peer.suspected_s + peer.patience_s:
+            peer.patience_s = min(2 * peer.patience_s, self._settings.probe_most_patience_s)
+            peer.slow_until_s = now_s
+        elif now_s > peer.slow_until_s + _CALM_S:
+            peer.patience_s = self._settings.probe_patience_s
+        peer.has_answered, peer.asked_s, peer.evidence, peer.is_pardoned = True, None, None, False
+        if peer.reporters:
+            peer.reporters.clear()
+            peer.reports_ignored_until_s = now_s + self._settings.probe_belief_s
+
+    def refused(self, name: PeerName, now_s: float) -> None:
+        """Nothing listens at its address, another incarnation does, or it says that it leaves."""
+        peer = self._peer(name)
+        if peer is not None and not peer.is_pardoned and peer.evidence is not Evidence.REFUSED:
+            self._suspect(name, peer, Evidence.REFUSED, now_s)
+
+    def hung_up(self, name: PeerName) -> None:
+        """It took a connection and closed it: no answer, but a sign of life."""
+        peer = self._peer(name)
+        if peer is not None:
+            peer.asked_s = None
+
+    def reported(self, name: PeerName, by: NodeId, now_s: float) -> bool:
+        """Another agent suspects a peer. True: that is news, to be passed on."""
+        peer = self._peer(name)
+        if peer is None or self._self is None or by in (self._self[0], name[0]):
+            return False
+        self._forget_old_reports(peer, now_s)
+        if now_s < peer.reports_ignored_until_s or by in peer.reporters or len(peer.reporters) >= _REPORTERS_KEPT:
+            return False
+        if not peer.reporters:
+            peer.reported_s = now_s
+            peer.verify_s = now_s + _spread_s(self._self, name, len(self._others))
+        peer.reporters.add(by)
+        return True
+
+    def tick(self, now_s: float) -> None:
+        """Judge by the time. To be called several times per `probe_every_s`."""
+        settings = self._settings
+        stood_still = (
+            self._ticked_s is not None
+            and now_s - self._ticked_s > settings.probe_every_s + settings.probe_patience_s / 2
+        )
+        self._ticked_s = now_s
+        for name, peer in self._peers.items():
+            self._forget_old_reports(peer, now_s)
+            if peer.evidence is not None and self._looked_s >= peer.suspected_s + settings.membership_lease_s:
+                peer.evidence, peer.is_pardoned, peer.has_answered = None, True, False
+            if peer.asked_s is None:
+                continue
+            if not self._is_probed(name, peer):
+                peer.asked_s = None
+            elif stood_still:
+                peer.asked_s = now_s
+            elif self._is_silent(peer, now_s):
+                self._suspect(name, peer, Evidence.SILENT, now_s)
+        self._suspected = self._judged()
+
+    # --- how
+
+    def _peer(self, name: PeerName) -> _Peer | None:
+        if name not in self._others:
+            return None
+        peer = self._peers.get(name)
+        if peer is None:
+            peer = self._peers[name] = _Peer(patience_s=self._settings.probe_patience_s)
+        return peer
+
+    def _is_probed(self, name: PeerName, peer: _Peer) -> bool:
+        return name in self._watched or peer.evidence is not None or bool(peer.reporters)
+
+    def _is_silent(self, peer: _Peer, now_s: float) -> bool:
+        is_new = peer.evidence is None and not peer.is_pardoned
+        may_be_judged = peer.has_answered or len(peer.reporters) >= _REPORTERS_BELIEVED
+        return is_new and may_be_judged and peer.asked_s is not None and now_s - peer.asked_s > peer.patience_s
+
+    def _suspect(self, name: PeerName, peer: _Peer, evidence: Evidence, now_s: float) -> None:
+        if peer.evidence is None:
+            peer.suspected_s = now_s
+            self._news.append(name)
+        peer.evidence = evidence
+
+    def _forget_old_reports(self, peer: _Peer, now_s: float) -> None:
+        if peer.reporters and now_s > peer.reported_s + self._settings.probe_belief_s:
+            peer.reporters.clear()
+
+    def _judged(self) -> dict[PeerName, Evidence]:
+        silent = [name for name, peer in self._peers.items() if peer.evidence is Evidence.SILENT]
+        probed = sum(
+            peer.evidence is Evidence.SILENT or (peer.evidence is None and peer.has_answered)
+            for name, peer in self._peers.items()
+            if self._is_probed(name, peer)
+        )
+        doubts_itself = probed > 1 and len(silent) > probed / 2
+        judged: dict[PeerName, Evidence] = {}
+        for name, peer in self._peers.items():
+            if peer.evidence is Evidence.REFUSED or (peer.evidence is Evidence.SILENT and not doubts_itself):
+                judged[name] = peer.evidence
+            elif peer.evidence is None and not peer.is_pardoned and len(peer.reporters) >= _REPORTERS_BELIEVED:
+                judged[name] = Evidence.REPORTED
+        return judged
+
+
+def _watched(self_: PeerName, others: frozenset[PeerName], most: int) -> frozenset[PeerName]:
+    """The agents 1, 2, 4, ... places behind this one, in the order of their nodes' hashes."""
+    in_order = sorted({*others, self_}, key=lambda name: (_hash(name[0]), name[1]))
+    own_place, distance = in_order.index(self_), 1
+    watched: list[PeerName] = []
+    while distance < len(in_order) and len(watched) < most:
+        watched.append(in_order[(own_place + distance) % len(in_order)])
+        distance *= 2
+    return frozenset(watched)
+
+
+def _hash(*numbers: int) -> int:
+    text = "/".join(map(str, numbers))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _spread_s(self_: PeerName, name: PeerName, peers: int) -> float:
+    """How long this agent waits before it probes what was reported: a thousand would else come at one moment."""
+    longest_s = min(_LARGEST_SPREAD_S, peers * _SPREAD_PER_PEER_S)
+    return longest_s * (_hash(self_[0], name[0], name[1]) / 2**64)
