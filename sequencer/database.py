@@ -20,6 +20,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, LiteralString, TypeVar
 
 import psycopg
@@ -39,14 +40,7 @@ from sequencer.servers import DURABILITY, Servers
 from sequencer.settings import SequencerSettings
 from sequencer.to_the_end import ToTheEnd
 
-__all__ = [
-    "CommitOutcomeUnknown",
-    "Database",
-    "DatabaseCounters",
-    "Row",
-    "SequencerUnavailable",
-    "describe_address",
-]
+__all__ = ["CommitOutcomeUnknown", "Database", "DatabaseCounters", "Row", "SequencerUnavailable", "describe_address"]
 
 log = logging.getLogger(__name__)
 
@@ -117,11 +111,6 @@ class Database:
         """Why nothing may be acknowledged now; None if it may."""
         return self._servers.weakness
 
-    @property
-    def is_in_doubt(self) -> bool:
-        """Whether nothing that is read is handed out until a standby confirmed a write."""
-        return self._doubts.is_in_doubt
-
     def on_change(self, changed: Callable[[], None]) -> None:
         """Calls `changed` at once whenever another Postgres answers than before: forget what the one before said."""
         self._servers.on_change(changed)
@@ -137,15 +126,14 @@ class Database:
         self._servers.store_id = store_id
 
     async def read_identity(self) -> DatabaseIdentity:
-        """Asks which Postgres this is and how durable its settings are, and notes both as a new connection does."""
+        """Asks which Postgres this is, and how durable its settings are."""
         async with self._borrowed(certain=False) as connection:
             await self._servers.find_out(connection)
         assert self.identity is not None, "it was found out just now"
         return self.identity
 
     async def look_afresh(self) -> None:
-        """Makes a new connection, to see where the address leads by now. Raises what a new connection meets:
-        psycopg.Error, SequencerUnavailable, TimeoutError, OSError."""
+        """Makes a new connection, to see where the address leads by now. Raises what that may meet."""
         async with asyncio.timeout(2 * self._settings.database_connect_timeout_s), self._connections.fresh():
             pass
 
@@ -171,28 +159,25 @@ class Database:
 
     async def read(self, statement: LiteralString, **parameters: Any) -> list[Row]:
         """Runs one statement that only reads. A lost connection is tried again once; then, as for any other failure, it
-        raises SequencerUnavailable.
-        """
+        raises SequencerUnavailable."""
         return await self._repeated(lambda: self._on_borrowed(statement, parameters, certain=True))
 
     async def fetch_local(self, statement: LiteralString, **parameters: Any) -> list[Row]:
         """As `read`, for what a failover may lose: the statement reads hints, or writes with `synchronous_commit` set
-        to local. It waits for no standby and for no barrier, as leases must not.
-        """
+        to local. It waits for no standby and for no barrier, as leases must not."""
         return await self._repeated(lambda: self._on_borrowed(statement, parameters, certain=False))
 
     async def fetch(self, statement: LiteralString, **parameters: Any) -> list[Row]:
         """Runs one statement that may be repeated (it reads, or writing it twice is harmless); returns its rows, if
-        any. A lost connection is tried again once; then, as for any other failure, it raises SequencerUnavailable.
-        """
-        return await self._repeated(lambda: self._run_to_its_end(statement, parameters))
+        any. A lost connection is tried again once; then, as for any other failure, it raises SequencerUnavailable."""
+        return await self._repeated(lambda: self._with_writer(partial(_rows, statement, parameters)))
 
     async def write(self, statement: LiteralString, **parameters: Any) -> list[Row]:
         """Runs one statement in its own transaction. Raises CommitOutcomeUnknown once it was sent, SequencerUnavailable
         before.
         """
         self._servers.refuse_while_weak()
-        return await self._run_to_its_end(statement, parameters)
+        return await self._with_writer(partial(_rows, statement, parameters))
 
     async def write_kept(self, statement: KeptStatement, values: Sequence[Buffer]) -> list[Values]:
         """As `write`, on a connection kept for it: what comes again and again finds its backend warm, and never waits
@@ -217,10 +202,8 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection[Row]]:
-        """A READ COMMITTED transaction, committed at the end of the block, rolled back by an exception.
-
-        Raises as `write`; a block that only reads, or may be repeated, treats CommitOutcomeUnknown as "again".
-        """
+        """A READ COMMITTED transaction, committed at the end of the block, rolled back by an exception. Raises as
+        `write`; a block that only reads, or may be repeated, treats CommitOutcomeUnknown as "again"."""
         self._servers.refuse_while_weak()
         await self._doubts.settle()
         connection = await self._connections.take_for_writing()
@@ -266,12 +249,9 @@ class Database:
 
     async def _on_borrowed(self, statement: LiteralString, parameters: dict[str, Any], *, certain: bool) -> list[Row]:
         async with self._borrowed(certain=certain) as connection:
-            rows = await _rows(connection, statement, parameters)
+            rows = await _rows(statement, parameters, connection)
         self._servers.heed_primary(connection)
         return rows
-
-    async def _run_to_its_end(self, statement: LiteralString, parameters: dict[str, Any]) -> list[Row]:
-        return await self._with_writer(lambda connection: _rows(connection, statement, parameters))
 
     @asynccontextmanager
     async def _borrowed(self, *, certain: bool) -> AsyncIterator[CheckedConnection]:
@@ -415,6 +395,6 @@ class Database:
         self._failures.raise_meaning(error, connection)
 
 
-async def _rows(connection: AsyncConnection[Row], statement: LiteralString, parameters: dict[str, Any]) -> list[Row]:
+async def _rows(statement: LiteralString, parameters: dict[str, Any], connection: AsyncConnection[Row]) -> list[Row]:
     cursor = await connection.execute(statement, parameters)
     return await cursor.fetchall() if cursor.description is not None else []
