@@ -5,7 +5,7 @@
 -- The run that covers the asked offset has the greatest base offset at or below it.
 SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset, p.coordinate_epoch,
        r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms, r.object_key, r.object_size_bytes,
-       (SELECT number FROM doubts) AS doubt
+       (SELECT number FROM doubts WHERE only_row) AS doubt
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(from_offsets)s::bigint[], %(max_runs)s::integer[])
      WITH ORDINALITY AS asked (topic_id, partition, from_offset, max_runs, place)
 CROSS JOIN LATERAL (
@@ -28,7 +28,7 @@ ORDER BY asked.place, r.base_offset
 -- (runs are replaced whole), but after a merge it may lie inside one: then that run is the first.
 SELECT asked.topic_id, asked.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset, p.coordinate_epoch,
        r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms, r.object_key, r.object_size_bytes,
-       (SELECT number FROM doubts) AS doubt
+       (SELECT number FROM doubts WHERE only_row) AS doubt
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(known_ends)s::bigint[], %(log_starts)s::bigint[], %(epochs)s::bigint[])
      WITH ORDINALITY AS asked (topic_id, partition, known_end, log_start, epoch, place)
 LEFT JOIN LATERAL (
@@ -50,7 +50,7 @@ ORDER BY asked.place, r.base_offset
 
 -- name: bounds
 SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset, p.max_timestamp_ms,
-       (SELECT number FROM doubts) AS doubt
+       (SELECT number FROM doubts WHERE only_row) AS doubt
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS asked (topic_id, partition)
 CROSS JOIN LATERAL (
     SELECT * FROM partitions

@@ -187,7 +187,7 @@ async def test_cancelled_calls_go_on_waiting_for_the_standby_on_bounded_connecti
     assert pair.primary.ask(COMMITTED) == [(1,)]
     [answer] = await client.commits.commit([segment])
     assert accepted(answer).outcomes == (Assigned(base_offset=Offset(0)),)
-    assert not client.database.is_in_doubt
+    assert await client.database.is_certain(0.0)
 
 
 async def test_leases_are_renewed_while_the_standby_stalls_and_every_writer_waits(
@@ -275,7 +275,7 @@ async def test_after_a_restart_of_postgres_nothing_is_read_before_a_barrier(
 
         with pytest.raises(SequencerUnavailable):
             await client.topics.list()
-        assert client.database.is_in_doubt
+        assert not await client.database.is_certain(0.0)
 
     [answer] = await until_it_answers(lambda: client.commits.commit([segment]))
     assert accepted(answer).outcomes == (Assigned(base_offset=Offset(0)),)

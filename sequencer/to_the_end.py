@@ -1,0 +1,101 @@
+"""Statements that end whatever becomes of their callers, and that are given up only if they do not wait for a standby.
+
+Promises:
+- A caller that is cancelled leaves its statement to end in the background, which gives the connection back by itself:
+  psycopg would send Postgres a request to cancel, which ends a commit's wait for its standby, too.
+- A connection without an answer in time is cut, unless Postgres says that it waits for a standby: then it is waited for
+  as long as that takes. Either way the connection stays one of its pool, whose bound holds.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, LiteralString, TypeVar
+
+import psycopg
+
+from sequencer.connection_options import CheckedConnection
+from sequencer.database_errors import SequencerUnavailable
+from sequencer.settings import SequencerSettings
+
+_Result = TypeVar("_Result")
+
+_WAITS_FOR_A_STANDBY: LiteralString = (
+    "SELECT 1 FROM pg_stat_activity WHERE pid = %(pid)s::integer AND wait_event = 'SyncRep'"
+)
+
+
+class ToTheEnd:
+    """`fresh` makes a connection to ask what others wait for."""
+
+    def __init__(
+        self,
+        settings: SequencerSettings,
+        fresh: Callable[[], AbstractAsyncContextManager[CheckedConnection]],
+        no_answer: Callable[[], Exception],
+    ) -> None:
+        self._settings = settings
+        self._fresh = fresh
+        self._no_answer = no_answer
+        self._running: set[asyncio.Task[Any]] = set()
+        self._abandoned: set[CheckedConnection] = set()
+        """Connections of calls whose callers were cancelled."""
+
+    async def run(self, ending: Coroutine[Any, Any, _Result], connection: CheckedConnection) -> _Result:
+        """What `ending` returns, which uses this connection and gives it back."""
+        task = asyncio.create_task(ending)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                self._abandoned.add(connection)
+                task.add_done_callback(lambda _: self._abandoned.discard(connection))
+            raise
+
+    def close(self) -> None:
+        """Cut what no caller waits for. In Postgres it goes on."""
+        for connection in tuple(self._abandoned):
+            connection.cut(SequencerUnavailable("the client of Postgres was closed"))
+
+    def timer(self, connection: CheckedConnection) -> "Timer":
+        """Cuts the connection when its answer is overdue, until it is stopped."""
+
+        async def cut() -> None:
+            if not await self._waits_for_a_standby(connection.info.backend_pid) and not timer.is_stopped:
+                connection.cut(self._no_answer())
+
+        timer = Timer(self._settings.database_answer_timeout_s, cut)
+        return timer
+
+    async def _waits_for_a_standby(self, backend_pid: int) -> bool:
+        """Whether Postgres says so; False if it says nothing."""
+        with suppress(psycopg.Error, SequencerUnavailable, TimeoutError, OSError):
+            async with asyncio.timeout(self._settings.database_connect_timeout_s), self._fresh() as asking:
+                cursor = await asking.execute(_WAITS_FOR_A_STANDBY, {"pid": backend_pid})
+                return bool(await cursor.fetchall())
+        return False
+
+
+class Timer:
+    """Calls back after a time, and again after as much, until it is stopped."""
+
+    def __init__(self, after_s: float, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._after_s = after_s
+        self._call = call
+        self.is_stopped = False
+        self._calling: asyncio.Task[None] | None = None
+        self._handle = asyncio.get_running_loop().call_later(after_s, self._due)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        self._handle.cancel()
+
+    def _due(self) -> None:
+        self._calling = asyncio.create_task(self._call())
+        self._calling.add_done_callback(self._again)
+
+    def _again(self, _: asyncio.Task[None]) -> None:
+        if not self.is_stopped:
+            self._handle = asyncio.get_running_loop().call_later(self._after_s, self._due)
