@@ -10,11 +10,11 @@ Promises:
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
 from crc32c import crc32c
 
@@ -32,23 +32,17 @@ from storage.keys import (
     journal_key,
     journal_prefix,
 )
-from storage.object_store import ObjectNotFound, ObjectStore
+from storage.object_store import ObjectChanged, ObjectNotFound, ObjectStore, StoreUnavailable
 
 _log = logging.getLogger(__name__)
 
 _COMPLETE_KEPT = 2
 _SLOW_READING_S = 0.05
 """A reading that took so long and found nothing is noted all the same, so that its pace is kept."""
+_NUMBERS_TRIED = 100
 _LEAST_CHECKPOINT_BYTES = 64 << 20
 """Entries may grow to this before a small checkpoint is written early."""
 _DELETED_AT_ONCE = 1000
-
-
-class Owner(Protocol):
-    """What the journal asks of the ownership of the bucket."""
-
-    async def confirmed_epoch(self) -> int:
-        """The epoch under which the bucket is this database's now. Raises if that is not confirmed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,20 +58,24 @@ class Written:
 class JournalWriter:
     """`cluster` is the first part of all keys."""
 
-    def __init__(
-        self, sequencer: Sequencer, store: ObjectStore, cluster: str, settings: HousekeeperSettings, owner: Owner
-    ) -> None:
+    def __init__(self, sequencer: Sequencer, store: ObjectStore, cluster: str, settings: HousekeeperSettings) -> None:
+        self._ownership = sequencer.ownership
         self._journal = sequencer.journal
         self._store = store
         self._cluster = cluster
         self._settings = settings
-        self._owner = owner
+
+    async def _confirmed_epoch(self) -> int:
+        """Under which the bucket is this database's now. Raises OwnershipUnconfirmed."""
+        state = await self._ownership.state()
+        state.demand()
+        return state.epoch
 
     # --- entries
 
     async def write_entry(self) -> Written:
         """What came since the last entry, as the next one; a checkpoint, where no entry can continue what there is."""
-        epoch = await self._owner.confirmed_epoch()
+        epoch = await self._confirmed_epoch()
         state = await self._journal.state()
         why_begin = state.why_begin(epoch)
         if why_begin is None:
@@ -94,17 +92,26 @@ class JournalWriter:
         return await self._write_checkpoint(epoch, begins=True)
 
     async def _write_pieces(self, reading: EntryReading) -> Written:
-        number = follows = reading.state.last_entry
+        number = reading.state.last_entry
         size_bytes = objects = 0
         async for tables in reading.pieces:
             if not (tables or objects or self._is_heartbeat_due(reading)):
                 break
-            taken = await self._journal.take_number(reading.state)
-            if taken is None:
-                return Written(overtaken=True)
-            follows, number = number, taken
-            header = reading.look.header(Kind.ENTRY, epoch=reading.state.epoch, number=number, follows=follows)
-            size_bytes += (await self._put(journal_key(self._cluster, header.epoch, number), header, tables)).size_bytes
+            follows = number
+            for _ in range(_NUMBERS_TRIED):
+                taken = await self._journal.take_number(reading.state)
+                if taken is None:
+                    return Written(overtaken=True)
+                number = taken
+                header = reading.look.header(Kind.ENTRY, epoch=reading.state.epoch, number=number, follows=follows)
+                with contextlib.suppress(ObjectChanged):  # a lost Postgres, or a copy, used that number
+                    put = await self._put(journal_key(self._cluster, header.epoch, number), header, tables)
+                    break
+            else:
+                raise StoreUnavailable(
+                    f"all keys up to {journal_key(self._cluster, reading.state.epoch, number)} exist"
+                )
+            size_bytes += put.size_bytes
             objects += 1
         if not objects and not any(
             reading.families[name] != reading.state.families.get(name)
@@ -123,7 +130,7 @@ class JournalWriter:
 
     async def write_checkpoint_if_due(self) -> Written:
         """The first one is `write_entry`'s."""
-        epoch = await self._owner.confirmed_epoch()
+        epoch = await self._confirmed_epoch()
         state = await self._journal.state()
         if state.why_begin(epoch) is not None or not self._is_checkpoint_due(state):
             return Written()
@@ -144,7 +151,7 @@ class JournalWriter:
             part_bytes=self._settings.checkpoint_part_bytes, timeout_s=self._settings.checkpoint_timeout_s
         ) as reading:
             parts = await self._write_parts(reading, epoch, number, follows)
-        await self._owner.confirmed_epoch()
+        await self._confirmed_epoch()
         manifest = reading.look.header(
             Kind.CHECKPOINT, epoch=epoch, number=number.number, follows=follows, parts=tuple(parts)
         )
@@ -170,7 +177,7 @@ class JournalWriter:
 
     async def _put(self, key: ObjectKey, header: JournalHeader, tables: Sequence[CopiedRows]) -> "_Put":
         chunks = await asyncio.to_thread(encode, header, tables)
-        await self._store.put(key, chunks)
+        await self._store.put_if(key, chunks, None)
         checksum = 0
         for chunk in chunks:
             checksum = crc32c(chunk, checksum)
@@ -184,7 +191,7 @@ class JournalWriter:
         Kept are the two newest complete checkpoints, every one that is younger than the restore horizon, and the
         entries after the oldest of them. What belongs to a later epoch is another owner's.
         """
-        epoch = await self._owner.confirmed_epoch()
+        epoch = await self._confirmed_epoch()
         before = datetime.now(UTC) - timedelta(seconds=self._settings.restore_horizon_s)
         objects = [
             (place, info)

@@ -62,8 +62,8 @@ CHECKPOINT_TABLES: Final = (
     "segments",
     "runs",
 )
-NOT_IN_THE_JOURNAL: Final = frozenset({"migrations", "journal", "jobs", "holds", "dooming", "merge_tiers"})
-"""Who works on what, and what was counted: a rebuilt database begins without."""
+NOT_IN_THE_JOURNAL: Final = frozenset({"migrations", "journal", "ownership", "jobs", "holds", "dooming", "merge_tiers"})
+"""Who works on what, who owns the bucket, what was counted: a rebuilt database begins without."""
 
 _PACE: Final = 20.0
 """A family is read again after so many times what its last reading took."""

@@ -87,6 +87,11 @@ def checkpoint_object_of(key: ObjectKey) -> CheckpointObject | None:
     return CheckpointObject(epoch=int(found[1]), number=int(found[2]), part=int(found[3] or 0))
 
 
+def ownership_key(cluster: str) -> ObjectKey:
+    """The object that says which database owns the bucket (`sequencer/ownership.py`)."""
+    return checked_key(f"{cluster}/ownership")
+
+
 def segment_key(cluster: str, segment_id: SegmentId) -> ObjectKey:
     return _key(cluster, _UPLOADED, segment_id)
 
