@@ -228,11 +228,12 @@ class Database:
         await self._to_its_end(self._ending(connection, commit), connection)
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[AsyncConnection[Row]]:
+    async def connection(self, *, answer_timeout_s: float | None = None) -> AsyncIterator[AsyncConnection[Row]]:
         """A connection in autocommit mode, whose operational errors become this module's. For what waits for no
-        standby: a cancellation reaches Postgres.
+        standby: a cancellation reaches Postgres. It is kept for at most `answer_timeout_s`, else for
+        `database_answer_timeout_s`.
         """
-        async with self._borrowed(certain=True) as connection:
+        async with self._borrowed(certain=True, answer_timeout_s=answer_timeout_s) as connection:
             yield connection
 
     async def _repeated(self, attempt: Callable[[], Awaitable[list[Row]]]) -> list[Row]:
@@ -254,12 +255,14 @@ class Database:
         return rows
 
     @asynccontextmanager
-    async def _borrowed(self, *, certain: bool) -> AsyncIterator[CheckedConnection]:
+    async def _borrowed(
+        self, *, certain: bool, answer_timeout_s: float | None = None
+    ) -> AsyncIterator[CheckedConnection]:
         if certain:
             await self._doubts.settle()  # ahead of taking a connection, which leases may need
         connection = await self._connections.take()
         try:
-            async with self._asking(connection, certain=certain):
+            async with self._asking(connection, certain=certain, answer_timeout_s=answer_timeout_s):
                 yield connection
         finally:
             await self._connections.give_back(connection)
@@ -345,8 +348,10 @@ class Database:
     # --- asking
 
     @asynccontextmanager
-    async def _asking(self, connection: CheckedConnection, *, certain: bool) -> AsyncIterator[None]:
-        answer_due = asyncio.timeout(self._settings.database_answer_timeout_s)
+    async def _asking(
+        self, connection: CheckedConnection, *, certain: bool, answer_timeout_s: float | None = None
+    ) -> AsyncIterator[None]:
+        answer_due = asyncio.timeout(answer_timeout_s or self._settings.database_answer_timeout_s)
         try:
             await self._check(connection, certain=certain)
             async with answer_due:
