@@ -1,0 +1,165 @@
+"""What recovery decides: which side is newer, which objects may hold records that no journal names, and what stands in
+for a range of offsets whose object is gone.
+
+Pure. Promises that what replaces a range tiles it: no offset is left out, and none is there twice.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+
+from storage.identifiers import BytePosition, Offset, Partition, SegmentId, TopicId
+
+PartitionKey = tuple[TopicId, Partition]
+
+
+class Source(Enum):
+    """Where the log is read from."""
+
+    DATABASE = "the database"
+    JOURNAL = "the bucket's journal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class JournalPosition:
+    """An entry of the journal: later ones compare greater."""
+
+    epoch: int
+    number: int
+
+
+def newer_side(database: JournalPosition | None, bucket: JournalPosition | None) -> Source:
+    """The journal, if it holds entries that the database does not know. `database` None: it never wrote a journal."""
+    if bucket is None or (database is not None and database >= bucket):
+        return Source.DATABASE
+    return Source.JOURNAL
+
+
+def young_since(last_known_at: datetime | None, margin_s: float) -> datetime | None:
+    """Objects uploaded since then may have been committed after `last_known_at`; None: all objects may."""
+    return None if last_known_at is None else last_known_at - timedelta(seconds=margin_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """Consecutive offsets of a partition, `[base_offset, last_offset]`, whose objects are gone."""
+
+    topic_id: TopicId
+    partition: Partition
+    base_offset: Offset
+    last_offset: Offset
+    runs: int
+    length: int
+    """Of the runs' bytes."""
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    running_max_timestamp_ms: int
+
+    @property
+    def key(self) -> PartitionKey:
+        return self.topic_id, self.partition
+
+    @property
+    def offsets(self) -> int:
+        return self.last_offset - self.base_offset + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenRun:
+    """Bytes of a merged object whose footer says which offsets they hold."""
+
+    topic_id: TopicId
+    partition: Partition
+    base_offset: Offset
+    last_offset: Offset
+    segment_id: SegmentId
+    position: BytePosition
+    length: int
+    crc32c: int
+
+    @property
+    def key(self) -> PartitionKey:
+        return self.topic_id, self.partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part `[base_offset, last_offset]` of a hole; `run` None: nothing proves it, and it is gone."""
+
+    base_offset: Offset
+    last_offset: Offset
+    run: ProvenRun | None
+
+
+def parts_of(hole: Hole, proven: Sequence[ProvenRun]) -> Iterator[Part]:
+    """Covers the hole by as few runs as possible, from its start. Ties go to the run named first."""
+    useful = [run for run in proven if run.last_offset >= hole.base_offset and run.base_offset <= hole.last_offset]
+    offset = int(hole.base_offset)
+    while offset <= hole.last_offset:
+        here = [run for run in useful if run.base_offset <= offset <= run.last_offset]
+        if here:
+            run = max(here, key=lambda one: one.last_offset)
+            last = min(run.last_offset, hole.last_offset)
+            yield Part(base_offset=Offset(offset), last_offset=Offset(last), run=run)
+        else:
+            next_base = min((run.base_offset for run in useful if run.base_offset > offset), default=None)
+            last = hole.last_offset if next_base is None else Offset(next_base - 1)
+            yield Part(base_offset=Offset(offset), last_offset=Offset(last), run=None)
+        offset = last + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    """A run that takes the place of others."""
+
+    topic_id: TopicId
+    partition: Partition
+    base_offset: Offset
+    last_offset: Offset
+    segment_id: SegmentId
+    position: BytePosition
+    length: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    running_max_timestamp_ms: int
+
+
+def cut(
+    hole: Hole, part: Part, batches: Sequence[tuple[int, int, int]], most_bytes: int
+) -> Iterator[NewRun] | None:
+    """The runs that a part of a hole becomes, cut between batches at about `most_bytes`.
+
+    `batches` are those of the part's run: base offset, byte position within the run, and the end of its bytes there.
+    None if the part does not begin and end between batches.
+    """
+    assert part.run is not None
+    bases = [base for base, _, _ in batches] + [part.run.last_offset + 1]
+    if part.base_offset not in bases or part.last_offset + 1 not in bases:
+        return None
+    chosen = batches[bases.index(part.base_offset) : bases.index(part.last_offset + 1)]
+    return _runs_of(hole, part, part.run, chosen, most_bytes)
+
+
+def _runs_of(
+    hole: Hole, part: Part, run: ProvenRun, chosen: Sequence[tuple[int, int, int]], most_bytes: int
+) -> Iterator[NewRun]:
+    first = 0
+    for index, (_, _, end) in enumerate(chosen):
+        base, start, _ = chosen[first]
+        is_last = index + 1 == len(chosen)
+        if not is_last and chosen[index + 1][2] - start <= most_bytes:
+            continue
+        yield NewRun(
+            topic_id=hole.topic_id,
+            partition=hole.partition,
+            base_offset=Offset(base),
+            last_offset=part.last_offset if is_last else Offset(chosen[index + 1][0] - 1),
+            segment_id=run.segment_id,
+            position=BytePosition(run.position + start),
+            length=end - start,
+            min_timestamp_ms=hole.min_timestamp_ms,
+            max_timestamp_ms=hole.max_timestamp_ms,
+            running_max_timestamp_ms=hole.running_max_timestamp_ms,
+        )
+        first = index + 1
