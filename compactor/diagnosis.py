@@ -33,7 +33,7 @@ class Sight(StrEnum):
     GARBAGE = "of them segments waiting for their deletion"
     LATE = "of them segments that came late and wait for their second deletion"
     HISTORY_RECORDED = "of them history files, retained or waiting for their deletion"
-    IDENTITY = "of them such as name the cluster"
+    IDENTITY = "of them such as name the cluster or its owner"
     HISTORY_RESERVED = "of them under the prefix of a history job"
 
 

@@ -17,6 +17,7 @@ from sequencer.holds import Holds
 from sequencer.inspection import Inspection
 from sequencer.jobs import Jobs
 from sequencer.merges import Merges
+from sequencer.ownership import Ownership
 from sequencer.producers import Producers
 from sequencer.reservations import Reservations
 from sequencer.retention import Retention
@@ -36,6 +37,7 @@ class Sequencer:
         self.database = database
         self.cluster = Cluster(database)
         self.store_identity = StoreIdentity(database)
+        self.ownership = Ownership(database)
         self.topics = Topics(database)
         self.reservations = Reservations(database)
         self.commits = Commits(database)

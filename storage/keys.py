@@ -32,6 +32,11 @@ def identity_key(cluster: str, store_id: str) -> ObjectKey:
     return checked_key(f"{identity_prefix(cluster)}{store_id}")
 
 
+def ownership_key(cluster: str) -> ObjectKey:
+    """The object that says which database owns the bucket (`sequencer/ownership.py`)."""
+    return checked_key(f"{cluster}/ownership")
+
+
 def segment_key(cluster: str, segment_id: SegmentId) -> ObjectKey:
     return _key(cluster, _UPLOADED, segment_id)
 

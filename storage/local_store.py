@@ -8,6 +8,7 @@ seen.
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import threading
 import time
@@ -20,7 +21,14 @@ from storage.byte_arrays import Buffer
 from storage.direct_writes import DirectWrites
 from storage.identifiers import ObjectKey
 from storage.keys import checked_key
-from storage.object_store import ObjectInfo, ObjectNotFound, StoreUnavailable
+from storage.object_store import (
+    ObjectChanged,
+    ObjectInfo,
+    ObjectNotFound,
+    StoreUnavailable,
+    TaggedObject,
+    content_tag,
+)
 
 _UPLOADS = ".uploads"
 _ABANDONED_AFTER_S = 3600.0
@@ -47,6 +55,21 @@ class LocalStore:
             raise
         except OSError as error:
             raise self._unavailable(error) from error
+
+    async def put_if(self, key: ObjectKey, chunks: Sequence[Buffer], expected_tag: str | None) -> None:
+        """The condition holds among all processes that use this directory through this class."""
+        cancelled = threading.Event()
+        try:
+            await asyncio.to_thread(self._put_if, key, chunks, expected_tag, cancelled)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    async def get_tagged(self, key: ObjectKey) -> TaggedObject:
+        data = await self.get(key)
+        return TaggedObject(data=data, tag=content_tag(data))
 
     async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
         try:
@@ -105,6 +128,23 @@ class LocalStore:
                 _sync_directory(path.parent)
         finally:
             upload.unlink(missing_ok=True)
+
+    def _put_if(
+        self, key: ObjectKey, chunks: Sequence[Buffer], expected_tag: str | None, cancelled: threading.Event
+    ) -> None:
+        path = self._path(key)
+        lock = os.open(self._uploads, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                tag = content_tag(self._get(path, 0, None))
+            except (FileNotFoundError, NotADirectoryError):
+                tag = None
+            if tag != expected_tag:
+                raise ObjectChanged(key)
+            self._put(path, chunks, cancelled)
+        finally:
+            os.close(lock)
 
     def _make_directories(self, directory: Path) -> None:
         missing = []

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from storage.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
 from storage.keys import checked_key
-from storage.object_store import ObjectInfo, ObjectNotFound
+from storage.object_store import ObjectChanged, ObjectInfo, ObjectNotFound, TaggedObject, content_tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,16 @@ class MemoryStore:
 
     async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None:
         self._objects[checked_key(key)] = _Object(data=b"".join(chunks), modified_at=datetime.now(UTC))
+
+    async def put_if(self, key: ObjectKey, chunks: Sequence[Buffer], expected_tag: str | None) -> None:
+        found = self._objects.get(checked_key(key))
+        if (None if found is None else content_tag(found.data)) != expected_tag:
+            raise ObjectChanged(key)
+        await self.put(key, chunks)
+
+    async def get_tagged(self, key: ObjectKey) -> TaggedObject:
+        data = self._found(key).data
+        return TaggedObject(data=data, tag=content_tag(data))
 
     async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
         return self._found(key).data[start:end]

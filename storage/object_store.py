@@ -9,6 +9,7 @@ wrong is `StoreUnavailable`.
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from typing import Literal, Protocol
 from urllib.parse import parse_qs, urlsplit
 
@@ -34,6 +35,22 @@ class ObjectNotFound(Exception):
         self.key = key
 
 
+class ObjectChanged(Exception):
+    """A conditional put was refused: another object than the expected one has this key, or none has."""
+
+    def __init__(self, key: ObjectKey) -> None:
+        super().__init__(f"the object {key} is not the one that was expected")
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedObject:
+    """A small object and the store's tag of this version of it (S3: the ETag), for `put_if`."""
+
+    data: bytes
+    tag: str
+
+
 class StoreUnavailable(Exception):
     """The store could not be reached, or kept failing until the call's time was over. The message names the fix."""
 
@@ -48,6 +65,17 @@ class ObjectStore(Protocol):
     async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None:
         """Write the chunks as one object, whole or not at all; replaces an object of the same key. They may be read
         until it returns."""
+
+    async def put_if(self, key: ObjectKey, chunks: Sequence[Buffer], expected_tag: str | None) -> None:
+        """As `put`, but only over the version of this tag; None: only where no object has this key. Raises
+        ObjectChanged.
+
+        Some stores ignore the condition and write anyway, and an attempt whose answer was lost may be why another is
+        refused. Whoever must know what the object is now reads it again.
+        """
+
+    async def get_tagged(self, key: ObjectKey) -> TaggedObject:
+        """The whole object and its tag; raises ObjectNotFound."""
 
     async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes | memoryview:
         """The bytes `[start, end)`, as slicing would give them; raises ObjectNotFound."""
@@ -65,6 +93,11 @@ class ObjectStore(Protocol):
         """A cheap request that fails as real ones would; raises StoreUnavailable."""
 
     async def close(self) -> None: ...
+
+
+def content_tag(data: bytes) -> str:
+    """The tag of an object in a store that has none itself."""
+    return sha256(data).hexdigest()
 
 
 async def is_there(store: ObjectStore, key: ObjectKey) -> bool:

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import obstore
+from obstore.exceptions import AlreadyExistsError, PreconditionError
 from obstore.store import S3Store as Client
 
 from storage.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
 from storage.keys import checked_key
 from storage.object_store import (
+    ObjectChanged,
     ObjectInfo,
     ObjectNotFound,
     ObjectStore,
@@ -32,12 +34,13 @@ from storage.object_store import (
     StoreSettings,
     StoreUnavailable,
     StoreUrl,
+    TaggedObject,
 )
 from storage.s3_errors import REQUEST_ERRORS, S3Failure, read_failure, refusal
 from storage.signed_ranges import SignedRanges
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
+    from obstore import ObjectMeta, PutMode
     from obstore.store import S3Credential
 
 Result = TypeVar("Result")
@@ -100,6 +103,35 @@ class S3Store(ObjectStore):
 
         # Without the key: what a PUT does not find is the bucket or the way to it, never the object.
         await self._attempts(attempt)
+
+    async def put_if(self, key: ObjectKey, chunks: Sequence[Buffer], expected_tag: str | None) -> None:
+        path = checked_key(key)
+        body = b"".join(chunks)
+        mode: PutMode = "create" if expected_tag is None else {"e_tag": expected_tag}
+
+        async def attempt() -> None:
+            try:
+                await obstore.put_async(self._client, path, body, mode=mode, use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                raise ObjectChanged(key) from None
+            except REQUEST_ERRORS as error:
+                failure = read_failure(error)
+                if failure.code == "NoSuchKey":  # If-Match where there is nothing
+                    raise ObjectChanged(key) from None
+                if failure.status != 501:
+                    raise
+                await obstore.put_async(self._client, path, body, use_multipart=False)
+
+        await self._attempts(attempt)
+
+    async def get_tagged(self, key: ObjectKey) -> TaggedObject:
+        path = checked_key(key)
+
+        async def attempt() -> TaggedObject:
+            found = await obstore.get_async(self._client, path)
+            return TaggedObject(data=bytes(await found.bytes_async()), tag=found.meta["e_tag"] or "")
+
+        return await self._attempts(attempt, key)
 
     async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes | memoryview:
         if start < 0 or (end is not None and end < start):

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from storage.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
-from storage.object_store import ObjectInfo, ObjectStore
+from storage.object_store import ObjectInfo, ObjectStore, TaggedObject
 
 
 class GatedStore:
@@ -24,6 +24,16 @@ class GatedStore:
         await self._store.put(key, chunks)
         self.puts.append(key)
         await self._gate("after put")
+
+    async def put_if(self, key: ObjectKey, chunks: Sequence[Buffer], expected_tag: str | None) -> None:
+        await self._gate("put")
+        await self._store.put_if(key, chunks, expected_tag)
+        self.puts.append(key)
+        await self._gate("after put")
+
+    async def get_tagged(self, key: ObjectKey) -> TaggedObject:
+        await self._gate("get")
+        return await self._store.get_tagged(key)
 
     async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes | memoryview:
         await self._gate("get")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from storage.object_store import ObjectStore, StoreSettings, StoreUrl
+from storage.keys import checked_key
+from storage.object_store import ObjectChanged, ObjectStore, StoreSettings, StoreUrl
 from storage.open_store import open_store
 from storage.s3_store import S3Store
 from tests.fixtures.s3 import BUCKET
@@ -15,6 +16,17 @@ from tests.storage.unreliable_link import UnreliableLink
 from tidelog.embedded.s3_endpoint import S3Endpoint
 
 _numbers = itertools.count(1)
+
+
+async def ignores_conditions(store: ObjectStore) -> bool:
+    """Whether the store writes whatever the condition is, as rclone does."""
+    key = checked_key(f"conditions/{next(_numbers)}")
+    await store.put_if(key, [b"first"], None)
+    try:
+        await store.put_if(key, [b"second"], None)
+    except ObjectChanged:
+        return False
+    return True
 
 
 @pytest.fixture(params=["memory", "local", "rclone", "minio"])

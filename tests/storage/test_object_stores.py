@@ -8,7 +8,8 @@ import pytest
 
 from storage.identifiers import ObjectKey
 from storage.keys import checked_key
-from storage.object_store import ObjectNotFound, ObjectStore
+from storage.object_store import ObjectChanged, ObjectNotFound, ObjectStore
+from tests.storage.conftest import ignores_conditions
 
 KEY = checked_key("cluster/segments/ab/one")
 
@@ -146,3 +147,57 @@ async def test_the_last_of_concurrent_puts_wins_as_a_whole(any_store: ObjectStor
 
 async def test_a_probe_of_a_store_that_works_says_nothing(any_store: ObjectStore) -> None:
     await any_store.probe()
+
+
+async def test_an_object_is_created_once_and_then_replaced_by_whoever_saw_it_last(any_store: ObjectStore) -> None:
+    await any_store.put_if(KEY, [b"fi", b"rst"], None)
+    first = await any_store.get_tagged(KEY)
+
+    await any_store.put_if(KEY, [b"second"], first.tag)
+    second = await any_store.get_tagged(KEY)
+
+    assert (first.data, second.data) == (b"first", b"second")
+    assert first.tag != second.tag
+
+
+async def test_a_conditional_put_is_refused_or_read_back_as_it_was_written(any_store: ObjectStore) -> None:
+    """rclone ignores conditions; whoever reads the object again sees the truth on every store."""
+    await any_store.put_if(KEY, [b"first"], None)
+    stale = (await any_store.get_tagged(KEY)).tag
+    await any_store.put_if(KEY, [b"second"], stale)
+
+    for expected_tag in (None, stale):
+        refused = False
+        try:
+            await any_store.put_if(KEY, [b"third"], expected_tag)
+        except ObjectChanged:
+            refused = True
+        assert (await any_store.get_tagged(KEY)).data == (b"second" if refused else b"third")
+        assert refused != await ignores_conditions(any_store)
+        await any_store.put(KEY, [b"second"])
+
+
+async def test_a_conditional_put_over_an_object_that_is_gone_is_refused(any_store: ObjectStore) -> None:
+    await any_store.put_if(KEY, [b"first"], None)
+    tag = (await any_store.get_tagged(KEY)).tag
+    await any_store.delete([KEY])
+
+    if not await ignores_conditions(any_store):
+        with pytest.raises(ObjectChanged):
+            await any_store.put_if(KEY, [b"second"], tag)
+    with pytest.raises(ObjectNotFound):
+        await any_store.get_tagged(checked_key("cluster/elsewhere"))
+
+
+async def test_of_conditional_puts_at_once_one_wins(any_store: ObjectStore) -> None:
+    await any_store.put_if(KEY, [b"first"], None)
+    tag = (await any_store.get_tagged(KEY)).tag
+
+    outcomes = await asyncio.gather(
+        *(any_store.put_if(KEY, [b"%d" % index], tag) for index in range(8)), return_exceptions=True
+    )
+
+    winners = [index for index, outcome in enumerate(outcomes) if outcome is None]
+    assert all(outcome is None or isinstance(outcome, ObjectChanged) for outcome in outcomes)
+    assert len(winners) == 1 or await ignores_conditions(any_store)
+    assert int((await any_store.get_tagged(KEY)).data) in winners
