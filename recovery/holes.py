@@ -5,27 +5,52 @@ Promises that a partition's runs tile its offsets afterwards as they did before;
 byte by byte; and that ranges which are gone for good are recorded with the reason.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
-from recovery.merged_footers import Batches, MergedFooters
-from recovery.plan import Hole, NewRun, Part, ProvenRun, cut, parts_of
+from recovery.merged_footers import MergedFooters
+from recovery.plan import (
+    Hole,
+    NewRun,
+    Part,
+    PartitionKey,
+    ProvenBatch,
+    ProvenRun,
+    beyond,
+    chosen_batches,
+    cut,
+    parts_of,
+)
+from recovery.producers import SeenBatches
 from recovery.report import Report
 from recovery.settings import RecoverySettings
 from sequencer.recovery import WRITER, RecoverySession
-from storage.identifiers import BytePosition, ObjectKey, Offset, SegmentId, new_segment_id
+from storage.identifiers import (
+    NO_PRODUCER_ID,
+    BytePosition,
+    ObjectKey,
+    Offset,
+    Partition,
+    SegmentId,
+    TopicId,
+    new_segment_id,
+)
 from storage.keys import segment_key
 from storage.object_store import ObjectStore
-from storage.record_batch import HEADER_BYTES, MOST_EMPTY_OFFSETS, empty_batch, read_header
+from storage.record_batch import HEADER_BYTES, MOST_EMPTY_OFFSETS, ValidBatch, empty_batch, read_header
 from storage.segment import SealedSegment, seal_segment
 from storage.segment_batches import RECORDS, PendingBatch, PendingBatches
-from storage.record_batch import ValidBatch
 
 NO_TIMESTAMP: Final = -1
 _GONE: Final = "the object that held them is not in the bucket, and no merged object has them"
+_UNKNOWN: Final = "no journal says which object held them; what still exists of them was appended to the log"
+
+BatchMark = tuple[TopicId, Partition, int, int]
+"""Of a batch: its partition, its checksum and its size."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,10 +61,12 @@ class _Filling:
     runs: list[NewRun] = field(default_factory=list)
     gone: list[tuple[Hole, Part]] = field(default_factory=list)
     adopted: dict[SegmentId, tuple[ObjectKey, int]] = field(default_factory=dict)
+    seen: SeenBatches = field(default_factory=SeenBatches)
+    """Of what lies past the end of the log."""
 
 
 def gone_segment(segment_id: SegmentId, gone: Sequence[tuple[Hole, int]]) -> SealedSegment:
-    """A segment of empty batches, in order: one per hole and number of offsets. By (topic, partition), offsets rising."""
+    """A segment of empty batches, one per hole and number of offsets, in (topic, partition, offset) order."""
     pending = []
     for hole, offsets in gone:
         data = empty_batch(offsets, NO_TIMESTAMP)
@@ -71,15 +98,31 @@ class Holes:
         self._settings = settings
         self._report = report
         self._footers = MergedFooters(store, settings.recovery_requests)
+        self.adopted_batches: Counter[BatchMark] = Counter()
+        """Batches without a producer that merged objects had past the end of the log."""
 
     async def fill(self, on_holes: Callable[[str, int, int], None]) -> None:
-        """All holes. `on_holes` hears (what, done, of)."""
-        holes = [_hole(row) for row in await self._session.run("holes")]
-        if not holes:
-            return
+        """All holes, and what merged objects prove past the end of the log. `on_holes` hears (what, done, of)."""
         rows = await self._session.run("spare_merged_objects")
         spare = [(row.segment_id, row.object_key, row.size_bytes) for row in rows]
         await self._footers.read(spare, lambda done, of: on_holes("Reading footers of merged objects", done, of))
+        holes = [_hole(row) for row in await self._session.run("holes")]
+        await self._publish_all(holes, on_holes)
+        await self._publish_all(await self._beyond(), on_holes)
+
+    async def _beyond(self) -> list[Hole]:
+        keys = self._footers.keys()
+        ends = await self._session.run(
+            "partition_ends", topic_ids=[key[0] for key in keys], partitions=[key[1] for key in keys]
+        )
+        found = [
+            beyond(key, row.high_watermark, row.max_timestamp_ms, self._footers.of(key))
+            for row in ends
+            if (key := (row.topic_id, row.partition))
+        ]
+        return [hole for hole in found if hole is not None]
+
+    async def _publish_all(self, holes: list[Hole], on_holes: Callable[[str, int, int], None]) -> None:
         for start in range(0, len(holes), self._settings.recovery_holes_per_step):
             some = holes[start : start + self._settings.recovery_holes_per_step]
             await self._publish(await self._plan(some))
@@ -87,28 +130,40 @@ class Holes:
 
     async def _plan(self, holes: list[Hole]) -> _Filling:
         filling = _Filling(holes=holes)
-        checked: dict[ProvenRun, Batches | None] = {}
+        checked: dict[ProvenRun, Sequence[ProvenBatch] | None] = {}
         for hole in holes:
             usable = list(self._footers.of(hole.key))
             while (parts := await self._parts(hole, usable, checked)) is None:
-                pass
-            for part, runs in parts:
+                hole = _shortened(hole, usable)
+            for part, batches in parts:
                 offsets = part.last_offset - part.base_offset + 1
                 if part.run is None:
                     filling.gone.append((hole, part))
-                    self._report.of(hole.key).gone += offsets
-                    self._report.gone_reasons[_GONE] += offsets
+                    self._report.give_up(
+                        hole.key,
+                        (part.base_offset, part.last_offset),
+                        _reason(hole),
+                        self._settings.recovery_listed,
+                    )
                 else:
-                    filling.runs += runs
+                    filling.runs += cut(hole, part, batches, self._settings.recovery_run_bytes)
                     filling.adopted[part.run.segment_id] = self._footers.object(part.run.segment_id)
                     self._report.of(hole.key).replaced += offsets
+                    if not hole.runs:
+                        self._remember(hole.key, batches, filling.seen)
         return filling
 
+    def _remember(self, key: PartitionKey, batches: Sequence[ProvenBatch], seen: SeenBatches) -> None:
+        for batch in batches:
+            seen.add(key, batch.header, batch.base_offset)
+            if batch.header.producer_id == NO_PRODUCER_ID:
+                self.adopted_batches[(*key, batch.header.crc, batch.header.size_bytes)] += 1
+
     async def _parts(
-        self, hole: Hole, usable: list[ProvenRun], checked: dict[ProvenRun, Batches | None]
-    ) -> list[tuple[Part, list[NewRun]]] | None:
+        self, hole: Hole, usable: list[ProvenRun], checked: dict[ProvenRun, Sequence[ProvenBatch] | None]
+    ) -> list[tuple[Part, Sequence[ProvenBatch]]] | None:
         """None if a run among the usable ones proved not to be: it is removed, and the hole is looked at again."""
-        found: list[tuple[Part, list[NewRun]]] = []
+        found: list[tuple[Part, Sequence[ProvenBatch]]] = []
         for part in parts_of(hole, usable):
             if part.run is None:
                 found.append((part, []))
@@ -116,11 +171,11 @@ class Holes:
             if part.run not in checked:
                 checked[part.run] = await self._footers.batches_of(part.run)
             batches = checked[part.run]
-            runs = None if batches is None else cut(hole, part, batches, self._settings.recovery_run_bytes)
-            if runs is None:
+            chosen = None if batches is None else chosen_batches(part, batches)
+            if chosen is None:
                 usable.remove(part.run)
                 return None
-            found.append((part, list(runs)))
+            found.append((part, chosen))
         return found
 
     async def _publish(self, filling: _Filling) -> None:
@@ -135,6 +190,7 @@ class Holes:
             filling.runs += _empty_runs(segment_id, sealed, pieces)
         async with self._session.transaction():
             await self._swap(filling)
+            await filling.seen.remember(self._session)
 
     async def _swap(self, filling: _Filling) -> None:
         run, adopted = self._session.run, filling.adopted
@@ -167,8 +223,20 @@ class Holes:
                 partitions=[hole.partition for hole, _ in filling.gone],
                 base_offsets=[part.base_offset for _, part in filling.gone],
                 last_offsets=[part.last_offset for _, part in filling.gone],
-                reasons=[_GONE] * len(filling.gone),
+                reasons=[_reason(hole) for hole, _ in filling.gone],
             )
+
+
+def _reason(hole: Hole) -> str:
+    return _GONE if hole.runs else _UNKNOWN
+
+
+def _shortened(hole: Hole, usable: Sequence[ProvenRun]) -> Hole:
+    """What lies past the end of the log reaches no farther than what is proven."""
+    if hole.runs:
+        return hole
+    last = max((run.last_offset for run in usable), default=hole.base_offset - 1)
+    return replace(hole, last_offset=Offset(last))
 
 
 def _ranges(ranges: Sequence[Hole] | Sequence[NewRun]) -> dict[str, list[Any]]:

@@ -8,19 +8,16 @@ from collections.abc import Callable, Sequence
 
 from crc32c import crc32c
 
-from recovery.plan import PartitionKey, ProvenRun
+from recovery.plan import PartitionKey, ProvenBatch, ProvenRun
 from storage.byte_arrays import Buffer
 from storage.identifiers import ObjectKey, Offset, SegmentId
-from storage.object_store import ObjectNotFound, ObjectStore, StoreUnavailable
-from storage.record_batch import index_batches
+from storage.object_store import ObjectNotFound, ObjectStore
+from storage.record_batch import index_batches, read_header
 from storage.segment import TRAILER_BYTES, CorruptSegment, SegmentFooter, footer_range, read_footer
 from storage.side_by_side import side_by_side
 
 _LIKELY_FOOTER_BYTES = 65_536
 """Read first: most footers are shorter."""
-
-Batches = Sequence[tuple[int, int, int]]
-"""Base offset, position within the run, and end there, of each."""
 
 
 class MergedFooters:
@@ -47,17 +44,20 @@ class MergedFooters:
 
     def _take(self, footer: SegmentFooter) -> None:
         for run in footer.runs:
-            if run.base_offset is None:
+            base_offset: Offset | None = getattr(run, "base_offset", None)
+            if base_offset is None:
                 continue
             proven = ProvenRun(
                 topic_id=run.topic_id,
                 partition=run.partition,
-                base_offset=run.base_offset,
-                last_offset=Offset(run.base_offset + run.record_count - 1),
+                base_offset=base_offset,
+                last_offset=Offset(base_offset + run.record_count - 1),
                 segment_id=footer.segment_id,
                 position=run.position,
                 length=run.length,
                 crc32c=run.crc32c,
+                min_timestamp_ms=run.min_timestamp_ms,
+                max_timestamp_ms=run.max_timestamp_ms,
             )
             self._proven.setdefault(proven.key, []).append(proven)
 
@@ -78,25 +78,30 @@ class MergedFooters:
         """Key and size."""
         return self._keys[segment_id]
 
-    async def batches_of(self, run: ProvenRun) -> Batches | None:
+    def keys(self) -> Sequence[PartitionKey]:
+        """The partitions of which anything is proven, in order."""
+        return sorted(self._proven)
+
+    async def batches_of(self, run: ProvenRun) -> Sequence[ProvenBatch] | None:
         """The batches of a run, whose bytes are read and checked; None if they are not what the footer says."""
         key, _ = self.object(run.segment_id)
         try:
             data = await self._store.get(key, run.position, run.position + run.length)
-        except (ObjectNotFound, StoreUnavailable):
+        except ObjectNotFound:
             return None
         return await asyncio.to_thread(_batches, run, data)
 
 
-def _batches(run: ProvenRun, data: Buffer) -> Batches | None:
+def _batches(run: ProvenRun, data: Buffer) -> Sequence[ProvenBatch] | None:
     if len(data) != run.length or crc32c(data) != run.crc32c:
         return None
-    found, offset = list[tuple[int, int, int]](), int(run.base_offset)
     try:
         index = index_batches(data, 0, len(data))
     except ValueError:
         return None
+    found, offset = list[ProvenBatch](), int(run.base_offset)
     for position, size_bytes, delta in index.tolist():
-        found.append((offset, position, position + size_bytes))
+        header = read_header(data, position)
+        found.append(ProvenBatch(base_offset=Offset(offset), start=position, end=position + size_bytes, header=header))
         offset += delta + 1
     return found if offset == run.last_offset + 1 else None

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 
 from storage.identifiers import BytePosition, Offset, Partition, SegmentId, TopicId
+from storage.record_batch import BatchHeader
 
 PartitionKey = tuple[TopicId, Partition]
 
@@ -77,10 +78,22 @@ class ProvenRun:
     position: BytePosition
     length: int
     crc32c: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
 
     @property
     def key(self) -> PartitionKey:
         return self.topic_id, self.partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenBatch:
+    """A batch of a proven run: where it is within the run's bytes, `[start, end)`, and what its header says."""
+
+    base_offset: Offset
+    start: int
+    end: int
+    header: BatchHeader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,41 +138,55 @@ class NewRun:
     running_max_timestamp_ms: int
 
 
-def cut(
-    hole: Hole, part: Part, batches: Sequence[tuple[int, int, int]], most_bytes: int
-) -> Iterator[NewRun] | None:
-    """The runs that a part of a hole becomes, cut between batches at about `most_bytes`.
-
-    `batches` are those of the part's run: base offset, byte position within the run, and the end of its bytes there.
-    None if the part does not begin and end between batches.
-    """
+def chosen_batches(part: Part, batches: Sequence[ProvenBatch]) -> Sequence[ProvenBatch] | None:
+    """The batches of a part's run that the part takes; None if it does not begin and end between batches."""
     assert part.run is not None
-    bases = [base for base, _, _ in batches] + [part.run.last_offset + 1]
+    bases = [int(one.base_offset) for one in batches] + [part.run.last_offset + 1]
     if part.base_offset not in bases or part.last_offset + 1 not in bases:
         return None
-    chosen = batches[bases.index(part.base_offset) : bases.index(part.last_offset + 1)]
-    return _runs_of(hole, part, part.run, chosen, most_bytes)
+    return batches[bases.index(part.base_offset) : bases.index(part.last_offset + 1)]
 
 
-def _runs_of(
-    hole: Hole, part: Part, run: ProvenRun, chosen: Sequence[tuple[int, int, int]], most_bytes: int
-) -> Iterator[NewRun]:
+def cut(hole: Hole, part: Part, chosen: Sequence[ProvenBatch], most_bytes: int) -> Iterator[NewRun]:
+    """The runs that a part of a hole becomes, cut between batches at about `most_bytes`."""
+    assert part.run is not None
     first = 0
-    for index, (_, _, end) in enumerate(chosen):
-        base, start, _ = chosen[first]
+    for index, batch in enumerate(chosen):
+        begins = chosen[first]
         is_last = index + 1 == len(chosen)
-        if not is_last and chosen[index + 1][2] - start <= most_bytes:
+        if not is_last and chosen[index + 1].end - begins.start <= most_bytes:
             continue
         yield NewRun(
             topic_id=hole.topic_id,
             partition=hole.partition,
-            base_offset=Offset(base),
-            last_offset=part.last_offset if is_last else Offset(chosen[index + 1][0] - 1),
-            segment_id=run.segment_id,
-            position=BytePosition(run.position + start),
-            length=end - start,
+            base_offset=begins.base_offset,
+            last_offset=part.last_offset if is_last else Offset(chosen[index + 1].base_offset - 1),
+            segment_id=part.run.segment_id,
+            position=BytePosition(part.run.position + begins.start),
+            length=batch.end - begins.start,
             min_timestamp_ms=hole.min_timestamp_ms,
             max_timestamp_ms=hole.max_timestamp_ms,
             running_max_timestamp_ms=hole.running_max_timestamp_ms,
         )
         first = index + 1
+
+
+def beyond(
+    key: PartitionKey, high_watermark: int, newest_timestamp_ms: int, proven: Sequence[ProvenRun]
+) -> Hole | None:
+    """What merged objects prove past the end of the log, as a range without runs; None if nothing."""
+    past = [run for run in proven if run.last_offset >= high_watermark]
+    if not past:
+        return None
+    newest_ms = max(run.max_timestamp_ms for run in past)
+    return Hole(
+        topic_id=key[0],
+        partition=key[1],
+        base_offset=Offset(high_watermark),
+        last_offset=max(run.last_offset for run in past),
+        runs=0,
+        length=0,
+        min_timestamp_ms=min(run.min_timestamp_ms for run in past),
+        max_timestamp_ms=newest_ms,
+        running_max_timestamp_ms=max(newest_timestamp_ms, newest_ms),
+    )

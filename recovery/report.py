@@ -1,6 +1,5 @@
 """What a recovery found and did, or would do: counts of everything, and the first of each kind by name."""
 
-from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -44,6 +43,21 @@ class RefusedSegment:
     """None: the object cannot be read."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoneOffsets:
+    """Offsets `[base_offset, last_offset]` of a partition that no object holds any more, and why."""
+
+    key: PartitionKey
+    name: str
+    base_offset: int
+    last_offset: int
+    reason: str
+
+    @property
+    def offsets(self) -> int:
+        return self.last_offset - self.base_offset + 1
+
+
 @dataclass(slots=True, kw_only=True)
 class Report:
     """Filled step by step."""
@@ -64,7 +78,9 @@ class Report:
     leftovers: int = 0
     """Objects that nothing names: garbage from now on."""
     partitions: dict[PartitionKey, PartitionChange] = field(default_factory=dict)
-    gone_reasons: Counter[str] = field(default_factory=Counter)
+    gone_ranges: list[GoneOffsets] = field(default_factory=list)
+    gone_more: int = 0
+    """Ranges that are counted only."""
     refused: list[RefusedSegment] = field(default_factory=list)
     refused_more: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
@@ -73,6 +89,18 @@ class Report:
     def of(self, key: PartitionKey) -> PartitionChange:
         topic_id, partition = key
         return self.partitions.setdefault(key, PartitionChange(name=f"{topic_id}/{partition}"))
+
+    def give_up(self, key: PartitionKey, offsets: tuple[int, int], reason: str, most_listed: int) -> None:
+        """Offsets from the first to the last one."""
+        base_offset, last_offset = offsets
+        change = self.of(key)
+        change.gone += last_offset - base_offset + 1
+        if len(self.gone_ranges) < most_listed:
+            self.gone_ranges.append(
+                GoneOffsets(key=key, name=change.name, base_offset=base_offset, last_offset=last_offset, reason=reason)
+            )
+        else:
+            self.gone_more += 1
 
     def refuse(self, one: RefusedSegment, most_listed: int) -> None:
         if len(self.refused) < most_listed:

@@ -12,6 +12,10 @@ class RecoverySettings(BaseSettings):
     the agents' reservation lease."""
     recovery_requests: int = Field(default=16, ge=1)
     """Requests to the store at once; as many whole segments are in memory."""
+    recovery_undelete: bool = True
+    """Whether objects that are missing are looked for among the versions of a bucket that keeps some."""
+    ownership_ratchet_s: float = Field(default=60.0, gt=0)
+    """As the agents have it: a former owner notices a take-over within two of these."""
     recovery_page: int = Field(default=10_000, ge=1)
     """Objects of the bucket's listing written to the database at a time."""
     recovery_holes_per_step: int = Field(default=200, ge=1)

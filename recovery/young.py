@@ -7,14 +7,16 @@ are tried again as long as others are accepted; and that whatever is refused in 
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recovery.holes import BatchMark
 from recovery.report import RefusedSegment, Report
 from recovery.settings import RecoverySettings
 from sequencer.commits import (
@@ -32,13 +34,14 @@ from sequencer.commits import (
 from sequencer.outcomes import decode_outcomes
 from sequencer.recovery import WRITER, RecoverySession
 from storage.byte_arrays import Buffer
-from storage.identifiers import ObjectKey, SegmentId
+from storage.identifiers import NO_PRODUCER_ID, ObjectKey, Partition, SegmentId
 from storage.object_store import ObjectNotFound, ObjectStore
 from storage.record_batch import index_batches, read_header
 from storage.segment import CorruptSegment, verify_segment
-from storage.segment_batches import COLUMNS, PARTITION, RECORDS, TOPIC, PlacedBatches
+from storage.segment_batches import COLUMNS, CRC, LENGTH, PARTITION, PRODUCER_ID, RECORDS, TOPIC, PlacedBatches
 from storage.side_by_side import side_by_side
 
+_MARK: Final = [TOPIC, PARTITION, LENGTH, RECORDS, PRODUCER_ID, CRC]
 _MAY_BE_ACCEPTED_LATER = (OutOfOrderSequence, UnknownProducer)
 _REASONS: Final[dict[type, str]] = {
     OutOfOrderSequence: "a batch of its producer is missing before it",
@@ -95,20 +98,25 @@ def segment_to_commit(segment_id: SegmentId, data: Buffer) -> SegmentToCommit | 
                     header.crc,
                 )
             )
-    placed = PlacedBatches(
-        topic_ids=topic_ids, columns=np.array(columns, np.int64).reshape(-1, COLUMNS).T.copy()
-    )
+    placed = PlacedBatches(topic_ids=topic_ids, columns=np.array(columns, np.int64).reshape(-1, COLUMNS).T.copy())
     return SegmentToCommit(segment_id=segment_id, size_bytes=len(data), batches=placed)
 
 
 class YoungSegments:
     def __init__(
-        self, session: RecoverySession, store: ObjectStore, settings: RecoverySettings, report: Report
+        self,
+        session: RecoverySession,
+        store: ObjectStore,
+        settings: RecoverySettings,
+        report: Report,
+        in_the_log: Counter[BatchMark],
     ) -> None:
+        """`in_the_log`: batches without a producer that may lie in young segments and are in the log already."""
         self._session = session
         self._store = store
         self._settings = settings
         self._report = report
+        self._in_the_log = in_the_log
         self._deferred: list[_Deferred] = []
 
     async def append(self, since: datetime | None, on_segments: Callable[[int, int], None]) -> None:
@@ -124,7 +132,9 @@ class YoungSegments:
                     if one.reason:
                         self._refuse(row.object_key, one.reason, None)
                 elif row.outcome is None:
-                    readable.append((one, row.object_key))
+                    new = self._without_known(one)
+                    if new is not None:
+                        readable.append((new, row.object_key))
                 else:
                     known = list(decode_outcomes(row.outcome, len(one.batches)).each)
                     self._deferred.append(_Deferred(to_commit=one, object_key=row.object_key, outcomes=known))
@@ -140,6 +150,21 @@ class YoungSegments:
         except ObjectNotFound:
             return Unreadable(reason="")  # deleted since it was listed: it was garbage
         return await asyncio.to_thread(segment_to_commit, segment_id, data)
+
+    def _without_known(self, segment: SegmentToCommit) -> SegmentToCommit | None:
+        """None if all its batches are in the log."""
+        columns, topic_ids = segment.batches.columns, segment.batches.topic_ids
+        new: list[int] = []
+        for index, (topic, partition, length, records, producer_id, crc) in enumerate(columns[_MARK].T.tolist()):
+            mark = (topic_ids[topic], Partition(partition), crc, length)
+            if producer_id == NO_PRODUCER_ID and self._in_the_log[mark] > 0:
+                self._in_the_log[mark] -= 1
+                self._report.of((topic_ids[topic], Partition(partition))).duplicates += records
+            else:
+                new.append(index)
+        if len(new) == len(segment.batches):
+            return segment
+        return replace(segment, batches=_some(segment.batches, np.array(new, np.int64))) if new else None
 
     async def _commit(self, segments: Sequence[tuple[SegmentToCommit, ObjectKey]]) -> None:
         """In one transaction, with their reservation."""
@@ -192,7 +217,7 @@ class YoungSegments:
         columns, refused = segment.batches.columns, dict[str, int]()
         for index, outcome in enumerate(outcomes):
             topic_id = segment.batches.topic_ids[int(columns[TOPIC, index])]
-            change = self._report.of((topic_id, int(columns[PARTITION, index])))  # type: ignore[arg-type]
+            change = self._report.of((topic_id, Partition(int(columns[PARTITION, index]))))
             records = int(columns[RECORDS, index])
             reason = _REASONS.get(type(outcome))
             if reason is not None:

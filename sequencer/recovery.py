@@ -151,9 +151,7 @@ class RecoverySession:
     async def add_listed(self, objects: Iterable[ListedObject]) -> None:
         async with self.connection.cursor() as cursor, cursor.copy(SQL["copy_listing"]) as copy:
             for one in objects:
-                await copy.write_row(
-                    (one.segment_id, one.object_key, one.size_bytes, one.modified_at, one.is_merged)
-                )
+                await copy.write_row((one.segment_id, one.object_key, one.size_bytes, one.modified_at, one.is_merged))
 
     async def end_listing(self) -> tuple[int, int]:
         """How many uploaded and merged segments the bucket has."""

@@ -101,10 +101,14 @@ WITH made AS (
     SELECT * FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(base_offsets)s::bigint[], %(last_offsets)s::bigint[],
                          %(segment_ids)s::uuid[], %(positions)s::bigint[], %(lengths)s::bigint[],
                          %(min_timestamps)s::bigint[], %(max_timestamps)s::bigint[], %(running_max_timestamps)s::bigint[])
-    RETURNING topic_id, partition, length
+    RETURNING topic_id, partition, length, last_offset, max_timestamp_ms
 )
-UPDATE partitions AS p SET size_bytes = p.size_bytes + made.length
-FROM (SELECT topic_id, partition, sum(length) AS length FROM made GROUP BY topic_id, partition) AS made
+-- What lies past the end of the log moves the end.
+UPDATE partitions AS p SET size_bytes = p.size_bytes + made.length,
+    high_watermark = greatest(p.high_watermark, made.last_offset + 1), max_timestamp_ms = greatest(p.max_timestamp_ms, made.newest_ms)
+FROM (
+    SELECT topic_id, partition, sum(length) AS length, max(last_offset) AS last_offset, max(max_timestamp_ms) AS newest_ms
+    FROM made GROUP BY topic_id, partition) AS made
 WHERE p.topic_id = made.topic_id AND p.partition = made.partition
 
 -- name: note_gone
@@ -113,6 +117,41 @@ SELECT * FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(base_of
                      %(reasons)s::text[])
 ON CONFLICT (topic_id, partition, base_offset) DO UPDATE
 SET last_offset = greatest(gone_ranges.last_offset, excluded.last_offset), reason = excluded.reason
+
+-- name: replay_producers
+-- What the headers of batches at known offsets say of their producers, added to what is known of them: the newest epoch, its last ten batches.
+WITH given AS MATERIALIZED (
+    SELECT * FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(producer_ids)s::bigint[], %(epochs)s::integer[],
+                         %(sequences)s::bigint[], %(base_offsets)s::bigint[], %(max_timestamps)s::bigint[])
+        AS given (topic_id, partition, producer_id, producer_epoch, sequence, base_offset, max_timestamp)
+    JOIN partitions AS p USING (topic_id, partition)
+), batch AS (
+    SELECT topic_id, partition, producer_id, producer_epoch, sequence, base_offset, max_timestamp FROM given
+    UNION ALL
+    SELECT s.topic_id, s.partition, s.producer_id, s.producer_epoch, known.sequence, known.base_offset, known.max_timestamp
+    FROM (SELECT DISTINCT topic_id, partition, producer_id FROM given) AS asked
+    JOIN producer_state AS s USING (topic_id, partition, producer_id)
+    CROSS JOIN LATERAL unnest(s.sequences, s.base_offsets, s.max_timestamps) AS known (sequence, base_offset, max_timestamp)
+), once AS (
+    SELECT DISTINCT ON (topic_id, partition, producer_id, producer_epoch, base_offset) * FROM batch
+), ranked AS (
+    SELECT *, max(producer_epoch) OVER producer AS newest_epoch,
+        row_number() OVER (producer ORDER BY producer_epoch DESC, base_offset DESC) AS age
+    FROM once WINDOW producer AS (PARTITION BY topic_id, partition, producer_id)
+)
+INSERT INTO producer_state (topic_id, partition, producer_id, producer_epoch, sequences, base_offsets, max_timestamps)
+SELECT topic_id, partition, producer_id, newest_epoch, array_agg(sequence ORDER BY base_offset),
+    array_agg(base_offset ORDER BY base_offset), array_agg(max_timestamp ORDER BY base_offset)
+FROM ranked WHERE producer_epoch = newest_epoch AND age <= 10
+GROUP BY topic_id, partition, producer_id, newest_epoch
+ON CONFLICT (topic_id, partition, producer_id) DO UPDATE
+SET producer_epoch = excluded.producer_epoch, sequences = excluded.sequences, base_offsets = excluded.base_offsets,
+    max_timestamps = excluded.max_timestamps, updated_at = excluded.updated_at
+
+-- name: partition_ends
+SELECT p.topic_id, p.partition, p.high_watermark, p.max_timestamp_ms
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS given (topic_id, partition) JOIN partitions AS p USING (topic_id, partition)
+WHERE p.state = 'live' ORDER BY p.topic_id, p.partition
 
 -- name: gone_ranges
 SELECT g.topic_id, t.name, g.partition, g.base_offset, g.last_offset, g.reason, g.found_at
@@ -191,3 +230,9 @@ SET last_id = greatest(last_id, (extract(epoch FROM clock_timestamp()) * 1000)::
 
 -- name: fence_coordinators
 UPDATE groups SET coordinator_epoch = nextval('coordinator_epochs')
+
+-- name: cluster
+SELECT c.cluster_id, c.store_id, EXISTS (SELECT FROM topics) AS has_topics FROM cluster AS c
+
+-- name: adopt_identity
+UPDATE cluster SET cluster_id = %(cluster_id)s, store_id = %(store_id)s, store_name = %(store_name)s
