@@ -1,8 +1,9 @@
 """The composition root: an agent from its settings to its last answer.
 
 Promises (DESIGN §10): a store or database that is away at start-up is a log line and a `/ready` that says why, and is
-tried again; the agent serves Kafka only while its lease in the ring holds; once told to stop it takes no more requests,
-answers what is in flight, flushes, commits and leaves the ring within `drain_timeout_s`.
+tried again; the agent serves Kafka only while its lease in the ring holds and its database owns the bucket; once told
+to stop it takes no more requests, answers what is in flight, flushes, commits and leaves the ring within
+`drain_timeout_s`.
 """
 
 import asyncio
@@ -38,6 +39,7 @@ from cache_ring.settings import CacheRingSettings
 from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.database import SequencerUnavailable
+from sequencer.ownership import OwnershipLost
 from sequencer.store_identity import WrongStore
 from storage.object_store import ObjectStore, StoreSettings, StoreUnavailable
 from storage.open_store import open_store
@@ -147,6 +149,7 @@ class App:
                 await _all_of(self._health.check_store(), self._health.check_database())
                 assert self._reached.store is not None, "it was opened just now"
                 await sequencer.store_identity.bind(self._reached.store, settings.cluster, settings.store_url)
+                await sequencer.ownership.look(self._reached.store, settings.cluster)
                 catch_up_store = await open_store(settings.store_url, self._store_settings)
                 opened.push_async_callback(catch_up_store.close)
                 return Outside(
@@ -155,7 +158,7 @@ class App:
                     catch_up_store=catch_up_store,
                     cluster_id=await sequencer.cluster.cluster_id(),
                 )
-            except (SequencerUnavailable, StoreUnavailable, WrongStore, NotReady) as error:
+            except (SequencerUnavailable, StoreUnavailable, WrongStore, OwnershipLost, NotReady) as error:
                 self._http_wanted.set()
                 if str(error) != last_reason:
                     last_reason = str(error)
@@ -225,7 +228,8 @@ class App:
                 task.cancel()
 
     async def _serve_while_leased(self, assembly: Assembly, listener: Listener, stopping: asyncio.Event) -> None:
-        """Serve as long as this agent's lease in the ring holds, and again once it does (DESIGN §10)."""
+        """Serve as long as this agent's lease in the ring holds and the bucket is its database's, and again once both
+        are so (DESIGN §10)."""
         membership = assembly.parts.membership
         self_ = membership.self_
         log.info(
@@ -245,8 +249,11 @@ class App:
             if membership.is_serving() != serving:
                 serving = not serving
                 if serving:
-                    log.info("agent serves again: its lease was renewed")
+                    log.info("agent serves again")
                     listener.resume()
+                elif (because := membership.lost_because) is not None:
+                    log.error("agent stops serving: %s", because)
+                    listener.suspend("ownership_lost")
                 else:
                     log.warning("agent stops serving: its lease could not be renewed")
                     listener.suspend("lease_lost")

@@ -31,13 +31,14 @@ class Health:
             membership = self._membership()
             if membership is None or not is_started():
                 raise NotReady("the agent is starting")
-            if not membership.is_serving():
+            if not membership.is_serving() and membership.lost_because is None:
                 raise NotReady("the agent's lease in the ring could not be renewed; is the database there?")
 
         return (
             Check(name="store", run=self.check_store),
             Check(name="database", run=self.check_database, why_late=self._why_unreachable),
             Check(name="store identity", run=self.check_store_identity, why_late=self._why_unreachable),
+            Check(name="ownership", run=self.check_ownership, why_late=self._why_unreachable),
             Check(name="agent", run=serving),
         )
 
@@ -64,6 +65,15 @@ class Health:
             await sequencer.store_identity.check(store, self._settings.cluster, self._settings.store_url)
         except WrongStore as wrong:
             raise NotReady(str(wrong)) from wrong
+
+    async def check_ownership(self) -> None:
+        """Raises NotReady where another database owns the bucket, SequencerUnavailable."""
+        sequencer = self._sequencer()
+        if sequencer is None:
+            raise NotReady("the database is to be reached first")
+        because = (await sequencer.ownership.state()).lost_because
+        if because is not None:
+            raise NotReady(because)
 
     async def check_database(self) -> None:
         """Raises SequencerUnavailable, NotReady when what Postgres acknowledges could be lost."""

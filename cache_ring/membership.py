@@ -56,9 +56,14 @@ class Membership:
     def zone(self) -> str:
         return self._address.zone
 
+    @property
+    def lost_because(self) -> str | None:
+        """Why the bucket is not this database's, as the last renewal found; None if it is."""
+        return self._agents.lost_because
+
     def is_serving(self, now_s: float | None = None) -> bool:
-        """Whether this agent's lease holds at a monotonic time (by default now)."""
-        return (self._clock() if now_s is None else now_s) < self._serves_until_s
+        """Whether this agent's lease holds at a monotonic time (by default now), and the bucket is its database's."""
+        return (self._clock() if now_s is None else now_s) < self._serves_until_s and self.lost_because is None
 
     async def wait_joined(self, timeout_s: float) -> LiveAgent:
         """Raises TimeoutError."""

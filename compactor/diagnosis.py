@@ -17,6 +17,7 @@ class Fault(StrEnum):
     WRONG_SIZE = "wrong size of a partition"
     PRODUCER_STATE = "producer state"
     MISSING_HISTORY = "history file missing"
+    NOT_OWNED = "bucket not owned"
 
 
 class Sight(StrEnum):

@@ -56,6 +56,7 @@ async def examine(
     chart = Chart(settings.doctor_findings)
     await ObjectCensus(sequencer, store, cluster, chart, page=settings.doctor_page).take()
     doctor = _Doctor(sequencer, store, chart, settings, verify_contents)
+    await doctor.check_ownership()
     await doctor.check_segments()
     await doctor.check_partitions()
     await doctor.check_producers()
@@ -76,6 +77,12 @@ class _Doctor:
         self._page = settings.doctor_page
         self._requests = settings.doctor_requests
         self._verify_contents = verify_contents
+
+    async def check_ownership(self) -> None:
+        """Whether the bucket is this database's (`sequencer/ownership.py`)."""
+        because = (await self._sequencer.ownership.state()).lost_because
+        if because is not None:
+            self._found(Fault.NOT_OWNED, "the bucket", because)
 
     async def check_segments(self) -> None:
         """Every object that a run refers to."""

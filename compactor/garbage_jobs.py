@@ -2,10 +2,12 @@
 objects.
 
 Every step may be repeated after a crash at any point: an object that is gone is deleted once more, a row that went on
-is left alone.
+is left alone. Nothing is doomed or deleted unless the bucket was confirmed to be this database's just before
+(`sequencer/ownership.py`).
 """
 
 import logging
+from collections.abc import Sequence
 from uuid import UUID
 
 from compactor.job import Step
@@ -101,7 +103,7 @@ class GarbageDeletionJob:
     async def _delete(self) -> int:
         due = await self._sequencer.garbage.due_for_deletion(grace_s=self._settings.garbage_grace_s, cap=self._cap)
         if due:
-            await self._store.delete([each.object_key for each in due])
+            await _delete_owned(self._sequencer, self._store, [each.object_key for each in due])
             await self._sequencer.garbage.record_deletion(
                 [each.segment_id for each in due],
                 late_write_window_s=self._settings.late_write_window_s,
@@ -112,7 +114,7 @@ class GarbageDeletionJob:
     async def _delete_again_and_forget(self) -> int:
         due = await self._sequencer.garbage.due_for_forgetting(self._cap)
         if due:
-            await self._store.delete([each.object_key for each in due])
+            await _delete_owned(self._sequencer, self._store, [each.object_key for each in due])
             await self._sequencer.garbage.forget([each.segment_id for each in due])
         return len(due)
 
@@ -124,6 +126,7 @@ class HistoryGarbageJob:
 
     def __init__(self, sequencer: Sequencer, store: ObjectStore, settings: HousekeeperSettings) -> None:
         self.interval_s = settings.garbage_interval_s
+        self._sequencer = sequencer
         self._history = sequencer.history.garbage
         self._store = store
         self._settings = settings
@@ -133,7 +136,7 @@ class HistoryGarbageJob:
         abandoned = await self._history.abandon_expired(self._cap)
         keys = await self._history.unreferenced(grace_s=self._settings.history_reader_grace_s, cap=self._cap)
         if keys:
-            await self._store.delete(keys)
+            await _delete_owned(self._sequencer, self._store, keys)
             await self._history.forget_objects(keys)
         ended = await self._history.ended_jobs(older_than_s=self._settings.late_write_window_s, cap=self._cap)
         unpublished = 0
@@ -163,5 +166,11 @@ class HistoryGarbageJob:
         recorded = await self._history.recorded(keys)
         unrecorded = [key for key in keys if key not in recorded]
         if unrecorded:
-            await self._store.delete(unrecorded)
+            await _delete_owned(self._sequencer, self._store, unrecorded)
         return len(unrecorded)
+
+
+async def _delete_owned(sequencer: Sequencer, store: ObjectStore, keys: Sequence[ObjectKey]) -> None:
+    """Deletes the objects, if the bucket is this database's at this moment. Raises OwnershipUnconfirmed."""
+    await sequencer.ownership.demand()
+    await store.delete(keys)

@@ -2,7 +2,7 @@
 
 Promises that a job runs in one housekeeper at a time (`sequencer/jobs.py`), in steps of bounded size; that a failure
 is logged once, counted and retried, and stops no other job; that it may be cancelled at any moment; and that jobs
-left undone are taken over by another housekeeper.
+left undone are taken over by another housekeeper. None runs while the bucket is not this database's.
 """
 
 import asyncio
@@ -22,15 +22,18 @@ from compactor.merge_jobs import MergeDiscoveryJob
 from compactor.merge_metrics import MergeMetrics
 from compactor.merging import Merger
 from compactor.metrics import HousekeeperMetrics
+from compactor.ownership_job import OwnershipJob
 from compactor.retention_jobs import ProducerExpiryJob, RetentionJob, TopicSweepJob
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.jobs import Claim
+from sequencer.ownership import OwnershipUnconfirmed
 from storage.object_store import ObjectStore, StoreUnavailable
 
 _log = logging.getLogger(__name__)
 
+_EXPECTED = (SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable, OwnershipUnconfirmed)
 _RELEASE_TIMEOUT_S = 2.0
 """How long a cancelled job may take to give its claim back; else its lease has to pass."""
 
@@ -56,6 +59,7 @@ class Housekeeper:
         self._merge_metrics = MergeMetrics(registry)
         self.merger = Merger(sequencer, store, cluster, settings, self._merge_metrics, load)
         self.jobs: tuple[Job, ...] = (
+            OwnershipJob(sequencer, store, cluster, settings),
             RetentionJob(sequencer, settings),
             TopicSweepJob(sequencer, settings),
             ProducerExpiryJob(sequencer, settings),
@@ -138,7 +142,7 @@ class Housekeeper:
             self._dooming.database_was_away()
         if not first:
             return
-        if isinstance(error, SequencerUnavailable | CommitOutcomeUnknown | StoreUnavailable):
+        if isinstance(error, _EXPECTED):
             _log.warning("job failed, retrying", extra={"job": job.name, "error": str(error)})
         else:
             _log.error("job broke, retrying", extra={"job": job.name}, exc_info=error)

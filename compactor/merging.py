@@ -35,6 +35,7 @@ from sequencer.client import Sequencer
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.merge_values import Backlog, MergeClaim, MergeDone, MergeOutput, PlacedSwap, PublishRefused, RunToMerge
 from sequencer.merges import BEFORE_ALL
+from sequencer.ownership import OwnershipUnconfirmed
 from storage.identifiers import SegmentId, new_segment_id
 from storage.keys import merged_key
 from storage.object_store import ObjectNotFound, ObjectStore, StoreUnavailable
@@ -54,7 +55,7 @@ class ClaimLost(Exception):
     """The merge must end: its holds have lapsed, or its output is doomed. Others go on with its inputs."""
 
 
-_EXPECTED = (ClaimLost, SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable)
+_EXPECTED = (ClaimLost, OwnershipUnconfirmed, SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable)
 
 
 @dataclass(slots=True, kw_only=True)

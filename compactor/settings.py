@@ -48,6 +48,10 @@ class HousekeeperSettings(BaseSettings):
     groups_per_step: int = Field(default=1000, ge=1)
     """Groups looked at in one transaction."""
 
+    ownership_ratchet_s: float = Field(default=60.0, gt=0)
+    """The pause between two proofs that this database owns the bucket: each writes the object `<cluster>/ownership`.
+    Nothing is merged or deleted when none succeeded for twice as long."""
+
     dooming_interval_s: float = Field(default=10.0, gt=0)
     """The pause between two looks for reservations that have expired and garbage that has waited."""
     database_outage_after_s: float = Field(default=60.0, gt=0)
@@ -120,6 +124,13 @@ class HousekeeperSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _waits_fit(self) -> Self:
+        for name in ("garbage_grace_s", "late_write_window_s", "history_reader_grace_s"):
+            if (grace_s := getattr(self, name)) <= 2 * self.ownership_ratchet_s:
+                raise ValueError(
+                    f"TIDELOG_{name.upper()} ({grace_s:g}) must be more than twice TIDELOG_OWNERSHIP_RATCHET_S "
+                    f"({self.ownership_ratchet_s:g}): an owner that was replaced would delete before it knows. Raise "
+                    "the former or lower the latter"
+                )
         if self.job_run_s * 2 > self.job_lease_s:
             raise ValueError(
                 f"TIDELOG_JOB_RUN_S ({self.job_run_s}) must be at most half of TIDELOG_JOB_LEASE_S ({self.job_lease_s})"

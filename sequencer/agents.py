@@ -38,6 +38,8 @@ class LiveAgent:
 class Agents:
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.lost_because: str | None = None
+        """Why the bucket is not this database's, as the last join or renewal found (`sequencer/ownership.py`)."""
 
     async def join(self, address: AgentAddress, lease_s: float) -> LiveAgent:
         """Registers this address, under the node id it had before if it is still known. Repeating it is harmless: it
@@ -53,12 +55,15 @@ class Agents:
             http_url=address.http_url,
             lease_s=lease_s,
         )
+        self.lost_because = rows[0].lost_because
         await self._database.fetch(SQL["forget_long_gone"], forget_after_s=FORGET_AFTER_S)
         return _live_agent(rows[0])
 
     async def renew(self, node_id: NodeId, incarnation: int, lease_s: float) -> bool:
         """False when another incarnation has taken the address, or the row is gone: join again."""
         rows = await self._database.fetch(SQL["renew"], node_id=node_id, incarnation=incarnation, lease_s=lease_s)
+        if rows:
+            self.lost_because = rows[0].lost_because
         return bool(rows)
 
     async def leave(self, node_id: NodeId, incarnation: int) -> None:

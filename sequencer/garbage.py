@@ -3,8 +3,8 @@
 Promises that a segment is doomed only under its row lock and only without runs and live holds; that its object is
 deleted only once it is doomed, after the grace period, and a second time after the late-write window, before its row
 goes; that the outcome of its commit stays known for `outcome_retention_s`; and that nothing is doomed for a while
-after an outage or a failover of Postgres (DESIGN §10). Here are the states; the deleting is done by
-`compactor/garbage_jobs.py`.
+after an outage or a failover of Postgres, nor while the bucket may be another database's (DESIGN §10). Here are the
+states; the deleting is done by `compactor/garbage_jobs.py`.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from uuid import UUID
 
 from sequencer.database import Database
 from sequencer.named_sql import load_statements
+from sequencer.ownership import is_owner
 from sequencer.reservations import SQL as RESERVATIONS_SQL
 from storage.identifiers import ObjectKey, SegmentId
 
@@ -41,7 +42,7 @@ class Doomed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoomingPaused:
     pause_s: float
-    reason: Literal["start", "outage", "failover"]
+    reason: Literal["start", "outage", "failover", "ownership"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,8 @@ class Garbage:
             [watch] = await (await connection.execute(SQL["watch_database"], parameters)).fetchall()
             if watch.pause_s > 0:
                 return DoomingPaused(pause_s=watch.pause_s, reason=watch.pause_reason)
+            if not await is_owner(connection):
+                return DoomingPaused(pause_s=0, reason="ownership")
             expired = await (await connection.execute(RESERVATIONS_SQL["doom_expired"], {"cap": cap})).fetchall()
             cursor = await connection.execute(SQL["lock_unreferenced"], {"grace_s": grace_s, "cap": cap})
             locked = [row.segment_id for row in await cursor.fetchall()]

@@ -32,6 +32,7 @@ from sequencer.history_values import (
     RunToCompact,
 )
 from sequencer.named_sql import load_statements
+from sequencer.ownership import demand_ownership
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
 
 SQL = load_statements("history")
@@ -56,7 +57,9 @@ class History:
     async def begin_compaction(
         self, topic_id: TopicId, *, cluster: str, lease_s: float, runs_per_partition: int
     ) -> Begun | Busy | NothingToDo:
-        """Claims the topic's history, reserves a prefix, and holds the objects of the runs not in history yet."""
+        """Claims the topic's history, reserves a prefix, and holds the objects of the runs not in history yet. Raises
+        OwnershipUnconfirmed, as `begin_expiry` and `publish` do.
+        """
         rows = await self._database.fetch(SQL["has_work"], topic_id=topic_id)
         if not rows[0].has_work:
             return NothingToDo()
@@ -137,6 +140,7 @@ class History:
     async def _claim(
         self, connection: AsyncConnection[Row], topic_id: TopicId, kind: JobKind, cluster: str, lease_s: float
     ) -> HistoryJob | Busy | NothingToDo:
+        await demand_ownership(connection)
         tables = await _rows(connection, "lock_table", topic_id=topic_id)
         if not tables:
             return NothingToDo()
@@ -162,6 +166,7 @@ class History:
         found = await _rows(connection, "lock_job", job_id=job.job_id)
         if found and found[0].state == "published":
             return Published()  # the answer to an earlier attempt was lost
+        await demand_ownership(connection)
         if not tables:
             raise _Refusal("the topic was deleted")
         if not found or found[0].state != "running" or not found[0].held:

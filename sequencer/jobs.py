@@ -43,7 +43,9 @@ class Jobs:
         self._database = database
 
     async def claim(self, name: str, holder: UUID, *, lease_s: float, min_interval_s: float = 0.0) -> Claim | None:
-        """None while another holds it, or if it was started less than `min_interval_s` ago."""
+        """None while another holds it, if it was started less than `min_interval_s` ago, or while the bucket is another
+        database's (`sequencer/ownership.py`).
+        """
         rows = await self._database.fetch(
             SQL["claim"], name=name, holder=holder, lease_s=lease_s, min_interval_s=min_interval_s
         )

@@ -32,6 +32,7 @@ from sequencer.merge_values import (
     TierTotals,
 )
 from sequencer.named_sql import load_statements
+from sequencer.ownership import demand_ownership, is_owner
 from storage.identifiers import Partition, SegmentId, TopicId
 
 SQL = load_statements("merges")
@@ -104,10 +105,13 @@ class Merges:
     ) -> MergeClaim | None:
         """Claims what `choose` takes of the oldest `cap` free candidates of a tier, and holds it for `lease_s`.
 
-        None if it takes nothing, or nothing is left of what it took. Prolong it with `holds.renew(claim.job_id)`.
+        None if it takes nothing, nothing is left of what it took, or the bucket may be another's. Prolong it with
+        `holds.renew(claim.job_id)`.
         """
         job_id = uuid4()
         async with self._database.transaction() as connection:
+            if not await is_owner(connection):
+                return None
             locked = await _rows(connection, "lock_candidates", tier=tier, cap=cap)
             free = await _rows(connection, "free_candidates", segment_ids=UuidArray(row.segment_id for row in locked))
             candidates = {row.segment_id: _candidate(row) for row in free}
@@ -156,9 +160,11 @@ class Merges:
         self, claim: MergeClaim, output: MergeOutput, swaps: Sequence[PlacedSwap]
     ) -> SwapsDone | PublishRefused:
         """Swaps coordinates in one short transaction. Raises CommitOutcomeUnknown: repeat it with the same arguments
-        until known.
+        until known; or OwnershipUnconfirmed.
         """
-        [row] = await self._database.write(SQL["publish"], **publish_parameters(claim, output, swaps))
+        async with self._database.transaction() as connection:
+            await demand_ownership(connection)
+            [row] = await _rows(connection, "publish", **publish_parameters(claim, output, swaps))
         if row.state != "published":
             return PublishRefused(reason=row.state)
         return SwapsDone(places=frozenset(number - 1 for number in row.swaps))

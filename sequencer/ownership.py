@@ -262,6 +262,11 @@ class Ownership:
         return owner is not None and owner.nonce == proposal.owner.nonce
 
 
+async def read_owner(store: ObjectStore, cluster: str) -> OwnerObject | None:
+    """What the object in the bucket says; None if there is none that can be read. Raises StoreUnavailable."""
+    return (await _see(store, cluster)).owner
+
+
 async def demand_ownership(connection: AsyncConnection[Row]) -> None:
     """As `Ownership.demand`, within a transaction."""
     _state(await _one(connection, "state")).demand()

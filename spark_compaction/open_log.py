@@ -1,23 +1,71 @@
-"""The log that a compaction or a TTL works on: its sequencer, once its store is known to be there and to be its own."""
+"""The log that a compaction or a TTL works on: its sequencer, once its store is known to be there and to be its own.
 
+Promises that the ownership of the bucket is confirmed before the work begins, and is kept so while it goes on, whether
+or not an agent that keeps house runs as well (`sequencer/ownership.py`).
+"""
+
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sequencer.client import Sequencer
+from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.ownership import Confirmed, OwnershipUnconfirmed, Watching
+from sequencer.ownership_rules import Lost
 from spark_compaction.settings import CompactionSettings
+from storage.object_store import ObjectStore, StoreUnavailable
 from storage.open_store import open_store
 
 
 @asynccontextmanager
 async def open_log(settings: CompactionSettings) -> AsyncIterator[Sequencer]:
-    """Raises WrongStore, SequencerUnavailable or StoreUnavailable before Spark is started, which takes long."""
+    """Raises WrongStore, OwnershipUnconfirmed, SequencerUnavailable or StoreUnavailable before Spark is started, which
+    takes long. After a start of Postgres it waits until the bucket was watched.
+    """
     sequencer = await Sequencer.open(settings.database_url)
     try:
         store = await open_store(settings.store_url, settings)
         try:
             await sequencer.store_identity.check(store, settings.cluster, settings.store_url)
+            ratchet_s = (await sequencer.ownership.state()).ratchet_s
+            await _ratchet_first(sequencer, store, settings, ratchet_s)
+            keeping = asyncio.create_task(_keep_ratcheting(sequencer, store, settings, ratchet_s))
+            try:
+                yield sequencer
+            finally:
+                keeping.cancel()
+                await asyncio.gather(keeping, return_exceptions=True)
         finally:
             await store.close()
-        yield sequencer
     finally:
         await sequencer.close()
+
+
+async def _ratchet_first(
+    sequencer: Sequencer, store: ObjectStore, settings: CompactionSettings, ratchet_s: float
+) -> None:
+    while True:
+        found = await _ratchet(sequencer, store, settings, ratchet_s)
+        if not isinstance(found, Watching):
+            return await sequencer.ownership.demand()
+        await asyncio.sleep(min(found.left_s, ratchet_s))
+
+
+async def _ratchet(
+    sequencer: Sequencer, store: ObjectStore, settings: CompactionSettings, ratchet_s: float
+) -> Confirmed | Watching | Lost:
+    try:
+        return await sequencer.ownership.ratchet(store, settings.cluster, ratchet_s=ratchet_s)
+    except CommitOutcomeUnknown as unknown:
+        raise SequencerUnavailable(str(unknown)) from unknown
+
+
+async def _keep_ratcheting(
+    sequencer: Sequencer, store: ObjectStore, settings: CompactionSettings, ratchet_s: float
+) -> None:
+    """A failure is no error yet: what publishes asks for the ownership itself."""
+    while True:
+        await asyncio.sleep(ratchet_s)
+        with contextlib.suppress(OwnershipUnconfirmed, SequencerUnavailable, StoreUnavailable):
+            await _ratchet(sequencer, store, settings, ratchet_s)

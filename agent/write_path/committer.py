@@ -8,7 +8,7 @@ more with every success, so that no commit is for ever longer than a statement m
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
@@ -22,8 +22,12 @@ log = logging.getLogger(__name__)
 
 
 class Committer:
-    def __init__(self, commits: Commits, settings: AgentSettings, metrics: Metrics) -> None:
+    def __init__(
+        self, commits: Commits, settings: AgentSettings, metrics: Metrics, lost_because: Callable[[], str | None]
+    ) -> None:
+        """`lost_because` tells why nothing may be written now, if so."""
         self._commits = commits
+        self._lost_because = lost_because
         self._settings = settings
         self._metrics = metrics
         self._at_once = settings.max_segments_per_commit
@@ -37,6 +41,9 @@ class Committer:
         backoff = Backoff(self._settings.commit_backoff_s)
         while True:
             some = segments[: self._at_once]
+            because = self._lost_because()
+            if because is not None and not any(segment.segment_id in self._sent for segment in some):
+                return [WriteFailed(failure=WriteFailure.NOT_WRITTEN, message=because) for _ in some]
             try:
                 answers = await self._commits.commit(some)
             except SequencerUnavailable as error:

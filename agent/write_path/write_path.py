@@ -71,7 +71,7 @@ class WritePath:
         self._clock = clock
         self._ids = SegmentIds(sequencer.reservations, membership, settings, clock)
         self._uploader = Uploader(store, settings, metrics, clock, self._spend_token)
-        self._committer = Committer(sequencer.commits, settings, metrics)
+        self._committer = Committer(sequencer.commits, settings, metrics, lambda: membership.lost_because)
         self._policy = SealPolicy(segment_size_bytes=settings.segment_size_bytes, linger_s=settings.linger_ms / 1000)
         self._budget = PutBudget.full(
             PutBudgetPolicy(per_s=settings.put_budget_per_s, burst=settings.put_budget_burst), clock()

@@ -4,12 +4,14 @@ VALUES (nextval('node_ids'), 1, %(zone)s::text, %(kafka_host)s::text, %(kafka_po
         %(peer_port)s::integer, %(http_url)s::text, clock_timestamp() + make_interval(secs => %(lease_s)s::double precision))
 ON CONFLICT (zone, kafka_host, kafka_port, peer_host, peer_port, http_url) DO UPDATE
 SET incarnation = agents.incarnation + 1, joined_at = clock_timestamp(), lease_until = excluded.lease_until
-RETURNING node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url
+RETURNING node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url,
+    (SELECT lost_because FROM ownership) AS lost_because
 
 -- name: renew
+-- Every agent asks this often enough to learn here that the bucket is another database's (sequencer/ownership.py).
 UPDATE agents SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)
 WHERE node_id = %(node_id)s::integer AND incarnation = %(incarnation)s::bigint
-RETURNING node_id
+RETURNING node_id, (SELECT lost_because FROM ownership) AS lost_because
 
 -- name: leave
 UPDATE agents SET lease_until = clock_timestamp()

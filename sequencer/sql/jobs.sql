@@ -3,8 +3,10 @@
 -- name: claim
 -- One holder at a time, and not more often than every min_interval_s in the whole cluster. A holder that died is replaced when its lease has
 -- passed; a run that failed may be repeated at once (last_started_at is null again).
+-- None while the bucket is another database's.
 INSERT INTO jobs (name, holder, lease_until, last_started_at)
-VALUES (%(name)s, %(holder)s, clock_timestamp() + make_interval(secs => %(lease_s)s), clock_timestamp())
+SELECT %(name)s::text, %(holder)s::uuid, clock_timestamp() + make_interval(secs => %(lease_s)s), clock_timestamp()
+FROM ownership WHERE lost_because IS NULL
 ON CONFLICT (name) DO UPDATE
 SET holder = excluded.holder, lease_until = excluded.lease_until, last_started_at = excluded.last_started_at
 WHERE (jobs.holder IS NULL OR jobs.lease_until < clock_timestamp())

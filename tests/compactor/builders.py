@@ -13,7 +13,7 @@ from sequencer.commits import Committed, SegmentToCommit
 from sequencer.topics import Topic
 from storage.batch_validation import BatchLimits, ValidBatch, validate_produced
 from storage.identifiers import ObjectKey, Partition, SegmentId, new_segment_id
-from storage.keys import segment_key
+from storage.keys import ownership_key, segment_key
 from storage.object_store import ObjectInfo, ObjectNotFound, ObjectStore
 from storage.segment import SealedSegment, seal_segment
 from storage.segment_batches import PendingBatch, PendingBatches
@@ -74,7 +74,8 @@ async def written(sequencer: Sequencer, store: ObjectStore, *batches: PendingBat
 
 
 async def listed(store: ObjectStore) -> list[ObjectInfo]:
-    return [info async for info in store.list(f"{CLUSTER}/")]
+    """All but the object that names the bucket's owner."""
+    return [info async for info in store.list(f"{CLUSTER}/") if info.key != ownership_key(CLUSTER)]
 
 
 async def keys_in(store: ObjectStore) -> set[str]:

@@ -29,8 +29,9 @@ QUICK = settings(
         f"{name}_interval_s": 0.05
         for name in ("retention", "topic_sweep", "producer_expiry", "dooming", "garbage", "job_status")
     },
-    garbage_grace_s=0,
-    late_write_window_s=0,
+    ownership_ratchet_s=0.5,
+    garbage_grace_s=1.01,
+    late_write_window_s=1.01,
     outcome_retention_s=0,
     reservation_lease_s=0.1,
     job_retry_s=0.02,
@@ -230,6 +231,9 @@ async def test_a_database_that_is_away_stops_no_loop_and_pauses_dooming(
     [
         ({"job_run_s": 40}, "TIDELOG_JOB_LEASE_S"),
         ({"dooming_interval_s": 50}, "TIDELOG_DATABASE_OUTAGE_AFTER_S"),
+        ({"ownership_ratchet_s": 300}, "TIDELOG_GARBAGE_GRACE_S .* TIDELOG_OWNERSHIP_RATCHET_S"),
+        ({"late_write_window_s": 120}, "TIDELOG_LATE_WRITE_WINDOW_S .* TIDELOG_OWNERSHIP_RATCHET_S"),
+        ({"history_reader_grace_s": 60}, "TIDELOG_HISTORY_READER_GRACE_S .* TIDELOG_OWNERSHIP_RATCHET_S"),
         ({"retention_runs_per_step": 0}, "retention_runs_per_step"),
     ],
 )

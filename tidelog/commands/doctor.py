@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -14,12 +15,14 @@ from compactor.merge_metrics import write_amplification
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.database import SequencerUnavailable
 from sequencer.merge_values import TierTotals
+from sequencer.ownership import read_owner
 from sequencer.store_identity import WrongStore
 from storage.object_store import StoreSettings, StoreUnavailable
 from storage.open_store import open_store
 from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
+from tidelog.owner_text import owner_text
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 
@@ -40,11 +43,12 @@ def doctor(
     console = Console()
     try:
         with console.status("Reading every object" if verify else "Listing every object"):
-            wrong, diagnosis, tiers = asyncio.run(_examine(database_url, store_url, settings.cluster, verify))
+            wrong, diagnosis, tiers, owner = asyncio.run(_examine(database_url, store_url, settings.cluster, verify))
     except (SequencerUnavailable, StoreUnavailable, ValueError) as failed:
         raise UserError(str(failed)) from None
     _show_merging(tiers, console)
     _show(diagnosis, console)
+    console.print(owner, highlight=False, soft_wrap=True)
     if wrong is not None:
         raise UserError(f"{wrong}.", "Agents refuse to work with this database and this store.")
     if not diagnosis.is_healthy:
@@ -53,7 +57,7 @@ def doctor(
 
 async def _examine(
     database_url: str, store_url: str, cluster: str, verify: bool
-) -> tuple[WrongStore | None, Diagnosis, Sequence[TierTotals]]:
+) -> tuple[WrongStore | None, Diagnosis, Sequence[TierTotals], str]:
     """All is looked at in a store that is not the database's, too: it may only have lost what says so."""
     sequencer, wrong = await Sequencer.open(database_url), None
     try:
@@ -63,7 +67,10 @@ async def _examine(
                 await sequencer.store_identity.check(store, cluster, store_url)
             except WrongStore as found:
                 wrong = found
-            return wrong, await examine(sequencer, store, cluster, verify), await sequencer.merges.totals()
+            diagnosis = await examine(sequencer, store, cluster, verify)
+            state, now = await sequencer.ownership.state(), datetime.now(UTC)
+            owner = owner_text(await read_owner(store, cluster), state, now)
+            return wrong, diagnosis, await sequencer.merges.totals(), owner
         finally:
             await store.close()
     finally:

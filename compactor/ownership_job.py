@@ -1,0 +1,36 @@
+"""Ratchets the ownership of the bucket (`sequencer/ownership.py`): the one job that proves that this database's log is
+the one that the bucket holds.
+"""
+
+import logging
+
+from compactor.job import Step
+from compactor.settings import HousekeeperSettings
+from sequencer.client import Sequencer
+from sequencer.ownership import Confirmed, Watching
+from sequencer.ownership_rules import Lost
+from storage.object_store import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+
+class OwnershipJob:
+    """Costs one GET, one PUT and one GET per pause and cluster."""
+
+    name = "ownership"
+
+    def __init__(self, sequencer: Sequencer, store: ObjectStore, cluster: str, settings: HousekeeperSettings) -> None:
+        self.interval_s = settings.ownership_ratchet_s
+        self._ownership = sequencer.ownership
+        self._store = store
+        self._cluster = cluster
+        self._was_watching = False
+
+    async def step(self, progress: str | None) -> Step:
+        found = await self._ownership.ratchet(self._store, self._cluster, ratchet_s=self.interval_s)
+        if isinstance(found, Lost):
+            _log.error("the bucket is not this database's: no jobs run", extra={"reason": found.because})
+        elif isinstance(found, Watching) and not self._was_watching:
+            _log.info("Postgres was started: the bucket is watched first", extra={"left_s": round(found.left_s)})
+        self._was_watching = isinstance(found, Watching)
+        return Step(progress=progress, done={"ratchets": int(found == Confirmed())})
