@@ -5,12 +5,16 @@ Segments spread over 256 prefixes by the last random byte of their id, because s
 that a key holds the segment's id, so that a bucket can be matched with the sequencer by its listing alone.
 """
 
+import re
+from dataclasses import dataclass
 from uuid import UUID
 
 from storage.identifiers import ObjectKey, SegmentId
 
 _UPLOADED = "segments"
 _MERGED = "merged"
+_ENTRY = re.compile(r"/journal/(\d{10})/(\d{12})$")
+_CHECKPOINT = re.compile(r"/checkpoints/(\d{10})/(\d{12})/(?:manifest|part-(\d{6}))$")
 
 
 def segments_prefix(cluster: str) -> str:
@@ -35,6 +39,57 @@ def identity_key(cluster: str, store_id: str) -> ObjectKey:
 def ownership_key(cluster: str) -> ObjectKey:
     """The object that says which database owns the bucket (`sequencer/ownership.py`)."""
     return checked_key(f"{cluster}/ownership")
+
+
+def journal_prefix(cluster: str) -> str:
+    """The prefix of the commit journal's entries (`docs/journal-format.md`)."""
+    return f"{cluster}/journal/"
+
+
+def journal_key(cluster: str, epoch: int, number: int) -> ObjectKey:
+    """Of an entry. Keys sort as (epoch, number)."""
+    return checked_key(f"{journal_prefix(cluster)}{epoch:010d}/{number:012d}")
+
+
+def journal_entry_of(key: ObjectKey) -> tuple[int, int] | None:
+    """(epoch, number) of the entry a key names; None if it names none."""
+    found = _ENTRY.search(key)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def checkpoints_prefix(cluster: str) -> str:
+    """The prefix of the journal's checkpoints."""
+    return f"{cluster}/checkpoints/"
+
+
+def checkpoint_prefix(cluster: str, epoch: int, number: int) -> str:
+    """The prefix of one checkpoint. Prefixes sort as (epoch, number)."""
+    return f"{checkpoints_prefix(cluster)}{epoch:010d}/{number:012d}/"
+
+
+def checkpoint_part_key(cluster: str, epoch: int, number: int, part: int) -> ObjectKey:
+    return checked_key(f"{checkpoint_prefix(cluster, epoch, number)}part-{part:06d}")
+
+
+def checkpoint_manifest_key(cluster: str, epoch: int, number: int) -> ObjectKey:
+    """Written last: a checkpoint without it is not complete."""
+    return checked_key(f"{checkpoint_prefix(cluster, epoch, number)}manifest")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class CheckpointObject:
+    epoch: int
+    number: int
+    part: int
+    """0: the manifest."""
+
+
+def checkpoint_object_of(key: ObjectKey) -> CheckpointObject | None:
+    """What of which checkpoint a key names; None if it names nothing of one."""
+    found = _CHECKPOINT.search(key)
+    if found is None:
+        return None
+    return CheckpointObject(epoch=int(found[1]), number=int(found[2]), part=int(found[3] or 0))
 
 
 def segment_key(cluster: str, segment_id: SegmentId) -> ObjectKey:

@@ -3,7 +3,21 @@
 import pytest
 
 from storage.identifiers import new_segment_id
-from storage.keys import checked_key, is_merged, merged_key, segment_id_of, segment_key
+from storage.keys import (
+    CheckpointObject,
+    checked_key,
+    checkpoint_manifest_key,
+    checkpoint_object_of,
+    checkpoint_part_key,
+    checkpoint_prefix,
+    is_merged,
+    journal_entry_of,
+    journal_key,
+    journal_prefix,
+    merged_key,
+    segment_id_of,
+    segment_key,
+)
 from storage.object_store import StoreUrl
 from tests.storage.builders import SEGMENT_ID
 
@@ -36,6 +50,28 @@ def test_a_merged_segments_key_has_a_prefix_of_its_own_and_names_it() -> None:
     assert key == f"prod/segments/merged/ab/{SEGMENT_ID}"
     assert segment_id_of(key) == SEGMENT_ID
     assert is_merged(key)
+
+
+def test_journal_keys_sort_by_epoch_and_number_and_name_them() -> None:
+    places = [(1, 2), (1, 10), (2, 1), (10, 1)]
+    keys = [journal_key("prod/eu", epoch, number) for epoch, number in places]
+
+    assert keys[0] == "prod/eu/journal/0000000001/000000000002"
+    assert keys == sorted(keys)
+    assert [journal_entry_of(key) for key in keys] == places
+    assert all(key.startswith(journal_prefix("prod/eu")) for key in keys)
+    assert journal_entry_of(segment_key("prod/eu", SEGMENT_ID)) is None
+
+
+def test_checkpoint_keys_name_the_checkpoint_and_the_part() -> None:
+    part, manifest = checkpoint_part_key("prod", 3, 14, 1), checkpoint_manifest_key("prod", 3, 14)
+
+    assert part == "prod/checkpoints/0000000003/000000000014/part-000001"
+    assert manifest == "prod/checkpoints/0000000003/000000000014/manifest"
+    assert checkpoint_object_of(part) == CheckpointObject(epoch=3, number=14, part=1)
+    assert checkpoint_object_of(manifest) == CheckpointObject(epoch=3, number=14, part=0)
+    assert part.startswith(checkpoint_prefix("prod", 3, 14))
+    assert checkpoint_object_of(journal_key("prod", 3, 14)) is None
 
 
 @pytest.mark.parametrize(
