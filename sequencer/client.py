@@ -19,6 +19,7 @@ from sequencer.jobs import Jobs
 from sequencer.merges import Merges
 from sequencer.ownership import Ownership
 from sequencer.producers import Producers
+from sequencer.recovery import GoneRanges
 from sequencer.reservations import Reservations
 from sequencer.retention import Retention
 from sequencer.settings import SequencerSettings
@@ -54,6 +55,7 @@ class Sequencer:
         self.inspection = Inspection(database)
         self.holds = Holds(database)
         self.garbage = Garbage(database)
+        self.gone_ranges = GoneRanges(database)
         self.merges = Merges(database)
 
     @classmethod

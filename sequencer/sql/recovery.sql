@@ -221,8 +221,8 @@ WITH dropped_agents AS (DELETE FROM agents), dropped_jobs AS (DELETE FROM jobs),
 UPDATE merge_candidates SET claimed_by = NULL WHERE claimed_by IS NOT NULL
 
 -- name: jump_sequences
-SELECT setval('node_ids', least(2147483647 - 1, (SELECT last_value FROM node_ids) + least(%(margin)s::bigint, 1000000))::integer),
-    setval('coordinator_epochs', (SELECT last_value FROM coordinator_epochs) + %(margin)s::bigint)
+SELECT setval('node_ids', least(2147483647 - 1, (SELECT last_value FROM node_ids) + least(%(margin)s::bigint, 1000000))::integer) AS node_ids,
+    setval('coordinator_epochs', (SELECT last_value FROM coordinator_epochs) + %(margin)s::bigint) AS coordinator_epochs
 
 -- name: jump_producer_ids
 UPDATE producer_ids

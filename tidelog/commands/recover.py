@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from storage.journal_format import CorruptJournal
 
 from recovery.plan import JournalPosition, Source
 from recovery.recover import CannotRecover, Task, recover, rehearse
@@ -20,6 +19,7 @@ from sequencer.migrate import MigrationRefused
 from sequencer.ownership import OwnershipUnconfirmed
 from sequencer.recovery import RecoveryAtWork
 from sequencer.store_identity import WrongStore
+from storage.journal_format import CorruptJournal
 from storage.object_store import StoreSettings, StoreUnavailable
 from storage.open_store import open_store
 from tidelog.counted import counted
