@@ -113,6 +113,28 @@ class HousekeeperSettings(BaseSettings):
     merge_interval_s: float = Field(default=5.0, gt=0)
     """The pause between two looks for what may be merged."""
 
+    restore_horizon_s: float = Field(default=3600.0, ge=0)
+    """An object that nothing refers to any more stays at least this long, so that a database restored to a time within
+    it finds every object. The journal is kept as long."""
+    journal_interval_s: float = Field(default=3.0, gt=0)
+    """The pause between two entries of the commit journal in the bucket: what a lost database costs at most."""
+    journal_heartbeat_s: float = Field(default=60.0, gt=0)
+    """An entry is written after so long, also if nothing was committed."""
+    journal_segments_per_pass: int = Field(default=100_000, ge=1)
+    """If more segments were committed since the last entry, a checkpoint is written instead."""
+    journal_batches_per_entry: int = Field(default=100_000, ge=1)
+    """Batches whose coordinates are in one entry, in memory; further ones go into entries of the same moment."""
+    journal_timeout_s: float = Field(default=60.0, gt=0)
+    """How long reading one entry from Postgres, and writing it, may take."""
+    checkpoint_interval_s: float = Field(default=600.0, gt=0)
+    """The pause between two checkpoints of the journal; one is written earlier when the entries have outgrown the last.
+    At most half of `restore_horizon_s`."""
+    checkpoint_part_bytes: int = Field(default=8_388_608, ge=1024)
+    """Rows in one part of a checkpoint, before compression: what is in memory at a time."""
+    checkpoint_timeout_s: float = Field(default=1800.0, gt=0)
+    """How long reading one checkpoint from Postgres, and writing it, may take. Postgres keeps what is deleted
+    meanwhile."""
+
     job_lease_s: float = Field(default=60.0, gt=0)
     """A job whose housekeeper died is taken over by another after this long."""
     job_run_s: float = Field(default=20.0, gt=0)
@@ -144,6 +166,17 @@ class HousekeeperSettings(BaseSettings):
             raise ValueError(
                 f"TIDELOG_MERGE_RUN_BYTES ({self.merge_run_bytes}) must not exceed TIDELOG_MERGE_OBJECT_BYTES "
                 f"({self.merge_object_bytes})"
+            )
+        if 0 < self.restore_horizon_s < self.checkpoint_interval_s * 2:
+            raise ValueError(
+                f"TIDELOG_CHECKPOINT_INTERVAL_S ({self.checkpoint_interval_s}) must be at most half of "
+                f"TIDELOG_RESTORE_HORIZON_S ({self.restore_horizon_s}): objects would be deleted that the"
+                " last checkpoint refers to"
+            )
+        if self.journal_interval_s > self.journal_heartbeat_s:
+            raise ValueError(
+                f"TIDELOG_JOURNAL_INTERVAL_S ({self.journal_interval_s}) must not exceed TIDELOG_JOURNAL_HEARTBEAT_S "
+                f"({self.journal_heartbeat_s})"
             )
         if self.dooming_interval_s * 2 > self.database_outage_after_s:
             raise ValueError(

@@ -16,6 +16,7 @@ from sequencer.history import History
 from sequencer.holds import Holds
 from sequencer.inspection import Inspection
 from sequencer.jobs import Jobs
+from sequencer.journal import Journal
 from sequencer.merges import Merges
 from sequencer.ownership import Ownership
 from sequencer.producers import Producers
@@ -57,6 +58,7 @@ class Sequencer:
         self.garbage = Garbage(database)
         self.gone_ranges = GoneRanges(database)
         self.merges = Merges(database)
+        self.journal = Journal(database)
 
     @classmethod
     async def open(cls, database_url: str, settings: SequencerSettings | None = None) -> Self:

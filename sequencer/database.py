@@ -232,18 +232,21 @@ class Database:
             yield connection
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[AsyncConnection[Row]]:
-        """A connection in autocommit mode, whose operational errors become this module's."""
+    async def connection(self, *, answer_timeout_s: float | None = None) -> AsyncIterator[AsyncConnection[Row]]:
+        """A connection in autocommit mode, whose operational errors become this module's. It is kept for at most
+        `answer_timeout_s`, else for `database_answer_timeout_s`."""
         connection = await self._connection_of(self._pool)
         try:
-            async with self._asking(connection):
+            async with self._asking(connection, answer_timeout_s):
                 yield connection
         finally:
             await self._pool.putconn(connection)
 
     @asynccontextmanager
-    async def _asking(self, connection: AsyncConnection[Row]) -> AsyncIterator[None]:
-        answer_due = asyncio.timeout(self._settings.database_answer_timeout_s)
+    async def _asking(
+        self, connection: AsyncConnection[Row], answer_timeout_s: float | None = None
+    ) -> AsyncIterator[None]:
+        answer_due = asyncio.timeout(answer_timeout_s or self._settings.database_answer_timeout_s)
         try:
             async with answer_due:
                 while self._leads_to.get(connection, _NOWHERE) != self._store_id:

@@ -36,11 +36,6 @@ def identity_key(cluster: str, store_id: str) -> ObjectKey:
     return checked_key(f"{identity_prefix(cluster)}{store_id}")
 
 
-def ownership_key(cluster: str) -> ObjectKey:
-    """The object that says which database owns the bucket (`sequencer/ownership.py`)."""
-    return checked_key(f"{cluster}/ownership")
-
-
 def journal_prefix(cluster: str) -> str:
     """The prefix of the commit journal's entries (`docs/journal-format.md`)."""
     return f"{cluster}/journal/"
@@ -90,6 +85,11 @@ def checkpoint_object_of(key: ObjectKey) -> CheckpointObject | None:
     if found is None:
         return None
     return CheckpointObject(epoch=int(found[1]), number=int(found[2]), part=int(found[3] or 0))
+
+
+def ownership_key(cluster: str) -> ObjectKey:
+    """The object that says which database owns the bucket (`sequencer/ownership.py`)."""
+    return checked_key(f"{cluster}/ownership")
 
 
 def segment_key(cluster: str, segment_id: SegmentId) -> ObjectKey:

@@ -1,0 +1,166 @@
+"""The way back: checkpoints and entries of the journal, loaded into a database (DESIGN §10, Restore).
+
+Promises:
+- Loading repeats harmlessly: an entry that was loaded before changes nothing.
+- Runs tile. A run is added where its partition ends; one that ends no later is known already; one that begins earlier
+  and ends later (merged since) replaces those that it covers. One that begins beyond the end is left out and returned.
+- A partition's high watermark, size and timestamps follow from its runs, never from a row that ran ahead of them.
+- No other writer is needed to hold still but in this database, which no agent serves yet.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg import AsyncConnection, sql
+
+from sequencer.copied_rows import copy_in
+from sequencer.journal import CHECKPOINT_TABLES
+from sequencer.named_sql import load_statements
+from storage.identifiers import Offset, Partition, TopicId
+from storage.journal_format import CopiedRows, JournalHeader
+
+SQL = load_statements("journal_loading")
+
+_SEQUENCES: Final = frozenset({"node_ids", "coordinator_epochs"})
+_KEYS: Final = {
+    "cluster": ("only_row",),
+    "topic_changes": ("only_row",),
+    "topics": ("topic_id",),
+    "partitions": ("topic_id", "partition"),
+    "agents": ("node_id",),
+    "producer_ids": ("only_row",),
+    "producer_state": ("topic_id", "partition", "producer_id"),
+    "groups": ("group_id",),
+    "group_members": ("group_id", "member_id"),
+    "committed_offsets": ("group_id", "topic_id", "partition"),
+    "history_tables": ("topic_id",),
+    "history_partitions": ("topic_id", "partition"),
+    "history_raw_ranges": ("topic_id", "partition", "base_offset"),
+    "history_jobs": ("job_id",),
+    "history_objects": ("object_key",),
+    "merge_candidates": ("segment_id",),
+    "segments": ("segment_id",),
+    "runs": ("topic_id", "partition", "base_offset"),
+}
+_LOADED_LAST: Final = ("partitions", "runs")
+"""In this order; partitions begin with their topic, runs where their partition ends."""
+_FIRST_ROWS: Final = {"topics": "deleted_at IS NOT NULL", "history_jobs": "state <> 'running'"}
+"""Of rows that a unique index tells apart: those that make room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBeyond:
+    """A run of an entry that does not continue its partition: what comes before it is in no entry that was loaded."""
+
+    topic_id: TopicId
+    partition: Partition
+    base_offset: Offset
+    last_offset: Offset
+
+
+class JournalMismatch(Exception):
+    """The journal was written by a newer Tidelog, or holds a table that this one does not know."""
+
+
+async def empty(connection: AsyncConnection[Any]) -> None:
+    """Removes the whole log from this database; a checkpoint is loaded next. In the caller's transaction."""
+    tables = sql.SQL(", ").join(sql.Identifier(table) for table in CHECKPOINT_TABLES)
+    await connection.execute(sql.SQL("TRUNCATE {}").format(tables))
+
+
+async def load_part(connection: AsyncConnection[Any], tables: Iterable[CopiedRows]) -> None:
+    """One part of a checkpoint, into tables that do not have its rows yet. Raises JournalMismatch."""
+    for rows in tables:
+        if rows.table not in CHECKPOINT_TABLES:
+            raise JournalMismatch(f"the checkpoint holds a table {rows.table}, which this Tidelog does not know")
+        await copy_in(connection, rows)
+
+
+async def load_sequences(connection: AsyncConnection[Any], header: JournalHeader) -> None:
+    """The sequences give out higher values than the journal knows of."""
+    for name, value in header.sequences.items():
+        if name not in _SEQUENCES:
+            raise JournalMismatch(f"the journal holds a sequence {name}, which this Tidelog does not know")
+        if value > 0:
+            statement = sql.SQL(
+                "SELECT setval({name}, greatest(%s, CASE WHEN is_called THEN last_value ELSE 0 END)) FROM {sequence}"
+            )
+            named = statement.format(name=sql.Literal(name), sequence=sql.Identifier(name))
+            await connection.execute(named, (value,))
+
+
+async def load_entry(
+    connection: AsyncConnection[Any], header: JournalHeader, tables: Sequence[CopiedRows]
+) -> list[RunBeyond]:
+    """One entry, in the caller's transaction; returns what could not be added. Raises JournalMismatch."""
+    beyond: list[RunBeyond] = []
+    for rows in sorted(tables, key=lambda rows: _LOADED_LAST.index(rows.table) if rows.table in _LOADED_LAST else -1):
+        if rows.table not in _KEYS:
+            raise JournalMismatch(f"the entry holds a table {rows.table}, which this Tidelog does not know")
+        await _stage(connection, rows)
+        if rows.table == "partitions":
+            await _execute(connection, "add_partitions", "advance_log_starts", "remove_runs_before_log_start")
+        elif rows.table == "runs":
+            beyond += await _add_runs(connection, rows)
+        else:
+            await _replace(connection, rows)
+    await load_sequences(connection, header)
+    return beyond
+
+
+async def finish(connection: AsyncConnection[Any]) -> None:
+    """After the last entry: what follows from the rows as a whole. In the caller's transaction."""
+    await _execute(connection, "set_sizes", "remove_offsets_without_group", "remove_members_without_group")
+
+
+async def _stage(connection: AsyncConnection[Any], rows: CopiedRows) -> None:
+    """Into a table of this transaction, `staged`."""
+    await _execute(connection, "drop_staged")
+    create = sql.SQL("CREATE TEMP TABLE staged (LIKE {} INCLUDING DEFAULTS) ON COMMIT DROP")
+    await connection.execute(create.format(sql.Identifier(rows.table)))
+    await copy_in(connection, rows, into="staged")
+    await connection.execute("ANALYZE staged")
+
+
+async def _execute(connection: AsyncConnection[Any], *statements: str) -> None:
+    for statement in statements:
+        await connection.execute(SQL[statement])
+
+
+async def _replace(connection: AsyncConnection[Any], rows: CopiedRows) -> None:
+    keys = _KEYS[rows.table]
+    others = [column.name for column in rows.columns if column.name not in keys]
+    changes = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in others)
+    columns = _names(rows)
+    if rows.table == "topics":
+        await _execute(connection, "delete_topics_of_taken_names")
+    statement = sql.SQL(
+        "INSERT INTO {table} ({columns}) SELECT {columns} FROM staged ORDER BY {first} DESC"
+        " ON CONFLICT ({keys}) DO UPDATE SET {changes}"
+    )
+    await connection.execute(
+        statement.format(
+            table=sql.Identifier(rows.table),
+            columns=columns,
+            first=sql.SQL(_FIRST_ROWS.get(rows.table, "true")),
+            keys=sql.SQL(", ").join(map(sql.Identifier, keys)),
+            changes=changes,
+        )
+    )
+
+
+async def _add_runs(connection: AsyncConnection[Any], rows: CopiedRows) -> list[RunBeyond]:
+    await _execute(connection, "drop_added", "add_runs", "analyze_added")
+    await _execute(connection, "remove_covered_runs")
+    await connection.execute(sql.SQL(SQL["insert_runs"]).format(columns=_names(rows)))
+    await _execute(connection, "advance_high_watermarks")
+    cursor = await connection.execute(SQL["runs_beyond"])
+    return [
+        RunBeyond(topic_id=topic_id, partition=partition, base_offset=base_offset, last_offset=last_offset)
+        for topic_id, partition, base_offset, last_offset in await cursor.fetchall()
+    ]
+
+
+def _names(rows: CopiedRows) -> sql.Composed:
+    return sql.SQL(", ").join(sql.Identifier(column.name) for column in rows.columns)

@@ -1,0 +1,75 @@
+-- Loading entries of the commit journal (sequencer/journal_loading.py). `staged` is a temporary table with the rows of one section.
+
+-- name: drop_staged
+DROP TABLE IF EXISTS pg_temp.staged
+
+-- name: add_partitions
+-- New ones begin empty, for their runs come afterwards; of known ones the epoch and the state count.
+INSERT INTO partitions AS p (topic_id, partition, state, log_start_offset, high_watermark, coordinate_epoch)
+SELECT topic_id, partition, state, 0, 0, coordinate_epoch FROM staged
+ON CONFLICT (topic_id, partition) DO UPDATE
+SET state = excluded.state, coordinate_epoch = greatest(p.coordinate_epoch, excluded.coordinate_epoch)
+
+-- name: advance_log_starts
+-- What retention, or a client, removed since. Offsets below the log's start are no gap.
+UPDATE partitions AS p SET log_start_offset = s.log_start_offset, high_watermark = greatest(p.high_watermark, s.log_start_offset),
+    max_timestamp_ms = CASE WHEN p.high_watermark <= s.log_start_offset THEN greatest(p.max_timestamp_ms, s.max_timestamp_ms)
+                            ELSE p.max_timestamp_ms END
+FROM staged AS s
+WHERE p.topic_id = s.topic_id AND p.partition = s.partition AND p.log_start_offset < s.log_start_offset
+
+-- name: remove_runs_before_log_start
+DELETE FROM runs AS r USING staged AS s
+WHERE r.topic_id = s.topic_id AND r.partition = s.partition AND r.last_offset < s.log_start_offset
+
+-- name: delete_topics_of_taken_names
+-- A topic whose row had gone before an entry could have its deletion.
+UPDATE topics AS t SET deleted_at = s.created_at FROM staged AS s
+WHERE t.name = s.name AND t.topic_id <> s.topic_id AND t.deleted_at IS NULL AND s.deleted_at IS NULL
+
+-- name: drop_added
+DROP TABLE IF EXISTS pg_temp.added
+
+-- name: add_runs
+-- What reaches beyond its partition's end, and whether it joins it: the first run begins there or before, each next one where the one before ends.
+CREATE TEMP TABLE added ON COMMIT DROP AS
+SELECT reaching.*, bool_and(follows) OVER (
+    PARTITION BY topic_id, partition ORDER BY base_offset ROWS UNBOUNDED PRECEDING) AS joins
+FROM (
+    SELECT s.*, s.base_offset <= coalesce(
+        lag(s.last_offset) OVER (PARTITION BY s.topic_id, s.partition ORDER BY s.base_offset) + 1, p.high_watermark) AS follows
+    FROM staged AS s JOIN partitions AS p USING (topic_id, partition)
+    WHERE s.last_offset >= p.high_watermark
+) AS reaching
+
+-- name: analyze_added
+ANALYZE added
+
+-- name: remove_covered_runs
+DELETE FROM runs AS r USING added AS a
+WHERE a.joins AND r.topic_id = a.topic_id AND r.partition = a.partition AND r.base_offset BETWEEN a.base_offset AND a.last_offset
+
+-- name: insert_runs
+INSERT INTO runs ({columns}) SELECT {columns} FROM added WHERE joins
+
+-- name: advance_high_watermarks
+UPDATE partitions AS p SET high_watermark = a.reached + 1, max_timestamp_ms = greatest(p.max_timestamp_ms, a.max_timestamp_ms)
+FROM (
+    SELECT topic_id, partition, max(last_offset) AS reached, max(running_max_timestamp_ms) AS max_timestamp_ms
+    FROM added WHERE joins GROUP BY topic_id, partition) AS a
+WHERE p.topic_id = a.topic_id AND p.partition = a.partition
+
+-- name: runs_beyond
+SELECT topic_id, partition, base_offset, last_offset FROM added WHERE NOT joins ORDER BY topic_id, partition, base_offset
+
+-- name: set_sizes
+UPDATE partitions AS p SET size_bytes = coalesce(r.length, 0)
+FROM partitions AS q LEFT JOIN (SELECT topic_id, partition, sum(length) AS length FROM runs GROUP BY topic_id, partition) AS r
+    USING (topic_id, partition)
+WHERE q.topic_id = p.topic_id AND q.partition = p.partition AND p.size_bytes <> coalesce(r.length, 0)
+
+-- name: remove_offsets_without_group
+DELETE FROM committed_offsets AS o WHERE NOT EXISTS (SELECT FROM groups AS g WHERE g.group_id = o.group_id)
+
+-- name: remove_members_without_group
+DELETE FROM group_members AS m WHERE NOT EXISTS (SELECT FROM groups AS g WHERE g.group_id = m.group_id)
