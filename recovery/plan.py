@@ -30,11 +30,31 @@ class JournalPosition:
     number: int
 
 
-def newer_side(database: JournalPosition | None, bucket: JournalPosition | None) -> Source:
-    """The journal, if it holds entries that the database does not know. `database` None: it never wrote a journal."""
-    if bucket is None or (database is not None and database >= bucket):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """A database, or a bucket's journal: how far it reaches."""
+
+    position: JournalPosition
+    known_at: datetime | None
+    """Whatever was committed before is in it; None: nothing is."""
+
+
+def newer_side(database: Side, bucket: Side | None) -> Source:
+    """The journal, if it holds what the database does not know.
+
+    A later epoch is another owner's, whose log goes on where the database's ends. Within an epoch there is one log, of
+    which a database that was at work after the last entry was taken has all. (An entry may be in the bucket although
+    its database did not come to note it.)
+    """
+    if bucket is None or database.position >= bucket.position:
         return Source.DATABASE
-    return Source.JOURNAL
+    is_ahead = (
+        database.position.epoch == bucket.position.epoch
+        and database.known_at is not None
+        and bucket.known_at is not None
+        and database.known_at > bucket.known_at
+    )
+    return Source.DATABASE if is_ahead else Source.JOURNAL
 
 
 def young_since(last_known_at: datetime | None, margin_s: float) -> datetime | None:

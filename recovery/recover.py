@@ -14,10 +14,10 @@ from typing import Final
 
 from recovery.census import take_census
 from recovery.holes import Holes
-from recovery.journal import end_of_journal, load_journal, position_of_database
-from recovery.plan import Source, newer_side, young_since
+from recovery.journal import BucketJournal, replay_producers
+from recovery.plan import JournalPosition, Side, Source, newer_side, young_since
 from recovery.read_only_store import ReadOnlyStore
-from recovery.report import Report
+from recovery.report import RefusedSegment, Report
 from recovery.settings import RecoverySettings
 from recovery.undelete import Undelete, undelete_for
 from recovery.young import YoungSegments
@@ -167,21 +167,46 @@ class _Recovery:
     async def _read_log(self, identity: Identity | None) -> None:
         """Decides which side is newer; the journal then replaces the database's log."""
         report, session = self._report, self._session
-        end = await end_of_journal(self._store, self._task.cluster)
-        report.database_position = await position_of_database(session)
-        report.bucket_position = None if end is None else end.position
-        report.source = newer_side(report.database_position, report.bucket_position)
+        journal = await BucketJournal.find(self._store, self._task.cluster)
+        row = await session.row("journal_side", writer=WRITER)
+        database = Side(position=JournalPosition(epoch=row.epoch, number=row.last_entry), known_at=row.known_at)
+        bucket = None if journal is None else Side(position=journal.position, known_at=journal.taken_at)
+        report.database_position = database.position
+        report.source = newer_side(database, bucket)
+        if journal is not None:
+            report.bucket_position, report.journal_faults = journal.position, journal.found.faults
         if report.source is Source.JOURNAL:
-            assert end is not None
-            async with session.transaction():
-                report.journal_rows = await load_journal(session, self._store, self._task.cluster, self._task.progress)
-            report.last_entry_at = end.taken_at
-            await session.connection.execute("ANALYZE segments")
-            await session.connection.execute("ANALYZE runs")
-            for row in await session.run("partitions"):
-                report.of((row.topic_id, row.partition)).name = f"{row.name}/{row.partition}"
+            assert journal is not None
+            await self._load(journal)
         else:
-            report.last_entry_at = (await session.row("last_commit")).committed_at
+            report.last_entry_at = row.known_at
+        producers_since = (await session.row("journal_side", writer=WRITER)).recovering_producers_since
+        if producers_since is not None:
+            await replay_producers(session, self._store, self._settings, producers_since, self._task.progress)
+        await self._check_log(identity)
+
+    async def _load(self, journal: BucketJournal) -> None:
+        report, session = self._report, self._session
+        async with session.transaction():
+            loaded = await journal.load(session, self._task.progress)
+        report.journal_rows, report.last_entry_at = loaded.rows, journal.taken_at
+        for run in loaded.beyond:
+            report.refuse(
+                RefusedSegment(
+                    object_key=ObjectKey(f"{run.topic_id}/{run.partition} [{run.base_offset}, {run.last_offset}]"),
+                    reason="what lies before it is in no entry of the journal",
+                    records=run.last_offset - run.base_offset + 1,
+                ),
+                self._settings.recovery_listed,
+            )
+        await session.connection.execute("ANALYZE segments")
+        await session.connection.execute("ANALYZE runs")
+        for row in await session.run("partitions"):
+            report.of((row.topic_id, row.partition)).name = f"{row.name}/{row.partition}"
+
+    async def _check_log(self, identity: Identity | None) -> None:
+        """Raises CannotRecover where there is no log at all."""
+        report, session = self._report, self._session
         database = await session.row("cluster")
         if not database.has_topics:
             raise CannotRecover(
@@ -229,6 +254,7 @@ class _Recovery:
             self._report.leftovers = (await session.row("doom_leftovers", writer=WRITER)).doomed
             await session.run("forget_gone_ranges")
             await session.run("end_writing", writer=WRITER)
+            await session.run("end_journal_loading")
             await session.run("raise_partition_epochs")
             await session.run("drop_workers")
             await session.run("jump_sequences", margin=margin)

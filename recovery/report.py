@@ -1,5 +1,6 @@
 """What a recovery found and did, or would do: counts of everything, and the first of each kind by name."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -67,6 +68,8 @@ class Report:
     source: Source = Source.DATABASE
     database_position: JournalPosition | None = None
     bucket_position: JournalPosition | None = None
+    journal_faults: Sequence[str] = ()
+    """Objects of the journal that are missing or corrupt, in words."""
     last_entry_at: datetime | None = None
     """When the last journal entry's snapshot was taken, or the last commit that the database knows; None: never."""
     uploaded_objects: int = 0

@@ -58,6 +58,7 @@ CHECKPOINT_TABLES: Final = (
     "history_raw_ranges",
     "history_jobs",
     "history_objects",
+    "gone_ranges",
     "merge_candidates",
     "segments",
     "runs",

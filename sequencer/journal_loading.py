@@ -16,6 +16,7 @@ from psycopg import AsyncConnection, sql
 
 from sequencer.copied_rows import copy_in
 from sequencer.journal import CHECKPOINT_TABLES
+from sequencer.journal_reading import JournalFound, JournalInBucket
 from sequencer.named_sql import load_statements
 from storage.identifiers import Offset, Partition, TopicId
 from storage.journal_format import CopiedRows, JournalHeader
@@ -39,14 +40,18 @@ _KEYS: Final = {
     "history_raw_ranges": ("topic_id", "partition", "base_offset"),
     "history_jobs": ("job_id",),
     "history_objects": ("object_key",),
+    "gone_ranges": ("topic_id", "partition", "base_offset"),
     "merge_candidates": ("segment_id",),
     "segments": ("segment_id",),
     "runs": ("topic_id", "partition", "base_offset"),
 }
 _LOADED_LAST: Final = ("partitions", "runs")
 """In this order; partitions begin with their topic, runs where their partition ends."""
-_FIRST_ROWS: Final = {"topics": "deleted_at IS NOT NULL", "history_jobs": "state <> 'running'"}
-"""Of rows that a unique index tells apart: those that make room."""
+_ORDERS: Final = {
+    "topics": " ORDER BY deleted_at IS NULL",
+    "history_jobs": " ORDER BY state = 'running'",
+}
+"""Of rows that a unique index tells apart, those that make room come first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,21 @@ class RunBeyond:
 
 class JournalMismatch(Exception):
     """The journal was written by a newer Tidelog, or holds a table that this one does not know."""
+
+
+async def rebuild(connection: AsyncConnection[Any], journal: JournalInBucket, found: JournalFound) -> list[RunBeyond]:
+    """Replaces the whole log of this database by what was found, in the caller's transaction; returns what could not
+    be added. Raises JournalMismatch, CorruptJournal, ObjectNotFound or StoreUnavailable."""
+    await empty(connection)
+    async for tables in journal.checkpoint_tables(found.checkpoint):
+        await load_part(connection, tables)
+    await load_sequences(connection, found.checkpoint)
+    await connection.execute("ANALYZE partitions, runs, segments")
+    beyond: list[RunBeyond] = []
+    for entry in found.entries:
+        beyond += await load_entry(connection, entry, await journal.entry_tables(entry))
+    await finish(connection)
+    return beyond
 
 
 async def empty(connection: AsyncConnection[Any]) -> None:
@@ -136,14 +156,14 @@ async def _replace(connection: AsyncConnection[Any], rows: CopiedRows) -> None:
     if rows.table == "topics":
         await _execute(connection, "delete_topics_of_taken_names")
     statement = sql.SQL(
-        "INSERT INTO {table} ({columns}) SELECT {columns} FROM staged ORDER BY {first} DESC"
+        "INSERT INTO {table} ({columns}) SELECT {columns} FROM staged{order}"
         " ON CONFLICT ({keys}) DO UPDATE SET {changes}"
     )
     await connection.execute(
         statement.format(
             table=sql.Identifier(rows.table),
             columns=columns,
-            first=sql.SQL(_FIRST_ROWS.get(rows.table, "true")),
+            order=sql.SQL(_ORDERS.get(rows.table, "")),
             keys=sql.SQL(", ").join(map(sql.Identifier, keys)),
             changes=changes,
         )

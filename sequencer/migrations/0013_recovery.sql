@@ -11,3 +11,6 @@ CREATE TABLE gone_ranges (
     found_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (topic_id, partition, base_offset)
 );
+
+-- Set while a database that was loaded from the journal is being recovered: the moment of its producers' states.
+ALTER TABLE journal ADD COLUMN recovering_producers_since timestamptz;

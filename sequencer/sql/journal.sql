@@ -24,7 +24,7 @@ SELECT now() AS taken_at, snapshot::text AS snapshot, pg_snapshot_xmin(snapshot)
     ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer AS timeline,
     (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM node_ids) AS node_ids,
     (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM coordinator_epochs) AS coordinator_epochs,
-    set_config('statement_timeout', %(timeout_ms)s::text, true), set_config('idle_in_transaction_session_timeout', %(timeout_ms)s::text, true)
+    set_config('statement_timeout', %(timeout_ms)s::text, true) AS statements, set_config('idle_in_transaction_session_timeout', %(timeout_ms)s::text, true) AS pauses
 FROM pg_current_snapshot() AS snapshot
 
 -- name: columns

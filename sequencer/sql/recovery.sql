@@ -165,9 +165,6 @@ WHERE NOT EXISTS (
     SELECT FROM partitions AS p
     WHERE p.topic_id = g.topic_id AND p.partition = g.partition AND p.log_start_offset <= g.last_offset)
 
--- name: last_commit
-SELECT max(committed_at) AS committed_at FROM segments WHERE state = 'committed'
-
 -- name: young_objects
 -- In the bucket, and either unknown or only reserved. Also those that a recovery which did not end has committed, if batches of theirs were
 -- refused that may be accepted after others (outcome not null).
@@ -236,3 +233,25 @@ SELECT c.cluster_id, c.store_id, EXISTS (SELECT FROM topics) AS has_topics FROM 
 
 -- name: adopt_identity
 UPDATE cluster SET cluster_id = %(cluster_id)s, store_id = %(store_id)s, store_name = %(store_name)s
+
+-- name: journal_side
+-- How far this database knows the journal, and when it was surely still at work: whatever was committed before that is in it.
+SELECT j.epoch, j.last_entry, j.recovering_producers_since, greatest(
+    j.taken_at, (SELECT max(committed_at) FROM segments WHERE state = 'committed' AND writer <> %(writer)s), (SELECT max(created_at) FROM topics),
+    (SELECT max(last_success_at) FROM jobs), (SELECT max(committed_at) FROM committed_offsets)) AS known_at
+FROM journal AS j
+
+-- name: note_loaded
+-- The database is as far as the journal now. Its numbers go on above all that were used, also by entries that were left aside.
+UPDATE journal SET epoch = %(epoch)s, last_entry = %(last_entry)s, last_number = greatest(last_number, %(last_entry)s) + 1000000,
+    checkpoint_number = 0, last_checkpoint_number = greatest(last_checkpoint_number, %(checkpoint_number)s) + 1000000,
+    snapshot = NULL, taken_at = %(taken_at)s, families = '{}', system_identifier = NULL, timeline = NULL,
+    recovering_producers_since = %(producers_at)s
+
+-- name: committed_since
+SELECT segment_id, object_key, outcome FROM segments
+WHERE state = 'committed' AND committed_at >= %(since)s AND outcome <> '{}' ORDER BY segment_id
+
+-- name: end_journal_loading
+-- Whatever recovery changed is in the next checkpoint: the journal begins with it.
+UPDATE journal SET snapshot = NULL, checkpoint_number = 0, recovering_producers_since = NULL

@@ -47,6 +47,12 @@ class Place:
             connection.execute(f"DROP DATABASE {self.name} WITH (FORCE)")
         self._copy(backup, self.name)
 
+    def server_without(self, name: str) -> None:
+        """The database is there, and has no table."""
+        with psycopg.connect(self.server.url(), autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            connection.execute(f"CREATE DATABASE {name}")
+
     def _copy(self, old: str, new: str) -> None:
         with psycopg.connect(self.server.url(), autocommit=True) as connection:
             connection.execute(f"ALTER DATABASE {old} ALLOW_CONNECTIONS false")

@@ -177,7 +177,10 @@ def _everything(place: Place) -> dict[str, list[object]]:
             "SELECT schemaname || '.' || relname FROM pg_stat_user_tables UNION ALL"
             " SELECT schemaname || '.' || sequencename FROM pg_sequences"
         ).fetchall()
-        return {name: connection.execute(f"SELECT (t.*)::text FROM (SELECT * FROM {name}) AS t ORDER BY 1").fetchall() for (name,) in names}
+        return {
+            name: connection.execute(f"SELECT (t.*)::text FROM (SELECT * FROM {name}) AS t ORDER BY 1").fetchall()
+            for (name,) in names
+        }
 
 
 async def test_of_two_recoveries_at_once_the_second_is_refused(place: Place, topic: Topic) -> None:
