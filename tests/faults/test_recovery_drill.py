@@ -37,7 +37,8 @@ PARTITIONS = 3
 RECORDS_PER_S = 120.0
 IDEMPOTENT, PLAIN = (0, 1), 2
 MERGING: Mapping[str, str] = {
-    "TIDELOG_GARBAGE_GRACE_S": "2.5",
+    "TIDELOG_GARBAGE_GRACE_S": "3",
+    "TIDELOG_COORDINATE_MAX_AGE_S": "1",
     "TIDELOG_RETENTION_INTERVAL_S": "0.5",
     "TIDELOG_CHECKPOINT_INTERVAL_S": "2",
     "TIDELOG_RESTORE_HORIZON_S": "60",
@@ -146,7 +147,7 @@ def _drill(site: Site, seed: int) -> Figures:
 
 def _wait_for_the_journal(site: Site) -> None:
     until = time.monotonic() + 60.0
-    while not site.sql("SELECT FROM journal WHERE checkpoint_number > 0 AND entries > 0"):
+    while not site.sql("SELECT 1 FROM journal WHERE checkpoint_number > 0 AND entries > 0"):
         assert time.monotonic() < until, f"no journal: {site.sql('SELECT name, last_error FROM jobs')}"
         time.sleep(0.1)
 
