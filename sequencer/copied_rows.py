@@ -51,7 +51,7 @@ async def copy_out(
         while not is_end:
             size_bytes = 0
             while not is_end and size_bytes < most_bytes:
-                taken = await connection.wait(_take(connection.pgconn, messages))
+                taken = await connection.wait(_take(connection.pgconn, messages, most_bytes - size_bytes))
                 is_end, size_bytes = taken.is_end, size_bytes + taken.size_bytes
                 await asyncio.sleep(0)
             rows = len(messages) - is_end
@@ -77,7 +77,7 @@ async def _begin(connection: AsyncConnection[Any], query: bytes) -> None:
         raise error_from_result(result)
 
 
-def _take(pgconn: pq.abc.PGconn, messages: list[Buffer]) -> Generator[Wait, Ready | int, _Taken]:
+def _take(pgconn: pq.abc.PGconn, messages: list[Buffer], most_bytes: int) -> Generator[Wait, Ready | int, _Taken]:
     """Some messages, of which each is a row; the first begins with the header, the last is the trailer."""
     size_bytes = 0
     for _ in range(_ROWS_PER_TURN):
@@ -96,6 +96,8 @@ def _take(pgconn: pq.abc.PGconn, messages: list[Buffer]) -> Generator[Wait, Read
             return _Taken(is_end=True, size_bytes=size_bytes)
         messages.append(data)
         size_bytes += length
+        if size_bytes >= most_bytes:
+            break
     return _Taken(is_end=False, size_bytes=size_bytes)
 
 

@@ -131,7 +131,9 @@ async def load_entry(
 
 async def finish(connection: AsyncConnection[Any]) -> None:
     """After the last entry: what follows from the rows as a whole. In the caller's transaction."""
-    await _execute(connection, "set_sizes", "remove_offsets_without_group", "remove_members_without_group")
+    await _execute(
+        connection, "set_sizes", "remove_offsets_without_group", "remove_members_without_group", "pass_topic_changes"
+    )
 
 
 async def _stage(connection: AsyncConnection[Any], rows: CopiedRows) -> None:

@@ -1,0 +1,90 @@
+"""What tests of the journal share: a writer, the database rebuilt from the bucket, and what both databases hold."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from psycopg import AsyncConnection, sql
+
+from compactor.journal_writer import JournalWriter, Written
+from compactor.settings import HousekeeperSettings
+from sequencer.client import Sequencer
+from sequencer.journal import CHECKPOINT_TABLES
+from sequencer.journal_loading import RunBeyond, rebuild
+from sequencer.journal_reading import JournalFound, JournalInBucket
+from storage.byte_arrays import Buffer
+from storage.identifiers import ObjectKey
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore
+from tests.compactor.builders import CLUSTER
+
+NOT_COMPARED = ("agents", "merge_candidates", "topic_changes")
+"""Entries do not have the first two; the last one counts on."""
+
+
+def a_writer(sequencer: Sequencer, store: ObjectStore, **changed: float) -> JournalWriter:
+    return JournalWriter(sequencer, store, CLUSTER, HousekeeperSettings.model_validate(changed))
+
+
+async def write_all(sequencer: Sequencer, writer: JournalWriter) -> Written:
+    """An entry with all that came, whatever reading it took the last time."""
+    await sequencer.database.fetch(
+        "UPDATE journal SET families = coalesce("
+        """(SELECT jsonb_object_agg(key, value || '{"took_s": 0}') FROM jsonb_each(families)), '{}')"""
+    )
+    return await writer.write_entry()
+
+
+async def found_in(store: ObjectStore) -> JournalFound:
+    found = await JournalInBucket(store, CLUSTER).find()
+    assert found is not None
+    return found
+
+
+@asynccontextmanager
+async def rebuilt(store: ObjectStore, url: str) -> AsyncIterator[tuple[Sequencer, list[RunBeyond]]]:
+    """The database of this URL, made what the journal in the bucket says."""
+    opened = await Sequencer.open(url)
+    try:
+        async with opened.database.transaction() as connection:
+            beyond = await rebuild(connection, JournalInBucket(store, CLUSTER), await found_in(store))
+        yield opened, beyond
+    finally:
+        await opened.close()
+
+
+async def contents(sequencer: Sequencer) -> dict[str, list[tuple[Any, ...]]]:
+    """All rows of all tables that a rebuilt database has, as text in one order."""
+    async with sequencer.database.connection() as connection:
+        return {table: await _rows(connection, table) for table in CHECKPOINT_TABLES if table not in NOT_COMPARED}
+
+
+async def _rows(connection: AsyncConnection[Any], table: str) -> list[tuple[Any, ...]]:
+    statement = sql.SQL("SELECT t::text AS row FROM {} AS t ORDER BY 1").format(sql.Identifier(table))
+    return [row.row for row in await (await connection.execute(statement)).fetchall()]
+
+
+class DyingStore(MemoryStore):
+    """The writer dies at one of its puts: before it, or after it and before it learns of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dies_in: int | None = None
+        self.is_done_first = False
+
+    def die(self, *, in_puts: int, is_done_first: bool) -> None:
+        self.dies_in, self.is_done_first = in_puts, is_done_first
+
+    async def put_if(self, key: ObjectKey, chunks: Sequence[Buffer], expected_tag: str | None) -> None:
+        if self.dies_in is not None:
+            self.dies_in -= 1
+        if self.dies_in == 0:
+            self.dies_in = None
+            if self.is_done_first:
+                await super().put_if(key, chunks, expected_tag)
+            raise Died
+        await super().put_if(key, chunks, expected_tag)
+
+
+class Died(Exception):
+    """As if the process had been killed here."""
