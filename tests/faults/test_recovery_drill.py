@@ -63,8 +63,8 @@ class Figures:
     def __str__(self) -> str:
         report = self.report
         return (
-            f"seed {self.seed}: {self.acknowledged} records acknowledged, last entry {self.entry_age_s:.1f} s before the"
-            f" crash; {report.journal_rows} rows from the journal, {report.young_segments} young segments:"
+            f"seed {self.seed}: {self.acknowledged} records acknowledged, last entry {self.entry_age_s:.1f} s before"
+            f" the crash; {report.journal_rows} rows from the journal, {report.young_segments} young segments:"
             f" {report.appended} records appended, {self.moved} of them reordered, {report.records_refused} refused,"
             f" {report.gone} gone, {self.topics_lost} topics lost; recovered in {self.recovery_s:.1f} s"
         )
@@ -109,7 +109,7 @@ def _drill(site: Site, seed: int) -> Figures:
     asyncio.run(migrate(site.database_url))
     site.start_agents()
     topic = create_topic(site.bootstrap, PARTITIONS)
-    ledger = DrillLedger(Contents(seed, PARTITIONS, largest_value_bytes=300))
+    ledger = DrillLedger(Contents(seed, PARTITIONS, largest_value_bytes=300), unordered=[PLAIN])
     with _AtWork(site, topic, ledger) as work:
         work.wait_for_acknowledgements(30, 60.0)
         _wait_for_the_journal(site)
