@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry
 
 from agent.assembly import Assembly, Outside, Settings, assemble, build_peer_server
+from agent.gone_ranges import GoneRangeNotices
 from agent.groups.settings import GroupSettings
 from agent.health import Health
 from agent.http.client_metrics import ClientMetrics
@@ -206,6 +207,7 @@ class App:
         )
         peer_server.share(FORWARDED, listener.take_forwarded)
         self._reached.listener = listener
+        notices = GoneRangeNotices(parts.sequencer.gone_ranges, self._settings)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(parts.membership.run(), name="membership")]
             await _first_of(self._joined(assembly), stopping.wait())
@@ -219,6 +221,7 @@ class App:
                     group.create_task(assembly.offset_batches.run(), name="offset commits"),
                     group.create_task(forwarding.run(), name="forwarding"),
                     group.create_task(listener.run(), name="listener"),
+                    group.create_task(notices.run(), name="gone ranges"),
                 ]
                 await self._serve_while_leased(assembly, listener, stopping)
                 forwarding.drain()
