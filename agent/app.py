@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry
 
 from agent.assembly import Assembly, Outside, Settings, assemble, build_peer_server
+from agent.gone_ranges import GoneRangeNotices
 from agent.groups.settings import GroupSettings
 from agent.health import Health
 from agent.http.client_metrics import ClientMetrics
@@ -211,6 +212,7 @@ class App:
         parts.membership.when_changed(forwarding.look)
         self._reached.listener = listener
         watch = OwnershipWatch(outside.sequencer.ownership, outside.store, self._settings.cluster)
+        notices = GoneRangeNotices(parts.sequencer.gone_ranges, self._settings)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(parts.membership.run(), name="membership")]
             await _first_of(self._joined(assembly), stopping.wait())
@@ -226,6 +228,7 @@ class App:
                     group.create_task(forwarding.run(), name="forwarding"),
                     group.create_task(listener.run(), name="listener"),
                     group.create_task(watch.run(), name="ownership"),
+                    group.create_task(notices.run(), name="gone ranges"),
                 ]
                 await self._serve_while_leased(assembly, listener, stopping)
                 forwarding.drain()

@@ -172,6 +172,12 @@ class AgentSettings(BaseSettings):
     validation_loop_decompressed_bytes: int = Field(default=1_048_576, ge=1024)
     """A batch that decompresses to more is validated beside the event loop, however small it came."""
 
+    gone_ranges_look_s: float = Field(default=60.0, gt=0)
+    """The pause between two looks for offsets that a recovery found to be gone: the log says why consumers skip them.
+    """
+    gone_ranges_logged: int = Field(default=100, ge=0)
+    """Such ranges that an agent logs; `tidelog doctor` lists them."""
+
     throttle_from_share: float = Field(default=0.75, ge=0, lt=1)
     """Clients are asked to pause once the memory for requests or answers, or the queue of sealed segments, is used to
     more than this share."""

@@ -18,6 +18,7 @@ class Fault(StrEnum):
     PRODUCER_STATE = "producer state"
     MISSING_HISTORY = "history file missing"
     NOT_OWNED = "bucket not owned"
+    OLD_JOURNAL = "journal behind"
 
 
 class Sight(StrEnum):
@@ -34,6 +35,7 @@ class Sight(StrEnum):
     GARBAGE = "of them segments waiting for their deletion"
     LATE = "of them segments that came late and wait for their second deletion"
     HISTORY_RECORDED = "of them history files, retained or waiting for their deletion"
+    JOURNAL = "of them entries and checkpoints of the journal"
     IDENTITY = "of them such as name the cluster or its owner"
     HISTORY_RESERVED = "of them under the prefix of a history job"
 

@@ -38,6 +38,8 @@ class DoctorSettings(BaseSettings):
     """Requests to the store at once; when contents are verified, as many whole segments are in memory."""
     doctor_page: int = Field(default=500, ge=1)
     """Objects, segments, partitions or runs looked at per statement."""
+    doctor_journal_age_s: float = Field(default=600.0, gt=0)
+    """What was committed longer ago than this should be in the journal."""
     doctor_findings: int = Field(default=100, ge=1)
     """Findings listed of each fault; the rest is counted."""
 
@@ -57,6 +59,7 @@ async def examine(
     await ObjectCensus(sequencer, store, cluster, chart, page=settings.doctor_page).take()
     doctor = _Doctor(sequencer, store, chart, settings, verify_contents)
     await doctor.check_ownership()
+    await doctor.check_journal()
     await doctor.check_segments()
     await doctor.check_partitions()
     await doctor.check_producers()
@@ -76,6 +79,7 @@ class _Doctor:
         self._chart = chart
         self._page = settings.doctor_page
         self._requests = settings.doctor_requests
+        self._journal_age_s = settings.doctor_journal_age_s
         self._verify_contents = verify_contents
 
     async def check_ownership(self) -> None:
@@ -83,6 +87,13 @@ class _Doctor:
         because = (await self._sequencer.ownership.state()).lost_because
         if because is not None:
             self._found(Fault.NOT_OWNED, "the bucket", because)
+
+    async def check_journal(self) -> None:
+        """Whether the bucket alone could rebuild the log, up to a while ago."""
+        behind_s = await self._sequencer.journal.seconds_behind(self._journal_age_s)
+        if behind_s is not None:
+            what = f"its last entry is {behind_s:.0f} s old, and segments were committed since: does an agent with the"
+            self._found(Fault.OLD_JOURNAL, "the journal", f"{what} role jobs run, and can it write to the bucket?")
 
     async def check_segments(self) -> None:
         """Every object that a run refers to."""

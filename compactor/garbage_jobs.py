@@ -39,14 +39,18 @@ class GarbageScanJob:
 
 
 class DoomingJob:
-    """Dooms expired reservations, and garbage whose grace period is over, unless an outage or a failover was seen."""
+    """Dooms expired reservations, and garbage whose grace period is over, unless an outage or a failover was seen.
+
+    What was committed once waits for the restore horizon too, and until a checkpoint of the journal that does not refer
+    to it any more is complete."""
 
     name = "dooming"
 
     def __init__(self, sequencer: Sequencer, settings: HousekeeperSettings) -> None:
         self.interval_s = settings.dooming_interval_s
         self._sequencer = sequencer
-        self._grace_s = settings.garbage_grace_s
+        self._grace_s = settings.committed_grace_s
+        self._after_checkpoint = settings.restore_horizon_s > 0
         self._cap = settings.garbage_segments_per_step
         self._rules = DoomingRules(
             reservation_lease_s=settings.reservation_lease_s,
@@ -62,7 +66,11 @@ class DoomingJob:
 
     async def step(self, progress: str | None) -> Step:
         doomed = await self._sequencer.garbage.doom(
-            self._rules, grace_s=self._grace_s, cap=self._cap, outage_seen=self._outage_seen
+            self._rules,
+            grace_s=self._grace_s,
+            cap=self._cap,
+            outage_seen=self._outage_seen,
+            after_checkpoint=self._after_checkpoint,
         )
         self._outage_seen = False
         if isinstance(doomed, DoomingPaused):
@@ -134,7 +142,7 @@ class HistoryGarbageJob:
 
     async def step(self, progress: str | None) -> Step:
         abandoned = await self._history.abandon_expired(self._cap)
-        keys = await self._history.unreferenced(grace_s=self._settings.history_reader_grace_s, cap=self._cap)
+        keys = await self._history.unreferenced(grace_s=self._settings.history_grace_s, cap=self._cap)
         if keys:
             await _delete_owned(self._sequencer, self._store, keys)
             await self._history.forget_objects(keys)

@@ -17,7 +17,9 @@ from prometheus_client import CollectorRegistry
 
 from compactor.garbage_jobs import DoomingJob, GarbageDeletionJob, GarbageScanJob, HistoryGarbageJob
 from compactor.group_jobs import IdleGroupsJob, OffsetExpiryJob
-from compactor.job import Job
+from compactor.job import Job, Step
+from compactor.journal_job import CheckpointJob, JournalJob
+from compactor.journal_writer import JournalWriter
 from compactor.merge_jobs import MergeDiscoveryJob
 from compactor.merge_metrics import MergeMetrics
 from compactor.merging import Merger
@@ -29,11 +31,11 @@ from sequencer.client import Sequencer
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.jobs import Claim
 from sequencer.ownership import OwnershipUnconfirmed
-from storage.object_store import ObjectStore, StoreUnavailable
+from storage.object_store import ObjectChanged, ObjectStore, StoreUnavailable
 
 _log = logging.getLogger(__name__)
 
-_EXPECTED = (SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable, OwnershipUnconfirmed)
+_EXPECTED = (SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable, OwnershipUnconfirmed, ObjectChanged)
 _RELEASE_TIMEOUT_S = 2.0
 """How long a cancelled job may take to give its claim back; else its lease has to pass."""
 
@@ -58,8 +60,11 @@ class Housekeeper:
         self._dooming = DoomingJob(sequencer, settings)
         self._merge_metrics = MergeMetrics(registry)
         self.merger = Merger(sequencer, store, cluster, settings, self._merge_metrics, load)
+        journal = JournalWriter(sequencer, store, cluster, settings)
         self.jobs: tuple[Job, ...] = (
             OwnershipJob(sequencer, store, cluster, settings),
+            JournalJob(journal, settings),
+            CheckpointJob(journal, settings),
             RetentionJob(sequencer, settings),
             TopicSweepJob(sequencer, settings),
             ProducerExpiryJob(sequencer, settings),
@@ -110,13 +115,27 @@ class Housekeeper:
         ends_s = time.monotonic() + self._settings.job_run_s
         progress = claim.progress
         while True:
-            step = await job.step(progress)
+            step = await self._step(job, claim, progress)
+            if step is None:
+                return None  # it took too long and another goes on with it
             self.metrics.did(job.name, step.done)
             progress = step.progress
             if not step.more or time.monotonic() >= ends_s:
                 return await self._sequencer.jobs.succeed(claim, progress=progress)
             if not await self._sequencer.jobs.renew(claim, lease_s=self._settings.job_lease_s, progress=progress):
                 return None  # it took too long and another goes on with it
+
+    async def _step(self, job: Job, claim: Claim, progress: str | None) -> Step | None:
+        """The claim is renewed while a step takes long. None: it was lost, and the step has ended."""
+        step = asyncio.create_task(job.step(progress), name=f"step of {job.name}")
+        try:
+            while not (await asyncio.wait([step], timeout=self._settings.job_lease_s / 3))[0]:
+                if not await self._sequencer.jobs.renew(claim, lease_s=self._settings.job_lease_s, progress=progress):
+                    return None
+            return step.result()
+        finally:
+            step.cancel()
+            await asyncio.gather(step, return_exceptions=True)
 
     async def _keep_doing(self, job: Job) -> None:
         failures = 0
@@ -154,4 +173,5 @@ class Housekeeper:
                 self._merge_metrics.observe(
                     await self._sequencer.merges.backlog(), await self._sequencer.merges.totals()
                 )
+                self.metrics.observe_journal(await self._sequencer.journal.state())
             await asyncio.sleep(self._settings.job_status_interval_s)

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from sequencer.garbage import Census
 from sequencer.jobs import JobStatus
+from sequencer.journal import JournalState
 
 
 class HousekeeperMetrics:
@@ -29,6 +30,24 @@ class HousekeeperMetrics:
             "tidelog_segments_waiting", "Segments that are reserved or on their way out", ["state"], registry=registry
         )
 
+        self._journal_age = Gauge(
+            "tidelog_journal_age_seconds",
+            "Time since the moment up to which the bucket alone can rebuild the log",
+            registry=registry,
+        )
+        self._checkpoint_age = Gauge(
+            "tidelog_journal_checkpoint_age_seconds", "Time since the last complete checkpoint", registry=registry
+        )
+        self._journal_entries = Gauge(
+            "tidelog_journal_entries", "Entries ever written by any agent of the cluster", registry=registry
+        )
+        self._journal_bytes = Gauge(
+            "tidelog_journal_bytes",
+            "Bytes of all entries ever written, and of the last checkpoint",
+            ["kind"],
+            registry=registry,
+        )
+
     def failed(self, job: str) -> None:
         self._failures.labels(job).inc()
 
@@ -47,6 +66,17 @@ class HousekeeperMetrics:
         self._segments.labels("unreferenced").set(census.unreferenced)
         self._segments.labels("doomed").set(census.doomed)
         self._segments.labels("tombstone").set(census.tombstones)
+
+    def observe_journal(self, journal: JournalState) -> None:
+        """The ages go on growing as those of the jobs do."""
+        now_s = time.monotonic()
+        if journal.age_s is not None:
+            self._journal_age.set_function(partial(_age_s, now_s - journal.age_s))
+        if journal.checkpoint_age_s is not None:
+            self._checkpoint_age.set_function(partial(_age_s, now_s - journal.checkpoint_age_s))
+        self._journal_entries.set(journal.entries)
+        self._journal_bytes.labels("entries").set(journal.entry_bytes)
+        self._journal_bytes.labels("checkpoint").set(journal.checkpoint_bytes)
 
 
 def _age_s(since_s: float) -> float:

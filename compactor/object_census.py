@@ -10,7 +10,7 @@ from sequencer.client import Sequencer
 from sequencer.history import history_prefix
 from sequencer.inspection import SegmentRow
 from storage.identifiers import ObjectKey, SegmentId
-from storage.keys import identity_prefix, is_merged, ownership_key, segment_id_of
+from storage.keys import checkpoints_prefix, identity_prefix, is_merged, journal_prefix, ownership_key, segment_id_of
 from storage.object_store import ObjectInfo, ObjectStore, is_there
 
 
@@ -52,6 +52,8 @@ class ObjectCensus:
         }
         sights.update({key: Sight.IDENTITY for key in keys if key.startswith(identity_prefix(self._cluster))})
         sights.update({key: Sight.IDENTITY for key in keys if key == ownership_key(self._cluster)})
+        journal = (journal_prefix(self._cluster), checkpoints_prefix(self._cluster))
+        sights.update({key: Sight.JOURNAL for key in keys if key.startswith(journal)})
         sights.update(await self._history_sights(history))
         if chart is not None:
             for sight in sights.values():

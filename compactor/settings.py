@@ -122,7 +122,7 @@ class HousekeeperSettings(BaseSettings):
     """An entry is written after so long, also if nothing was committed."""
     journal_segments_per_pass: int = Field(default=100_000, ge=1)
     """If more segments were committed since the last entry, a checkpoint is written instead."""
-    journal_batches_per_entry: int = Field(default=100_000, ge=1)
+    journal_batches_per_entry: int = Field(default=50_000, ge=1)
     """Batches whose coordinates are in one entry, in memory; further ones go into entries of the same moment."""
     journal_timeout_s: float = Field(default=60.0, gt=0)
     """How long reading one entry from Postgres, and writing it, may take."""
@@ -143,6 +143,16 @@ class HousekeeperSettings(BaseSettings):
     """The pause after a job failed, doubled for each further failure up to its interval, with jitter."""
     job_status_interval_s: float = Field(default=15.0, gt=0)
     """The pause between two readings of all jobs' last success for the metrics."""
+
+    @property
+    def committed_grace_s(self) -> float:
+        """How long an object stays that something referred to once."""
+        return max(self.garbage_grace_s, self.restore_horizon_s)
+
+    @property
+    def history_grace_s(self) -> float:
+        """How long a history file stays that a snapshot named once."""
+        return max(self.history_reader_grace_s, self.restore_horizon_s)
 
     @model_validator(mode="after")
     def _waits_fit(self) -> Self:

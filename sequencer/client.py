@@ -20,6 +20,7 @@ from sequencer.journal import Journal
 from sequencer.merges import Merges
 from sequencer.ownership import Ownership
 from sequencer.producers import Producers
+from sequencer.recovery import GoneRanges
 from sequencer.reservations import Reservations
 from sequencer.retention import Retention
 from sequencer.settings import SequencerSettings
@@ -55,6 +56,7 @@ class Sequencer:
         self.inspection = Inspection(database)
         self.holds = Holds(database)
         self.garbage = Garbage(database)
+        self.gone_ranges = GoneRanges(database)
         self.merges = Merges(database)
         self.journal = Journal(database)
 

@@ -12,12 +12,13 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from psycopg import AsyncConnection
 
 from sequencer.array_parameters import longs_of
 from sequencer.commit_request import PARAMETERS, SegmentToCommit, commit_request, committed_runs
 from sequencer.coordinates import RunCoordinate
-from sequencer.database import Database
-from sequencer.kept_connection import KeptStatement, Values
+from sequencer.database import Database, Row
+from sequencer.kept_connection import KeptStatement, Values, values_of
 from sequencer.named_sql import load_statements
 from sequencer.outcomes import (
     Assigned,
@@ -90,6 +91,20 @@ class Commits:
         return tuple(
             [_answer(segment, row, places) for segment, row, places in zip(segments, rows, request.places, strict=True)]
         )
+
+
+async def commit_on(
+    connection: AsyncConnection[Row], segments: Sequence[SegmentToCommit]
+) -> tuple[Committed | Refused, ...]:
+    """As `Commits.commit`, within the transaction of a connection that the caller has. Raises what psycopg raises."""
+    request = commit_request(segments)
+    async with connection.cursor(binary=True) as cursor:
+        await cursor.execute(SQL["commit"], request.parameters)
+        assert cursor.pgresult is not None
+        rows = values_of(cursor.pgresult)
+    return tuple(
+        [_answer(segment, row, places) for segment, row, places in zip(segments, rows, request.places, strict=True)]
+    )
 
 
 def _answer(segment: SegmentToCommit, row: Values, places: NDArray[np.int64]) -> Committed | Refused:

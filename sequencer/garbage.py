@@ -79,13 +79,20 @@ class Garbage:
         return MarkedPage(marked=row.marked, last_seen=row.last_seen if row.seen == cap else None)
 
     async def doom(
-        self, rules: DoomingRules, *, grace_s: float, cap: int, outage_seen: bool = False
+        self,
+        rules: DoomingRules,
+        *,
+        grace_s: float,
+        cap: int,
+        outage_seen: bool = False,
+        after_checkpoint: bool = False,
     ) -> Doomed | DoomingPaused:
         """Dooms at most `cap` expired reservations and `cap` segments that were unreferenced for `grace_s` and still
         are, unless paused.
 
         Call it more often than `outage_after_s`; `outage_seen`: the caller could not reach Postgres since the last
-        time. The look at the database and the dooming are one transaction, so no failover comes between them.
+        time; `after_checkpoint`: what the journal's last checkpoint may refer to stays until the next one. The look at
+        the database and the dooming are one transaction, so no failover comes between them.
         """
         async with self._database.transaction() as connection:
             parameters = {
@@ -100,7 +107,8 @@ class Garbage:
             if not await is_owner(connection):
                 return DoomingPaused(pause_s=0, reason="ownership")
             expired = await (await connection.execute(RESERVATIONS_SQL["doom_expired"], {"cap": cap})).fetchall()
-            cursor = await connection.execute(SQL["lock_unreferenced"], {"grace_s": grace_s, "cap": cap})
+            parameters = {"grace_s": grace_s, "cap": cap, "after_checkpoint": after_checkpoint}
+            cursor = await connection.execute(SQL["lock_unreferenced"], parameters)
             locked = [row.segment_id for row in await cursor.fetchall()]
             cursor = await connection.execute(SQL["judge_unreferenced"], {"segment_ids": locked})
             [judged] = await cursor.fetchall()

@@ -27,6 +27,7 @@ from storage.identifiers import SegmentId
 from storage.journal_format import Column, CopiedRows, JournalHeader, Kind
 
 SQL = load_statements("journal")
+OF_ANY_TABLE = load_statements("journal_tables")
 
 FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "partitions": ("partitions",),
@@ -58,6 +59,7 @@ CHECKPOINT_TABLES: Final = (
     "history_raw_ranges",
     "history_jobs",
     "history_objects",
+    "gone_ranges",
     "merge_candidates",
     "segments",
     "runs",
@@ -252,7 +254,7 @@ class Journal:
                 "SET LOCAL enable_seqscan = off" if family == "segments" else "SET LOCAL enable_seqscan = on"
             )
             for table in FAMILIES[family]:
-                statement = SQL["changed_segments"] if family == "segments" else SQL["changed_rows"]
+                statement = SQL["changed_segments"] if family == "segments" else OF_ANY_TABLE["changed_rows"]
                 tables += await self._copied(connection, table, statement, changed | {"since": since})
             reading.families[family] = FamilyReading(
                 snapshot=look.snapshot, read_at=look.taken_at, took_s=time.monotonic() - began_s
@@ -305,7 +307,13 @@ class Journal:
         size_bytes = 0
         for table in CHECKPOINT_TABLES:
             pieces = copy_out(
-                connection, table, self._columns[table], SQL["all_rows"], {}, most_bytes=part_bytes, is_whole=True
+                connection,
+                table,
+                self._columns[table],
+                OF_ANY_TABLE["all_rows"],
+                {},
+                most_bytes=part_bytes,
+                is_whole=True,
             )
             async for rows in pieces:
                 if tables and size_bytes + len(rows.data) > part_bytes:

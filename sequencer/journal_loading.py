@@ -40,6 +40,7 @@ _KEYS: Final = {
     "history_raw_ranges": ("topic_id", "partition", "base_offset"),
     "history_jobs": ("job_id",),
     "history_objects": ("object_key",),
+    "gone_ranges": ("topic_id", "partition", "base_offset"),
     "merge_candidates": ("segment_id",),
     "segments": ("segment_id",),
     "runs": ("topic_id", "partition", "base_offset"),

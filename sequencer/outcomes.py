@@ -123,6 +123,30 @@ def decode_outcomes(stored: Sequence[int] | NDArray[np.int64], batches: int) -> 
     )
 
 
+def encode_outcomes(outcomes: Outcomes) -> list[int]:
+    """The inverse of `decode_outcomes`."""
+    each = outcomes.each
+    return [_encode(one) for one in each] + [one.max_timestamp_ms for one in each if isinstance(one, Duplicate)]
+
+
+def _encode(outcome: BatchOutcome) -> int:
+    match outcome:
+        case Assigned(base_offset=offset):
+            return _ASSIGNED + 8 * offset
+        case Duplicate(base_offset=offset):
+            return _DUPLICATE + 8 * offset
+        case OutOfOrderSequence():
+            return 2
+        case FencedEpoch():
+            return 3
+        case UnknownProducer(log_start_offset=offset):
+            return 4 + 8 * offset
+        case UnknownPartition():
+            return 5
+        case WrittenBefore():
+            return 6
+
+
 def _decode(number: int, times: Iterator[int]) -> BatchOutcome:
     offset = Offset(number >> 3)
     match number & 7:

@@ -110,6 +110,22 @@ class StoreIdentity:
         return store_id
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What an identity object says."""
+
+    cluster_id: str
+    store_id: str
+
+
+async def identity_of(store: ObjectStore, cluster: str) -> Identity | None:
+    """Of whom the objects here are; None: nothing says so, or several things do. Raises StoreUnavailable."""
+    prefix = identity_prefix(cluster)
+    found = [(info.key, _owner(bytes(await store.get(info.key)))) async for info in store.list(prefix)]
+    identities = [Identity(cluster_id=owner, store_id=key.removeprefix(prefix)) for key, owner in found if owner]
+    return identities[0] if len(identities) == 1 else None
+
+
 def _content(row: Row) -> bytes:
     return json.dumps({_CLUSTER_ID: row.cluster_id}).encode() + b"\n"
 

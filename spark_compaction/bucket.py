@@ -10,21 +10,13 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 
 import urllib3
-from minio import Minio
-from minio.credentials.providers import (
-    AWSConfigProvider,
-    ChainedProvider,
-    EnvAWSProvider,
-    IamAwsProvider,
-    StaticProvider,
-)
 from minio.error import InvalidResponseError, MinioException, S3Error
 
 from storage.identifiers import ObjectKey
 from storage.local_store import LocalStore
+from storage.minio_client import endpoint_of, minio_client
 from storage.object_store import ObjectNotFound, StoreSettings, StoreUnavailable, StoreUrl
 
 _SINGLE_PUT_BYTES = 512 << 20
@@ -99,25 +91,20 @@ class Bucket(Protocol):
 
 class S3Bucket:
     def __init__(self, address: BucketAddress) -> None:
-        endpoint = urlsplit(address.url.endpoint or "https://s3.amazonaws.com")
-        retries = urllib3.Retry(
-            total=address.attempts - 1,
-            backoff_factor=address.retry_base_s,
-            backoff_jitter=address.retry_base_s,
-            status_forcelist=[500, 502, 503, 504],
-            allowed_methods=None,
-        )
-        timeout = urllib3.Timeout(connect=address.connect_timeout_s, read=address.read_timeout_s)
-        self._client = Minio(
-            endpoint=endpoint.netloc,
-            secure=endpoint.scheme == "https",
+        self._client = minio_client(
+            address.url,
+            access_key=address.access_key,
+            secret_key=address.secret_key,
             region=address.region,
-            credentials=_credentials(address),
-            http_client=urllib3.PoolManager(timeout=timeout, retries=retries, maxsize=address.connections, block=True),
+            connections=address.connections,
+            connect_timeout_s=address.connect_timeout_s,
+            read_timeout_s=address.read_timeout_s,
+            attempts=address.attempts,
+            retry_base_s=address.retry_base_s,
         )
         self._bucket = address.url.bucket
         self._prefix = f"{address.url.prefix}/" if address.url.prefix else ""
-        self._where = f"s3://{self._bucket} at {endpoint.netloc}"
+        self._where = f"s3://{self._bucket} at {endpoint_of(address.url)}"
 
     def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
         if end is not None and end <= start:
@@ -191,9 +178,3 @@ def _says(error: MinioException, codes: tuple[str, ...]) -> bool:
     if isinstance(error, InvalidResponseError):
         return any(f"<Code>{code}</Code>" in str(error) for code in codes)
     return isinstance(error, S3Error) and error.code in codes
-
-
-def _credentials(address: BucketAddress) -> StaticProvider | ChainedProvider:
-    if address.access_key and address.secret_key:
-        return StaticProvider(access_key=address.access_key, secret_key=address.secret_key)
-    return ChainedProvider([EnvAWSProvider(), AWSConfigProvider(), IamAwsProvider()])

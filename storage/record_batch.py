@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from storage.batch_kernels import count_batches, place_batches
 from storage.byte_arrays import Buffer, as_byte_array
-from storage.identifiers import ProducerId
+from storage.identifiers import NO_PRODUCER_ID, ProducerId
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _PREFIX = struct.Struct(">qii")
@@ -35,6 +35,8 @@ CRC_POSITION = 17
 CRC_START = 21
 MAGIC_POSITION = 16
 MAGIC_V2 = 2
+MOST_EMPTY_OFFSETS = (1 << 31) - 1
+"""What one empty batch may span."""
 
 _BATCH_INDEX = np.dtype([("position", np.int64), ("size_bytes", np.int64), ("last_offset_delta", np.int64)])
 
@@ -156,6 +158,30 @@ def write_header(header: BatchHeader) -> bytes:
         header.base_sequence,
         header.record_count,
     )
+
+
+def empty_batch(offsets: int, timestamp_ms: int) -> bytes:
+    """A batch without records that spans `offsets` offsets: a consumer goes on behind it. Raises ValueError for fewer
+    than one or more than MOST_EMPTY_OFFSETS.
+    """
+    if not 1 <= offsets <= MOST_EMPTY_OFFSETS:
+        raise ValueError(f"a batch spans 1 to {MOST_EMPTY_OFFSETS} offsets, not {offsets}")
+    header = BatchHeader(
+        base_offset=0,
+        size_bytes=HEADER_BYTES,
+        leader_epoch=0,
+        magic=MAGIC_V2,
+        crc=0,
+        attributes=0,
+        last_offset_delta=offsets - 1,
+        base_timestamp_ms=timestamp_ms,
+        max_timestamp_ms=timestamp_ms,
+        producer_id=NO_PRODUCER_ID,
+        producer_epoch=-1,
+        base_sequence=-1,
+        record_count=0,
+    )
+    return write_header(replace(header, crc=crc32c(write_header(header)[CRC_START:])))
 
 
 def patched_prefix(base_offset: int, size_bytes: int, leader_epoch: int = 0) -> bytes:

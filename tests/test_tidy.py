@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("agent", "cache_ring", "compactor", "sequencer", "spark_compaction", "storage", "tidelog")
+PACKAGES = ("agent", "cache_ring", "compactor", "recovery", "sequencer", "spark_compaction", "storage", "tidelog")
 FILE_LINES = 400
 FUNCTION_LINES = 70
 LEFTOVER = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")) + r")\b")

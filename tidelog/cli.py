@@ -24,7 +24,7 @@ class Commands(LazyGroup):
             ("ttl", "Drop history that its topic's retention has expired."),
             ("sql", "Ask Spark SQL about compacted topics."),
             ("doctor", "Check the log and the bucket against each other, both ways."),
-            ("recover", "Make this database the owner of its bucket."),
+            ("recover", "Bring the log back after a restore, or from the bucket alone."),
             ("agent", "Run one agent."),
             ("migrate", "Bring the database's schema up to date."),
         )

@@ -16,7 +16,15 @@ PROCESS_BYTES: Final = 200 << 20
 def byte_settings(settings: AllSettings, roles: frozenset[str]) -> Mapping[str, int]:
     """What may be held at once, by the setting that bounds it."""
     agent, ring, read_path = settings.agent, settings.ring, settings.read_path
-    of_jobs = {"merge_memory_bytes": settings.housekeeper.merge_memory_bytes} if "jobs" in roles else {}
+    of_jobs = (
+        {
+            "merge_memory_bytes": settings.housekeeper.merge_memory_bytes,
+            # As it comes from Postgres, joined, and compressed.
+            "checkpoint_part_bytes": 3 * settings.housekeeper.checkpoint_part_bytes,
+        }
+        if "jobs" in roles
+        else {}
+    )
     if "kafka" not in roles:
         return of_jobs
     return {

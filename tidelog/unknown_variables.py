@@ -29,9 +29,10 @@ def unknown_variables(
     from difflib import get_close_matches  # all this is for who has one, and costs an agent's start nothing
 
     from compactor.doctor import DoctorSettings
+    from recovery.settings import RecoverySettings
     from spark_compaction.settings import CompactionSettings
 
-    known |= _variables((DoctorSettings, CompactionSettings))
+    known |= _variables((DoctorSettings, CompactionSettings, RecoverySettings))
     likely = {name.removeprefix(_PREFIX): name for name in known}
     return {
         name: tuple(likely[one] for one in get_close_matches(name.upper().removeprefix(_PREFIX), likely, n=1))

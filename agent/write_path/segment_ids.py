@@ -2,7 +2,8 @@
 
 Promises that an id handed out is reserved for at least half its lease from then on, and that its object's owner on the
 ring was this agent when it was reserved, so that what was just written is cached where this zone's readers will ask for
-it.
+it. Ids are handed out in ascending order: a recovery that knows no more than the ids appends an agent's segments in the
+order in which they were sealed.
 """
 
 import asyncio
@@ -79,7 +80,7 @@ class SegmentIds:
         if missing <= 0:
             return
         sent_s = self._clock()
-        keys = dict([await self._draw() for _ in range(missing)])
+        keys = dict(sorted([await self._draw() for _ in range(missing)]))
         self_ = self._membership.self_
         writer = "" if self_ is None else str(self_.node_id)
         await self._reservations.reserve(keys, self._settings.reservation_lease_s, writer)

@@ -48,8 +48,11 @@ SELECT (SELECT count(*) FROM page) AS seen, (SELECT segment_id FROM page ORDER B
     (SELECT count(*) FROM marked) AS marked
 
 -- name: lock_unreferenced
+-- The journal's last checkpoint refers to nothing that was unreferenced before its snapshot.
 SELECT segment_id FROM segments
-WHERE state = 'committed' AND unreferenced_since < statement_timestamp() - make_interval(secs => %(grace_s)s)
+WHERE state = 'committed' AND unreferenced_since < least(
+    statement_timestamp() - make_interval(secs => %(grace_s)s),
+    CASE WHEN %(after_checkpoint)s THEN (SELECT checkpoint_at FROM journal) END)
 ORDER BY unreferenced_since LIMIT %(cap)s
 FOR NO KEY UPDATE SKIP LOCKED
 

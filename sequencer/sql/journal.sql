@@ -67,21 +67,12 @@ SELECT p.* FROM topics AS t JOIN partitions AS p USING (topic_id)
 WHERE age(t.xmin) <= age(pg_snapshot_xmin(%(since)s::pg_snapshot)::xid)
     AND NOT pg_visible_in_snapshot((%(next_xid)s::bigint - age(t.xmin))::text::xid8, %(since)s::pg_snapshot)
 
--- name: changed_rows
--- Of any table. It has no index on what changes, so all of it is looked at.
-SELECT t.* FROM {table} AS t
-WHERE age(t.xmin) <= age(pg_snapshot_xmin(%(since)s::pg_snapshot)::xid)
-    AND NOT pg_visible_in_snapshot((%(next_xid)s::bigint - age(t.xmin))::text::xid8, %(since)s::pg_snapshot)
-
 -- name: changed_segments
 -- Reserved, or doomed and not deleted yet: from the partial indexes of both.
 SELECT s.* FROM segments AS s
 WHERE (s.state = 'reserved' OR s.state = 'doomed' AND s.deleted_at IS NULL)
     AND age(s.xmin) <= age(pg_snapshot_xmin(%(since)s::pg_snapshot)::xid)
     AND NOT pg_visible_in_snapshot((%(next_xid)s::bigint - age(s.xmin))::text::xid8, %(since)s::pg_snapshot)
-
--- name: all_rows
-SELECT t.* FROM {table} AS t
 
 -- name: take_number
 -- Before an entry is written. None if the journal went on elsewhere.

@@ -13,7 +13,7 @@ from sequencer.commits import Committed, SegmentToCommit
 from sequencer.topics import Topic
 from storage.batch_validation import BatchLimits, ValidBatch, validate_produced
 from storage.identifiers import ObjectKey, Partition, SegmentId, new_segment_id
-from storage.keys import ownership_key, segment_key
+from storage.keys import checkpoints_prefix, journal_prefix, ownership_key, segment_key
 from storage.object_store import ObjectInfo, ObjectNotFound, ObjectStore
 from storage.segment import SealedSegment, seal_segment
 from storage.segment_batches import PendingBatch, PendingBatches
@@ -79,7 +79,9 @@ async def listed(store: ObjectStore) -> list[ObjectInfo]:
 
 
 async def keys_in(store: ObjectStore) -> set[str]:
-    return {info.key for info in await listed(store)}
+    """Those of data: the journal's objects come and go with time."""
+    journal = (journal_prefix(CLUSTER), checkpoints_prefix(CLUSTER))
+    return {info.key for info in await listed(store) if not info.key.startswith(journal)}
 
 
 async def is_there(store: ObjectStore, segment: Segment) -> bool:
@@ -93,5 +95,11 @@ async def is_there(store: ObjectStore, segment: Segment) -> bool:
 def settings(**changed: float) -> HousekeeperSettings:
     """The defaults, in small steps, so that tests take more than one."""
     return HousekeeperSettings.model_validate(
-        {"retention_partitions_per_step": 3, "retention_runs_per_step": 4, "garbage_segments_per_step": 4, **changed}
+        {
+            "retention_partitions_per_step": 3,
+            "retention_runs_per_step": 4,
+            "garbage_segments_per_step": 4,
+            "restore_horizon_s": 0,
+            **changed,
+        }
     )

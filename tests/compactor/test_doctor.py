@@ -14,6 +14,7 @@ from storage.identifiers import ObjectKey, Offset, Partition, new_segment_id
 from storage.keys import segment_key
 from storage.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER, Segment, pending, reserved, upload, written
+from tests.compactor.journal import a_writer
 
 SMALL_PAGES = DoctorSettings(doctor_page=3, doctor_requests=2, doctor_findings=4)
 
@@ -262,3 +263,23 @@ async def test_live_traffic_is_no_fault(sequencer: Sequencer, any_store: ObjectS
         stop.set()
 
     assert [diagnosis.findings for diagnosis in diagnoses if diagnosis.findings] == []
+
+
+async def test_the_journal_is_known_and_one_that_is_behind_is_named(
+    sequencer: Sequencer, local_store: ObjectStore
+) -> None:
+    writer = a_writer(sequencer, local_store)
+    topic = await sequencer.topics.create("orders", 1, {})
+    await writer.write_entry()
+    await written(sequencer, local_store, pending(topic))
+    await writer.write_entry()
+    await written(sequencer, local_store, pending(topic))
+    young = await look(sequencer, local_store)
+    await sequencer.database.fetch("UPDATE segments SET committed_at = committed_at - interval '11 minutes'")
+    await sequencer.database.fetch("UPDATE journal SET taken_at = taken_at - interval '12 minutes'")
+
+    old = await look(sequencer, local_store)
+
+    assert young.is_healthy
+    assert young.seen[Sight.JOURNAL] == 3
+    assert [finding.fault for finding in old.findings] == [Fault.OLD_JOURNAL]

@@ -28,6 +28,7 @@ from tests.compactor.builders import (
     upload,
     written,
 )
+from tests.compactor.journal import a_writer
 from tests.sequencer.housekeeping import count, ready_to_doom, segment_row, state_of, time_passes
 
 GRACE_S = 600.0
@@ -336,3 +337,46 @@ async def test_history_files_that_no_snapshot_names_wait_for_readers_and_go(
     assert early == set(keys)
     assert await keys_in(any_store) == {keys[0]}
     assert await count(sequencer, "history_objects") == 1
+
+
+async def test_what_was_committed_once_stays_for_the_restore_horizon(
+    sequencer: Sequencer, local_store: ObjectStore
+) -> None:
+    """[raced] A database restored to an hour ago still refers to it."""
+    gone = await emptied(sequencer, local_store)
+    horizon = settings(restore_horizon_s=3600)
+    seen = []
+
+    for seconds in (0, GRACE_S + 10, 3600 - GRACE_S - 20, 20):
+        await time_passes(sequencer, seconds)
+        await ready_to_doom(sequencer)
+        await finish(GarbageScanJob(sequencer, horizon))
+        await finish(DoomingJob(sequencer, horizon))
+        await finish(GarbageDeletionJob(sequencer, local_store, horizon))
+        seen.append(await is_there(local_store, gone))
+
+    assert seen == [True, True, True, False]
+
+
+async def test_what_the_last_checkpoint_refers_to_stays_until_the_next(
+    sequencer: Sequencer, local_store: ObjectStore
+) -> None:
+    """[raced] Checkpoints failed for longer than the horizon: a rebuild from the last one still finds every object."""
+    horizon = settings(restore_horizon_s=3600)
+    writer = a_writer(sequencer, local_store, checkpoint_interval_s=1e-6)
+    topic = await sequencer.topics.create("orders", 1, {})
+    segment = await written(sequencer, local_store, pending(topic))
+    await writer.write_entry()
+    await sequencer.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
+    await finish(GarbageScanJob(sequencer, horizon))
+    await time_passes(sequencer, 3700)
+    await sequencer.database.fetch("UPDATE journal SET checkpoint_at = checkpoint_at - interval '3700 seconds'")
+    seen = []
+
+    for _ in range(2):
+        await ready_to_doom(sequencer)
+        await finish(DoomingJob(sequencer, horizon))
+        seen.append(await state_of(sequencer, segment.segment_id))
+        await writer.write_checkpoint_if_due()
+
+    assert seen == ["committed", "doomed"]

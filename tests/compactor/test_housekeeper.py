@@ -22,6 +22,7 @@ from storage.identifiers import Partition
 from storage.object_store import ObjectStore, StoreSettings
 from storage.open_store import open_store
 from tests.compactor.builders import CLUSTER, keys_in, pending, reserved, settings, upload, written
+from tests.compactor.journal import rebuilt
 from tests.sequencer.housekeeping import count, time_passes
 
 QUICK = settings(
@@ -234,6 +235,8 @@ async def test_a_database_that_is_away_stops_no_loop_and_pauses_dooming(
         ({"ownership_ratchet_s": 300}, "TIDELOG_GARBAGE_GRACE_S .* TIDELOG_OWNERSHIP_RATCHET_S"),
         ({"late_write_window_s": 120}, "TIDELOG_LATE_WRITE_WINDOW_S .* TIDELOG_OWNERSHIP_RATCHET_S"),
         ({"history_reader_grace_s": 60}, "TIDELOG_HISTORY_READER_GRACE_S .* TIDELOG_OWNERSHIP_RATCHET_S"),
+        ({"checkpoint_interval_s": 2000}, "TIDELOG_CHECKPOINT_INTERVAL_S .* TIDELOG_RESTORE_HORIZON_S"),
+        ({"journal_interval_s": 61}, "TIDELOG_JOURNAL_INTERVAL_S .* TIDELOG_JOURNAL_HEARTBEAT_S"),
         ({"retention_runs_per_step": 0}, "retention_runs_per_step"),
     ],
 )
@@ -285,3 +288,88 @@ async def test_two_housekeepers_under_traffic_leave_a_sound_log(sequencer: Seque
     assert {(each.log_start_offset, each.high_watermark) for each in bounds.values()} == {(0, 48)}
     assert [finding for diagnosis in diagnoses for finding in diagnosis.findings] == []
     assert (await examine(sequencer, local_store, CLUSTER, verify_contents=True)).is_healthy
+
+
+class SlowJob:
+    """A job whose one step takes longer than its lease."""
+
+    name = "slow"
+    interval_s = 60.0
+
+    def __init__(self) -> None:
+        self.began, self.may_end = asyncio.Event(), asyncio.Event()
+        self.ended = False
+
+    async def step(self, progress: str | None) -> Step:
+        self.began.set()
+        try:
+            await self.may_end.wait()
+        finally:
+            self.ended = True
+        return Step(progress=progress, done={"steps": 1})
+
+
+QUICK_LEASES = settings(job_lease_s=0.3, job_run_s=0.1)
+
+
+async def test_a_step_that_outlasts_its_lease_keeps_its_claim(sequencer: Sequencer, local_store: ObjectStore) -> None:
+    ann, bob = (Housekeeper(sequencer, local_store, QUICK_LEASES) for _ in range(2))
+    job = SlowJob()
+    task = asyncio.create_task(ann.run_once(job))
+    await asyncio.wait_for(job.began.wait(), 60)
+    [first] = await sequencer.database.fetch("SELECT lease_until FROM jobs WHERE name = 'slow'")
+
+    async def was_renewed() -> bool:
+        [row] = await sequencer.database.fetch("SELECT lease_until FROM jobs WHERE name = 'slow'")
+        return bool(row.lease_until > first.lease_until)
+
+    await eventually(was_renewed)
+    assert not await bob.run_once(SlowJob())
+    job.may_end.set()
+    assert await task
+    [status] = await sequencer.jobs.statuses()
+    assert status.success_age_s is not None
+
+
+async def test_a_step_whose_claim_was_lost_ends(sequencer: Sequencer, local_store: ObjectStore) -> None:
+    job = SlowJob()
+    task = asyncio.create_task(Housekeeper(sequencer, local_store, QUICK_LEASES).run_once(job))
+    await asyncio.wait_for(job.began.wait(), 60)
+
+    await sequencer.database.fetch("UPDATE jobs SET holder = gen_random_uuid()")
+
+    await asyncio.wait_for(task, 60)
+    assert job.ended
+
+
+async def test_housekeepers_keep_a_journal_that_holds_everything(
+    sequencer: Sequencer, local_store: ObjectStore, empty_database_url: str
+) -> None:
+    quick = settings(journal_interval_s=0.05, checkpoint_interval_s=0.5, job_status_interval_s=0.05)
+    ann, bob = (Housekeeper(sequencer, local_store, quick) for _ in range(2))
+    orders = await sequencer.topics.create("orders", 2, {"retention.ms": "-1"})
+    segments = []
+
+    async def holds_everything() -> bool:
+        state = await sequencer.journal.state()
+        [row] = await sequencer.database.fetch(
+            "SELECT max(committed_at) < (SELECT taken_at FROM journal) AS is_in FROM segments"
+        )
+        return bool(row.is_in) and state.checkpoint_number >= 3
+
+    async with running(ann, bob):
+        for number in range(20):
+            segments.append(await written(sequencer, local_store, pending(orders, 2, partition=number % 2)))
+            await asyncio.sleep(0.02)
+        await eventually(holds_everything)
+
+        async def is_shown() -> bool:
+            return metric(ann, "tidelog_journal_bytes", kind="entries") > 0
+
+        await eventually(is_shown)
+
+    async with rebuilt(local_store, empty_database_url) as (copy, beyond):
+        assert beyond == []
+        rows = await copy.database.fetch("SELECT segment_id FROM runs")
+        assert {row.segment_id for row in rows} == {segment.segment_id for segment in segments}
+    assert [metric(each, "tidelog_job_failures_total", job="journal") for each in (ann, bob)] == [0, 0]

@@ -221,14 +221,15 @@ class Consumer:
             while not self._finished() and not self._abandoned.is_set():
                 for message in client.consume(500, timeout=0.2):
                     if message.error() is None:
-                        self.log[message.partition()].append(_read(message))
+                        self.log[message.partition()].append(read_message(message))
                     else:
                         self.errors.append(str(message.error()))
         finally:
             client.close()
 
 
-def _read(message: confluent_kafka.Message) -> ReadRecord:
+def read_message(message: confluent_kafka.Message) -> ReadRecord:
+    """A record as a client of this library hands it out."""
     record = Record(
         key=message.key(),
         value=message.value(),

@@ -30,6 +30,7 @@ CONCERNS = (
     "groups",
     "holds",
     "jobs",
+    "journal",
     "merges",
     "producers",
     "reservations",

@@ -34,6 +34,6 @@ def test_every_byte_of_a_setting_counts() -> None:
 
 
 def test_a_role_that_is_not_played_takes_nothing() -> None:
-    assert byte_settings(settings(), frozenset({"jobs"})).keys() == {"merge_memory_bytes"}
+    assert byte_settings(settings(), frozenset({"jobs"})).keys() == {"merge_memory_bytes", "checkpoint_part_bytes"}
     assert "merge_memory_bytes" not in byte_settings(settings(), frozenset({"kafka"}))
     assert memory_bound_bytes(settings(), frozenset()) == PROCESS_BYTES

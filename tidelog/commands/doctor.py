@@ -16,6 +16,7 @@ from sequencer.client import Sequencer, SequencerSettings
 from sequencer.database import SequencerUnavailable
 from sequencer.merge_values import TierTotals
 from sequencer.ownership import read_owner
+from sequencer.recovery import GoneRange
 from sequencer.store_identity import WrongStore
 from storage.object_store import StoreSettings, StoreUnavailable
 from storage.open_store import open_store
@@ -43,11 +44,14 @@ def doctor(
     console = Console()
     try:
         with console.status("Reading every object" if verify else "Listing every object"):
-            wrong, diagnosis, tiers, owner = asyncio.run(_examine(database_url, store_url, settings.cluster, verify))
+            wrong, diagnosis, tiers, owner, gone = asyncio.run(
+                _examine(database_url, store_url, settings.cluster, verify)
+            )
     except (SequencerUnavailable, StoreUnavailable, ValueError) as failed:
         raise UserError(str(failed)) from None
     _show_merging(tiers, console)
     _show(diagnosis, console)
+    _show_gone(gone, console)
     console.print(owner, highlight=False, soft_wrap=True)
     if wrong is not None:
         raise UserError(f"{wrong}.", "Agents refuse to work with this database and this store.")
@@ -57,7 +61,7 @@ def doctor(
 
 async def _examine(
     database_url: str, store_url: str, cluster: str, verify: bool
-) -> tuple[WrongStore | None, Diagnosis, Sequence[TierTotals], str]:
+) -> tuple[WrongStore | None, Diagnosis, Sequence[TierTotals], str, Sequence[GoneRange]]:
     """All is looked at in a store that is not the database's, too: it may only have lost what says so."""
     sequencer, wrong = await Sequencer.open(database_url), None
     try:
@@ -70,7 +74,8 @@ async def _examine(
             diagnosis = await examine(sequencer, store, cluster, verify)
             state, now = await sequencer.ownership.state(), datetime.now(UTC)
             owner = owner_text(await read_owner(store, cluster), state, now)
-            return wrong, diagnosis, await sequencer.merges.totals(), owner
+            gone = await sequencer.gone_ranges.first(DoctorSettings().doctor_findings)
+            return wrong, diagnosis, await sequencer.merges.totals(), owner, gone
         finally:
             await store.close()
     finally:
@@ -91,6 +96,17 @@ def _show_merging(tiers: Sequence[TierTotals], console: Console) -> None:
         shown.add_row(name, f"{done.objects_out:,}", f"{done.bytes_out / 1e6:,.1f}", f"{done.runs_out:,}")
     console.print(shown)
     console.print(f"Write amplification {amplification:.2f}")
+
+
+def _show_gone(gone: Sequence[GoneRange], console: Console) -> None:
+    """Offsets that consumers skip: no fault of the log any more, and yet worth to be known."""
+    if not gone:
+        return
+    shown = Table("offsets that are gone", "found at", "why", header_style="bold yellow")
+    for one in gone:
+        place = f"{one.topic}/{one.partition} {one.base_offset:,} to {one.last_offset:,}"
+        shown.add_row(place, f"{one.found_at:%Y-%m-%d %H:%M:%S}", one.reason)
+    console.print(shown)
 
 
 def _show(diagnosis: Diagnosis, console: Console) -> None:

@@ -1,79 +1,181 @@
-"""`tidelog recover`: makes this database the owner of its bucket, after a copy, a restore or a failover."""
+"""`tidelog recover`: the log comes back after a database was restored, copied or lost."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from sequencer.client import Sequencer, SequencerSettings
+from recovery.plan import JournalPosition, Source
+from recovery.recover import CannotRecover, Task, recover, rehearse
+from recovery.report import PartitionChange, Report
+from recovery.settings import RecoverySettings
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.ownership import OwnershipState, OwnershipUnconfirmed, TakenOver, read_owner
-from sequencer.ownership_rules import OwnerObject
+from sequencer.migrate import MigrationRefused
+from sequencer.ownership import OwnershipUnconfirmed
+from sequencer.recovery import RecoveryAtWork
 from sequencer.store_identity import WrongStore
-from storage.object_store import ObjectStore, StoreSettings, StoreUnavailable
+from storage.journal_format import CorruptJournal
+from storage.object_store import StoreSettings, StoreUnavailable
 from storage.open_store import open_store
+from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
-from tidelog.owner_text import owner_text
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_LOSSES = 2
+"""The exit status if something that was written once is not in the log now."""
 
 
-@app.command()
-@with_settings(ClientSettings, StoreSettings, SequencerSettings)
-def recover(
+@app.command("recover")
+@with_settings(ClientSettings, RecoverySettings, StoreSettings)
+def recover_command(
     *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen; write nothing.")] = False,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Make this database the owner of the bucket, whoever owns it now.")
+        bool, typer.Option("--take-over", help="Take the bucket from the database that owns it.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Make this database the owner of its bucket. Agents of the database that owned it stop serving within about a
-    minute.
-    """
+    """Compare the database with the bucket, and make one log of both. Exit status 2 if records are lost."""
     settings = find_cluster()
     database_url, store_url = require(settings, "database_url"), require(settings, "store_url")
     console = Console()
+
+    def run(*, is_rehearsal: bool) -> Report:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+            bar = bars.add_task("Reading", total=None)
+            task = Task(
+                database_url=database_url,
+                store_url=store_url,
+                cluster=settings.cluster,
+                take_over=take_over,
+                progress=lambda what, done, of: bars.update(bar, description=what, completed=done, total=of),
+            )
+            return asyncio.run(_run(task, is_rehearsal=is_rehearsal))
+
     try:
-        owner, state = asyncio.run(_look(database_url, store_url, settings.cluster))
-        console.print(owner_text(owner, state, datetime.now(UTC)), highlight=False, soft_wrap=True)
-        if not take_over:
-            console.print("Nothing was changed. With --take-over this database becomes the owner.")
+        if dry_run or not yes:
+            _show(run(is_rehearsal=True), console)
+        if dry_run:
             return
         if not yes:
-            typer.confirm("Take the bucket over? Stop the agents of the other database first, if they run", abort=True)
-        taken = asyncio.run(_take_over(database_url, store_url, settings.cluster))
-    except (SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable, OwnershipUnconfirmed, WrongStore) as failed:
-        raise UserError(f"{failed}.", "Repeating the command is safe.") from None
-    before = "" if taken.before is None else f", in place of epoch {taken.before.epoch}"
-    console.print(f"[green]Taken over[/]: this database owns the bucket with epoch {taken.epoch}{before}.")
+            typer.confirm("Do it?", abort=True)
+        report = run(is_rehearsal=False)
+    except (SequencerUnavailable, StoreUnavailable, CommitOutcomeUnknown) as failed:
+        raise UserError(f"{failed}.", "Run `tidelog recover` again: it goes on.") from None
+    except (
+        CannotRecover,
+        RecoveryAtWork,
+        WrongStore,
+        OwnershipUnconfirmed,
+        MigrationRefused,
+        CorruptJournal,
+    ) as failed:
+        raise UserError(f"{failed}.") from None
+    except ValueError as wrong:
+        raise UserError(str(wrong)) from None
+    _show(report, console)
+    console.print("Start the agents. `tidelog doctor --verify` checks the result.")
+    if not report.is_lossless:
+        raise typer.Exit(_LOSSES)
 
 
-@asynccontextmanager
-async def _opened(database_url: str, store_url: str, cluster: str) -> AsyncIterator[tuple[Sequencer, ObjectStore]]:
-    sequencer = await Sequencer.open(database_url)
+async def _run(task: Task, *, is_rehearsal: bool) -> Report:
+    work: Callable[..., object] = rehearse if is_rehearsal else recover
+    store = await open_store(task.store_url)
     try:
-        store = await open_store(store_url)
-        try:
-            await sequencer.store_identity.check(store, cluster, store_url)
-            yield sequencer, store
-        finally:
-            await store.close()
+        return await work(task, store)  # type: ignore[misc,no-any-return]
     finally:
-        await sequencer.close()
+        await store.close()
 
 
-async def _look(database_url: str, store_url: str, cluster: str) -> tuple[OwnerObject | None, OwnershipState]:
-    async with _opened(database_url, store_url, cluster) as (sequencer, store):
-        return await read_owner(store, cluster), await sequencer.ownership.state()
+def _show(report: Report, console: Console) -> None:
+    _show_sides(report, console)
+    _show_partitions(report, console)
+    _show_losses(report, console)
+    would = "would be " if report.is_rehearsal else ""
+    verdict = (
+        f"[bold green]{counted(report.appended, 'record')} {would}appended; nothing is lost[/]"
+        if report.is_lossless
+        else f"[bold red]{counted(report.gone, 'offset')} gone, {counted(report.records_refused, 'record')} refused[/]"
+    )
+    console.print(verdict + ("  [dim](dry run: nothing was written)[/]" if report.is_rehearsal else ""))
 
 
-async def _take_over(database_url: str, store_url: str, cluster: str) -> TakenOver:
-    async with _opened(database_url, store_url, cluster) as (sequencer, store):
-        return await sequencer.ownership.take_over(store, cluster)
+def _show_sides(report: Report, console: Console) -> None:
+    shown = Table("looked at", "", header_style="bold cyan")
+    shown.add_row("the database's journal reaches to", _position(report.database_position))
+    shown.add_row("the bucket's journal reaches to", _position(report.bucket_position))
+    shown.add_row("the log comes from", f"[bold]{report.source.value}[/]")
+    if report.source is Source.JOURNAL:
+        shown.add_row("rows read from the journal", f"{report.journal_rows:,}")
+    shown.add_row("known up to", _age(report.last_entry_at))
+    shown.add_row("objects in the bucket", f"{report.uploaded_objects:,} uploaded, {report.merged_objects:,} merged")
+    shown.add_row("objects missing", f"{report.missing_objects:,}, {report.undeleted_objects:,} of them undeleted")
+    shown.add_row("young segments", f"{report.young_segments:,}")
+    shown.add_row("objects that nothing names", f"{report.leftovers:,} (garbage from now on)")
+    for step, seconds in report.seconds.items():
+        shown.add_row(f"[dim]time for {step}[/]", f"[dim]{seconds:.1f} s[/]")
+    console.print(shown)
+
+
+def _position(position: JournalPosition | None) -> str:
+    return "nothing" if position is None else f"epoch {position.epoch}, entry {position.number}"
+
+
+def _age(moment: datetime | None) -> str:
+    if moment is None:
+        return "nothing"
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC, {(datetime.now(UTC) - moment).total_seconds():,.1f} s ago"
+
+
+def _show_partitions(report: Report, console: Console) -> None:
+    changed = [change for change in report.partitions.values() if change.is_changed]
+    if not changed:
+        return
+    names = ("partition", "end before", "end after", "appended", "in the log already", "from merged", "gone", "refused")
+    shown = Table(*names, header_style="bold cyan")
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for change in changed[: RecoverySettings().recovery_listed]:
+        shown.add_row(*_cells(change))
+    console.print(shown)
+    if len(changed) > len(shown.rows):
+        console.print(f"and {counted(len(changed) - len(shown.rows), 'partition')} more")
+
+
+def _cells(change: PartitionChange) -> tuple[str, ...]:
+    ends = ["" if end is None else f"{end:,}" for end in (change.high_watermark_before, change.high_watermark_after)]
+    counts = (change.appended, change.duplicates, change.replaced)
+    lost = [f"[bold red]{count:,}[/]" if count else "0" for count in (change.gone, change.refused)]
+    return f"[bold]{change.name}[/]", *ends, *(f"{count:,}" for count in counts), *lost
+
+
+def _show_losses(report: Report, console: Console) -> None:
+    if report.is_lossless:
+        return
+    shown = Table("lost", "records", "why", header_style="bold red")
+    shown.columns[1].justify = "right"
+    for gone in report.gone_ranges:
+        shown.add_row(f"{gone.name} [{gone.base_offset}, {gone.last_offset}]", f"{gone.offsets:,}", gone.reason)
+    for refused in report.refused:
+        records = "?" if refused.records is None else f"{refused.records:,}"
+        shown.add_row(refused.object_key, records, refused.reason)
+    console.print(shown)
+    more = report.gone_more + report.refused_more
+    if more:
+        console.print(f"and {counted(more, 'loss')} more".replace("losss", "losses"))

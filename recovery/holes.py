@@ -1,0 +1,281 @@
+"""Fills the holes of the log: offsets whose object is gone get merged bytes that prove to be theirs, or an empty batch
+that consumers pass.
+
+Promises that a partition's runs tile its offsets afterwards as they did before; that what replaces them is checked
+byte by byte; and that ranges which are gone for good are recorded with the reason.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from recovery.merged_footers import MergedFooters
+from recovery.plan import (
+    Hole,
+    NewRun,
+    Part,
+    PartitionKey,
+    ProvenBatch,
+    ProvenRun,
+    beyond,
+    chosen_batches,
+    cut,
+    parts_of,
+)
+from recovery.producers import SeenBatches
+from recovery.report import Report
+from recovery.settings import RecoverySettings
+from sequencer.recovery import WRITER, RecoverySession
+from storage.identifiers import (
+    NO_PRODUCER_ID,
+    BytePosition,
+    ObjectKey,
+    Offset,
+    Partition,
+    SegmentId,
+    TopicId,
+    new_segment_id,
+)
+from storage.keys import segment_key
+from storage.object_store import ObjectStore
+from storage.record_batch import HEADER_BYTES, MOST_EMPTY_OFFSETS, ValidBatch, empty_batch, read_header
+from storage.segment import SealedSegment, seal_segment
+from storage.segment_batches import RECORDS, PendingBatch, PendingBatches
+
+NO_TIMESTAMP: Final = -1
+_GONE: Final = "the object that held them is not in the bucket, and no merged object has them"
+_UNKNOWN: Final = "no journal says which object held them; what still exists of them was appended to the log"
+
+BatchMark = tuple[TopicId, Partition, int, int]
+"""Of a batch: its partition, its checksum and its size."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Filling:
+    """What one step writes."""
+
+    holes: list[Hole]
+    runs: list[NewRun] = field(default_factory=list)
+    gone: list[tuple[Hole, Part]] = field(default_factory=list)
+    adopted: dict[SegmentId, tuple[ObjectKey, int]] = field(default_factory=dict)
+    seen: SeenBatches = field(default_factory=SeenBatches)
+    """Of what lies past the end of the log."""
+
+
+def gone_segment(segment_id: SegmentId, gone: Sequence[tuple[Hole, int]]) -> SealedSegment:
+    """A segment of empty batches, one per hole and number of offsets, in (topic, partition, offset) order."""
+    pending = []
+    for hole, offsets in gone:
+        data = empty_batch(offsets, NO_TIMESTAMP)
+        batch = ValidBatch(
+            header=read_header(data),
+            data=memoryview(data),
+            min_timestamp_ms=NO_TIMESTAMP,
+            max_timestamp_ms=NO_TIMESTAMP,
+        )
+        pending.append(PendingBatch(topic_id=hole.topic_id, partition=hole.partition, batch=batch))
+    batches = PendingBatches.of(pending)
+    # A batch takes as many offsets as it spans, though it has no records.
+    batches.columns[RECORDS] = np.array([offsets for _, offsets in gone], np.int64)
+    return seal_segment(segment_id, WRITER, batches)
+
+
+class Holes:
+    def __init__(
+        self,
+        session: RecoverySession,
+        store: ObjectStore,
+        cluster: str,
+        settings: RecoverySettings,
+        report: Report,
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._cluster = cluster
+        self._settings = settings
+        self._report = report
+        self._footers = MergedFooters(store, settings.recovery_requests)
+        self.adopted_batches: Counter[BatchMark] = Counter()
+        """Batches without a producer that merged objects had past the end of the log."""
+
+    async def fill(self, on_holes: Callable[[str, int, int], None]) -> None:
+        """All holes, and what merged objects prove past the end of the log. `on_holes` hears (what, done, of)."""
+        rows = await self._session.run("spare_merged_objects")
+        spare = [(row.segment_id, row.object_key, row.size_bytes) for row in rows]
+        await self._footers.read(spare, lambda done, of: on_holes("Reading footers of merged objects", done, of))
+        holes = [_hole(row) for row in await self._session.run("holes")]
+        await self._publish_all(holes, on_holes)
+        await self._publish_all(await self._beyond(), on_holes)
+
+    async def _beyond(self) -> list[Hole]:
+        keys = self._footers.keys()
+        ends = await self._session.run(
+            "partition_ends", topic_ids=[key[0] for key in keys], partitions=[key[1] for key in keys]
+        )
+        found = [
+            beyond(key, row.high_watermark, row.max_timestamp_ms, self._footers.of(key))
+            for row in ends
+            if (key := (row.topic_id, row.partition))
+        ]
+        return [hole for hole in found if hole is not None]
+
+    async def _publish_all(self, holes: list[Hole], on_holes: Callable[[str, int, int], None]) -> None:
+        for start in range(0, len(holes), self._settings.recovery_holes_per_step):
+            some = holes[start : start + self._settings.recovery_holes_per_step]
+            await self._publish(await self._plan(some))
+            on_holes("Replacing what is missing", start + len(some), len(holes))
+
+    async def _plan(self, holes: list[Hole]) -> _Filling:
+        filling = _Filling(holes=holes)
+        checked: dict[ProvenRun, Sequence[ProvenBatch] | None] = {}
+        for hole in holes:
+            usable = list(self._footers.of(hole.key))
+            while (parts := await self._parts(hole, usable, checked)) is None:
+                hole = _shortened(hole, usable)
+            for part, batches in parts:
+                offsets = part.last_offset - part.base_offset + 1
+                if part.run is None:
+                    filling.gone.append((hole, part))
+                    self._report.give_up(
+                        hole.key,
+                        (part.base_offset, part.last_offset),
+                        _reason(hole),
+                        self._settings.recovery_listed,
+                    )
+                else:
+                    filling.runs += cut(hole, part, batches, self._settings.recovery_run_bytes)
+                    filling.adopted[part.run.segment_id] = self._footers.object(part.run.segment_id)
+                    self._report.of(hole.key).replaced += offsets
+                    if not hole.runs:
+                        self._remember(hole.key, batches, filling.seen)
+        return filling
+
+    def _remember(self, key: PartitionKey, batches: Sequence[ProvenBatch], seen: SeenBatches) -> None:
+        for batch in batches:
+            seen.add(key, batch.header, batch.base_offset)
+            if batch.header.producer_id == NO_PRODUCER_ID:
+                self.adopted_batches[(*key, batch.header.crc, batch.header.size_bytes)] += 1
+
+    async def _parts(
+        self, hole: Hole, usable: list[ProvenRun], checked: dict[ProvenRun, Sequence[ProvenBatch] | None]
+    ) -> list[tuple[Part, Sequence[ProvenBatch]]] | None:
+        """None if a run among the usable ones proved not to be: it is removed, and the hole is looked at again."""
+        found: list[tuple[Part, Sequence[ProvenBatch]]] = []
+        for part in parts_of(hole, usable):
+            if part.run is None:
+                found.append((part, []))
+                continue
+            if part.run not in checked:
+                checked[part.run] = await self._footers.batches_of(part.run)
+            batches = checked[part.run]
+            chosen = None if batches is None else chosen_batches(part, batches)
+            if chosen is None:
+                usable.remove(part.run)
+                return None
+            found.append((part, chosen))
+        return found
+
+    async def _publish(self, filling: _Filling) -> None:
+        """The object first, then the coordinates, in one transaction."""
+        if filling.gone:
+            segment_id = new_segment_id()
+            key = segment_key(self._cluster, segment_id)
+            pieces = [(hole, piece) for hole, part in filling.gone for piece in _pieces(part)]
+            sealed = gone_segment(segment_id, [(hole, piece[1] - piece[0] + 1) for hole, piece in pieces])
+            await self._store.put(key, sealed.chunks)
+            filling.adopted[segment_id] = (key, sealed.size_bytes)
+            filling.runs += _empty_runs(segment_id, sealed, pieces)
+        async with self._session.transaction():
+            await self._swap(filling)
+            await filling.seen.remember(self._session)
+
+    async def _swap(self, filling: _Filling) -> None:
+        run, adopted = self._session.run, filling.adopted
+        await run(
+            "adopt_objects",
+            segment_ids=list(adopted),
+            object_keys=[key for key, _ in adopted.values()],
+            sizes=[size_bytes for _, size_bytes in adopted.values()],
+            writer=WRITER,
+        )
+        keys = sorted({hole.key for hole in filling.holes})
+        await run("lock_partitions", topic_ids=[key[0] for key in keys], partitions=[key[1] for key in keys])
+        [deleted] = await run("delete_runs", **_ranges(filling.holes))
+        expected = sum(hole.runs for hole in filling.holes)
+        assert deleted.deleted == expected, "nothing else works on the log"
+        await run(
+            "insert_runs",
+            **_ranges(filling.runs),
+            segment_ids=[one.segment_id for one in filling.runs],
+            positions=[one.position for one in filling.runs],
+            lengths=[one.length for one in filling.runs],
+            min_timestamps=[one.min_timestamp_ms for one in filling.runs],
+            max_timestamps=[one.max_timestamp_ms for one in filling.runs],
+            running_max_timestamps=[one.running_max_timestamp_ms for one in filling.runs],
+        )
+        if filling.gone:
+            await run(
+                "note_gone",
+                topic_ids=[hole.topic_id for hole, _ in filling.gone],
+                partitions=[hole.partition for hole, _ in filling.gone],
+                base_offsets=[part.base_offset for _, part in filling.gone],
+                last_offsets=[part.last_offset for _, part in filling.gone],
+                reasons=[_reason(hole) for hole, _ in filling.gone],
+            )
+
+
+def _reason(hole: Hole) -> str:
+    return _GONE if hole.runs else _UNKNOWN
+
+
+def _shortened(hole: Hole, usable: Sequence[ProvenRun]) -> Hole:
+    """What lies past the end of the log reaches no farther than what is proven."""
+    if hole.runs:
+        return hole
+    last = max((run.last_offset for run in usable), default=hole.base_offset - 1)
+    return replace(hole, last_offset=Offset(last))
+
+
+def _ranges(ranges: Sequence[Hole] | Sequence[NewRun]) -> dict[str, list[Any]]:
+    return {
+        "topic_ids": [one.topic_id for one in ranges],
+        "partitions": [one.partition for one in ranges],
+        "base_offsets": [one.base_offset for one in ranges],
+        "last_offsets": [one.last_offset for one in ranges],
+    }
+
+
+def _pieces(part: Part) -> list[tuple[int, int]]:
+    """First and last offset of each empty batch."""
+    return [
+        (first, min(first + MOST_EMPTY_OFFSETS - 1, part.last_offset))
+        for first in range(part.base_offset, part.last_offset + 1, MOST_EMPTY_OFFSETS)
+    ]
+
+
+def _empty_runs(
+    segment_id: SegmentId, sealed: SealedSegment, pieces: Sequence[tuple[Hole, tuple[int, int]]]
+) -> list[NewRun]:
+    """One run per empty batch. Its time is none, so that searches by time pass it."""
+    return [
+        NewRun(
+            topic_id=hole.topic_id,
+            partition=hole.partition,
+            base_offset=Offset(first),
+            last_offset=Offset(last),
+            segment_id=segment_id,
+            position=BytePosition(placed.position),
+            length=HEADER_BYTES,
+            min_timestamp_ms=NO_TIMESTAMP,
+            max_timestamp_ms=NO_TIMESTAMP,
+            running_max_timestamp_ms=hole.running_max_timestamp_ms,
+        )
+        for placed, (hole, (first, last)) in zip(sealed.placed, pieces, strict=True)
+    ]
+
+
+def _hole(row: Any) -> Hole:
+    return Hole(**{name: getattr(row, name) for name in Hole.__dataclass_fields__})

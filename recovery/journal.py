@@ -1,0 +1,139 @@
+"""The bucket's journal, as recovery reads it: how far it reaches, and its content as the log's tables."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from recovery.plan import JournalPosition
+from recovery.producers import SeenBatches
+from recovery.settings import RecoverySettings
+from recovery.young import Unreadable, segment_to_commit
+from sequencer.commits import Assigned
+from sequencer.journal_loading import RunBeyond, empty, finish, load_entry, load_part, load_sequences
+from sequencer.journal_reading import JournalFound, JournalInBucket
+from sequencer.outcomes import decode_outcomes
+from sequencer.recovery import RecoverySession
+from storage.identifiers import ObjectKey, Partition, SegmentId
+from storage.object_store import ObjectNotFound, ObjectStore
+from storage.record_batch import read_header
+from storage.segment_batches import PARTITION, POSITION, TOPIC
+from storage.side_by_side import side_by_side
+
+_CLOCK_SLACK = timedelta(seconds=10)
+"""A commit notes its time a little before its transaction ends."""
+
+Progress = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What came of the journal."""
+
+    rows: int
+    beyond: Sequence[RunBeyond]
+    """Runs that do not join the log: what lies before them is in no entry."""
+
+
+class BucketJournal:
+    """What `find` found."""
+
+    def __init__(self, journal: JournalInBucket, found: JournalFound) -> None:
+        self._journal = journal
+        self.found = found
+
+    @classmethod
+    async def find(cls, store: ObjectStore, cluster: str) -> "BucketJournal | None":
+        """None: the bucket has no complete checkpoint. Raises StoreUnavailable."""
+        journal = JournalInBucket(store, cluster)
+        found = await journal.find()
+        return None if found is None else cls(journal, found)
+
+    @property
+    def position(self) -> JournalPosition:
+        last = self.found.last
+        return JournalPosition(
+            epoch=last.epoch, number=last.number if self.found.entries else self.found.checkpoint.follows
+        )
+
+    @property
+    def taken_at(self) -> datetime:
+        return datetime.fromisoformat(self.found.last.taken_at)
+
+    async def load(self, session: RecoverySession, progress: Progress) -> Loaded:
+        """Replaces the log's tables. Call it in a transaction. Raises CorruptJournal, JournalMismatch,
+        ObjectNotFound or StoreUnavailable."""
+        connection, found = session.connection, self.found
+        rows, beyond = 0, list[RunBeyond]()
+        await empty(connection)
+        async for tables in self._journal.checkpoint_tables(found.checkpoint):
+            await load_part(connection, tables)
+            rows += sum(one.rows for one in tables)
+            progress("Loading the checkpoint (rows)", rows, None)
+        await load_sequences(connection, found.checkpoint)
+        await connection.execute("ANALYZE partitions, runs, segments")
+        for number, entry in enumerate(found.entries, start=1):
+            tables = await self._journal.entry_tables(entry)
+            beyond += await load_entry(connection, entry, tables)
+            rows += sum(one.rows for one in tables)
+            progress("Loading entries", number, len(found.entries))
+        await finish(connection)
+        await session.run(
+            "note_loaded",
+            epoch=found.last.epoch,
+            last_entry=self.position.number,
+            checkpoint_number=found.checkpoint.number,
+            taken_at=self.taken_at,
+            producers_at=self.producers_at,
+        )
+        return Loaded(rows=rows, beyond=beyond)
+
+    @property
+    def producers_at(self) -> datetime:
+        """The moment of the producers' states: they are written more rarely than the rest."""
+        with_producers = [
+            entry for entry in self.found.entries if any(s.table == "producer_state" for s in entry.sections)
+        ]
+        last = with_producers[-1] if with_producers else self.found.checkpoint
+        return datetime.fromisoformat(last.taken_at)
+
+
+async def replay_producers(
+    session: RecoverySession,
+    store: ObjectStore,
+    settings: RecoverySettings,
+    since: datetime,
+    progress: Progress,
+) -> int:
+    """Producers' states become as new as the log, from the headers of what was committed since then; returns how many
+    segments were read. Repeating it is harmless."""
+    rows = await session.run("committed_since", since=since - _CLOCK_SLACK)
+    for start in range(0, len(rows), settings.recovery_requests):
+        group = rows[start : start + settings.recovery_requests]
+        data = await side_by_side(_data_of(store, row.object_key) for row in group)
+        seen = SeenBatches()
+        for row, one in zip(group, data, strict=True):
+            if one is not None:
+                _see(seen, row.segment_id, one, row.outcome)
+        await seen.remember(session)
+        progress("Reading producers' last batches", start + len(group), len(rows))
+    return len(rows)
+
+
+async def _data_of(store: ObjectStore, key: ObjectKey) -> bytes | memoryview | None:
+    try:
+        return await store.get(key)
+    except ObjectNotFound:
+        return None
+
+
+def _see(seen: SeenBatches, segment_id: SegmentId, data: bytes | memoryview, outcome: Sequence[int]) -> None:
+    segment = segment_to_commit(segment_id, data)
+    if isinstance(segment, Unreadable):
+        return
+    batches = segment.batches
+    each = decode_outcomes(outcome, len(batches)).each
+    for index, one in enumerate(each):
+        if isinstance(one, Assigned):
+            topic, partition, position = batches.columns[[TOPIC, PARTITION, POSITION], index].tolist()
+            key = (batches.topic_ids[topic], Partition(partition))
+            seen.add(key, read_header(data, position), one.base_offset)

@@ -1,0 +1,42 @@
+"""What the headers of batches at known offsets say of their producers, so that a retry of an acknowledged batch is a
+duplicate and never a second copy.
+"""
+
+from dataclasses import dataclass, field
+
+from recovery.plan import PartitionKey
+from sequencer.recovery import RecoverySession
+from storage.identifiers import NO_PRODUCER_ID
+from storage.record_batch import BatchHeader
+
+_LARGEST_SEQUENCE = (1 << 31) - 1
+
+
+@dataclass(slots=True)
+class SeenBatches:
+    """Columns of idempotent producers' batches; the rest is not taken."""
+
+    topic_ids: list[object] = field(default_factory=list)
+    partitions: list[int] = field(default_factory=list)
+    producer_ids: list[int] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+    base_offsets: list[int] = field(default_factory=list)
+    max_timestamps: list[int] = field(default_factory=list)
+
+    def add(self, key: PartitionKey, header: BatchHeader, base_offset: int) -> None:
+        if header.producer_id == NO_PRODUCER_ID:
+            return
+        last_sequence = (header.base_sequence + header.record_count - 1) & _LARGEST_SEQUENCE
+        self.topic_ids.append(key[0])
+        self.partitions.append(key[1])
+        self.producer_ids.append(header.producer_id)
+        self.epochs.append(header.producer_epoch)
+        self.sequences.append(header.base_sequence << 31 | last_sequence)
+        self.base_offsets.append(base_offset)
+        self.max_timestamps.append(header.max_timestamp_ms)
+
+    async def remember(self, session: RecoverySession) -> None:
+        """Adds them to the producers' states in the database."""
+        if self.topic_ids:
+            await session.run("replay_producers", **{name: getattr(self, name) for name in self.__slots__})

@@ -1,0 +1,31 @@
+"""A store for rehearsals: what is read is real, and nothing is written."""
+
+from collections.abc import AsyncIterator, Sequence
+
+from storage.byte_arrays import Buffer
+from storage.identifiers import ObjectKey
+from storage.object_store import ObjectInfo, ObjectStore
+
+
+class ReadOnlyStore:
+    """Of `ObjectStore`, what recovery uses."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.get = store.get
+        self.head = store.head
+        self.probe = store.probe
+        self.close = store.close
+        self.get_tagged = store.get_tagged
+
+    async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None:
+        """Nothing."""
+
+    async def put_if(self, key: ObjectKey, chunks: Sequence[Buffer], tag: str | None) -> None:
+        """Nothing."""
+
+    async def delete(self, keys: Sequence[ObjectKey]) -> None:
+        """Nothing."""
+
+    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        return self._store.list(prefix)

@@ -1,0 +1,276 @@
+"""`tidelog recover`: a database and a bucket that drifted apart become one log again (DESIGN §10, Restore).
+
+Promises that nothing is written before the ownership is taken; that agents of this database do not serve meanwhile;
+that a recovery which was killed at any point is finished by running it again; and that a rehearsal does the same work
+on copies and writes neither into the bucket nor into the database.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from recovery.census import take_census
+from recovery.holes import Holes
+from recovery.journal import BucketJournal, replay_producers
+from recovery.plan import JournalPosition, Side, Source, newer_side, young_since
+from recovery.read_only_store import ReadOnlyStore
+from recovery.report import RefusedSegment, Report
+from recovery.settings import RecoverySettings
+from recovery.undelete import Undelete, undelete_for
+from recovery.young import YoungSegments
+from sequencer.database import Database
+from sequencer.migrate import migrate
+from sequencer.ownership import Ownership, OwnershipLost
+from sequencer.recovery import WRITER, RecoverySession
+from sequencer.store_identity import Identity, WrongStore, identity_of
+from storage.identifiers import ObjectKey
+from storage.keys import is_merged
+from storage.object_store import ObjectStore, StoreSettings, StoreUnavailable
+from storage.side_by_side import side_by_side
+
+BEING_RECOVERED: Final = "this database is being recovered; run `tidelog recover` to its end"
+RATCHETS_WAITED: Final = 2
+
+
+class CannotRecover(Exception):
+    """There is nothing to recover from, or it takes a decision of the operator. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is to be recovered. `progress` hears (what is done, how much of it, of how much; None: not known)."""
+
+    database_url: str
+    store_url: str
+    cluster: str
+    take_over: bool = False
+    settings: RecoverySettings = field(default_factory=RecoverySettings)
+    store_settings: StoreSettings = field(default_factory=StoreSettings)
+    progress: Callable[[str, int, int | None], None] = lambda _what, _done, _of: None
+
+
+async def rehearse(task: Task, store: ObjectStore) -> Report:
+    """What `recover` would do. Writes nothing. Raises as it does, but for the ownership."""
+    timeout_s = task.settings.recovery_statement_timeout_s
+    async with RecoverySession.rehearse(task.database_url, statement_timeout_s=timeout_s) as session:
+        return await _Recovery(task, session, ReadOnlyStore(store)).run()
+
+
+async def recover(task: Task, store: ObjectStore) -> Report:
+    """Recovers. Raises CannotRecover, RecoveryAtWork, OwnershipLost, OwnershipUnconfirmed, WrongStore,
+    SequencerUnavailable or StoreUnavailable; in each case it may be run again."""
+    await migrate(task.database_url)
+    timeout_s = task.settings.recovery_statement_timeout_s
+    async with (
+        RecoverySession.open(task.database_url, statement_timeout_s=timeout_s) as session,
+        _opened(task.database_url) as database,
+    ):
+        recovery = _Recovery(task, session, store)
+        await recovery.check_place()
+        ownership = Ownership(database)
+        await _take(task, ownership, store)
+        report = await recovery.run()
+        await ownership.resume()
+        return report
+
+
+@asynccontextmanager
+async def _opened(database_url: str) -> AsyncIterator[Database]:
+    database = Database(database_url)
+    await database.open()
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+async def _take(task: Task, ownership: Ownership, store: ObjectStore) -> None:
+    """Returns when this database owns the bucket and no agent of any database writes into it any more."""
+    ratchet_s = task.settings.ownership_ratchet_s
+    state = await ownership.state()
+    alive_age_s = state.confirmed_age_s
+    if task.take_over:
+        taken = await ownership.take_over(store, task.cluster, ratchet_s=ratchet_s, stopped_because=BEING_RECOVERED)
+        alive_age_s = taken.before_age_s
+    else:
+        if state.lost_because != BEING_RECOVERED:
+            try:
+                await ownership.look(store, task.cluster)
+            except OwnershipLost as lost:
+                raise CannotRecover(
+                    f"{lost}. If this database is to own the bucket from now on, stop the other one and run"
+                    " `tidelog recover --take-over`"
+                ) from lost
+        await ownership.stop(BEING_RECOVERED)
+    if alive_age_s is not None and alive_age_s < RATCHETS_WAITED * ratchet_s:
+        await _wait(RATCHETS_WAITED * ratchet_s, task.progress)
+
+
+async def _wait(wait_s: float, progress: Callable[[str, int, int | None], None]) -> None:
+    """A former owner that lives notices in this time at the latest."""
+    began_s = time.monotonic()
+    while (passed_s := time.monotonic() - began_s) < wait_s:
+        progress("Waiting until a former owner has noticed (s)", int(passed_s), int(wait_s))
+        await asyncio.sleep(min(1.0, wait_s - passed_s))
+
+
+class _Recovery:
+    def __init__(self, task: Task, session: RecoverySession, store: ObjectStore) -> None:
+        self._task = task
+        self._settings = task.settings
+        self._session = session
+        self._store = store
+        self._report = Report(cluster=task.cluster, is_rehearsal=session.is_rehearsal)
+
+    async def check_place(self) -> Identity | None:
+        """Raises CannotRecover or WrongStore if this is the bucket of another cluster."""
+        database = await self._session.row("cluster")
+        identity = await identity_of(self._store, self._task.cluster)
+        if identity is not None and database.has_topics and identity.cluster_id != database.cluster_id:
+            raise WrongStore(
+                f"{self._task.store_url} under {self._task.cluster}/ belongs to cluster {identity.cluster_id}, and the"
+                f" database is that of cluster {database.cluster_id}: set TIDELOG_DATABASE_URL or TIDELOG_STORE_URL"
+            )
+        return identity
+
+    async def run(self) -> Report:
+        report, progress = self._report, self._task.progress
+        identity = await self.check_place()
+        for row in await self._session.run("partitions"):
+            change = report.of((row.topic_id, row.partition))
+            change.name, change.high_watermark_before = f"{row.name}/{row.partition}", row.high_watermark
+        with self._timed("journal"):
+            await self._read_log(identity)
+        with self._timed("listing"):
+            report.uploaded_objects, report.merged_objects = await take_census(
+                self._session,
+                self._store,
+                self._task.cluster,
+                self._settings,
+                lambda seen: progress("Listing objects", seen, None),
+            )
+        holes = Holes(self._session, self._store, self._task.cluster, self._settings, report)
+        with self._timed("missing objects"):
+            await self._session.run("find_missing")
+            await self._undelete()
+            await holes.fill(progress)
+        with self._timed("young segments"):
+            young = YoungSegments(self._session, self._store, self._settings, report, holes.adopted_batches)
+            since = young_since(report.last_entry_at, self._settings.recovery_young_margin_s)
+            await young.append(since, lambda done, of: progress("Appending young segments", done, of))
+        await self._finish()
+        return report
+
+    async def _read_log(self, identity: Identity | None) -> None:
+        """Decides which side is newer; the journal then replaces the database's log."""
+        report, session = self._report, self._session
+        journal = await BucketJournal.find(self._store, self._task.cluster)
+        row = await session.row("journal_side", writer=WRITER)
+        database = Side(position=JournalPosition(epoch=row.epoch, number=row.last_entry), known_at=row.known_at)
+        bucket = None if journal is None else Side(position=journal.position, known_at=journal.taken_at)
+        report.database_position = database.position
+        report.source = newer_side(database, bucket)
+        if journal is not None:
+            report.bucket_position, report.journal_faults = journal.position, journal.found.faults
+        if report.source is Source.JOURNAL:
+            assert journal is not None
+            await self._load(journal)
+        else:
+            report.last_entry_at = row.known_at
+        producers_since = (await session.row("journal_side", writer=WRITER)).recovering_producers_since
+        if producers_since is not None:
+            await replay_producers(session, self._store, self._settings, producers_since, self._task.progress)
+        await self._check_log(identity)
+
+    async def _load(self, journal: BucketJournal) -> None:
+        report, session = self._report, self._session
+        async with session.transaction():
+            loaded = await journal.load(session, self._task.progress)
+        report.journal_rows, report.last_entry_at = loaded.rows, journal.taken_at
+        for run in loaded.beyond:
+            report.refuse(
+                RefusedSegment(
+                    object_key=ObjectKey(f"{run.topic_id}/{run.partition} [{run.base_offset}, {run.last_offset}]"),
+                    reason="what lies before it is in no entry of the journal",
+                    records=run.last_offset - run.base_offset + 1,
+                ),
+                self._settings.recovery_listed,
+            )
+        await session.connection.execute("ANALYZE segments")
+        await session.connection.execute("ANALYZE runs")
+        for row in await session.run("partitions"):
+            report.of((row.topic_id, row.partition)).name = f"{row.name}/{row.partition}"
+
+    async def _check_log(self, identity: Identity | None) -> None:
+        """Raises CannotRecover where there is no log at all."""
+        report, session = self._report, self._session
+        database = await session.row("cluster")
+        if not database.has_topics:
+            raise CannotRecover(
+                f"the database is empty and {self._task.store_url} holds no journal under {self._task.cluster}/:"
+                " restore a backup of the database first, or correct TIDELOG_STORE_URL or TIDELOG_CLUSTER"
+            )
+        if identity is not None and database.store_id != identity.store_id and report.source is Source.JOURNAL:
+            await session.run(
+                "adopt_identity",
+                cluster_id=identity.cluster_id,
+                store_id=identity.store_id,
+                store_name=f"{self._task.store_url} under {self._task.cluster}/",
+            )
+
+    async def _undelete(self) -> None:
+        missing = await self._session.run("missing_objects")
+        self._report.missing_objects = len(missing)
+        if not missing or not self._settings.recovery_undelete:
+            return
+        versions: Undelete = undelete_for(
+            self._task.store_url, self._task.store_settings, changes_bucket=not self._session.is_rehearsal
+        )
+        if not await versions.is_possible():
+            return
+        size = self._settings.recovery_requests
+        for start in range(0, len(missing), size):
+            group = missing[start : start + size]
+            back = await side_by_side(versions.undelete(ObjectKey(row.object_key), row.size_bytes) for row in group)
+            for row, is_back in zip(group, back, strict=True):
+                if is_back:
+                    self._report.undeleted_objects += 1
+                    await self._session.run(
+                        "found_again",
+                        segment_id=row.segment_id,
+                        object_key=row.object_key,
+                        size_bytes=row.size_bytes,
+                        is_merged=is_merged(ObjectKey(row.object_key)),
+                    )
+            self._task.progress("Undeleting objects", start + len(group), len(missing))
+
+    async def _finish(self) -> None:
+        """What agents may not find as it was: leases, cached coordinates, numbers that were given out."""
+        session, margin = self._session, self._settings.recovery_sequence_margin
+        async with session.transaction():
+            self._report.leftovers = (await session.row("doom_leftovers", writer=WRITER)).doomed
+            await session.run("forget_gone_ranges")
+            await session.run("end_writing", writer=WRITER)
+            await session.run("end_journal_loading")
+            await session.run("raise_partition_epochs")
+            await session.run("drop_workers")
+            await session.run("jump_sequences", margin=margin)
+            await session.run("jump_producer_ids", margin=margin)
+            await session.run("fence_coordinators")
+        for row in await session.run("partitions"):
+            change = self._report.of((row.topic_id, row.partition))
+            change.name, change.high_watermark_after = f"{row.name}/{row.partition}", row.high_watermark
+
+    @contextmanager
+    def _timed(self, step: str):  # type: ignore[no-untyped-def]
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._report.seconds[step] = time.monotonic() - began_s
+
+
+__all__ = ["BEING_RECOVERED", "CannotRecover", "StoreUnavailable", "Task", "recover", "rehearse"]

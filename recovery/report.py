@@ -1,0 +1,133 @@
+"""What a recovery found and did, or would do: counts of everything, and the first of each kind by name."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from recovery.plan import JournalPosition, PartitionKey, Source
+from storage.identifiers import ObjectKey
+
+
+@dataclass(slots=True, kw_only=True)
+class PartitionChange:
+    """What becomes of one partition, in records (offsets)."""
+
+    name: str
+    high_watermark_before: int | None = None
+    """In the database as it was found; None: it had no such partition."""
+    high_watermark_after: int | None = None
+    """None: the partition is not there any more."""
+    replaced: int = 0
+    """Their object was missing; another one has them, at their offsets."""
+    gone: int = 0
+    """No object has them any more."""
+    appended: int = 0
+    """Their offsets were not known: they stand at the end now, in the order of their uploads."""
+    duplicates: int = 0
+    """In young segments, but in the log already."""
+    refused: int = 0
+    """In young segments, and not to be appended."""
+
+    @property
+    def is_changed(self) -> bool:
+        counts = self.replaced or self.gone or self.appended or self.refused
+        return bool(counts) or self.high_watermark_before != self.high_watermark_after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedSegment:
+    """Young segments that are not taken, or not as a whole, and why."""
+
+    object_key: ObjectKey
+    reason: str
+    records: int | None
+    """None: the object cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoneOffsets:
+    """Offsets `[base_offset, last_offset]` of a partition that no object holds any more, and why."""
+
+    key: PartitionKey
+    name: str
+    base_offset: int
+    last_offset: int
+    reason: str
+
+    @property
+    def offsets(self) -> int:
+        return self.last_offset - self.base_offset + 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """Filled step by step."""
+
+    cluster: str
+    is_rehearsal: bool
+    source: Source = Source.DATABASE
+    database_position: JournalPosition | None = None
+    bucket_position: JournalPosition | None = None
+    journal_faults: Sequence[str] = ()
+    """Objects of the journal that are missing or corrupt, in words."""
+    last_entry_at: datetime | None = None
+    """When the last journal entry's snapshot was taken, or the last commit that the database knows; None: never."""
+    uploaded_objects: int = 0
+    merged_objects: int = 0
+    journal_rows: int = 0
+    missing_objects: int = 0
+    undeleted_objects: int = 0
+    young_segments: int = 0
+    leftovers: int = 0
+    """Objects that nothing names: garbage from now on."""
+    partitions: dict[PartitionKey, PartitionChange] = field(default_factory=dict)
+    gone_ranges: list[GoneOffsets] = field(default_factory=list)
+    gone_more: int = 0
+    """Ranges that are counted only."""
+    refused: list[RefusedSegment] = field(default_factory=list)
+    refused_more: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    """How long each step took."""
+
+    def of(self, key: PartitionKey) -> PartitionChange:
+        topic_id, partition = key
+        return self.partitions.setdefault(key, PartitionChange(name=f"{topic_id}/{partition}"))
+
+    def give_up(self, key: PartitionKey, offsets: tuple[int, int], reason: str, most_listed: int) -> None:
+        """Offsets from the first to the last one."""
+        base_offset, last_offset = offsets
+        change = self.of(key)
+        change.gone += last_offset - base_offset + 1
+        if len(self.gone_ranges) < most_listed:
+            self.gone_ranges.append(
+                GoneOffsets(key=key, name=change.name, base_offset=base_offset, last_offset=last_offset, reason=reason)
+            )
+        else:
+            self.gone_more += 1
+
+    def refuse(self, one: RefusedSegment, most_listed: int) -> None:
+        if len(self.refused) < most_listed:
+            self.refused.append(one)
+        else:
+            self.refused_more += 1
+
+    @property
+    def appended(self) -> int:
+        return sum(change.appended for change in self.partitions.values())
+
+    @property
+    def replaced(self) -> int:
+        return sum(change.replaced for change in self.partitions.values())
+
+    @property
+    def gone(self) -> int:
+        return sum(change.gone for change in self.partitions.values())
+
+    @property
+    def records_refused(self) -> int:
+        return sum(change.refused for change in self.partitions.values())
+
+    @property
+    def is_lossless(self) -> bool:
+        """Everything that was found is in the log."""
+        return not (self.gone or self.refused or self.refused_more)

@@ -1,0 +1,244 @@
+"""Young segments: uploaded, perhaps acknowledged, and named by no journal entry. They are appended to the log in the
+order of their ids.
+
+Promises that only segments whose every byte passes its checks are appended; that they go through the agents' own
+commit, so that an idempotent producer's batch is never there twice; that batches which came before their predecessors
+are tried again as long as others are accepted; and that whatever is refused in the end is listed.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recovery.holes import BatchMark
+from recovery.report import RefusedSegment, Report
+from recovery.settings import RecoverySettings
+from sequencer.commits import (
+    BatchOutcome,
+    Committed,
+    Duplicate,
+    FencedEpoch,
+    Outcomes,
+    OutOfOrderSequence,
+    SegmentToCommit,
+    UnknownPartition,
+    UnknownProducer,
+    WrittenBefore,
+)
+from sequencer.outcomes import decode_outcomes
+from sequencer.recovery import WRITER, RecoverySession
+from storage.byte_arrays import Buffer
+from storage.identifiers import NO_PRODUCER_ID, ObjectKey, Partition, SegmentId
+from storage.object_store import ObjectNotFound, ObjectStore
+from storage.record_batch import index_batches, read_header
+from storage.segment import CorruptSegment, verify_segment
+from storage.segment_batches import COLUMNS, CRC, LENGTH, PARTITION, PRODUCER_ID, RECORDS, TOPIC, PlacedBatches
+from storage.side_by_side import side_by_side
+
+_MARK: Final = [TOPIC, PARTITION, LENGTH, RECORDS, PRODUCER_ID, CRC]
+_MAY_BE_ACCEPTED_LATER = (OutOfOrderSequence, UnknownProducer)
+_REASONS: Final[dict[type, str]] = {
+    OutOfOrderSequence: "a batch of its producer is missing before it",
+    UnknownProducer: "nothing is known of its producer, and it is not the first batch",
+    FencedEpoch: "a newer epoch of its producer has written since",
+    UnknownPartition: "its topic or partition is not known",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """Why a segment cannot be appended."""
+
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class _Deferred:
+    """A segment some of whose batches were refused and may be accepted after others."""
+
+    to_commit: SegmentToCommit
+    object_key: ObjectKey
+    outcomes: list[BatchOutcome]
+
+
+def segment_to_commit(segment_id: SegmentId, data: Buffer) -> SegmentToCommit | Unreadable:
+    """What an agent would commit, from a segment's bytes alone. A batch's minimum timestamp is that of its run."""
+    try:
+        footer = verify_segment(data)
+    except CorruptSegment as corrupt:
+        return Unreadable(reason=str(corrupt))
+    if footer.segment_id != segment_id:
+        return Unreadable(reason=f"it holds segment {footer.segment_id}")
+    if footer.writer == WRITER:
+        return Unreadable(reason="")  # of a recovery that did not end: it holds no records
+    topic_ids = tuple(sorted({run.topic_id for run in footer.runs}))
+    numbers = {topic_id: number for number, topic_id in enumerate(topic_ids)}
+    columns: list[tuple[int, ...]] = []
+    for run in footer.runs:
+        for position in index_batches(data, run.position, run.position + run.length)["position"].tolist():
+            header = read_header(data, position)
+            columns.append(
+                (
+                    numbers[run.topic_id],
+                    run.partition,
+                    position,
+                    header.size_bytes,
+                    header.record_count,
+                    run.min_timestamp_ms,
+                    header.max_timestamp_ms,
+                    header.producer_id,
+                    header.producer_epoch,
+                    header.base_sequence,
+                    header.crc,
+                )
+            )
+    placed = PlacedBatches(topic_ids=topic_ids, columns=np.array(columns, np.int64).reshape(-1, COLUMNS).T.copy())
+    return SegmentToCommit(segment_id=segment_id, size_bytes=len(data), batches=placed)
+
+
+class YoungSegments:
+    def __init__(
+        self,
+        session: RecoverySession,
+        store: ObjectStore,
+        settings: RecoverySettings,
+        report: Report,
+        in_the_log: Counter[BatchMark],
+    ) -> None:
+        """`in_the_log`: batches without a producer that may lie in young segments and are in the log already."""
+        self._session = session
+        self._store = store
+        self._settings = settings
+        self._report = report
+        self._in_the_log = in_the_log
+        self._deferred: list[_Deferred] = []
+
+    async def append(self, since: datetime | None, on_segments: Callable[[int, int], None]) -> None:
+        """All segments uploaded since then that the log does not know. `on_segments` hears (done, of)."""
+        rows = await self._session.run("young_objects", since=since, writer=WRITER)
+        self._report.young_segments = len(rows)
+        for start in range(0, len(rows), self._settings.recovery_requests):
+            group = rows[start : start + self._settings.recovery_requests]
+            found = await side_by_side(self._read(row.segment_id, row.object_key) for row in group)
+            readable: list[tuple[SegmentToCommit, ObjectKey]] = []
+            for one, row in zip(found, group, strict=True):
+                if isinstance(one, Unreadable):
+                    if one.reason:
+                        self._refuse(row.object_key, one.reason, None)
+                elif row.outcome is None:
+                    new = self._without_known(one)
+                    if new is not None:
+                        readable.append((new, row.object_key))
+                else:
+                    known = list(decode_outcomes(row.outcome, len(one.batches)).each)
+                    self._deferred.append(_Deferred(to_commit=one, object_key=row.object_key, outcomes=known))
+            await self._commit(readable)
+            on_segments(start + len(group), len(rows))
+        await self._try_again()
+        for deferred in self._deferred:
+            self._count(deferred.to_commit, deferred.outcomes, deferred.object_key)
+
+    async def _read(self, segment_id: SegmentId, object_key: ObjectKey) -> SegmentToCommit | Unreadable:
+        try:
+            data = await self._store.get(object_key)
+        except ObjectNotFound:
+            return Unreadable(reason="")  # deleted since it was listed: it was garbage
+        return await asyncio.to_thread(segment_to_commit, segment_id, data)
+
+    def _without_known(self, segment: SegmentToCommit) -> SegmentToCommit | None:
+        """None if all its batches are in the log."""
+        columns, topic_ids = segment.batches.columns, segment.batches.topic_ids
+        new: list[int] = []
+        for index, (topic, partition, length, records, producer_id, crc) in enumerate(columns[_MARK].T.tolist()):
+            mark = (topic_ids[topic], Partition(partition), crc, length)
+            if producer_id == NO_PRODUCER_ID and self._in_the_log[mark] > 0:
+                self._in_the_log[mark] -= 1
+                self._report.of((topic_ids[topic], Partition(partition))).duplicates += records
+            else:
+                new.append(index)
+        if len(new) == len(segment.batches):
+            return segment
+        return replace(segment, batches=_some(segment.batches, np.array(new, np.int64))) if new else None
+
+    async def _commit(self, segments: Sequence[tuple[SegmentToCommit, ObjectKey]]) -> None:
+        """In one transaction, with their reservation."""
+        if not segments:
+            return
+        async with self._session.transaction():
+            await self._session.run(
+                "reserve_again",
+                segment_ids=[one.segment_id for one, _ in segments],
+                object_keys=[key for _, key in segments],
+                writer=WRITER,
+            )
+            answers = await self._session.commit([one for one, _ in segments])
+        for (one, key), answer in zip(segments, answers, strict=True):
+            assert isinstance(answer, Committed), "it was reserved in this transaction"
+            outcomes = list(answer.outcomes)
+            if any(isinstance(each, _MAY_BE_ACCEPTED_LATER) for each in outcomes):
+                self._deferred.append(_Deferred(to_commit=one, object_key=key, outcomes=outcomes))
+            else:
+                self._count(one, outcomes, key)
+
+    async def _try_again(self) -> None:
+        """Round after round, until one changes nothing."""
+        changed = bool(self._deferred)
+        while changed:
+            changed = False
+            for deferred in self._deferred:
+                changed |= await self._commit_rest(deferred)
+
+    async def _commit_rest(self, deferred: _Deferred) -> bool:
+        """Commits those batches of a segment that were refused so far; whether any was accepted now."""
+        refused = np.flatnonzero([isinstance(each, _MAY_BE_ACCEPTED_LATER) for each in deferred.outcomes])
+        if not len(refused):
+            return False
+        segment = deferred.to_commit
+        rest = SegmentToCommit(
+            segment_id=segment.segment_id, size_bytes=segment.size_bytes, batches=_some(segment.batches, refused)
+        )
+        async with self._session.transaction():
+            await self._session.run("commit_again", segment_id=segment.segment_id)
+            [answer] = await self._session.commit([rest])
+            assert isinstance(answer, Committed), "it is reserved in this transaction"
+            is_better = not all(isinstance(each, _MAY_BE_ACCEPTED_LATER) for each in answer.outcomes)
+            for index, outcome in zip(refused.tolist(), answer.outcomes, strict=True):
+                deferred.outcomes[index] = outcome
+            await self._session.set_outcome(segment.segment_id, Outcomes.of(deferred.outcomes))
+        return is_better
+
+    def _count(self, segment: SegmentToCommit, outcomes: Sequence[BatchOutcome], key: ObjectKey) -> None:
+        columns, refused = segment.batches.columns, dict[str, int]()
+        for index, outcome in enumerate(outcomes):
+            topic_id = segment.batches.topic_ids[int(columns[TOPIC, index])]
+            change = self._report.of((topic_id, Partition(int(columns[PARTITION, index]))))
+            records = int(columns[RECORDS, index])
+            reason = _REASONS.get(type(outcome))
+            if reason is not None:
+                change.refused += records
+                refused[reason] = refused.get(reason, 0) + records
+            elif isinstance(outcome, Duplicate | WrittenBefore):
+                change.duplicates += records
+            else:
+                change.appended += records
+        for reason, records in refused.items():
+            self._refuse(key, reason, records)
+
+    def _refuse(self, key: ObjectKey, reason: str, records: int | None) -> None:
+        self._report.refuse(
+            RefusedSegment(object_key=key, reason=reason, records=records), self._settings.recovery_listed
+        )
+
+
+def _some(batches: PlacedBatches, which: NDArray[np.int64]) -> PlacedBatches:
+    """Of these topics alone: the commit names no topic that has no batch."""
+    columns = np.take(batches.columns, which, axis=1)
+    used = np.unique(columns[TOPIC])
+    columns[TOPIC] = np.searchsorted(used, columns[TOPIC])
+    return PlacedBatches(topic_ids=tuple([batches.topic_ids[topic] for topic in used.tolist()]), columns=columns)

@@ -1,0 +1,161 @@
+"""A log rebuilt from the bucket alone: the journal, and the segments that are younger."""
+
+from collections.abc import Sequence
+
+import psycopg
+import pytest
+
+from compactor.doctor import examine
+from compactor.journal_writer import JournalWriter
+from recovery.plan import Source
+from sequencer.commits import Committed, Duplicate
+from sequencer.topics import Topic
+from storage.keys import checkpoints_prefix, journal_prefix
+from tests.compactor.builders import CLUSTER, keys_in, pending, settings, written
+from tests.compactor.merging import a_log, read_all, read_back
+from tests.fixtures.postgres import TEMPLATE
+from tests.recovery.conftest import Place
+from tests.recovery.test_recover import idempotent, is_healthy
+
+
+@pytest.fixture
+async def topic(place: Place) -> Topic:
+    return await place.sequencer.topics.create("orders", 2, {"retention.ms": "-1"})
+
+
+async def journal(place: Place, *, checkpoint: bool = False) -> None:
+    """An entry, or the checkpoint that comes first."""
+    await place.sequencer.ownership.ratchet(place.store, CLUSTER)
+    writer = JournalWriter(place.sequencer, place.store, CLUSTER, settings(checkpoint_interval_s=0.001))
+    await writer.write_entry()
+    if checkpoint:
+        await writer.write_checkpoint_if_due()
+
+
+async def begin(place: Place) -> None:
+    await place.sequencer.store_identity.bind(place.store, CLUSTER, place.store_url)
+    await journal(place)
+
+
+def destroy(place: Place) -> None:
+    """An empty database is all there is."""
+    place.restore(TEMPLATE)
+    with psycopg.connect(place.database_url) as connection:
+        connection.execute("UPDATE ownership SET confirmed_at = NULL, system_identifier = NULL")
+
+
+async def test_what_the_journal_knows_is_back_at_its_offsets_and_what_is_younger_is_appended(
+    place: Place, topic: Topic
+) -> None:
+    await begin(place)
+    await a_log(place.sequencer, place.store, topic, segments=5)
+    await journal(place)
+    other = await place.sequencer.topics.create("later", 1, {"retention.ms": "-1"})
+    await written(place.sequencer, place.store, pending(other, 3))
+    await journal(place)
+    known = [*await read_all(place.sequencer, place.store, topic), *await read_all(place.sequencer, place.store, other)]
+    await a_log(place.sequencer, place.store, topic, segments=2, first=5)
+    all_of_it = await read_all(place.sequencer, place.store, topic)
+
+    destroy(place)
+    report = await place.recover()
+
+    assert (report.source, report.is_lossless) == (Source.JOURNAL, True)
+    assert (report.young_segments, report.appended) == (2, 8)
+    after = await read_all(place.sequencer, place.store, topic)
+    assert [one.batches for one in after] == [one.batches for one in all_of_it]
+    assert (await read_back(place.sequencer, place.store, other)).batches == known[-1].batches
+    await place.sequencer.store_identity.check(place.store, CLUSTER, place.store_url)
+    assert await is_healthy(place)
+
+
+async def test_a_database_that_is_newer_than_the_journal_stays(place: Place, topic: Topic) -> None:
+    await begin(place)
+    await a_log(place.sequencer, place.store, topic, segments=2)
+    await journal(place)
+    await a_log(place.sequencer, place.store, topic, segments=2, first=2)
+    before = await read_all(place.sequencer, place.store, topic)
+
+    report = await place.recover()
+
+    assert (report.source, report.young_segments) == (Source.DATABASE, 0)
+    assert await read_all(place.sequencer, place.store, topic) == before
+
+
+async def test_a_backup_older_than_the_journal_goes_on_where_the_journal_ends(place: Place, topic: Topic) -> None:
+    await begin(place)
+    await a_log(place.sequencer, place.store, topic, segments=2)
+    await journal(place)
+    backup = place.back_up()
+    await a_log(place.sequencer, place.store, topic, segments=3, first=2)
+    await journal(place, checkpoint=True)
+    before = await read_all(place.sequencer, place.store, topic)
+
+    place.restore(backup)
+    report = await place.recover()
+
+    assert report.source is Source.JOURNAL
+    assert await read_all(place.sequencer, place.store, topic) == before
+    assert await is_healthy(place)
+
+
+async def test_a_retry_of_a_batch_that_the_journal_knows_is_a_duplicate(place: Place, topic: Topic) -> None:
+    """Producers' states are journaled more rarely than segments: the headers of the batches say the rest."""
+    await begin(place)
+    for sequence in range(12):
+        await written(place.sequencer, place.store, idempotent(topic, sequence))
+        await journal(place)
+
+    destroy(place)
+    await place.recover()
+
+    outcomes: Sequence[object] = []
+    for sequence in (11, 12):
+        segment = await written(place.sequencer, place.store, idempotent(topic, sequence))
+        [answer] = await place.sequencer.commits.commit([segment.to_commit])
+        assert isinstance(answer, Committed)
+        outcomes = [*outcomes, *answer.outcomes]
+    assert isinstance(outcomes[0], Duplicate)
+    assert outcomes[0].base_offset == 11
+    assert (await read_back(place.sequencer, place.store, topic)).high_watermark == 13
+    diagnosis = await examine(place.sequencer, place.store, CLUSTER, verify_contents=True)
+    assert diagnosis.is_healthy, diagnosis.summary()
+
+
+async def test_a_dry_run_on_an_empty_database_reads_the_journal_and_leaves_it_empty(place: Place, topic: Topic) -> None:
+    await begin(place)
+    await a_log(place.sequencer, place.store, topic, segments=2)
+    await journal(place)
+    await a_log(place.sequencer, place.store, topic, segments=1, first=2)
+    place.server_without(place.name)
+
+    would = await place.rehearse()
+
+    with psycopg.connect(place.database_url) as connection:
+        tables = connection.execute("SELECT count(*) FROM pg_stat_user_tables").fetchone()
+    assert tables == (0,)
+    assert (would.source, would.appended) == (Source.JOURNAL, 4)
+    did = await place.recover()
+    assert did.appended == would.appended
+    assert await is_healthy(place)
+
+
+async def test_the_journal_goes_on_after_a_recovery(place: Place, topic: Topic) -> None:
+    await begin(place)
+    await a_log(place.sequencer, place.store, topic, segments=2)
+    await journal(place)
+    destroy(place)
+    await place.recover()
+
+    await place.sequencer.ownership.resume()
+    await journal(place)
+    await a_log(place.sequencer, place.store, topic, segments=2, first=2)
+    await journal(place)
+    before = await read_all(place.sequencer, place.store, topic)
+    destroy(place)
+    report = await place.recover()
+
+    assert report.young_segments == 0
+    assert await read_all(place.sequencer, place.store, topic) == before
+    kinds = {key.split("/")[1] for key in await keys_in(place.store)}
+    assert {checkpoints_prefix("x").split("/")[1], journal_prefix("x").split("/")[1]} <= kinds
