@@ -34,6 +34,7 @@ class Sight(StrEnum):
     LATE = "of them segments that came late and wait for their second deletion"
     HISTORY_RECORDED = "of them history files, retained or waiting for their deletion"
     IDENTITY = "of them such as name the cluster"
+    BACKUP = "of them backups of Postgres"
     HISTORY_RESERVED = "of them under the prefix of a history job"
 
 

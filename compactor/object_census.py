@@ -10,7 +10,7 @@ from sequencer.client import Sequencer
 from sequencer.history import history_prefix
 from sequencer.inspection import SegmentRow
 from storage.identifiers import ObjectKey, SegmentId
-from storage.keys import identity_prefix, is_merged, segment_id_of
+from storage.keys import backups_prefix, identity_prefix, is_merged, segment_id_of
 from storage.object_store import ObjectInfo, ObjectStore, is_there
 
 
@@ -51,6 +51,7 @@ class ObjectCensus:
             key: _sight(key, segment_id, rows) for key, segment_id in segments.items()
         }
         sights.update({key: Sight.IDENTITY for key in keys if key.startswith(identity_prefix(self._cluster))})
+        sights.update({key: Sight.BACKUP for key in keys if key.startswith(backups_prefix(self._cluster))})
         sights.update(await self._history_sights(history))
         if chart is not None:
             for sight in sights.values():

@@ -24,6 +24,7 @@ class Commands(LazyGroup):
             ("ttl", "Drop history that its topic's retention has expired."),
             ("sql", "Ask Spark SQL about compacted topics."),
             ("doctor", "Check the log and the bucket against each other, both ways."),
+            ("backup", "Base backups and archived WAL of the sequencer's Postgres, in the bucket."),
             ("agent", "Run one agent."),
             ("migrate", "Bring the database's schema up to date."),
         )
