@@ -23,6 +23,7 @@ from tidelog.errors import UserError
 PATIENCE_S = 60.0
 QUICK = EmbeddedPostgresSettings(durable=False)
 Run = Callable[..., Result]
+_IS_ARCHIVED = "SELECT coalesce(last_archived_wal, '') >= '{wal}' FROM pg_stat_archiver"
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def archive_now(server: EmbeddedPostgres) -> None:
     """Returns when all that is committed is in the archive."""
     wal = execute(server, "SELECT pg_walfile_name(pg_current_wal_lsn())")[0]
     execute(server, "SELECT pg_switch_wal()")
-    wait_until(lambda: execute(server, "SELECT last_archived_wal FROM pg_stat_archiver")[0] >= wal)
+    wait_until(lambda: execute(server, _IS_ARCHIVED.format(wal=wal))[0])
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
