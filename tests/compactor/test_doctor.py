@@ -67,7 +67,7 @@ async def test_an_empty_cluster_is_healthy(sequencer: Sequencer, local_store: Ob
 
 async def test_backups_of_postgres_are_no_orphans(sequencer: Sequencer, any_store: ObjectStore) -> None:
     likely_mistaken = f"{backups_prefix(CLUSTER)}segments/{new_segment_id().hex[:2]}/{new_segment_id()}"
-    for key in (f"{backups_prefix(CLUSTER)}7711/wals/0000000100000000/000000010000000000000001.gz", likely_mistaken):
+    for key in (f"{backups_prefix(CLUSTER)}7711/wals/0000000100000000/000000010000000000000001.lz4", likely_mistaken):
         await any_store.put(ObjectKey(key), [b"not Tidelog's"])
 
     found = await look(sequencer, any_store)

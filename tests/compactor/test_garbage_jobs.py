@@ -88,7 +88,7 @@ async def test_an_emptied_segment_goes_step_by_step_and_a_live_one_stays(
 
 async def test_backups_of_postgres_outlive_every_job(sequencer: Sequencer, any_store: ObjectStore) -> None:
     gone = await emptied(sequencer, any_store)
-    backup = ObjectKey(f"{backups_prefix(CLUSTER)}7711/base/20261122T120000/data.tar.gz")
+    backup = ObjectKey(f"{backups_prefix(CLUSTER)}7711/base/20261122T120000/data.tar.lz4")
     alike = ObjectKey(f"{backups_prefix(CLUSTER)}{gone.key.removeprefix(CLUSTER).strip('/')}")
     for key in (backup, alike):
         await any_store.put(key, [b"not Tidelog's"])

@@ -73,7 +73,7 @@ class Archive:
         The test at its start keeps a copy of the data directory that is started elsewhere on the machine from writing
         into the original's archive.
         """
-        words = [program, "--gzip", *self.store_options(), self.url, server]
+        words = [program, "--lz4", *self.store_options(), self.url, server]
         return f"[ . -ef {_quoted(data_directory)} ] && {self._prepared(keys_file, words)} %p"
 
     def restore_command(self, program: str, server: str, keys_file: str) -> str:

@@ -16,7 +16,7 @@ class BackupSettings(BaseSettings):
     backup_wal_wait_s: float = Field(default=60.0, gt=0)
     """Longest wait for Postgres to archive one WAL file, before a base backup is begun."""
     backup_jobs: int = Field(default=2, ge=1)
-    """Uploads at a time while a base backup is taken, and WAL files fetched at a time while one is restored."""
+    """Uploads at a time while a base backup is taken."""
     backup_keys_file: str | None = None
     """Where Postgres finds the bucket's keys on its machine; by default a file next to the data directory."""
     backup_list_timeout_s: float = Field(default=60.0, gt=0)
