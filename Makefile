@@ -65,7 +65,7 @@ bench: install ## Tidelog beside its peers and the raw store; writes RESULTS.md
 	$(BIN)/python -W ignore -m benchmarks
 
 lock: ## resolve pyproject.toml into requirements.lock
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra backup --group dev pyproject.toml -o requirements.lock
 
 clean: ## remove what install and tests made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache tests/clients/node/node_modules

@@ -10,7 +10,15 @@ from sequencer.client import Sequencer
 from sequencer.history import history_prefix
 from sequencer.inspection import SegmentRow
 from storage.identifiers import ObjectKey, SegmentId
-from storage.keys import checkpoints_prefix, identity_prefix, is_merged, journal_prefix, ownership_key, segment_id_of
+from storage.keys import (
+    backups_prefix,
+    checkpoints_prefix,
+    identity_prefix,
+    is_merged,
+    journal_prefix,
+    ownership_key,
+    segment_id_of,
+)
 from storage.object_store import ObjectInfo, ObjectStore, is_there
 
 
@@ -54,6 +62,7 @@ class ObjectCensus:
         sights.update({key: Sight.IDENTITY for key in keys if key == ownership_key(self._cluster)})
         journal = (journal_prefix(self._cluster), checkpoints_prefix(self._cluster))
         sights.update({key: Sight.JOURNAL for key in keys if key.startswith(journal)})
+        sights.update({key: Sight.BACKUP for key in keys if key.startswith(backups_prefix(self._cluster))})
         sights.update(await self._history_sights(history))
         if chart is not None:
             for sight in sights.values():

@@ -64,7 +64,9 @@ CHECKPOINT_TABLES: Final = (
     "segments",
     "runs",
 )
-NOT_IN_THE_JOURNAL: Final = frozenset({"migrations", "journal", "ownership", "jobs", "holds", "dooming", "doubts", "merge_tiers"})
+NOT_IN_THE_JOURNAL: Final = frozenset(
+    {"migrations", "journal", "ownership", "jobs", "holds", "dooming", "doubts", "merge_tiers"}
+)
 """Who works on what, who owns the bucket, what was counted: a rebuilt database begins without."""
 
 _PACE: Final = 20.0

@@ -27,6 +27,11 @@ def merged_prefix(cluster: str) -> str:
     return f"{cluster}/{_MERGED}/"
 
 
+def backups_prefix(cluster: str) -> str:
+    """The prefix of Postgres's backups. `tidelog backup prune` deletes there, Tidelog's housekeeping never does."""
+    return f"{cluster}/postgres-backups/"
+
+
 def identity_prefix(cluster: str) -> str:
     """The prefix of what says whose all the rest is (`sequencer/store_identity.py`)."""
     return f"{cluster}/store-identity/"

@@ -25,6 +25,7 @@ class Commands(LazyGroup):
             ("sql", "Ask Spark SQL about compacted topics."),
             ("doctor", "Check the log and the bucket against each other, both ways."),
             ("recover", "Bring the log back after a restore, or from the bucket alone."),
+            ("backup", "Base backups and archived WAL of the sequencer's Postgres, in the bucket."),
             ("agent", "Run one agent."),
             ("migrate", "Bring the database's schema up to date."),
         )

@@ -31,8 +31,9 @@ def unknown_variables(
     from compactor.doctor import DoctorSettings
     from recovery.settings import RecoverySettings
     from spark_compaction.settings import CompactionSettings
+    from tidelog.backup.settings import BackupSettings
 
-    known |= _variables((DoctorSettings, CompactionSettings, RecoverySettings))
+    known |= _variables((DoctorSettings, CompactionSettings, RecoverySettings, BackupSettings))
     likely = {name.removeprefix(_PREFIX): name for name in known}
     return {
         name: tuple(likely[one] for one in get_close_matches(name.upper().removeprefix(_PREFIX), likely, n=1))

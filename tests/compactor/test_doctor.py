@@ -11,7 +11,7 @@ from compactor.doctor import DoctorSettings, examine
 from sequencer.client import Sequencer
 from sequencer.retention import TO_HIGH_WATERMARK
 from storage.identifiers import ObjectKey, Offset, Partition, new_segment_id
-from storage.keys import segment_key
+from storage.keys import backups_prefix, segment_key
 from storage.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER, Segment, pending, reserved, upload, written
 from tests.compactor.journal import a_writer
@@ -64,6 +64,17 @@ async def test_a_sound_log_is_healthy_and_everything_in_it_is_counted(
 
 async def test_an_empty_cluster_is_healthy(sequencer: Sequencer, local_store: ObjectStore) -> None:
     assert (await look(sequencer, local_store)).is_healthy
+
+
+async def test_backups_of_postgres_are_no_orphans(sequencer: Sequencer, any_store: ObjectStore) -> None:
+    likely_mistaken = f"{backups_prefix(CLUSTER)}segments/{new_segment_id().hex[:2]}/{new_segment_id()}"
+    for key in (f"{backups_prefix(CLUSTER)}7711/wals/0000000100000000/000000010000000000000001.lz4", likely_mistaken):
+        await any_store.put(ObjectKey(key), [b"not Tidelog's"])
+
+    found = await look(sequencer, any_store)
+
+    assert found.is_healthy
+    assert found.seen[Sight.BACKUP] == 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

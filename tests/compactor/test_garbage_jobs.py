@@ -16,6 +16,7 @@ from sequencer.commits import Committed, Refused
 from sequencer.garbage import BEFORE_ALL
 from sequencer.retention import TO_HIGH_WATERMARK
 from storage.identifiers import ObjectKey, Partition
+from storage.keys import backups_prefix
 from storage.object_store import ObjectStore
 from tests.compactor.builders import (
     CLUSTER,
@@ -84,6 +85,21 @@ async def test_an_emptied_segment_goes_step_by_step_and_a_live_one_stays(
     assert seen == [("committed", True), ("committed", True), ("doomed", False), ("doomed", False), ("gone", False)]
     assert await state_of(sequencer, live.segment_id) == "committed"
     assert await keys_in(any_store) == {live.key}
+
+
+async def test_backups_of_postgres_outlive_every_job(sequencer: Sequencer, any_store: ObjectStore) -> None:
+    gone = await emptied(sequencer, any_store)
+    backup = ObjectKey(f"{backups_prefix(CLUSTER)}7711/base/20261122T120000/data.tar.lz4")
+    alike = ObjectKey(f"{backups_prefix(CLUSTER)}{gone.key.removeprefix(CLUSTER).strip('/')}")
+    for key in (backup, alike):
+        await any_store.put(key, [b"not Tidelog's"])
+
+    for seconds in (0, GRACE_S + 10, LATE_S, DAY_S):
+        await time_passes(sequencer, seconds)
+        await collect(sequencer, any_store)
+
+    assert await state_of(sequencer, gone.segment_id) == "gone"
+    assert await keys_in(any_store) == {backup, alike}
 
 
 async def test_more_garbage_than_one_step_takes_goes_in_several(sequencer: Sequencer, local_store: ObjectStore) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 Headers = tuple[tuple[str, bytes | None], ...]
+Place = tuple[int, int]
+"""Partition and offset."""
 
 _FIRST_TIMESTAMP_MS = 1_600_000_000_000
 _HEADER_NAMES = ("trace", "trace", "empty", "größe")
@@ -113,6 +115,11 @@ class Ledger:
     def refusals(self) -> Mapping[tuple[int, int], str]:
         with self._lock:
             return dict(self._refused)
+
+    def places(self) -> Mapping[tuple[int, int], Place]:
+        """Where each acknowledged record is, by producer and sequence; without those whose answer named no place."""
+        with self._lock:
+            return {name: place for name, place in self._acknowledged.items() if place[1] >= 0}
 
     def ends(self) -> dict[int, int]:
         """Per partition the offset after the last one acknowledged."""

@@ -14,6 +14,7 @@ from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
 from spark_compaction.settings import CompactionSettings
 from storage.object_store import StoreSettings
+from tidelog.backup.settings import BackupSettings
 from tidelog.settings import ClientSettings, ProcessSettings, variable_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +22,7 @@ INFRA = ROOT / "infra"
 MODELS = (
     AgentSettings, ReadPathSettings, CacheRingSettings, HousekeeperSettings, SequencerSettings, CompactionSettings,
     StoreSettings,
-    ClientSettings, ProcessSettings,
+    ClientSettings, ProcessSettings, BackupSettings,
 )  # fmt: skip
 KNOWN = {variable_of(field) for model in MODELS for field in model.model_fields}
 # Options of `tidelog dev` alone; they are not settings of an agent.

@@ -3,7 +3,7 @@
 Promises: `start` makes the data directory if needed, adopts a server that a killed process left running in it, and
 returns when the server answers; data survives `stop` and `start`; the server listens on a unix socket only and keeps
 `synchronous_commit` on. Postgres refuses to run as root, so then it runs as the system user `pgserver`, to whom the way
-to the data directory and to the wheel is opened (search permission only).
+to the data directory, to the wheel and to this Python is opened (search permission only).
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +120,8 @@ class EmbeddedPostgres:
         ensure_user_exists(self._user)
         _open_way_to(self._data)
         _open_way_to(self._binaries)
+        for python in (Path(sys.executable), Path(sys.executable).resolve()):  # archive_command is a Python program
+            _open_way_to(python)
         if not (self._binaries / "postgres").stat().st_mode & stat.S_IXOTH:
             ensure_folder_permissions(self._binaries.parent, 0)
         _give_to(self._user, self._data)
