@@ -34,7 +34,7 @@ from sequencer.doubts import Doubts
 from sequencer.durability import REFUSED_AS_WEAK, Durability
 from sequencer.failures import DatabaseCounters, Failures
 from sequencer.kept_connection import KeptConnection, KeptStatement, Values, values_of
-from sequencer.lookout import watch
+from sequencer.lookout import Confirmation, watch
 from sequencer.primaries import DatabaseIdentity
 from sequencer.servers import DURABILITY, Servers
 from sequencer.settings import SequencerSettings
@@ -66,6 +66,7 @@ class Database:
         self._connections = Connections(database_url, self._settings, self._servers.find_out)
         self._doubts = Doubts(database_url, self._settings, self._connections.fresh)
         self._statements = ToTheEnd(self._settings, self._connections.fresh, self._failures.no_answer)
+        self._confirmation = Confirmation(self.look_afresh, self._settings.database_confirm_gap_s)
         self._kept: KeptConnection[CheckedConnection] | None = None
         self._kept_in_use = False
         self._watching: asyncio.Task[None] | None = None
@@ -98,17 +99,15 @@ class Database:
 
     @property
     def identity(self) -> DatabaseIdentity | None:
-        """The Postgres that answers, as last found out."""
         return self._servers.identity
 
     @property
     def generation(self) -> int:
-        """How often another Postgres answered than before."""
         return self._servers.generation
 
     @property
     def weakness(self) -> str | None:
-        """Why nothing may be acknowledged now; None if it may."""
+        """Why nothing may be acknowledged now."""
         return self._servers.weakness
 
     def on_change(self, changed: Callable[[], None]) -> None:
@@ -137,18 +136,22 @@ class Database:
         async with asyncio.timeout(2 * self._settings.database_connect_timeout_s), self._connections.fresh():
             pass
 
+    async def confirm_primary(self) -> None:
+        """Returns once a connection that was made after this call was checked. Raises SequencerUnavailable."""
+        await self._confirmation.get()
+
     async def _look_at_settings(self) -> None:
         [row] = await self.fetch_local(DURABILITY)
         self._servers.note_durability(Durability(**row._asdict()))
         await self._doubts.settle()
 
     async def heed_doubt(self, number: int) -> None:
-        """`number` is that of the table `doubts`, read in the same statement as what is to be believed. Returns once it
-        may be. Raises SequencerUnavailable."""
+        """Returns once what was read with this number of the table `doubts` may be believed. Raises
+        SequencerUnavailable."""
         await self._doubts.heed(number)
 
     async def is_certain(self, within_s: float) -> bool:
-        """Whether what is read may be believed, once there was so much time to settle it."""
+        """Whether what is read may be believed."""
         try:
             await self._doubts.settle(within_s)
         except SequencerUnavailable:
@@ -173,9 +176,7 @@ class Database:
         return await self._repeated(lambda: self._with_writer(partial(_rows, statement, parameters)))
 
     async def write(self, statement: LiteralString, **parameters: Any) -> list[Row]:
-        """Runs one statement in its own transaction. Raises CommitOutcomeUnknown once it was sent, SequencerUnavailable
-        before.
-        """
+        """Runs one statement in its own transaction. Raises CommitOutcomeUnknown once it was sent."""
         self._servers.refuse_while_weak()
         return await self._with_writer(partial(_rows, statement, parameters))
 
@@ -229,10 +230,8 @@ class Database:
 
     @asynccontextmanager
     async def connection(self, *, answer_timeout_s: float | None = None) -> AsyncIterator[AsyncConnection[Row]]:
-        """A connection in autocommit mode, whose operational errors become this module's. For what waits for no
-        standby: a cancellation reaches Postgres. It is kept for at most `answer_timeout_s`, else for
-        `database_answer_timeout_s`.
-        """
+        """A connection in autocommit mode, for what waits for no standby: a cancellation reaches Postgres. It is kept
+        for at most `answer_timeout_s`, else for `database_answer_timeout_s`."""
         async with self._borrowed(certain=True, answer_timeout_s=answer_timeout_s) as connection:
             yield connection
 

@@ -6,6 +6,7 @@ now. Settings may be weakened while nothing is written.
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,30 @@ from sequencer.settings import SequencerSettings
 log = logging.getLogger(__name__)
 
 _AWAY = (psycopg.Error, SequencerUnavailable, CommitOutcomeUnknown, TimeoutError, OSError)
+
+
+class Confirmation:
+    """Whether the Postgres that answers is still the primary, asked by many at once and answered by one connection."""
+
+    def __init__(self, look_afresh: Callable[[], Awaitable[None]], gap_s: float) -> None:
+        self._look_afresh = look_afresh
+        self._gap_s = gap_s
+        self._one_at_a_time = asyncio.Lock()
+        self._tried_s = self._looked_s = -math.inf
+
+    async def get(self) -> None:
+        """Returns once a connection was checked that was made after this call. Raises SequencerUnavailable."""
+        asked_s = time.monotonic()
+        async with self._one_at_a_time:
+            if self._looked_s >= asked_s:
+                return
+            await asyncio.sleep(max(0.0, self._tried_s + self._gap_s - time.monotonic()))
+            self._tried_s = began_s = time.monotonic()
+            try:
+                await self._look_afresh()
+            except (psycopg.Error, CommitOutcomeUnknown, TimeoutError, OSError) as error:
+                raise SequencerUnavailable(f"it is not known which Postgres is the primary ({error})") from error
+            self._looked_s = began_s
 
 
 async def watch(

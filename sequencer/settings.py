@@ -43,6 +43,9 @@ class SequencerSettings(BaseSettings):
     """How often, give or take a fifth, one new connection is made to see whether the address leads to another Postgres
     by now. Costs Postgres about 4 ms of CPU each: 1,000 agents with 10 s take 0.4 of a core."""
 
+    database_confirm_gap_s: float = Field(default=1.0, gt=0)
+    """Least time between two such connections that are made because a reader knows more than Postgres does."""
+
     database_durability_check_s: float = Field(default=3.0, gt=0)
     """How often Postgres' durability settings are looked at besides in every commit: for /ready, and for what is
     written less often."""

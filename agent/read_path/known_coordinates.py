@@ -8,6 +8,7 @@ failover), and that Postgres being away is a log line."""
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,6 +62,8 @@ class KnownCoordinates:
         self._is_away = False
         self.last_poll_s: float | None = None
         """When the last successful poll was sent, on the monotonic clock."""
+        self.primary_seen_s = -math.inf
+        """When it was last asked for whether the sequencer's Postgres is the primary, on the monotonic clock."""
         self.regressions = 0
         """How often the sequencer knew less than before: each is an alarm."""
         interests.when_new(self._poll_now.set)
@@ -123,6 +126,29 @@ class KnownCoordinates:
         """
         asked_s, generation = self._clock(), self._sequencer.database.generation
         known_ends = {key: self._cache.known_end(key) for key in asked}
+        answers = await self._read(asked)
+        if any(answer.high_watermark < max(asked[key], known_ends[key] or 0) for key, answer in answers.items()):
+            await self._confirm_primary()
+            if self._sequencer.database.generation != generation:
+                answers = await self._read(asked)
+        if self._sequencer.database.generation != generation:  # the answer is of the Postgres that answers now
+            known_ends = {key: self._cache.known_end(key) for key in asked}
+        for key, answer in answers.items():
+            if self._learn(key, answer, known_ends[key], asked_s):
+                self._poll_now.set()
+            self._wake(key)
+        unknown = asked.keys() - answers.keys()
+        for key in unknown:
+            self._cache.drop(key)
+        return unknown
+
+    async def _confirm_primary(self) -> None:
+        """For a Postgres that knows less than a reader or a peer does: it may be an old primary."""
+        seen_s = self._clock()
+        await self._sequencer.database.confirm_primary()
+        self.primary_seen_s = max(self.primary_seen_s, seen_s)
+
+    async def _read(self, asked: Mapping[PartitionKey, int]) -> dict[PartitionKey, PartitionCoordinates]:
         share = max(_FEWEST_RUNS, self._settings.coordinate_answer_runs // max(1, len(asked)))
         requests = [
             CoordinateRequest(
@@ -135,21 +161,11 @@ class KnownCoordinates:
         ]
         try:
             async with asyncio.timeout(self._settings.coordinate_timeout_s):
-                answers = await self._sequencer.coordinates.read(requests)
+                return await self._sequencer.coordinates.read(requests)
         except TimeoutError as error:
             raise SequencerUnavailable(
                 f"no coordinates within TIDELOG_COORDINATE_TIMEOUT_S ({self._settings.coordinate_timeout_s} s)"
             ) from error
-        if self._sequencer.database.generation != generation:  # the answer is of the Postgres that answers now
-            known_ends = {key: self._cache.known_end(key) for key in asked}
-        for key, answer in answers.items():
-            if self._learn(key, answer, known_ends[key], asked_s):
-                self._poll_now.set()
-            self._wake(key)
-        unknown = asked.keys() - answers.keys()
-        for key in unknown:
-            self._cache.drop(key)
-        return unknown
 
     @contextmanager
     def watching(self, keys: Sequence[PartitionKey]) -> Iterator[Watch]:
@@ -214,6 +230,11 @@ class KnownCoordinates:
         asked_s, generation = self._clock(), self._sequencer.database.generation
         async with asyncio.timeout(self._settings.coordinate_timeout_s):
             changed = await self._sequencer.coordinates.poll(known, self._settings.coordinate_read_runs)
+        if any(
+            (answer := changed.get((end.topic_id, end.partition))) is not None and answer.high_watermark < end.known_end
+            for end in known
+        ):
+            await self._confirm_primary()
         if self._sequencer.database.generation != generation:
             return  # what was known when it was asked is forgotten; the next poll asks for all
         self.last_poll_s = asked_s

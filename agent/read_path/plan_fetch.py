@@ -93,10 +93,13 @@ class Moment:
     """When the fetch came in: only what the sequencer said after that proves an offset out of range."""
     fresh_since_s: float
     """When the sequencer must have been asked last for its answer to stand at a partition's end."""
+    primary_seen_s: float
+    """When it was last made sure that the Postgres that is asked is the primary. An old one knows less: what a reader
+    has from another agent already would be out of range there."""
 
     @classmethod
-    def of(cls, began_s: float, now_s: float, freshness_s: float) -> "Moment":
-        return cls(began_s=began_s, fresh_since_s=min(began_s, now_s - freshness_s))
+    def of(cls, began_s: float, now_s: float, freshness_s: float, primary_seen_s: float) -> "Moment":
+        return cls(began_s=began_s, fresh_since_s=min(began_s, now_s - freshness_s), primary_seen_s=primary_seen_s)
 
 
 def decide(plan: PartitionPlan, view: PartitionView | None, moment: Moment, read_committed: bool) -> Decision:
@@ -109,7 +112,8 @@ def decide(plan: PartitionPlan, view: PartitionView | None, moment: Moment, read
     if offset < view.log_start_offset:
         return Refuse(ReadFailure.OUT_OF_RANGE)
     if offset > high_watermark:
-        return Refuse(ReadFailure.OUT_OF_RANGE) if view.confirmed_s >= moment.began_s else ASK
+        is_certain = min(view.confirmed_s, moment.primary_seen_s) >= moment.began_s
+        return Refuse(ReadFailure.OUT_OF_RANGE) if is_certain else ASK
     if view.runs is None:
         return ASK
     end_offset = view.last_stable_offset if read_committed else high_watermark

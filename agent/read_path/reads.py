@@ -231,7 +231,8 @@ class ReadPath:
         """Returns the places of those that must be asked for."""
         partitions, decisions, read_committed = fetch.plan.partitions, fetch.decisions, fetch.plan.read_committed
         now_s, max_bytes = self._clock(), fetch.plan.max_bytes
-        moment = Moment.of(fetch.began_s, now_s, self._settings.coordinate_freshness_s)
+        primary_seen_s = self._coordinates.primary_seen_s
+        moment = Moment.of(fetch.began_s, now_s, self._settings.coordinate_freshness_s, primary_seen_s)
         asked = []
         for place in places:
             partition = partitions[place]

@@ -24,7 +24,7 @@ from sequencer.coordinates import RunCoordinate
 from storage.identifiers import Offset, Partition, TopicId
 from tests.cache_ring.builders import a_run
 
-NOW = Moment.of(began_s=100.0, now_s=100.0, freshness_s=1.0)
+NOW = Moment.of(began_s=100.0, now_s=100.0, freshness_s=1.0, primary_seen_s=100.0)
 
 
 def a_view(
@@ -72,6 +72,12 @@ def test_an_offset_below_the_log_start_is_out_of_range() -> None:
 def test_an_offset_past_the_end_is_out_of_range_only_on_what_was_said_since() -> None:
     assert decided(11, a_view(end=10, confirmed_s=99.9)) == Ask()
     assert decided(11, a_view(end=10, confirmed_s=100.0)) == Refuse(failure=ReadFailure.OUT_OF_RANGE)
+
+
+def test_an_offset_past_the_end_is_out_of_range_only_where_the_primary_was_looked_for_since() -> None:
+    unsure = Moment.of(began_s=100.0, now_s=100.0, freshness_s=1.0, primary_seen_s=99.9)
+
+    assert decide(at(11), a_view(end=10, confirmed_s=100.0), unsure, False) == Ask()
 
 
 def test_at_the_end_there_is_nothing_unless_that_was_not_looked_at_for_long() -> None:
