@@ -71,20 +71,20 @@ class PeerWatch:
 
     async def run(self) -> None:
         """Probe until cancelled. Then no one is left out any more."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
                 while True:
                     self._look()
                     self._probe()
                     self._judge()
                     await asyncio.sleep(self._settings.probe_every_s / _STEPS_PER_PROBE)
-        finally:
-            self._tasks = None
-            for link in self._links.values():
-                link.close()
-            self._links.clear()
-            self._membership.leave_out(frozenset(), frozenset())
+            finally:
+                self._tasks = None
+                for link in self._links.values():
+                    link.close()
+                self._links.clear()
+                self._membership.leave_out(frozenset(), frozenset())
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one who watches this agent until it hangs up. Raises ProtocolViolation and what streams raise."""

@@ -197,7 +197,7 @@ async def test_a_client_whose_agents_disagree_is_refused_and_served_once_they_ag
     assert membership is not None
     in_truth = membership.ring
     # The first agent believes for a moment that there is only the second.
-    membership._ring = Ring.of(agent for agent in in_truth.agents if agent != membership.self_)
+    membership._route_by(Ring.of(agent for agent in in_truth.agents if agent != membership.self_))
     refused = await wires[0].ask(a_commit(group, 1))
     codes = [commit_code(refused)]
 
