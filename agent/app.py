@@ -31,6 +31,7 @@ from agent.kafka.listener import Listener, bound_socket
 from agent.kafka.served import APIS
 from agent.later import import_all
 from agent.metrics import Metrics
+from agent.ownership_watch import OwnershipWatch
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
 from agent.write_path.backoff import Backoff
@@ -206,6 +207,7 @@ class App:
         )
         peer_server.share(FORWARDED, listener.take_forwarded)
         self._reached.listener = listener
+        watch = OwnershipWatch(outside.sequencer.ownership, outside.store, self._settings.cluster)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(parts.membership.run(), name="membership")]
             await _first_of(self._joined(assembly), stopping.wait())
@@ -219,6 +221,7 @@ class App:
                     group.create_task(assembly.offset_batches.run(), name="offset commits"),
                     group.create_task(forwarding.run(), name="forwarding"),
                     group.create_task(listener.run(), name="listener"),
+                    group.create_task(watch.run(), name="ownership"),
                 ]
                 await self._serve_while_leased(assembly, listener, stopping)
                 forwarding.drain()

@@ -31,7 +31,9 @@ class Health:
             membership = self._membership()
             if membership is None or not is_started():
                 raise NotReady("the agent is starting")
-            if not membership.is_serving() and membership.lost_because is None:
+            if membership.lost_because is not None:
+                raise NotReady("the agent does not serve while the bucket is not its database's")
+            if not membership.is_serving():
                 raise NotReady("the agent's lease in the ring could not be renewed; is the database there?")
 
         return (

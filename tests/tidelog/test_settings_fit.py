@@ -25,6 +25,12 @@ MISFITS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def quick_ratchet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that graces as short as here fit the ownership's, which the housekeeper's settings check themselves."""
+    monkeypatch.setenv("TIDELOG_OWNERSHIP_RATCHET_S", "30")
+
+
 def from_the_environment() -> AllSettings:
     return AllSettings(
         agent=AgentSettings(),
