@@ -32,6 +32,7 @@ from agent.kafka.listener import Listener, bound_socket
 from agent.kafka.served import APIS
 from agent.later import import_all
 from agent.metrics import Metrics
+from agent.ownership_watch import OwnershipWatch
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
 from agent.write_path.backoff import Backoff
@@ -208,6 +209,7 @@ class App:
         peer_server.share(FORWARDED, listener.take_forwarded)
         self._reached.listener = listener
         notices = GoneRangeNotices(parts.sequencer.gone_ranges, self._settings)
+        watch = OwnershipWatch(outside.sequencer.ownership, outside.store, self._settings.cluster)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(parts.membership.run(), name="membership")]
             await _first_of(self._joined(assembly), stopping.wait())
@@ -222,6 +224,7 @@ class App:
                     group.create_task(forwarding.run(), name="forwarding"),
                     group.create_task(listener.run(), name="listener"),
                     group.create_task(notices.run(), name="gone ranges"),
+                    group.create_task(watch.run(), name="ownership"),
                 ]
                 await self._serve_while_leased(assembly, listener, stopping)
                 forwarding.drain()

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from sequencer.client import Sequencer
-from sequencer.ownership import OwnershipLost
+from sequencer.ownership import Confirmed, OwnershipLost
 from sequencer.ownership_rules import Lost
 from storage.keys import ownership_key
 from storage.memory_store import MemoryStore
@@ -110,3 +110,23 @@ async def test_an_agent_of_a_database_that_is_being_recovered_waits_for_it(
         await sequencer.ownership.resume()
 
         await until_ready(agent)
+
+
+async def test_agents_without_the_role_jobs_notice_that_their_database_is_a_copy(
+    unowned: Sequencer, database_url: str
+) -> None:
+    """One that started before the original's next ratchet has found nothing wrong."""
+    store = store_of(database_url)
+    await unowned.store_identity.bind(store, CLUSTER, "here")
+    await unowned.ownership.ratchet(store, CLUSTER, ratchet_s=RATCHET_S)
+    async with a_copy(unowned, database_url) as copy:
+        await copy.database.fetch("UPDATE ownership SET ratchet_s = 0.2")
+        [row] = await copy.database.fetch("SELECT current_database() AS name")
+        url = database_url.replace(urlsplit(database_url).path, f"/{row.name}", 1)
+        async with running(url, f"memory://{urlsplit(database_url).path.strip('/')}") as agent:
+            await until_ready(agent)
+
+            await unowned.database.fetch("UPDATE ownership SET confirmed_at = confirmed_at - interval '1 minute'")
+            assert await unowned.ownership.ratchet(store, CLUSTER, ratchet_s=RATCHET_S) == Confirmed()
+
+            await until_not_ready(agent, "another database owns the bucket")

@@ -6,11 +6,16 @@ from typing import cast
 import pytest
 
 from sequencer.client import Sequencer
+from sequencer.history_values import Begun, Publication, Published
+from sequencer.merge_values import SwapsDone
+from sequencer.merges import BEFORE_ALL
 from sequencer.ownership import Confirmed, OwnershipLost, OwnershipUnconfirmed, Watching
 from sequencer.ownership_rules import WATCH_RATCHETS, Lost, OwnerObject
+from storage.identifiers import ObjectKey
 from storage.keys import identity_prefix, ownership_key
 from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore, StoreUnavailable
+from tests.sequencer.merges import LONG, a_log, an_output, claimed, discovered, everything, one_swap_each, runs_of
 from tests.sequencer.ownership import CLUSTER, BreaksAt, WithoutConditions, a_copy, time_passes
 
 RATCHET_S = 60.0
@@ -293,3 +298,44 @@ async def test_a_database_that_is_being_recovered_is_not_served_until_it_resumes
     await unowned.ownership.resume()
 
     await unowned.ownership.demand()
+
+
+async def test_no_merge_is_claimed_or_published_without_the_ownership(sequencer: Sequencer) -> None:
+    topic = await sequencer.topics.create("orders", 1, {})
+    await a_log(sequencer, topic, 4)
+    await discovered(sequencer)
+    claim = await claimed(sequencer)
+    swaps = one_swap_each(await sequencer.merges.runs(claim, BEFORE_ALL, 100))
+    output = await an_output(sequencer, claim)
+    await a_log(sequencer, topic, 4)
+    await discovered(sequencer)
+    before = await runs_of(sequencer, topic)
+
+    await sequencer.ownership.stop("another database owns the bucket")
+    with pytest.raises(OwnershipLost):
+        await sequencer.merges.publish(claim, output, swaps)
+    assert await sequencer.merges.claim(0, everything, cap=10, lease_s=60, long_run_bytes=LONG) is None
+
+    assert await runs_of(sequencer, topic) == before
+    await sequencer.ownership.resume()
+    assert await sequencer.merges.publish(claim, output, swaps) == SwapsDone(places=frozenset({0}))
+    assert await sequencer.merges.claim(0, everything, cap=10, lease_s=60, long_run_bytes=LONG) is not None
+
+
+async def test_no_job_of_history_begins_or_publishes_without_the_ownership(sequencer: Sequencer) -> None:
+    topic = await sequencer.topics.create("orders", 1, {})
+    await a_log(sequencer, topic, 2)
+    begun = await sequencer.history.begin_compaction(topic.topic_id, cluster="c", lease_s=60, runs_per_partition=10)
+    assert isinstance(begun, Begun)
+    publication = Publication(
+        metadata_key=ObjectKey("c/history/1"), added={ObjectKey("c/history/1"): None}, advances=()
+    )
+
+    await sequencer.database.fetch("UPDATE ownership SET confirmed_at = NULL")
+    with pytest.raises(OwnershipUnconfirmed):
+        await sequencer.history.publish(begun.job, publication)
+    with pytest.raises(OwnershipUnconfirmed):
+        await sequencer.history.begin_expiry(topic.topic_id, cluster="c", lease_s=60)
+
+    await sequencer.database.fetch("UPDATE ownership SET confirmed_at = clock_timestamp()")
+    assert await sequencer.history.publish(begun.job, publication) == Published()
