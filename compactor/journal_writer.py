@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.journal import CheckpointNumber, CheckpointReading, EntryReading, JournalState
+from sequencer.journal_values import CheckpointNumber, CheckpointReading, EntryReading, JournalState
 from storage.identifiers import ObjectKey
 from storage.journal_format import CopiedRows, CorruptJournal, JournalHeader, Kind, Part, encode, read_header
 from storage.keys import (

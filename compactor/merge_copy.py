@@ -18,7 +18,7 @@ from sequencer.merge_values import MergedRun, PartitionKey, PlacedSwap, RunToMer
 from storage.byte_arrays import Buffer
 from storage.identifiers import BytePosition, Offset, SegmentId
 from storage.record_batch import CRC_START, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC_V2, index_batches
-from storage.segment import FooterRun, SegmentFooter, footer_bytes, header_bytes
+from storage.segment import MERGED_VERSION, FooterRun, SegmentFooter, footer_bytes, header_bytes
 
 MOST_DEAD_SHARE = 4
 """At most one dead byte is read for so many live ones."""
@@ -120,7 +120,7 @@ class Layout:
         self._segment_id = segment_id
         self._writer = writer
         self._run_bytes = run_bytes
-        header = header_bytes(segment_id, writer)
+        header = header_bytes(segment_id, writer, MERGED_VERSION)
         self._position = len(header)
         self._chunks: list[Buffer] = []
         self._small: list[Buffer] = [header]
@@ -141,15 +141,17 @@ class Layout:
         """None if nothing was added."""
         if not self._swaps:
             return None
-        footer = SegmentFooter(segment_id=self._segment_id, writer=self._writer, runs=tuple(self._footer))
+        footer = SegmentFooter(
+            segment_id=self._segment_id, writer=self._writer, runs=tuple(self._footer), version=MERGED_VERSION
+        )
         ending = footer_bytes(footer, self._position)
         self._add_chunk(ending)
         self._join_small()
         return LaidOut(chunks=tuple(self._chunks), size_bytes=self._position + len(ending), swaps=tuple(self._swaps))
 
     def _add_to_footer(self, run: RunToMerge, data: memoryview) -> None:
-        """One entry per partition: its runs lie back to back."""
-        last = self._footer[-1] if self._footer and _key(self._footer[-1]) == run.key else None
+        """One entry per partition, whose runs lie back to back, and one more after each gap in its offsets."""
+        last = self._footer[-1] if self._footer and _end(self._footer[-1]) == (run.key, run.base_offset) else None
         self._footer[len(self._footer) - (last is not None) :] = [
             FooterRun(
                 topic_id=run.topic_id,
@@ -160,6 +162,8 @@ class Layout:
                 min_timestamp_ms=min(run.min_timestamp_ms, last.min_timestamp_ms) if last else run.min_timestamp_ms,
                 max_timestamp_ms=max(run.max_timestamp_ms, last.max_timestamp_ms) if last else run.max_timestamp_ms,
                 crc32c=crc32c(data, last.crc32c if last else 0),
+                base_offset=last.base_offset if last else run.base_offset,
+                last_offset=run.last_offset,
             )
         ]
 
@@ -216,5 +220,7 @@ def _pieces(swap: Swap, first_run: memoryview, run_bytes: int) -> Iterator[tuple
     yield length, records
 
 
-def _key(run: FooterRun) -> PartitionKey:
-    return run.topic_id, run.partition
+def _end(run: FooterRun) -> tuple[PartitionKey, int]:
+    """The next offset of its partition."""
+    assert run.last_offset is not None, "a merged segment's footer has offsets"
+    return (run.topic_id, run.partition), run.last_offset + 1

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from sequencer.garbage import Census
 from sequencer.jobs import JobStatus
-from sequencer.journal import JournalState
+from sequencer.journal_values import JournalState
 
 
 class HousekeeperMetrics:

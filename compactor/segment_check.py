@@ -9,7 +9,7 @@ from sequencer.inspection import SegmentRun
 from storage.byte_arrays import Buffer
 from storage.identifiers import SegmentId
 from storage.record_batch import index_batches
-from storage.segment import CorruptSegment, SegmentFooter, verify_segment
+from storage.segment import CorruptSegment, FooterRun, SegmentFooter, verify_segment
 
 
 def faults_of_segment(segment_id: SegmentId, data: Buffer, runs: Sequence[SegmentRun]) -> list[str]:
@@ -30,9 +30,10 @@ def _fault_of_run(run: SegmentRun, data: Buffer, footer: SegmentFooter) -> str |
         (sealed.topic_id, sealed.partition) == (run.topic_id, run.partition)
         and sealed.position <= run.position
         and end <= sealed.position + sealed.length
+        and _may_hold(sealed, run)
         for sealed in footer.runs
     ):
-        return f"{name} is not within its partition's bytes"
+        return f"{name} is not within its partition's bytes, or not within their offsets"
     try:
         batches = index_batches(data, run.position, end)
     except ValueError as error:
@@ -41,3 +42,10 @@ def _fault_of_run(run: SegmentRun, data: Buffer, footer: SegmentFooter) -> str |
     if records != run.last_offset - run.base_offset + 1:
         return f"{name} refers to bytes with {records} records"
     return None
+
+
+def _may_hold(sealed: FooterRun, run: SegmentRun) -> bool:
+    """What a merged segment says of its offsets bears the run out; an uploaded one says nothing of them."""
+    if sealed.base_offset is None or sealed.last_offset is None:
+        return True
+    return sealed.base_offset <= run.base_offset and run.last_offset <= sealed.last_offset

@@ -14,17 +14,28 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from psycopg import AsyncConnection
 
 from sequencer.copied_rows import copy_out
 from sequencer.database import Database, Row
+from sequencer.journal_values import (
+    CheckpointNumber,
+    CheckpointReading,
+    EntryReading,
+    FamilyReading,
+    JournalState,
+    Look,
+    Mark,
+    families_text,
+    family_of,
+    next_marks,
+)
 from sequencer.named_sql import load_statements
 from storage.identifiers import SegmentId
-from storage.journal_format import Column, CopiedRows, JournalHeader, Kind
+from storage.journal_format import Column, CopiedRows
 
 SQL = load_statements("journal")
 OF_ANY_TABLE = load_statements("journal_tables")
@@ -73,122 +84,6 @@ _CLOCK_SLACK: Final = timedelta(seconds=10)
 """How far the database's clock may be set back without a commit being overlooked."""
 _LONGEST_COMMIT: Final = timedelta(hours=1)
 """How long before the journal began a transaction may have begun that commits after it."""
-_MOST_MARKS: Final = 64
-_OLDEST_SNAPSHOT_XIDS: Final = 1_000_000_000
-"""Transaction ids are compared within half their circle."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """A moment, and the id of the next transaction at it or a little later."""
-
-    time: datetime
-    next_xid: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FamilyReading:
-    """The last reading of a family."""
-
-    snapshot: str
-    read_at: datetime
-    took_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalState:
-    """The row. Ages are None before the first."""
-
-    epoch: int
-    last_number: int
-    last_entry: int
-    snapshot: str | None
-    topic_changes: int
-    marks: tuple[Mark, ...]
-    families: Mapping[str, FamilyReading]
-    checkpoint_number: int
-    checkpoint_bytes: int
-    entries: int
-    entry_bytes: int
-    bytes_since_checkpoint: int
-    age_s: float | None
-    """Since the snapshot of the last entry."""
-    checkpoint_age_s: float | None
-    is_another_postgres: bool
-    snapshot_age_xids: int
-
-    def why_begin(self, epoch: int) -> str | None:
-        """Why no entry can continue what is in the bucket, if so: a checkpoint has to come first."""
-        if self.snapshot is None or not self.checkpoint_number:
-            return "there is none yet"
-        if self.epoch != epoch:
-            return "the ownership has another epoch"
-        if self.is_another_postgres:
-            return "Postgres failed over"
-        if self.snapshot_age_xids > _OLDEST_SNAPSHOT_XIDS:
-            return "the last entry is too old"
-        return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """The moment of a reading."""
-
-    taken_at: datetime
-    snapshot: str
-    xmin: int
-    next_xid: int
-    topic_changes: int
-    cluster_id: str
-    migration: int
-    system_identifier: int
-    timeline: int
-    sequences: Mapping[str, int]
-
-    def header(self, kind: Kind, *, epoch: int, number: int, follows: int, **more: Any) -> JournalHeader:
-        return JournalHeader(
-            kind=kind,
-            cluster_id=self.cluster_id,
-            epoch=epoch,
-            number=number,
-            follows=follows,
-            taken_at=self.taken_at.isoformat(),
-            snapshot=self.snapshot,
-            migration=self.migration,
-            system_identifier=self.system_identifier,
-            timeline=self.timeline,
-            sequences=self.sequences,
-            **more,
-        )
-
-
-@dataclass(slots=True, kw_only=True)
-class EntryReading:
-    """What came since the last entry. `pieces` are to be taken while the reading is open; each is an entry's."""
-
-    look: Look
-    state: JournalState
-    segment_count: int
-    is_too_much: bool
-    """More than one pass takes: a checkpoint instead."""
-    pieces: AsyncIterator[Sequence[CopiedRows]]
-    families: dict[str, FamilyReading] = field(default_factory=dict)
-    """As read, once all pieces were taken."""
-
-
-@dataclass(slots=True, kw_only=True)
-class CheckpointReading:
-    """The whole log at one moment. `pieces` are to be taken while the reading is open; each is a part's."""
-
-    look: Look
-    pieces: AsyncIterator[Sequence[CopiedRows]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointNumber:
-    number: int
-    last_entry: int
-    last_number: int
 
 
 class Journal:
@@ -279,7 +174,7 @@ class Journal:
             topic_changes=look.topic_changes,
             mark_times=[mark.time for mark in marks],
             mark_xids=[mark.next_xid for mark in marks],
-            families=_families_text(reading.families),
+            families=families_text(reading.families),
             entries=entries,
             size_bytes=size_bytes,
             epoch=state.epoch,
@@ -384,17 +279,6 @@ class Journal:
         return [rows async for rows in pieces if rows.rows]
 
 
-def next_marks(marks: Sequence[Mark], look: Look) -> tuple[Mark, ...]:
-    """The marks after a reading. Whatever its snapshot does not show has an id of at least its xmin; so it began after
-    the last mark whose next id is not above that. Marks before that one are done with."""
-    known = [*marks, Mark(time=look.taken_at, next_xid=look.next_xid)]
-    first = max((place for place, mark in enumerate(known) if mark.next_xid <= look.xmin), default=0)
-    known = known[first:]
-    if len(known) > _MOST_MARKS:  # a transaction has been going on for long: fewer marks look a little further back
-        known = [*known[:-1:2], known[-1]]
-    return tuple(known)
-
-
 def _due(state: JournalState, look: Look) -> Iterator[tuple[str, str]]:
     """Families to read now, each with the snapshot since when."""
     for family in FAMILIES:
@@ -448,7 +332,7 @@ def _state_of(row: Row) -> JournalState:
         snapshot=row.snapshot,
         topic_changes=row.topic_changes,
         marks=tuple(marks),
-        families={name: _family_of(fields) for name, fields in json.loads(row.families).items()},
+        families={name: family_of(fields) for name, fields in json.loads(row.families).items()},
         checkpoint_number=row.checkpoint_number,
         checkpoint_bytes=row.checkpoint_bytes,
         entries=row.entries,
@@ -458,19 +342,4 @@ def _state_of(row: Row) -> JournalState:
         checkpoint_age_s=row.checkpoint_age_s,
         is_another_postgres=(row.system_identifier, row.timeline) != (row.here_system_identifier, row.here_timeline),
         snapshot_age_xids=row.snapshot_age_xids,
-    )
-
-
-def _family_of(fields: Mapping[str, Any]) -> FamilyReading:
-    return FamilyReading(
-        snapshot=fields["snapshot"], read_at=datetime.fromisoformat(fields["read_at"]), took_s=fields["took_s"]
-    )
-
-
-def _families_text(families: Mapping[str, FamilyReading]) -> str:
-    return json.dumps(
-        {
-            name: {"snapshot": last.snapshot, "read_at": last.read_at.isoformat(), "took_s": round(last.took_s, 4)}
-            for name, last in families.items()
-        }
     )

@@ -10,6 +10,7 @@ nothing but its own bytes, any single flipped byte being noticed.
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from storage.byte_arrays import Buffer
 from storage.checksums import CHECKSUM, PART_COLUMNS, WHOLE, combined
 from storage.checksums import LENGTH as LENGTH_OF_PART
-from storage.identifiers import BytePosition, Partition, SegmentId, TopicId
+from storage.identifiers import BytePosition, Offset, Partition, SegmentId, TopicId
 from storage.record_batch import CRC_START, index_batches
 from storage.segment_batches import (
     CRC,
@@ -36,9 +37,15 @@ from storage.segment_batches import (
     is_same_partition,
 )
 
-FORMAT_VERSION = 1
+UPLOADED_VERSION = 1
+"""Written before offsets are assigned."""
+MERGED_VERSION = 2
+"""Its footer says which offsets each run holds."""
 HEADER_MAGIC = b"TIDESEGM"
 TRAILER_MAGIC = b"TIDEFOOT"
+_MERGED_TRAILER_MAGIC = b"TIDEFOO2"
+_VERSIONS = {TRAILER_MAGIC: UPLOADED_VERSION, _MERGED_TRAILER_MAGIC: MERGED_VERSION}
+_MAGICS = {version: magic for magic, version in _VERSIONS.items()}
 MAX_WRITER_BYTES = 255
 
 _HEADER = struct.Struct(
@@ -48,6 +55,8 @@ _FOOTER = struct.Struct(">16sHI")  # segment id, length of the writer, count of 
 _RUN = struct.Struct(
     ">16siQQQqqI"
 )  # topic id, partition, position, length, records, minimum and maximum timestamp, CRC32C
+_MERGED_RUN = struct.Struct(">16siQQQqqIqq")  # the same, then base offset and last offset
+_RUNS = {UPLOADED_VERSION: _RUN, MERGED_VERSION: _MERGED_RUN}
 _TRAILER_BODY = struct.Struct(">QI")  # position and length of the footer
 _CRC = struct.Struct(">I")
 
@@ -75,13 +84,19 @@ class FooterRun:
     min_timestamp_ms: int
     max_timestamp_ms: int
     crc32c: int
+    base_offset: Offset | None = None
+    last_offset: Offset | None = None
+    """None: the segment was written before offsets were assigned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFooter:
+    """`version` MERGED_VERSION: every run has its offsets."""
+
     segment_id: SegmentId
     writer: str
     runs: tuple[FooterRun, ...]
+    version: int = UPLOADED_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,7 +149,7 @@ def footer_range(trailer: Buffer, size: int) -> tuple[int, int]:
     """
     if len(trailer) < TRAILER_BYTES or size < TRAILER_BYTES:
         raise CorruptSegment(f"too short for a segment: {size} bytes", 0)
-    if trailer[-len(TRAILER_MAGIC) :] != TRAILER_MAGIC:
+    if bytes(trailer[-len(TRAILER_MAGIC) :]) not in _VERSIONS:
         raise CorruptSegment("no segment ends here: the trailer's magic is missing", size - len(TRAILER_MAGIC))
     position, length = _TRAILER_BODY.unpack_from(trailer, len(trailer) - TRAILER_BYTES)
     if position + length + TRAILER_BYTES != size:
@@ -156,7 +171,7 @@ def read_footer(data: Buffer) -> SegmentFooter:
     checked = memoryview(data)[start : len(data) - TRAILER_BYTES + _TRAILER_BODY.size]
     if _CRC.unpack_from(data, len(data) - len(TRAILER_MAGIC) - _CRC.size)[0] != crc32c(checked):
         raise CorruptSegment("the footer's checksum is wrong", position)
-    return _parse_footer(bytes(checked[:length]), position)
+    return _parse_footer(bytes(checked[:length]), position, _VERSIONS[bytes(data[-len(TRAILER_MAGIC) :])])
 
 
 def verify_segment(data: Buffer) -> SegmentFooter:
@@ -164,7 +179,7 @@ def verify_segment(data: Buffer) -> SegmentFooter:
     footer_start, _ = footer_range(data[-TRAILER_BYTES:], len(data))
     footer = read_footer(data)
     _check_version(data)
-    header = header_bytes(footer.segment_id, footer.writer)
+    header = header_bytes(footer.segment_id, footer.writer, footer.version)
     if data[: len(header)] != header:
         differs = next((i for i, byte in enumerate(header) if i >= len(data) or data[i] != byte), 0)
         raise CorruptSegment("the header does not match the footer", differs)
@@ -177,8 +192,9 @@ def verify_segment(data: Buffer) -> SegmentFooter:
 
 def _check_version(data: Buffer) -> None:
     magic, version, _, _ = _HEADER.unpack_from(data) if len(data) >= _HEADER.size else (b"", 0, 0, b"")
-    if magic == HEADER_MAGIC and version != FORMAT_VERSION:
-        raise CorruptSegment(f"segment format version {version}; this reader knows {FORMAT_VERSION}", len(HEADER_MAGIC))
+    if magic == HEADER_MAGIC and version not in _MAGICS:
+        known = " and ".join(map(str, _MAGICS))
+        raise CorruptSegment(f"segment format version {version}; this reader knows {known}", len(HEADER_MAGIC))
 
 
 def _verify_run(data: memoryview, run: FooterRun, footer_start: int) -> None:
@@ -195,6 +211,10 @@ def _verify_run(data: memoryview, run: FooterRun, footer_start: int) -> None:
     records = int((batches["last_offset_delta"] + 1).sum())
     if records != run.record_count:
         raise CorruptSegment(f"{name} holds {records} records, its footer says {run.record_count}", run.position)
+    if run.base_offset is not None and run.last_offset is not None:
+        offsets = run.last_offset - run.base_offset + 1
+        if records != offsets:
+            raise CorruptSegment(f"{name} holds {records} records, its footer says {offsets} offsets", run.position)
 
 
 def _runs_of(placed: PlacedBatches, data: Sequence[memoryview]) -> list[FooterRun]:
@@ -233,12 +253,12 @@ def _runs_of(placed: PlacedBatches, data: Sequence[memoryview]) -> list[FooterRu
     ]
 
 
-def header_bytes(segment_id: SegmentId, writer: str) -> bytes:
+def header_bytes(segment_id: SegmentId, writer: str, version: int = UPLOADED_VERSION) -> bytes:
     """What a segment begins with, up to its first run. Raises ValueError for a writer's name above 255 bytes."""
     name = writer.encode()
     if len(name) > MAX_WRITER_BYTES:
         raise ValueError(f"a segment's writer has at most {MAX_WRITER_BYTES} bytes, got {len(name)}")
-    body = _HEADER.pack(HEADER_MAGIC, FORMAT_VERSION, len(name), segment_id.bytes) + name
+    body = _HEADER.pack(HEADER_MAGIC, version, len(name), segment_id.bytes) + name
     return body + _CRC.pack(crc32c(body))
 
 
@@ -246,42 +266,47 @@ def footer_bytes(footer: SegmentFooter, position: int) -> bytes:
     """What a segment ends with, from `position` on, where its last run ends: footer and trailer."""
     name = footer.writer.encode()
     parts = [_FOOTER.pack(footer.segment_id.bytes, len(name), len(footer.runs)), name]
-    parts += [
-        _RUN.pack(
-            run.topic_id.bytes,
-            run.partition,
-            run.position,
-            run.length,
-            run.record_count,
-            run.min_timestamp_ms,
-            run.max_timestamp_ms,
-            run.crc32c,
-        )
-        for run in footer.runs
-    ]
+    parts += [_run_bytes(run, footer.version) for run in footer.runs]
     body = b"".join(parts)
     checked = body + _TRAILER_BODY.pack(position, len(body))
-    return checked + _CRC.pack(crc32c(checked)) + TRAILER_MAGIC
+    return checked + _CRC.pack(crc32c(checked)) + _MAGICS[footer.version]
 
 
-def _parse_footer(body: Buffer, position: int) -> SegmentFooter:
+def _run_bytes(run: FooterRun, version: int) -> bytes:
+    offsets = () if version == UPLOADED_VERSION else (run.base_offset, run.last_offset)
+    return _RUNS[version].pack(
+        run.topic_id.bytes,
+        run.partition,
+        run.position,
+        run.length,
+        run.record_count,
+        run.min_timestamp_ms,
+        run.max_timestamp_ms,
+        run.crc32c,
+        *offsets,
+    )
+
+
+def _parse_footer(body: Buffer, position: int, version: int) -> SegmentFooter:
     if len(body) < _FOOTER.size:
         raise CorruptSegment("the footer is cut short", position)
     raw_id, name_bytes, run_count = _FOOTER.unpack_from(body)
     runs_start = _FOOTER.size + name_bytes
-    if len(body) != runs_start + run_count * _RUN.size:
+    layout = _RUNS[version]
+    if len(body) != runs_start + run_count * layout.size:
         raise CorruptSegment(f"a footer of {len(body)} bytes cannot hold {run_count} runs", position)
     try:
         writer = bytes(body[_FOOTER.size : runs_start]).decode()
     except UnicodeDecodeError:
         raise CorruptSegment("the writer's name is not UTF-8", position + _FOOTER.size) from None
-    runs = tuple(_parse_run(fields) for fields in _RUN.iter_unpack(body[runs_start:]))
-    _check_tiling(runs, position, position + runs_start)
-    return SegmentFooter(segment_id=SegmentId(UUID(bytes=raw_id)), writer=writer, runs=runs)
+    runs = tuple(_parse_run(fields) for fields in layout.iter_unpack(body[runs_start:]))
+    _check_tiling(runs, position, position + runs_start, layout.size)
+    return SegmentFooter(segment_id=SegmentId(UUID(bytes=raw_id)), writer=writer, runs=runs, version=version)
 
 
-def _parse_run(fields: tuple[bytes, int, int, int, int, int, int, int]) -> FooterRun:
-    topic_id, partition, position, length, record_count, min_timestamp_ms, max_timestamp_ms, checksum = fields
+def _parse_run(fields: tuple[Any, ...]) -> FooterRun:
+    topic_id, partition, position, length, record_count, min_timestamp_ms, max_timestamp_ms, checksum, *offsets = fields
+    base_offset, last_offset = offsets or (None, None)
     return FooterRun(
         topic_id=TopicId(UUID(bytes=topic_id)),
         partition=Partition(partition),
@@ -291,15 +316,25 @@ def _parse_run(fields: tuple[bytes, int, int, int, int, int, int, int]) -> Foote
         min_timestamp_ms=min_timestamp_ms,
         max_timestamp_ms=max_timestamp_ms,
         crc32c=checksum,
+        base_offset=base_offset,
+        last_offset=last_offset,
     )
 
 
-def _check_tiling(runs: Sequence[FooterRun], footer_position: int, runs_position: int) -> None:
-    """Runs follow each other in key order and end where the footer begins."""
+def _check_tiling(runs: Sequence[FooterRun], footer_position: int, runs_position: int, run_bytes: int) -> None:
+    """Runs follow each other in the order of their keys, and of their offsets, and end where the footer begins."""
     ends = [run.position for run in runs[1:]] + [footer_position]
     for index, (run, end) in enumerate(zip(runs, ends, strict=True)):
-        where = runs_position + index * _RUN.size
+        where = runs_position + index * run_bytes
         if run.position + run.length != end:
             raise CorruptSegment(f"run {run.topic_id}/{run.partition} does not end where the next begins", where)
-        if index and (runs[index - 1].topic_id.bytes, runs[index - 1].partition) >= (run.topic_id.bytes, run.partition):
+        if index and not _follows(runs[index - 1], run):
             raise CorruptSegment(f"run {run.topic_id}/{run.partition} is out of order", where)
+
+
+def _follows(before: FooterRun, run: FooterRun) -> bool:
+    """A partition has one run, or where its offsets are known, one for each range of them without a gap."""
+    keys = (before.topic_id.bytes, before.partition), (run.topic_id.bytes, run.partition)
+    if keys[0] == keys[1] and before.last_offset is not None and run.base_offset is not None:
+        return before.last_offset < run.base_offset
+    return keys[0] < keys[1]

@@ -11,7 +11,8 @@ import pytest
 from sequencer.client import Sequencer
 from sequencer.commits import SegmentToCommit
 from sequencer.committed_offsets import CommittedOffset, OffsetCommit
-from sequencer.journal import CHECKPOINT_TABLES, FAMILIES, NOT_IN_THE_JOURNAL, Look, Mark, next_marks
+from sequencer.journal import CHECKPOINT_TABLES, FAMILIES, NOT_IN_THE_JOURNAL
+from sequencer.journal_values import Look, Mark, next_marks
 from sequencer.ownership import OwnershipUnconfirmed
 from sequencer.retention import TO_HIGH_WATERMARK
 from sequencer.topics import Topic

@@ -13,8 +13,10 @@ from compactor.retention_jobs import RetentionJob, TopicSweepJob
 from sequencer.client import Sequencer
 from sequencer.merge_values import TierTotals
 from sequencer.topics import Topic
-from storage.identifiers import Offset, Partition
+from storage.identifiers import ObjectKey, Offset, Partition
+from storage.keys import is_merged
 from storage.object_store import ObjectStore
+from storage.segment import read_footer
 from tests.compactor.builders import CLUSTER, keys_in, settings
 from tests.compactor.gated_store import GatedStore
 from tests.compactor.merging import (
@@ -81,6 +83,28 @@ async def test_many_small_runs_become_few_long_ones_with_every_byte_in_its_place
     assert [each.runs for each in after] == [3] * 3
     assert merges == 5
     assert await is_healthy(sequencer, any_store)
+
+
+async def test_a_merged_segments_footer_holds_the_offsets_of_its_runs(
+    sequencer: Sequencer, local_store: ObjectStore, topic: Topic
+) -> None:
+    await a_log(sequencer, local_store, topic, segments=34)
+    await merge_everything(sequencer, local_store)
+
+    in_footers = set()
+    for key in await keys_in(local_store):
+        for run in read_footer(await local_store.get(ObjectKey(key))).runs:
+            if is_merged(ObjectKey(key)):
+                in_footers.add((key, run.partition, run.base_offset, run.last_offset, run.position, run.length))
+            else:
+                assert (run.base_offset, run.last_offset) == (None, None)
+    in_database = {
+        (run.object_key, partition, run.base_offset, run.last_offset, run.position, run.length)
+        for partition in range(3)
+        for run in (await coordinates(sequencer, topic, partition)).runs
+        if is_merged(run.object_key)
+    }
+    assert in_database <= in_footers
 
 
 async def test_merged_segments_become_garbage_and_go_and_the_log_stays(

@@ -1,6 +1,7 @@
 """The segment: sealing, reading it back, and noticing every change to it."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 from crc32c import crc32c
@@ -8,11 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.batch_validation import validate_produced
-from storage.identifiers import Partition
+from storage.identifiers import BytePosition, Offset, Partition
 from storage.segment import (
+    MERGED_VERSION,
     TRAILER_BYTES,
     CorruptSegment,
+    FooterRun,
+    SegmentFooter,
+    footer_bytes,
     footer_range,
+    header_bytes,
     read_footer,
     seal_segment,
     verify_segment,
@@ -104,8 +110,8 @@ def test_what_is_wrong_and_where_is_said() -> None:
 def test_another_format_version_is_named() -> None:
     _, data = a_segment()
 
-    with pytest.raises(CorruptSegment, match="segment format version 2; this reader knows 1"):
-        verify_segment(data[:9] + b"\x02" + data[10:])
+    with pytest.raises(CorruptSegment, match="segment format version 3; this reader knows 1 and 2"):
+        verify_segment(data[:9] + b"\x03" + data[10:])
 
 
 def test_a_footer_with_a_valid_checksum_is_still_checked_for_sense() -> None:
@@ -124,6 +130,59 @@ def _resealed(data: bytes, first_record_count: int) -> bytes:
     checked_bytes = len(tail) - 12
     struct.pack_into(">I", tail, checked_bytes, crc32c(bytes(tail[:checked_bytes])))
     return data[:start] + bytes(tail)
+
+
+def a_merged_segment() -> tuple[SegmentFooter, bytes]:
+    """Three runs: two of one partition, with a gap of offsets between them."""
+    records = [a_batch(ARecord()), a_batch(ARecord(), ARecord()), a_batch(ARecord())]
+    header = header_bytes(SEGMENT_ID, "merge", MERGED_VERSION)
+    position, runs = len(header), []
+    places = [(ORDERS, 100, 100), (ORDERS, 150, 151), (PAYMENTS, 7, 7)]
+    for data, (topic_id, base_offset, last_offset) in zip(records, places, strict=True):
+        runs.append(
+            FooterRun(
+                topic_id=topic_id,
+                partition=Partition(0),
+                position=BytePosition(position),
+                length=len(data),
+                record_count=last_offset - base_offset + 1,
+                min_timestamp_ms=1,
+                max_timestamp_ms=1,
+                crc32c=crc32c(data),
+                base_offset=Offset(base_offset),
+                last_offset=Offset(last_offset),
+            )
+        )
+        position += len(data)
+    footer = SegmentFooter(segment_id=SEGMENT_ID, writer="merge", runs=tuple(runs), version=MERGED_VERSION)
+    return footer, b"".join([header, *records, footer_bytes(footer, position)])
+
+
+def test_a_merged_segments_footer_says_which_offsets_it_holds() -> None:
+    footer, data = a_merged_segment()
+
+    assert verify_segment(data) == read_footer(data) == footer
+
+
+def test_a_flipped_bit_in_any_byte_of_a_merged_segment_is_noticed() -> None:
+    _, data = a_merged_segment()
+
+    for position in range(len(data)):
+        changed = bytearray(data)
+        changed[position] ^= 0x10
+        with pytest.raises(CorruptSegment):
+            verify_segment(bytes(changed))
+
+
+@pytest.mark.parametrize(("run", "offsets"), [(1, (100, 101)), (0, (100, 101)), (2, (7, 8))])
+def test_a_merged_segment_whose_offsets_overlap_or_miscount_is_refused(run: int, offsets: tuple[int, int]) -> None:
+    footer, data = a_merged_segment()
+    changed = replace(footer.runs[run], base_offset=Offset(offsets[0]), last_offset=Offset(offsets[1]))
+    wrong = replace(footer, runs=(*footer.runs[:run], changed, *footer.runs[run + 1 :]))
+    start, _ = footer_range(data, len(data))
+
+    with pytest.raises(CorruptSegment, match=r"out of order|offsets"):
+        verify_segment(data[:start] + footer_bytes(wrong, start))
 
 
 def test_a_segment_without_batches_or_with_an_endless_writer_is_refused() -> None:
