@@ -44,14 +44,13 @@ class MergedFooters:
 
     def _take(self, footer: SegmentFooter) -> None:
         for run in footer.runs:
-            base_offset: Offset | None = getattr(run, "base_offset", None)
-            if base_offset is None:
+            if run.base_offset is None or run.last_offset is None:
                 continue
             proven = ProvenRun(
                 topic_id=run.topic_id,
                 partition=run.partition,
-                base_offset=base_offset,
-                last_offset=Offset(base_offset + run.record_count - 1),
+                base_offset=run.base_offset,
+                last_offset=run.last_offset,
                 segment_id=footer.segment_id,
                 position=run.position,
                 length=run.length,

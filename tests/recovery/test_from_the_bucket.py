@@ -11,7 +11,7 @@ from recovery.plan import Source
 from sequencer.commits import Committed, Duplicate
 from sequencer.topics import Topic
 from storage.keys import checkpoints_prefix, journal_prefix
-from tests.compactor.builders import CLUSTER, keys_in, pending, settings, written
+from tests.compactor.builders import CLUSTER, pending, settings, written
 from tests.compactor.merging import a_log, read_all, read_back
 from tests.fixtures.postgres import TEMPLATE
 from tests.recovery.conftest import Place
@@ -157,5 +157,5 @@ async def test_the_journal_goes_on_after_a_recovery(place: Place, topic: Topic) 
 
     assert report.young_segments == 0
     assert await read_all(place.sequencer, place.store, topic) == before
-    kinds = {key.split("/")[1] for key in await keys_in(place.store)}
+    kinds = {key.split("/")[1] for key in [info.key async for info in place.store.list(f"{CLUSTER}/")]}
     assert {checkpoints_prefix("x").split("/")[1], journal_prefix("x").split("/")[1]} <= kinds
