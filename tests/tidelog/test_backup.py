@@ -4,7 +4,9 @@ import os
 import pwd
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.fixtures.directories import new_directory
+from tests.fixtures.s3 import BUCKET
 from tidelog.backup import barman
 from tidelog.cli import app
 from tidelog.embedded.postgres import SYSTEM_USER, EmbeddedPostgres, EmbeddedPostgresSettings
@@ -22,18 +25,25 @@ from tidelog.errors import UserError
 
 PATIENCE_S = 60.0
 QUICK = EmbeddedPostgresSettings(durable=False)
+PRUNE = {"dry prune": ("--dry-run",), "prune": ()}
 Run = Callable[..., Result]
 _IS_ARCHIVED = "SELECT coalesce(last_archived_wal, '') >= '{wal}' FROM pg_stat_archiver"
 
 
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A directory for data directories, whose servers end with the test."""
+@contextmanager
+def a_home() -> Iterator[Path]:
+    """A directory for data directories, whose servers end with it."""
     with new_directory("backup") as directory:
         yield directory
         for data in directory.iterdir():
             if data.is_dir():
                 EmbeddedPostgres(data, QUICK).kill()
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with a_home() as directory:
+        yield directory
 
 
 @pytest.fixture
@@ -44,20 +54,28 @@ def server(home: Path) -> EmbeddedPostgres:
     return postgres
 
 
+def set_environment(
+    patch: pytest.MonkeyPatch, server: EmbeddedPostgres | None, endpoint: S3Endpoint, store_url: str
+) -> None:
+    """As an operator's shell has it. Without a server: it is gone."""
+    patch.setenv("TIDELOG_DATABASE_URL", server.url() if server else "postgresql://127.0.0.1:1/gone")
+    patch.setenv("TIDELOG_STORE_URL", store_url)
+    patch.setenv("TIDELOG_S3_ACCESS_KEY", endpoint.access_key)
+    patch.setenv("TIDELOG_S3_SECRET_KEY", endpoint.secret_key)
+
+
+def command(*arguments: str, status: int = 0) -> Result:
+    """`command("status", status=1)` is `tidelog backup status`, which must end so."""
+    result = CliRunner().invoke(app, ["backup", *arguments], catch_exceptions=False, env={"COLUMNS": "250"})
+    assert result.exit_code == status, result.output
+    return result
+
+
 @pytest.fixture
 def run(server: EmbeddedPostgres, s3_endpoint: S3Endpoint, store_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`run("status", status=1)` is `tidelog backup status`, which must end so."""
-    monkeypatch.setenv("TIDELOG_DATABASE_URL", server.url())
-    monkeypatch.setenv("TIDELOG_STORE_URL", store_url)
-    monkeypatch.setenv("TIDELOG_S3_ACCESS_KEY", s3_endpoint.access_key)
-    monkeypatch.setenv("TIDELOG_S3_SECRET_KEY", s3_endpoint.secret_key)
-
-    def invoke(*arguments: str, status: int = 0) -> Result:
-        result = CliRunner().invoke(app, ["backup", *arguments], catch_exceptions=False, env={"COLUMNS": "250"})
-        assert result.exit_code == status, result.output
-        return result
-
-    return invoke
+    """`command` on the server."""
+    set_environment(monkeypatch, server, s3_endpoint, store_url)
+    return command
 
 
 @pytest.fixture
@@ -134,46 +152,107 @@ def test_configure_shows_exact_settings_and_no_secret_and_changes_nothing(
     assert execute(server, "SHOW archive_command")[0] == "(disabled)"
 
 
-def test_a_backup_is_restored_to_its_last_row_or_to_a_time(run: Run, archiving: EmbeddedPostgres, home: Path) -> None:
-    execute(archiving, "CREATE TABLE kept AS SELECT generate_series(1, 1000) AS number")
-    run("run")
-    execute(archiving, "INSERT INTO kept SELECT generate_series(1001, 1500)")
-    between = datetime.now(UTC)
-    execute(archiving, "INSERT INTO kept SELECT generate_series(1501, 2000)")
-    archive_now(archiving)
-    healthy = run("status").output
-    listed = run("list").output
-    archiving.kill()
-    shutil.rmtree(home / "original")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A server with 1,000 rows took two base backups, of which pruning left one. Then it got 500 rows, and after
+    `between` 500 more. All that was archived when its disk was lost."""
 
-    run("restore", "--to", str(an_empty_directory(home / "latest")))
-    run("restore", "--to", str(an_empty_directory(home / "earlier")), "--target-time", between.isoformat())
+    home: Path
+    store_url: str
+    before: datetime
+    between: datetime
+    said: Mapping[str, str]
 
-    assert "Can be restored" in healthy
-    assert "WAL until" in listed
-    assert rows(started(home / "latest")) == 2000
-    assert rows(started(home / "earlier")) == 1500
+
+@pytest.fixture(scope="module")
+def loss(s3_endpoint: S3Endpoint) -> Iterator[Loss]:
+    with a_home() as home, pytest.MonkeyPatch.context() as patch:
+        server = EmbeddedPostgres(home / "original", QUICK)
+        server.start()
+        store_url = s3_endpoint.store_url(BUCKET, "backups-of-a-lost-server")
+        set_environment(patch, server, s3_endpoint, store_url)
+        command("configure", "--apply")
+        server.stop()
+        server.start()
+        before = datetime.now(UTC)
+        execute(server, "CREATE TABLE kept AS SELECT generate_series(1, 1000) AS number")
+        command("run")
+        command("run")
+        said = {name: command("prune", "--keep", "1", *option).output for name, option in PRUNE.items()}
+        execute(server, "INSERT INTO kept SELECT generate_series(1001, 1500)")
+        between = datetime.now(UTC)
+        execute(server, "INSERT INTO kept SELECT generate_series(1501, 2000)")
+        archive_now(server)
+        said |= {name: command(name).output for name in ("status", "list")}
+        server.kill()
+        shutil.rmtree(home / "original")
+        yield Loss(home=home, store_url=store_url, before=before, between=between, said=said)
+
+
+@pytest.fixture(scope="module")
+def restored(loss: Loss, s3_endpoint: S3Endpoint) -> EmbeddedPostgres:
+    """A server on everything that was archived."""
+    with pytest.MonkeyPatch.context() as patch:
+        set_environment(patch, None, s3_endpoint, loss.store_url)
+        command("restore", "--to", str(an_empty_directory(loss.home / "restored")))
+    return started(loss.home / "restored")
+
+
+def test_pruning_leaves_the_newest_backup_and_the_wal_that_it_needs(loss: Loss) -> None:
+    assert "Would delete 2" in loss.said["dry prune"]
+    assert "Deleted 1 base backup" in loss.said["prune"]
+    assert loss.said["list"].count("WAL until") == 1
+    assert "Can be restored" in loss.said["status"]
+
+
+def test_a_backup_is_restored_to_its_last_row(restored: EmbeddedPostgres) -> None:
+    assert rows(restored) == 2000
+
+
+def test_a_backup_is_restored_to_a_time(loss: Loss, s3_endpoint: S3Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_environment(monkeypatch, None, s3_endpoint, loss.store_url)
+    target = an_empty_directory(loss.home / "earlier")
+
+    command("restore", "--to", str(target), "--target-time", loss.between.isoformat())
+
+    assert rows(started(target)) == 1500
+
+
+def test_a_restore_that_cannot_work_is_refused_before_it_begins(
+    loss: Loss, s3_endpoint: S3Endpoint, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_environment(monkeypatch, None, s3_endpoint, loss.store_url)
+    new = ("restore", "--to", str(loss.home / "never"))
+
+    with pytest.raises(UserError, match="oldest base backup"):
+        command(*new, "--target-time", loss.before.isoformat())
+    with pytest.raises(UserError, match="WAL is archived until"):
+        command(*new, "--target-time", "2999-01-01")
+    with pytest.raises(UserError, match="is no time"):
+        command(*new, "--target-time", "yesterday")
+    with pytest.raises(UserError, match="not empty"):
+        command("restore", "--to", str(loss.home))
+    set_environment(monkeypatch, None, s3_endpoint, store_url)
+    with pytest.raises(UserError, match="no base backup"):
+        command(*new)
+    assert not (loss.home / "never").exists()
 
 
 def test_a_restored_server_archives_nothing_until_it_is_configured(
-    run: Run, archiving: EmbeddedPostgres, home: Path, monkeypatch: pytest.MonkeyPatch
+    loss: Loss, restored: EmbeddedPostgres, s3_endpoint: S3Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run("run")
-    archiving.stop()
-    run("restore", "--to", str(an_empty_directory(home / "restored")))
-    restored = started(home / "restored")
-    monkeypatch.setenv("TIDELOG_DATABASE_URL", restored.url())
+    set_environment(monkeypatch, restored, s3_endpoint, loss.store_url)
     off = execute(restored, "SHOW archive_mode")[0]
-    said = run("status", status=1).output
+    said = command("status", status=1).output
 
-    run("configure", "--apply")
+    command("configure", "--apply")
     restored.stop()
     restored.start()
     archive_now(restored)
 
     assert off == "off"
     assert "archiving" in said
-    assert "Can be restored" in run("status").output
+    assert "Can be restored" in command("status").output
     assert execute(restored, "SHOW restore_command")[0] == ""
 
 
@@ -192,25 +271,6 @@ def test_a_copy_of_the_data_directory_archives_nothing(archiving: EmbeddedPostgr
     wait_until(lambda: execute(copy, "SELECT failed_count FROM pg_stat_archiver")[0] > 0)
     assert archived(copy) == 0
     copy.kill()
-
-
-def test_pruning_keeps_what_the_newest_backups_need(run: Run, archiving: EmbeddedPostgres, home: Path) -> None:
-    execute(archiving, "CREATE TABLE kept AS SELECT generate_series(1, 10) AS number")
-    run("run")
-    run("run")
-    would = run("prune", "--keep", "1", "--dry-run").output
-    still = len(run("list", "--json").output.split('"backup"')) - 1
-
-    run("prune", "--keep", "1")
-    execute(archiving, "INSERT INTO kept VALUES (11)")
-    archive_now(archiving)
-    run("restore", "--to", str(an_empty_directory(home / "restored")))
-
-    assert "Would delete" in would
-    assert still == 2
-    assert len(run("list", "--json").output.split('"backup"')) - 1 == 1
-    archiving.stop()
-    assert rows(started(home / "restored")) == 11
 
 
 def test_a_backup_of_a_server_that_cannot_archive_ends_with_a_reason(
@@ -236,25 +296,6 @@ def test_a_backup_of_a_server_elsewhere_says_where_to_run(run: Run, home: Path) 
         run("run")
 
     assert "database's machine" in refused.value.fix
-
-
-@pytest.mark.usefixtures("archiving")
-def test_a_restore_that_cannot_work_is_refused_before_it_begins(run: Run, home: Path) -> None:
-    new = ("restore", "--to", str(home / "restored"))
-    with pytest.raises(UserError, match="no base backup"):
-        run(*new)
-    before = datetime.now(UTC).isoformat()
-    run("run")
-
-    with pytest.raises(UserError, match="oldest base backup"):
-        run(*new, "--target-time", before)
-    with pytest.raises(UserError, match="WAL is archived until"):
-        run(*new, "--target-time", "2999-01-01")
-    with pytest.raises(UserError, match="is no time"):
-        run(*new, "--target-time", "yesterday")
-    with pytest.raises(UserError, match="not empty"):
-        run("restore", "--to", str(home / "original"))
-    assert not (home / "restored").exists()
 
 
 def test_a_store_without_buckets_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

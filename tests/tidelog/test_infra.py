@@ -36,7 +36,7 @@ def compose() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("file", ["infra/Dockerfile", "infra/compose.yaml", "README.md"])
+@pytest.mark.parametrize("file", ["infra/Dockerfile", "infra/compose.yaml", "README.md", "docs/operate.md"])
 def test_every_variable_named_is_a_setting(file: str) -> None:
     named = set(re.findall(r"\bTIDELOG_[A-Z0-9_]+", (ROOT / file).read_text()))
 

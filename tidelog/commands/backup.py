@@ -89,7 +89,7 @@ class _Place:
             finally:
                 await store.close()
         except (StoreUnavailable, ValueError) as failed:
-            raise UserError(f"{failed}.") from None
+            raise UserError(str(failed)) from None
 
     def keys_file(self, state: ServerState) -> str:
         return self.settings.backup_keys_file or default_keys_file(state.settings["data_directory"] or "postgres")
