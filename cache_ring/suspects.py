@@ -8,6 +8,7 @@ Promises:
   Each is therefore watched by as many, and a report reaches all in as many hops as there are such distances.
 - A suspect that answers is taken back at once. If it answers before its patience has passed once more, it was slow, not
   frozen: the patience with that peer doubles, up to `probe_most_patience_s`. A minute without that ends it.
+  A peer that has just started is slow: in its first ten seconds the patience with it is the longest.
 - A report makes this agent probe for itself. It is believed before that probe's outcome only if two peers report the
   same, and for `probe_belief_s` at most: one confused agent persuades no other.
 - If more than half of the probed peers are silent, the fault is taken for this agent's own, and silence counts for
@@ -38,6 +39,7 @@ _REPORTERS_BELIEVED = 2
 _REPORTERS_KEPT = 3
 """Reports of one suspect that are kept and passed on; more would say nothing new."""
 _CALM_S = 60.0
+_YOUNG_S = 10.0
 _LARGEST_SPREAD_S = 0.3
 _SPREAD_PER_PEER_S = 0.001
 
@@ -52,6 +54,7 @@ class Evidence(Enum):
 class _Peer:
     patience_s: float
     has_answered: bool = False
+    first_answer_s: float = 0.0
     asked_s: float | None = None
     """Since when a probe has been unanswered."""
     evidence: Evidence | None = None
@@ -138,6 +141,8 @@ class Suspects:
             peer.slow_until_s = now_s
         elif now_s > peer.slow_until_s + _CALM_S:
             peer.patience_s = self._settings.probe_patience_s
+        if not peer.has_answered:
+            peer.first_answer_s = now_s
         peer.has_answered, peer.asked_s, peer.evidence, peer.is_pardoned = True, None, None, False
         if peer.reporters:
             peer.reporters.clear()
@@ -207,7 +212,9 @@ class Suspects:
     def _is_silent(self, peer: _Peer, now_s: float) -> bool:
         is_new = peer.evidence is None and not peer.is_pardoned
         may_be_judged = peer.has_answered or len(peer.reporters) >= _REPORTERS_BELIEVED
-        return is_new and may_be_judged and peer.asked_s is not None and now_s - peer.asked_s > peer.patience_s
+        is_young = peer.has_answered and now_s < peer.first_answer_s + _YOUNG_S
+        patience_s = self._settings.probe_most_patience_s if is_young else peer.patience_s
+        return is_new and may_be_judged and peer.asked_s is not None and now_s - peer.asked_s > patience_s
 
     def _suspect(self, name: PeerName, peer: _Peer, evidence: Evidence, now_s: float) -> None:
         if peer.evidence is None:

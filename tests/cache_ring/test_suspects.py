@@ -41,7 +41,7 @@ class Scene:
     def __post_init__(self) -> None:
         self.suspects = Suspects(POLICY)
         self._look()
-        self.pass_time(1.0)
+        self.pass_time(11.0)
 
     @property
     def suspected(self) -> Mapping[int, Evidence]:
@@ -123,6 +123,21 @@ def test_each_time_a_peer_proves_slow_the_patience_doubles_up_to_its_bound() -> 
         scene.pass_time(STEP_S)
 
     assert waits == pytest.approx([1.3, 2.5, 4.9, 5.1], abs=0.21)
+
+
+def test_a_peer_that_has_just_started_may_be_slow() -> None:
+    scene = Scene(peers=3)
+    started = node(2, incarnation=2)
+    scene.suspects.looked(node(1), [node(1), started, node(3), node(4)], scene.now_s)
+    scene.suspects.answered(started, scene.now_s)
+    scene.suspects.asked(started, scene.now_s)
+    began_s = scene.now_s
+
+    while not scene.suspected:
+        scene.now_s += STEP_S
+        scene.suspects.tick(scene.now_s)
+
+    assert scene.now_s - began_s == pytest.approx(5.1, abs=0.11)
 
 
 def test_a_peer_that_was_frozen_is_suspected_as_soon_the_next_time() -> None:
@@ -295,7 +310,7 @@ def test_who_renews_its_lease_is_no_suspect_for_longer_than_a_lease() -> None:
     scene.pass_time(60.0)
     later = scene.suspected
     scene.mute = set()
-    scene.pass_time(1.0)
+    scene.pass_time(11.0)
     scene.mute = {2}
     scene.pass_time(6.0)
 

@@ -20,7 +20,7 @@ from tests.agent.kafka.test_forwarding import (
     an_offset_fetch,
     commit_code,
 )
-from tests.agent.running import Running, Wire, a_metadata, running
+from tests.agent.running import RING, Running, Wire, a_metadata, running
 from tests.waiting import until
 
 Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -138,7 +138,8 @@ async def test_a_coordinator_that_does_not_answer_is_none(database_url: str, con
 
 
 async def test_a_port_that_nobody_listens_on_is_no_coordinator(database_url: str) -> None:
-    async with running(database_url, one_address=ADDRESS) as agent:
+    unsuspecting = RING.model_copy(update={"probe_watched": 0})
+    async with running(database_url, one_address=ADDRESS, ring_settings=unsuspecting) as agent:
         async with a_strange_agent(database_url, say_nothing):
             await until(lambda: agent.agents_seen == 2)
         wire = await Wire.connect(agent.app.kafka_port)
