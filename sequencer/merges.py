@@ -162,9 +162,10 @@ class Merges:
         """Swaps coordinates in one short transaction. Raises CommitOutcomeUnknown: repeat it with the same arguments
         until known; or OwnershipUnconfirmed.
         """
-        async with self._database.transaction() as connection:
-            await demand_ownership(connection)
-            [row] = await _rows(connection, "publish", **publish_parameters(claim, output, swaps))
+        [row] = await self._database.write(SQL["publish"], **publish_parameters(claim, output, swaps))
+        if not row.is_owned:
+            async with self._database.connection() as connection:
+                await demand_ownership(connection)
         if row.state != "published":
             return PublishRefused(reason=row.state)
         return SwapsDone(places=frozenset(number - 1 for number in row.swaps))

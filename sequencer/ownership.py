@@ -333,7 +333,7 @@ def _state(row: Row) -> OwnershipState:
         ratchet_s=row.ratchet_s,
         newest_nonce=row.nonces[-1] if row.nonces else None,
         confirmed_age_s=row.confirmed_age_s,
-        is_confirmed=bool(row.is_confirmed),
+        is_confirmed=row.is_confirmed,
         is_watching=row.is_watching,
         lost_because=row.lost_because,
         store_id=row.store_id,

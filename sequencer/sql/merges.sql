@@ -102,15 +102,17 @@ SELECT topic_id, config, (extract(epoch FROM clock_timestamp()) * 1000)::bigint 
 FROM topics WHERE topic_id = ANY(%(topic_ids)s::uuid[])
 
 -- name: publish
-SELECT state, swaps FROM publish_merge(
-    job => %(job_id)s, output => %(output)s, output_bytes => %(output_bytes)s, output_tier => %(output_tier)s::smallint,
+-- Without the ownership of the bucket it is nobody's publish, and finds no hold.
+SELECT p.state, p.swaps, bucket.is_owned FROM (SELECT owns_bucket() AS is_owned OFFSET 0) AS bucket
+CROSS JOIN LATERAL publish_merge(
+    job => CASE WHEN bucket.is_owned THEN %(job_id)s::uuid END, output => %(output)s, output_bytes => %(output_bytes)s, output_tier => %(output_tier)s::smallint,
     newest => %(newest)s, may_be_merged_again => %(may_be_merged_again)s,
     topic_ids => %(topic_ids)s, partition_numbers => %(partition_numbers)s, swap_parts => %(swap_parts)s,
     input_swaps => %(input_swaps)s, input_base_offsets => %(input_base_offsets)s, input_segments => %(input_segments)s,
     input_positions => %(input_positions)s,
     run_swaps => %(run_swaps)s, run_base_offsets => %(run_base_offsets)s, run_last_offsets => %(run_last_offsets)s,
     run_positions => %(run_positions)s, run_lengths => %(run_lengths)s,
-    run_min_timestamps => %(run_min_timestamps)s, run_max_timestamps => %(run_max_timestamps)s)
+    run_min_timestamps => %(run_min_timestamps)s, run_max_timestamps => %(run_max_timestamps)s) AS p
 
 -- name: forget_merged
 -- At a merge's end: inputs that hold nothing more, or all of them when the merge went through all they hold.

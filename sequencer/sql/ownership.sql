@@ -44,10 +44,5 @@ UPDATE ownership SET lost_because = NULL, lost_at = NULL
 SELECT o.epoch, o.nonces, o.ratchets, o.ratchet_s, o.lost_because, o.watched IS NOT NULL AS is_watching,
     extract(epoch FROM clock_timestamp() - o.confirmed_at)::float8 AS confirmed_age_s,
     (SELECT store_id FROM cluster) AS store_id,
-    o.lost_because IS NULL AND o.confirmed_at <= clock_timestamp()
-        AND o.confirmed_at + make_interval(secs => 2 * o.ratchet_s) > clock_timestamp()
-        AND o.system_identifier = (SELECT system_identifier FROM pg_control_system())
-        AND o.database_oid = (SELECT oid::bigint FROM pg_database WHERE datname = current_database())
-        AND o.timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer
-        AND o.postmaster_started_at = pg_postmaster_start_time() AS is_confirmed
+    owns_bucket() AS is_confirmed
 FROM ownership AS o
