@@ -43,6 +43,7 @@ from storage.segment import seal_segment
 from storage.segment_batches import PendingBatch, PendingBatches
 
 _CLUSTER = "tidelog"
+_DAY_S = 86_400.0
 _READ_PARTITIONS = 20
 _GB = 1e9
 
@@ -157,6 +158,7 @@ async def measure(database: Database, shape: Shape, store: ObjectStore) -> None:
     sequencer = await Sequencer.open(database.url)
     try:
         topic = await write_log(sequencer, store, shape)
+        await sequencer.ownership.ratchet(store, _CLUSTER, ratchet_s=_DAY_S)
         before = await _counts(sequencer), await read_from_the_beginning(sequencer, store, topic)
         counted = CountedStore(store)
         postgres_s = await postgres_cpu_s(database.postmaster)

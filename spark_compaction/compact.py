@@ -168,6 +168,7 @@ class _TopicCompactor:
         context = TaskContext(
             address=self._address,
             prefix=job.prefix,
+            topic_id=job.topic_id,
             prefetch_runs=settings.compact_prefetch_runs,
             row_group_bytes=settings.parquet_row_group_bytes,
             file_bytes=settings.parquet_file_bytes,

@@ -1,9 +1,15 @@
 """Writes one history file: Parquet, zstd, field ids of the Iceberg schema, row groups of bounded size.
 
-Promises that a row group holds contiguous offsets of one partition, in order, and that the object appears in the bucket
-whole, under a name that no other attempt of any task uses."""
+Promises:
+- A row group holds offsets of one partition, in order; its statistics say from which one to which. They are contiguous
+  until TTL takes some out.
+- The footer's key-value metadata names the topic id, the partition, and the first and last offset (`METADATA_KEYS`), so
+  that the file alone says what of the log it holds.
+- The object appears in the bucket whole, under a name that no other attempt of any task uses.
+"""
 
 from dataclasses import dataclass
+from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -12,8 +18,10 @@ from crc32c import crc32c
 
 from spark_compaction.bucket import Bucket
 from spark_compaction.parquet_schema import PARQUET_SCHEMA
-from storage.identifiers import ObjectKey, Partition
+from storage.identifiers import ObjectKey, Partition, TopicId
 
+METADATA_KEYS: Final = ("tidelog.topic_id", "tidelog.partition", "tidelog.base_offset", "tidelog.last_offset")
+"""Of the footer. The values are text, numbers in decimal with leading zeros."""
 _ZSTD_LEVEL = 3
 _FOOTER_TAIL_BYTES = 8
 _COLUMNS_WITH_BOUNDS = ["partition", "offset", "timestamp", "timestamp_type"]
@@ -39,9 +47,12 @@ class WrittenFile:
 class HistoryFile:
     """Rows are added in offset order; `close` puts the object."""
 
-    def __init__(self, bucket: Bucket, prefix: str, partition: Partition, *, row_group_bytes: int) -> None:
+    def __init__(
+        self, bucket: Bucket, prefix: str, topic_id: TopicId, partition: Partition, *, row_group_bytes: int
+    ) -> None:
         self._bucket = bucket
         self._prefix = prefix
+        self._topic_id = topic_id
         self._partition = partition
         self._row_group_bytes = row_group_bytes
         self._sink = pa.BufferOutputStream()
@@ -58,7 +69,7 @@ class HistoryFile:
         )
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
-        self._first_offset = -1
+        self._first_offset = self._last_offset = -1
         self._row_count = 0
 
     @property
@@ -76,6 +87,7 @@ class HistoryFile:
             return
         if self._row_count == 0:
             self._first_offset = rows.column("offset")[0].as_py()
+        self._last_offset = rows.column("offset")[-1].as_py()
         self._pending.append(rows)
         self._pending_bytes += rows.nbytes
         self._row_count += rows.num_rows
@@ -85,6 +97,13 @@ class HistoryFile:
     def close(self) -> WrittenFile:
         """Puts the object; needs at least one row."""
         self._flush()
+        values = (
+            str(self._topic_id),
+            f"{self._partition:05d}",
+            f"{self._first_offset:020d}",
+            f"{self._last_offset:020d}",
+        )
+        self._writer.add_key_value_metadata(dict(zip(METADATA_KEYS, values, strict=True)))
         self._writer.close()
         data = memoryview(self._sink.getvalue())
         name = f"{self._partition:05d}-{self._first_offset:020d}-{uuid4().hex}.parquet"

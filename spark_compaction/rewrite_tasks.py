@@ -16,7 +16,7 @@ from spark_compaction.bucket import Bucket, BucketAddress
 from spark_compaction.expiry import HistoryFileAge
 from spark_compaction.history_file import HistoryFile
 from storage.arrow_schema import RECORD_SCHEMA
-from storage.identifiers import ObjectKey, Partition
+from storage.identifiers import ObjectKey, Partition, TopicId
 
 _SOURCE_FIELDS: list["pa.Field[Any]"] = [
     pa.field("source_key", pa.string()),
@@ -43,6 +43,7 @@ _REWRITTEN_SCHEMA = pa.schema(_FIELDS)
 class RewriteContext:
     address: BucketAddress
     prefix: str
+    topic_id: TopicId
     cutoff: datetime
     row_group_bytes: int
 
@@ -82,7 +83,9 @@ def _rewrite(
     context: RewriteContext, bucket: Bucket, source_key: str, partition: int, keep_untimed: bool
 ) -> RewrittenFile:
     source = pq.ParquetFile(pa.BufferReader(bucket.get(ObjectKey(source_key))))
-    target = HistoryFile(bucket, context.prefix, Partition(partition), row_group_bytes=context.row_group_bytes)
+    target = HistoryFile(
+        bucket, context.prefix, context.topic_id, Partition(partition), row_group_bytes=context.row_group_bytes
+    )
     cutoff = pa.scalar(context.cutoff, RECORD_SCHEMA.field("timestamp").type)
     seen = 0
     for position in range(source.num_row_groups):

@@ -20,7 +20,7 @@ from spark_compaction.history_file import HistoryFile
 from spark_compaction.manifest import ManifestRow
 from spark_compaction.planner import PlannedTask
 from spark_compaction.run_decoding import UndecodableRange, decode_run
-from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId
+from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
 from storage.object_store import ObjectNotFound
 
 _RUN_FIELDS: list["pa.Field[Any]"] = [
@@ -58,6 +58,7 @@ class TaskContext:
 
     address: BucketAddress
     prefix: str
+    topic_id: TopicId
     prefetch_runs: int
     row_group_bytes: int
     file_bytes: int
@@ -118,7 +119,11 @@ class _TaskRun:
         if self._file is None:
             context = self._context
             self._file = HistoryFile(
-                self._bucket, context.prefix, self._task.partition, row_group_bytes=context.row_group_bytes
+                self._bucket,
+                context.prefix,
+                context.topic_id,
+                self._task.partition,
+                row_group_bytes=context.row_group_bytes,
             )
         self._file.add(rows)
 

@@ -164,6 +164,7 @@ class _TopicExpirer:
         context = RewriteContext(
             address=self._address,
             prefix=job.prefix,
+            topic_id=job.topic_id,
             cutoff=self._cutoff,
             row_group_bytes=self._settings.parquet_row_group_bytes,
         )

@@ -30,7 +30,12 @@ def tidelog(
     """An agent for each zone; without an endpoint objects are files of a local directory. Another cluster each time, as
     its database is another: they may share an endpoint."""
     store = endpoint.as_environment() if endpoint else {}
-    given = {"TIDELOG_LINGER_MS": _LINGER_MS, "TIDELOG_CLUSTER": f"benchmark-{uuid4().hex}", **store}
+    given = {
+        "TIDELOG_LINGER_MS": _LINGER_MS,
+        "TIDELOG_CLUSTER": f"benchmark-{uuid4().hex}",
+        "TIDELOG_OWNERSHIP_RATCHET_S": "60",  # as in production, not as the stack has it
+        **store,
+    }
     settings = StackSettings(
         data_dir=directory,
         agents=len(zones),

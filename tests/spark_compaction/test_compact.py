@@ -1,12 +1,16 @@
 """What goes into the log comes out of its history, once (DESIGN P6, §9)."""
 
 import asyncio
+import itertools
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sequencer.client import Sequencer
 from sequencer.topics import UnknownTopic
 from spark_compaction.compact import CompactionProgress, compact_topics
+from spark_compaction.history_file import METADATA_KEYS
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.sql import QueryFailed, query
 from storage.identifiers import Partition
@@ -88,6 +92,29 @@ async def test_small_jobs_and_files_make_the_same_history(log: Log, settings: Co
     assert report.files >= 12
     assert {stage.stage for stage in stages} == {"starting spark", "writing", "publishing", "done"}
     assert await iceberg_rows(settings, "orders") == written_rows(log, "orders")
+
+
+async def test_a_files_footer_alone_says_what_of_the_log_it_holds(
+    log: Log, settings: CompactionSettings, store: ObjectStore
+) -> None:
+    topic_id = await log.topic("orders", partitions=2)
+    await log.write("orders", one(0, *records(20)), one(1, *records(10)))
+    small = settings.model_copy(update={"parquet_row_group_bytes": 64})
+    await compact(small)
+
+    held = {}
+    async for info in store.list("tidelog/history/"):
+        if info.key.endswith(".parquet"):
+            metadata = pq.read_metadata(pa.BufferReader(await store.get(info.key)))
+            assert metadata.metadata is not None
+            topic, partition, first, last = (metadata.metadata[name.encode()].decode() for name in METADATA_KEYS)
+            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            bounds = [group.column(1).statistics for group in groups]
+            assert all(group.column(0).statistics.min == int(partition) for group in groups)
+            assert (bounds[0].min, bounds[-1].max) == (int(first), int(last))
+            assert all(after.min == before.max + 1 for before, after in itertools.pairwise(bounds))
+            held[topic, int(partition)] = (int(first), int(last))
+    assert held == {(str(topic_id), 0): (0, 19), (str(topic_id), 1): (0, 9)}
 
 
 async def test_what_is_not_compacted_stays_out_of_retentions_reach(

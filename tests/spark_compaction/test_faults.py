@@ -36,7 +36,12 @@ def staged(settings: CompactionSettings, begun: Begun, topic: str) -> Publicatio
     """All of a compaction but its publish, without Spark: what a job has done when it is killed at the worst moment."""
     address = BucketAddress.of(settings.store_url, settings)
     context = TaskContext(
-        address=address, prefix=begun.job.prefix, prefetch_runs=4, row_group_bytes=1 << 20, file_bytes=1 << 30
+        address=address,
+        prefix=begun.job.prefix,
+        topic_id=begun.job.topic_id,
+        prefetch_runs=4,
+        row_group_bytes=1 << 20,
+        file_bytes=1 << 30,
     )
     tasks = plan_tasks(begun.runs, task_bytes=1 << 30, job_bytes=1 << 30)
     answers = list(run_tasks(context, task_table(tasks).to_batches()))
@@ -176,7 +181,12 @@ async def test_a_file_that_is_not_the_one_written_is_not_published(
     address = BucketAddress.of(settings.store_url, settings)
     bucket = address.open()
     context = TaskContext(
-        address=address, prefix=job.job.prefix, prefetch_runs=4, row_group_bytes=1 << 20, file_bytes=1 << 30
+        address=address,
+        prefix=job.job.prefix,
+        topic_id=job.job.topic_id,
+        prefetch_runs=4,
+        row_group_bytes=1 << 20,
+        file_bytes=1 << 30,
     )
     tasks = plan_tasks(job.runs, task_bytes=1, job_bytes=1 << 30)
     batches = await asyncio.to_thread(lambda: list(run_tasks(context, task_table(tasks).to_batches())))

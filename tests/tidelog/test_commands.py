@@ -150,3 +150,11 @@ def _metric(stack: Stack, zone: str, name: str) -> float:
     return sum(
         float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))
     )
+
+
+def test_recover_says_who_owns_the_bucket_and_changes_nothing_unless_told_to(run: Run) -> None:
+    said = " ".join(run("recover").stdout.split())
+
+    assert "epoch 1" in said
+    assert "its ownership was confirmed" in said
+    assert "Nothing was changed" in said
