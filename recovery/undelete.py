@@ -4,7 +4,7 @@ Promises that an object which comes back has the size that the log knows, and th
 """
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
 
 import urllib3
 from minio.commonconfig import CopySource
@@ -13,6 +13,9 @@ from minio.error import InvalidResponseError, MinioException, S3Error
 from storage.identifiers import ObjectKey
 from storage.minio_client import minio_client
 from storage.object_store import StoreSettings, StoreUnavailable, StoreUrl
+
+_KEPT: Final = ("Enabled", "Suspended")
+"""What S3 says of a bucket that has versions."""
 
 
 class Undelete(Protocol):
@@ -63,7 +66,7 @@ class BucketVersions:
 
     def _keeps_versions(self) -> bool:
         try:
-            return self._client.get_bucket_versioning(bucket_name=self._bucket).status != "Off"
+            return self._client.get_bucket_versioning(bucket_name=self._bucket).status in _KEPT
         except (InvalidResponseError, S3Error) as error:
             if isinstance(error, S3Error) and error.code == "AccessDenied":
                 raise StoreUnavailable(
@@ -88,6 +91,8 @@ class BucketVersions:
                 source = CopySource(bucket_name=self._bucket, object_name=name, version_id=newest.version_id)
                 self._client.copy_object(bucket_name=self._bucket, object_name=name, source=source)
         except (MinioException, urllib3.exceptions.HTTPError) as error:
+            if "NotImplemented" in str(error):
+                return False  # the store says that it keeps versions, and has no list of them
             # Never taken for "it is not there": what is not there is given up.
             raise StoreUnavailable(f"s3://{self._bucket}: the versions of {name}: {error}") from error
         return True
