@@ -236,6 +236,9 @@ async def test_a_worker_killed_at_any_step_leaves_a_whole_log_and_work_for_the_n
         async with sequencer.database.transaction() as held:
             await held.execute("SELECT 1 FROM partitions WHERE partition = 1 FOR UPDATE")
             merging = await waits_for_a_lock(sequencer, doomed.merge_once)
+            await other.close()
+            merging.cancel()
+            await _end_whoever_waits_for_a_lock(sequencer)  # it would go on without its caller
             await _kill(merging, other)
     else:
         merging = asyncio.create_task(doomed.merge_once())
@@ -267,6 +270,13 @@ async def _kill(merging: asyncio.Task[bool], its_database: Sequencer) -> None:
     assert merging.done()
 
 
+async def _end_whoever_waits_for_a_lock(sequencer: Sequencer) -> None:
+    await sequencer.database.fetch(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+
+
 async def test_a_publish_whose_connection_is_lost_is_repeated_until_its_outcome_is_known(
     sequencer: Sequencer, other: Sequencer, local_store: ObjectStore, topic: Topic
 ) -> None:
@@ -278,10 +288,7 @@ async def test_a_publish_whose_connection_is_lost_is_repeated_until_its_outcome_
     async with sequencer.database.transaction() as held:
         await held.execute("SELECT 1 FROM partitions WHERE partition = 1 FOR UPDATE")
         merging = await waits_for_a_lock(sequencer, merger.merge_once)
-        await sequencer.database.fetch(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        )
+        await _end_whoever_waits_for_a_lock(sequencer)
     assert await asyncio.wait_for(merging, 60)
 
     after = await read_all(sequencer, local_store, topic)
