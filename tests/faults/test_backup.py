@@ -1,4 +1,5 @@
-"""The restore drill: Postgres is backed up while clients work, then its disk is gone."""
+"""The restore drill: Postgres is backed up while clients work, then its disk is gone. The backup brings back what was
+archived, `tidelog recover` what came after."""
 
 import os
 import pwd
@@ -13,7 +14,7 @@ import confluent_kafka
 import psycopg
 import pytest
 
-from tests.faults.conftest import LEASES, create_topic
+from tests.faults.conftest import LEASES, create_topic, wait_until_doctor_finds_nothing
 from tests.faults.ledger import Contents, Ledger, Place, Record
 from tests.faults.load import Load, LoadSettings
 from tests.seeds import seeds
@@ -22,15 +23,16 @@ from tidelog.stack import Stack
 
 PARTITIONS = 4
 PATIENCE_S = 90.0
+QUICK_RATCHETS = {"TIDELOG_OWNERSHIP_RATCHET_S": "2"}
 QUICK_ANSWERS = {"message.timeout.ms": 5_000, "request.timeout.ms": 2_000, "delivery.timeout.ms": 5_000}
 
 pytestmark = pytest.mark.faults
 
 
-def backup(stack: Stack, *arguments: str) -> str:
-    """What `tidelog backup` says."""
-    command = [sys.executable, "-m", "tidelog", "backup", *arguments]
-    environment = {**os.environ, **stack.addresses.as_environment()}
+def tidelog(stack: Stack, *arguments: str) -> str:
+    """What the command says."""
+    command = [sys.executable, "-m", "tidelog", *arguments]
+    environment = {**os.environ, **stack.addresses.as_environment(), **QUICK_RATCHETS}
     said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert said.returncode == 0, f"{said.stdout}\n{said.stderr}"
     return said.stdout
@@ -99,9 +101,9 @@ def wrong(acknowledged: Mapping[tuple[int, int], Place], found: Mapping[tuple[in
 
 
 def test_a_database_that_is_lost_is_back_from_its_backup(new_stack: Callable[..., Stack]) -> None:
-    stack = new_stack(agents=2, agent_environment=LEASES)
+    stack = new_stack(agents=2, agent_environment={**LEASES, **QUICK_RATCHETS})
     data = stack.data_dir / "postgres"
-    backup(stack, "configure", "--apply")
+    tidelog(stack, "backup", "configure", "--apply")
     stack.postgres.stop()
     stack.postgres.start()
     topic = create_topic(stack.addresses.bootstrap, PARTITIONS)
@@ -112,7 +114,7 @@ def test_a_database_that_is_lost_is_back_from_its_backup(new_stack: Callable[...
     with Load(settings, ledger) as load:
         load.wait_for_acknowledgements(50, PATIENCE_S)
         began_s = time.monotonic()
-        backup(stack, "run")
+        tidelog(stack, "backup", "run")
         backed_up_s = time.monotonic() - began_s
         load.wait_for_acknowledgements(50, PATIENCE_S)
         durable = ledger.places()
@@ -121,18 +123,24 @@ def test_a_database_that_is_lost_is_back_from_its_backup(new_stack: Callable[...
         lose_the_database(stack, data)
 
     began_s = time.monotonic()
-    backup(stack, "restore", "--to", str(data))
+    tidelog(stack, "backup", "restore", "--to", str(data))
     unpacked_s = time.monotonic() - began_s
     stack.postgres.start()
     wait_until_open(stack)
     open_s = time.monotonic() - began_s
+    tidelog(stack, "recover", "--take-over", "--yes")
+    recovered_s = time.monotonic() - began_s
     for index in range(len(stack.agents)):
         stack.restart(index)
     found = read(stack.addresses.bootstrap, topic)
 
     print(
         f"{len(durable):,} records acknowledged before the last archived WAL; base backup {backed_up_s:.1f} s,"
-        f" restored in {unpacked_s:.1f} s, open after {open_s:.1f} s, agents after {time.monotonic() - began_s:.1f} s"
+        f" restored in {unpacked_s:.1f} s, open after {open_s:.1f} s, recovered after {recovered_s:.1f} s,"
+        f" agents after {time.monotonic() - began_s:.1f} s;"
+        f" {len(ledger.places()) - len(durable):,} records acknowledged since"
     )
     assert len(durable) >= 300
     assert wrong(durable, found) == []
+    assert [name for name in ledger.places() if len(found.get(name, ())) != 1] == [], "younger than the backup"
+    wait_until_doctor_finds_nothing(stack, timeout_s=120.0)
