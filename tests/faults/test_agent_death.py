@@ -12,7 +12,7 @@ from benchmarks.agent_death import Result, measure, of_stack, p50, p99
 from tests.faults.conftest import wait_until_doctor_finds_nothing
 from tidelog.stack import Stack
 
-ROUNDS = {"SIGKILL": 4, "SIGSTOP": 3}
+ROUNDS = {"SIGKILL": 3, "SIGSTOP": 2}
 LEASE_S = 60.0
 """So long that no round can wait for it and pass."""
 
