@@ -93,7 +93,7 @@ class HousekeeperSettings(BaseSettings):
     """The most a merged object holds of runs; one is read, checked and uploaded at a time."""
     merge_run_bytes: int = Field(default=4_194_304, ge=1024)
     """Runs are merged up to this length; one of half of it gains nothing more."""
-    merge_memory_bytes: int = Field(default=83_886_080, ge=4096)
+    merge_memory_bytes: int = Field(default=75_497_472, ge=4096)
     """Memory for merging: an object's bytes as read, with at most a quarter of dead ones between, and as uploaded."""
     merge_requests: int = Field(default=4, ge=1)
     """Ranges read from the store at once."""
@@ -129,8 +129,8 @@ class HousekeeperSettings(BaseSettings):
     checkpoint_interval_s: float = Field(default=600.0, gt=0)
     """The pause between two checkpoints of the journal; one is written earlier when the entries have outgrown the last.
     At most half of `restore_horizon_s`."""
-    checkpoint_part_bytes: int = Field(default=8_388_608, ge=1024)
-    """Rows in one part of a checkpoint, before compression: what is in memory at a time."""
+    checkpoint_part_bytes: int = Field(default=4_194_304, ge=1024)
+    """Rows in one part of a checkpoint, before compression; twice as much is in memory at a time."""
     checkpoint_timeout_s: float = Field(default=1800.0, gt=0)
     """How long reading one checkpoint from Postgres, and writing it, may take. Postgres keeps what is deleted
     meanwhile."""

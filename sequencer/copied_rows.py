@@ -56,6 +56,7 @@ async def copy_out(
                 await asyncio.sleep(0)
             rows = len(messages) - is_end
             data = b"".join([b"" if is_first else _HEADER, *messages, b"" if is_end else _TRAILER])
+            messages = []
             if rows > 0 or is_first:
                 yield CopiedRows(
                     table=table,
@@ -64,7 +65,7 @@ async def copy_out(
                     rows=max(rows, 0),
                     data=data,
                 )
-            is_first, messages = False, []
+            is_first = False
     finally:
         if not is_end:
             await connection.close()

@@ -19,8 +19,8 @@ def byte_settings(settings: AllSettings, roles: frozenset[str]) -> Mapping[str, 
     of_jobs = (
         {
             "merge_memory_bytes": settings.housekeeper.merge_memory_bytes,
-            # As it comes from Postgres, joined, and compressed.
-            "checkpoint_part_bytes": 3 * settings.housekeeper.checkpoint_part_bytes,
+            # As it comes from Postgres, and joined or compressed.
+            "checkpoint_part_bytes": 2 * settings.housekeeper.checkpoint_part_bytes,
         }
         if "jobs" in roles
         else {}
