@@ -89,8 +89,10 @@ async def _opened(database_url: str) -> AsyncIterator[Database]:
 
 async def _take(task: Task, ownership: Ownership, store: ObjectStore) -> None:
     """Returns when this database owns the bucket and no agent of any database writes into it any more."""
-    ratchet_s = task.settings.ownership_ratchet_s
     state = await ownership.state()
+    # What this database knows of the pace is better than a default; the former owner had it when the two were one.
+    is_told = "ownership_ratchet_s" in task.settings.model_fields_set or not state.ratchets
+    ratchet_s = task.settings.ownership_ratchet_s if is_told else state.ratchet_s
     alive_age_s = state.confirmed_age_s
     if task.take_over:
         taken = await ownership.take_over(store, task.cluster, ratchet_s=ratchet_s, stopped_because=BEING_RECOVERED)
