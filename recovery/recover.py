@@ -210,7 +210,7 @@ class _Recovery:
         """Raises CannotRecover where there is no log at all."""
         report, session = self._report, self._session
         database = await session.row("cluster")
-        if not database.has_topics:
+        if not database.has_topics and database.store_id is None:
             raise CannotRecover(
                 f"the database is empty and {self._task.store_url} holds no journal under {self._task.cluster}/:"
                 " restore a backup of the database first, or correct TIDELOG_STORE_URL or TIDELOG_CLUSTER"
