@@ -21,7 +21,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet uv==0.13.8
 	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
-	$(BIN)/python -m compileall -q agent cache_ring compactor sequencer spark_compaction storage tidelog  # an agent's start is twice as long without
+	$(BIN)/python -m compileall -q agent cache_ring compactor recovery sequencer spark_compaction storage tidelog  # an agent's start is twice as long without
 	$(BIN)/python -W ignore -c "import sequencer.commit_kernels, storage.encode_kernels, storage.produced_batches"  # compiles native kernels once, not at first use
 	touch $@
 

@@ -89,8 +89,10 @@ async def _opened(database_url: str) -> AsyncIterator[Database]:
 
 async def _take(task: Task, ownership: Ownership, store: ObjectStore) -> None:
     """Returns when this database owns the bucket and no agent of any database writes into it any more."""
-    ratchet_s = task.settings.ownership_ratchet_s
     state = await ownership.state()
+    # What this database knows of the pace is better than a default; the former owner had it when the two were one.
+    is_told = "ownership_ratchet_s" in task.settings.model_fields_set or not state.ratchets
+    ratchet_s = task.settings.ownership_ratchet_s if is_told else state.ratchet_s
     alive_age_s = state.confirmed_age_s
     if task.take_over:
         taken = await ownership.take_over(store, task.cluster, ratchet_s=ratchet_s, stopped_because=BEING_RECOVERED)
@@ -208,7 +210,7 @@ class _Recovery:
         """Raises CannotRecover where there is no log at all."""
         report, session = self._report, self._session
         database = await session.row("cluster")
-        if not database.has_topics:
+        if not database.has_topics and database.store_id is None:
             raise CannotRecover(
                 f"the database is empty and {self._task.store_url} holds no journal under {self._task.cluster}/:"
                 " restore a backup of the database first, or correct TIDELOG_STORE_URL or TIDELOG_CLUSTER"

@@ -1,6 +1,7 @@
 """`tidelog recover`: the log comes back after a database was restored, copied or lost."""
 
 import asyncio
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated
@@ -14,17 +15,19 @@ from recovery.plan import JournalPosition, Source
 from recovery.recover import CannotRecover, Task, recover, rehearse
 from recovery.report import PartitionChange, Report
 from recovery.settings import RecoverySettings
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.database import CommitOutcomeUnknown, Database, SequencerUnavailable
+from sequencer.journal_loading import JournalMismatch
 from sequencer.migrate import MigrationRefused
-from sequencer.ownership import OwnershipUnconfirmed
+from sequencer.ownership import Ownership, OwnershipUnconfirmed, read_owner
 from sequencer.recovery import RecoveryAtWork
 from sequencer.store_identity import WrongStore
 from storage.journal_format import CorruptJournal
-from storage.object_store import StoreSettings, StoreUnavailable
+from storage.object_store import ObjectNotFound, StoreSettings, StoreUnavailable
 from storage.open_store import open_store
 from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
+from tidelog.owner_text import owner_text
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 
@@ -68,9 +71,12 @@ def recover_command(
             return asyncio.run(_run(task, is_rehearsal=is_rehearsal))
 
     try:
+        owner = asyncio.run(_owner(database_url, store_url, settings.cluster))
+        console.print(owner, highlight=False, soft_wrap=True)
         if dry_run or not yes:
             _show(run(is_rehearsal=True), console)
-        if dry_run:
+        if dry_run or (not yes and not sys.stdin.isatty()):
+            console.print("Nothing was changed." + ("" if dry_run else " With --yes it is done."))
             return
         if not yes:
             typer.confirm("Do it?", abort=True)
@@ -84,6 +90,8 @@ def recover_command(
         OwnershipUnconfirmed,
         MigrationRefused,
         CorruptJournal,
+        JournalMismatch,
+        ObjectNotFound,
     ) as failed:
         raise UserError(f"{failed}.") from None
     except ValueError as wrong:
@@ -92,6 +100,22 @@ def recover_command(
     console.print("Start the agents. `tidelog doctor --verify` checks the result.")
     if not report.is_lossless:
         raise typer.Exit(_LOSSES)
+
+
+async def _owner(database_url: str, store_url: str, cluster: str) -> str:
+    """What bucket and database say of who owns the bucket; a database without tables says nothing."""
+    database = Database(database_url)
+    await database.open()
+    store = await open_store(store_url)
+    try:
+        seen = await read_owner(store, cluster)
+        try:
+            return owner_text(seen, await Ownership(database).state(), datetime.now(UTC))
+        except SequencerUnavailable:
+            return "" if seen is None else f"The bucket names cluster {seen.cluster_id}, epoch {seen.epoch}."
+    finally:
+        await store.close()
+        await database.close()
 
 
 async def _run(task: Task, *, is_rehearsal: bool) -> Report:
@@ -128,6 +152,8 @@ def _show_sides(report: Report, console: Console) -> None:
     shown.add_row("objects missing", f"{report.missing_objects:,}, {report.undeleted_objects:,} of them undeleted")
     shown.add_row("young segments", f"{report.young_segments:,}")
     shown.add_row("objects that nothing names", f"{report.leftovers:,} (garbage from now on)")
+    for fault in report.journal_faults:
+        shown.add_row("[red]the journal is damaged[/]", fault.replace("[", "\\["))
     for step, seconds in report.seconds.items():
         shown.add_row(f"[dim]time for {step}[/]", f"[dim]{seconds:.1f} s[/]")
     console.print(shown)
