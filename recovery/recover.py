@@ -172,14 +172,24 @@ class _Recovery:
         database = Side(position=JournalPosition(epoch=row.epoch, number=row.last_entry), known_at=row.known_at)
         bucket = None if journal is None else Side(position=journal.position, known_at=journal.taken_at)
         report.database_position = database.position
-        report.source = newer_side(database, bucket)
+        if journal is None:
+            report.source = Source.DATABASE
+        else:
+            report.source = newer_side(
+                database,
+                bucket,
+                passes_beyond=journal.passes_beyond(database.position),
+                knows_last_commit=await journal.is_last_commit_known(session, database.position),
+            )
         if journal is not None:
             report.bucket_position, report.journal_faults = journal.position, journal.found.faults
         if report.source is Source.JOURNAL:
             assert journal is not None
             await self._load(journal)
         else:
-            report.last_entry_at = row.known_at
+            # Agents may have worked on a restored database, before they found that it had lost the bucket.
+            times = (row.known_at, None if journal is None else journal.taken_at)
+            report.last_entry_at = min((time for time in times if time is not None), default=None)
         producers_since = (await session.row("journal_side", writer=WRITER)).recovering_producers_since
         if producers_since is not None:
             await replay_producers(session, self._store, self._settings, producers_since, self._task.progress)

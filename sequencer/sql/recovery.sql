@@ -241,6 +241,11 @@ SELECT j.epoch, j.last_entry, j.recovering_producers_since, greatest(
     (SELECT max(last_success_at) FROM jobs), (SELECT max(committed_at) FROM committed_offsets)) AS known_at
 FROM journal AS j
 
+-- name: is_last_commit_known
+-- Of the segments of an entry, in the temporary table `staged`.
+SELECT EXISTS (SELECT FROM segments AS s WHERE s.segment_id = last.segment_id AND s.committed_at IS NOT NULL) AS is_known
+FROM (SELECT segment_id FROM staged WHERE state = 'committed' ORDER BY committed_at DESC LIMIT 1) AS last
+
 -- name: note_loaded
 -- The database is as far as the journal now. Its numbers go on above all that were used, also by entries that were left aside.
 UPDATE journal SET epoch = %(epoch)s, last_entry = %(last_entry)s, last_number = greatest(last_number, %(last_entry)s) + 1000000,
