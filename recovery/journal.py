@@ -79,9 +79,7 @@ class BucketJournal:
 
     def _beyond(self, position: JournalPosition) -> list[JournalHeader]:
         return [
-            entry
-            for entry in self.found.entries
-            if JournalPosition(epoch=entry.epoch, number=entry.number) > position
+            entry for entry in self.found.entries if JournalPosition(epoch=entry.epoch, number=entry.number) > position
         ]
 
     async def load(self, session: RecoverySession, progress: Progress) -> Loaded:
