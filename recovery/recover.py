@@ -24,7 +24,7 @@ from recovery.young import YoungSegments
 from sequencer.database import Database
 from sequencer.migrate import migrate
 from sequencer.ownership import Ownership, OwnershipLost
-from sequencer.recovery import WRITER, RecoverySession
+from sequencer.recovery import WRITER, WRITER_BEYOND, RecoverySession
 from sequencer.store_identity import Identity, WrongStore, identity_of
 from storage.identifiers import ObjectKey
 from storage.keys import is_merged
@@ -168,7 +168,7 @@ class _Recovery:
         """Decides which side is newer; the journal then replaces the database's log."""
         report, session = self._report, self._session
         journal = await BucketJournal.find(self._store, self._task.cluster)
-        row = await session.row("journal_side", writer=WRITER)
+        row = await session.row("journal_side", writer=WRITER, beyond=WRITER_BEYOND)
         database = Side(position=JournalPosition(epoch=row.epoch, number=row.last_entry), known_at=row.known_at)
         bucket = None if journal is None else Side(position=journal.position, known_at=journal.taken_at)
         report.database_position = database.position
@@ -190,7 +190,9 @@ class _Recovery:
             # Agents may have worked on a restored database, before they found that it had lost the bucket.
             times = (row.known_at, None if journal is None else journal.taken_at)
             report.last_entry_at = min((time for time in times if time is not None), default=None)
-        producers_since = (await session.row("journal_side", writer=WRITER)).recovering_producers_since
+        producers_since = (
+            await session.row("journal_side", writer=WRITER, beyond=WRITER_BEYOND)
+        ).recovering_producers_since
         if producers_since is not None:
             await replay_producers(session, self._store, self._settings, producers_since, self._task.progress)
         await self._check_log(identity)
@@ -263,7 +265,7 @@ class _Recovery:
         async with session.transaction():
             self._report.leftovers = (await session.row("doom_leftovers", writer=WRITER)).doomed
             await session.run("forget_gone_ranges")
-            await session.run("end_writing", writer=WRITER)
+            await session.run("end_writing", writer=WRITER, beyond=WRITER_BEYOND)
             await session.run("end_journal_loading")
             await session.run("raise_partition_epochs")
             await session.run("drop_workers")
