@@ -6,6 +6,8 @@ Does what `suspects.py` decides. Promises:
 - A lost connection is opened again at once: refused means dead. Taken and closed means nothing, and is tried a few
   times more.
 - A suspicion of its own is reported over all these connections, and passed on once by whoever hears of it.
+- However much one who watches this agent sends, it takes `_READ_BYTES` of it per `_PAUSE_BETWEEN_READS_S`, and answers
+  once.
 - What it holds is bounded: `probe_accepted_connections` from others, and one link per peer of the lease's view.
 - The ring that routing uses leaves suspects out in the same turn of the event loop.
 """
@@ -30,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 _STEPS_PER_PROBE = 4
 _READ_BYTES = 4_096
+_PAUSE_BETWEEN_READS_S = 0.005
 _REOPENS = 20
 _REOPEN_PAUSE_S = 0.01
 """A process that dies takes connections for some milliseconds after its others were reset."""
@@ -99,15 +102,20 @@ class PeerWatch:
                     data = await reader.read(_READ_BYTES)
                 if not data:
                     raise EOFError
+                is_asked = False
                 for message in frames.messages(data):
                     if isinstance(message, Probe):
-                        writer.write(encode(self._alive()))
+                        is_asked = True
                     elif isinstance(message, Suspected):
                         self._heard(message)
                     else:
                         raise ProtocolViolation("an answer where a probe belongs")
+                if is_asked:
+                    writer.write(encode(self._alive()))
                 if writer.transport.get_write_buffer_size() > self._settings.push_buffer_bytes:
                     raise EOFError
+                # What has come already is read without a pause: one who floods this agent waits instead of it.
+                await asyncio.sleep(_PAUSE_BETWEEN_READS_S)
         finally:
             self._watchers.discard(writer)
 

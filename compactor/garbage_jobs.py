@@ -179,6 +179,6 @@ class HistoryGarbageJob:
 
 
 async def _delete_owned(sequencer: Sequencer, store: ObjectStore, keys: Sequence[ObjectKey]) -> None:
-    """Deletes the objects, if the bucket is this database's at this moment. Raises OwnershipUnconfirmed."""
-    await sequencer.ownership.demand()
-    await store.delete(keys)
+    """Deletes the objects, while the bucket is this database's for certain. Raises OwnershipUnconfirmed."""
+    async with sequencer.ownership.demanded():
+        await store.delete(keys)

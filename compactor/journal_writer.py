@@ -225,7 +225,8 @@ class JournalWriter:
         # Manifests first: a checkpoint that lost a part must not look complete.
         old.sort(key=lambda key: not key.endswith("/manifest"))
         for start in range(0, len(old), _DELETED_AT_ONCE):
-            await self._store.delete(old[start : start + _DELETED_AT_ONCE])
+            async with self._ownership.demanded():
+                await self._store.delete(old[start : start + _DELETED_AT_ONCE])
         return len(old)
 
     async def _follows(self, epoch: int, number: int) -> int | None:

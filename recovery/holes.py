@@ -28,7 +28,7 @@ from recovery.plan import (
 from recovery.producers import SeenBatches
 from recovery.report import Report
 from recovery.settings import RecoverySettings
-from sequencer.recovery import WRITER, RecoverySession
+from sequencer.recovery import WRITER, WRITER_BEYOND, RecoverySession
 from storage.identifiers import (
     NO_PRODUCER_ID,
     BytePosition,
@@ -103,12 +103,29 @@ class Holes:
 
     async def fill(self, on_holes: Callable[[str, int, int], None]) -> None:
         """All holes, and what merged objects prove past the end of the log. `on_holes` hears (what, done, of)."""
+        await self._remember_adopted()
         rows = await self._session.run("spare_merged_objects")
         spare = [(row.segment_id, row.object_key, row.size_bytes) for row in rows]
         await self._footers.read(spare, lambda done, of: on_holes("Reading footers of merged objects", done, of))
         holes = [_hole(row) for row in await self._session.run("holes")]
         await self._publish_all(holes, on_holes)
         await self._publish_all(await self._beyond(), on_holes)
+
+    async def _remember_adopted(self) -> None:
+        """What a recovery that was killed took over past the end of the log may lie in young segments all the same."""
+        rows = await self._session.run("adopted_beyond", beyond=WRITER_BEYOND)
+        footers = MergedFooters(self._store, self._settings.recovery_requests)
+        objects = {row.segment_id: (row.segment_id, row.object_key, row.size_bytes) for row in rows}
+        await footers.read(list(objects.values()), lambda _done, _of: None)
+        for row in rows:
+            key = (row.topic_id, row.partition)
+            for run in footers.of(key):
+                if run.segment_id != row.segment_id or run.last_offset < row.base_offset:
+                    continue
+                for batch in await footers.batches_of(run) or ():
+                    is_adopted = row.base_offset <= batch.base_offset <= row.last_offset
+                    if is_adopted and batch.header.producer_id == NO_PRODUCER_ID:
+                        self.adopted_batches[(*key, batch.header.crc, batch.header.size_bytes)] += 1
 
     async def _beyond(self) -> list[Hole]:
         keys = self._footers.keys()
@@ -199,7 +216,8 @@ class Holes:
             segment_ids=list(adopted),
             object_keys=[key for key, _ in adopted.values()],
             sizes=[size_bytes for _, size_bytes in adopted.values()],
-            writer=WRITER,
+            writer=WRITER if any(hole.runs for hole in filling.holes) else WRITER_BEYOND,
+            beyond=WRITER_BEYOND,
         )
         keys = sorted({hole.key for hole in filling.holes})
         await run("lock_partitions", topic_ids=[key[0] for key in keys], partitions=[key[1] for key in keys])

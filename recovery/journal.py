@@ -9,11 +9,12 @@ from recovery.producers import SeenBatches
 from recovery.settings import RecoverySettings
 from recovery.young import Unreadable, segment_to_commit
 from sequencer.commits import Assigned
-from sequencer.journal_loading import RunBeyond, empty, finish, load_entry, load_part, load_sequences
+from sequencer.journal_loading import RunBeyond, empty, finish, load_entry, load_part, load_sequences, stage
 from sequencer.journal_reading import JournalFound, JournalInBucket
 from sequencer.outcomes import decode_outcomes
 from sequencer.recovery import RecoverySession
 from storage.identifiers import ObjectKey, Partition, SegmentId
+from storage.journal_format import JournalHeader
 from storage.object_store import ObjectNotFound, ObjectStore
 from storage.record_batch import read_header
 from storage.segment_batches import PARTITION, POSITION, TOPIC
@@ -58,6 +59,28 @@ class BucketJournal:
     @property
     def taken_at(self) -> datetime:
         return datetime.fromisoformat(self.found.last.taken_at)
+
+    def passes_beyond(self, position: JournalPosition) -> int:
+        """How many readings the entries are of that follow this one."""
+        return len({entry.snapshot for entry in self._beyond(position)})
+
+    async def is_last_commit_known(self, session: RecoverySession, position: JournalPosition) -> bool | None:
+        """Whether the database has the last commit of the entries that follow this position; None: they have none.
+        Raises CorruptJournal, ObjectNotFound or StoreUnavailable."""
+        for entry in reversed(self._beyond(position)):
+            for rows in await self._journal.entry_tables(entry):
+                if rows.table == "segments":
+                    async with session.transaction():
+                        await stage(session.connection, rows)
+                        found = await session.run("is_last_commit_known")
+                    if found:
+                        return bool(found[0].is_known)
+        return None
+
+    def _beyond(self, position: JournalPosition) -> list[JournalHeader]:
+        return [
+            entry for entry in self.found.entries if JournalPosition(epoch=entry.epoch, number=entry.number) > position
+        ]
 
     async def load(self, session: RecoverySession, progress: Progress) -> Loaded:
         """Replaces the log's tables. Call it in a transaction. Raises CorruptJournal, JournalMismatch,

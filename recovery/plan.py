@@ -39,17 +39,26 @@ class Side:
     """Whatever was committed before is in it; None: nothing is."""
 
 
-def newer_side(database: Side, bucket: Side | None) -> Source:
+def newer_side(
+    database: Side, bucket: Side | None, *, passes_beyond: int = 1, knows_last_commit: bool | None = None
+) -> Source:
     """The journal, if it holds what the database does not know.
 
     A later epoch is another owner's, whose log goes on where the database's ends. Within an epoch there is one log, of
     which a database that was at work after the last entry was taken has all. (An entry may be in the bucket although
     its database did not come to note it.)
+
+    That a database was at work later proves nothing if it was set back before: agents that were not stopped go on in a
+    restored one until they find the ownership lost. `passes_beyond`: how many readings the entries are of that the
+    database does not note; a second one begins only when the first is noted. `knows_last_commit`: whether the database
+    has the last commit of those entries; None: they have none.
     """
     if bucket is None or database.position >= bucket.position:
         return Source.DATABASE
     is_ahead = (
-        database.position.epoch == bucket.position.epoch
+        passes_beyond <= 1
+        and knows_last_commit is not False
+        and database.position.epoch == bucket.position.epoch
         and database.known_at is not None
         and bucket.known_at is not None
         and database.known_at > bucket.known_at

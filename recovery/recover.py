@@ -24,7 +24,7 @@ from recovery.young import YoungSegments
 from sequencer.database import Database
 from sequencer.migrate import migrate
 from sequencer.ownership import Ownership, OwnershipLost
-from sequencer.recovery import WRITER, RecoverySession
+from sequencer.recovery import WRITER, WRITER_BEYOND, RecoverySession
 from sequencer.store_identity import Identity, WrongStore, identity_of
 from storage.identifiers import ObjectKey
 from storage.keys import is_merged
@@ -170,19 +170,31 @@ class _Recovery:
         """Decides which side is newer; the journal then replaces the database's log."""
         report, session = self._report, self._session
         journal = await BucketJournal.find(self._store, self._task.cluster)
-        row = await session.row("journal_side", writer=WRITER)
+        row = await session.row("journal_side", writer=WRITER, beyond=WRITER_BEYOND)
         database = Side(position=JournalPosition(epoch=row.epoch, number=row.last_entry), known_at=row.known_at)
         bucket = None if journal is None else Side(position=journal.position, known_at=journal.taken_at)
         report.database_position = database.position
-        report.source = newer_side(database, bucket)
+        if journal is None:
+            report.source = Source.DATABASE
+        else:
+            report.source = newer_side(
+                database,
+                bucket,
+                passes_beyond=journal.passes_beyond(database.position),
+                knows_last_commit=await journal.is_last_commit_known(session, database.position),
+            )
         if journal is not None:
             report.bucket_position, report.journal_faults = journal.position, journal.found.faults
         if report.source is Source.JOURNAL:
             assert journal is not None
             await self._load(journal)
         else:
-            report.last_entry_at = row.known_at
-        producers_since = (await session.row("journal_side", writer=WRITER)).recovering_producers_since
+            # Agents may have worked on a restored database, before they found that it had lost the bucket.
+            times = (row.known_at, None if journal is None else journal.taken_at)
+            report.last_entry_at = min((time for time in times if time is not None), default=None)
+        producers_since = (
+            await session.row("journal_side", writer=WRITER, beyond=WRITER_BEYOND)
+        ).recovering_producers_since
         if producers_since is not None:
             await replay_producers(session, self._store, self._settings, producers_since, self._task.progress)
         await self._check_log(identity)
@@ -255,7 +267,7 @@ class _Recovery:
         async with session.transaction():
             self._report.leftovers = (await session.row("doom_leftovers", writer=WRITER)).doomed
             await session.run("forget_gone_ranges")
-            await session.run("end_writing", writer=WRITER)
+            await session.run("end_writing", writer=WRITER, beyond=WRITER_BEYOND)
             await session.run("end_journal_loading")
             await session.run("raise_partition_epochs")
             await session.run("drop_workers")

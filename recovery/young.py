@@ -136,8 +136,7 @@ class YoungSegments:
                     if new is not None:
                         readable.append((new, row.object_key))
                 else:
-                    known = list(decode_outcomes(row.outcome, len(one.batches)).each)
-                    self._deferred.append(_Deferred(to_commit=one, object_key=row.object_key, outcomes=known))
+                    self._deferred.append(self._committed_before(one, row.object_key, row.outcome))
             await self._commit(readable)
             on_segments(start + len(group), len(rows))
         await self._try_again()
@@ -150,6 +149,15 @@ class YoungSegments:
         except ObjectNotFound:
             return Unreadable(reason="")  # deleted since it was listed: it was garbage
         return await asyncio.to_thread(segment_to_commit, segment_id, data)
+
+    def _committed_before(self, segment: SegmentToCommit, key: ObjectKey, outcome: Sequence[int]) -> _Deferred:
+        """By a recovery that did not end; it may have left out what was in the log."""
+        try:
+            known = decode_outcomes(outcome, len(segment.batches))
+        except ValueError:
+            segment = self._without_known(segment) or segment
+            known = decode_outcomes(outcome, len(segment.batches))
+        return _Deferred(to_commit=segment, object_key=key, outcomes=list(known.each))
 
     def _without_known(self, segment: SegmentToCommit) -> SegmentToCommit | None:
         """None if all its batches are in the log."""

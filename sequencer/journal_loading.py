@@ -118,7 +118,7 @@ async def load_entry(
     for rows in sorted(tables, key=lambda rows: _LOADED_LAST.index(rows.table) if rows.table in _LOADED_LAST else -1):
         if rows.table not in _KEYS:
             raise JournalMismatch(f"the entry holds a table {rows.table}, which this Tidelog does not know")
-        await _stage(connection, rows)
+        await stage(connection, rows)
         if rows.table == "partitions":
             await _execute(connection, "add_partitions", "advance_log_starts", "remove_runs_before_log_start")
         elif rows.table == "runs":
@@ -136,7 +136,7 @@ async def finish(connection: AsyncConnection[Any]) -> None:
     )
 
 
-async def _stage(connection: AsyncConnection[Any], rows: CopiedRows) -> None:
+async def stage(connection: AsyncConnection[Any], rows: CopiedRows) -> None:
     """Into a table of this transaction, `staged`."""
     await _execute(connection, "drop_staged")
     create = sql.SQL("CREATE TEMP TABLE staged (LIKE {} INCLUDING DEFAULTS) ON COMMIT DROP")

@@ -18,10 +18,13 @@ higher epoch, or the nonce that is read there at the next ratchet, then decides;
 both databases take themselves for the owner.
 """
 
+import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID, uuid4
@@ -52,6 +55,8 @@ _NONCES_KEPT = 64
 _EARLIEST = 0.75
 """No ratchet comes earlier than this part of the pause after the last one, whoever asks for it."""
 _ATTEMPTS = 5
+CONFIRMED_RATCHETS = 2
+"""For how many ratchets an ownership counts, as `owns_bucket` has it."""
 
 
 class OwnershipUnconfirmed(Exception):
@@ -130,6 +135,25 @@ class Ownership:
     async def demand(self) -> None:
         """Raises OwnershipUnconfirmed unless the bucket was confirmed to be this database's within two ratchets."""
         (await self.state()).demand()
+
+    @asynccontextmanager
+    async def demanded(self) -> AsyncIterator[None]:
+        """As `demand`; a block that is still at work when the confirmation ends is cancelled then, and this raises
+        OwnershipUnconfirmed. A deletion that a slow store repeats, or a process that stood still, comes too late else.
+        """
+        asked_s = time.monotonic()
+        state = await self.state()
+        state.demand()
+        assert state.confirmed_age_s is not None, "it is confirmed"
+        left_s = CONFIRMED_RATCHETS * state.ratchet_s - state.confirmed_age_s
+        ends = asyncio.timeout(left_s - (time.monotonic() - asked_s))
+        try:
+            async with ends:
+                yield
+        except TimeoutError as error:
+            if not ends.expired():
+                raise
+            raise OwnershipUnconfirmed("the ownership of the bucket was not confirmed again in time") from error
 
     async def look(self, store: ObjectStore, cluster: str) -> None:
         """Reads the object once and writes nothing into the bucket; what an agent does when it starts. Raises

@@ -24,6 +24,8 @@ from storage.identifiers import ObjectKey, Offset, Partition, SegmentId, TopicId
 SQL = load_statements("recovery")
 WRITER: Final = "recovery"
 """Who wrote the objects that recovery writes, in their headers and rows."""
+WRITER_BEYOND: Final = f"{WRITER} beyond"
+"""In the rows of objects that took a place past the end of the log, until the recovery has ended."""
 _REHEARSAL: Final = "tidelog_rehearsal"
 
 

@@ -70,8 +70,16 @@ SELECT given.segment_id, given.object_key, given.size_bytes, 'committed', %(writ
 FROM unnest(%(segment_ids)s::uuid[], %(object_keys)s::text[], %(sizes)s::bigint[]) AS given (segment_id, object_key, size_bytes)
 ORDER BY given.segment_id
 ON CONFLICT (segment_id) DO UPDATE
-SET state = 'committed', size_bytes = excluded.size_bytes, committed_at = coalesce(segments.committed_at, excluded.committed_at),
+SET state = 'committed', size_bytes = excluded.size_bytes,
+    writer = CASE WHEN segments.writer = %(beyond)s THEN segments.writer ELSE excluded.writer END, committed_at = coalesce(segments.committed_at, excluded.committed_at),
     unreferenced_since = NULL, doomed_at = NULL, deleted_at = NULL, forget_after = NULL
+
+-- name: adopted_beyond
+-- What a recovery that did not end took over past the end of the log, and which offsets of it.
+SELECT r.segment_id, s.object_key, s.size_bytes, r.topic_id, r.partition, r.base_offset, r.last_offset
+FROM segments AS s JOIN listed USING (segment_id) JOIN runs AS r USING (segment_id)
+WHERE s.writer = %(beyond)s AND listed.is_merged
+ORDER BY r.segment_id, r.topic_id, r.partition, r.base_offset
 
 -- name: lock_partitions
 SELECT count(*) AS locked FROM (
@@ -207,7 +215,7 @@ FROM partitions AS p JOIN topics AS t USING (topic_id) WHERE p.state = 'live' OR
 
 -- name: end_writing
 -- The next recovery does not try again what this one gave up.
-UPDATE segments SET writer = %(writer)s || ' done' WHERE writer = %(writer)s
+UPDATE segments SET writer = %(writer)s || ' done' WHERE writer IN (%(writer)s, %(beyond)s)
 
 -- name: raise_partition_epochs
 UPDATE partitions SET coordinate_epoch = coordinate_epoch + 1
@@ -237,9 +245,14 @@ UPDATE cluster SET cluster_id = %(cluster_id)s, store_id = %(store_id)s, store_n
 -- name: journal_side
 -- How far this database knows the journal, and when it was surely still at work: whatever was committed before that is in it.
 SELECT j.epoch, j.last_entry, j.recovering_producers_since, greatest(
-    j.taken_at, (SELECT max(committed_at) FROM segments WHERE state = 'committed' AND writer <> %(writer)s), (SELECT max(created_at) FROM topics),
+    j.taken_at, (SELECT max(committed_at) FROM segments WHERE state = 'committed' AND writer NOT IN (%(writer)s, %(beyond)s)), (SELECT max(created_at) FROM topics),
     (SELECT max(last_success_at) FROM jobs), (SELECT max(committed_at) FROM committed_offsets)) AS known_at
 FROM journal AS j
+
+-- name: is_last_commit_known
+-- Of the segments of an entry, in the temporary table `staged`.
+SELECT EXISTS (SELECT FROM segments AS s WHERE s.segment_id = last.segment_id AND s.committed_at IS NOT NULL) AS is_known
+FROM (SELECT segment_id FROM staged WHERE state = 'committed' ORDER BY committed_at DESC LIMIT 1) AS last
 
 -- name: note_loaded
 -- The database is as far as the journal now. Its numbers go on above all that were used, also by entries that were left aside.

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from cache_ring.membership import Membership
 from cache_ring.peer_server import PeerServer
 from cache_ring.peer_watch import PeerWatch
-from cache_ring.probe_protocol import PREFACE
+from cache_ring.probe_protocol import PREFACE, Alive, encode
 from cache_ring.settings import CacheRingSettings
 from cache_ring.store_pages import StorePages
 from sequencer.client import Sequencer
+from storage.identifiers import NodeId
 from storage.memory_store import MemoryStore
 from tests.cache_ring.builders import an_address
 from tests.waiting import until
@@ -167,4 +168,19 @@ async def test_bytes_of_another_protocol_end_that_connection_alone(sequencer: Se
         assert await reader.read() == b""
         await until(lambda: first.server.counts.violations == 1)
         assert second.routes_to == {first.node_id, second.node_id}
+        writer.close()
+
+
+async def test_a_flood_of_probes_is_read_in_small_pieces_each_answered_once(sequencer: Sequencer) -> None:
+    """Each frame of one byte had an answer of its own: one client held the agent up for seconds."""
+    async with agents_that_know_each_other(sequencer, 2) as [first, _]:
+        address = first.membership.self_.address  # type: ignore[union-attr]
+        reader, writer = await asyncio.open_connection("127.0.0.1", address.peer_port)
+        probes = 400_000
+        writer.write(PREFACE + b"\x01" * probes)
+        writer.write_eof()
+
+        answers = len(await reader.read()) // len(encode(Alive(name=(NodeId(1), 1), is_leaving=False)))
+
+        assert 0 < answers < probes / 1_000
         writer.close()

@@ -1,6 +1,7 @@
 """Without a confirmed ownership nothing is doomed or deleted, and no job of the cluster runs once it is lost."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -13,10 +14,11 @@ from compactor.ownership_job import OwnershipJob
 from sequencer.client import Sequencer
 from sequencer.ownership import OwnershipUnconfirmed
 from sequencer.retention import TO_HIGH_WATERMARK
-from storage.identifiers import Partition
+from storage.identifiers import ObjectKey, Partition
 from storage.keys import ownership_key
 from storage.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER, is_there, pending, settings, written
+from tests.compactor.gated_store import GatedStore
 from tests.compactor.test_garbage_jobs import finish
 from tests.sequencer.housekeeping import ready_to_doom, state_of, time_passes
 
@@ -131,3 +133,31 @@ async def test_the_doctor_says_that_another_database_owns_the_bucket(
     [finding] = (await examine(owned, local_store, CLUSTER, verify_contents=False)).findings
 
     assert (finding.fault, finding.what) == (Fault.NOT_OWNED, "another database owns the bucket")
+
+
+class _StalledStore(GatedStore):
+    """A store that repeats a deletion for longer than an ownership counts."""
+
+    async def delete(self, keys: Sequence[ObjectKey]) -> None:
+        await asyncio.sleep(60)
+        await super().delete(keys)
+
+
+async def test_a_deletion_that_takes_longer_than_the_ownership_counts_is_given_up(
+    owned: Sequencer, local_store: ObjectStore
+) -> None:
+    topic = await owned.topics.create("orders", 1, {})
+    segment = await written(owned, local_store, pending(topic))
+    await owned.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
+    await finish(GarbageScanJob(owned, settings()))
+    await time_passes(owned, GRACE_S + 1)
+    await ready_to_doom(owned)
+    await finish(DoomingJob(owned, settings()))
+    await time_passes(owned, GRACE_S + 1)
+
+    await owned.database.fetch("UPDATE ownership SET confirmed_at = clock_timestamp() - interval '119 seconds'")
+    async with asyncio.timeout(20):
+        with pytest.raises(OwnershipUnconfirmed, match="not confirmed again"):
+            await finish(GarbageDeletionJob(owned, _StalledStore(local_store, "none"), settings()))
+
+    assert await is_there(local_store, segment)

@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from compactor.doctor import examine
+from compactor.housekeeper import Housekeeper
 from compactor.journal_writer import JournalWriter
 from recovery.plan import Source
 from sequencer.commits import Committed, Duplicate
@@ -159,3 +160,25 @@ async def test_the_journal_goes_on_after_a_recovery(place: Place, topic: Topic) 
     assert await read_all(place.sequencer, place.store, topic) == before
     kinds = {key.split("/")[1] for key in [info.key async for info in place.store.list(f"{CLUSTER}/")]}
     assert {checkpoints_prefix("x").split("/")[1], journal_prefix("x").split("/")[1]} <= kinds
+
+
+async def test_an_old_backup_on_which_an_agents_jobs_ran_is_not_taken_for_newer_than_the_journal(
+    place: Place, topic: Topic
+) -> None:
+    """Agents that were not stopped find the restored database, whose jobs succeed until the ownership is found lost."""
+    await begin(place)
+    await a_log(place.sequencer, place.store, topic, segments=2)
+    await journal(place)
+    backup = place.back_up()
+    await a_log(place.sequencer, place.store, topic, segments=3, first=2)
+    await journal(place)
+    before = await read_all(place.sequencer, place.store, topic)
+
+    place.restore(backup)
+    housekeeper = Housekeeper(place.sequencer, place.store, settings(), cluster=CLUSTER)
+    assert await housekeeper.run_once(housekeeper.jobs[0])
+    report = await place.recover(recovery_young_margin_s=0)
+
+    assert report.source is Source.JOURNAL
+    assert await read_all(place.sequencer, place.store, topic) == before
+    assert await is_healthy(place)

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from recovery.plan import Source
 from recovery.recover import recover, rehearse
+from recovery.young import YoungSegments
 from sequencer.topics import Topic
 from storage.object_store import ObjectStore, StoreSettings
 from storage.open_store import open_store
@@ -108,6 +109,32 @@ async def test_what_was_written_and_merged_after_the_backup_comes_back_at_its_of
     again = await written(place.sequencer, place.store, idempotent(topic, 1))
     [answer] = await place.sequencer.commits.commit([again.to_commit])
     assert "Duplicate" in str(answer)
+    assert await is_healthy(place)
+
+
+async def test_a_killed_recovery_leaves_nothing_that_the_next_one_appends_again(
+    place: Place, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merged objects brought back what also lies in young segments, whose batches have no producer that tells."""
+    await a_log(place.sequencer, place.store, topic, segments=10)
+    backup = place.back_up()
+    await a_log(place.sequencer, place.store, topic, segments=70, first=10)
+    before = await read_all(place.sequencer, place.store, topic)
+    await place.sequencer.database.fetch(OWN_FOR_YEARS)
+    assert await merge_everything(place.sequencer, place.store) > 0
+    place.restore(backup)
+
+    async def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(YoungSegments, "append", killed)
+        with pytest.raises(KeyboardInterrupt):
+            await place.recover()
+    await place.recover()
+
+    after = await read_all(place.sequencer, place.store, topic)
+    assert sum(len(one.batches) for one in after) == sum(len(one.batches) for one in before)
     assert await is_healthy(place)
 
 
