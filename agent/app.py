@@ -212,6 +212,7 @@ class App:
         parts.membership.when_changed(forwarding.look)
         self._reached.listener = listener
         watch = OwnershipWatch(outside.sequencer.ownership, outside.store, self._settings.cluster)
+        outside.sequencer.database.on_change(watch.doubt)
         notices = GoneRangeNotices(parts.sequencer.gone_ranges, self._settings)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(parts.membership.run(), name="membership")]
@@ -230,14 +231,16 @@ class App:
                     group.create_task(watch.run(), name="ownership"),
                     group.create_task(notices.run(), name="gone ranges"),
                 ]
-                await self._serve_while_leased(assembly, listener, stopping)
+                await self._serve_while_leased(assembly, watch, listener, stopping)
                 forwarding.drain()
                 await self._drain(assembly, listener)
             await parts.membership.leave()
             for task in tasks:
                 task.cancel()
 
-    async def _serve_while_leased(self, assembly: Assembly, listener: Listener, stopping: asyncio.Event) -> None:
+    async def _serve_while_leased(
+        self, assembly: Assembly, watch: OwnershipWatch, listener: Listener, stopping: asyncio.Event
+    ) -> None:
         """Serve as long as this agent's lease in the ring holds and the bucket is its database's, and again once both
         are so (DESIGN §10)."""
         membership = assembly.parts.membership
@@ -256,7 +259,7 @@ class App:
         self._http_wanted.set()
         serving = True
         while not stopping.is_set():
-            if membership.is_serving() != serving:
+            if (membership.is_serving() and not watch.is_doubted) != serving:
                 serving = not serving
                 if serving:
                     log.info("agent serves again")
@@ -264,6 +267,9 @@ class App:
                 elif (because := membership.lost_because) is not None:
                     log.error("agent stops serving: %s", because)
                     listener.suspend("ownership_lost")
+                elif watch.is_doubted:
+                    log.warning("agent stops serving: another Postgres answers; it looks who owns the bucket first")
+                    listener.suspend("ownership_doubted")
                 else:
                     log.warning("agent stops serving: its lease could not be renewed")
                     listener.suspend("lease_lost")

@@ -1,7 +1,10 @@
-"""Looks who owns the bucket where no agent keeps house (`sequencer/ownership.py`).
+"""Looks who owns the bucket when no housekeeper does, and when another Postgres answers (`sequencer/ownership.py`).
 
-Promises that a copy of the database is noticed within about a ratchet also by a cluster whose agents all run without
-the role jobs, and that the store is asked only while no ratchet was confirmed lately.
+Promises:
+- A cluster whose agents all run without the role jobs notices within about a ratchet that its database is a copy.
+- When another Postgres answers than before (a failover, a backup restored in its place), this agent serves no client
+  before it has compared the bucket's owner with it.
+- The store is asked only for these reasons.
 """
 
 import asyncio
@@ -12,20 +15,42 @@ from sequencer.database import SequencerUnavailable
 from sequencer.ownership import DEFAULT_RATCHET_S, Ownership, OwnershipLost
 from storage.object_store import ObjectStore, StoreUnavailable
 
+_DOUBTED_PAUSE_S = 1.0
+"""Between two looks while no client is served."""
+
 
 class OwnershipWatch:
     def __init__(self, ownership: Ownership, store: ObjectStore, cluster: str) -> None:
         self._ownership = ownership
         self._store = store
         self._cluster = cluster
+        self._doubts = 0
+        self._settled = 0
+        self._doubted = asyncio.Event()
+
+    @property
+    def is_doubted(self) -> bool:
+        """True while it is not known whether the bucket is this Postgres's: no client may be served."""
+        return self._settled < self._doubts
+
+    def doubt(self) -> None:
+        """Another Postgres answers than before."""
+        self._doubts += 1
+        self._doubted.set()
 
     async def run(self) -> None:
         """Until cancelled. What it finds is in the database, where every agent's membership sees it."""
         ratchet_s = DEFAULT_RATCHET_S
         while True:
+            doubts = self._doubts
+            self._doubted.clear()
             with contextlib.suppress(SequencerUnavailable, StoreUnavailable, OwnershipLost):
                 state = await self._ownership.state()
                 ratchet_s = state.ratchet_s
-                if not state.is_confirmed and state.lost_because is None:
+                if self.is_doubted or (not state.is_confirmed and state.lost_because is None):
                     await self._ownership.look(self._store, self._cluster)
-            await asyncio.sleep(ratchet_s * random.uniform(0.8, 1.2))
+                self._settled = doubts
+            pause_s = _DOUBTED_PAUSE_S if self.is_doubted else ratchet_s * random.uniform(0.8, 1.2)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._doubted.wait()

@@ -12,6 +12,7 @@ Promises:
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -64,6 +65,7 @@ class JournalWriter:
         self._store = store
         self._cluster = cluster
         self._settings = settings
+        self._checkpoint_took_s = 0.0
 
     async def _confirmed_epoch(self) -> int:
         """Under which the bucket is this database's now. Raises OwnershipUnconfirmed."""
@@ -138,13 +140,15 @@ class JournalWriter:
 
     def _is_checkpoint_due(self, state: JournalState) -> bool:
         age_s = state.checkpoint_age_s
-        return (
-            age_s is None
-            or age_s >= self._settings.checkpoint_interval_s
-            or state.bytes_since_checkpoint > max(state.checkpoint_bytes, _LEAST_CHECKPOINT_BYTES)
+        if age_s is None:
+            return True
+        is_wanted = age_s >= self._settings.checkpoint_interval_s or state.bytes_since_checkpoint > max(
+            state.checkpoint_bytes, _LEAST_CHECKPOINT_BYTES
         )
+        return is_wanted and age_s >= self._settings.checkpoint_pace * self._checkpoint_took_s
 
     async def _write_checkpoint(self, epoch: int, *, begins: bool) -> Written:
+        began_s = time.monotonic()
         number = await self._journal.take_checkpoint_number()
         follows = number.last_number if begins else number.last_entry
         async with self._journal.read_checkpoint(
@@ -160,6 +164,7 @@ class JournalWriter:
         is_done = await self._journal.confirm_checkpoint(
             reading.look, epoch=epoch, number=number, size_bytes=size_bytes, begins=begins
         )
+        self._checkpoint_took_s = time.monotonic() - began_s
         return Written(objects=len(parts) + 1, size_bytes=size_bytes, overtaken=not is_done)
 
     async def _write_parts(

@@ -126,6 +126,8 @@ class HousekeeperSettings(BaseSettings):
     """Batches whose coordinates are in one entry, in memory; further ones go into entries of the same moment."""
     journal_timeout_s: float = Field(default=60.0, gt=0)
     """How long reading one entry from Postgres, and writing it, may take."""
+    checkpoint_pace: float = Field(default=20.0, ge=0)
+    """A checkpoint comes no earlier after the last one than so many times what that one took."""
     checkpoint_interval_s: float = Field(default=600.0, gt=0)
     """The pause between two checkpoints of the journal; one is written earlier when the entries have outgrown the last.
     At most half of `restore_horizon_s`."""

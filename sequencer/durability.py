@@ -8,7 +8,9 @@ from typing import Final
 DURABLE_SYNCHRONOUS_COMMIT: Final = ("on", "remote_apply")
 
 REFUSED_AS_WEAK: Final = "TLD01"
-"""The error code of the function `demand_durability`."""
+"""The error code of the function `demand_durability` for weak settings."""
+REFUSED_AS_LOST: Final = "TLD02"
+"""Its error code in a database that does not own the bucket, or is being recovered."""
 
 WAIT_FOR_STANDBY: Final = "SyncRepWaitForLSN"
 """The function in Postgres' source that waits for a synchronous standby. It warns when its wait is cancelled: the

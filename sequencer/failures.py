@@ -7,6 +7,7 @@ from psycopg import errors
 
 from sequencer.connection_options import CheckedConnection
 from sequencer.database_errors import CommitOutcomeUnknown, SequencerUnavailable, describe_address, first_line
+from sequencer.durability import REFUSED_AS_LOST
 from sequencer.settings import SequencerSettings
 
 
@@ -39,6 +40,8 @@ class Failures:
         """Raises what the error means to whoever asked, unless it is one of this program."""
         if connection.cut_because is not None:
             raise connection.cut_because from error
+        if error.diag.sqlstate == REFUSED_AS_LOST:
+            raise SequencerUnavailable(first_line(error)) from error
         if isinstance(error, errors.UndefinedTable | errors.UndefinedFunction | errors.UndefinedColumn):
             raise SequencerUnavailable(
                 f"the database at {describe_address(self._url)} is not migrated ({first_line(error)}):"

@@ -184,6 +184,7 @@ async def _connected(database_url: str, statement_timeout_s: float) -> AsyncIter
     try:
         async with connection:
             await connection.execute("SET jit = off")
+            await connection.execute("SET tidelog.recovers = on")
             await connection.execute(
                 sql.SQL("SET statement_timeout = {}").format(sql.Literal(int(statement_timeout_s * 1000)))
             )

@@ -1,4 +1,5 @@
 -- Whether what this transaction writes survives its acknowledgement (DESIGN §10): asked by the transaction itself, which no check before it can replace.
+-- It does not survive in a database that has lost the bucket, or that is being recovered; the recovery itself sets tidelog.recovers.
 --
 -- A reload of the configuration takes effect between two messages of a session. So synchronous_commit, once it was found strong enough, is set for
 -- the rest of the transaction: the commit that follows cannot find it weakened. synchronous_standby_names cannot be held like this.
@@ -8,7 +9,11 @@ LANGUAGE plpgsql VOLATILE
 AS $function$
 DECLARE
     level constant text := current_setting('synchronous_commit');
+    lost constant text := (SELECT lost_because FROM ownership);
 BEGIN
+    IF lost IS NOT NULL AND current_setting('tidelog.recovers', true) IS DISTINCT FROM 'on' THEN
+        RAISE EXCEPTION USING ERRCODE = 'TLD02', MESSAGE = lost;
+    END IF;
     IF level NOT IN ('on', 'remote_apply') THEN
         RAISE EXCEPTION USING ERRCODE = 'TLD01', MESSAGE = format(
             'synchronous_commit is %s: an acknowledged record could be lost; set it to on', level);

@@ -266,5 +266,5 @@ SELECT segment_id, object_key, outcome FROM segments
 WHERE state = 'committed' AND committed_at >= %(since)s AND outcome <> '{}' ORDER BY segment_id
 
 -- name: end_journal_loading
--- Whatever recovery changed is in the next checkpoint: the journal begins with it.
-UPDATE journal SET snapshot = NULL, checkpoint_number = 0, recovering_producers_since = NULL
+-- Whatever recovery changed is in the next checkpoint: the journal begins with it, and garbage waits for it.
+UPDATE journal SET snapshot = NULL, checkpoint_number = 0, checkpoint_at = timestamptz 'epoch', recovering_producers_since = NULL

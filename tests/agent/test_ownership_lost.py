@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from agent.ownership_watch import OwnershipWatch
 from sequencer.client import Sequencer
 from sequencer.ownership import Confirmed, OwnershipLost
 from sequencer.ownership_rules import Lost
@@ -130,3 +131,29 @@ async def test_agents_without_the_role_jobs_notice_that_their_database_is_a_copy
             assert await unowned.ownership.ratchet(store, CLUSTER, ratchet_s=RATCHET_S) == Confirmed()
 
             await until_not_ready(agent, "another database owns the bucket")
+
+
+async def test_after_a_change_of_postgres_an_agent_doubts_until_the_bucket_is_known_to_be_its_own(
+    unowned: Sequencer, database_url: str
+) -> None:
+    store = store_of(database_url)
+    await unowned.store_identity.bind(store, CLUSTER, "here")
+    await unowned.ownership.ratchet(store, CLUSTER, ratchet_s=RATCHET_S)
+    async with a_copy(unowned, database_url) as restored:
+        await unowned.ownership.take_over(store, CLUSTER)
+        watch = OwnershipWatch(restored.ownership, store, CLUSTER)
+        watch.doubt()
+        looking = asyncio.create_task(watch.run())
+        try:
+
+            async def has_lost() -> bool:
+                return (await restored.ownership.state()).lost_because is not None
+
+            await until_answered(has_lost)
+            assert watch.is_doubted
+
+            await restored.ownership.take_over(store, CLUSTER)
+            await until(lambda: not watch.is_doubted)
+        finally:
+            looking.cancel()
+            await asyncio.wait({looking})

@@ -55,6 +55,13 @@ class Agent:
     def names(self) -> set[int]:
         return {agent.node_id for agent in self.membership.named.agents}
 
+    @property
+    def has_heard_all(self) -> bool:
+        """Whether each peer that it watches has answered: one that never did is not suspected for its silence."""
+        suspects = self.watch._suspects
+        heard = {name for name, peer in suspects._peers.items() if peer.has_answered}
+        return bool(suspects.watched) and suspects.watched <= heard
+
     async def die(self) -> None:
         for task in self.tasks:
             task.cancel()
@@ -92,7 +99,7 @@ async def agents_that_know_each_other(sequencer: Sequencer, count: int) -> Async
         agents = [await stack.enter_async_context(an_agent_at_work(sequencer, 9000 + n)) for n in range(count)]
         everyone = {agent.node_id for agent in agents}
         await until(lambda: all(agent.routes_to == everyone for agent in agents))
-        await until(lambda: all(agent.watch.counts.probes > 3 for agent in agents))
+        await until(lambda: all(agent.has_heard_all for agent in agents))
         yield agents
 
 

@@ -379,7 +379,7 @@ async def test_what_the_last_checkpoint_refers_to_stays_until_the_next(
 ) -> None:
     """[raced] Checkpoints failed for longer than the horizon: a rebuild from the last one still finds every object."""
     horizon = settings(restore_horizon_s=3600)
-    writer = a_writer(sequencer, local_store, checkpoint_interval_s=1e-6)
+    writer = a_writer(sequencer, local_store, checkpoint_interval_s=1e-6, checkpoint_pace=0)
     topic = await sequencer.topics.create("orders", 1, {})
     segment = await written(sequencer, local_store, pending(topic))
     await writer.write_entry()

@@ -461,7 +461,7 @@ async def test_every_table_is_in_the_journal_or_known_not_to_be(sequencer: Seque
 async def test_old_entries_and_checkpoints_go_once_two_newer_ones_are_complete(
     sequencer: Sequencer, store: MemoryStore, empty_database_url: str
 ) -> None:
-    writer = a_writer(sequencer, store, restore_horizon_s=0, checkpoint_interval_s=1e-6)
+    writer = a_writer(sequencer, store, restore_horizon_s=0, checkpoint_interval_s=1e-6, checkpoint_pace=0)
     orders = await a_topic(sequencer)
     await writer.write_entry()
     removed = []
@@ -481,7 +481,7 @@ async def test_old_entries_and_checkpoints_go_once_two_newer_ones_are_complete(
 
 
 async def test_nothing_goes_within_the_restore_horizon(sequencer: Sequencer, store: MemoryStore) -> None:
-    writer = a_writer(sequencer, store, checkpoint_interval_s=1e-6)
+    writer = a_writer(sequencer, store, checkpoint_interval_s=1e-6, checkpoint_pace=0)
     await writer.write_entry()
     for _ in range(3):
         await writer.write_entry()
@@ -492,7 +492,7 @@ async def test_nothing_goes_within_the_restore_horizon(sequencer: Sequencer, sto
 
 async def test_half_written_checkpoints_go_too(sequencer: Sequencer) -> None:
     store = DyingStore()
-    writer = a_writer(sequencer, store, restore_horizon_s=0, checkpoint_interval_s=1e-6)
+    writer = a_writer(sequencer, store, restore_horizon_s=0, checkpoint_interval_s=1e-6, checkpoint_pace=0)
     await writer.write_entry()
     store.die(in_puts=2, is_done_first=False)
     with pytest.raises(Died):
@@ -517,7 +517,7 @@ async def test_whatever_happens_the_bucket_makes_an_empty_database_equal(
     chance = random.Random(seed)
     store = DyingStore()
     topics = [await a_topic(sequencer, f"topic-{number}", chance.randint(1, 4)) for number in range(3)]
-    writer = a_writer(sequencer, store, journal_batches_per_entry=3, checkpoint_interval_s=1e-6)
+    writer = a_writer(sequencer, store, journal_batches_per_entry=3, checkpoint_interval_s=1e-6, checkpoint_pace=0)
     async with contextlib.AsyncExitStack() as held:
         blocked: set[tuple[object, int]] = set()
         for _ in range(60):

@@ -27,7 +27,9 @@ async def topic(place: Place) -> Topic:
 async def journal(place: Place, *, checkpoint: bool = False) -> None:
     """An entry, or the checkpoint that comes first."""
     await place.sequencer.ownership.ratchet(place.store, CLUSTER)
-    writer = JournalWriter(place.sequencer, place.store, CLUSTER, settings(checkpoint_interval_s=0.001))
+    writer = JournalWriter(
+        place.sequencer, place.store, CLUSTER, settings(checkpoint_interval_s=0.001, checkpoint_pace=0)
+    )
     await writer.write_entry()
     if checkpoint:
         await writer.write_checkpoint_if_due()

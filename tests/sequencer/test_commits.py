@@ -17,6 +17,7 @@ from sequencer.commits import (
     WrittenBefore,
 )
 from sequencer.coordinates import CoordinateRequest, RunCoordinate
+from sequencer.database import SequencerUnavailable
 from sequencer.topics import Topic
 from storage.identifiers import Offset, Partition, ProducerId
 from tests.sequencer.builders import ABatch, a_key, a_segment, accepted, committed, reserved
@@ -277,3 +278,14 @@ async def test_of_a_producer_that_sends_thousands_out_of_turn_no_more_are_judged
     assert known == [Duplicate(base_offset=Offset(0), max_timestamp_ms=1_000)] * 999
     assert answer.outcomes[1000:-1] == (OutOfOrderSequence(),) * 19_000
     assert goes_on.outcomes == assigned(1)
+
+
+async def test_nothing_is_committed_in_a_database_that_lost_the_bucket(sequencer: Sequencer, topic: Topic) -> None:
+    segment = await reserved(sequencer, [records_of(topic, 3)])
+    await sequencer.ownership.stop("another database owns the bucket")
+
+    with pytest.raises(SequencerUnavailable, match="another database owns the bucket"):
+        await sequencer.commits.commit([segment])
+    await sequencer.ownership.resume()
+
+    assert accepted((await sequencer.commits.commit([segment]))[0]).outcomes == assigned(0)
