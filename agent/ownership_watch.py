@@ -1,7 +1,8 @@
-"""Looks who owns the bucket where no agent keeps house (`sequencer/ownership.py`).
+"""Checks who owns the bucket, also where no agent has the role jobs (`sequencer/ownership.py`).
 
-Promises that a copy of the database is noticed within about a ratchet also by a cluster whose agents all run without
-the role jobs, and that the store is asked only while no ratchet was confirmed lately.
+Promises:
+- A cluster whose agents all run without the role jobs notices within about a ratchet that its database is a copy.
+- The store is asked only while no ratchet was confirmed lately.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ class OwnershipWatch:
         self._cluster = cluster
 
     async def run(self) -> None:
-        """Until cancelled. What it finds is in the database, where every agent's membership sees it."""
+        """Checks until cancelled. What it finds is in the database, where every agent's membership sees it."""
         ratchet_s = DEFAULT_RATCHET_S
         while True:
             with contextlib.suppress(SequencerUnavailable, StoreUnavailable, OwnershipLost):

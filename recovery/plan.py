@@ -1,7 +1,7 @@
-"""What recovery decides: which side is newer, which objects may hold records that no journal names, and what stands in
-for a range of offsets whose object is gone.
+"""Decides for a recovery: which side is newer, which objects may hold records that no journal names, and what replaces
+a range of offsets whose object is gone.
 
-Pure. Promises that what replaces a range tiles it: no offset is left out, and none is there twice.
+Pure. Promises that the replacement covers the range: no offset is left out, and none is there twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,9 +42,8 @@ class Side:
 def newer_side(database: Side, bucket: Side | None) -> Source:
     """The journal, if it holds what the database does not know.
 
-    A later epoch is another owner's, whose log goes on where the database's ends. Within an epoch there is one log, of
-    which a database that was at work after the last entry was taken has all. (An entry may be in the bucket although
-    its database did not come to note it.)
+    In a later epoch another owner has continued the log. Within an epoch there is one log. A database that was at work
+    after the last entry was taken has all of it, even if it died before it noted that entry.
     """
     if bucket is None or database.position >= bucket.position:
         return Source.DATABASE
