@@ -1,4 +1,4 @@
-"""Looks who owns the bucket when no housekeeper does, and when another Postgres answers (`sequencer/ownership.py`).
+"""Checks who owns the bucket when no agent has the role jobs, and when another Postgres answers (`sequencer/ownership.py`).
 
 Promises:
 - A cluster whose agents all run without the role jobs notices within about a ratchet that its database is a copy.
@@ -39,7 +39,7 @@ class OwnershipWatch:
         self._doubted.set()
 
     async def run(self) -> None:
-        """Until cancelled. What it finds is in the database, where every agent's membership sees it."""
+        """Checks until cancelled. What it finds is in the database, where every agent's membership sees it."""
         ratchet_s = DEFAULT_RATCHET_S
         while True:
             doubts = self._doubts

@@ -1,9 +1,11 @@
 """This agent's place among the live agents, held by a lease in Postgres (DESIGN §7, §10).
 
-There are two views. `leased` has every agent whose lease holds. `ring` is the same without those that are suspected of
-being dead (`suspects.py`). What a wrong view only slows down uses `ring`: routing, coordinators (fenced by epochs), the
-owner of a page, subscriptions. What lasts uses `leased`: the ids that a writer reserves, whether this agent has joined.
-What needs safety asks Postgres: node ids, housekeeping, jobs.
+There are three views. `leased` has every agent whose lease holds. `ring` is the same without those that are suspected
+of being dead (`suspects.py`). `named` leaves out only the silent ones of these: the brokers in Metadata.
+
+What a wrong view only slows down uses `ring`: routing, coordinators (fenced by epochs), the owner of a page,
+subscriptions. What lasts uses `leased`: the ids that a writer reserves, whether this agent has joined. What needs
+safety asks Postgres: node ids, housekeeping, jobs.
 
 Promises: the lease counts from the moment its renewal was sent, on the monotonic clock, and ends early by a margin,
 so that `is_serving` is False before anyone may take this agent for dead. While Postgres is away the last view is
@@ -69,9 +71,9 @@ class Membership:
 
     @property
     def named(self) -> Ring:
-        """The agents that clients are told of. A refused suspect is among them: librdkafka moves its partitions at once
-        to their new leader if their old one is still listed, and up to a second later if not. A silent suspect is not:
-        librdkafka then lets go of what it sent there and was not answered."""
+        """The agents that Metadata lists as brokers. A refused suspect is among them: librdkafka moves its partitions
+        to their new leader at once if their old one is still listed, and up to a second later if not. A silent suspect
+        is not among them: librdkafka then sends its unanswered requests to the new leader."""
         return self._named
 
     @property
@@ -85,7 +87,7 @@ class Membership:
 
     @property
     def lost_because(self) -> str | None:
-        """Why the bucket is not this database's, as the last renewal found; None if it is."""
+        """Why this database does not own the bucket, as the last renewal found; None if it does."""
         return self._agents.lost_because
 
     def is_serving(self, now_s: float | None = None) -> bool:
@@ -93,7 +95,7 @@ class Membership:
         return (self._clock() if now_s is None else now_s) < self._serves_until_s and self.lost_because is None
 
     def when_changed(self, callback: Callable[[], None]) -> None:
-        """Call back whenever `ring` has become another."""
+        """Calls back whenever `ring` has changed."""
         self._on_change.append(callback)
 
     def leave_out(self, suspects: Set[NodeId], silent: Set[NodeId]) -> None:
@@ -128,7 +130,7 @@ class Membership:
             self._renew_now.clear()
 
     def end_lease(self) -> None:
-        """The Postgres that gave it answers no more: renew it at once with the one that does."""
+        """Another Postgres is the primary: ends the lease here, and renews it there at once."""
         self._serves_until_s = float("-inf")
         self._renew_now.set()
 

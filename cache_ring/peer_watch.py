@@ -1,13 +1,12 @@
-"""Watches over other agents, so that their death is known in a moment: probes, reports, and the ring without suspects.
+"""Watches other agents, so that their death is known within seconds: probes, reports, and the ring without suspects.
 
 Does what `suspects.py` decides. Promises:
 - One connection for each peer that is probed, and one probe on it per `probe_every_s`. With 1,000 agents each probes
   10 and is probed by 10: 25 probes and answers a second each way, whatever the cluster's size.
-- A lost connection is opened again at once: refused means dead. Taken and closed means nothing, and is tried a few
-  times more.
-- A suspicion of its own is reported over all these connections, and passed on once by whoever hears of it.
-- However much one who watches this agent sends, it takes `_READ_BYTES` of it per `_PAUSE_BETWEEN_READS_S`, and answers
-  once.
+- A lost connection is opened again at once: refused means dead. Accepted and closed means nothing, and is
+  tried a few times more.
+- This agent reports its suspicions over all these connections. An agent that hears of one passes it on once.
+- However much a watcher sends, this agent reads `_READ_BYTES` of it per `_PAUSE_BETWEEN_READS_S`, and answers once.
 - What it holds is bounded: `probe_accepted_connections` from others, and one link per peer of the lease's view.
 - The ring that routing uses leaves suspects out in the same turn of the event loop.
 """
@@ -35,7 +34,7 @@ _READ_BYTES = 4_096
 _PAUSE_BETWEEN_READS_S = 0.005
 _REOPENS = 20
 _REOPEN_PAUSE_S = 0.01
-"""A process that dies takes connections for some milliseconds after its others were reset."""
+"""A dying process accepts connections for some milliseconds after its other ones were reset."""
 
 
 @dataclass(slots=True)
@@ -73,7 +72,7 @@ class PeerWatch:
         return frozenset(self._suspects.suspected)
 
     async def run(self) -> None:
-        """Probe until cancelled. Then no one is left out any more."""
+        """Probes until cancelled. Then the ring leaves no agent out any more."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
@@ -90,7 +89,7 @@ class PeerWatch:
                 self._membership.leave_out(frozenset(), frozenset())
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one who watches this agent until it hangs up. Raises ProtocolViolation and what streams raise."""
+        """Answers an agent that watches this one until it hangs up. Raises ProtocolViolation and what streams raise."""
         if len(self._watchers) >= self._settings.probe_accepted_connections:
             writer.close()
             return

@@ -8,8 +8,7 @@ A connection opens with `PREFACE`; then frames of one size per kind, big-endian,
 | 2 | Alive | from the watched | node id i32, incarnation i64, whether it leaves u8; node id 0: it has not joined |
 | 3 | Suspected | both | reporter's node id i32, suspect's node id i32, suspect's incarnation i64 |
 
-Promises that whatever bytes are given in, the answer is messages or ProtocolViolation, and that no more than one frame
-is kept.
+Promises that any bytes yield either messages or ProtocolViolation, and that no more than one frame is kept.
 """
 
 import struct

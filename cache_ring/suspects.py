@@ -1,24 +1,24 @@
-"""Which peers this agent takes for dead before their lease says so.
+"""Decides which peers this agent treats as dead before their lease ends.
 
 A death shows in two ways. The peer's connections are reset and nothing listens at its address (*refused*), or its
 probes stay unanswered (*silent*). Refused is certain at once. Silence may be this agent's own fault, so it counts less.
 
 Promises:
 - Each agent watches `probe_watched` others at most: those 1, 2, 4, 8, ... places behind it in one order of all agents.
-  Each is therefore watched by as many, and a report reaches all in as many hops as there are such distances.
-- A suspect that answers is taken back at once. If it answers before its patience has passed once more, it was slow, not
-  frozen: the patience with that peer doubles, up to `probe_most_patience_s`. A minute without that ends it.
-  A peer that has just started is slow: in its first ten seconds the patience with it is the longest.
+  So each agent is watched by as many as it watches, and a report reaches all agents in at most that many hops.
+- A suspect that answers is taken back at once. Patience is how long a probe may stay unanswered. A suspect that
+  answers within another patience was slow, not frozen: the patience with it doubles, up to `probe_most_patience_s`,
+  until it has not been slow for a minute. A peer is slow at its start: for ten seconds the patience is the longest.
 - A report makes this agent probe for itself. It is believed before that probe's outcome only if two peers report the
   same, and for `probe_belief_s` at most: one confused agent persuades no other.
-- If more than half of the probed peers are silent, the fault is taken for this agent's own, and silence counts for
-  nothing; a lone peer's silence counts. A peer that never answered is not suspected for its silence alone.
-- If this agent itself stood still, it begins to count silence from then on.
-- The lease has the last word. Who renews it for a whole lease while suspected is not suspected again before it has
-  answered: the way there is broken, not the peer.
+- If more than half of the probed peers are silent, this agent assumes that the fault is its own, and ignores silence.
+  The silence of the only probed peer counts. A peer that never answered is not suspected for its silence alone.
+- If this agent itself stood still, it counts silence from the moment when it goes on.
+- The lease has the last word. A suspect that keeps renewing its lease for the length of one lease is taken back, and is
+  not suspected again before it has answered: the network to it is broken, not the peer.
 
-What may use this is what a wrong view cannot harm: routing is a hint, coordinators are fenced by epochs, and pages come
-from the store too. Node ids, dooming and jobs keep to the lease.
+Use this only where a wrong view does no harm: routing is a hint, coordinators are fenced by epochs, and pages come from
+the store too. Node ids, dooming and jobs keep to the lease.
 
 Pure: times are monotonic seconds and come in. Peers are named by node and incarnation: a new incarnation is no suspect.
 """
@@ -61,9 +61,9 @@ class _Peer:
     """This agent's own, if it suspects the peer."""
     suspected_s: float = 0.0
     is_pardoned: bool = False
-    """It is not suspected before it has answered again."""
+    """The peer is not suspected before it has answered again."""
     slow_until_s: float = float("-inf")
-    """When it last proved to be slow."""
+    """When the peer last proved to be slow."""
     reporters: set[NodeId] = field(default_factory=set)
     reported_s: float = 0.0
     verify_s: float = 0.0
@@ -260,6 +260,6 @@ def _hash(*numbers: int) -> int:
 
 
 def _spread_s(self_: PeerName, name: PeerName, peers: int) -> float:
-    """How long this agent waits before it probes what was reported: a thousand would else come at one moment."""
+    """How long this agent waits before it probes a reported peer: otherwise a thousand probes would come at once."""
     longest_s = min(_LARGEST_SPREAD_S, peers * _SPREAD_PER_PEER_S)
     return longest_s * (_hash(self_[0], name[0], name[1]) / 2**64)

@@ -22,7 +22,7 @@ class JournalJob:
 
 
 class CheckpointJob:
-    """Writes a checkpoint when one is due, then takes out what is old."""
+    """Writes a checkpoint when one is due, then deletes old objects of the journal."""
 
     name = "checkpoint"
 

@@ -1,7 +1,7 @@
-"""Writes the commit journal into the bucket, and takes out what is old of it (DESIGN §10, Restore).
+"""Writes the commit journal into the bucket, and deletes its old objects (DESIGN §10, Restore).
 
 Promises:
-- Nothing is written or deleted but under a confirmed ownership of the bucket, and no key is used twice.
+- Writes and deletes only under a confirmed ownership of the bucket, and uses no key twice.
 - The number of an entry is in Postgres before the entry is in the bucket, and the entry is confirmed after. A crash at
   any point repeats harmlessly: what was not confirmed is written once more, under another number.
 - The journal begins with a checkpoint: the first time, after a take-over, and after a failover of Postgres.
@@ -48,7 +48,7 @@ _DELETED_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What came of one attempt. `overtaken`: another writer was faster, and this is left aside."""
+    """The result of one attempt. `overtaken`: another writer was faster, and readers ignore these objects."""
 
     objects: int = 0
     size_bytes: int = 0
@@ -68,7 +68,7 @@ class JournalWriter:
         self._checkpoint_took_s = 0.0
 
     async def _confirmed_epoch(self) -> int:
-        """Under which the bucket is this database's now. Raises OwnershipUnconfirmed."""
+        """The epoch under which this database owns the bucket now. Raises OwnershipUnconfirmed."""
         state = await self._ownership.state()
         state.demand()
         return state.epoch
@@ -76,7 +76,7 @@ class JournalWriter:
     # --- entries
 
     async def write_entry(self) -> Written:
-        """What came since the last entry, as the next one; a checkpoint, where no entry can continue what there is."""
+        """Writes what came since the last entry; or a checkpoint, if no entry can continue the journal."""
         epoch = await self._confirmed_epoch()
         state = await self._journal.state()
         why_begin = state.why_begin(epoch)
@@ -131,7 +131,7 @@ class JournalWriter:
     # --- checkpoints
 
     async def write_checkpoint_if_due(self) -> Written:
-        """The first one is `write_entry`'s."""
+        """`write_entry` writes the first one."""
         epoch = await self._confirmed_epoch()
         state = await self._journal.state()
         if state.why_begin(epoch) is not None or not self._is_checkpoint_due(state):
@@ -194,7 +194,7 @@ class JournalWriter:
         """Deletes checkpoints and entries that no restore needs any more; returns how many objects.
 
         Kept are the two newest complete checkpoints, every one that is younger than the restore horizon, and the
-        entries after the oldest of them. What belongs to a later epoch is another owner's.
+        entries after the oldest of them. Objects of a later epoch belong to another owner, and stay.
         """
         epoch = await self._confirmed_epoch()
         before = datetime.now(UTC) - timedelta(seconds=self._settings.restore_horizon_s)

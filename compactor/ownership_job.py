@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class OwnershipJob:
-    """Costs one GET, one PUT and one GET per pause and cluster."""
+    """Costs two GETs and one PUT per pause and cluster."""
 
     name = "ownership"
 
@@ -29,7 +29,7 @@ class OwnershipJob:
     async def step(self, progress: str | None) -> Step:
         found = await self._ownership.ratchet(self._store, self._cluster, ratchet_s=self.interval_s)
         if isinstance(found, Lost):
-            _log.error("the bucket is not this database's: no jobs run", extra={"reason": found.because})
+            _log.error("this database does not own the bucket: no jobs run", extra={"reason": found.because})
         elif isinstance(found, Watching) and not self._was_watching:
             _log.info("Postgres was started: the bucket is watched first", extra={"left_s": round(found.left_s)})
         self._was_watching = isinstance(found, Watching)

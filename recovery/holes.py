@@ -1,8 +1,10 @@
-"""Fills the holes of the log: offsets whose object is gone get merged bytes that prove to be theirs, or an empty batch
-that consumers pass.
+"""Fills the holes of the log. Offsets whose object is gone get the bytes of a merged object that proves to hold them,
+or an empty batch that consumers skip.
 
-Promises that a partition's runs tile its offsets afterwards as they did before; that what replaces them is checked
-byte by byte; and that ranges which are gone for good are recorded with the reason.
+Promises:
+- Afterwards a partition's runs have no gap, as before.
+- The bytes that replace others are checked against their checksum.
+- Ranges that are gone for good are recorded with the reason.
 """
 
 from collections import Counter
@@ -62,7 +64,7 @@ class _Filling:
     gone: list[tuple[Hole, Part]] = field(default_factory=list)
     adopted: dict[SegmentId, tuple[ObjectKey, int]] = field(default_factory=dict)
     seen: SeenBatches = field(default_factory=SeenBatches)
-    """Of what lies past the end of the log."""
+    """Batches past the end of the log."""
 
 
 def gone_segment(segment_id: SegmentId, gone: Sequence[tuple[Hole, int]]) -> SealedSegment:
@@ -179,7 +181,7 @@ class Holes:
     async def _parts(
         self, hole: Hole, usable: list[ProvenRun], checked: dict[ProvenRun, Sequence[ProvenBatch] | None]
     ) -> list[tuple[Part, Sequence[ProvenBatch]]] | None:
-        """None if a run among the usable ones proved not to be: it is removed, and the hole is looked at again."""
+        """None if a usable run proved to be unusable: it is removed, and the caller tries again."""
         found: list[tuple[Part, Sequence[ProvenBatch]]] = []
         for part in parts_of(hole, usable):
             if part.run is None:
@@ -250,7 +252,7 @@ def _reason(hole: Hole) -> str:
 
 
 def _shortened(hole: Hole, usable: Sequence[ProvenRun]) -> Hole:
-    """What lies past the end of the log reaches no farther than what is proven."""
+    """Ends a hole past the end of the log at the last proven offset."""
     if hole.runs:
         return hole
     last = max((run.last_offset for run in usable), default=hole.base_offset - 1)
@@ -277,7 +279,7 @@ def _pieces(part: Part) -> list[tuple[int, int]]:
 def _empty_runs(
     segment_id: SegmentId, sealed: SealedSegment, pieces: Sequence[tuple[Hole, tuple[int, int]]]
 ) -> list[NewRun]:
-    """One run per empty batch. Its time is none, so that searches by time pass it."""
+    """One run per empty batch. It has no timestamp, so that searches by time skip it."""
     return [
         NewRun(
             topic_id=hole.topic_id,

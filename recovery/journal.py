@@ -28,15 +28,15 @@ Progress = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What came of the journal."""
+    """The result of loading the journal."""
 
     rows: int
     beyond: Sequence[RunBeyond]
-    """Runs that do not join the log: what lies before them is in no entry."""
+    """Runs that do not join the log: the offsets before them are in no entry."""
 
 
 class BucketJournal:
-    """What `find` found."""
+    """The journal that `find` found."""
 
     def __init__(self, journal: JournalInBucket, found: JournalFound) -> None:
         self._journal = journal
@@ -127,7 +127,7 @@ async def replay_producers(
     since: datetime,
     progress: Progress,
 ) -> int:
-    """Producers' states become as new as the log, from the headers of what was committed since then; returns how many
+    """Brings producers' states up to the log, from the headers of batches committed since then. Returns how many
     segments were read. Repeating it is harmless."""
     rows = await session.run("committed_since", since=since - _CLOCK_SLACK)
     for start in range(0, len(rows), settings.recovery_requests):

@@ -1,6 +1,6 @@
-"""What merged objects prove by themselves: their footers say which offsets of which partitions they hold.
+"""Reads the footers of merged objects, which say which offsets of which partitions the objects hold.
 
-Promises that bytes are believed only if the footer's checksum of them is right.
+Promises that bytes are used only if they match the footer's checksum.
 """
 
 import asyncio

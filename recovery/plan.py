@@ -1,7 +1,7 @@
-"""What recovery decides: which side is newer, which objects may hold records that no journal names, and what stands in
-for a range of offsets whose object is gone.
+"""Decides for a recovery: which side is newer, which objects may hold records that no journal names, and what replaces
+a range of offsets whose object is gone.
 
-Pure. Promises that what replaces a range tiles it: no offset is left out, and none is there twice.
+Pure. Promises that the replacement covers the range: no offset is left out, and none is there twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,14 +44,13 @@ def newer_side(
 ) -> Source:
     """The journal, if it holds what the database does not know.
 
-    A later epoch is another owner's, whose log goes on where the database's ends. Within an epoch there is one log, of
-    which a database that was at work after the last entry was taken has all. (An entry may be in the bucket although
-    its database did not come to note it.)
+    In a later epoch another owner has continued the log. Within an epoch there is one log. A database that was at work
+    after the last entry was taken has all of it, even if it died before it noted that entry.
 
-    That a database was at work later proves nothing if it was set back before: agents that were not stopped go on in a
-    restored one until they find the ownership lost. `passes_beyond`: how many readings the entries are of that the
-    database does not note; a second one begins only when the first is noted. `knows_last_commit`: whether the database
-    has the last commit of those entries; None: they have none.
+    Being at work later proves nothing if the database was set back before: agents that were not stopped go on in a
+    restored one until they find the ownership lost. `passes_beyond`: how many readings the entries come from that the
+    database does not note; a second reading begins only when the first is noted. `knows_last_commit`: whether the
+    database has the last commit of those entries; None: they have none.
     """
     if bucket is None or database.position >= bucket.position:
         return Source.DATABASE

@@ -1,5 +1,5 @@
-"""What the headers of batches at known offsets say of their producers, so that a retry of an acknowledged batch is a
-duplicate and never a second copy.
+"""Rebuilds producers' states from the headers of batches at known offsets, so that a retry of an acknowledged batch is
+recognised as a duplicate.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ _LARGEST_SEQUENCE = (1 << 31) - 1
 
 @dataclass(slots=True)
 class SeenBatches:
-    """Columns of idempotent producers' batches; the rest is not taken."""
+    """Columns of idempotent producers' batches; other batches are ignored."""
 
     topic_ids: list[object] = field(default_factory=list)
     partitions: list[int] = field(default_factory=list)

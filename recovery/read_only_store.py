@@ -8,7 +8,7 @@ from storage.object_store import ObjectInfo, ObjectStore
 
 
 class ReadOnlyStore:
-    """Of `ObjectStore`, what recovery uses."""
+    """The methods of `ObjectStore` that recovery uses."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store

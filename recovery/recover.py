@@ -1,8 +1,10 @@
 """`tidelog recover`: a database and a bucket that drifted apart become one log again (DESIGN §10, Restore).
 
-Promises that nothing is written before the ownership is taken; that agents of this database do not serve meanwhile;
-that a recovery which was killed at any point is finished by running it again; and that a rehearsal does the same work
-on copies and writes neither into the bucket nor into the database.
+Promises:
+- No record and no coordinate is written before the ownership is taken. Only migrations come earlier.
+- Agents of this database do not serve meanwhile.
+- A recovery that was killed at any point is finished by running it again.
+- A rehearsal does the same work on copies, and writes neither into the bucket nor into the database.
 """
 
 import asyncio
@@ -36,7 +38,7 @@ RATCHETS_WAITED: Final = 2
 
 
 class CannotRecover(Exception):
-    """There is nothing to recover from, or it takes a decision of the operator. The message says what to do."""
+    """There is nothing to recover from, or the operator has to decide. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class Task:
 
 
 async def rehearse(task: Task, store: ObjectStore) -> Report:
-    """What `recover` would do. Writes nothing. Raises as it does, but for the ownership."""
+    """Reports what `recover` would do. Writes nothing. Raises as `recover`, except errors of the ownership."""
     timeout_s = task.settings.recovery_statement_timeout_s
     async with RecoverySession.rehearse(task.database_url, statement_timeout_s=timeout_s) as session:
         return await _Recovery(task, session, ReadOnlyStore(store)).run()
@@ -90,7 +92,7 @@ async def _opened(database_url: str) -> AsyncIterator[Database]:
 async def _take(task: Task, ownership: Ownership, store: ObjectStore) -> None:
     """Returns when this database owns the bucket and no agent of any database writes into it any more."""
     state = await ownership.state()
-    # What this database knows of the pace is better than a default; the former owner had it when the two were one.
+    # The row's pace is better than a default: the former owner had the same one before the two databases parted.
     is_told = "ownership_ratchet_s" in task.settings.model_fields_set or not state.ratchets
     ratchet_s = task.settings.ownership_ratchet_s if is_told else state.ratchet_s
     alive_age_s = state.confirmed_age_s
@@ -112,7 +114,7 @@ async def _take(task: Task, ownership: Ownership, store: ObjectStore) -> None:
 
 
 async def _wait(wait_s: float, progress: Callable[[str, int, int | None], None]) -> None:
-    """A former owner that lives notices in this time at the latest."""
+    """A former owner that is alive notices within this time."""
     began_s = time.monotonic()
     while (passed_s := time.monotonic() - began_s) < wait_s:
         progress("Waiting until a former owner has noticed (s)", int(passed_s), int(wait_s))
@@ -262,7 +264,7 @@ class _Recovery:
             self._task.progress("Undeleting objects", start + len(group), len(missing))
 
     async def _finish(self) -> None:
-        """What agents may not find as it was: leases, cached coordinates, numbers that were given out."""
+        """Replaces what agents must not use again: leases, cached coordinates, numbers that were given out."""
         session, margin = self._session, self._settings.recovery_sequence_margin
         async with session.transaction():
             self._report.leftovers = (await session.row("doom_leftovers", writer=WRITER)).doomed

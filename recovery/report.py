@@ -26,7 +26,7 @@ class PartitionChange:
     duplicates: int = 0
     """In young segments, but in the log already."""
     refused: int = 0
-    """In young segments, and not to be appended."""
+    """In young segments; they could not be appended."""
 
     @property
     def is_changed(self) -> bool:

@@ -19,7 +19,7 @@ _KEPT: Final = ("Enabled", "Suspended")
 
 
 class Undelete(Protocol):
-    """Where deleted objects may be had again."""
+    """Brings deleted objects back, where the store can."""
 
     async def is_possible(self) -> bool:
         """Whether the bucket keeps versions."""
@@ -70,8 +70,8 @@ class BucketVersions:
         except (InvalidResponseError, S3Error) as error:
             if isinstance(error, S3Error) and error.code == "AccessDenied":
                 raise StoreUnavailable(
-                    f"whether s3://{self._bucket} keeps versions cannot be asked: the keys lack s3:GetBucketVersioning,"
-                    " or set TIDELOG_RECOVERY_UNDELETE=false"
+                    f"cannot ask whether s3://{self._bucket} keeps versions: the keys lack s3:GetBucketVersioning."
+                    " Grant it, or set TIDELOG_RECOVERY_UNDELETE=false"
                 ) from error
             return False  # the store does not know the request
         except (MinioException, urllib3.exceptions.HTTPError) as error:
@@ -93,7 +93,7 @@ class BucketVersions:
         except (MinioException, urllib3.exceptions.HTTPError) as error:
             if "NotImplemented" in str(error):
                 return False  # the store says that it keeps versions, and has no list of them
-            # Never taken for "it is not there": what is not there is given up.
+            # Never reported as "not there": recovery gives up what is not there.
             raise StoreUnavailable(f"s3://{self._bucket}: the versions of {name}: {error}") from error
         return True
 

@@ -1,9 +1,11 @@
-"""Young segments: uploaded, perhaps acknowledged, and named by no journal entry. They are appended to the log in the
-order of their ids.
+"""Appends young segments to the log, in the order of their ids: uploaded, perhaps acknowledged, and named by no journal
+entry.
 
-Promises that only segments whose every byte passes its checks are appended; that they go through the agents' own
-commit, so that an idempotent producer's batch is never there twice; that batches which came before their predecessors
-are tried again as long as others are accepted; and that whatever is refused in the end is listed.
+Promises:
+- Only segments whose every byte passes its checks are appended.
+- They go through the agents' own commit, so that an idempotent producer's batch is never there twice.
+- Batches that came before their predecessors are tried again as long as others are accepted.
+- Whatever is refused in the end is listed.
 """
 
 import asyncio
@@ -120,7 +122,7 @@ class YoungSegments:
         self._deferred: list[_Deferred] = []
 
     async def append(self, since: datetime | None, on_segments: Callable[[int, int], None]) -> None:
-        """All segments uploaded since then that the log does not know. `on_segments` hears (done, of)."""
+        """Appends all segments uploaded since then that the log does not know. `on_segments` hears (done, of)."""
         rows = await self._session.run("young_objects", since=since, writer=WRITER)
         self._report.young_segments = len(rows)
         for start in range(0, len(rows), self._settings.recovery_requests):
@@ -203,7 +205,7 @@ class YoungSegments:
                 changed |= await self._commit_rest(deferred)
 
     async def _commit_rest(self, deferred: _Deferred) -> bool:
-        """Commits those batches of a segment that were refused so far; whether any was accepted now."""
+        """Commits those batches of a segment that were refused so far. True if the outcome of any is final now."""
         refused = np.flatnonzero([isinstance(each, _MAY_BE_ACCEPTED_LATER) for each in deferred.outcomes])
         if not len(refused):
             return False
@@ -245,7 +247,7 @@ class YoungSegments:
 
 
 def _some(batches: PlacedBatches, which: NDArray[np.int64]) -> PlacedBatches:
-    """Of these topics alone: the commit names no topic that has no batch."""
+    """These batches and only their topics: a commit names no topic without a batch."""
     columns = np.take(batches.columns, which, axis=1)
     used = np.unique(columns[TOPIC])
     columns[TOPIC] = np.searchsorted(used, columns[TOPIC])

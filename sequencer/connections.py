@@ -1,9 +1,9 @@
-"""The connections of a client: its pool, the one for commits, and new ones to look where the address leads.
+"""The connections of a client: a pool, one for commits, and new ones that show where the address leads.
 
 Promises:
 - Writes leave `TIDELOG_DATABASE_POOL_READS` connections of the pool to reads and leases.
-- `follow` ends every connection but one: idle ones are closed; what is under way on others fails at once.
-- Where one connection was lost, those idle in the pools are not handed out either.
+- `follow` ends every connection but one: idle ones are closed, and calls under way on others fail at once.
+- After one connection was lost, the pools do not hand out the idle ones that were made before.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _Pool: TypeAlias = AsyncConnectionPool[CheckedConnection]
 
 
 class Connections:
-    """`find_out` checks a new connection."""
+    """`find_out` checks a new connection before it is used."""
 
     def __init__(
         self, database_url: str, settings: SequencerSettings, find_out: Callable[[CheckedConnection], Awaitable[None]]
@@ -49,7 +49,7 @@ class Connections:
             max_size=max_size,
             max_waiting=self._settings.database_pool_max_waiting,
             timeout=self._settings.database_pool_timeout_s,
-            # The pool's attempts to connect come ever more rarely; given up early, the next call starts afresh at once.
+            # The pool retries ever more rarely. If it gives up early, the next call connects at once.
             reconnect_timeout=self._settings.database_pool_timeout_s / 2,
             open=False,
             name=name,
@@ -115,7 +115,7 @@ class Connections:
 
     @asynccontextmanager
     async def fresh(self) -> AsyncIterator[CheckedConnection]:
-        """A new connection outside the pool, which tells where the address leads now. Raises psycopg.Error."""
+        """A new, checked connection outside the pool, which shows where the address leads now. Raises psycopg.Error."""
         connection = await CheckedConnection.connect(self._url, **self._options())
         self._in_use.add(connection)
         try:
@@ -126,12 +126,12 @@ class Connections:
             await connection.close()
 
     def is_up_to_date(self, connection: CheckedConnection) -> bool:
-        """Whether it was made since connections were lost."""
+        """True if it was made after connections were last lost."""
         return connection.made_at_s >= self._renewed_at_s
 
     async def renew(self, lost: CheckedConnection) -> None:
-        """Where one connection was lost, those idle in the pools probably are: whoever comes next gets new ones. One
-        restart of Postgres fails many calls, and the pools are renewed once, unless what was lost is newer than that.
+        """After one connection was lost, the idle ones probably are too: the next callers get new ones. One restart of
+        Postgres fails many calls, but renews the pools once, unless the lost connection is newer than the renewal.
         """
         if self.is_up_to_date(lost):
             await self._drain()

@@ -5,14 +5,14 @@ Promises:
   `fetch` or `read`, whose caller may repeat it. `CommitOutcomeUnknown`: the statement was sent and its end was not seen
   (or Postgres chose it as a deadlock's or serialization's victim): repeat it until it is known. Anything else that
   psycopg raises is an error of this program.
-- Once `keep_to` named a database, no other is asked anything: where the address leads elsewhere (a wrong DNS entry,
-  another cluster's server), calls raise SequencerUnavailable until it leads back.
+- Once `keep_to` has named a database, no other database gets a statement: while the address leads elsewhere (a wrong
+  DNS entry, another cluster's server), calls raise SequencerUnavailable.
 - One primary. When a connection shows another Postgres than before (a failover), every older connection ends: idle
-  ones are closed, what is under way on others fails. No result of an older connection is handed out from then on. A
-  server that a standby was promoted past is refused. Who keeps what Postgres said hears of it by `on_change`.
-- A commit that waits for a synchronous standby is never cancelled: a call that was cancelled ends in the background, on
-  its connection. Where Postgres gave up the wait nevertheless, the outcome is unknown, and nothing that was read since
-  is handed out before a write was confirmed by the standby (a barrier). So, too, after a restart of Postgres.
+  ones are closed, calls under way on others fail. No result of an older connection is handed out from then on. An old
+  primary (a standby of it was promoted) is refused. `on_change` notifies those who keep what Postgres said.
+- A commit that waits for a synchronous standby is never cancelled: a cancelled call ends in the background, on its
+  connection. If Postgres gives up the wait nevertheless, the outcome is unknown. Nothing read after that is handed out
+  before the standby has confirmed a write (a barrier). The same holds after a restart of Postgres.
 - Reads and leases have connections that no write can take: writes may all wait for a standby.
 """
 
@@ -111,7 +111,7 @@ class Database:
         return self._servers.weakness
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """Calls `changed` at once whenever another Postgres answers than before: forget what the one before said."""
+        """Calls `changed` whenever another Postgres answers than before. It must forget what the former one said."""
         self._servers.on_change(changed)
 
     @property
@@ -181,9 +181,8 @@ class Database:
         return await self._with_writer(partial(_rows, statement, parameters))
 
     async def write_kept(self, statement: KeptStatement, values: Sequence[Buffer]) -> list[Values]:
-        """As `write`, on a connection kept for it: what comes again and again finds its backend warm, and never waits
-        behind others. One at a time; a second one at the same time goes with the others. The statement itself refuses
-        weak settings.
+        """As `write`, on a connection kept for it: a frequent statement finds its backend warm and never waits behind
+        others. A second call at the same time uses the pool. The statement itself refuses weak settings.
         """
         if self._kept_in_use:
 
@@ -230,8 +229,8 @@ class Database:
 
     @asynccontextmanager
     async def connection(self, *, answer_timeout_s: float | None = None) -> AsyncIterator[AsyncConnection[Row]]:
-        """A connection in autocommit mode, for what waits for no standby: a cancellation reaches Postgres. It is kept
-        for at most `answer_timeout_s`, else for `database_answer_timeout_s`."""
+        """A connection in autocommit mode, for work that waits for no standby: a cancellation reaches Postgres. It is
+        kept for at most `answer_timeout_s`, else for `database_answer_timeout_s`."""
         async with self._borrowed(certain=True, answer_timeout_s=answer_timeout_s) as connection:
             yield connection
 
@@ -258,7 +257,7 @@ class Database:
         self, *, certain: bool, answer_timeout_s: float | None = None
     ) -> AsyncIterator[CheckedConnection]:
         if certain:
-            await self._doubts.settle()  # ahead of taking a connection, which leases may need
+            await self._doubts.settle()  # before it takes a connection that leases may need
         connection = await self._connections.take()
         try:
             async with self._asking(connection, certain=certain, answer_timeout_s=answer_timeout_s):
@@ -365,7 +364,7 @@ class Database:
             raise
 
     async def _check(self, connection: CheckedConnection, *, certain: bool) -> None:
-        """Ahead of the first statement on a connection, since the last change."""
+        """Checks a connection before its first statement, and again after each change of the primary."""
         while not self._servers.is_checked(connection):
             try:
                 async with asyncio.timeout(self._settings.database_answer_timeout_s):
@@ -376,7 +375,7 @@ class Database:
             await self._doubts.settle()
 
     def _heed(self, connection: CheckedConnection) -> None:
-        """What came with an answer, before anyone may believe it. Raises CommitOutcomeUnknown."""
+        """Call it after an answer and before it is handed out. Raises CommitOutcomeUnknown."""
         if connection.wait_was_cut:
             connection.wait_was_cut = False
             self._doubts.raise_for_all()
@@ -388,7 +387,7 @@ class Database:
         self._servers.heed_primary(connection)
 
     async def _raise_ours(self, error: psycopg.Error, connection: CheckedConnection) -> None:
-        """What the error means to whoever asked, unless it is one of this program."""
+        """Raises what the error means to the caller; returns if it is an error of this program."""
         if connection.wait_was_cut:
             self._doubts.raise_for_all()
         if error.diag.sqlstate == REFUSED_AS_WEAK:

@@ -28,7 +28,7 @@ class CommitOutcomeUnknown(Exception):
 
 
 def moved() -> CommitOutcomeUnknown:
-    """For whatever was asked of the one before."""
+    """For a call that was sent to the former primary."""
     return CommitOutcomeUnknown(
         "the outcome is not known (another Postgres is the primary by now)", connection_lost=True
     )

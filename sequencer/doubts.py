@@ -5,11 +5,11 @@ A commit that waits for its synchronous standby is visible to others only afterw
 Postgres gives up the wait (a cancelled or terminated backend), or is restarted after a crash.
 
 Promises:
-- In doubt, nothing that is read is handed out before a write was confirmed by the standby: so is all that was committed
-  before it. One such barrier serves all who wait.
-- Other clients learn of the doubt by a number that they read with every coordinate. A window remains: until this client
-  has seen that the wait was given up and has raised the number, about a millisecond, others may read the commit. If
-  this process dies in that moment, nobody raises it.
+- In doubt, nothing that is read is handed out before the standby has confirmed a write (a barrier). The standby then
+  has all earlier commits, too. One barrier serves all who wait.
+- Other clients learn of the doubt by a number that they read with every coordinate. A window remains: others may
+  read the commit until this client has seen that the wait was given up and has raised the number, about a millisecond.
+  If this process dies in that moment, no other client learns of the doubt.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Doubts:
         self._fresh = fresh
         self._raised = 0
         self._settled = 0
-        """Of those raised, the ones that a confirmed barrier has ended."""
+        """How many of the raised doubts a confirmed barrier has ended."""
         self._heeded = 0
         """The highest number read from the table."""
         self._barrier: asyncio.Task[None] | None = None
@@ -71,8 +71,8 @@ class Doubts:
         task.add_done_callback(self._telling.discard)
 
     async def heed(self, number: int) -> None:
-        """`number` is the table's, read in the same statement as what is to be believed. Returns once it may be. Raises
-        SequencerUnavailable."""
+        """`number` was read from the table by the same statement as an answer. Returns once the answer may be handed
+        out. Raises SequencerUnavailable."""
         if number > self._heeded:
             self._heeded = number
             self._raised += 1
@@ -103,7 +103,7 @@ class Doubts:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write_barrier(self) -> None:
-        """A transaction that leaves nothing, and whose commit waits for the standby."""
+        """A transaction that changes no row, and whose commit waits for the standby."""
         raised = self._raised
         async with self._fresh() as connection:
             await connection.execute(_BARRIER)
@@ -116,4 +116,4 @@ class Doubts:
                 [row] = await (await connection.execute(_RAISE)).fetchall()
                 self._heeded = max(self._heeded, row.number)
         except (psycopg.Error, SequencerUnavailable, CommitOutcomeUnknown, TimeoutError, OSError) as error:
-            log.warning("other agents could not be told of a doubtful commit", extra={"error": str(error)})
+            log.warning("cannot tell other agents that a commit may be on no standby", extra={"error": str(error)})

@@ -1,4 +1,4 @@
-"""What an error of Postgres means to whoever asked, and how often each kind came."""
+"""What an error of Postgres means to the caller, and how often each kind came."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class Failures:
         self.counters = DatabaseCounters()
 
     def no_answer(self) -> CommitOutcomeUnknown:
-        """Within the time that an answer may take."""
+        """Counts and returns the error for an answer that did not come in time."""
         self.counters.statement_timeouts += 1
         waited = f"TIDELOG_DATABASE_ANSWER_TIMEOUT_S ({self._settings.database_answer_timeout_s} s)"
         return CommitOutcomeUnknown(
@@ -37,7 +37,7 @@ class Failures:
         )
 
     def raise_meaning(self, error: psycopg.Error, connection: CheckedConnection) -> None:
-        """Raises what the error means to whoever asked, unless it is one of this program."""
+        """Raises what the error means to the caller; returns if it is an error of this program."""
         if connection.cut_because is not None:
             raise connection.cut_because from error
         if error.diag.sqlstate == REFUSED_AS_LOST:
@@ -48,7 +48,7 @@ class Failures:
                 " run `tidelog migrate`"
             ) from error
         if isinstance(error, errors.ReadOnlySqlTransaction):
-            # A full disk, a switch-over: whoever runs Postgres lifts it again.
+            # A full disk, or a switch-over: an operator of Postgres ends it.
             raise SequencerUnavailable(
                 f"Postgres at {describe_address(self._url)} takes no writes now ({first_line(error)})"
             ) from error

@@ -2,11 +2,11 @@
 
 Promises:
 - One entry is one moment: all of it is read in one REPEATABLE READ transaction.
-- Nothing that was committed is left out. Which rows are new is told by the transaction that wrote each, compared with
-  the snapshot of the entry before, so a transaction that commits late is in a later entry, however late. The index on
-  `committed_at` bounds what is looked at: marks (a moment, and the next transaction id at it) say how early whatever
-  was still going on can have begun.
-- Nothing but `Journal`'s row is written. Numbers are given out once; of several writers at once one goes on.
+- Nothing that was committed is left out. A row is new if the snapshot of the entry before does not show the
+  transaction that wrote it. So a transaction that commits late is in a later entry, however late. The index on
+  `committed_at` bounds the search: marks (a moment, and the next transaction id at it) say how early the transactions
+  that were still open can have begun.
+- Only the row of the table `journal` is written. Each number is given out once. Of several writers, one goes on.
 - Tables without an index on what changes are read at most a twentieth of the time.
 """
 
@@ -53,7 +53,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "segments": ("segments",),
 }
-"""Tables that are read at their own pace, those of a family at one moment. Of segments: the reserved and the doomed."""
+"""Tables without an index on what changes. A family is read at one moment. Of `segments`: reserved, doomed."""
 CHECKPOINT_TABLES: Final = (
     "cluster",
     "topic_changes",
@@ -78,14 +78,14 @@ CHECKPOINT_TABLES: Final = (
 NOT_IN_THE_JOURNAL: Final = frozenset(
     {"migrations", "journal", "ownership", "jobs", "holds", "dooming", "doubts", "merge_tiers"}
 )
-"""Who works on what, who owns the bucket, what was counted: a rebuilt database begins without."""
+"""Who works on what, who owns the bucket, what was counted: a rebuilt database begins without these rows."""
 
 _PACE: Final = 20.0
-"""A family is read again after so many times what its last reading took."""
+"""A family is read again after this many times the duration of its last reading."""
 _CLOCK_SLACK: Final = timedelta(seconds=10)
 """How far the database's clock may be set back without a commit being overlooked."""
 _LONGEST_COMMIT: Final = timedelta(hours=1)
-"""How long before the journal began a transaction may have begun that commits after it."""
+"""A transaction that commits after the journal began may have begun this long before."""
 
 
 class Journal:
@@ -130,7 +130,7 @@ class Journal:
     async def _entry_pieces(
         self, connection: AsyncConnection[Row], reading: EntryReading, pieces: Iterator[Sequence[SegmentId]]
     ) -> AsyncIterator[Sequence[CopiedRows]]:
-        """The catalogue first, then segments in the order of their commits, at last what is read at its own pace."""
+        """First changed topics, then segments in the order of their commits, at last the families that are due."""
         look, state = reading.look, reading.state
         tables: list[CopiedRows] = []
         changed = {"since": state.snapshot, "next_xid": look.next_xid}
@@ -164,8 +164,8 @@ class Journal:
         return rows[0].number if rows else None
 
     async def confirm_entries(self, reading: EntryReading, *, number: int, entries: int, size_bytes: int) -> bool:
-        """After all entries of a reading are in the bucket, `number` being the last. False: another writer went on,
-        and these are left aside. Raises as `Database.fetch`."""
+        """Call it once all entries of a reading are in the bucket; `number` is the last one's. False: another writer
+        went on, and readers ignore these entries. Raises as `Database.fetch`."""
         look, state = reading.look, reading.state
         marks = next_marks(state.marks, look)
         rows = await self._database.fetch(
@@ -223,7 +223,7 @@ class Journal:
     async def confirm_checkpoint(
         self, look: Look, *, epoch: int, number: CheckpointNumber, size_bytes: int, begins: bool
     ) -> bool:
-        """After its manifest is in the bucket. `begins`: entries go on from it. False: another writer was faster.
+        """Call it once the manifest is in the bucket. `begins`: the next entry continues it. False: another writer won.
         Raises as `Database.fetch`."""
         parameters: dict[str, Any] = {
             "epoch": epoch,
@@ -282,7 +282,7 @@ class Journal:
 
 
 def _due(state: JournalState, look: Look) -> Iterator[tuple[str, str]]:
-    """Families to read now, each with the snapshot since when."""
+    """The families to read now, each with the snapshot of its last reading."""
     for family in FAMILIES:
         last = state.families.get(family)
         if last is None:

@@ -1,11 +1,13 @@
-"""The way back: checkpoints and entries of the journal, loaded into a database (DESIGN §10, Restore).
+"""Loads checkpoints and entries of the journal into a database (DESIGN §10, Restore).
 
 Promises:
 - Loading repeats harmlessly: an entry that was loaded before changes nothing.
-- Runs tile. A run is added where its partition ends; one that ends no later is known already; one that begins earlier
-  and ends later (merged since) replaces those that it covers. One that begins beyond the end is left out and returned.
-- A partition's high watermark, size and timestamps follow from its runs, never from a row that ran ahead of them.
-- No other writer is needed to hold still but in this database, which no agent serves yet.
+- Runs leave no gap. A run is added where its partition ends. A run that ends no later is known already. A run that
+  begins earlier and ends later (merged since) replaces the runs that it covers. A run that begins beyond the end of its
+  partition is left out and returned.
+- A partition's high watermark, size and timestamps follow from its runs, never from a row that is ahead of them.
+
+The caller makes sure that nothing else writes to this database meanwhile.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,12 +48,12 @@ _KEYS: Final = {
     "runs": ("topic_id", "partition", "base_offset"),
 }
 _LOADED_LAST: Final = ("partitions", "runs")
-"""In this order; partitions begin with their topic, runs where their partition ends."""
+"""In this order: a partition needs its topic, and a run needs the end of its partition."""
 _ORDERS: Final = {
     "topics": " ORDER BY deleted_at IS NULL",
     "history_jobs": " ORDER BY state = 'running'",
 }
-"""Of rows that a unique index tells apart, those that make room come first."""
+"""Rows that free a value of a unique index come before the rows that take it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ async def load_part(connection: AsyncConnection[Any], tables: Iterable[CopiedRow
 
 
 async def load_sequences(connection: AsyncConnection[Any], header: JournalHeader) -> None:
-    """The sequences give out higher values than the journal knows of."""
+    """Sets the sequences so that they give out higher values than the journal knows."""
     for name, value in header.sequences.items():
         if name not in _SEQUENCES:
             raise JournalMismatch(f"the journal holds a sequence {name}, which this Tidelog does not know")
@@ -137,7 +139,7 @@ async def finish(connection: AsyncConnection[Any]) -> None:
 
 
 async def stage(connection: AsyncConnection[Any], rows: CopiedRows) -> None:
-    """Into a table of this transaction, `staged`."""
+    """Copies the rows into `staged`, a temporary table of this transaction."""
     await _execute(connection, "drop_staged")
     create = sql.SQL("CREATE TEMP TABLE staged (LIKE {} INCLUDING DEFAULTS) ON COMMIT DROP")
     await connection.execute(create.format(sql.Identifier(rows.table)))

@@ -1,8 +1,10 @@
-"""The journal as it lies in the bucket: which checkpoint to begin with, and which entries continue it.
+"""Finds in the bucket the checkpoint to begin with and the journal entries that continue it, and reads them.
 
-Promises that only complete checkpoints count, of the highest epoch; that entries are taken along one chain, each
-naming the one it continues, so that what a writer wrote that was overtaken is left aside; that a missing or corrupt
-object ends the chain and is named, never passed over silently; and that one object is in memory at a time.
+Promises:
+- Only a complete checkpoint counts, and of these the one with the highest epoch and number.
+- Entries form one chain: each names the one that it continues. Entries of an overtaken writer are ignored.
+- A missing or corrupt object ends the chain and is named, never passed over silently.
+- At most one whole object is in memory at a time.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -134,8 +136,8 @@ class JournalInBucket:
 def chain(checkpoint: JournalHeader, entries: Sequence[JournalHeader]) -> tuple[tuple[JournalHeader, ...], bool]:
     """The entries to load after the checkpoint, oldest first, and whether there are younger ones that do not connect.
 
-    Pure. Of one Postgres alone. The chain ends with the youngest moment and goes back from each entry to the one that
-    it continues.
+    Pure. Only entries of the checkpoint's Postgres count. The chain ends with the entry of the youngest moment, and
+    goes back from each entry to the one that it continues.
     """
     same = {entry.number: entry for entry in entries if _lineage(entry) == _lineage(checkpoint)}
     is_cut = False

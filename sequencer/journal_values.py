@@ -1,4 +1,4 @@
-"""What the journal's reading is made of (`journal.py`): moments, marks, the row, and what a reading gives. Pure."""
+"""The values of `journal.py`: moments, marks, the row of the table, and what a reading returns. Pure."""
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from storage.journal_format import CopiedRows, JournalHeader, Kind
 
 _MOST_MARKS: Final = 64
 _OLDEST_SNAPSHOT_XIDS: Final = 1_000_000_000
-"""Transaction ids are compared within half their circle."""
+"""Postgres can compare ids that are less than 2^31 transactions apart; this keeps a margin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class FamilyReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalState:
-    """The row. Ages are None before the first."""
+    """The row of the table `journal`. Ages are None before the first entry or checkpoint."""
 
     epoch: int
     last_number: int
@@ -53,7 +53,7 @@ class JournalState:
     snapshot_age_xids: int
 
     def why_begin(self, epoch: int) -> str | None:
-        """Why no entry can continue what is in the bucket, if so: a checkpoint has to come first."""
+        """Why a checkpoint has to come first; None if an entry can continue what is in the bucket."""
         if self.snapshot is None or not self.checkpoint_number:
             return "there is none yet"
         if self.epoch != epoch:
@@ -99,13 +99,13 @@ class Look:
 
 @dataclass(slots=True, kw_only=True)
 class EntryReading:
-    """What came since the last entry. `pieces` are to be taken while the reading is open; each is an entry's."""
+    """What came since the last entry. Take `pieces` while the reading is open; each becomes one entry."""
 
     look: Look
     state: JournalState
     segment_count: int
     is_too_much: bool
-    """More than one pass takes: a checkpoint instead."""
+    """More than one pass may take: the caller writes a checkpoint instead."""
     pieces: AsyncIterator[Sequence[CopiedRows]]
     families: dict[str, FamilyReading] = field(default_factory=dict)
     """As read, once all pieces were taken."""
@@ -113,7 +113,7 @@ class EntryReading:
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointReading:
-    """The whole log at one moment. `pieces` are to be taken while the reading is open; each is a part's."""
+    """The whole log at one moment. Take `pieces` while the reading is open; each becomes one part."""
 
     look: Look
     pieces: AsyncIterator[Sequence[CopiedRows]]
@@ -127,12 +127,12 @@ class CheckpointNumber:
 
 
 def next_marks(marks: Sequence[Mark], look: Look) -> tuple[Mark, ...]:
-    """The marks after a reading. Whatever its snapshot does not show has an id of at least its xmin; so it began after
-    the last mark whose next id is not above that. Marks before that one are done with."""
+    """The marks after a reading. A transaction that its snapshot does not show has an id of at least the xmin. So it
+    began after the last mark whose `next_xid` is not above the xmin. Marks before that one are no longer needed."""
     known = [*marks, Mark(time=look.taken_at, next_xid=look.next_xid)]
     first = max((place for place, mark in enumerate(known) if mark.next_xid <= look.xmin), default=0)
     known = known[first:]
-    if len(known) > _MOST_MARKS:  # a transaction has been going on for long: fewer marks look a little further back
+    if len(known) > _MOST_MARKS:  # a transaction has been open for long: fewer marks look a little further back
         known = [*known[:-1:2], known[-1]]
     return tuple(known)
 

@@ -1,7 +1,7 @@
-"""Looks at Postgres now and then, for what no statement would show (DESIGN §10).
+"""Checks Postgres from time to time for what no statement would show (DESIGN §10).
 
-Pooled connections may all lead to an old primary that is well: only a new connection shows where the address leads by
-now. Settings may be weakened while nothing is written.
+All pooled connections may lead to an old primary that still answers: only a new connection shows where the address
+leads now. Settings may be weakened while nothing is written.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ async def watch(
     look_afresh: Callable[[], Awaitable[None]],
     look_at_settings: Callable[[], Awaitable[None]],
 ) -> None:
-    """Until cancelled. With jitter: agents that started together do not look together."""
+    """Looks until cancelled. With jitter: agents that started together do not look together."""
     afresh_at_s, is_away = _later(settings.database_recheck_s), False
     while True:
         await asyncio.sleep(settings.database_durability_check_s * random.uniform(0.8, 1.2))
@@ -62,7 +62,7 @@ async def watch(
             is_away = False
         except _AWAY as error:
             if not is_away:
-                log.warning("Postgres cannot be looked at", extra={"error": str(error)})
+                log.warning("cannot check the address and the settings of Postgres", extra={"error": str(error)})
             is_away = True
 
 

@@ -5,7 +5,7 @@ A copied database has the identity of its original, so the bucket itself names i
 with the row of this database, commit the next nonce as pending, put it, read it back, confirm it.
 
 Promises:
-- Who finds a nonce that its database never wrote has lost the bucket. The row says why, and stays so until a take-over.
+- A holder that finds a nonce which its database never wrote has lost the bucket. The row says why, until a take-over.
 - A crash, a lost answer or a second holder at any step fences no database from its own bucket.
 - An ownership counts for two ratchets, from just before its put, and only in the Postgres that confirmed it.
 - A copy that starts before the original's next ratchet does not win: a Postgres that was started or promoted since
@@ -13,9 +13,9 @@ Promises:
   identifier or database) never writes without a take-over.
 - A take-over raises the epoch. A late put of a lower epoch is replaced.
 
-A store that ignores conditions leaves a window: a put that was sent before another database's and arrives after it. The
-higher epoch, or the nonce that is read there at the next ratchet, then decides; until then, for two ratchets at most,
-both databases take themselves for the owner.
+A store that ignores conditions leaves a window: a put may be sent before another database's put and arrive after it.
+At the next ratchet the higher epoch decides, or else the nonce that the object then holds. Until then, for two ratchets
+at most, both databases act as the owner.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ SQL = load_statements("ownership")
 DEFAULT_RATCHET_S = 60.0
 _NONCES_KEPT = 64
 _EARLIEST = 0.75
-"""No ratchet comes earlier than this part of the pause after the last one, whoever asks for it."""
+"""A ratchet is skipped while less than this part of the pause has passed since the last one."""
 _ATTEMPTS = 5
 CONFIRMED_RATCHETS = 2
 """For how many ratchets an ownership counts, as `owns_bucket` has it."""
@@ -69,21 +69,21 @@ class OwnershipLost(OwnershipUnconfirmed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmed:
-    """The bucket is this database's; `is_early`: it was confirmed a moment ago, and nothing was asked of the store."""
+    """This database owns the bucket. `is_early`: that was confirmed a moment ago, and the store was not asked."""
 
     is_early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watching:
-    """Nothing was written; the bucket may be another's."""
+    """Nothing was written: another database may own the bucket."""
 
     left_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnershipState:
-    """As the row has it. `confirmed_age_s` None: never confirmed."""
+    """What this database's row says. `confirmed_age_s` None: never confirmed."""
 
     epoch: int
     ratchets: int
@@ -156,7 +156,7 @@ class Ownership:
             raise OwnershipUnconfirmed("the ownership of the bucket was not confirmed again in time") from error
 
     async def look(self, store: ObjectStore, cluster: str) -> None:
-        """Reads the object once and writes nothing into the bucket; what an agent does when it starts. Raises
+        """Reads the object once and writes nothing into the bucket. An agent does this when it starts. Raises
         OwnershipLost, StoreUnavailable or SequencerUnavailable."""
         for _ in range(_ATTEMPTS):
             state = await self.state()
@@ -175,9 +175,9 @@ class Ownership:
     async def ratchet(
         self, store: ObjectStore, cluster: str, *, ratchet_s: float = DEFAULT_RATCHET_S
     ) -> Confirmed | Watching | Lost:
-        """Goes one step on, if it is time. Any number of holders may do so at once.
+        """Renews the ownership, if it is due. Any number of holders may call this at once.
 
-        Raises OwnershipUnconfirmed if others always came between, and StoreUnavailable, SequencerUnavailable or
+        Raises OwnershipUnconfirmed if others wrote during every attempt, and StoreUnavailable, SequencerUnavailable or
         CommitOutcomeUnknown: then the next ratchet finds either nonce.
         """
         for _ in range(_ATTEMPTS):
@@ -234,11 +234,11 @@ class Ownership:
         raise OwnershipUnconfirmed(f"{ownership_key(cluster)} was written by others at the same time; try again")
 
     async def stop(self, because: str) -> None:
-        """Agents stop serving, merging and deleting, and say this sentence, until `resume` or a take-over."""
+        """Agents stop serving, merging and deleting until `resume` or a take-over, and show this sentence."""
         await self._database.fetch(SQL["lose"], because=because)
 
     async def resume(self) -> None:
-        """Ends `stop`. Whether the bucket is this database's is found out by the next ratchet."""
+        """Ends `stop`. The next ratchet finds out whether this database owns the bucket."""
         await self._database.fetch(SQL["resume"])
 
     # --- the steps
@@ -247,7 +247,7 @@ class Ownership:
         self, state: OwnershipState, seen: Seen, cluster: str, ratchet_s: float, *, writes: bool
     ) -> Proceed | _Proposal | Watching | Lost | None:
         """Judges what was seen, under the row's lock; with `writes`, commits the next nonce as pending. None: the row
-        has changed since `state`, and what was seen since may be of a nonce that it no longer keeps."""
+        has changed since `state`, and may have dropped the nonce that was seen."""
         async with self._database.transaction() as connection:
             row = await _one(connection, "lock")
             known, here = _known(row), _here(row)
@@ -279,7 +279,7 @@ class Ownership:
 
     async def _write(self, store: ObjectStore, cluster: str, seen: Seen, proposal: _Proposal) -> bool:
         """Puts the proposed nonce over what was seen; False if the object then says something else."""
-        # Refused: by another's, or by an attempt of ours whose answer was lost. The object tells.
+        # Refused: another holder wrote, or an earlier attempt of ours whose answer was lost. Reading it back tells.
         with contextlib.suppress(ObjectChanged):
             await store.put_if(ownership_key(cluster), [proposal.owner.model_dump_json().encode()], seen.tag)
         owner = (await _see(store, cluster)).owner
@@ -338,7 +338,7 @@ async def _see(store: ObjectStore, cluster: str) -> Seen:
 
 
 async def _check_place(state: OwnershipState, seen: Seen, store: ObjectStore, cluster: str) -> None:
-    """An object that has vanished is written again, but not into a bucket that is not this database's, or empty."""
+    """A vanished object is written again only if the rest of the bucket is there. Raises OwnershipUnconfirmed."""
     if seen.tag is not None or not state.ratchets or state.store_id is None:
         return
     identity = identity_key(cluster, state.store_id)

@@ -1,4 +1,4 @@
-"""What a database may do that sees a certain ownership object in the bucket (`sequencer/ownership.py`). Pure."""
+"""Decides what a database may do, given the ownership object in the bucket (`sequencer/ownership.py`). Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict
 
 WATCH_RATCHETS = 3
-"""More than the two for which an ownership counts: a living owner has ratcheted by then, though its holder died."""
+"""One more than an ownership counts for: by then a living owner has ratcheted, even if one of its holders died."""
 _WAYS_OUT = (
     "Nothing is served, merged or deleted here. If this database is to own the bucket, run `tidelog recover"
     " --take-over`; if it is a copy to try things with, give it a separate bucket or prefix (TIDELOG_STORE_URL)"
@@ -29,7 +29,7 @@ class OwnerObject(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The object as one read found it: no tag, there is none; no owner, it is not readable."""
+    """The object as one read found it. `tag` None: there is no object. `owner` None: it cannot be read."""
 
     tag: str | None
     owner: OwnerObject | None
@@ -37,7 +37,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """A running Postgres and the database in it. A copy of the files differs in its start alone."""
+    """A running Postgres and the database in it. A copy of the files differs only in its start time."""
 
     system_identifier: int
     database_oid: int
@@ -73,7 +73,7 @@ class Lost:
 
 
 def judge(known: Known, here: Home, seen: Seen, key: str) -> Proceed | Watch | Lost:
-    """What a holder may do that sees this in the bucket."""
+    """What a holder may do after it has read `seen` at `key`."""
     if known.home is not None and (known.home.system_identifier, known.home.database_oid) != (
         here.system_identifier,
         here.database_oid,

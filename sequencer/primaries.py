@@ -22,9 +22,9 @@ class DatabaseIdentity:
 class Verdict(Enum):
     SAME = auto()
     CHANGED = auto()
-    """Another Postgres than before answers. What is known of the one before is to be forgotten."""
+    """Another Postgres than before answers. Forget what is known of the former one."""
     OLD = auto()
-    """A standby was promoted past this one. Nothing that it says is to be believed."""
+    """A standby of this server was promoted. Believe nothing that it says."""
 
 
 class Primaries:
@@ -39,7 +39,7 @@ class Primaries:
         return self._highest.get(system_identifier, 0)
 
     def judge(self, seen: DatabaseIdentity) -> Verdict:
-        """What a connection that leads to `seen` means; unless it is old, it is the current one from now on."""
+        """Judges the server that a connection leads to. Unless it is old, it becomes the current one."""
         if seen.timeline < self.highest_timeline(seen.system_identifier):
             return Verdict.OLD
         self._highest[seen.system_identifier] = seen.timeline

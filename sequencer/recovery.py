@@ -1,7 +1,8 @@
-"""The database as `tidelog recover` works on it: one connection, statements that may take long, nothing else at work.
+"""The database as `tidelog recover` works on it: one connection, statements that may take long, no other writer.
 
-Promises that a rehearsal leaves nothing behind: it works on copies, in a schema of the one transaction that is rolled
-back at its end; and that of two recoveries of one database the second is refused.
+Promises:
+- A rehearsal leaves nothing behind: it works on copies, in a schema made by a transaction that is rolled back.
+- Of two recoveries of one database at once, the second is refused.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -58,7 +59,7 @@ class GoneRange:
 
 
 class GoneRanges:
-    """What recovery gave up, for those who explain it to others."""
+    """The ranges that recovery gave up, for logs and for `tidelog doctor`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -100,7 +101,7 @@ class RecoverySession:
     @classmethod
     @asynccontextmanager
     async def rehearse(cls, database_url: str, *, statement_timeout_s: float) -> AsyncIterator[Self]:
-        """On copies of the log's tables, which vanish. The database may be empty. Raises SequencerUnavailable."""
+        """Works on copies, dropped at the end. The database may be empty. Raises SequencerUnavailable."""
         async with (
             _connected(database_url, statement_timeout_s) as connection,
             connection.transaction(force_rollback=True),
@@ -110,7 +111,7 @@ class RecoverySession:
             yield session
 
     async def _copy_everything(self) -> None:
-        """Through columns of the same name: the database may be older than this code."""
+        """Copies the columns that both have: the database may be older than this code."""
         execute = self.connection.execute
         await execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         [found] = await (await execute("SELECT current_schema() AS schema")).fetchall()

@@ -1,10 +1,10 @@
-"""Which Postgres the connections lead to, whether it is to be believed, and how durable its settings are (DESIGN §10).
+"""Finds out which Postgres connections lead to, whether to believe it, and how durable its settings are (DESIGN §10).
 
 Promises:
-- A connection is checked before its first statement, and again after every change; nothing else may be asked on it
-  before.
+- A connection is checked before its first statement, and again after every change. Until then it gets no other
+  statement.
 - When one shows another Postgres than before, `on_change` is called before the connection is used.
-- A server past which a standby was promoted is refused, as is a database that is not the one kept to.
+- An old primary (a standby of it was promoted) is refused. So is a database other than the one to keep to.
 """
 
 import logging
@@ -37,7 +37,7 @@ DURABILITY: LiteralString = (
 
 
 class Servers:
-    """`follow` ends every connection but the given one; `when_restarted` hears that a server with standbys was."""
+    """`follow` ends every connection but the given one. `when_restarted`: a server with standbys was restarted."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class Servers:
         self._when_changed: list[Callable[[], None]] = []
         self._started_at: datetime | None = None
         self.generation = 0
-        """How often another Postgres answered than before: connections of an earlier one are not to be believed."""
+        """Counts changes of the Postgres that answers. Answers on connections of an earlier generation do not count."""
         self.store_id: str | None = None
-        """Of the database to keep to."""
+        """The database to keep to, once one was named."""
         self.weakness: str | None = None
         """Why nothing may be acknowledged now; None if it may."""
 
@@ -66,20 +66,20 @@ class Servers:
         return self._primaries.current
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """Calls `changed` at once whenever another Postgres answers than before: forget what the one before said."""
+        """Calls `changed` whenever another Postgres answers than before. It must forget what the former one said."""
         self._when_changed.append(changed)
 
     def is_checked(self, connection: CheckedConnection) -> bool:
         return connection.generation == self.generation and connection.leads_to == self.store_id
 
     def heed_primary(self, connection: CheckedConnection) -> None:
-        """Again after each wait between an answer and whoever asked. Raises CommitOutcomeUnknown."""
+        """Call it after each wait between an answer and its caller. Raises CommitOutcomeUnknown."""
         if connection.generation != self.generation:
             raise moved()
 
     async def find_out(self, connection: CheckedConnection) -> None:
-        """Where a connection leads and how durable its settings are. Raises SequencerUnavailable where nothing may be
-        asked, and what psycopg raises for a connection that was lost."""
+        """Where a connection leads and how durable its settings are. Raises SequencerUnavailable if it must get no
+        statements, and what psycopg raises for a connection that was lost."""
         store_id, found, generation = self.store_id, None, self.generation
         try:
             [row] = await (await connection.execute(_FACTS if store_id is None else _FACTS_AND_STORE)).fetchall()
@@ -106,7 +106,7 @@ class Servers:
         if verdict is Verdict.CHANGED:
             await self._change(connection)
         elif generation != self.generation:
-            return  # it changed meanwhile: this answer may be older than that
+            return  # the primary changed meanwhile: this answer may be older than the change
         self._note(row)
         connection.generation, connection.leads_to = self.generation, store_id
 
@@ -123,7 +123,7 @@ class Servers:
 
     async def _change(self, connection: CheckedConnection) -> None:
         self.generation += 1
-        log.warning("another Postgres answers than before: every older connection ends", extra=_fields(self.identity))
+        log.warning("another Postgres is the primary: all older connections end", extra=_fields(self.identity))
         for changed in self._when_changed:
             changed()
         await self._follow(connection)
@@ -136,7 +136,7 @@ class Servers:
         if weakness != self.weakness:
             self.weakness = weakness
             if weakness is None:
-                log.info("Postgres keeps what it acknowledges again")
+                log.info("the settings of Postgres are durable again")
             else:
                 log.warning("nothing is acknowledged", extra={"reason": weakness})
 

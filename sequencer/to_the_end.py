@@ -1,10 +1,10 @@
-"""Statements that end whatever becomes of their callers, and that are given up only if they do not wait for a standby.
+"""Runs statements to their end, even if their callers are cancelled, for as long as they wait for a standby.
 
 Promises:
 - A caller that is cancelled leaves its statement to end in the background, which gives the connection back by itself:
   psycopg would send Postgres a request to cancel, which ends a commit's wait for its standby, too.
-- A connection without an answer in time is cut, unless Postgres says that it waits for a standby: then it is waited for
-  as long as that takes. Either way the connection stays one of its pool, whose bound holds.
+- A connection without an answer in time is cut, unless Postgres says that it waits for a standby: that wait may take as
+  long as it needs. Either way the connection counts towards the bound of its pool.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class ToTheEnd:
         """Connections of calls whose callers were cancelled."""
 
     async def run(self, ending: Coroutine[Any, Any, _Result], connection: CheckedConnection) -> _Result:
-        """What `ending` returns, which uses this connection and gives it back."""
+        """Returns what `ending` returns. `ending` uses this connection and gives it back."""
         task = asyncio.create_task(ending)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -55,7 +55,7 @@ class ToTheEnd:
             raise
 
     def close(self) -> None:
-        """Cut what no caller waits for. In Postgres it goes on."""
+        """Cuts the connections of cancelled callers. Their statements go on in Postgres."""
         for connection in tuple(self._abandoned):
             connection.cut(SequencerUnavailable("the client of Postgres was closed"))
 
@@ -70,7 +70,7 @@ class ToTheEnd:
         return timer
 
     async def _waits_for_a_standby(self, backend_pid: int) -> bool:
-        """Whether Postgres says so; False if it says nothing."""
+        """True if Postgres says so; False if it says no, or does not answer."""
         with suppress(psycopg.Error, SequencerUnavailable, TimeoutError, OSError):
             async with asyncio.timeout(self._settings.database_connect_timeout_s), self._fresh() as asking:
                 cursor = await asking.execute(_WAITS_FOR_A_STANDBY, {"pid": backend_pid})
@@ -79,7 +79,7 @@ class ToTheEnd:
 
 
 class Timer:
-    """Calls back after a time, and again after as much, until it is stopped."""
+    """Calls back again and again, `after_s` seconds after the last call has ended, until it is stopped."""
 
     def __init__(self, after_s: float, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._after_s = after_s

@@ -3,9 +3,12 @@
     prefix | header | sections
 
 A section holds rows of one table, exactly as Postgres' `COPY ... TO STDOUT (FORMAT binary)` wrote them, in one zstd
-frame; the header, in JSON, says which. Pure: rows in, bytes out. Promises that a container is read with nothing but
-its own bytes; that any byte that changed, is missing or is one too many is noticed (CorruptJournal); and that
-sections are checked before they are decompressed.
+frame. The header, in JSON, says which table. Pure: rows in, bytes out.
+
+Promises:
+- A container is read with nothing but its own bytes.
+- Any changed, missing or surplus byte is noticed (CorruptJournal).
+- Sections are checked before they are decompressed.
 """
 
 import json
@@ -33,7 +36,7 @@ class CorruptJournal(Exception):
     """The bytes are not a whole container as it was written: `what` is wrong."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"this is no whole object of the journal: {what}")
+        super().__init__(f"not a whole object of the journal: {what}")
         self.what = what
 
 

@@ -27,7 +27,7 @@ END
 $function$;
 
 -- How often a client saw Postgres give up a commit's wait for its standby: the commit is then visible to all, and perhaps on no standby. Whoever
--- reads coordinates reads this number with them, and does not believe them before a standby has confirmed a later write (sequencer/database.py).
+-- reads coordinates reads this number with them, and does not believe them before a standby has confirmed a later write (sequencer/doubts.py).
 CREATE TABLE doubts (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     number bigint NOT NULL DEFAULT 0

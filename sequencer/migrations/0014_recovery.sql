@@ -1,7 +1,7 @@
 -- Recovery (DESIGN §10, Restore): offsets that were acknowledged once and that no object holds any more.
 --
--- The log keeps their place: an empty batch spans each range, so that consumers go on behind it. Here stands why. A row goes when retention
--- has passed its range, or with its topic.
+-- The log keeps their place: an empty batch spans each range, so that consumers skip it. This table says why. A row goes when
+-- retention has passed its range, or with its topic.
 CREATE TABLE gone_ranges (
     topic_id uuid NOT NULL,
     partition integer NOT NULL,

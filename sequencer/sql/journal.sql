@@ -1,4 +1,4 @@
--- The commit journal (DESIGN §10, Restore). What reads runs in one REPEATABLE READ transaction, so that all of it is one moment.
+-- The commit journal (DESIGN §10, Restore). The reading statements of one entry or checkpoint share a REPEATABLE READ transaction: one moment.
 
 -- name: state
 SELECT epoch, system_identifier, timeline, last_number, last_entry, snapshot::text AS snapshot, taken_at, topic_changes, mark_times, mark_xids,
@@ -35,8 +35,8 @@ WHERE c.oid = ANY(%(tables)s::text[]::regclass[]) AND a.attnum > 0 AND NOT a.att
 GROUP BY c.relname
 
 -- name: new_segments
--- Committed since the snapshot `since`, oldest commit first. The index on committed_at bounds what is looked at; whether a row is new is
--- told exactly, by the transaction that wrote it. A row that was only marked since comes once more, which does no harm.
+-- Committed since the snapshot `since`, oldest commit first. The index on committed_at bounds what is looked at; the transaction that
+-- wrote a row says exactly whether it is new. A row that was only marked since comes once more, which does no harm.
 SELECT s.segment_id, coalesce(cardinality(s.outcome), 0) AS batches FROM segments AS s
 WHERE s.state = 'committed' AND s.committed_at >= %(committed_from)s
     AND age(s.xmin) <= age(pg_snapshot_xmin(%(since)s::pg_snapshot)::xid)
@@ -50,7 +50,7 @@ SELECT s.* FROM segments AS s WHERE s.segment_id = ANY(%(segment_ids)s::uuid[])
 SELECT r.* FROM runs AS r WHERE r.segment_id = ANY(%(segment_ids)s::uuid[])
 
 -- name: partitions_cut
--- Where the log begins with a run that is new, or after one: what came before may have gone before any entry had it.
+-- Partitions whose log start is at or after a new run: runs before it may have been deleted before any entry had them.
 SELECT p.* FROM (
     SELECT topic_id, partition, min(base_offset) AS base_offset FROM runs WHERE segment_id = ANY(%(segment_ids)s::uuid[])
     GROUP BY topic_id, partition) AS r
@@ -75,7 +75,7 @@ WHERE (s.state = 'reserved' OR s.state = 'doomed' AND s.deleted_at IS NULL)
     AND NOT pg_visible_in_snapshot((%(next_xid)s::bigint - age(s.xmin))::text::xid8, %(since)s::pg_snapshot)
 
 -- name: take_number
--- Before an entry is written. None if the journal went on elsewhere.
+-- Runs before an entry is written. No row: another writer went on.
 UPDATE journal SET last_number = last_number + 1
 WHERE epoch = %(epoch)s AND last_entry = %(last_entry)s AND checkpoint_number > 0
 RETURNING last_number AS number
@@ -109,7 +109,7 @@ WHERE epoch <= %(epoch)s AND checkpoint_number < %(number)s AND last_number = %(
 RETURNING checkpoint_number
 
 -- name: unjournaled
--- Whether something was committed so long ago that the journal should have it, and has not.
+-- Whether the journal lacks something that was committed so long ago that it should have it.
 SELECT EXISTS (
     SELECT FROM segments AS s
     WHERE s.state = 'committed' AND s.committed_at > j.taken_at

@@ -4,14 +4,14 @@
 DROP TABLE IF EXISTS pg_temp.staged
 
 -- name: add_partitions
--- New ones begin empty, for their runs come afterwards; of known ones the epoch and the state count.
+-- New partitions begin empty, because their runs come afterwards. Known ones take only the epoch and the state.
 INSERT INTO partitions AS p (topic_id, partition, state, log_start_offset, high_watermark, coordinate_epoch)
 SELECT topic_id, partition, state, 0, 0, coordinate_epoch FROM staged
 ON CONFLICT (topic_id, partition) DO UPDATE
 SET state = excluded.state, coordinate_epoch = greatest(p.coordinate_epoch, excluded.coordinate_epoch)
 
 -- name: advance_log_starts
--- What retention, or a client, removed since. Offsets below the log's start are no gap.
+-- Retention, or a client, removed records since. Offsets below the log start are no gap.
 UPDATE partitions AS p SET log_start_offset = s.log_start_offset, high_watermark = greatest(p.high_watermark, s.log_start_offset),
     max_timestamp_ms = CASE WHEN p.high_watermark <= s.log_start_offset THEN greatest(p.max_timestamp_ms, s.max_timestamp_ms)
                             ELSE p.max_timestamp_ms END
@@ -23,7 +23,7 @@ DELETE FROM runs AS r USING staged AS s
 WHERE r.topic_id = s.topic_id AND r.partition = s.partition AND r.last_offset < s.log_start_offset
 
 -- name: delete_topics_of_taken_names
--- A topic whose row had gone before an entry could have its deletion.
+-- A new topic has the name of an older one, whose row was removed before any entry had its deletion.
 UPDATE topics AS t SET deleted_at = s.created_at FROM staged AS s
 WHERE t.name = s.name AND t.topic_id <> s.topic_id AND t.deleted_at IS NULL AND s.deleted_at IS NULL
 
@@ -31,7 +31,7 @@ WHERE t.name = s.name AND t.topic_id <> s.topic_id AND t.deleted_at IS NULL AND 
 DROP TABLE IF EXISTS pg_temp.added
 
 -- name: add_runs
--- What reaches beyond its partition's end, and whether it joins it: the first run begins there or before, each next one where the one before ends.
+-- Runs that reach beyond their partition's end, and whether they join it: the first begins there or before, each next one where the one before ends.
 CREATE TEMP TABLE added ON COMMIT DROP AS
 SELECT reaching.*, bool_and(follows) OVER (
     PARTITION BY topic_id, partition ORDER BY base_offset ROWS UNBOUNDED PRECEDING) AS joins
@@ -75,5 +75,5 @@ DELETE FROM committed_offsets AS o WHERE NOT EXISTS (SELECT FROM groups AS g WHE
 DELETE FROM group_members AS m WHERE NOT EXISTS (SELECT FROM groups AS g WHERE g.group_id = m.group_id)
 
 -- name: pass_topic_changes
--- Beyond whatever number an agent can have seen.
+-- Beyond any number that an agent can have seen.
 UPDATE topic_changes SET changes = changes + 1000000

@@ -1,4 +1,4 @@
--- What the commit journal copies of any table; {table} is its name.
+-- The rows that the commit journal copies, for any table; {table} is its name.
 
 -- name: all_rows
 SELECT t.* FROM {table} AS t

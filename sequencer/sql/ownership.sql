@@ -22,7 +22,7 @@ UPDATE ownership SET epoch = %(epoch)s, nonces = %(nonces)s::uuid[], ratchet_s =
 UPDATE ownership SET watched = %(watched)s, watched_since = %(watched_since)s, ratchet_s = %(ratchet_s)s
 
 -- name: confirm
--- A time that lies ahead is from before the clock was set back.
+-- A confirmed_at in the future is from before the clock was set back.
 UPDATE ownership SET ratchets = ratchets + 1,
     confirmed_at = CASE WHEN confirmed_at <= clock_timestamp() THEN greatest(confirmed_at, %(began)s) ELSE %(began)s END
 WHERE epoch = %(epoch)s AND %(nonce)s::uuid = ANY(nonces) AND lost_because IS NULL

@@ -111,7 +111,7 @@ WITH made AS (
                          %(min_timestamps)s::bigint[], %(max_timestamps)s::bigint[], %(running_max_timestamps)s::bigint[])
     RETURNING topic_id, partition, length, last_offset, max_timestamp_ms
 )
--- What lies past the end of the log moves the end.
+-- Runs past the end of the log move the end.
 UPDATE partitions AS p SET size_bytes = p.size_bytes + made.length,
     high_watermark = greatest(p.high_watermark, made.last_offset + 1), max_timestamp_ms = greatest(p.max_timestamp_ms, made.newest_ms)
 FROM (
@@ -174,8 +174,8 @@ WHERE NOT EXISTS (
     WHERE p.topic_id = g.topic_id AND p.partition = g.partition AND p.log_start_offset <= g.last_offset)
 
 -- name: young_objects
--- In the bucket, and either unknown or only reserved. Also those that a recovery which did not end has committed, if batches of theirs were
--- refused that may be accepted after others (outcome not null).
+-- In the bucket, and either unknown or only reserved. Also segments that an unfinished recovery has committed, if some of their batches were
+-- refused and may be accepted after others (outcome not null).
 SELECT listed.segment_id, listed.object_key, listed.size_bytes, listed.modified_at, s.outcome
 FROM listed LEFT JOIN segments AS s USING (segment_id)
 WHERE NOT listed.is_merged AND (
@@ -198,7 +198,7 @@ UPDATE segments SET state = 'reserved', outcome = NULL WHERE segment_id = %(segm
 UPDATE segments SET outcome = %(outcome)s::bigint[] WHERE segment_id = %(segment_id)s
 
 -- name: doom_leftovers
--- What nothing names becomes garbage like any other, so that it goes in its time and not before.
+-- Objects that nothing names become garbage like any other: they are deleted after the usual grace period.
 WITH left_over AS (
     INSERT INTO segments (segment_id, object_key, size_bytes, state, writer, lease_until, doomed_at)
     SELECT listed.segment_id, listed.object_key, listed.size_bytes, 'doomed', %(writer)s, clock_timestamp(), clock_timestamp()
@@ -255,7 +255,7 @@ SELECT EXISTS (SELECT FROM segments AS s WHERE s.segment_id = last.segment_id AN
 FROM (SELECT segment_id FROM staged WHERE state = 'committed' ORDER BY committed_at DESC LIMIT 1) AS last
 
 -- name: note_loaded
--- The database is as far as the journal now. Its numbers go on above all that were used, also by entries that were left aside.
+-- The database is as far as the journal now. New numbers begin above all used ones, also those of ignored entries.
 UPDATE journal SET epoch = %(epoch)s, last_entry = %(last_entry)s, last_number = greatest(last_number, %(last_entry)s) + 1000000,
     checkpoint_number = 0, last_checkpoint_number = greatest(last_checkpoint_number, %(checkpoint_number)s) + 1000000,
     snapshot = NULL, taken_at = %(taken_at)s, families = '{}', system_identifier = NULL, timeline = NULL,

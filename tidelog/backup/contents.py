@@ -1,4 +1,4 @@
-"""Which servers have backups in the bucket, and how far their archived WAL reaches. Lists the backups alone."""
+"""Which servers have backups in the bucket, and how far their archived WAL reaches. Lists only the backups' prefix."""
 
 import re
 from collections.abc import Mapping

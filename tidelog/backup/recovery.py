@@ -17,7 +17,7 @@ _SETTINGS = "postgresql.auto.conf"
 
 
 def parse_target(text: str) -> datetime:
-    """A time such as 2026-11-21T18:30:00; UTC unless it says. Raises UserError."""
+    """A time such as 2026-11-21T18:30:00; UTC if it has no offset. Raises UserError."""
     try:
         target = datetime.fromisoformat(text)
     except ValueError:
@@ -29,7 +29,7 @@ def choose(backups: Sequence[BaseBackup], target: datetime | None) -> BaseBackup
     """The newest base backup that ended before the target. Raises UserError if there is none."""
     if not backups:
         raise UserError(
-            "There is no base backup in this bucket.", "`tidelog recover` reads what the bucket has itself."
+            "There is no base backup in this bucket.", "`tidelog recover` can rebuild the log from the bucket alone."
         )
     fitting = [backup for backup in backups if target is None or backup.ended_at <= target]
     if not fitting:
@@ -66,8 +66,8 @@ def settings_text(restore_command: str, target: datetime | None) -> str:
 
 
 def prepare(directory: Path, text: str) -> None:
-    """Writes the settings and the signal, and gives all files to the directory's owner. Lock files of sockets are in a
-    backup only where the data directory has the sockets, and name a process of another time."""
+    """Writes the settings and the signal, and gives all files to the directory's owner. If the data
+    directory holds sockets, the backup has their lock files, which name a process that is gone; they are removed."""
     for lock in directory.glob(".s.PGSQL.*"):
         lock.unlink()
     with (directory / _SETTINGS).open("a") as settings:

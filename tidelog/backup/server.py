@@ -70,7 +70,7 @@ class ServerState:
         return self.last_archived_at is None or self.last_failed_at > self.last_archived_at
 
     def runs_here(self) -> bool:
-        """Whether the data directory is this machine's, not one of the same path elsewhere."""
+        """Whether Postgres runs on this machine, and not with a data directory of the same path elsewhere."""
         directory = self.settings["data_directory"]
         if directory is None:
             return False

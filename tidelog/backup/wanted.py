@@ -81,7 +81,7 @@ def checks(
     *,
     max_age_s: float,
 ) -> list[Check]:
-    """Everything an operator looks at, faults among it."""
+    """Everything that an operator looks at, including faults."""
     return [
         _settings_check(wanted, state),
         *_archiving_checks(state, last_wal_is_in_bucket),

@@ -222,7 +222,7 @@ def restore(
     to: Annotated[Path, typer.Option("--to", help="An empty data directory.", show_default=False)],
     target_time: Annotated[
         str | None,
-        typer.Option(help="Replay up to this time (UTC unless it says); all that is archived by default."),
+        typer.Option(help="Replay up to this time (UTC without an offset); all archived WAL by default."),
     ] = None,
     server: Annotated[
         str | None, typer.Option(help="Which server's backups; that of the newest by default.", show_default=False)

@@ -76,7 +76,7 @@ def recover_command(
         if dry_run or not yes:
             _show(run(is_rehearsal=True), console)
         if dry_run or (not yes and not sys.stdin.isatty()):
-            console.print("Nothing was changed." + ("" if dry_run else " With --yes it is done."))
+            console.print("Nothing was changed." + ("" if dry_run else " Run it with --yes to do it."))
             return
         if not yes:
             typer.confirm("Do it?", abort=True)
@@ -103,7 +103,7 @@ def recover_command(
 
 
 async def _owner(database_url: str, store_url: str, cluster: str) -> str:
-    """What bucket and database say of who owns the bucket; a database without tables says nothing."""
+    """What bucket and database say about the bucket's owner; a database without tables says nothing."""
     database = Database(database_url)
     await database.open()
     store = await open_store(store_url)
