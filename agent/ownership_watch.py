@@ -1,4 +1,4 @@
-"""Checks who owns the bucket when no agent has the role jobs, and when another Postgres answers (`sequencer/ownership.py`).
+"""Checks who owns the bucket when no agent has the role jobs, and when another Postgres answers.
 
 Promises:
 - A cluster whose agents all run without the role jobs notices within about a ratchet that its database is a copy.

@@ -60,7 +60,8 @@ class Agent:
         """Whether each peer that it watches has answered: one that never did is not suspected for its silence."""
         suspects = self.watch._suspects
         heard = {name for name, peer in suspects._peers.items() if peer.has_answered}
-        return bool(suspects.watched) and suspects.watched <= heard
+        knows_all = {node_id for node_id, _ in suspects._others} == self.routes_to - {self.node_id}
+        return knows_all and suspects.watched <= heard
 
     async def die(self) -> None:
         for task in self.tasks:
