@@ -15,8 +15,6 @@ from tidelog.backup.wanted import Check, WantedSetting
 from tidelog.counted import counted
 from tidelog.durations import as_text
 
-_KEYS = "[default]\naws_access_key_id = TIDELOG_S3_ACCESS_KEY\naws_secret_access_key = TIDELOG_S3_SECRET_KEY"
-
 
 @contextmanager
 def progress(console: Console, doing: str, size_bytes: int) -> Iterator[Callable[[int], None]]:

@@ -204,4 +204,4 @@ def _show_losses(report: Report, console: Console) -> None:
     console.print(shown)
     more = report.gone_more + report.refused_more
     if more:
-        console.print(f"and {counted(more, 'loss')} more".replace("losss", "losses"))
+        console.print(f"and {more:,} more")
