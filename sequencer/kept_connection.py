@@ -84,6 +84,8 @@ class KeptConnection(Generic[_Connection]):
         return values_of(result)
 
     async def _answered(self) -> pq.abc.PGresult:
+        if not self._listens:  # lost since it was last found usable: no answer would be heard
+            raise psycopg.OperationalError("the connection was lost")
         answer: asyncio.Future[pq.abc.PGresult] = self._loop.create_future()
         self._answer = answer
         if self.connection.pgconn.flush():
