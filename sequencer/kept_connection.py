@@ -74,13 +74,17 @@ class KeptConnection(Generic[_Connection]):
         """The rows. After anything that it raises the connection is to be let go."""
         self._ended_well = False
         pgconn = self.connection.pgconn
-        if not self._is_prepared:
-            pgconn.send_prepare(self._name, self._statement.numbered)
-            await self._answered()
-            self._is_prepared = True
-        pgconn.send_query_prepared(self._name, values, param_formats=self._formats, result_format=pq.Format.BINARY)
-        result = await self._answered()
-        self._ended_well = True
+        try:
+            if not self._is_prepared:
+                pgconn.send_prepare(self._name, self._statement.numbered)
+                await self._answered()
+                self._is_prepared = True
+            pgconn.send_query_prepared(self._name, values, param_formats=self._formats, result_format=pq.Format.BINARY)
+            result = await self._answered()
+            self._ended_well = True
+        finally:
+            if not self._ended_well:  # at once: libpq may have closed the socket, whose number the next one gets
+                self._listen_no_more()
         return values_of(result)
 
     async def _answered(self) -> pq.abc.PGresult:
