@@ -123,7 +123,7 @@ class KeptConnection(Generic[_Connection]):
         results, self._results = self._results, []
         refusal = _refusal_among(results)
         if refusal is not None:
-            self._fail(refusal)
+            self._end(refusal)  # it may have been the connection's last word
         elif not self._answer.done():
             [result] = results
             self._answer.set_result(result)

@@ -76,7 +76,7 @@ async def test_python_clients_go_on_behind_what_is_gone(
         found = await asyncio.to_thread(all_of_them, agent.bootstrap)
 
     assert found == EXPECTED
-    said = [record for record in caplog.records if "offsets are gone" in record.message]
+    said = [record for record in caplog.records if "offsets are gone" in record.getMessage()]
     assert [(one.topic, one.base_offset, one.last_offset) for one in said] == [  # type: ignore[attr-defined]
         ("holed", 5, 14),
         ("holed", 20, 24),

@@ -1,6 +1,8 @@
 """The connection kept for commits: whatever happens to it, an answer is the answer of what was asked."""
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -217,3 +219,23 @@ async def test_a_connection_that_ended_right_behind_its_answer_is_used_no_more(d
                 break
             await asyncio.sleep(0)
     await kept.let_go()
+
+
+async def test_a_new_connection_with_the_number_of_a_failed_ones_socket_is_heard(database_url: str) -> None:
+    """libpq closes a socket on which it cannot send, and the next connection gets its number."""
+    statement = KeptStatement(name="pid", text="SELECT pg_backend_pid()", kinds={})
+    kept = KeptConnection(await AsyncConnection.connect(database_url, autocommit=True), statement)
+    number = kept.connection.fileno()
+    with socket.socket(fileno=os.dup(number)) as its_socket:
+        its_socket.shutdown(socket.SHUT_RDWR)
+
+    with pytest.raises(psycopg.OperationalError):
+        await kept.execute([])
+    async with asyncio.timeout(10):
+        next_one = KeptConnection(await AsyncConnection.connect(database_url, autocommit=True), statement)
+        await kept.let_go()
+        answer = await next_one.execute([])
+
+    assert next_one.connection.fileno() == number
+    assert [int.from_bytes(value or b"") for [value] in answer] == [next_one.connection.info.backend_pid]
+    await next_one.let_go()
