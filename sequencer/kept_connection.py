@@ -5,10 +5,15 @@ Promises that an answer is the answer of what was asked: whatever does not end a
 leaves a connection on which nothing more can be asked, to be let go. That it was lost while nothing was asked on it is
 seen at once. Postgres is never sent a request to cancel, which would end a commit's wait for its standby. Raises what
 psycopg raises. For one loop.
+
+The loop watches an epoll of ours, and that watches libpq's socket. uvloop stops watching a socket for good once it was
+reset, though what Postgres said before is still to be read. And libpq closes its socket by itself, whose number the
+next connection gets.
 """
 
 import asyncio
 import re
+import select
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, LiteralString, TypeVar
@@ -62,8 +67,12 @@ class KeptConnection(Generic[_Connection]):
         self._results: list[pq.abc.PGresult] = []
         self._loop = asyncio.get_running_loop()
         self._socket = connection.pgconn.socket
-        self._loop.add_reader(self._socket, self._read)
+        self._watched = select.epoll()
+        self._watched.register(self._socket, select.EPOLLIN)
+        self._loop.add_reader(self._watched.fileno(), self._ready)
         self._listens = True
+        self._is_flushing = False
+        """Part of what is asked waits for room in the socket."""
 
     @property
     def is_usable(self) -> bool:
@@ -83,7 +92,7 @@ class KeptConnection(Generic[_Connection]):
             result = await self._answered()
             self._ended_well = True
         finally:
-            if not self._ended_well:  # at once: libpq may have closed the socket, whose number the next one gets
+            if not self._ended_well:
                 self._listen_no_more()
         return values_of(result)
 
@@ -93,19 +102,16 @@ class KeptConnection(Generic[_Connection]):
         answer: asyncio.Future[pq.abc.PGresult] = self._loop.create_future()
         self._answer = answer
         if self.connection.pgconn.flush():
-            self._loop.add_writer(self._socket, self._write)
+            self._is_flushing = True
+            self._watched.modify(self._socket, select.EPOLLIN | select.EPOLLOUT)
         return await answer
 
-    def _write(self) -> None:
-        try:
-            if not self.connection.pgconn.flush():
-                self._loop.remove_writer(self._socket)
-        except psycopg.Error as error:
-            self._end(error)
-
-    def _read(self) -> None:
+    def _ready(self) -> None:
         pgconn = self.connection.pgconn
         try:
+            if self._is_flushing and not pgconn.flush():
+                self._is_flushing = False
+                self._watched.modify(self._socket, select.EPOLLIN)
             pgconn.consume_input()
             while not pgconn.is_busy():
                 result = pgconn.get_result()
@@ -142,8 +148,8 @@ class KeptConnection(Generic[_Connection]):
     def _listen_no_more(self) -> None:
         if self._listens:
             self._listens = False
-            self._loop.remove_reader(self._socket)
-            self._loop.remove_writer(self._socket)
+            self._loop.remove_reader(self._watched.fileno())
+            self._watched.close()
 
     async def let_go(self) -> None:
         """Closes it. What is under way ends in Postgres, whose statements have a bound."""

@@ -2,12 +2,17 @@
 
 import asyncio
 import os
+import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+import uvloop
 from psycopg import AsyncConnection
 
 from sequencer.client import Sequencer
@@ -239,3 +244,29 @@ async def test_a_new_connection_with_the_number_of_a_failed_ones_socket_is_heard
     assert next_one.connection.fileno() == number
     assert [int.from_bytes(value or b"") for [value] in answer] == [next_one.connection.info.backend_pid]
     await next_one.let_go()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_connection_that_is_reset_behind_its_last_words_is_lost_at_once(
+    run: Callable[[Coroutine[Any, Any, None]], None], database_url: str
+) -> None:
+    """A backend that ends without having read what it was asked resets the connection."""
+
+    async def ask_one_that_ends() -> None:
+        statement = KeptStatement(name="pid", text="SELECT pg_backend_pid()", kinds={})
+        kept = KeptConnection(await AsyncConnection.connect(database_url, autocommit=True), statement)
+        await kept.execute([])
+        pid = kept.connection.info.backend_pid
+        os.kill(pid, signal.SIGSTOP)
+        asking = asyncio.create_task(kept.execute([]))
+        await asyncio.sleep(0)
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGCONT)
+        while Path(f"/proc/{pid}").exists():  # the loop stands still, and then finds words and reset together
+            time.sleep(0.01)
+        with pytest.raises(psycopg.OperationalError, match="terminating connection"):
+            async with asyncio.timeout(30):
+                await asking
+        await kept.let_go()
+
+    run(ask_one_that_ends())
