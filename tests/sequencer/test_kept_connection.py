@@ -246,6 +246,11 @@ async def test_a_new_connection_with_the_number_of_a_failed_ones_socket_is_heard
     await next_one.let_go()
 
 
+def wait_for_the_end_of(pid: int) -> None:
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_a_connection_that_is_reset_behind_its_last_words_is_lost_at_once(
     run: Callable[[Coroutine[Any, Any, None]], None], database_url: str
@@ -262,8 +267,7 @@ def test_a_connection_that_is_reset_behind_its_last_words_is_lost_at_once(
         await asyncio.sleep(0)
         os.kill(pid, signal.SIGTERM)
         os.kill(pid, signal.SIGCONT)
-        while Path(f"/proc/{pid}").exists():  # the loop stands still, and then finds words and reset together
-            time.sleep(0.01)
+        wait_for_the_end_of(pid)  # the loop stands still, and then finds words and reset together
         with pytest.raises(psycopg.OperationalError, match="terminating connection"):
             async with asyncio.timeout(30):
                 await asking
