@@ -25,8 +25,8 @@ class CacheRingSettings(BaseSettings):
     """A peer whose probe is unanswered for so long is suspected: clients are sent elsewhere, its lease still counts."""
     probe_most_patience_s: float = Field(default=5.0, gt=0)
     """The longest such wait; it doubles with each silence of a peer that proved false."""
-    probe_belief_s: float = Field(default=2.0, gt=0)
-    """How long what other agents report of a peer is believed without a probe of one's own."""
+    probe_report_s: float = Field(default=2.0, gt=0)
+    """How long this agent probes a peer that others report. Reports of one that answered are ignored for as long."""
     probe_watched: int = Field(default=10, ge=0)
     """Peers that this agent watches at most; 0: none, and a death is known when its lease ends."""
     probe_accepted_connections: int = Field(default=2_048, ge=1)

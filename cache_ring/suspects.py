@@ -9,10 +9,11 @@ Promises:
 - A suspect that answers is taken back at once. Patience is how long a probe may stay unanswered. A suspect that
   answers within another patience was slow, not frozen: the patience with it doubles, up to `probe_most_patience_s`,
   until it has not been slow for a minute. A peer is slow at its start: for ten seconds the patience is the longest.
-- A report makes this agent probe for itself. It is believed before that probe's outcome only if two peers report the
-  same, and for `probe_belief_s` at most: one confused agent persuades no other.
+- A report makes this agent probe for itself, for `probe_report_s`. No report is believed: a confused agent persuades no
+  other, nor does a stranger who invents reports.
 - If more than half of the probed peers are silent, this agent assumes that the fault is its own, and ignores silence.
-  The silence of the only probed peer counts. A peer that never answered is not suspected for its silence alone.
+  The silence of the only probed peer counts. A peer that never answered is suspected for its silence only if two others
+  report it.
 - If this agent itself stood still, it counts silence from the moment when it goes on.
 - The lease has the last word. A suspect that keeps renewing its lease for the length of one lease is taken back, and is
   not suspected again before it has answered: the network to it is broken, not the peer.
@@ -35,7 +36,8 @@ from storage.identifiers import NodeId
 PeerName: TypeAlias = tuple[NodeId, int]
 """Node and incarnation."""
 
-_REPORTERS_BELIEVED = 2
+_REPORTERS_OF_A_STRANGER = 2
+"""So many reports make silence count though the peer never answered this agent."""
 _REPORTERS_KEPT = 3
 """Reports of one suspect that are kept and passed on; more would say nothing new."""
 _CALM_S = 60.0
@@ -47,7 +49,6 @@ _SPREAD_PER_PEER_S = 0.001
 class Evidence(Enum):
     REFUSED = "refused"
     SILENT = "silent"
-    REPORTED = "reported"
 
 
 @dataclass(slots=True)
@@ -146,7 +147,7 @@ class Suspects:
         peer.has_answered, peer.asked_s, peer.evidence, peer.is_pardoned = True, None, None, False
         if peer.reporters:
             peer.reporters.clear()
-            peer.reports_ignored_until_s = now_s + self._settings.probe_belief_s
+            peer.reports_ignored_until_s = now_s + self._settings.probe_report_s
 
     def refused(self, name: PeerName, now_s: float) -> None:
         """Nothing listens at its address, another incarnation does, or it says that it leaves."""
@@ -211,7 +212,7 @@ class Suspects:
 
     def _is_silent(self, peer: _Peer, now_s: float) -> bool:
         is_new = peer.evidence is None and not peer.is_pardoned
-        may_be_judged = peer.has_answered or len(peer.reporters) >= _REPORTERS_BELIEVED
+        may_be_judged = peer.has_answered or len(peer.reporters) >= _REPORTERS_OF_A_STRANGER
         is_young = peer.has_answered and now_s < peer.first_answer_s + _YOUNG_S
         patience_s = self._settings.probe_most_patience_s if is_young else peer.patience_s
         return is_new and may_be_judged and peer.asked_s is not None and now_s - peer.asked_s > patience_s
@@ -223,7 +224,7 @@ class Suspects:
         peer.evidence = evidence
 
     def _forget_old_reports(self, peer: _Peer, now_s: float) -> None:
-        if peer.reporters and now_s > peer.reported_s + self._settings.probe_belief_s:
+        if peer.reporters and now_s > peer.reported_s + self._settings.probe_report_s:
             peer.reporters.clear()
 
     def _judged(self) -> dict[PeerName, Evidence]:
@@ -234,13 +235,11 @@ class Suspects:
             if self._is_probed(name, peer)
         )
         doubts_itself = probed > 1 and len(silent) > probed / 2
-        judged: dict[PeerName, Evidence] = {}
-        for name, peer in self._peers.items():
-            if peer.evidence is Evidence.REFUSED or (peer.evidence is Evidence.SILENT and not doubts_itself):
-                judged[name] = peer.evidence
-            elif peer.evidence is None and not peer.is_pardoned and len(peer.reporters) >= _REPORTERS_BELIEVED:
-                judged[name] = Evidence.REPORTED
-        return judged
+        return {
+            name: peer.evidence
+            for name, peer in self._peers.items()
+            if peer.evidence is Evidence.REFUSED or (peer.evidence is Evidence.SILENT and not doubts_itself)
+        }
 
 
 def _watched(self_: PeerName, others: frozenset[PeerName], most: int) -> frozenset[PeerName]:
