@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -107,13 +107,19 @@ async def accept(
     is_small = request.effort_bytes() < settings.validation_thread_bytes
     if is_small and request.checks.step(settings.validation_loop_decompressed_bytes, at_least_one=False):
         return request.accepted()
+
+    def is_unwanted() -> bool:
+        return needs_client and context.connection.is_gone
+
+    def step() -> bool:
+        return is_unwanted() or request.checks.step(settings.validation_slice_bytes)
+
     # Few bytes may decompress to many: those are not for the event loop, which everybody waits for.
-    client, threads = context.connection, context.parts.checking
-    step = partial(request.checks.step, settings.validation_slice_bytes)
     async with asyncio.timeout_at(deadline_s):
-        while not await threads.run_for(client.connection_id, step):
-            if needs_client and client.is_gone:
-                raise ClientGone
+        while not await context.parts.checking.run_for(context.connection.connection_id, step):
+            pass
+    if is_unwanted():
+        raise ClientGone
     return request.accepted()
 
 
