@@ -3,7 +3,9 @@
 Promises:
 - No more than the limit is taken at once. A piece larger than the limit is let through alone, so that it never waits
   for ever.
-- Clients take turns, however many pieces one of them waits with. The pieces of one client go in order.
+- The client that was charged least since clients began to wait goes next; equal clients take turns, however many pieces
+  one of them waits with. A client that comes later is not owed what it did not use. The pieces of one client go in
+  order.
 - A piece whose owner is cancelled while it waits takes nothing.
 
 The caller bounds how many pieces a client may wait with.
@@ -13,7 +15,10 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+_SPARE_CHARGES: Final = 1_000
+"""Clients whose charges are kept though they do not wait."""
 
 
 class _Waiter(NamedTuple):
@@ -26,7 +31,10 @@ class FairQueue:
         self._limit = limit
         self._taken = 0
         self._waiting: OrderedDict[Hashable, deque[_Waiter]] = OrderedDict()
-        """By client, the client whose turn is next first."""
+        """By client. Of clients that were charged the same, the first goes next."""
+        self._charged: dict[Hashable, float] = {}
+        self._least_charged = 0.0
+        """What the client that went last had been charged."""
 
     @property
     def taken(self) -> int:
@@ -43,6 +51,7 @@ class FairQueue:
             return
         waiter = _Waiter(size, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(client, deque()).append(waiter)
+        self._charged[client] = max(self._charged.get(client, 0.0), self._least_charged)
         try:
             await waiter.turn
         except asyncio.CancelledError:
@@ -55,6 +64,15 @@ class FairQueue:
     def give_back(self, size: int = 1) -> None:
         self._taken -= size
         self._admit()
+        if not self._taken:  # then nobody waits
+            self._charged.clear()
+            self._least_charged = 0.0
+
+    def charge(self, client: Hashable, cost: float) -> None:
+        """Tell what a client's piece came to, for example in seconds; before it is given back."""
+        self._charged[client] = max(self._charged.get(client, 0.0), self._least_charged) + cost
+        if len(self._charged) > _SPARE_CHARGES + 2 * len(self._waiting):
+            self._charged = {waiting: self._charged[waiting] for waiting in self._waiting}
 
     @asynccontextmanager
     async def turn(self, client: Hashable, size: int = 1) -> AsyncIterator[None]:
@@ -79,7 +97,8 @@ class FairQueue:
 
     def _admit(self) -> None:
         while self._waiting:
-            client, queue = next(iter(self._waiting.items()))
+            client = min(self._waiting, key=self._charged.__getitem__)
+            queue = self._waiting[client]
             if not self._fits(queue[0].size):
                 return
             waiter = queue.popleft()
@@ -89,4 +108,5 @@ class FairQueue:
                 del self._waiting[client]
             if not waiter.turn.done():
                 self._taken += waiter.size
+                self._least_charged = max(self._least_charged, self._charged[client])
                 waiter.turn.set_result(None)

@@ -4,12 +4,14 @@ Each part that makes such calls has threads of its own. In asyncio's default exe
 without a bound: the slow calls of one would hold up those of all others.
 
 Promises:
-- At most `count` calls run at once. The others wait on the event loop, and clients take turns (`fair_queue.py`).
+- At most `count` calls run at once. The others wait on the event loop. The client whose calls took the least
+  CPU since calls began to wait goes next (`fair_queue.py`).
 - A caller that is cancelled while it waits takes no thread. If its call is already running, the call ends first; only
   then is its thread free again.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -44,21 +46,32 @@ class Threads:
         return await self.run_for(None, lambda: call(*arguments, **named))
 
     async def run_for(self, client: Hashable, call: Callable[[], Result]) -> Result:
-        """The same for a client that takes turns with others."""
+        """The same for a client that shares the threads with others."""
+        took_s = 0.0
+
+        def timed() -> Result:
+            nonlocal took_s
+            began_s = time.thread_time()
+            try:
+                return call()
+            finally:
+                took_s = time.thread_time() - began_s
+
+        def ended(running: "asyncio.Future[Result]") -> None:
+            self._queue.charge(client, took_s)
+            self._queue.give_back()
+            if not running.cancelled():
+                running.exception()  # a caller that was cancelled does not ask for it
+
         await self._queue.take(client)
         try:
-            running = asyncio.get_running_loop().run_in_executor(self._pool, call)
+            running = asyncio.get_running_loop().run_in_executor(self._pool, timed)
         except BaseException:
             self._queue.give_back()
             raise
-        running.add_done_callback(self._ended)
+        running.add_done_callback(ended)
         return await asyncio.shield(running)
 
     def close(self) -> None:
         """Take no more calls. Calls that run go on to their end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _ended(self, running: "asyncio.Future[Result]") -> None:
-        self._queue.give_back()
-        if not running.cancelled():
-            running.exception()  # a caller that was cancelled does not ask for it

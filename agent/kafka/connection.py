@@ -128,6 +128,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._start_requests()
 
     def eof_received(self) -> bool:
+        self.state.is_gone = True  # it may have closed its side alone: nothing tells
         # A half-closed client still gets its answers; the last one closes. An agent that forwards closes only when its
         # client is gone.
         self._stop_reading()

@@ -40,7 +40,7 @@ class ConnectionState:
     software_version: str = ""
     requests: int = 0
     is_gone: bool = False
-    """Whether the client hung up. What it asked for need not be worked on any more, unless it is to be carried out."""
+    """Whether the client hung up, or closed its side. Long work for it then ends, unless it is to be carried out."""
     groups: list[str] = field(default_factory=list)
     """The first few groups that its requests named."""
     redirected: "dict[tuple[TopicId, Partition], float]" = field(default_factory=dict)

@@ -110,15 +110,8 @@ class TimeLookup:
     ) -> TimedOffset | None:
         async with self._reading.turn(client, run.length):
             run_bytes = await self._pages.read_run(run)
-            batches = await self._threads.run_for(
-                client, partial(batches_since, run_bytes, timestamp_ms, log_start_offset)
-            )
-            for batch in batches:
-                find = partial(first_of_batch, batch, timestamp_ms, log_start_offset, self._most_plain_bytes)
-                found = find() if batch.is_told_by_header else await self._threads.run_for(client, find)
-                if found is not None:
-                    return found
-        return None
+            find = partial(first_of_run, run_bytes, timestamp_ms, log_start_offset, self._most_plain_bytes)
+            return await self._threads.run_for(client, find)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +129,17 @@ class TimedBatch:
         has_all_offsets = header.record_count == header.last_offset_delta + 1
         has_one_time = header.record_count == 1 or header.timestamp_type is TimestampType.LOG_APPEND_TIME
         return has_all_offsets and has_one_time and not header.is_control
+
+
+def first_of_run(
+    run_bytes: RunBytes, timestamp_ms: int, log_start_offset: int, most_plain_bytes: int
+) -> TimedOffset | None:
+    """The first record of a run at or after a time and the log start. Raises DamagedPage."""
+    for batch in batches_since(run_bytes, timestamp_ms, log_start_offset):
+        found = first_of_batch(batch, timestamp_ms, log_start_offset, most_plain_bytes)
+        if found is not None:
+            return found
+    return None
 
 
 def batches_since(run_bytes: RunBytes, timestamp_ms: int, log_start_offset: int) -> Iterator[TimedBatch]:

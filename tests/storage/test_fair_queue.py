@@ -27,6 +27,48 @@ async def test_clients_take_turns_however_many_pieces_one_waits_with() -> None:
     assert order == list("ABCABAAAA")
 
 
+async def test_who_was_charged_least_goes_next() -> None:
+    queue, order = FairQueue(1), list[str]()
+    await queue.take("other")
+    queue.charge("costly", 10.0)
+
+    async def work(client: str, cost: float) -> None:
+        async with queue.turn(client):
+            order.append(client)
+            queue.charge(client, cost)
+
+    async with asyncio.TaskGroup() as tasks:
+        for client, cost in [("costly", 0.0), ("cheap", 3.0), ("cheap", 3.0), ("cheap", 5.0), ("cheap", 1.0)]:
+            tasks.create_task(work(client, cost))
+        await until(lambda: queue.waiting == 5)
+        queue.give_back()
+
+    assert order == ["cheap", "cheap", "cheap", "costly", "cheap"]
+
+
+async def test_who_comes_late_is_not_owed_what_it_did_not_use() -> None:
+    queue, order = FairQueue(1), list[str]()
+    await queue.take("other")
+    queue.charge("old", 10.0)
+
+    async def work(client: str) -> None:
+        async with queue.turn(client):
+            order.append(client)
+            queue.charge(client, 1.0)
+            if len(order) == 1:
+                tasks.create_task(work("late"))
+                tasks.create_task(work("late"))
+                await until(lambda: queue.waiting == 4)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            tasks.create_task(work("old"))
+        await until(lambda: queue.waiting == 3)
+        queue.give_back()
+
+    assert order == ["old", "late", "old", "late", "old"]
+
+
 async def test_a_piece_larger_than_the_limit_goes_alone() -> None:
     queue = FairQueue(10)
     await queue.take("a", 100)

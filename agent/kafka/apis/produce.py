@@ -86,7 +86,7 @@ async def handle(request: ProduceRequest, context: RequestContext) -> Encoded | 
         try:
             results = await _write(await _accept(request, context), request, context)
         except ClientGone:
-            return None
+            raise CloseConnection("its client hung up before its batches were checked") from None
     else:
         results = ProduceResults.of(dict.fromkeys(range(len(request.records)), verdict), len(request.records))
     if request.acks == _NO_ACKS:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.read_path.time_lookup import TimedOffset, batches_since, first_of_batch
+from agent.read_path.time_lookup import TimedOffset, first_of_run
 from cache_ring.run_bytes import RunBytes
 from cache_ring.store_pages import DamagedPage
 from sequencer.coordinates import RunCoordinate
@@ -69,11 +69,7 @@ def a_run(*batches: bytes) -> RunBytes:
 
 
 def found_in(run: RunBytes, timestamp_ms: int, log_start_offset: int = 0, most: int = NO_LIMIT) -> TimedOffset | None:
-    for batch in batches_since(run, timestamp_ms, log_start_offset):
-        found = first_of_batch(batch, timestamp_ms, log_start_offset, most)
-        if found is not None:
-            return found
-    return None
+    return first_of_run(run, timestamp_ms, log_start_offset, most)
 
 
 def unreadable(batch: bytes) -> bytes:
