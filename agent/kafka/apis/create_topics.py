@@ -6,6 +6,8 @@ every partition. Refused: configs this log does not honour, names that differ fr
 name given twice.
 """
 
+from collections.abc import Collection
+
 from kio.schema.create_topics.v7.request import CreatableTopic, CreateTopicsRequest
 from kio.schema.create_topics.v7.response import CreatableTopicConfigs, CreatableTopicResult, CreateTopicsResponse
 from kio.schema.errors import ErrorCode
@@ -19,7 +21,7 @@ from agent.kafka.context import RequestContext
 from agent.kafka.replica_assignments import check_new_topic
 from agent.kafka.routing import endpoints_of
 from sequencer.topic_config import InvalidConfig, validate_config
-from sequencer.topics import InvalidPartitionCount, TopicExists
+from sequencer.topics import InvalidPartitionCount
 from storage.identifiers import TopicId
 
 _DEFAULT = -1
@@ -27,10 +29,14 @@ _DEFAULT = -1
 
 async def handle(request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
     twice = named_twice(topic.name for topic in request.topics)
+    existing = await _existing(request, context)
     results = []
     for topic in {topic.name: topic for topic in request.topics}.values():
         if topic.name in twice:
             results.append(_refused(topic, ErrorCode.invalid_request, "Duplicate topic name."))
+            continue
+        if topic.name in existing:
+            results.append(_refused(topic, ErrorCode.topic_already_exists, f"Topic '{topic.name}' already exists."))
             continue
         try:
             async with within(request.timeout, context):
@@ -38,6 +44,15 @@ async def handle(request: CreateTopicsRequest, context: RequestContext) -> Creat
         except ADMINISTRATION_ERRORS as error:
             results.append(_refused(topic, administration_code(error), str(error)))
     return CreateTopicsResponse(throttle_time=NO_THROTTLE, topics=tuple(results))
+
+
+async def _existing(request: CreateTopicsRequest, context: RequestContext) -> Collection[str]:
+    """Of the names asked for. As in Kafka, that a topic exists counts before what else is wrong with the request."""
+    try:
+        async with within(request.timeout, context):
+            return await context.parts.topics.fresh({topic.name for topic in request.topics})
+    except ADMINISTRATION_ERRORS:
+        return ()  # the creation says so, too
 
 
 async def _create(topic: CreatableTopic, validate_only: bool, context: RequestContext) -> CreatableTopicResult:
@@ -51,8 +66,6 @@ async def _create(topic: CreatableTopic, validate_only: bool, context: RequestCo
     await topics.check_name(topic.name)
     for name, value in config.items():
         validate_config(name, value)
-    if topic.name in await topics.fresh([topic.name]):
-        raise TopicExists(f"Topic '{topic.name}' already exists.")
     return _created(topic, None, count, config, context)
 
 
@@ -115,7 +128,7 @@ def _created(
                 config_source=entry.source,
                 is_sensitive=entry.is_sensitive,
             )
-            for entry in topic_entries(config)
+            for entry in sorted(topic_entries(config), key=lambda entry: entry.name)
         ),
     )
 

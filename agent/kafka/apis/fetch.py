@@ -1,13 +1,14 @@
 """Kafka API 1, Fetch, v4-v18 (KIP-74 limits, KIP-98 isolation, KIP-392 rack, KIP-516 topic ids from v13 on, KIP-951
 the new leader of a partition that moved).
 
-v0-v3 carry formats older than v2 and are not served. Refused: incremental fetch sessions (KIP-227) answer session id 0,
-which clients take as "send full requests"; replication, since a replica id is taken for a consumer's. A partition whose
+v0-v3 carry formats older than v2 and are not served. Every request that asks for a new session (KIP-227) or ends one is
+answered in full with session id 0, which clients take as "send full requests". Refused: to continue a session, since
+none is ever opened; replication, since a replica id is taken for a consumer's. A partition whose
 client's rack is another zone is answered with that zone's agent and without records.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -16,12 +17,14 @@ from agent.kafka.apis.fetch_response import FetchResponse, TopicResults, write_r
 from agent.kafka.apis.fetch_tagged_response import write_tagged_response
 from agent.kafka.context import RequestContext
 from agent.kafka.current_leaders import leader_elsewhere, node_endpoints
-from agent.kafka.leader_epochs import NO_EPOCH
 from agent.kafka.vectored import Encoded
 from agent.read_path.fetch_answer import PartitionResult
 from agent.read_path.plan_fetch import ReadFailure
 from sequencer.database import SequencerUnavailable
 from storage.identifiers import NodeId
+
+_INITIAL_EPOCH: Final = 0
+_FINAL_EPOCH: Final = -1
 
 
 async def handle(request: Any, context: RequestContext) -> Encoded:
@@ -54,12 +57,10 @@ async def _respond(request: Any, context: RequestContext) -> FetchResponse:
 
 
 def _session_error(request: Any) -> ErrorCode | None:
-    """No session is ever opened, so that none can be continued."""
-    if getattr(request, "session_id", 0) != 0:
-        return ErrorCode.fetch_session_id_not_found
-    if getattr(request, "session_epoch", NO_EPOCH) > 0:
-        return ErrorCode.invalid_fetch_session_epoch
-    return None
+    """As in Kafka, epochs 0 and -1 ask for everything, whatever session the request names. No other session exists."""
+    if getattr(request, "session_epoch", _FINAL_EPOCH) in (_INITIAL_EPOCH, _FINAL_EPOCH):
+        return None
+    return ErrorCode.fetch_session_id_not_found
 
 
 async def _named(results: Sequence[PartitionResult], context: RequestContext) -> Sequence[PartitionResult]:

@@ -1,14 +1,15 @@
 """Kafka API 3, Metadata, v0-v13 (KIP-36 racks, KIP-516 topic ids, KIP-1102 rebootstrap).
 
 Routes are the ring's choice in the client's zone. A topic that does not exist is created if the client and
-the agent's settings allow it. Authorized operations are not reported: there is no authorizer. When all topics are asked
-for while the sequencer is away, the connection is closed: an answer without topics would say that there are none. So it
-is where no agent is known to be alive, not even this one (it slept past its lease, say): on an answer without brokers
-librdkafka 2.13 to 2.16 forgets all addresses, and never comes back (its issue 5301).
+the agent's settings allow it. Authorized operations are all that there are: there is no authorizer.
+
+When all topics are asked for while the sequencer is away, the connection is closed: an answer without topics would say
+that there are none. So it is where no agent is known to be alive, not even this one (it slept past its lease, say): on
+an answer without brokers librdkafka 2.13 to 2.16 forgets all addresses, and never comes back (its issue 5301).
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
 
@@ -24,6 +25,7 @@ from kio.static.primitive import i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE, CloseConnection
+from agent.kafka.authorized_operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNKNOWN_OPERATIONS, told
 from agent.kafka.context import RequestContext
 from agent.kafka.routing import NO_NODE, controller_of, endpoints_of, route_of
 from sequencer.topics import Topic, TopicExists
@@ -32,7 +34,6 @@ from storage.identifiers import Partition, TopicId
 log = logging.getLogger(__name__)
 
 _LEADER_EPOCH: Final = i32(0)
-_OPERATIONS_UNKNOWN: Final = -(2**31)
 _FIRST_VERSION_WITHOUT_NAMES: Final = 12
 
 
@@ -45,12 +46,14 @@ class _Response:
     cluster_id: str
     controller_id: BrokerId
     topics: tuple[MetadataResponseTopic, ...]
-    cluster_authorized_operations: int = _OPERATIONS_UNKNOWN
+    cluster_authorized_operations: int = UNKNOWN_OPERATIONS
     error_code: ErrorCode = ErrorCode.none
 
 
 async def handle(request: MetadataRequest, context: RequestContext) -> _Response:
     topics = tuple(await _topics(request, context))
+    if getattr(request, "include_topic_authorized_operations", False):
+        topics = tuple(replace(topic, topic_authorized_operations=TOPIC_OPERATIONS) for topic in topics)
     alive = brokers(context)  # last: whoever joined meanwhile may lead what was asked for
     if not alive:
         raise CloseConnection("no agent is known to be alive")
@@ -59,6 +62,9 @@ async def handle(request: MetadataRequest, context: RequestContext) -> _Response
         cluster_id=context.parts.cluster_id,
         controller_id=BrokerId(controller_of(context)),
         topics=topics,
+        cluster_authorized_operations=told(
+            CLUSTER_OPERATIONS, asked=getattr(request, "include_cluster_authorized_operations", False)
+        ),
     )
 
 
