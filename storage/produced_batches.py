@@ -4,7 +4,7 @@ Pure and CPU-bound. Promises for each batch exactly what `validate_produced` say
 doubt (compressed, faulty, out of the bounds of its topic) is handed to that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,8 @@ from storage.header_kernels import (
     judge,
     read_headers,
 )
-from storage.record_batch import CRC_START, HEADER_BYTES, ValidBatch, read_header, with_log_append_time
+from storage.recompression import recompressed
+from storage.record_batch import CRC_START, HEADER_BYTES, Compression, ValidBatch, read_header, with_log_append_time
 from storage.segment_batches import column_of
 
 _COMPRESSION_POSITION = 22
@@ -58,14 +59,24 @@ class CheckedBatches:
 
     def give_time(self, index: int, timestamp_ms: int) -> None:
         """The batch as of a topic whose log gives times. Copies it."""
+        self.put(index, with_log_append_time(self._batch(index), timestamp_ms))
+
+    def recompress(self, index: int, compression: Compression, limits: BatchLimits) -> None:
+        """The batch as of a topic that has this compression.type. Copies it if it was sent in another."""
+        changed = _outcome(lambda: recompressed(self._batch(index), compression, limits))
+        if isinstance(changed, InvalidBatch):
+            self.refused[index] = changed
+        else:
+            self.put(index, changed)
+
+    def _batch(self, index: int) -> ValidBatch:
         numbers = self.columns[:, index].tolist()
-        batch = ValidBatch(
+        return ValidBatch(
             header=read_header(self.data[index]),
             data=self.data[index],
             min_timestamp_ms=numbers[segment_batches.MIN_TIMESTAMP],
             max_timestamp_ms=numbers[segment_batches.MAX_TIMESTAMP],
         )
-        self.put(index, with_log_append_time(batch, timestamp_ms))
 
 
 def compressed(frame: memoryview, places: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -202,8 +213,12 @@ class LoneCheck:
 
 
 def _judged(records: memoryview, limits: BatchLimits) -> ValidBatch | InvalidBatch:
+    return _outcome(lambda: validate_produced(records, limits))
+
+
+def _outcome(check: Callable[[], ValidBatch]) -> ValidBatch | InvalidBatch:
     try:
-        return validate_produced(records, limits)
+        return check()
     except InvalidBatch as invalid:
         # As a value it keeps no frames: they hold what was decompressed, and by their callers the value itself.
         invalid.__cause__ = invalid.__context__ = None

@@ -27,11 +27,16 @@ from sequencer.topics import Topic
 from storage.batch_validation import LAST_TIMESTAMP_MS, NO_TIMESTAMP_MS, BatchFault, BatchLimits, InvalidBatch
 from storage.identifiers import Partition, TopicId
 from storage.produced_batches import CheckedBatches, check_all
+from storage.record_batch import Compression
 from storage.segment_batches import PARTITION, TOPIC, PendingBatches
 
 NO_TIME_MS: Final = -1
 
 _TWICE = ProduceResult(code=ErrorCode.invalid_request, message="the request names the partition more than once")
+_NO_ROOM = ProduceResult(
+    code=ErrorCode.not_enough_replicas,
+    message="there is no memory now for what the topic's compression.type makes of the batches: try again",
+)
 _TOO_LARGE = invalid_batch_code(BatchFault.TOO_LARGE)
 _PLAIN_IS_CHEAPER = 64
 """Checking plain bytes takes about so many times less than checking bytes that have to be decompressed."""
@@ -76,6 +81,8 @@ class _Rules:
 
     limits: BatchLimits
     log_append_time_ms: int
+    compression: Compression | None = None
+    """None: as the producer sent it."""
 
 
 def accept_lone(topic: Topic, partition: int, records: memoryview, context: RequestContext) -> Accepted | None:
@@ -84,7 +91,7 @@ def accept_lone(topic: Topic, partition: int, records: memoryview, context: Requ
     if not 0 <= partition < topic.partition_count or moved_partitions(context, topic.topic_id, (partition,)):
         return None
     rules = _rules_of(topic, context.settings.validation_loop_decompressed_bytes, _now_ms(), raised_by_topic=False)
-    if rules.log_append_time_ms != NO_TIME_MS:
+    if rules.log_append_time_ms != NO_TIME_MS or rules.compression not in (None, Compression.NONE):
         return None
     columns = context.parts.lone_check.columns(records, rules.limits, partition)
     if columns is None:
@@ -93,16 +100,19 @@ def accept_lone(topic: Topic, partition: int, records: memoryview, context: Requ
     return Accepted(batches=batches, numbers=(0,), times_ms=(NO_TIME_MS,), refusals={})
 
 
-async def accept(asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext) -> Accepted:
+async def accept(asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext) -> Accepted | ProduceResult:
     refusals = _misplaced(asked, unknown_topic, context)
     settings = context.settings
-    if _effort_bytes(asked, refusals) < settings.validation_thread_bytes:
+    recompresses = any(topic is not None and "compression.type" in topic.config for topic in asked.topics)
+    if not recompresses and _effort_bytes(asked, refusals) < settings.validation_thread_bytes:
         accepted = _check(asked, refusals, settings.validation_loop_decompressed_bytes, raised_by_topic=False)
         if not any(refusal.code is _TOO_LARGE for refusal in accepted.refusals.values()):
             return accepted
         # Few bytes that decompress to many: they are not for the event loop, which everybody waits for.
     check = partial(_check, asked, refusals, settings.max_decompressed_bytes, raised_by_topic=True)
-    return await asyncio.get_running_loop().run_in_executor(context.parts.checking, check)
+    accepted = await asyncio.get_running_loop().run_in_executor(context.parts.checking, check)
+    grown_bytes = sum(map(len, accepted.batches.data)) - len(asked.frame) if recompresses else 0
+    return accepted if grown_bytes <= 0 or context.memory.try_grow(grown_bytes) else _NO_ROOM
 
 
 def _effort_bytes(asked: AskedBatches, refusals: dict[int, ProduceResult]) -> int:
@@ -184,6 +194,8 @@ def _check(
     limits = [rule.limits for rule in rules]
     checked = check_all(asked.frame, asked.places[wanted], asked.are_compressed[wanted], limits, topic_of)
     times_ms = np.array([rule.log_append_time_ms for rule in rules], np.int64)[topic_of]
+    if any(rule.compression is not None for rule in rules):
+        _recompress(checked, rules, topic_of)
     if any(rule.log_append_time_ms != NO_TIME_MS for rule in rules):
         _give_times(checked, times_ms)
     columns, data = checked.columns, checked.data
@@ -207,6 +219,13 @@ def _check(
         times_ms=times_ms.tolist(),
         refusals=refusals | invalid,
     )
+
+
+def _recompress(checked: CheckedBatches, rules: Sequence[_Rules], topic_of: NDArray[np.int64]) -> None:
+    for index, topic in enumerate(topic_of.tolist()):
+        compression = rules[topic].compression
+        if compression is not None and index not in checked.refused:
+            checked.recompress(index, compression, rules[topic].limits)
 
 
 def _give_times(checked: CheckedBatches, times_ms: NDArray[np.int64]) -> None:
@@ -242,4 +261,8 @@ def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int, *, 
         earliest_timestamp_ms=max(NO_TIMESTAMP_MS, earliest_ms),
         latest_timestamp_ms=min(LAST_TIMESTAMP_MS, latest_ms),
     )
-    return _Rules(limits=limits, log_append_time_ms=now_ms if gives_times else NO_TIME_MS)
+    return _Rules(
+        limits=limits,
+        log_append_time_ms=now_ms if gives_times else NO_TIME_MS,
+        compression=config.compression,
+    )
