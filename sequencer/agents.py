@@ -1,8 +1,9 @@
 """Who is there: agents register with a lease and renew it; everybody reads the same list.
 
-Promises that a node id means one address for ever (clients remember it), that a second agent at the same address fences
-the first (`renew` of an older incarnation answers False), and that time is Postgres's alone. Only what gives out a node
-id waits for a synchronous standby: a failover may lose a renewal, which the agent repeats.
+Promises that a node id means one Kafka address for ever (clients remember both), that an agent which restarts there
+keeps it, that a second agent at the same address fences the first (`renew` of an older incarnation answers False), and
+that time is Postgres's alone. Only what gives out a node id waits for a synchronous standby: a failover may lose a
+renewal, which the agent repeats.
 """
 
 from dataclasses import dataclass
@@ -43,8 +44,9 @@ class Agents:
         """Why the bucket is not this database's, as the last join or renewal found (`sequencer/ownership.py`)."""
 
     async def join(self, address: AgentAddress, lease_s: float) -> LiveAgent:
-        """Registers this address, under the node id it had before if it is still known. Repeating it is harmless: it
-        fences the try before.
+        """Registers this address, under the node id that its Kafka address had before if that is still known.
+
+        Repeating it is harmless: it fences the try before.
         """
         rows = await self._database.fetch(
             SQL["join"],

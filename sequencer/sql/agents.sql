@@ -1,11 +1,33 @@
 -- name: join
-INSERT INTO agents (node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url, lease_until)
-VALUES (nextval('node_ids'), 1, %(zone)s::text, %(kafka_host)s::text, %(kafka_port)s::integer, %(peer_host)s::text,
-        %(peer_port)s::integer, %(http_url)s::text, clock_timestamp() + make_interval(secs => %(lease_s)s::double precision))
-ON CONFLICT (zone, kafka_host, kafka_port, peer_host, peer_port, http_url) DO UPDATE
-SET incarnation = agents.incarnation + 1, joined_at = clock_timestamp(), lease_until = excluded.lease_until
-RETURNING node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url,
+-- An agent that comes back to its Kafka address keeps its node id, whatever its other ports are now: clients know it by both. It is the same
+-- agent if the lease of the last one there is over, or if only the peer port is another: two cannot listen at the rest at once.
+WITH mine AS (
+    SELECT node_id FROM agents
+    WHERE kafka_host = %(kafka_host)s::text AND kafka_port = %(kafka_port)s::integer
+      AND (lease_until <= clock_timestamp()
+           OR (zone, peer_host, http_url) = (%(zone)s::text, %(peer_host)s::text, %(http_url)s::text))
+    ORDER BY (zone, peer_host, peer_port, http_url)
+             = (%(zone)s::text, %(peer_host)s::text, %(peer_port)s::integer, %(http_url)s::text) DESC, lease_until DESC
+    LIMIT 1 FOR NO KEY UPDATE
+), back AS (
+    UPDATE agents
+    SET incarnation = incarnation + 1, zone = %(zone)s::text, peer_host = %(peer_host)s::text, peer_port = %(peer_port)s::integer,
+        http_url = %(http_url)s::text, joined_at = clock_timestamp(),
+        lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)
+    WHERE node_id = (SELECT node_id FROM mine)
+    RETURNING *
+), first AS (
+    INSERT INTO agents (node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url, lease_until)
+    SELECT nextval('node_ids'), 1, %(zone)s::text, %(kafka_host)s::text, %(kafka_port)s::integer, %(peer_host)s::text,
+           %(peer_port)s::integer, %(http_url)s::text, clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)
+    WHERE NOT EXISTS (SELECT FROM mine)
+    ON CONFLICT (zone, kafka_host, kafka_port, peer_host, peer_port, http_url) DO UPDATE
+    SET incarnation = agents.incarnation + 1, joined_at = clock_timestamp(), lease_until = excluded.lease_until
+    RETURNING *
+)
+SELECT node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url,
     (SELECT lost_because FROM ownership) AS lost_because
+FROM (SELECT * FROM back UNION ALL SELECT * FROM first) AS joined
 
 -- name: renew
 -- Every agent asks this often enough to learn here that the bucket is another database's (sequencer/ownership.py).

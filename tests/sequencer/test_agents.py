@@ -44,3 +44,30 @@ async def test_a_node_id_is_not_used_again_for_another_address(sequencer: Sequen
 
     assert len({gone.node_id, newcomer.node_id, returned.node_id}) == 3
     assert not await sequencer.agents.renew(gone.node_id, gone.incarnation, 60)
+
+
+async def test_an_agent_that_restarts_at_its_kafka_address_keeps_its_node_id(sequencer: Sequencer) -> None:
+    """Its other ports may be free ones, other each time. It may have stopped or died."""
+    died = await sequencer.agents.join(HERE, 60)
+    stopped = await sequencer.agents.join(replace(HERE, peer_port=10_001), 60)
+    await sequencer.agents.leave(stopped.node_id, stopped.incarnation)
+    elsewhere = replace(HERE, zone="b", peer_host="10.0.0.9", peer_port=10_002, http_url="http://10.0.0.9")
+    back = await sequencer.agents.join(elsewhere, 60)
+
+    assert died.node_id == stopped.node_id == back.node_id
+    assert died.incarnation < stopped.incarnation < back.incarnation
+    assert await sequencer.agents.live() == (back,)
+    assert back.address == elsewhere
+    assert not await sequencer.agents.renew(died.node_id, died.incarnation, 60)
+
+
+async def test_agents_that_live_behind_one_kafka_address_have_a_node_id_each(sequencer: Sequencer) -> None:
+    """As behind a load balancer whose address they advertise."""
+    addresses = [replace(HERE, peer_host=f"10.0.0.{number}", http_url=f"http://10.0.0.{number}") for number in (1, 2)]
+
+    first, second = [await sequencer.agents.join(address, 60) for address in addresses]
+    again = await sequencer.agents.join(addresses[0], 60)
+
+    assert first.node_id != second.node_id
+    assert again.node_id == first.node_id
+    assert await sequencer.agents.renew(second.node_id, second.incarnation, 60)
