@@ -31,8 +31,12 @@ _AGENT_STAGE, _DATABASE_STAGE = 0, 1
 _HOST = "127.0.0.1"
 _BUCKET = "tidelog"
 _STOP_POSTGRES_S = 10.0
-# An upload to this machine takes milliseconds: waiting long for more records would only cost latency.
-_DEFAULTS = {"TIDELOG_LINGER_MS": "20"}
+_DEFAULTS = {
+    # An upload to this machine takes milliseconds: waiting long for more records would only cost latency.
+    "TIDELOG_LINGER_MS": "20",
+    # As in the settings of Kafka's quickstart: a first consumer gets its partitions at once.
+    "TIDELOG_GROUP_INITIAL_REBALANCE_DELAY_MS": "0",
+}
 _SET_HERE = frozenset({"TIDELOG_ROLES", "TIDELOG_DATABASE_URL", "TIDELOG_STORE_URL", "TIDELOG_DATA_DIR"})
 
 
