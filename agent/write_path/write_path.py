@@ -27,7 +27,7 @@ from agent.write_path.sequence_gaps import SequenceGaps
 from agent.write_path.uploader import Uploader, UploadFailed
 from cache_ring.membership import Membership
 from sequencer.client import Sequencer
-from sequencer.commits import BatchOutcome, Committed, Outcomes, OutOfOrderSequence, SegmentToCommit
+from sequencer.commits import BatchOutcome, Committed, OutOfOrderSequence, SegmentToCommit
 from sequencer.coordinates import RunCoordinate
 from storage.identifiers import NO_PRODUCER_ID, ObjectKey
 from storage.object_store import ObjectStore
@@ -234,19 +234,22 @@ class WritePath:
         assigned = answer.found.assigned
         self._count(segment.placed.columns[:, assigned])
         if self._gaps or len(assigned) < len(segment.placed):
-            self._settle_each(segment, answer.found)
+            self._settle_each(segment, answer)
         else:
             offsets, start = answer.found.placed(segment.order).base_offsets.tolist(), 0
+            log_starts = _placed(answer.log_starts, segment.order)
             for part in segment.waiters:
                 end = start + part.end - part.start
-                part.owner.assign(part.start, offsets[start:end])
+                part.owner.assign(part.start, offsets[start:end], log_starts[start:end])
                 start = end
         self._account(-_size_bytes(segment.placed))
 
-    def _settle_each(self, segment: _Queued, found: Outcomes) -> None:
+    def _settle_each(self, segment: _Queued, answer: Committed) -> None:
         waiters = [(part.owner, index) for part in segment.waiters for index in range(part.start, part.end)]
-        for batch, outcome, number in zip(segment.placed, found.each, segment.order.tolist(), strict=True):
+        found = zip(segment.placed, answer.found.each, answer.log_starts.tolist(), segment.order.tolist(), strict=True)
+        for batch, outcome, log_start, number in found:
             appended, index = waiters[number]
+            appended.log_starts[index] = log_start
             appended.settle(index, self._judged(batch, outcome))
 
     def _count(self, written: NDArray[np.int64]) -> None:
@@ -292,3 +295,11 @@ class WritePath:
 
 def _size_bytes(placed: PlacedBatches) -> int:
     return int(placed.columns[LENGTH].sum())
+
+
+def _placed(numbers: NDArray[np.int64], places: NDArray[np.int64]) -> list[int]:
+    """The same in another order: what is number `i` here is number `places[i]` there."""
+    placed = np.empty_like(numbers)
+    placed[places] = numbers
+    found: list[int] = placed.tolist()
+    return found
