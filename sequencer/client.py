@@ -10,6 +10,7 @@ from sequencer.committed_offsets import CommittedOffsets
 from sequencer.coordinates import Coordinates
 from sequencer.database import Database
 from sequencer.garbage import Garbage
+from sequencer.group_configs import GroupConfigs
 from sequencer.group_retention import GroupRetention
 from sequencer.groups import Groups
 from sequencer.history import History
@@ -47,6 +48,7 @@ class Sequencer:
         self.producers = Producers(database)
         self.administration = Administration(database)
         self.groups = Groups(database)
+        self.group_configs = GroupConfigs(database)
         self.committed_offsets = CommittedOffsets(database)
         self.group_retention = GroupRetention(database)
         self.agents = Agents(database)

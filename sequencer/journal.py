@@ -43,7 +43,7 @@ OF_ANY_TABLE = load_statements("journal_tables")
 FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "partitions": ("partitions",),
     "producers": ("producer_ids", "producer_state"),
-    "groups": ("groups", "group_members", "committed_offsets"),
+    "groups": ("groups", "group_members", "group_configs", "committed_offsets"),
     "history": (
         "history_tables",
         "history_partitions",
@@ -64,6 +64,7 @@ CHECKPOINT_TABLES: Final = (
     "producer_state",
     "groups",
     "group_members",
+    "group_configs",
     "committed_offsets",
     "history_tables",
     "history_partitions",

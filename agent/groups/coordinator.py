@@ -223,6 +223,7 @@ class Coordinator:
             sent_s + self._settings.group_lease_s,
             self._around,
         )
+        running.configure(claimed.config)
         self._loaded[group_id] = running
         assert self._tasks is not None, "the coordinator runs"
         self._tasks.create_task(self._run_one(running), name=f"group {group_id}")
@@ -281,11 +282,14 @@ class Coordinator:
             if held:
                 async with asyncio.timeout(self._settings.group_lease_s):
                     still = await self._groups.still_held(held)
-                for group_id in still:
+                for group_id, config in still.items():
                     running = self._loaded.get(group_id)
                     if running is not None and running.coordinator_epoch == held[group_id]:
                         running.held_until_s = sent_s + self._settings.group_lease_s
-                self.lost({group_id: held[group_id] for group_id in held.keys() - still}, GroupFault.NOT_COORDINATOR)
+                        running.configure(config)
+                self.lost(
+                    {group_id: held[group_id] for group_id in held.keys() - still.keys()}, GroupFault.NOT_COORDINATOR
+                )
         finally:
             self._drop_overdue(self._clock())
 
