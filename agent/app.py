@@ -46,6 +46,7 @@ from sequencer.ownership import OwnershipLost
 from sequencer.store_identity import WrongStore
 from storage.object_store import ObjectStore, StoreSettings, StoreUnavailable
 from storage.open_store import open_store
+from storage.threads import Threads
 
 if TYPE_CHECKING:
     from agent.http.server import HttpServer
@@ -190,7 +191,7 @@ class App:
         parts = assembly.parts
         self.metrics.registry.register(ReadMetrics(parts.pages, parts.reads, peer_server, assembly.watch))
         self.metrics.registry.register(parts.telemetry)
-        opened.callback(parts.checking.shutdown, wait=False, cancel_futures=True)
+        opened.callback(parts.checking.close)
         opened.push_async_callback(parts.pages.close)
         opened.push_async_callback(parts.reads.close)
         self._reached.assembly = assembly
@@ -320,7 +321,7 @@ class App:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_HTTP_AFTER_S):
                 await self._http_wanted.wait()
-        await asyncio.to_thread(import_all)
+        await Threads("imports", 1).run(import_all)
         self.imported.set()
         server = self._http_server(listening)
         await server.start()

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -20,6 +19,7 @@ from agent.parts import Parts
 from agent.read_path.known_coordinates import KnownCoordinates
 from agent.read_path.reads import ReadPath
 from agent.read_path.settings import ReadPathSettings
+from agent.read_path.time_lookup import TimeLookup
 from agent.settings import AgentSettings
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
@@ -41,6 +41,7 @@ from storage.identifiers import ObjectKey
 from storage.keys import merged_prefix, segments_prefix
 from storage.object_store import ObjectStore
 from storage.produced_batches import LoneCheck
+from storage.threads import Threads
 
 if TYPE_CHECKING:
     from agent.groups.group import Group
@@ -129,7 +130,7 @@ def assemble(
     topics = TopicDirectory(sequencer.topics, settings.agent, clock)
     sequencer.database.on_change(topics.forget_all)
     coordinator, offset_batches = _build_coordinator(sequencer, topics, membership, settings.groups, metrics)
-    checking = ThreadPoolExecutor(settings.agent.validation_threads, thread_name_prefix="check")
+    checking = Threads("check", settings.agent.validation_threads)
     request_memory = MemoryBudget(settings.agent.request_memory_bytes)
     parts = Parts(
         settings=settings.agent,
@@ -147,10 +148,11 @@ def assemble(
         group_offsets=GroupOffsets(coordinator, offset_batches, sequencer.committed_offsets),
         request_memory=request_memory,
         overload=Overload(request_memory, write_path, reads, settings.agent, metrics),
-        telemetry=Telemetry(settings.agent, metrics, checking, clock),
+        telemetry=Telemetry(settings.agent, metrics, clock),
         metrics=metrics,
         lone_check=LoneCheck(),
         checking=checking,
+        times=TimeLookup(sequencer.coordinates, pages, checking, settings.read_path, settings.agent),
     )
     push = CoordinatePush(membership, settings.ring, interests, coordinates.heard)
     return Assembly(

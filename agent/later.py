@@ -16,7 +16,6 @@ def import_all() -> None:
     import agent.http.iceberg
     import agent.http.server
     import agent.telemetry.otlp
-    import storage.arrow_columns  # agent/read_path/time_lookup.py
     from agent.kafka.served import APIS
 
     for api in APIS:

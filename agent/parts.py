@@ -1,7 +1,6 @@
 """The parts an agent is wired from, once the store and the database were reached. Built by agent/app.py and by nothing
 else."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from agent.groups.coordinator import Coordinator
@@ -12,6 +11,7 @@ from agent.kafka.overload import Overload
 from agent.kafka.routing import RoutingTable
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
+from agent.read_path.time_lookup import TimeLookup
 from agent.settings import AgentSettings
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
@@ -21,6 +21,7 @@ from cache_ring.page_reader import PageReader
 from sequencer.client import Sequencer
 from storage.object_store import ObjectStore
 from storage.produced_batches import LoneCheck
+from storage.threads import Threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,5 +45,6 @@ class Parts:
     metrics: Metrics
     lone_check: LoneCheck
     """For the event loop."""
-    checking: ThreadPoolExecutor
-    """Where larger produce requests are checked."""
+    checking: Threads
+    """Where larger produce requests are checked and times are looked up, connection by connection in turn."""
+    times: TimeLookup

@@ -163,14 +163,19 @@ class AgentSettings(BaseSettings):
     max_sequence_gaps: int = Field(default=10_000, ge=1)
     """Producers and partitions with such a gap that are remembered; past it the longest unseen is forgotten."""
     max_decompressed_bytes: int = Field(default=67_108_864, ge=1024)
-    """A batch that decompresses to more is refused; a topic's larger max.message.bytes raises it for that topic."""
+    """A compressed batch that decompresses to more is refused."""
+    max_request_decompressed_bytes: int = Field(default=1_073_741_824, ge=1024)
+    """The compressed batches of one produce request may together decompress to this; those beyond are refused."""
     validation_threads: int = Field(default=1, ge=1)
-    """Threads that check batches beside the event loop; each may hold one batch decompressed."""
+    """Threads that check batches and look times up beside the event loop; each may hold one batch decompressed."""
+    validation_slice_bytes: int = Field(default=4_194_304, ge=1024)
+    """A thread goes on to the next connection's batches once it has decompressed this much for one, or checked four
+    times as much that was plain."""
     validation_thread_bytes: int = Field(default=65_536, ge=0)
     """A produce request with at least so many compressed bytes, or 64 times as many plain ones, is validated beside the
     event loop."""
     validation_loop_decompressed_bytes: int = Field(default=1_048_576, ge=1024)
-    """A batch that decompresses to more is validated beside the event loop, however small it came."""
+    """A produce request whose batches decompress to more is validated beside the event loop, however small it came."""
 
     gone_ranges_look_s: float = Field(default=60.0, gt=0)
     """The pause between two looks for offsets that a recovery found to be gone: the log says why consumers skip them.
@@ -205,6 +210,8 @@ class AgentSettings(BaseSettings):
     """The largest push, before and after decompression (Kafka's telemetry.max.bytes)."""
     telemetry_clients: int = Field(default=1_000, ge=1)
     """Client instances whose metrics are kept; past it the one longest unheard is forgotten."""
+    telemetry_bytes: int = Field(default=16_777_216, ge=1024)
+    """Memory for the metrics of all clients; past it the client longest unheard is forgotten."""
     telemetry_series_per_client: int = Field(default=100, ge=0)
     """Metrics kept per client instance; more are dropped and counted."""
 

@@ -69,6 +69,8 @@ class PeerServer:
         self._clock = clock
         self._serving = ByteBudget(settings.peer_response_bytes)
         self._subscriptions: Subscriptions[asyncio.StreamWriter] = Subscriptions(settings.max_subscriptions)
+        self._slow: set[asyncio.StreamWriter] = set()
+        """Subscribers that pushes waited for when they were last looked at."""
         self._is_closing = False
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -83,6 +85,11 @@ class PeerServer:
     @property
     def subscriptions(self) -> int:
         return len(self._subscriptions)
+
+    @property
+    def push_bytes_waiting(self) -> int:
+        """Of slow peers."""
+        return sum(slow.transport.get_write_buffer_size() for slow in self._slow)
 
     def share(self, preface: bytes, guest: Guest) -> None:
         """Leave connections that open with `preface` to `guest`, who bounds them itself."""
@@ -114,12 +121,22 @@ class PeerServer:
             for subscriber in self._subscriptions.subscribers((run.topic_id, run.partition), now_s):
                 wanted.setdefault(subscriber, []).append(run)
         for subscriber, its_runs in wanted.items():
-            transport = subscriber.transport
-            if transport.is_closing() or transport.get_write_buffer_size() > self._settings.push_buffer_bytes:
+            if not self._has_room(subscriber):
                 self.counts.pushes_dropped += 1
                 continue
             subscriber.writelines(encode_committed(its_runs))
             self.counts.pushes += 1
+
+    def _has_room(self, subscriber: asyncio.StreamWriter) -> bool:
+        """Whether what waits for a slow peer, and for all slow peers together, is within bounds."""
+        waiting_bytes = subscriber.transport.get_write_buffer_size()
+        if subscriber.transport.is_closing() or waiting_bytes > self._settings.push_buffer_bytes:
+            return False
+        if not waiting_bytes:
+            self._slow.discard(subscriber)
+            return True
+        self._slow.add(subscriber)
+        return self.push_bytes_waiting <= self._settings.push_buffers_bytes
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -149,6 +166,7 @@ class PeerServer:
             self._connections.discard(task)
             self._of_guests.discard(task)
             self._subscriptions.drop(writer)
+            self._slow.discard(writer)
             if not is_handed_over:
                 writer.transport.abort()
 

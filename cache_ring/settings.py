@@ -36,8 +36,8 @@ class CacheRingSettings(BaseSettings):
     """Pages of recent objects kept in memory: what this agent wrote and what its zone's readers ask it for."""
     peer_range_cache_bytes: int = Field(default=33_554_432, ge=0)
     """Byte ranges received from peers kept in memory."""
-    run_index_batches: int = Field(default=1_000_000, ge=0)
-    """Record batches whose places in their runs are remembered, 24 bytes each."""
+    run_index_batches: int = Field(default=400_000, ge=0)
+    """Record batches whose places in their runs are remembered, at most 64 bytes each."""
     catch_up_cache_bytes: int = Field(default=92_274_688, ge=0)
     """Pages of older objects kept in memory, apart, so that replaying history does not push out the tail."""
     tail_age_s: float = Field(default=10.0, gt=0)
@@ -80,6 +80,8 @@ class CacheRingSettings(BaseSettings):
     """Subscriptions (partition and peer) kept for others; more are refused, and served by the poll alone."""
     push_buffer_bytes: int = Field(default=1_048_576, ge=1)
     """Pushed coordinates waiting for a slow peer; past it they are dropped, and the peer's poll repairs it."""
+    push_buffers_bytes: int = Field(default=16_777_216, ge=1)
+    """The same for all slow peers together."""
 
     @model_validator(mode="after")
     def _leases_fit(self) -> Self:

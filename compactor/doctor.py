@@ -25,6 +25,7 @@ from sequencer.retention import BEFORE_ALL as BEFORE_ALL_PARTITIONS
 from storage.identifiers import ObjectKey
 from storage.object_store import ObjectNotFound, ObjectStore, is_there
 from storage.side_by_side import side_by_side
+from storage.threads import Threads
 
 __all__ = ["Diagnosis", "DoctorSettings", "examine"]
 
@@ -81,6 +82,7 @@ class _Doctor:
         self._requests = settings.doctor_requests
         self._journal_age_s = settings.doctor_journal_age_s
         self._verify_contents = verify_contents
+        self._threads = Threads("doctor", 1)
 
     async def check_ownership(self) -> None:
         """Whether the bucket is this database's (`sequencer/ownership.py`)."""
@@ -118,7 +120,7 @@ class _Doctor:
             return _fault_of_size(segment, (await self._store.head(segment.object_key)).size_bytes)
         runs = await self._database.runs_of_segments([segment.segment_id])
         data = await self._store.get(segment.object_key)
-        return _fault_of_size(segment, len(data)) or await asyncio.to_thread(
+        return _fault_of_size(segment, len(data)) or await self._threads.run(
             faults_of_segment, segment.segment_id, data, runs.get(segment.segment_id, [])
         )
 

@@ -9,7 +9,6 @@ Promises:
 - Entries and checkpoints go only once two newer checkpoints are complete, and the restore horizon is over.
 """
 
-import asyncio
 import contextlib
 import logging
 import time
@@ -34,6 +33,7 @@ from storage.keys import (
     journal_prefix,
 )
 from storage.object_store import ObjectChanged, ObjectNotFound, ObjectStore, StoreUnavailable
+from storage.threads import Threads
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class JournalWriter:
         self._cluster = cluster
         self._settings = settings
         self._checkpoint_took_s = 0.0
+        self._threads = Threads("journal", 1)
 
     async def _confirmed_epoch(self) -> int:
         """The epoch under which this database owns the bucket now. Raises OwnershipUnconfirmed."""
@@ -181,7 +182,7 @@ class JournalWriter:
         return parts
 
     async def _put(self, key: ObjectKey, header: JournalHeader, tables: Sequence[CopiedRows]) -> "_Put":
-        chunks = await asyncio.to_thread(encode, header, tables)
+        chunks = await self._threads.run(encode, header, tables)
         await self._store.put_if(key, chunks, None)
         checksum = 0
         for chunk in chunks:

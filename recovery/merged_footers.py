@@ -3,7 +3,6 @@
 Promises that bytes are used only if they match the footer's checksum.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from crc32c import crc32c
@@ -15,6 +14,7 @@ from storage.object_store import ObjectNotFound, ObjectStore
 from storage.record_batch import index_batches, read_header
 from storage.segment import TRAILER_BYTES, CorruptSegment, SegmentFooter, footer_range, read_footer
 from storage.side_by_side import side_by_side
+from storage.threads import Threads
 
 _LIKELY_FOOTER_BYTES = 65_536
 """Read first: most footers are shorter."""
@@ -26,6 +26,7 @@ class MergedFooters:
     def __init__(self, store: ObjectStore, requests: int) -> None:
         self._store = store
         self._requests = requests
+        self._threads = Threads("merged", 1)
         self._keys: dict[SegmentId, tuple[ObjectKey, int]] = {}
         self._proven: dict[PartitionKey, list[ProvenRun]] = {}
 
@@ -88,7 +89,7 @@ class MergedFooters:
             data = await self._store.get(key, run.position, run.position + run.length)
         except ObjectNotFound:
             return None
-        return await asyncio.to_thread(_batches, run, data)
+        return await self._threads.run(_batches, run, data)
 
 
 def _batches(run: ProvenRun, data: Buffer) -> Sequence[ProvenBatch] | None:

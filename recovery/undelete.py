@@ -3,7 +3,6 @@
 Promises that an object which comes back has the size that the log knows, and that nothing else of the bucket changes.
 """
 
-import asyncio
 from typing import Final, Protocol
 
 import urllib3
@@ -13,6 +12,7 @@ from minio.error import InvalidResponseError, MinioException, S3Error
 from storage.identifiers import ObjectKey
 from storage.minio_client import minio_client
 from storage.object_store import StoreSettings, StoreUnavailable, StoreUrl
+from storage.threads import Threads
 
 _KEPT: Final = ("Enabled", "Suspended")
 """What S3 says of a bucket that has versions."""
@@ -57,12 +57,13 @@ class BucketVersions:
         self._bucket = url.bucket
         self._prefix = f"{url.prefix}/" if url.prefix else ""
         self._changes_bucket = changes_bucket
+        self._threads = Threads("versions", settings.s3_connections)
 
     async def is_possible(self) -> bool:
-        return await asyncio.to_thread(self._keeps_versions)
+        return await self._threads.run(self._keeps_versions)
 
     async def undelete(self, key: ObjectKey, size_bytes: int) -> bool:
-        return await asyncio.to_thread(self._undelete, key, size_bytes)
+        return await self._threads.run(self._undelete, key, size_bytes)
 
     def _keeps_versions(self) -> bool:
         try:

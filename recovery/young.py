@@ -8,7 +8,6 @@ Promises:
 - Whatever is refused in the end is listed.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +41,7 @@ from storage.record_batch import index_batches, read_header
 from storage.segment import CorruptSegment, verify_segment
 from storage.segment_batches import COLUMNS, CRC, LENGTH, PARTITION, PRODUCER_ID, RECORDS, TOPIC, PlacedBatches
 from storage.side_by_side import side_by_side
+from storage.threads import Threads
 
 _MARK: Final = [TOPIC, PARTITION, LENGTH, RECORDS, PRODUCER_ID, CRC]
 _MAY_BE_ACCEPTED_LATER = (OutOfOrderSequence, UnknownProducer)
@@ -120,6 +120,7 @@ class YoungSegments:
         self._report = report
         self._in_the_log = in_the_log
         self._deferred: list[_Deferred] = []
+        self._threads = Threads("young", 1)
 
     async def append(self, since: datetime | None, on_segments: Callable[[int, int], None]) -> None:
         """Appends all segments uploaded since then that the log does not know. `on_segments` hears (done, of)."""
@@ -150,7 +151,7 @@ class YoungSegments:
             data = await self._store.get(object_key)
         except ObjectNotFound:
             return Unreadable(reason="")  # deleted since it was listed: it was garbage
-        return await asyncio.to_thread(segment_to_commit, segment_id, data)
+        return await self._threads.run(segment_to_commit, segment_id, data)
 
     def _committed_before(self, segment: SegmentToCommit, key: ObjectKey, outcome: Sequence[int]) -> _Deferred:
         """By a recovery that did not end; it may have left out what was in the log."""

@@ -29,6 +29,7 @@ from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.tasks import TaskContext, manifest_rows, run_tasks, task_table
 from storage.identifiers import ObjectKey
+from storage.threads import Threads
 
 _DROPPED_AT_A_TIME = 100
 
@@ -120,6 +121,7 @@ class _TopicCompactor:
         self._on_progress = on_progress
         self._address = BucketAddress.of(settings.store_url, settings)
         self._done = TopicCompaction(topic=topic.name)
+        self._threads = Threads("spark", 1)
 
     async def run(self) -> TopicCompaction:
         """Job after job until the topic has nothing new."""
@@ -147,14 +149,14 @@ class _TopicCompactor:
         tasks = plan_tasks(begun.runs, task_bytes=settings.compact_task_bytes, job_bytes=settings.compact_job_bytes)
         async with kept_lease(self._sequencer, job, settings.job_lease_s):
             self._tell("starting spark", total=len(tasks))
-            session = await asyncio.to_thread(spark_session, settings)
+            session = await self._threads.run(spark_session, settings)
             verified = await self._write(session, job, tasks)
             if not verified.advances:
                 await self._sequencer.history.abandon(job.job_id)
                 self._add(tasks, verified)
                 return False
             self._tell("publishing", done=len(tasks), total=len(tasks))
-            publication = await asyncio.to_thread(self._stage, job, verified, await self._live_objects(job))
+            publication = await self._threads.run(self._stage, job, verified, await self._live_objects(job))
             outcome = await publish_until_known(self._sequencer, job, publication)
             if isinstance(outcome, PublishRefused):
                 await self._sequencer.history.abandon(job.job_id)

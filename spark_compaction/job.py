@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from sequencer.client import Sequencer
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.history_values import HistoryJob, Publication, Published, PublishRefused
+from storage.threads import Threads
 
 _RENEWALS_PER_LEASE = 3
 _PUBLISH_ATTEMPTS = 20
@@ -80,17 +81,18 @@ async def run_in_spark(
     on_tasks_done: Callable[[int], None],
 ) -> list[dict[str, Any]]:
     """One Spark task per row; returns what the tasks yielded. Cancelled, it cancels the Spark job."""
+    threads = Threads("spark", 2)  # the job, and what is asked of it meanwhile
     group = f"tidelog-{uuid4()}"
     work = partial(_collect, session, rows, function, result_columns, group)
-    running = asyncio.create_task(asyncio.to_thread(work))
+    running = asyncio.create_task(threads.run(work))
     try:
         while not running.done():
             await asyncio.wait([running], timeout=_PROGRESS_INTERVAL_S)
-            on_tasks_done(await asyncio.to_thread(_tasks_done, session, group, rows.num_rows))
+            on_tasks_done(await threads.run(_tasks_done, session, group, rows.num_rows))
         return await running
     finally:
         if not running.done():
-            await asyncio.to_thread(session.sparkContext.cancelJobGroup, group)
+            await threads.run(session.sparkContext.cancelJobGroup, group)
 
 
 def _collect(

@@ -37,6 +37,7 @@ from spark_compaction.rewrite_tasks import (
 from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
 from storage.identifiers import ObjectKey, Partition
+from storage.threads import Threads
 
 _DROPPED_AT_A_TIME = 100
 _PARTITION, _OFFSET, _TIMESTAMP = 1, 2, 3
@@ -115,6 +116,7 @@ class _TopicExpirer:
         self._readers_since = now - timedelta(seconds=settings.history_snapshot_grace_s)
         self._cutoff = _cutoff(now, TopicConfig.of(topic.config).retention_ms)
         self._address = BucketAddress.of(settings.store_url, settings)
+        self._threads = Threads("spark", 1)
 
     async def run(self) -> TopicExpiry:
         settings = self._settings
@@ -132,8 +134,8 @@ class _TopicExpirer:
         return report
 
     async def _expire(self, job: HistoryJob) -> TopicExpiry:
-        table = await asyncio.to_thread(HistoryTableFiles, self._address, self._address.open(), job, self._topic.name)
-        data_files = {table.key_of(file): file for file in await asyncio.to_thread(table.data_files)}
+        table = await self._threads.run(HistoryTableFiles, self._address, self._address.open(), job, self._topic.name)
+        data_files = {table.key_of(file): file for file in await self._threads.run(table.data_files)}
         live = await self._sequencer.history.live_objects(job.topic_id)
         ages = [_age(key, file, live[key]) for key, file in data_files.items()]
         plan = plan_expiry(ages, self._cutoff, rewrite_bytes=self._settings.ttl_rewrite_bytes)
@@ -142,7 +144,7 @@ class _TopicExpirer:
             return TopicExpiry(topic=self._topic.name, files_deferred=len(plan.deferred))
         rewritten = await self._rewrite(job, plan)
         self._tell("publishing")
-        publication = await asyncio.to_thread(self._stage, table, data_files, plan, rewritten, live)
+        publication = await self._threads.run(self._stage, table, data_files, plan, rewritten, live)
         outcome = await publish_until_known(self._sequencer, job, publication)
         if isinstance(outcome, PublishRefused):
             await self._sequencer.history.abandon(job.job_id)
@@ -169,7 +171,7 @@ class _TopicExpirer:
             row_group_bytes=self._settings.parquet_row_group_bytes,
         )
         rows = await run_in_spark(
-            await asyncio.to_thread(spark_session, self._settings),
+            await self._threads.run(spark_session, self._settings),
             rewrite_table(plan.rewritten, self._cutoff),
             function=partial(run_rewrites, context),
             result_columns=REWRITTEN_COLUMNS,

@@ -288,6 +288,28 @@ def timestamps_outside(
     return count
 
 
+@kernel(BYTES_IN, LONG_ROWS_IN, LONG, LONG, LONGS_OUT)
+def first_since(
+    data: NDArray[np.uint8], spans: NDArray[np.int64], timestamp: int, offset: int, found: NDArray[np.int64]
+) -> Any:
+    """Fills in offset and timestamp of the first record of a sound span that lies at or after both; returns whether
+    there is one."""
+    position, end = spans[0, START], spans[0, END]
+    is_append_time = spans[0, TIMESTAMP_TYPE] == 1
+    for _ in range(spans[0, COUNT]):
+        length, position = _int_varint(data, position, end)
+        timestamp_delta, after = _long_varint(data, position + 1, end)
+        offset_delta, after = _int_varint(data, after, end)
+        position += length
+        created = spans[0, BASE_TIMESTAMP] + timestamp_delta
+        time = spans[0, APPEND_TIMESTAMP] if is_append_time else created
+        if time >= timestamp and spans[0, BASE_OFFSET] + offset_delta >= offset:
+            found[0] = spans[0, BASE_OFFSET] + offset_delta
+            found[1] = time
+            return 1
+    return 0
+
+
 @helper
 def _copy(out: NDArray[np.uint8], to: int, data: NDArray[np.uint8], start: int, length: int) -> Any:
     """Returns the position after what was copied. Unsigned indices: signed ones may count from the end, and the check

@@ -85,6 +85,8 @@ class InvalidBatch(Exception):
         self.fault = fault
         self.message = message
         self.records = tuple(records)
+        self.plain_bytes = 0
+        """Bytes of records, without compression, that were looked at before the fault was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,11 @@ def validate_produced(records: bytes | memoryview, limits: BatchLimits) -> Valid
 
     The result refers to `records` without copying, unless its max timestamp had to be set right.
     """
+    return validate_counted(records, limits)[0]
+
+
+def validate_counted(records: bytes | memoryview, limits: BatchLimits) -> tuple[ValidBatch, int]:
+    """The same, and how many bytes of plain records were looked at. InvalidBatch knows that number, too."""
     data = memoryview(records)
     header = _whole_batch(data)
     if header.size_bytes > limits.max_message_bytes:
@@ -113,6 +120,17 @@ def validate_produced(records: bytes | memoryview, limits: BatchLimits) -> Valid
     check_crc(data, header)
     _check_header(header)
     plain = plain_records(data, header, limits.max_decompressed_bytes)
+    try:
+        return _with_sound_records(data, header, plain, limits), len(plain)
+    except InvalidBatch as invalid:
+        invalid.plain_bytes = len(plain)
+        raise
+
+
+def _with_sound_records(
+    data: memoryview, header: BatchHeader, plain: NDArray[np.uint8], limits: BatchLimits
+) -> ValidBatch:
+    """The batch, once its records are known to be sound and within the limits."""
     spans = np.array([span_row(header, 0, len(plain), base_offset=0)], np.int64)
     findings = scan(plain, spans)
     earliest, latest = int(findings[MIN_TIMESTAMP]), int(findings[MAX_TIMESTAMP])
@@ -200,10 +218,14 @@ def plain_records(data: memoryview, header: BatchHeader, limit: int) -> NDArray[
         return decompress(data[HEADER_BYTES:], compression, limit)
     except DecompressedTooLarge:
         message = f"a {compression.name.lower()} batch decompresses to more than the limit of {limit} bytes"
-        raise InvalidBatch(BatchFault.TOO_LARGE, message) from None
+        too_large = InvalidBatch(BatchFault.TOO_LARGE, message)
+        too_large.plain_bytes = limit
+        raise too_large from None
     except DecompressionFailed as error:
         message = f"the records are not {compression.name.lower()}: {error}"
-        raise InvalidBatch(BatchFault.INVALID_RECORD, message) from error
+        invalid = InvalidBatch(BatchFault.INVALID_RECORD, message)
+        invalid.plain_bytes = error.plain_bytes
+        raise invalid from error
 
 
 def span_row(header: BatchHeader, start: int, end: int, base_offset: int) -> tuple[int, ...]:

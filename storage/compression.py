@@ -30,7 +30,11 @@ _STREAMED: dict[Compression, Literal["gzip", "lz4", "zstd"]] = {
 
 
 class DecompressionFailed(Exception):
-    """The bytes are not what the batch's attributes say they are."""
+    """The bytes are not what the batch's attributes say they are. `plain_bytes` were decompressed before."""
+
+    def __init__(self, message: str, plain_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.plain_bytes = plain_bytes
 
 
 class DecompressedTooLarge(Exception):
@@ -68,7 +72,7 @@ def _streamed(data: memoryview, compression: Compression, limit: int) -> NDArray
                     return room[:size]
                 size += count
     except OSError as error:
-        raise DecompressionFailed(str(error)) from error
+        raise DecompressionFailed(str(error), size) from error
     raise DecompressedTooLarge
 
 
@@ -87,7 +91,7 @@ def _snappy(data: memoryview, limit: int) -> NDArray[np.uint8]:
                 raise DecompressionFailed("a snappy block is shorter than it says")
             position += size
     except cramjam.DecompressionError as error:
-        raise DecompressionFailed(str(error)) from error
+        raise DecompressionFailed(str(error), _SNAPPY_MOST_EXPANSION * len(data)) from error
     return plain
 
 

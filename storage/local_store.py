@@ -29,15 +29,17 @@ from storage.object_store import (
     TaggedObject,
     content_tag,
 )
+from storage.threads import Threads
 
 _UPLOADS = ".uploads"
 _ABANDONED_AFTER_S = 3600.0
 
 
 class LocalStore:
-    def __init__(self, directory: Path) -> None:
-        """Makes the directory if need be; raises StoreUnavailable if it cannot."""
+    def __init__(self, directory: Path, threads: int = 8) -> None:
+        """Makes the directory if need be; raises StoreUnavailable if it cannot. Calls block in so many `threads`."""
         self._directory = directory
+        self._threads = Threads("store", threads)
         self._uploads = directory / _UPLOADS
         self._writes = DirectWrites()
         try:
@@ -49,7 +51,7 @@ class LocalStore:
     async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None:
         cancelled = threading.Event()
         try:
-            await asyncio.to_thread(self._put, self._path(key), chunks, cancelled)
+            await self._threads.run(self._put, self._path(key), chunks, cancelled)
         except asyncio.CancelledError:
             cancelled.set()
             raise
@@ -60,7 +62,7 @@ class LocalStore:
         """The condition holds among all processes that use this directory through this class."""
         cancelled = threading.Event()
         try:
-            await asyncio.to_thread(self._put_if, key, chunks, expected_tag, cancelled)
+            await self._threads.run(self._put_if, key, chunks, expected_tag, cancelled)
         except asyncio.CancelledError:
             cancelled.set()
             raise
@@ -73,42 +75,42 @@ class LocalStore:
 
     async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
         try:
-            return await asyncio.to_thread(self._get, self._path(key), start, end)
+            return await self._threads.run(self._get, self._path(key), start, end)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             raise ObjectNotFound(key) from None
         except OSError as error:
             raise self._unavailable(error) from error
 
     async def head(self, key: ObjectKey) -> ObjectInfo:
-        info = await asyncio.to_thread(self._info, key)
+        info = await self._threads.run(self._info, key)
         if info is None:
             raise ObjectNotFound(key)
         return info
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
         try:
-            await asyncio.to_thread(self._delete, [self._path(key) for key in keys])
+            await self._threads.run(self._delete, [self._path(key) for key in keys])
         except OSError as error:
             raise self._unavailable(error) from error
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         try:
-            keys = await asyncio.to_thread(self._keys, prefix)
+            keys = await self._threads.run(self._keys, prefix)
         except OSError as error:
             raise self._unavailable(error) from error
         for key in keys:
-            info = await asyncio.to_thread(self._info, key)
+            info = await self._threads.run(self._info, key)
             if info is not None:
                 yield info
 
     async def probe(self) -> None:
-        if not await asyncio.to_thread(os.access, self._uploads, os.W_OK):
+        if not await self._threads.run(os.access, self._uploads, os.W_OK):
             raise StoreUnavailable(
                 f"cannot write into the store's directory {self._directory}; is it there, may this user write?"
             )
 
     async def close(self) -> None:
-        return
+        self._threads.close()
 
     def _path(self, key: ObjectKey) -> Path:
         if key.split("/", 1)[0] == _UPLOADS:

@@ -114,6 +114,8 @@ class StoreSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
 
+    file_store_threads: int = Field(default=8, ge=1)
+    """Calls at once to a store that is a directory."""
     s3_access_key: str | None = None
     """The access key; unset, the usual AWS chain is asked (environment, static keys of a profile, roles)."""
     s3_secret_key: SecretStr | None = None

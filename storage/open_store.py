@@ -1,12 +1,12 @@
 """From a URL to an object store: the one place that knows which schemes there are."""
 
-import asyncio
 from pathlib import Path
 
 from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore, StoreSettings, StoreUrl
 from storage.s3_store import S3Store
+from storage.threads import Threads
 
 
 async def open_store(url: str, settings: StoreSettings | None = None) -> ObjectStore:
@@ -20,5 +20,6 @@ async def open_store(url: str, settings: StoreSettings | None = None) -> ObjectS
     if where.scheme == "memory":
         return MemoryStore.named(where.bucket)
     if where.scheme == "file":
-        return await asyncio.to_thread(LocalStore, Path(where.path))
+        threads = (settings or StoreSettings()).file_store_threads
+        return await Threads("open store", 1).run(LocalStore, Path(where.path), threads)
     return await S3Store.open(where, settings or StoreSettings())

@@ -4,8 +4,9 @@ Pure and CPU-bound. Promises for each batch exactly what `validate_produced` say
 doubt (compressed, faulty, out of the bounds of its topic) is handed to that.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from crc32c import crc32c
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from storage import segment_batches
 from storage.batch_kernels import COUNT, FINDINGS, MAX_TIMESTAMP, MIN_TIMESTAMP, scan_each
-from storage.batch_validation import BatchLimits, InvalidBatch, validate_produced
+from storage.batch_validation import NO_TIMESTAMP_MS, BatchFault, BatchLimits, InvalidBatch, validate_counted
 from storage.byte_arrays import as_byte_array
 from storage.header_kernels import (
     ASKED_COLUMNS,
@@ -35,6 +36,13 @@ from storage.segment_batches import column_of
 _COMPRESSION_POSITION = 22
 _COMPRESSION_MASK = 0x07
 _SMALL_BYTES = 16_384
+_PLAIN_IS_CHEAPER = 4
+"""Checking a plain byte takes about so many times less than decompressing to one and checking that."""
+_EFFORT_OF_A_ROW, _EFFORT_OF_A_BATCH = 256, 8_192
+"""What a batch takes besides its bytes, among many and alone, in bytes that could be decompressed meanwhile."""
+_NO_LIMITS = np.zeros((0, LIMIT_COLUMNS), np.int64)
+_MOST_TOGETHER = 4_096
+"""Batches looked at in one native call."""
 
 _FROM_HEADERS = (
     (segment_batches.RECORDS, COUNT),
@@ -63,11 +71,10 @@ class CheckedBatches:
 
     def recompress(self, index: int, compression: Compression, limits: BatchLimits) -> None:
         """The batch as of a topic that has this compression.type. Copies it if it was sent in another."""
-        changed = _outcome(lambda: recompressed(self._batch(index), compression, limits))
-        if isinstance(changed, InvalidBatch):
-            self.refused[index] = changed
-        else:
-            self.put(index, changed)
+        try:
+            self.put(index, recompressed(self._batch(index), compression, limits))
+        except InvalidBatch as invalid:
+            self.refused[index] = _without_frames(invalid)
 
     def _batch(self, index: int) -> ValidBatch:
         numbers = self.columns[:, index].tolist()
@@ -93,30 +100,132 @@ def _is_compressed(records: memoryview) -> bool:
     return len(records) > HEADER_BYTES and records[_COMPRESSION_POSITION] & _COMPRESSION_MASK != 0
 
 
-def check_all(
-    frame: memoryview,
-    places: NDArray[np.int64],
-    are_compressed: NDArray[np.bool_],
-    limits: Sequence[BatchLimits],
-    limits_of: NDArray[np.int64],
-) -> CheckedBatches:
-    """What `validate_produced` says of the bytes `[start, end)` of the frame, for each row of `places`, with the limits
-    that `limits_of` names for it; `are_compressed` is what `compressed` says of these places.
+class BatchChecks:
+    """The checks of one request's batches, done step by step: a step takes a few milliseconds, whatever was sent.
+
+    `places` says where in the frame the bytes of each batch are, `are_compressed` is what `compressed` says of them,
+    and `limits_of` names the limits of each. `checked` holds what `validate_produced` says of each, once a step has
+    returned True. All batches together may decompress to `most_bytes`, one of them to `most_bytes_of_one`; what is
+    above is refused. For one thread at a time.
     """
-    data = [frame[start:end] for start, end in places.tolist()]
-    checked = CheckedBatches(columns=np.zeros((segment_batches.COLUMNS, len(data)), np.int64), data=data, refused={})
-    if len(data) == 1:  # alone, a batch is checked with less ado
-        doubtful = [0]
-    else:
-        plain = _check_plain(frame, places, are_compressed, checked, _as_rows(limits)[limits_of])
-        doubtful = np.flatnonzero(~plain).tolist()
-    for index in doubtful:
-        found = _judged(data[index], limits[limits_of[index]])
-        if isinstance(found, InvalidBatch):
-            checked.refused[index] = found
+
+    def __init__(
+        self,
+        frame: memoryview,
+        places: NDArray[np.int64],
+        are_compressed: NDArray[np.bool_],
+        limits: Sequence[BatchLimits],
+        limits_of: NDArray[np.int64],
+        *,
+        append_times_ms: Sequence[int],
+        compressions: Sequence[Compression | None],
+        most_bytes: int,
+        most_bytes_of_one: int,
+    ) -> None:
+        data = [frame[start:end] for start, end in places.tolist()]
+        self.checked = CheckedBatches(
+            columns=np.zeros((segment_batches.COLUMNS, len(data)), np.int64), data=data, refused={}
+        )
+        self._frame = frame
+        self._places = places
+        self._are_compressed = are_compressed
+        self._limits = limits
+        self._limits_of = limits_of
+        self._limit_rows = _NO_LIMITS if len(data) == 1 else _as_rows(limits)
+        self._append_times_ms = append_times_ms
+        self._compressions = compressions
+        self._recompresses = np.array([one not in (None, Compression.NONE) for one in compressions], np.bool_)
+        """Of each topic whether plain batches, too, are not as it keeps them."""
+        self._gives_times = any(time_ms != NO_TIMESTAMP_MS for time_ms in append_times_ms)
+        self._most_bytes = self._left_bytes = most_bytes
+        self._most_bytes_of_one = most_bytes_of_one
+        # Alone, a batch is checked with less ado.
+        self._looked_at = len(data) if len(data) == 1 else 0
+        self._doubtful = deque([0] if len(data) == 1 else ())
+
+    def step(self, plain_bytes: int, *, at_least_one: bool = True) -> bool:
+        """Check batches until about so many bytes were decompressed, or four times as many were plain as they came.
+        Returns whether all are checked.
+
+        The last batch of a step may decompress to more than that. With `at_least_one` False it is left to the next.
+        """
+        left = plain_bytes
+        while self._looked_at < len(self._places):
+            if left <= 0:
+                return False
+            left -= self._check_next(left * _PLAIN_IS_CHEAPER)
+        while self._doubtful:
+            if left <= 0:
+                return False
+            used = self._check_doubtful(self._doubtful[0], None if at_least_one else left)
+            if used is None:
+                return False
+            self._doubtful.popleft()
+            left -= used
+        return True
+
+    def _check_next(self, most_bytes: int) -> int:
+        """The next batches together: fills in the columns of those that are sound beyond doubt, notes the others."""
+        start = self._looked_at
+        sizes = self._places[start : start + _MOST_TOGETHER, 1] - self._places[start : start + _MOST_TOGETHER, 0]
+        count = max(1, int(np.searchsorted(np.cumsum(sizes), most_bytes, "right")))
+        these = slice(start, start + count)
+        limits = self._limit_rows[self._limits_of[these]]
+        plain = _check_plain(self._frame, self._places[these], self._are_compressed[these], self.checked, these, limits)
+        plain &= ~self._recompresses[self._limits_of[these]]  # those take their time, one by one
+        self._doubtful.extend((np.flatnonzero(~plain) + start).tolist())
+        if self._gives_times:
+            for index in (np.flatnonzero(plain) + start).tolist():
+                self._give_time(index)
+        self._looked_at += count
+        return int(sizes[:count].sum()) // _PLAIN_IS_CHEAPER + count * _EFFORT_OF_A_ROW
+
+    def _give_time(self, index: int) -> None:
+        time_ms = self._append_times_ms[self._limits_of[index]]
+        if time_ms != NO_TIMESTAMP_MS:
+            self.checked.give_time(index, time_ms)
+
+    def _check_doubtful(self, index: int, most_bytes: int | None) -> int | None:
+        """Returns how much effort that took, or None if the batch decompresses to more than `most_bytes`."""
+        if self._are_compressed[index]:
+            found, effort = self._check_compressed(index, most_bytes)
         else:
-            checked.put(index, found)
-    return checked
+            found, plain_bytes = _judged(self.checked.data[index], self._limits[self._limits_of[index]])
+            effort = plain_bytes // _PLAIN_IS_CHEAPER
+        if found is None:
+            return None
+        if isinstance(found, InvalidBatch):
+            self.checked.refused[index] = found
+        else:
+            self.checked.put(index, found)
+            compression = self._compressions[self._limits_of[index]]
+            if compression is not None:
+                effort += found.header.size_bytes if found.header.compression is not compression else 0
+                self.checked.recompress(index, compression, self._limits[self._limits_of[index]])
+            if index not in self.checked.refused:
+                self._give_time(index)
+        return effort + _EFFORT_OF_A_BATCH
+
+    def _check_compressed(self, index: int, most_bytes: int | None) -> tuple[ValidBatch | InvalidBatch | None, int]:
+        limits = self._limits[self._limits_of[index]]
+        limit = min(limits.max_decompressed_bytes, self._most_bytes_of_one)
+        room = min(limit, self._left_bytes)
+        allowed = room if most_bytes is None else min(room, most_bytes)
+        if allowed < limits.max_decompressed_bytes:
+            limits = replace(limits, max_decompressed_bytes=allowed)
+        found, plain_bytes = _judged(self.checked.data[index], limits)
+        if isinstance(found, InvalidBatch) and found.fault is BatchFault.TOO_LARGE and plain_bytes == allowed:
+            if allowed < room:
+                return None, plain_bytes
+            if room < limit:
+                found = _too_large_together(self._most_bytes)
+        self._left_bytes -= plain_bytes
+        return found, plain_bytes
+
+
+def _too_large_together(most_bytes: int) -> InvalidBatch:
+    message = f"the request's batches together decompress to more than the limit of {most_bytes} bytes"
+    return InvalidBatch(BatchFault.TOO_LARGE, message)
 
 
 def _as_rows(limits: Sequence[BatchLimits]) -> NDArray[np.int64]:
@@ -137,22 +246,25 @@ def _check_plain(
     places: NDArray[np.int64],
     are_compressed: NDArray[np.bool_],
     checked: CheckedBatches,
+    these: slice,
     limits: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Fills in the columns of those that are sound beyond doubt, and says which."""
+    """Fills in the columns of those of `these` batches that are sound beyond doubt, and says which. The other arguments
+    have a row for each of these.
+    """
     count = len(places)
     asked = np.empty((count, ASKED_COLUMNS), np.int64)
     asked[:, :FOUND_CRC] = places
     asked[:, FOUND_CRC] = [
         0 if is_compressed else crc32c(records[CRC_START:])
-        for records, is_compressed in zip(checked.data, are_compressed.tolist(), strict=True)
+        for records, is_compressed in zip(checked.data[these], are_compressed.tolist(), strict=True)
     ]
     rows = np.empty((count, HEADER_COLUMNS), np.int64)
     found = np.empty((count, FINDINGS), np.int64)
     if not read_headers(as_byte_array(frame), asked, rows):
         return np.zeros(count, np.bool_)
     scan_each(as_byte_array(frame), rows, found)
-    columns = checked.columns
+    columns = checked.columns[:, these]
     np.subtract(places[:, 1], places[:, 0], out=columns[segment_batches.LENGTH])
     columns[segment_batches.MIN_TIMESTAMP] = found[:, MIN_TIMESTAMP]
     columns[segment_batches.MAX_TIMESTAMP] = found[:, MAX_TIMESTAMP]
@@ -212,14 +324,15 @@ class LoneCheck:
         return np.array(column, np.int64).reshape(-1, 1)
 
 
-def _judged(records: memoryview, limits: BatchLimits) -> ValidBatch | InvalidBatch:
-    return _outcome(lambda: validate_produced(records, limits))
-
-
-def _outcome(check: Callable[[], ValidBatch]) -> ValidBatch | InvalidBatch:
+def _judged(records: memoryview, limits: BatchLimits) -> tuple[ValidBatch | InvalidBatch, int]:
+    """What is to be said of a batch, and how many bytes of plain records were looked at."""
     try:
-        return check()
+        return validate_counted(records, limits)
     except InvalidBatch as invalid:
-        # As a value it keeps no frames: they hold what was decompressed, and by their callers the value itself.
-        invalid.__cause__ = invalid.__context__ = None
-        return invalid.with_traceback(None)
+        return _without_frames(invalid), invalid.plain_bytes
+
+
+def _without_frames(invalid: InvalidBatch) -> InvalidBatch:
+    """As a value it keeps no frames: they hold what was decompressed, and by their callers the value itself."""
+    invalid.__cause__ = invalid.__context__ = None
+    return invalid.with_traceback(None)

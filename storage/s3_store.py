@@ -38,6 +38,7 @@ from storage.object_store import (
 )
 from storage.s3_errors import REQUEST_ERRORS, S3Failure, read_failure, refusal
 from storage.signed_ranges import SignedRanges
+from storage.threads import Threads
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode
@@ -178,7 +179,7 @@ class S3Store(ObjectStore):
         """Create the bucket unless it is there: for development stacks; elsewhere a missing bucket is a mistake to
         report.
         """
-        await asyncio.to_thread(_make_bucket, self._url, self._settings)
+        await Threads("make bucket", 1).run(_make_bucket, self._url, self._settings)
 
     async def close(self) -> None:
         if self._signed_ranges is not None:

@@ -68,6 +68,15 @@ def test_nothing_is_left_for_later() -> None:
     assert left == []
 
 
+def test_nothing_runs_on_asyncios_default_executor() -> None:
+    """It has no bound, and all parts of a process would share it: see storage/threads.py."""
+    shared = re.compile(r"\bto_thread\(|run_in_executor\(\s*None")
+
+    found = [str(path.relative_to(ROOT)) for path in source_files() if shared.search(path.read_text())]
+
+    assert found == []
+
+
 def test_the_map_names_every_folder() -> None:
     architecture = (ROOT / "ARCHITECTURE.md").read_text()
     folders = {path.relative_to(ROOT).parent.as_posix() for path in tracked("*.py", "*.sql", "infra/*", "docs/*")} - {

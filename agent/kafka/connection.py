@@ -134,6 +134,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         return self.state.forwarded_by is None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.state.is_gone = True
         del exc  # a reset is as good a goodbye as any
         self._lost = self._closing = True
         if self._forwards is not None:

@@ -39,6 +39,8 @@ class ConnectionState:
     """The client's library and its version, as ApiVersions tells them from version 3 on (KIP-511)."""
     software_version: str = ""
     requests: int = 0
+    is_gone: bool = False
+    """Whether the client hung up. What it asked for need not be worked on any more, unless it is to be carried out."""
     groups: list[str] = field(default_factory=list)
     """The first few groups that its requests named."""
     redirected: "dict[tuple[TopicId, Partition], float]" = field(default_factory=dict)

@@ -28,8 +28,8 @@ class ReadPathSettings(BaseSettings):
     coordinate_answer_runs: int = Field(default=2048, ge=1)
     """Runs asked for at once over all partitions of a fetch (but at least a few of each): the event loop reads 200 of
     them in a millisecond."""
-    coordinate_cache_runs: int = Field(default=200_000, ge=1)
-    """Runs kept in the coordinate cache, about 400 bytes each."""
+    coordinate_cache_runs: int = Field(default=100_000, ge=1)
+    """Runs (and partitions) kept in the coordinate cache, at most 480 bytes each."""
     coordinate_cache_runs_per_partition: int = Field(default=4096, ge=1)
     """Runs kept per partition, the latest ones."""
     coordinate_runs_ahead: int = Field(default=256, ge=0)
@@ -56,3 +56,7 @@ class ReadPathSettings(BaseSettings):
     never more than half of TIDELOG_CATCH_UP_CACHE_BYTES. 0: none."""
     time_lookups: int = Field(default=16, ge=1)
     """Partitions looked up by time at once per ListOffsets request."""
+    time_lookup_bytes: int = Field(default=8_388_608, ge=1)
+    """Runs in memory for look-ups by time, of all requests; past it connections take turns. A larger run goes alone."""
+    time_lookup_timeout_s: float = Field(default=30.0, gt=0)
+    """The longest a ListOffsets request looks times up, whatever timeout it names."""

@@ -1,27 +1,44 @@
 """Finds the first record at or after a time, and the record with the latest (KIP-79, KIP-734).
 
-The sequencer names a run by its time range, its batches are decoded to the exact record. Promises the first such
-record at or after the log start, in offset order, and that at most one batch is decoded per run."""
+The sequencer names a run by its time range. The headers of the run's batches name the batch that decides, and only that
+batch is decompressed.
 
-import asyncio
-from collections.abc import Callable
+Promises:
+- The record found is the first such record at or after the log start, in offset order.
+- A batch whose header tells the record is not decompressed. No other batch is, but the one that holds the log start.
+- The runs read for look-ups take at most `time_lookup_bytes` of memory at once, and connections take turns. So they do
+  on the threads that decompress.
+- A look-up ends when its caller is cancelled, which is what happens when the client hangs up.
+
+A batch that decompresses to more than `max_decompressed_bytes`, written when that was larger, is answered with its
+first offset.
+"""
+
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
+from agent.read_path.settings import ReadPathSettings
+from agent.settings import AgentSettings
 from cache_ring.page_reader import PageReader
 from cache_ring.run_bytes import RunBytes
-from sequencer.coordinates import Coordinates, PartitionBounds, PartitionKey
+from cache_ring.store_pages import DamagedPage
+from sequencer.coordinates import Coordinates, PartitionBounds, PartitionKey, RunCoordinate
+from storage.batch_kernels import first_since
+from storage.batch_validation import BatchFault, InvalidBatch, check_crc, plain_records, scan, span_row
+from storage.byte_arrays import as_byte_array
+from storage.fair_queue import FairQueue
 from storage.identifiers import Offset
 from storage.object_store import ObjectNotFound
-from storage.record_batch import read_header
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from storage.record_batch import BatchHeader, TimestampType, read_header
+from storage.threads import Threads
 
 _TRIES = 4
 """How often a run that was replaced or deleted meanwhile is looked up again."""
+_MAX_TIMESTAMP_POSITION = 35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +48,25 @@ class TimedOffset:
 
 
 class TimeLookup:
-    def __init__(self, coordinates: Coordinates, pages: PageReader) -> None:
+    """One per agent. `client` is who asks: clients take turns."""
+
+    def __init__(
+        self,
+        coordinates: Coordinates,
+        pages: PageReader,
+        threads: Threads,
+        read_path: ReadPathSettings,
+        settings: AgentSettings,
+    ) -> None:
         self._coordinates = coordinates
         self._pages = pages
+        self._threads = threads
+        self._reading = FairQueue(read_path.time_lookup_bytes)
+        self._most_plain_bytes = settings.max_decompressed_bytes
 
-    async def first_since(self, key: PartitionKey, timestamp_ms: int, log_start_offset: Offset) -> TimedOffset | None:
+    async def first_since(
+        self, key: PartitionKey, timestamp_ms: int, log_start_offset: Offset, client: Hashable
+    ) -> TimedOffset | None:
         """The first record with this timestamp or a later one; None if there is none.
 
         Raises SequencerUnavailable, StoreUnavailable, DamagedPage, or ObjectNotFound for an object that stays missing.
@@ -47,61 +78,109 @@ class TimeLookup:
             if run is None:
                 return None
             try:
-                found_run = await self._pages.read_run(run)
+                found = await self._first_of_run(run, timestamp_ms, log_start_offset, client)
             except ObjectNotFound:
                 tries += 1
                 if tries == _TRIES:
                     raise
                 continue
-            found = await asyncio.to_thread(first_record_since, found_run, timestamp_ms, log_start_offset)
             if found is not None:
                 return found
             from_offset = Offset(run.last_offset + 1)
 
-    async def latest(self, key: PartitionKey, bounds: PartitionBounds) -> TimedOffset | None:
+    async def latest(self, key: PartitionKey, bounds: PartitionBounds, client: Hashable) -> TimedOffset | None:
         """The first record that has the greatest timestamp of the log; None for an empty log. Raises as
         `first_since`."""
         if bounds.high_watermark == bounds.log_start_offset:
             return None
-        found = await self.first_since(key, bounds.max_timestamp_ms, bounds.log_start_offset)
+        found = await self.first_since(key, bounds.max_timestamp_ms, bounds.log_start_offset, client)
         if found is not None:
             return found
         # The record that set the maximum is deleted. Some record is at or after a time exactly if the maximum of what
-        # is
-        # left is, so bisecting finds that maximum.
-        low, high = await self.first_since(key, -1, bounds.log_start_offset), bounds.max_timestamp_ms
+        # is left is, so bisecting finds that maximum.
+        low, high = await self.first_since(key, -1, bounds.log_start_offset, client), bounds.max_timestamp_ms
         while low is not None and high - low.timestamp_ms > 1:
             middle = (low.timestamp_ms + high) // 2
-            later = await self.first_since(key, middle, bounds.log_start_offset)
+            later = await self.first_since(key, middle, bounds.log_start_offset, client)
             low, high = (low, middle) if later is None else (later, high)
         return low
 
-
-def first_record_since(run_bytes: RunBytes, timestamp_ms: int, log_start_offset: int) -> TimedOffset | None:
-    """The first record of a run at or after a time and the log start. Decodes batch by batch, skipping those too
-    old."""
-    from storage.arrow_columns import decode_batches  # pyarrow (see agent/later.py)
-
-    run, data, index = run_bytes.run, run_bytes.data(), run_bytes.batches
-    base_offsets = [run.base_offset + relative for relative in index.relative_offsets]
-    ends = [*base_offsets[1:], run.last_offset + 1]
-    for position, size, base_offset, end_offset in zip(index.positions, index.sizes, base_offsets, ends, strict=True):
-        if end_offset <= log_start_offset or read_header(data, position).max_timestamp_ms < timestamp_ms:
-            continue
-        records = decode_batches(data, position, position + size, base_offset)
-        found = _first(records, lambda times, offsets: (times >= timestamp_ms) & (offsets >= log_start_offset))
-        if found is not None:
-            return found
-    return None
-
-
-def _first(records: "pa.RecordBatch", wanted: "Callable[[np.ndarray, np.ndarray], np.ndarray]") -> TimedOffset | None:
-    import pyarrow as pa  # see agent/later.py
-
-    offsets = records.column("offset").to_numpy()
-    microseconds = records.column("timestamp").cast(pa.int64()).fill_null(-1000).to_numpy()
-    times = microseconds // 1000
-    places = np.flatnonzero(wanted(times, offsets))
-    if len(places) == 0:
+    async def _first_of_run(
+        self, run: RunCoordinate, timestamp_ms: int, log_start_offset: int, client: Hashable
+    ) -> TimedOffset | None:
+        async with self._reading.turn(client, run.length):
+            run_bytes = await self._pages.read_run(run)
+            batches = await self._threads.run_for(
+                client, partial(batches_since, run_bytes, timestamp_ms, log_start_offset)
+            )
+            for batch in batches:
+                find = partial(first_of_batch, batch, timestamp_ms, log_start_offset, self._most_plain_bytes)
+                found = find() if batch.is_told_by_header else await self._threads.run_for(client, find)
+                if found is not None:
+                    return found
         return None
-    return TimedOffset(offset=int(offsets[places[0]]), timestamp_ms=int(times[places[0]]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedBatch:
+    """A batch that may hold the record: its bytes, and where it lies in the log."""
+
+    data: memoryview
+    header: BatchHeader
+    base_offset: int
+
+    @property
+    def is_told_by_header(self) -> bool:
+        """Whether the header tells the records' offsets and their one time."""
+        header = self.header
+        has_all_offsets = header.record_count == header.last_offset_delta + 1
+        has_one_time = header.record_count == 1 or header.timestamp_type is TimestampType.LOG_APPEND_TIME
+        return has_all_offsets and has_one_time and not header.is_control
+
+
+def batches_since(run_bytes: RunBytes, timestamp_ms: int, log_start_offset: int) -> Iterator[TimedBatch]:
+    """The batches of a run that reach the time and the log start, in order, by their headers alone. None of them is
+    looked into."""
+    data, index = run_bytes.data(), run_bytes.batches
+    base_offsets = run_bytes.run.base_offset + np.array(index.relative_offsets, np.int64)
+    ends = np.append(base_offsets[1:], run_bytes.run.last_offset + 1)
+    max_timestamps_ms = _longs_at(data, np.array(index.positions, np.int64) + _MAX_TIMESTAMP_POSITION)
+    places = np.flatnonzero((ends > log_start_offset) & (max_timestamps_ms >= timestamp_ms)).tolist()
+
+    def each() -> Iterator[TimedBatch]:
+        for place in places:
+            batch = data[index.positions[place] : index.positions[place] + index.sizes[place]]
+            yield TimedBatch(data=batch, header=read_header(batch), base_offset=int(base_offsets[place]))
+
+    return each()
+
+
+def _longs_at(data: memoryview, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = as_byte_array(data)[positions[:, None] + np.arange(8)].view(">i8")
+    return found.reshape(-1).astype(np.int64)
+
+
+def first_of_batch(
+    batch: TimedBatch, timestamp_ms: int, log_start_offset: int, most_plain_bytes: int
+) -> TimedOffset | None:
+    """The first record of a batch at or after a time and the log start. Raises DamagedPage."""
+    header = batch.header
+    first_offset = max(batch.base_offset, log_start_offset)
+    if batch.is_told_by_header:
+        return TimedOffset(offset=first_offset, timestamp_ms=header.max_timestamp_ms)
+    if header.is_control:
+        return None
+    try:
+        check_crc(batch.data, header)
+        plain = plain_records(batch.data, header, most_plain_bytes)
+        spans = np.array([span_row(header, 0, len(plain), batch.base_offset)], np.int64)
+        scan(plain, spans)
+    except InvalidBatch as invalid:
+        if invalid.fault is BatchFault.TOO_LARGE:
+            return TimedOffset(offset=first_offset, timestamp_ms=header.max_timestamp_ms)
+        raise DamagedPage(f"the batch at offset {batch.base_offset} is damaged: {invalid.message}") from None
+    found = np.empty(2, np.int64)
+    if not first_since(plain, spans, timestamp_ms, log_start_offset, found):
+        return None
+    offset, found_ms = found.tolist()
+    return TimedOffset(offset=offset, timestamp_ms=found_ms)

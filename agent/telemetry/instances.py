@@ -1,9 +1,9 @@
 """Which client instances push their metrics here, and whether a request of one may be taken now (pure; KIP-714).
 
-Promises that at most `most` instances are remembered, the longest unheard going first; that an instance is forgotten
-three push intervals after it was last heard of, or a minute after its last words; that one which asks or pushes more
-often than its interval is throttled; and that a subscription's id is the same at every agent with the same settings, so
-that a client may push to another than the one that it asked.
+Promises that at most `most` instances are remembered, and at most `most_bytes` of their values, the longest unheard
+going first; that an instance is forgotten three push intervals after it was last heard of, or a minute after its last
+words; that one which asks or pushes more often than its interval is throttled; and that a subscription's id is the same
+at every agent with the same settings, so that a client may push to another than the one that it asked.
 """
 
 import math
@@ -18,6 +18,7 @@ from uuid import UUID
 LAST_WORDS_S: Final = 60.0
 LONGEST_TEXT: Final = 200
 """Characters kept of any name or value that a client gives."""
+_SERIES_BYTES, _TEXT_BYTES = 250, 90
 _TOLERANCE: Final = 0.9  # a client's timer, and the way to here, are not exact
 _FIRST_CLIENT_ID: Final = 2  # Kafka keeps ids 0 and 1 for itself
 
@@ -82,15 +83,19 @@ class _Instance:
     may_ask_again: bool = False
     client_id: str = ""
     values: dict[Series, float] = field(default_factory=dict)
+    size_bytes: int = 0
+    """Of the values."""
 
 
 class ClientInstances:
     """`now_s` is monotonic."""
 
-    def __init__(self, subscription: Subscription, most: int, most_series: int) -> None:
+    def __init__(self, subscription: Subscription, most: int, most_series: int, most_bytes: int) -> None:
         self.subscription = subscription
         self._most = most
         self._most_series = most_series
+        self._most_bytes = most_bytes
+        self._size_bytes = 0
         self._instances: OrderedDict[UUID, _Instance] = OrderedDict()
 
     def __len__(self) -> int:
@@ -130,7 +135,7 @@ class ClientInstances:
                 continue
             before = values.get(sample.series, instance.values.get(sample.series, 0.0)) if sample.is_delta else 0.0
             values[sample.series] = before + sample.value
-        instance.values = values
+        self._keep(instance, values)
         return beyond
 
     def current(self, now_s: float) -> Iterator[tuple[UUID, str, Mapping[Series, float]]]:
@@ -164,7 +169,7 @@ class ClientInstances:
         if instance is None:
             instance = self._instances[instance_id] = _Instance(heard_s=now_s)
             if len(self._instances) > self._most:
-                self._instances.popitem(last=False)
+                self._forget(next(iter(self._instances)))
         instance.heard_s = now_s
         self._instances.move_to_end(instance_id)
         return instance
@@ -177,4 +182,21 @@ class ClientInstances:
             if now_s - instance.heard_s > (LAST_WORDS_S if instance.is_terminating else patience_s)
         ]
         for instance_id in gone:
-            del self._instances[instance_id]
+            self._forget(instance_id)
+
+    def _keep(self, instance: _Instance, values: dict[Series, float]) -> None:
+        size_bytes = sum(map(_size_bytes, values))
+        self._size_bytes += size_bytes - instance.size_bytes
+        instance.values, instance.size_bytes = values, size_bytes
+        while self._size_bytes > self._most_bytes:
+            self._forget(next(iter(self._instances)))
+
+    def _forget(self, instance_id: UUID) -> None:
+        self._size_bytes -= self._instances.pop(instance_id).size_bytes
+
+
+def _size_bytes(series: Series) -> int:
+    """About what a series takes in memory: its objects and its texts, of which each character may take four bytes."""
+    name, attributes = series
+    texts = [name, *(text for attribute in attributes for text in attribute)]
+    return _SERIES_BYTES + sum(_TEXT_BYTES + (len(text) if text.isascii() else 4 * len(text)) for text in texts)

@@ -4,9 +4,8 @@ A metric `org.apache.kafka.producer.x.y` becomes `tidelog_pushed_producer_x_y`, 
 What is refused is counted and not logged: a client that pushes nonsense would fill the log.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 from uuid import UUID, uuid4
 
@@ -18,6 +17,7 @@ from agent.settings import AgentSettings
 from agent.telemetry.instances import LONGEST_TEXT, ClientInstances, Push, Sample, Subscription, TelemetryFault
 from storage.compression import DecompressedTooLarge, DecompressionFailed, decompress
 from storage.record_batch import Compression
+from storage.threads import Threads
 
 _HELP: Final = "Pushed by clients (KIP-714)"
 
@@ -25,9 +25,7 @@ _HELP: Final = "Pushed by clients (KIP-714)"
 class Telemetry(Collector):
     """One per agent, registered with its metrics."""
 
-    def __init__(
-        self, settings: AgentSettings, metrics: Metrics, threads: ThreadPoolExecutor, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, settings: AgentSettings, metrics: Metrics, clock: Callable[[], float]) -> None:
         self.subscription = Subscription(
             metrics=tuple(name.strip() for name in settings.telemetry_metrics.split(",") if name.strip()),
             interval_s=settings.telemetry_push_interval_s,
@@ -35,10 +33,14 @@ class Telemetry(Collector):
         )
         self._most_samples = 10 * settings.telemetry_series_per_client
         self._instances = ClientInstances(
-            self.subscription, settings.telemetry_clients, settings.telemetry_series_per_client
+            self.subscription,
+            settings.telemetry_clients,
+            settings.telemetry_series_per_client,
+            settings.telemetry_bytes,
         )
         self._metrics = metrics
-        self._threads = threads
+        # A thread of its own: what clients push must not hold up what others produce.
+        self._threads = Threads("telemetry", 1)
         self._clock = clock
 
     def ask(self, instance_id: UUID | None) -> UUID | TelemetryFault:
@@ -71,8 +73,7 @@ class Telemetry(Collector):
     async def _take(
         self, push: Push, compression: Compression, payload: bytes, client_id: str | None
     ) -> TelemetryFault | None:
-        loop = asyncio.get_running_loop()
-        samples = await loop.run_in_executor(self._threads, self._read, compression, payload)
+        samples = await self._threads.run_for(push.instance_id, partial(self._read, compression, payload))
         if isinstance(samples, TelemetryFault):
             return samples
         assert push.instance_id is not None, "a push without an id was refused"

@@ -2,6 +2,7 @@
 by."""
 
 import asyncio
+import math
 import os
 import random
 from collections.abc import AsyncIterator
@@ -384,3 +385,27 @@ async def test_a_subscriber_that_does_not_read_is_left_out_and_costs_a_bounded_b
 
         assert peer.server.counts.pushes_dropped > 0
         writer.close()
+
+
+async def test_all_slow_subscribers_together_cost_a_bounded_buffer() -> None:
+    each, together = 1_000_000, 1_500_000
+    peer = Peer(SETTINGS.model_copy(update={"push_buffer_bytes": each, "push_buffers_bytes": together}))
+    writers: list[asyncio.StreamWriter] = []
+
+    async def subscribe(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer.server._subscriptions.subscribe(writer, [(ORDERS, Partition(0))], until_s=math.inf)
+        writers.append(writer)
+
+    async with await asyncio.start_server(subscribe, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        deaf = [(await asyncio.open_connection("127.0.0.1", port, limit=1024))[1] for _ in range(5)]
+        await until(lambda: len(writers) == len(deaf))
+
+        many = [a_run(number, number) for number in range(1000)]
+        for _ in range(200):
+            peer.server.push(many)
+            await asyncio.sleep(0)
+
+        assert together / 2 < peer.server.push_bytes_waiting < together + each
+        for writer in [*writers, *deaf]:
+            writer.transport.abort()

@@ -9,9 +9,10 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage import segment_batches
 from storage.batch_validation import BatchLimits, InvalidBatch, validate_produced
 from storage.compression import compress
-from storage.produced_batches import CheckedBatches, LoneCheck, check_all
+from storage.produced_batches import BatchChecks, CheckedBatches, LoneCheck
 from storage.produced_batches import compressed as are_compressed
 from storage.record_batch import Compression, ValidBatch
 from storage.segment_batches import column_of
@@ -72,9 +73,27 @@ def as_value(answer: ValidBatch | InvalidBatch) -> Any:
     return column_of(answer), bytes(answer.data)
 
 
-def checked(frame: memoryview, places: list[tuple[int, int]], limits: list[BatchLimits]) -> CheckedBatches:
+def checks(
+    frame: memoryview, places: list[tuple[int, int]], limits: list[BatchLimits], **bounds: int
+) -> BatchChecks:  # fmt: skip
     asked = np.array(places, np.int64).reshape(-1, 2)
-    return check_all(frame, asked, are_compressed(frame, asked), limits, np.arange(len(places)))
+    return BatchChecks(
+        frame,
+        asked,
+        are_compressed(frame, asked),
+        limits,
+        np.arange(len(places)),
+        append_times_ms=[bounds.get("append_time_ms", -1)] * len(limits),
+        compressions=[None] * len(limits),
+        most_bytes=bounds.get("most_bytes", 1 << 30),
+        most_bytes_of_one=bounds.get("most_bytes_of_one", 1 << 26),
+    )
+
+
+def checked(frame: memoryview, places: list[tuple[int, int]], limits: list[BatchLimits]) -> CheckedBatches:
+    these = checks(frame, places, limits)
+    assert these.step(1 << 30)
+    return these.checked
 
 
 def values_of(found: CheckedBatches) -> list[Any]:
@@ -133,3 +152,66 @@ def test_a_refusal_keeps_nothing_of_what_was_looked_at() -> None:
 
         refused = found.refused[0]
         assert (refused.__traceback__, refused.__context__, refused.__cause__) == (None, None, None)
+
+
+def in_a_row(batches: list[bytes]) -> tuple[memoryview, list[tuple[int, int]]]:
+    ends = [sum(len(batch) for batch in batches[: index + 1]) for index in range(len(batches))]
+    return memoryview(b"".join(batches)), list(zip([0, *ends], ends, strict=False))
+
+
+@given(
+    asked=st.lists(st.tuples(a_produced(), limits), max_size=8),
+    steps=st.lists(st.tuples(st.integers(1, 40_000), st.booleans()), max_size=4),
+    append_time_ms=st.sampled_from([-1, 5]),
+)
+def test_batches_checked_in_steps_are_judged_as_at_once(
+    asked: list[tuple[bytes, BatchLimits]], steps: list[tuple[int, bool]], append_time_ms: int
+) -> None:
+    frame, places = in_a_row([batch for batch, _ in asked])
+    limits = [limit for _, limit in asked]
+    at_once = checks(frame, places, limits, append_time_ms=append_time_ms)
+    in_steps = checks(frame, places, limits, append_time_ms=append_time_ms)
+
+    for plain_bytes, at_least_one in steps:
+        in_steps.step(plain_bytes, at_least_one=at_least_one)
+    while not in_steps.step(1):
+        pass
+
+    assert at_once.step(1 << 30)
+    assert values_of(in_steps.checked) == values_of(at_once.checked)
+
+
+def zeros(count: int) -> bytes:
+    return compressed(a_batch(bytes(count)), Compression.ZSTD)
+
+
+def test_a_step_decompresses_one_batch_beyond_its_bytes_or_none() -> None:
+    frame, places = in_a_row([zeros(100_000)] * 3)
+    these = checks(frame, places, [BatchLimits()] * 3)
+
+    assert not these.step(50_000, at_least_one=False)
+    assert not these.checked.columns.any()
+    assert not these.step(50_000)
+    assert np.count_nonzero(these.checked.columns[segment_batches.LENGTH]) == 1
+    assert these.step(1 << 20)
+    assert not these.checked.refused
+
+
+def test_batches_that_together_decompress_to_too_much_are_refused_and_plain_ones_are_not() -> None:
+    frame, places = in_a_row([zeros(100_000)] * 3 + [PLAIN[0]] + [zeros(10)])
+    these = checks(frame, places, [BatchLimits()] * 5, most_bytes=250_000)
+
+    assert these.step(1 << 30)
+
+    assert these.checked.refused.keys() == {2, 4}
+    assert "together decompress to more than the limit of 250000 bytes" in these.checked.refused[2].message
+
+
+def test_a_topics_larger_limit_lets_no_compressed_batch_take_more_memory() -> None:
+    frame, places = in_a_row([zeros(100_000), a_batch(bytes(100_000))])
+    these = checks(frame, places, [BatchLimits(max_decompressed_bytes=1 << 20)] * 2, most_bytes_of_one=50_000)
+
+    assert these.step(1 << 30)
+
+    assert these.checked.refused.keys() == {0}
+    assert "more than the limit of 50000 bytes" in these.checked.refused[0].message

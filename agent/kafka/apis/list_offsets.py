@@ -115,12 +115,12 @@ async def _answer(
     at_edge = _edge(partition.timestamp, bounds, read_committed=read_committed)
     if at_edge is not None:
         return at_edge
-    lookup = TimeLookup(context.parts.sequencer.coordinates, context.parts.pages)
+    settings, client = context.parts.reads.settings, context.connection.connection_id
     try:
-        if partition.timestamp == _LATEST_RECORD:
-            found = await lookup.latest(key, bounds)
-        else:
-            found = await lookup.first_since(key, partition.timestamp, bounds.log_start_offset)
+        async with asyncio.timeout_at(context.received_at_s + settings.time_lookup_timeout_s):
+            found = await _look_up(key, partition.timestamp, bounds, context.parts.times, client)
+    except TimeoutError:
+        return _Answer(code=ErrorCode.request_timed_out)
     except (SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable, DamagedPage, ObjectNotFound) as error:
         _log.warning(
             "list offsets: a time cannot be looked up",
@@ -129,6 +129,14 @@ async def _answer(
         return _Answer(code=read_failure_code(ReadFailure.UNAVAILABLE, by_id=False))
     end_offset = bounds.last_stable_offset if read_committed else bounds.high_watermark
     return _Answer() if found is None or found.offset >= end_offset else _at(found)
+
+
+async def _look_up(
+    key: PartitionKey, timestamp: int, bounds: PartitionBounds, times: TimeLookup, client: int
+) -> TimedOffset | None:
+    if timestamp == _LATEST_RECORD:
+        return await times.latest(key, bounds, client)
+    return await times.first_since(key, timestamp, bounds.log_start_offset, client)
 
 
 def _refusal(

@@ -19,7 +19,7 @@ from kio.schema.errors import ErrorCode
 from agent.error_codes import ProduceResult, produce_result
 from agent.kafka.api import CloseConnection, Respond
 from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, encode
-from agent.kafka.apis.produce_batches import NO_TIME_MS, Accepted, AskedBatches, accept, accept_lone
+from agent.kafka.apis.produce_batches import NO_TIME_MS, Accepted, AskedBatches, ClientGone, accept, accept_lone
 from agent.kafka.apis.produce_request import FIRST_VERSION_WITH_TOPIC_IDS, ProduceRequest, read_request
 from agent.kafka.context import RequestContext
 from agent.kafka.current_leaders import node_endpoints
@@ -83,7 +83,10 @@ def begin(request: ProduceRequest, context: RequestContext, respond: Respond) ->
 async def handle(request: ProduceRequest, context: RequestContext) -> Encoded | None:
     verdict = _refusal(request)
     if verdict is None:
-        results = await _write(await _accept(request, context), request, context)
+        try:
+            results = await _write(await _accept(request, context), request, context)
+        except ClientGone:
+            return None
     else:
         results = ProduceResults.of(dict.fromkeys(range(len(request.records)), verdict), len(request.records))
     if request.acks == _NO_ACKS:
@@ -116,7 +119,7 @@ def _refusal(request: ProduceRequest) -> ProduceResult | None:
 
 
 async def _accept(request: ProduceRequest, context: RequestContext) -> Accepted | ProduceResult:
-    """Everything that may wait: finding topics, checking batches. Or what is said of all of them."""
+    """Everything that may wait: finding topics, checking batches. Or what is said of all of them. Raises ClientGone."""
     try:
         topics = await _find_topics(request, context)
     except SequencerUnavailable as error:
@@ -130,7 +133,15 @@ async def _accept(request: ProduceRequest, context: RequestContext) -> Accepted 
         places=places,
         are_compressed=compressed(frame, places),
     )
-    return await accept(asked, _unknown_topic(context), context)
+    has_acks = request.acks != _NO_ACKS  # without, the client hears nothing, and may hang up as soon as it has sent
+    longest_s = context.settings.max_produce_timeout_s
+    deadline_s = context.deadline_s(request.timeout_s if has_acks else longest_s, longest_s)
+    try:
+        return await accept(asked, _unknown_topic(context), context, deadline_s, needs_client=has_acks)
+    except TimeoutError:
+        return ProduceResult(
+            code=ErrorCode.request_timed_out, message="the request's timeout was over before its batches were checked"
+        )
 
 
 def _unknown_topic(context: RequestContext) -> ErrorCode:

@@ -22,11 +22,12 @@ from agent.error_codes import ProduceResult, invalid_batch_code
 from agent.kafka.context import RequestContext
 from agent.kafka.current_leaders import leader_elsewhere
 from agent.kafka.routing import moved_partitions
+from agent.settings import AgentSettings
 from sequencer.topic_config import TopicConfig
 from sequencer.topics import Topic
-from storage.batch_validation import LAST_TIMESTAMP_MS, NO_TIMESTAMP_MS, BatchFault, BatchLimits, InvalidBatch
+from storage.batch_validation import LAST_TIMESTAMP_MS, NO_TIMESTAMP_MS, BatchLimits, InvalidBatch
 from storage.identifiers import Partition, TopicId
-from storage.produced_batches import CheckedBatches, check_all
+from storage.produced_batches import BatchChecks
 from storage.record_batch import Compression
 from storage.segment_batches import PARTITION, TOPIC, PendingBatches
 
@@ -37,7 +38,6 @@ _NO_ROOM = ProduceResult(
     code=ErrorCode.not_enough_replicas,
     message="there is no memory now for what the topic's compression.type makes of the batches: try again",
 )
-_TOO_LARGE = invalid_batch_code(BatchFault.TOO_LARGE)
 _PLAIN_IS_CHEAPER = 64
 """Checking plain bytes takes about so many times less than checking bytes that have to be decompressed."""
 
@@ -90,7 +90,7 @@ def accept_lone(topic: Topic, partition: int, records: memoryview, context: Requ
     found out in a tenth of the time that `accept` takes."""
     if not 0 <= partition < topic.partition_count or moved_partitions(context, topic.topic_id, (partition,)):
         return None
-    rules = _rules_of(topic, context.settings.validation_loop_decompressed_bytes, _now_ms(), raised_by_topic=False)
+    rules = _rules_of(topic, context.settings.validation_loop_decompressed_bytes, _now_ms())
     if rules.log_append_time_ms != NO_TIME_MS or rules.compression not in (None, Compression.NONE):
         return None
     columns = context.parts.lone_check.columns(records, rules.limits, partition)
@@ -100,31 +100,30 @@ def accept_lone(topic: Topic, partition: int, records: memoryview, context: Requ
     return Accepted(batches=batches, numbers=(0,), times_ms=(NO_TIME_MS,), refusals={})
 
 
-async def accept(asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext) -> Accepted | ProduceResult:
-    refusals = _misplaced(asked, unknown_topic, context)
+class ClientGone(Exception):
+    """The client hung up before its batches were checked. Nothing of the request is written."""
+
+
+async def accept(
+    asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext, deadline_s: float, *, needs_client: bool
+) -> Accepted | ProduceResult:
+    """`needs_client`: whether to stop once the client has hung up. Raises ClientGone, or TimeoutError at `deadline_s`
+    on the loop's clock."""
     settings = context.settings
-    recompresses = any(topic is not None and "compression.type" in topic.config for topic in asked.topics)
-    if not recompresses and _effort_bytes(asked, refusals) < settings.validation_thread_bytes:
-        accepted = _check(asked, refusals, settings.validation_loop_decompressed_bytes, raised_by_topic=False)
-        if not any(refusal.code is _TOO_LARGE for refusal in accepted.refusals.values()):
-            return accepted
-        # Few bytes that decompress to many: they are not for the event loop, which everybody waits for.
-    check = partial(_check, asked, refusals, settings.max_decompressed_bytes, raised_by_topic=True)
-    accepted = await asyncio.get_running_loop().run_in_executor(context.parts.checking, check)
-    grown_bytes = sum(map(len, accepted.batches.data)) - len(asked.frame) if recompresses else 0
+    request = _Request(asked, _misplaced(asked, unknown_topic, context), settings)
+    is_small = not request.recompresses and request.effort_bytes() < settings.validation_thread_bytes
+    if is_small and request.checks.step(settings.validation_loop_decompressed_bytes, at_least_one=False):
+        return request.accepted()
+    # Few bytes may decompress to many: those are not for the event loop, which everybody waits for.
+    client, threads = context.connection, context.parts.checking
+    step = partial(request.checks.step, settings.validation_slice_bytes)
+    async with asyncio.timeout_at(deadline_s):
+        while not await threads.run_for(client.connection_id, step):
+            if needs_client and client.is_gone:
+                raise ClientGone
+    accepted = request.accepted()
+    grown_bytes = sum(map(len, accepted.batches.data)) - len(asked.frame) if request.recompresses else 0
     return accepted if grown_bytes <= 0 or context.memory.try_grow(grown_bytes) else _NO_ROOM
-
-
-def _effort_bytes(asked: AskedBatches, refusals: dict[int, ProduceResult]) -> int:
-    """What has to be checked, in bytes that have to be decompressed."""
-    sizes = asked.places[:, 1] - asked.places[:, 0]
-    efforts = np.where(asked.are_compressed, sizes, sizes // _PLAIN_IS_CHEAPER)
-    return int((efforts[_wanted(asked, refusals)] if refusals else efforts).sum())
-
-
-def _wanted(asked: AskedBatches, refusals: dict[int, ProduceResult]) -> NDArray[np.int64]:
-    """The batches that are not refused, whatever they hold."""
-    return _without(refusals, len(asked.places))
 
 
 def _without(refused: Collection[int], count: int) -> NDArray[np.int64]:
@@ -184,54 +183,63 @@ def _named_twice(asked: AskedBatches) -> frozenset[int]:
     return frozenset([index for index, place in enumerate(places) if times_named[place] > 1])
 
 
-def _check(
-    asked: AskedBatches, refusals: dict[int, ProduceResult], max_decompressed_bytes: int, *, raised_by_topic: bool
-) -> Accepted:  # fmt: skip
-    at_ms = _now_ms()
-    rules = [_rules_of(topic, max_decompressed_bytes, at_ms, raised_by_topic=raised_by_topic) for topic in asked.topics]
-    wanted = _wanted(asked, refusals)
-    topic_of = asked.topic_of[wanted]
-    limits = [rule.limits for rule in rules]
-    checked = check_all(asked.frame, asked.places[wanted], asked.are_compressed[wanted], limits, topic_of)
-    times_ms = np.array([rule.log_append_time_ms for rule in rules], np.int64)[topic_of]
-    if any(rule.compression is not None for rule in rules):
-        _recompress(checked, rules, topic_of)
-    if any(rule.log_append_time_ms != NO_TIME_MS for rule in rules):
-        _give_times(checked, times_ms)
-    columns, data = checked.columns, checked.data
-    columns[PARTITION] = asked.partitions[wanted]
-    if checked.refused:
-        sound = _without(checked.refused, len(wanted))
-        columns, data = np.take(columns, sound, axis=1), [data[index] for index in sound.tolist()]
-        topic_of, times_ms, numbers = topic_of[sound], times_ms[sound], wanted[sound]
-    else:
-        numbers = wanted
-    used = [0] if len(asked.topics) == 1 else np.unique(topic_of).tolist()
-    columns[TOPIC] = np.searchsorted(used, topic_of)
-    invalid = {int(wanted[index]): _invalid(refused) for index, refused in checked.refused.items()}
-    return Accepted(
-        batches=PendingBatches(
-            topic_ids=tuple([topic.topic_id for number in used if (topic := asked.topics[number]) is not None]),
-            columns=columns,
-            data=data,
-        ),
-        numbers=numbers.tolist(),
-        times_ms=times_ms.tolist(),
-        refusals=refusals | invalid,
-    )
+class _Request:
+    """One request's batches, from where they lie in the frame to what is accepted."""
 
+    def __init__(self, asked: AskedBatches, refusals: dict[int, ProduceResult], settings: AgentSettings) -> None:
+        at_ms = _now_ms()
+        self._asked = asked
+        self._refusals = refusals
+        self._wanted = _without(refusals, len(asked.places))
+        """The batches that are not refused, whatever they hold."""
+        self._rules = [_rules_of(topic, settings.max_decompressed_bytes, at_ms) for topic in asked.topics]
+        self._topic_of = asked.topic_of[self._wanted]
+        self.recompresses = any(rule.compression is not None for rule in self._rules)
+        self.checks = BatchChecks(
+            asked.frame,
+            asked.places[self._wanted],
+            asked.are_compressed[self._wanted],
+            [rule.limits for rule in self._rules],
+            self._topic_of,
+            append_times_ms=[rule.log_append_time_ms for rule in self._rules],
+            compressions=[rule.compression for rule in self._rules],
+            most_bytes=settings.max_request_decompressed_bytes,
+            most_bytes_of_one=settings.max_decompressed_bytes,
+        )
 
-def _recompress(checked: CheckedBatches, rules: Sequence[_Rules], topic_of: NDArray[np.int64]) -> None:
-    for index, topic in enumerate(topic_of.tolist()):
-        compression = rules[topic].compression
-        if compression is not None and index not in checked.refused:
-            checked.recompress(index, compression, rules[topic].limits)
+    def effort_bytes(self) -> int:
+        """What has to be checked, in bytes that have to be decompressed."""
+        places = self._asked.places
+        sizes = places[:, 1] - places[:, 0]
+        efforts = np.where(self._asked.are_compressed, sizes, sizes // _PLAIN_IS_CHEAPER)
+        return int((efforts[self._wanted] if self._refusals else efforts).sum())
 
-
-def _give_times(checked: CheckedBatches, times_ms: NDArray[np.int64]) -> None:
-    for index in np.flatnonzero(times_ms != NO_TIME_MS).tolist():
-        if index not in checked.refused:
-            checked.give_time(index, int(times_ms[index]))
+    def accepted(self) -> Accepted:
+        """Once all are checked."""
+        asked, checked = self._asked, self.checks.checked
+        wanted, topic_of = self._wanted, self._topic_of
+        times_ms = np.array([rule.log_append_time_ms for rule in self._rules], np.int64)[topic_of]
+        columns, data = checked.columns, checked.data
+        columns[PARTITION] = asked.partitions[wanted]
+        if checked.refused:
+            sound = _without(checked.refused, len(wanted))
+            columns, data = np.take(columns, sound, axis=1), [data[index] for index in sound.tolist()]
+            topic_of, times_ms, numbers = topic_of[sound], times_ms[sound], wanted[sound]
+        else:
+            numbers = wanted
+        used = [0] if len(asked.topics) == 1 else np.unique(topic_of).tolist()
+        columns[TOPIC] = np.searchsorted(used, topic_of)
+        invalid = {int(wanted[index]): _invalid(refused) for index, refused in checked.refused.items()}
+        return Accepted(
+            batches=PendingBatches(
+                topic_ids=tuple([topic.topic_id for number in used if (topic := asked.topics[number]) is not None]),
+                columns=columns,
+                data=data,
+            ),
+            numbers=numbers.tolist(),
+            times_ms=times_ms.tolist(),
+            refusals=self._refusals | invalid,
+        )
 
 
 def _invalid(refused: InvalidBatch) -> ProduceResult:
@@ -247,7 +255,7 @@ def _config_of(settings: tuple[tuple[str, str], ...]) -> TopicConfig:
     return TopicConfig.of(dict(settings))
 
 
-def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int, *, raised_by_topic: bool) -> _Rules:
+def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int) -> _Rules:
     """Producers' times are bounded only where they count."""
     if topic is None:  # its batches are refused before
         return _Rules(limits=BatchLimits(), log_append_time_ms=NO_TIME_MS)
@@ -257,7 +265,7 @@ def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int, *, 
     latest_ms = LAST_TIMESTAMP_MS if gives_times else now_ms + config.message_timestamp_after_max_ms
     limits = BatchLimits(
         max_message_bytes=config.max_message_bytes,
-        max_decompressed_bytes=max(max_decompressed_bytes, config.max_message_bytes * raised_by_topic),
+        max_decompressed_bytes=max(max_decompressed_bytes, config.max_message_bytes),
         earliest_timestamp_ms=max(NO_TIMESTAMP_MS, earliest_ms),
         latest_timestamp_ms=min(LAST_TIMESTAMP_MS, latest_ms),
     )

@@ -12,7 +12,7 @@ ANN = UUID(int=77)
 
 
 def some_instances(most: int = 10, series: int = 3) -> ClientInstances:
-    return ClientInstances(ASKED, most, series)
+    return ClientInstances(ASKED, most, series, 1 << 20)
 
 
 def a_push(
@@ -110,7 +110,7 @@ def test_series_beyond_the_bound_are_dropped_and_counted() -> None:
 
 
 def test_the_silent_are_forgotten_and_those_that_said_good_bye_sooner() -> None:
-    instances = ClientInstances(Subscription(metrics=(), interval_s=100.0, max_bytes=1), 10, 3)
+    instances = ClientInstances(Subscription(metrics=(), interval_s=100.0, max_bytes=1), 10, 3, 1 << 20)
     instances.take(ANN, "ann", [a_sample("m", 1.0)], 0.0)
     instances.take(UUID(int=88), "bob", [a_sample("m", 1.0)], 0.0)
     instances.check(
@@ -139,3 +139,13 @@ def test_no_more_instances_are_remembered_than_allowed(steps: list[tuple[int, st
 @given(st.uuids())
 def test_a_subscription_id_is_a_signed_32_bit_number(instance_id: UUID) -> None:
     assert -(2**31) <= ASKED.id_for(instance_id) < 2**31
+
+
+def test_values_that_take_too_much_memory_push_out_those_of_the_client_longest_unheard() -> None:
+    instances, others = ClientInstances(ASKED, 1_000, 10, 100_000), [UUID(int=1_000 + number) for number in range(200)]
+    for number, instance_id in enumerate(others):
+        assert instances.check(a_push(instance_id), float(number)) is None
+        instances.take(instance_id, "client", [Sample(series=("n" * 5_000, ()), value=1.0, is_delta=False)], number)
+        assert len(list(instances.current(float(number)))) <= 20
+
+    assert [instance_id for instance_id, _, _ in instances.current(199.0)] == others[-len(instances) :]

@@ -1,0 +1,115 @@
+"""Clients share a bound in turns."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.fair_queue import FairQueue
+from tests.waiting import until
+
+
+async def test_clients_take_turns_however_many_pieces_one_waits_with() -> None:
+    queue, order = FairQueue(1), list[str]()
+    await queue.take("first")
+
+    async def work(client: str) -> None:
+        async with queue.turn(client):
+            order.append(client)
+
+    async with asyncio.TaskGroup() as tasks:
+        for client in "AAAAAABBC":
+            tasks.create_task(work(client))
+        await until(lambda: queue.waiting == 9)
+        queue.give_back()
+
+    assert order == list("ABCABAAAA")
+
+
+async def test_a_piece_larger_than_the_limit_goes_alone() -> None:
+    queue = FairQueue(10)
+    await queue.take("a", 100)
+
+    small = asyncio.create_task(queue.take("b", 1))
+    await until(lambda: queue.waiting == 1)
+    assert not small.done()
+    queue.give_back(100)
+    await small
+
+    large = asyncio.create_task(queue.take("a", 100))
+    await until(lambda: queue.waiting == 1)
+    queue.give_back(1)
+    await large
+    assert queue.taken == 100
+
+
+async def test_a_piece_that_does_not_fit_is_not_overtaken_for_ever() -> None:
+    queue = FairQueue(10)
+    await queue.take("small", 6)
+    large = asyncio.create_task(queue.take("large", 8))
+    await until(lambda: queue.waiting == 1)
+    small = asyncio.create_task(queue.take("small", 4))
+    await until(lambda: queue.waiting == 2)
+
+    queue.give_back(6)
+    await large
+
+    assert not small.done()
+    queue.give_back(8)
+    await small
+
+
+async def test_whoever_is_cancelled_while_waiting_holds_up_no_other() -> None:
+    queue = FairQueue(10)
+    await queue.take("a", 6)
+    large = asyncio.create_task(queue.take("b", 10))
+    await until(lambda: queue.waiting == 1)
+    small = asyncio.create_task(queue.take("c", 4))
+    await until(lambda: queue.waiting == 2)
+
+    large.cancel()
+    await small
+
+    queue.give_back(6)
+    queue.give_back(4)
+    assert (queue.taken, queue.waiting) == (0, 0)
+
+
+async def test_whoever_is_cancelled_as_its_turn_comes_gives_it_on() -> None:
+    queue = FairQueue(1)
+    await queue.take("a")
+    unlucky = asyncio.create_task(queue.take("b"))
+    last = asyncio.create_task(queue.take("c"))
+    await until(lambda: queue.waiting == 2)
+
+    queue.give_back()
+    unlucky.cancel()
+    await last
+
+    with pytest.raises(asyncio.CancelledError):
+        await unlucky
+    queue.give_back()
+    assert (queue.taken, queue.waiting) == (0, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12), st.booleans()), max_size=30))
+def test_the_limit_holds_and_all_is_given_back(pieces: list[tuple[int, int, bool]]) -> None:
+    async def run() -> None:
+        queue = FairQueue(10)
+
+        async def use(client: int, size: int) -> None:
+            async with queue.turn(client, size):
+                assert queue.taken == size or queue.taken <= 10
+                await asyncio.sleep(0)
+
+        tasks = [asyncio.create_task(use(client, size)) for client, size, _ in pieces]
+        await asyncio.sleep(0)
+        for task, (_, _, is_cancelled) in zip(tasks, pieces, strict=True):
+            if is_cancelled:
+                task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            assert ended is None or isinstance(ended, asyncio.CancelledError)
+        assert (queue.taken, queue.waiting) == (0, 0)
+
+    asyncio.run(run())

@@ -1,0 +1,72 @@
+"""Calls beside the event loop are bounded, fair, and end before their thread is free."""
+
+import asyncio
+import threading
+
+import pytest
+
+from storage.threads import Threads
+from tests.waiting import until
+
+
+async def test_no_more_calls_run_at_once_than_there_are_threads() -> None:
+    threads, gate, inside = Threads("test", 2), threading.Event(), set[int]()
+
+    def call(number: int) -> int:
+        inside.add(number)
+        gate.wait(60)
+        return number
+
+    calls = [asyncio.create_task(threads.run(call, number)) for number in range(5)]
+    await until(lambda: len(inside) == 2)
+    assert threads.waiting == 3
+    gate.set()
+
+    assert await asyncio.gather(*calls) == [0, 1, 2, 3, 4]
+    threads.close()
+
+
+async def test_a_call_that_nobody_waits_for_any_more_keeps_its_thread_until_it_ends() -> None:
+    threads, gate, begun = Threads("test", 1), threading.Event(), threading.Event()
+
+    def call() -> None:
+        begun.set()
+        gate.wait(60)
+
+    left = asyncio.create_task(threads.run(call))
+    await until(begun.is_set)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    next_call = asyncio.create_task(threads.run(lambda: "next"))
+    await until(lambda: threads.waiting == 1)
+    gate.set()
+
+    assert await next_call == "next"
+    threads.close()
+
+
+async def test_a_call_cancelled_while_it_waits_never_runs() -> None:
+    threads, gate, ran = Threads("test", 1), threading.Event(), list[str]()
+    first = asyncio.create_task(threads.run(gate.wait, 60))
+    await until(lambda: threads.waiting == 0)
+    waiting = asyncio.create_task(threads.run(ran.append, "waiting"))
+    await until(lambda: threads.waiting == 1)
+
+    waiting.cancel()
+    gate.set()
+    await first
+    await threads.run(ran.append, "last")
+
+    assert ran == ["last"]
+    threads.close()
+
+
+async def test_what_a_call_raises_is_raised() -> None:
+    threads = Threads("test", 1)
+
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(lambda: 1 // 0)
+
+    assert await threads.run(lambda: "the thread is free") == "the thread is free"
+    threads.close()
