@@ -84,15 +84,26 @@ class Coordinator:
         return None if running is None or running.ended else running
 
     async def ask(
-        self, group_id: str, event: Request, answer: type[_Answer], *, create: bool = False
+        self,
+        group_id: str,
+        event: Request,
+        answer: type[_Answer],
+        *,
+        create: bool = False,
+        when_queued: Callable[[], None] | None = None,
     ) -> _Answer | GroupFault:
-        """The machine's answer, which may take minutes; or why there is none. Cancelled: nobody waits any more."""
+        """The machine's answer, which may take minutes; or why there is none. Cancelled: nobody waits any more.
+
+        `when_queued` is called once the machine is sure to handle the event before all that come later.
+        """
         running = await self.group(group_id, create=create)
         if isinstance(running, GroupFault):
             return running
         submitted = running.submit(event)
         if isinstance(submitted, GroupFault):
             return submitted
+        if when_queued is not None:
+            when_queued()
         try:
             answered = await submitted
         except asyncio.CancelledError:

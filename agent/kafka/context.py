@@ -12,6 +12,7 @@ from agent.settings import AgentSettings
 
 if TYPE_CHECKING:
     from agent.parts import Parts
+    from agent.read_path.watch import Watch
     from storage.identifiers import NodeId, Partition, TopicId
 
 
@@ -76,7 +77,9 @@ class RequestContext:
     memory: Reservation
     """The request's bytes in the agent's budget; `memory.retain()` keeps them reserved beyond the answer."""
     turn: Turn | None
-    """Set for APIs that are `ordered`."""
+    """Set for APIs that are pipelined or parked (see `Order` in agent/kafka/api.py)."""
+    watch: "Watch | None"
+    """Set for long polls. The connection ends their wait through it."""
 
     def deadline_s(self, wait_s: float, longest_s: float) -> float:
         """The loop time at which the answer is due, for a request that may wait `wait_s`, held to [0, longest_s]."""

@@ -91,7 +91,7 @@ class ConnectionForwards:
         coordinator = places.pop() if places else None
         if coordinator is not None:
             try:
-                answer = await self._ask(coordinator, frame, request)
+                answer = await self._ask(coordinator, frame, request, context)
             except LinkLost:
                 pass
             else:
@@ -139,7 +139,7 @@ class ConnectionForwards:
                 request.api.key, request.version, request.correlation_id, request.client_id, request.payload
             )
             try:
-                answer = await self._ask(coordinator, frame, request)
+                answer = await self._ask(coordinator, frame, request, context)
                 return decode_response(request.api.key, request.version, answer)
             except BadAnswer as error:
                 log.warning("forwarded request answered with nonsense", extra=_fields(coordinator, str(error)))
@@ -147,12 +147,16 @@ class ConnectionForwards:
                 pass
         return await request.api.code.handle(request.payload, context)
 
-    async def _ask(self, coordinator: LiveAgent, frame: bytes, request: Request) -> bytes:
+    async def _ask(
+        self, coordinator: LiveAgent, frame: bytes, request: Request, context: RequestContext
+    ) -> bytes:  # fmt: skip
         forwarding = self._forwarding
         takes_long = waits_for_members(request.api.key)
         if takes_long and forwarding.is_draining:
             raise LinkLost("this agent stops")
         link = self._link(coordinator)
+        if takes_long and context.turn is not None:
+            context.turn.done()  # requests leave on a link in the order in which they come to it
         try:
             answer = await link.ask(
                 coordinator.address.peer_host,

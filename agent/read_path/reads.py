@@ -130,16 +130,17 @@ class ReadPath:
         """Bytes of answers in memory."""
         return self._answers.taken_bytes
 
-    async def fetch(self, plan: FetchPlan, wait_s: float) -> FetchAnswer:
-        """One result per partition of the plan, in its order, after at most about `wait_s`. Release it once it is
-        sent."""
+    async def fetch(self, plan: FetchPlan, wait_s: float, watch: Watch | None = None) -> FetchAnswer:
+        """One result per partition of the plan, in its order, after at most about `wait_s`. Release it once it is sent.
+        The caller may end the wait through its own `watch`."""
         self.counts.fetches += 1
         began_s = self._clock()
         deadline_s = began_s + wait_s
-        with self._coordinates.watching([partition.key for partition in plan.partitions]) as watch:
+        watch = watch or Watch()
+        with self._coordinates.watching([partition.key for partition in plan.partitions], watch):
             fetch = _Fetch(plan=plan, watch=watch, began_s=began_s)
             while True:
-                is_last_chance = self._is_draining or self._clock() >= deadline_s
+                is_last_chance = self._is_draining or watch.is_over or self._clock() >= deadline_s
                 answer = await self._fetch_now(fetch, is_last_chance=is_last_chance)
                 if answer is not None:
                     self.counts.bytes_out += answer.size_bytes

@@ -156,6 +156,41 @@ async def test_a_member_that_waits_holds_up_no_other_client(
     assert (joined.error_code, joined.member_id, joined.leader) == (ErrorCode.none, named, named)
 
 
+async def test_order_on_a_connection_holds_for_what_is_forwarded(
+    agents: tuple[Running, Running], wires: tuple[Wire, Wire]
+) -> None:
+    """All are sent at once to an agent that is not the coordinator."""
+    for number in range(10):
+        group = a_group_of(agents[1])
+        commits = [await wires[0].send(a_commit(group, number)), await wires[0].send(a_commit(group, number + 1))]
+        fetch = await wires[0].send(an_offset_fetch(group))
+        deletion = await wires[0].send(request(42, 2, groups_names=(group,)))
+        listing = await wires[0].send(request(16, 5, states_filter=(), types_filter=()))
+
+        assert [commit_code(await wires[0].receive(sent)) for sent in commits] == [ErrorCode.none] * 2
+        assert committed(await wires[0].receive(fetch)) == {group: number + 1}
+        assert (await wires[0].receive(deletion)).results[0].error_code is ErrorCode.none
+        assert group not in {listed.group_id for listed in (await wires[0].receive(listing)).groups}
+
+
+async def test_a_forwarded_member_that_waits_for_others_can_leave(
+    agents: tuple[Running, Running], wires: tuple[Wire, Wire]
+) -> None:
+    group = a_group_of(agents[1])
+    stays = await Wire.connect(agents[1].app.kafka_port)
+    first = a_join(group, (await stays.ask(a_join(group))).member_id)
+    assert (await stays.ask(first)).error_code is ErrorCode.none  # it does not come to the next rebalance
+    named = (await wires[0].ask(a_join(group))).member_id
+    leaving = [{"member_id": named, "group_instance_id": None, "reason": None}]
+
+    join = await wires[0].send(a_join(group, named))
+    leave = await wires[0].send(request(13, 5, group_id=group, members=leaving))
+
+    assert (await wires[0].receive(join)).error_code is not ErrorCode.none
+    assert (await wires[0].receive(leave)).members[0].error_code is ErrorCode.none
+    stays.close()
+
+
 async def test_the_coordinator_sees_the_client_and_not_the_agent_that_it_came_to(
     agents: tuple[Running, Running], wires: tuple[Wire, Wire]
 ) -> None:
