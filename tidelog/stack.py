@@ -31,8 +31,8 @@ _AGENT_STAGE, _DATABASE_STAGE = 0, 1
 _HOST = "127.0.0.1"
 _BUCKET = "tidelog"
 _STOP_POSTGRES_S = 10.0
-# An upload to this machine takes milliseconds: waiting long for more records would only cost latency.
-_DEFAULTS = {"TIDELOG_LINGER_MS": "20"}
+# An upload to this machine takes milliseconds and costs nothing: waiting long for more records would only cost latency.
+_DEFAULTS = {"TIDELOG_LINGER_MS": "20", "TIDELOG_PUT_USD_PER_MILLION": "0"}
 _SET_HERE = frozenset({"TIDELOG_ROLES", "TIDELOG_DATABASE_URL", "TIDELOG_STORE_URL", "TIDELOG_DATA_DIR"})
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from agent.kafka.memory import Reservation
 from agent.kafka.turns import Turn
 from agent.settings import AgentSettings
+from agent.write_path.producer_window import ProducerWindow
 
 if TYPE_CHECKING:
     from agent.parts import Parts
@@ -39,6 +40,8 @@ class ConnectionState:
     """The client's library and its version, as ApiVersions tells them from version 3 on (KIP-511)."""
     software_version: str = ""
     requests: int = 0
+    window: ProducerWindow = field(default_factory=ProducerWindow)
+    """Its produce requests in flight."""
     groups: list[str] = field(default_factory=list)
     """The first few groups that its requests named."""
     redirected: "dict[tuple[TopicId, Partition], float]" = field(default_factory=dict)
