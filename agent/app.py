@@ -33,6 +33,7 @@ from agent.kafka.served import APIS
 from agent.later import import_all
 from agent.metrics import Metrics
 from agent.ownership_watch import OwnershipWatch
+from agent.producer_notices import ProducerNotices
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
 from agent.write_path.backoff import Backoff
@@ -110,6 +111,7 @@ class App:
             lambda: self._reached.sequencer,
             lambda: self._reached.store,
             self._membership,
+            lambda: None if self._reached.assembly is None else self._reached.assembly.parts.write_path,
             settings,
         )
 
@@ -215,6 +217,7 @@ class App:
         watch = OwnershipWatch(outside.sequencer.ownership, outside.store, self._settings.cluster)
         outside.sequencer.database.on_change(watch.doubt)
         notices = GoneRangeNotices(parts.sequencer.gone_ranges, self._settings)
+        advice = ProducerNotices(listener.clients, self._settings)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(parts.membership.run(), name="membership")]
             await _first_of(self._joined(assembly), stopping.wait())
@@ -231,6 +234,7 @@ class App:
                     group.create_task(listener.run(), name="listener"),
                     group.create_task(watch.run(), name="ownership"),
                     group.create_task(notices.run(), name="gone ranges"),
+                    group.create_task(advice.run(), name="producer advice"),
                 ]
                 await self._serve_while_leased(assembly, watch, listener, stopping)
                 forwarding.drain()

@@ -62,6 +62,9 @@ class Metrics:
         )
         self.seals = Counter("tidelog_seals_total", "Segments sealed", ["reason"], registry=registry)
         self.put_tokens = Gauge("tidelog_put_tokens", "Tokens left in the PUT budget", registry=registry)
+        self.window_tokens = Gauge(
+            "tidelog_window_tokens", "PUTs that the budget for full windows has left", registry=registry
+        )
         self.puts = Counter("tidelog_puts_total", "PUTs of segments begun, by attempt", ["kind"], registry=registry)
         self.put_bytes = Counter("tidelog_put_bytes_total", "Bytes of segments uploaded", registry=registry)
         self.put_seconds = Histogram(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from agent.kafka.memory import Reservation
 from agent.kafka.turns import Turn
 from agent.settings import AgentSettings
+from agent.write_path.producer_window import ProducerWindow
 
 if TYPE_CHECKING:
     from agent.parts import Parts
@@ -42,6 +43,8 @@ class ConnectionState:
     requests: int = 0
     is_gone: bool = False
     """Whether the client hung up. What it asked for need not be worked on any more, unless it is to be carried out."""
+    window: ProducerWindow = field(default_factory=ProducerWindow)
+    """Its produce requests in flight."""
     groups: list[str] = field(default_factory=list)
     """The first few groups that its requests named."""
     redirected: "dict[tuple[TopicId, Partition], float]" = field(default_factory=dict)

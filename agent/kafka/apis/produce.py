@@ -183,7 +183,8 @@ def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestCont
     request's bytes stay reserved until nothing of it is on its way, also when its time is over before."""
     assert context.turn is not None, "produce requests take turns"
     write_path = context.parts.write_path
-    appended = write_path.append(accepted.batches)
+    window = None if request.acks == _NO_ACKS else context.connection.window
+    appended = write_path.append(accepted.batches, window)
     context.turn.done()
     context.memory.retain()
     appended.when_done(context.memory.release)
