@@ -141,7 +141,7 @@ class Membership:
             live = await self._agents.live()
         self.looked_s = sent_s
         if live != self._leased.agents:
-            self._route_by(Ring.of(live))
+            self._route_by(Ring.of(live, before=self._leased))
 
     async def leave(self) -> None:
         """Stop serving and tell the others, for good; a database that is away is no error: the lease then runs out."""

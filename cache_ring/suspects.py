@@ -27,6 +27,7 @@ Pure: times are monotonic seconds and come in. Peers are named by node and incar
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TypeAlias
 
@@ -44,6 +45,7 @@ _CALM_S = 60.0
 _YOUNG_S = 10.0
 _LARGEST_SPREAD_S = 0.3
 _SPREAD_PER_PEER_S = 0.001
+_PLACES_KEPT = 10_000
 
 
 class Evidence(Enum):
@@ -244,13 +246,19 @@ class Suspects:
 
 def _watched(self_: PeerName, others: frozenset[PeerName], most: int) -> frozenset[PeerName]:
     """The agents 1, 2, 4, ... places behind this one, in the order of their nodes' hashes."""
-    in_order = sorted({*others, self_}, key=lambda name: (_hash(name[0]), name[1]))
+    in_order = sorted({*others, self_}, key=lambda name: (_place(name[0]), name[1]))
     own_place, distance = in_order.index(self_), 1
     watched: list[PeerName] = []
     while distance < len(in_order) and len(watched) < most:
         watched.append(in_order[(own_place + distance) % len(in_order)])
         distance *= 2
     return frozenset(watched)
+
+
+@lru_cache(maxsize=_PLACES_KEPT)
+def _place(node_id: NodeId) -> int:
+    """In the order of all agents, which each change of the lease's view makes again."""
+    return _hash(node_id)
 
 
 def _hash(*numbers: int) -> int:
