@@ -7,7 +7,8 @@ Does what `suspects.py` decides. Promises:
   tried a few times more.
 - This agent reports its suspicions over all these connections. An agent that hears of one passes it on once.
 - However much a watcher sends, this agent reads `_READ_BYTES` of it per `_PAUSE_BETWEEN_READS_S`, and answers once.
-- What it holds is bounded: `probe_accepted_connections` from others, and one link per peer of the lease's view.
+- What it holds is bounded: `probe_accepted_connections` from others, and one link per peer of the lease's view. Reports
+  alone make it probe `probe_reported` peers at a time.
 - The ring that routing uses leaves suspects out in the same turn of the event loop.
 """
 

@@ -27,6 +27,8 @@ class CacheRingSettings(BaseSettings):
     """The longest such wait; it doubles with each silence of a peer that proved false."""
     probe_report_s: float = Field(default=2.0, gt=0)
     """How long this agent probes a peer that others report. Reports of one that answered are ignored for as long."""
+    probe_reported: int = Field(default=64, ge=1)
+    """Peers that this agent probes at a time because others report them. Further reports wait, for `probe_report_s`."""
     probe_watched: int = Field(default=10, ge=0)
     """Peers that this agent watches at most; 0: none, and a death is known when its lease ends."""
     probe_accepted_connections: int = Field(default=2_048, ge=1)
