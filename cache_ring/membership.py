@@ -19,7 +19,7 @@ from collections.abc import Callable, Set
 
 from cache_ring.ring import Ring
 from cache_ring.settings import CacheRingSettings
-from sequencer.agents import AgentAddress, Agents, LiveAgent
+from sequencer.agents import AgentAddress, Agents, LiveAgent, PeerSecret
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import NodeId
 
@@ -84,6 +84,10 @@ class Membership:
     @property
     def zone(self) -> str:
         return self._address.zone
+
+    def peer_secrets(self) -> tuple[PeerSecret, ...]:
+        """What proves this agent to its peers, as of the last renewal."""
+        return self._agents.peer_secrets()
 
     @property
     def lost_because(self) -> str | None:

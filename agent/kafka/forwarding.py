@@ -155,8 +155,6 @@ class ConnectionForwards:
         link = self._link(coordinator)
         try:
             answer = await link.ask(
-                coordinator.address.peer_host,
-                coordinator.address.peer_port,
                 Hello(node_id=self._node_id(), zone=forwarding.settings.zone, client=self._state.peer),
                 frame,
                 takes_long=takes_long,
@@ -173,7 +171,10 @@ class ConnectionForwards:
         key = (coordinator.node_id, coordinator.incarnation)
         link = self._links.get(key)
         if link is None or link.is_lost:
-            link = self._links[key] = ForwardLink(self._forwarding.settings.max_request_bytes)
+            forwarding = self._forwarding
+            link = self._links[key] = ForwardLink(
+                coordinator.address, forwarding.membership.peer_secrets, forwarding.settings.max_request_bytes
+            )
         return link
 
     def _node_id(self) -> NodeId:

@@ -44,3 +44,33 @@ async def test_a_node_id_is_not_used_again_for_another_address(sequencer: Sequen
 
     assert len({gone.node_id, newcomer.node_id, returned.node_id}) == 3
     assert not await sequencer.agents.renew(gone.node_id, gone.incarnation, 60)
+
+
+async def test_an_agent_learns_the_peer_secrets_with_its_lease_and_two_are_valid_at_a_time(
+    sequencer: Sequencer,
+) -> None:
+    assert sequencer.agents.peer_secrets() == ()
+    joined = await sequencer.agents.join(HERE, 60)
+    [first] = sequencer.agents.peer_secrets()
+
+    found = []
+    for _ in range(2):
+        await sequencer.agents.renew_peer_secret()
+        assert await sequencer.agents.renew(joined.node_id, joined.incarnation, 60)
+        found.append(sequencer.agents.peer_secrets())
+
+    (second, before_second), (third, before_third) = found
+    assert (before_second, before_third) == (first, second)
+    assert len({first, second, third}) == 3
+    assert {len(secret.value) for secret in (first, second, third)} == {32}
+
+
+async def test_a_renewal_makes_a_secret_where_there_is_none(sequencer: Sequencer) -> None:
+    await sequencer.database.fetch("DELETE FROM peer_secrets")
+    await sequencer.agents.join(HERE, 60)
+    assert sequencer.agents.peer_secrets() == ()
+
+    await sequencer.agents.renew_peer_secret()
+    await sequencer.agents.join(HERE, 60)
+
+    assert len(sequencer.agents.peer_secrets()) == 1
