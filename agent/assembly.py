@@ -99,7 +99,8 @@ def build_peer_server(outside: Outside, settings: Settings) -> tuple[StorePages,
     """The pages and their server for peers, which listens before all else is built: its port is part of the address."""
     pages = StorePages(outside.store, outside.catch_up_store, settings.ring)
     cluster = settings.agent.cluster
-    return pages, PeerServer(pages, settings.ring, (segments_prefix(cluster), merged_prefix(cluster)))
+    secrets = outside.sequencer.agents.peer_secrets
+    return pages, PeerServer(pages, settings.ring, secrets, (segments_prefix(cluster), merged_prefix(cluster)))
 
 
 def assemble(
@@ -116,7 +117,7 @@ def assemble(
     sequencer.database.on_change(membership.end_lease)
     interests = Interests(settings.read_path.recent_reader_s, settings.read_path.read_partitions)
     coordinates = KnownCoordinates(sequencer, interests, settings.read_path, peer_server.push)
-    pages = PageReader(membership, store_pages, PeerClient(settings.ring), settings.ring)
+    pages = PageReader(membership, store_pages, PeerClient(settings.ring, membership.peer_secrets), settings.ring)
     reads = ReadPath(coordinates, pages, settings.read_path)
     write_path = WritePath(
         sequencer=sequencer,

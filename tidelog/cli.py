@@ -27,6 +27,7 @@ class Commands(LazyGroup):
             ("recover", "Bring the log back after a restore, or from the bucket alone."),
             ("backup", "Base backups and archived WAL of the sequencer's Postgres, in the bucket."),
             ("agent", "Run one agent."),
+            ("peers", "Renew the secret by which agents know each other."),
             ("migrate", "Bring the database's schema up to date."),
         )
     )

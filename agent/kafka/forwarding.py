@@ -159,8 +159,6 @@ class ConnectionForwards:
             context.turn.done()  # requests leave on a link in the order in which they come to it
         try:
             answer = await link.ask(
-                coordinator.address.peer_host,
-                coordinator.address.peer_port,
                 Hello(node_id=self._node_id(), zone=forwarding.settings.zone, client=self._state.peer),
                 frame,
                 takes_long=takes_long,
@@ -177,7 +175,10 @@ class ConnectionForwards:
         key = (coordinator.node_id, coordinator.incarnation)
         link = self._links.get(key)
         if link is None or link.is_lost:
-            link = self._links[key] = ForwardLink(self._forwarding.settings.max_request_bytes)
+            forwarding = self._forwarding
+            link = self._links[key] = ForwardLink(
+                coordinator.address, forwarding.membership.peer_secrets, forwarding.settings.max_request_bytes
+            )
         return link
 
     def _node_id(self) -> NodeId:

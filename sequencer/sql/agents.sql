@@ -26,16 +26,17 @@ WITH mine AS (
     RETURNING *
 )
 SELECT node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url,
-    (SELECT lost_because FROM ownership) AS lost_because
+    (SELECT lost_because FROM ownership) AS lost_because, (SELECT secrets FROM peer_secrets) AS peer_secrets
 FROM (SELECT * FROM back UNION ALL SELECT * FROM first) AS joined
 
 -- name: renew
--- Every agent asks this often enough to learn here that the bucket is another database's (sequencer/ownership.py).
+-- Every agent asks this often enough to learn here that the bucket is another database's (sequencer/ownership.py), and
+-- the cluster's secrets: one whose lease holds knows every secret that is older than the lease.
 -- A standby that stalls must not end leases.
 UPDATE agents SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)
 FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
 WHERE node_id = %(node_id)s::integer AND incarnation = %(incarnation)s::bigint
-RETURNING node_id, (SELECT lost_because FROM ownership) AS lost_because
+RETURNING node_id, (SELECT lost_because FROM ownership) AS lost_because, (SELECT secrets FROM peer_secrets) AS peer_secrets
 
 -- name: leave
 UPDATE agents SET lease_until = clock_timestamp()
@@ -51,3 +52,11 @@ DELETE FROM agents WHERE node_id IN (
     SELECT node_id FROM agents
     WHERE lease_until < clock_timestamp() - make_interval(secs => %(forget_after_s)s::double precision)
     ORDER BY node_id LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED)
+
+-- name: renew_peer_secret
+-- Postgres makes the secret, so that no statement carries one. The secret before stays valid: agents take the new one with
+-- their next renewal, and some may have the old one until then.
+INSERT INTO peer_secrets (secrets) VALUES (ARRAY[uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())])
+ON CONFLICT (only_row) DO UPDATE
+SET secrets = array_append(excluded.secrets, peer_secrets.secrets[1]), renewed_at = clock_timestamp()
+RETURNING renewed_at

@@ -71,3 +71,33 @@ async def test_agents_that_live_behind_one_kafka_address_have_a_node_id_each(seq
     assert first.node_id != second.node_id
     assert again.node_id == first.node_id
     assert await sequencer.agents.renew(second.node_id, second.incarnation, 60)
+
+
+async def test_an_agent_learns_the_peer_secrets_with_its_lease_and_two_are_valid_at_a_time(
+    sequencer: Sequencer,
+) -> None:
+    assert sequencer.agents.peer_secrets() == ()
+    joined = await sequencer.agents.join(HERE, 60)
+    [first] = sequencer.agents.peer_secrets()
+
+    found = []
+    for _ in range(2):
+        await sequencer.agents.renew_peer_secret()
+        assert await sequencer.agents.renew(joined.node_id, joined.incarnation, 60)
+        found.append(sequencer.agents.peer_secrets())
+
+    (second, before_second), (third, before_third) = found
+    assert (before_second, before_third) == (first, second)
+    assert len({first, second, third}) == 3
+    assert {len(secret.value) for secret in (first, second, third)} == {32}
+
+
+async def test_a_renewal_makes_a_secret_where_there_is_none(sequencer: Sequencer) -> None:
+    await sequencer.database.fetch("DELETE FROM peer_secrets")
+    await sequencer.agents.join(HERE, 60)
+    assert sequencer.agents.peer_secrets() == ()
+
+    await sequencer.agents.renew_peer_secret()
+    await sequencer.agents.join(HERE, 60)
+
+    assert len(sequencer.agents.peer_secrets()) == 1

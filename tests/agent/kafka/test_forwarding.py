@@ -12,7 +12,9 @@ from kio.schema.errors import ErrorCode
 
 from agent.groups.settings import GroupSettings
 from agent.kafka.forward_protocol import ACCEPTED, PREFACE, Hello, encode_hello
+from cache_ring.peer_connection import open_peer_stream
 from cache_ring.ring import Ring
+from sequencer.client import Sequencer
 from storage.identifiers import NodeId
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_metadata, running, until_answered
@@ -245,6 +247,28 @@ async def test_a_client_whose_agents_disagree_is_refused_and_served_once_they_ag
     assert set(codes) <= {ErrorCode.not_coordinator, ErrorCode.none}
 
 
+async def test_agents_whose_secret_is_renewed_go_on_forwarding(
+    agents: tuple[Running, Running], module_database_url: str
+) -> None:
+    memberships = [agent.app._membership() for agent in agents]
+    sequencer = await Sequencer.open(module_database_url)
+    for _ in range(2):
+        before = [membership.peer_secrets() for membership in memberships if membership]
+        await sequencer.agents.renew_peer_secret()
+        async with asyncio.timeout(60):
+            while any(membership.peer_secrets() in before for membership in memberships if membership):
+                fresh = await Wire.connect(agents[0].app.kafka_port)
+                assert commit_code(await fresh.ask(a_commit(a_group_of(agents[1]), 3))) is ErrorCode.none
+                fresh.close()
+    await sequencer.close()
+
+    fresh = await Wire.connect(agents[0].app.kafka_port)
+    lost = agents[0].metric("tidelog_forwarded_total", outcome="lost")
+    assert commit_code(await fresh.ask(a_commit(a_group_of(agents[1]), 4))) is ErrorCode.none
+    assert agents[0].metric("tidelog_forwarded_total", outcome="lost") == lost
+    fresh.close()
+
+
 async def test_an_agent_takes_no_more_forwarded_connections_than_its_setting(module_database_url: str) -> None:
     async with running(module_database_url, max_forwarded_connections=1) as agent:
         await until(lambda: agent.agents_seen >= 1)
@@ -263,8 +287,7 @@ async def test_an_agent_takes_no_more_forwarded_connections_than_its_setting(mod
     "opening", [PREFACE + b"\x00\x03abc", PREFACE + b"\xff\xff" + b"\x00" * 65_535, b"TIDELOG NOISE 1\n"]
 )
 async def test_a_bad_opening_closes_its_connection_alone(agents: tuple[Running, Running], opening: bytes) -> None:
-    host, port = peer_address(agents[1])
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await a_peer_stream(agents[1])
     writer.write(opening)
 
     async with asyncio.timeout(60):
@@ -275,17 +298,18 @@ async def test_a_bad_opening_closes_its_connection_alone(agents: tuple[Running, 
     wire.close()
 
 
-def peer_address(agent: Running) -> tuple[str, int]:
+async def a_peer_stream(agent: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to its peer port, proven."""
     membership = agent.app._membership()
     assert membership is not None
     assert membership.self_ is not None
-    return membership.self_.address.peer_host, membership.self_.address.peer_port
+    address = membership.self_.address
+    return await open_peer_stream(address.peer_host, address.peer_port, membership.peer_secrets)
 
 
 async def forwarding_to(agent: Running) -> Wire:
     """A connection as another agent opens it. Raises IncompleteReadError if it is not accepted."""
-    host, port = peer_address(agent)
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await a_peer_stream(agent)
     writer.write(PREFACE + encode_hello(Hello(node_id=NodeId(99), zone="q", client="10.1.2.3:4")))
     async with asyncio.timeout(60):
         assert await reader.readexactly(len(ACCEPTED)) == ACCEPTED
