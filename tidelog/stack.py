@@ -32,7 +32,7 @@ _HOST = "127.0.0.1"
 _BUCKET = "tidelog"
 _STOP_POSTGRES_S = 10.0
 _DEFAULTS = {
-    # An upload to this machine takes milliseconds and costs nothing: waiting long for more records would only cost latency.
+    # An upload to this machine takes milliseconds and costs nothing: waiting for more records would only cost latency.
     "TIDELOG_LINGER_MS": "20",
     "TIDELOG_PUT_USD_PER_MILLION": "0",
     # As in the settings of Kafka's quickstart: a first consumer gets its partitions at once.

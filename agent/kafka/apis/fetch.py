@@ -3,9 +3,9 @@ the new leader of a partition that moved).
 
 v0-v3 carry formats older than v2 and are not served. Every request that asks for a new session (KIP-227) or ends one is
 answered in full with session id 0, which clients take as "send full requests". Refused: to continue a session, since
-none is ever opened; replication, since a replica id is taken for a consumer's. A partition whose client's rack is another
-zone is answered with that zone's agent and without records. The answer may come before `min_bytes` or `max_wait` are
-reached: when an answer behind it on its connection is ready, or the client stops sending.
+none is ever opened; replication, since a replica id is taken for a consumer's. A partition whose client's rack is
+another zone is answered with that zone's agent and without records. The answer may come before `min_bytes` or
+`max_wait` are reached: when an answer behind it on its connection is ready, or the client stops sending.
 """
 
 from collections.abc import Mapping, Sequence
