@@ -145,7 +145,6 @@ class App:
         opened.push_async_callback(sequencer.close)
         self._reached.sequencer = sequencer
         backoff = Backoff(settings.connect_backoff_s, _LONGEST_CONNECT_PAUSE_S)
-        last_reason = ""
         while not stopping.is_set():
             try:
                 await self._open_store(opened)
@@ -163,9 +162,7 @@ class App:
                 )
             except (SequencerUnavailable, StoreUnavailable, WrongStore, OwnershipLost, NotReady) as error:
                 self._http_wanted.set()
-                if str(error) != last_reason:
-                    last_reason = str(error)
-                    log.warning("agent waits: %s; retrying for ever, /ready answers 503 until then", error)
+                log.warning("agent waits: %s; retrying for ever, /ready answers 503 until then", error)
                 await _first_of(backoff.wait(), stopping.wait())
         return None
 
