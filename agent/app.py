@@ -116,9 +116,7 @@ class App:
         """Serve until `stopping` is set, then drain. Raises what a part broke on; OSError if a port cannot be bound."""
         settings = self._settings
         async with contextlib.AsyncExitStack() as opened:
-            kafka_socket = bound_socket(settings.kafka_host, settings.kafka_port)
-            opened.callback(kafka_socket.close)
-            self.kafka_port = kafka_socket.getsockname()[1]
+            sockets = self._bind_kafka(opened)
             http_socket = bound_socket(settings.http_host, settings.http_port)
             opened.callback(http_socket.close)
             http_socket.listen(_HTTP_BACKLOG)  # who connects early waits for `_serve_http`
@@ -128,7 +126,7 @@ class App:
                 async with contextlib.AsyncExitStack() as opened_outside:
                     outside = await self._reach_outside(opened_outside, stopping)
                     if outside is not None:
-                        await self._serve(outside, kafka_socket, opened_outside, stopping)
+                        await self._serve(outside, sockets, opened_outside, stopping)
                 http.cancel()
 
     def load(self) -> float:
@@ -137,6 +135,17 @@ class App:
         return 0.0 if assembly is None else assembly.parts.overload.load()
 
     # --- reaching what the agent stands on
+    def _bind_kafka(self, opened: contextlib.AsyncExitStack) -> tuple[socket.socket, ...]:
+        """The listener's socket, and the one for clients inside the agents' network if there is one."""
+        settings = self._settings
+        ports = [settings.kafka_port, *([settings.inside_kafka_port] if settings.inside_kafka_port else [])]
+        sockets = []
+        for port in ports:
+            sockets.append(bound_socket(settings.kafka_host, port))
+            opened.callback(sockets[-1].close)
+        self.kafka_port = sockets[0].getsockname()[1]
+        return tuple(sockets)
+
 
     async def _reach_outside(self, opened: contextlib.AsyncExitStack, stopping: asyncio.Event) -> Outside | None:
         """The store and the database, both answering; None if the agent is told to stop before."""
@@ -176,7 +185,7 @@ class App:
     async def _serve(
         self,
         outside: Outside,
-        kafka_socket: socket.socket,
+        kafka_sockets: tuple[socket.socket, ...],
         opened: contextlib.AsyncExitStack,
         stopping: asyncio.Event,
     ) -> None:
@@ -202,7 +211,7 @@ class App:
                 metrics=self.metrics,
                 forwarding=None if self._settings.one_address is None else forwarding,
             ),
-            kafka_socket,
+            *kafka_sockets,
         )
         peer_server.share(FORWARDED, listener.take_forwarded)
         peer_server.share(PROBES, assembly.watch.take)

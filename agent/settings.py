@@ -41,6 +41,9 @@ class AgentSettings(BaseSettings):
     """The host that Metadata names for this agent; by default `kafka_host`."""
     advertised_port: int | None = Field(default=None, ge=1, le=65535)
     """The port that Metadata names for this agent; by default the one bound."""
+    inside_kafka_port: int | None = Field(default=None, ge=1, le=65535)
+    """A second Kafka listener, on `kafka_host`, for clients inside the agents' network (other containers, other pods).
+    They are told of each agent by its `advertised_peer_host` and this port, which must be the same for all agents."""
     one_address: str | None = None
     """`host:port` of a TCP load balancer before all agents: clients are told of no other address, any agent takes any
     request, and what belongs to a group's coordinator is forwarded to it over the peer ports."""
@@ -225,6 +228,11 @@ class AgentSettings(BaseSettings):
         if self.max_request_bytes > self.request_memory_bytes:
             raise ValueError(
                 f"TIDELOG_MAX_REQUEST_BYTES ({self.max_request_bytes}) must not exceed TIDELOG_REQUEST_MEMORY_BYTES "
+        if self.inside_kafka_port is not None and self.one_address is not None:
+            raise ValueError(
+                "TIDELOG_INSIDE_KAFKA_PORT and TIDELOG_ONE_ADDRESS exclude each other: behind one address there is no "
+                "second one"
+            )
                 f"({self.request_memory_bytes}): a request must fit the agent's memory for requests"
             )
         return self
