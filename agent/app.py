@@ -58,6 +58,7 @@ _JOIN_CHECK_S = 0.01
 _HTTP_AFTER_S = 1.0
 """HTTP is served this long after the start, though Kafka is not: /ready then says why."""
 _HTTP_BACKLOG = 128
+_NAMES_WAIT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -95,7 +96,7 @@ class App:
             read_path=read_path_settings or ReadPathSettings(),
             groups=group_settings or GroupSettings(),
         )
-        self.metrics = Metrics(CollectorRegistry())
+        self.metrics = Metrics(CollectorRegistry(), settings.metrics_topics)
         self.started = asyncio.Event()
         """Set once Kafka is served; before, the agent may be waiting for its store or database."""
         self.imported = asyncio.Event()
@@ -134,7 +135,6 @@ class App:
         assembly = self._reached.assembly
         return 0.0 if assembly is None else assembly.parts.overload.load()
 
-    # --- reaching what the agent stands on
     def _bind_kafka(self, opened: contextlib.AsyncExitStack) -> tuple[socket.socket, ...]:
         """The listener's socket, and the one for clients inside the agents' network if there is one."""
         settings = self._settings
@@ -146,6 +146,7 @@ class App:
         self.kafka_port = sockets[0].getsockname()[1]
         return tuple(sockets)
 
+    # --- reaching what the agent stands on
 
     async def _reach_outside(self, opened: contextlib.AsyncExitStack, stopping: asyncio.Event) -> Outside | None:
         """The store and the database, both answering; None if the agent is told to stop before."""
@@ -357,8 +358,20 @@ class App:
             max_partitions_per_topic=settings.max_partitions_per_topic,
             routers=(router(lambda: reached.sequencer, lambda: reached.store, file_io),),
             registry=self.metrics.registry,
+            before_metrics=self._name_topics,
         )
         return HttpServer(create_http_app(parts), listening)
+
+    async def _name_topics(self) -> None:
+        """Look up the names of topics that `/metrics` has counts of. Without a database it shows those it knows."""
+        assembly, traffic = self._reached.assembly, self.metrics.topics
+        unnamed = traffic.unnamed()
+        if assembly is None or not unnamed:
+            return
+        with contextlib.suppress(SequencerUnavailable, TimeoutError):
+            async with asyncio.timeout(_NAMES_WAIT_S):
+                found = await assembly.parts.topics.by_id(unnamed)
+            traffic.named(unnamed, {topic_id: topic.name for topic_id, topic in found.items()})
 
     def _membership(self) -> Membership | None:
         return None if self._reached.assembly is None else self._reached.assembly.parts.membership

@@ -211,6 +211,9 @@ class AgentSettings(BaseSettings):
     telemetry_series_per_client: int = Field(default=100, ge=0)
     """Metrics kept per client instance; more are dropped and counted."""
 
+    metrics_topics: int = Field(default=100, ge=0)
+    """Topics with counts of their own in `/metrics`; what the others move is counted together."""
+
     connect_backoff_s: float = Field(default=0.5, gt=0)
     """The pause before a store or database that is away is tried again, doubled up to five seconds."""
     drain_timeout_s: float = Field(default=20.0, gt=0)
@@ -225,14 +228,14 @@ class AgentSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:
-        if self.max_request_bytes > self.request_memory_bytes:
-            raise ValueError(
-                f"TIDELOG_MAX_REQUEST_BYTES ({self.max_request_bytes}) must not exceed TIDELOG_REQUEST_MEMORY_BYTES "
         if self.inside_kafka_port is not None and self.one_address is not None:
             raise ValueError(
                 "TIDELOG_INSIDE_KAFKA_PORT and TIDELOG_ONE_ADDRESS exclude each other: behind one address there is no "
                 "second one"
             )
+        if self.max_request_bytes > self.request_memory_bytes:
+            raise ValueError(
+                f"TIDELOG_MAX_REQUEST_BYTES ({self.max_request_bytes}) must not exceed TIDELOG_REQUEST_MEMORY_BYTES "
                 f"({self.request_memory_bytes}): a request must fit the agent's memory for requests"
             )
         return self
