@@ -118,7 +118,7 @@ def assemble(
     interests = Interests(settings.read_path.recent_reader_s, settings.read_path.read_partitions)
     coordinates = KnownCoordinates(sequencer, interests, settings.read_path, peer_server.push)
     pages = PageReader(membership, store_pages, PeerClient(settings.ring, membership.peer_secrets), settings.ring)
-    reads = ReadPath(coordinates, pages, settings.read_path)
+    reads = ReadPath(coordinates, pages, settings.read_path, metrics.topics)
     write_path = WritePath(
         sequencer=sequencer,
         store=outside.store,

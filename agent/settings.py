@@ -43,6 +43,9 @@ class AgentSettings(BaseSettings):
     """The host that Metadata names for this agent; by default `kafka_host`."""
     advertised_port: int | None = Field(default=None, ge=1, le=65535)
     """The port that Metadata names for this agent; by default the one bound."""
+    inside_kafka_port: int | None = Field(default=None, ge=1, le=65535)
+    """A second Kafka listener, on `kafka_host`, for clients inside the agents' network (other containers, other pods).
+    They are told of each agent by its `advertised_peer_host` and this port, which must be the same for all agents."""
     one_address: str | None = None
     """`host:port` of a TCP load balancer before all agents: clients are told of no other address, any agent takes any
     request, and what belongs to a group's coordinator is forwarded to it over the peer ports."""
@@ -238,6 +241,8 @@ class AgentSettings(BaseSettings):
     """The pause between two looks for producers that are limited by their own windows."""
     producer_advice_logged: int = Field(default=100, ge=0)
     """Client ids that the log advises, in an agent's life; `tidelog clients` advises all."""
+    metrics_topics: int = Field(default=100, ge=0)
+    """Topics with counts of their own in `/metrics`; what the others move is counted together."""
 
     connect_backoff_s: float = Field(default=0.5, gt=0)
     """The pause before a store or database that is away is tried again, doubled up to five seconds."""
@@ -259,6 +264,11 @@ class AgentSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:
+        if self.inside_kafka_port is not None and self.one_address is not None:
+            raise ValueError(
+                "TIDELOG_INSIDE_KAFKA_PORT and TIDELOG_ONE_ADDRESS exclude each other: behind one address there is no "
+                "second one"
+            )
         if self.max_request_bytes > self.request_memory_bytes:
             raise ValueError(
                 f"TIDELOG_MAX_REQUEST_BYTES ({self.max_request_bytes}) must not exceed TIDELOG_REQUEST_MEMORY_BYTES "

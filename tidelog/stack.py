@@ -20,6 +20,7 @@ from typing import Literal, Self
 
 from sequencer.migrate import migrate
 from tidelog.agent_process import AgentAddress, AgentProcess
+from tidelog.counted import counted
 from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresFailed
 from tidelog.embedded.s3_endpoint import EndpointFailed, S3Endpoint
 from tidelog.errors import UserError
@@ -194,8 +195,9 @@ class Stack:
         ]
 
     def _start_postgres(self, watchdog: Watchdog) -> str:
-        self._on_step("Starting Postgres")
         directory = self.data_dir / "postgres"
+        is_new = not (directory / "PG_VERSION").exists()
+        self._on_step("Making a database and starting Postgres" if is_new else "Starting Postgres")
         self._postgres = postgres = EmbeddedPostgres(directory)
         self._cleanup.callback(_stop_postgres, postgres)
         try:
@@ -204,6 +206,7 @@ class Stack:
             raise UserError(f"Postgres does not start in {directory}: {failed}") from failed
         # SIGINT is Postgres's fast shutdown: it does not wait for clients to leave.
         watchdog.watch(_DATABASE_STAGE, int((directory / "postmaster.pid").read_text().split()[0]), signal.SIGINT)
+        self._on_step("Bringing the schema up to date")
         with ThreadPoolExecutor(max_workers=1) as elsewhere:  # the caller's thread may run an event loop already
             elsewhere.submit(asyncio.run, migrate(url)).result()
         return url
@@ -227,7 +230,9 @@ class Stack:
         return endpoint
 
     def _start_agents(self, layout: list[AgentAddress]) -> None:
-        self._on_step(f"Starting {len(layout)} agents in zones {', '.join(self.settings.zones)}")
+        zones = list(dict.fromkeys(address.zone for address in layout))
+        where = f"zone{'s' * (len(zones) > 1)} {', '.join(zones)}"
+        self._on_step(f"Starting {counted(len(layout), 'agent')} in {where}")
         logs = self.data_dir / "logs"
         logs.mkdir(exist_ok=True)
         inherited = {name: value for name, value in os.environ.items() if name not in _SET_HERE}

@@ -29,6 +29,8 @@ class ConnectionState:
     connection_id: int
     peer: str
     """The client's address, `host:port`."""
+    is_inside: bool = False
+    """True if the client came to the listener for clients inside the agents' network."""
     forwarded_by: "NodeId | None" = None
     """The agent that the client came to, if that is another: its requests are then served here or refused, never
     passed on."""

@@ -32,7 +32,7 @@ from cache_ring.membership import Membership
 from sequencer.client import Sequencer
 from sequencer.commits import BatchOutcome, Committed, OutOfOrderSequence, SegmentToCommit
 from sequencer.coordinates import RunCoordinate
-from storage.identifiers import NO_PRODUCER_ID, ObjectKey
+from storage.identifiers import NO_PRODUCER_ID, ObjectKey, TopicId
 from storage.object_store import ObjectStore
 from storage.segment import empty_segment, seal_segment
 from storage.segment_batches import LENGTH, RECORDS, PendingBatches, PlacedBatch, PlacedBatches
@@ -294,7 +294,7 @@ class WritePath:
             return
         self._written.committed(answer.runs)
         assigned = answer.found.assigned
-        self._count(segment.placed.columns[:, assigned])
+        self._count(segment.placed.topic_ids, segment.placed.columns[:, assigned])
         if self._gaps or len(assigned) < len(segment.placed):
             self._settle_each(segment, answer)
         else:
@@ -314,7 +314,8 @@ class WritePath:
             appended.log_starts[index] = log_start
             appended.settle(index, self._judged(batch, outcome))
 
-    def _count(self, written: NDArray[np.int64]) -> None:
+    def _count(self, topic_ids: Sequence[TopicId], written: NDArray[np.int64]) -> None:
+        self._metrics.topics.produced(topic_ids, written)
         self._metrics.batches.inc(written.shape[1])
         self._metrics.records.inc(int(written[RECORDS].sum()))
         self._metrics.batch_bytes.inc(int(written[LENGTH].sum()))

@@ -4,11 +4,13 @@ Promises that `run` owns every task of the read side, and that `close` ends what
 """
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 from agent.read_path.known_coordinates import KnownCoordinates
 from agent.read_path.reads import ReadPath
 from agent.read_path.settings import ReadPathSettings
+from agent.topic_traffic import TopicTraffic
 from cache_ring.coordinate_push import CoordinatePush
 from cache_ring.interests import Interests
 from cache_ring.membership import Membership
@@ -73,7 +75,7 @@ def wire_read_side(
         peer_server=peer_server,
         membership=membership,
         pages=pages,
-        reads=ReadPath(known, pages, read_settings),
+        reads=ReadPath(known, pages, read_settings, TopicTraffic(0, time.monotonic)),
         interests=interests,
         push=CoordinatePush(membership, ring_settings, interests, known.heard),
     )
