@@ -76,9 +76,10 @@ CHECKPOINT_TABLES: Final = (
     "runs",
 )
 NOT_IN_THE_JOURNAL: Final = frozenset(
-    {"migrations", "journal", "ownership", "jobs", "holds", "dooming", "doubts", "merge_tiers"}
+    {"migrations", "journal", "ownership", "jobs", "holds", "dooming", "doubts", "merge_tiers", "changed_topics"}
 )
-"""Who works on what, who owns the bucket, what was counted: a rebuilt database begins without these rows."""
+"""Who works on what, who owns the bucket, what was counted, which topics changed lately: a rebuilt database begins
+without these rows."""
 
 _PACE: Final = 20.0
 """A family is read again after this many times the duration of its last reading."""

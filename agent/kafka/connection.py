@@ -30,6 +30,7 @@ from agent.kafka.vectored import Chunk
 from agent.metrics import Metrics
 from agent.parts import Parts
 from agent.settings import AgentSettings
+from sequencer.fair_queue import ASKED_BY, Asker
 
 log = logging.getLogger(__name__)
 
@@ -279,6 +280,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         return bytes(frame) if self._forwards is not None and is_coordinated(request.api.key) else None
 
     async def _handle(self, request: Request, context: RequestContext, frame: bytes | None) -> list[Chunk] | None:
+        ASKED_BY.set(Asker(self.state.peer.rpartition(":")[0], self.state.connection_id))
         try:
             if self._forwards is not None and frame is not None:
                 return await self._forwards.answer(request, frame, context)
