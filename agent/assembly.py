@@ -12,6 +12,7 @@ from agent.groups.group_offsets import GroupOffsets
 from agent.groups.offset_batches import OffsetBatches
 from agent.groups.settings import GroupSettings
 from agent.kafka.memory import MemoryBudget
+from agent.kafka.mutation_quota import MutationQuotas
 from agent.kafka.overload import Overload
 from agent.kafka.routing import RoutingTable
 from agent.metrics import Metrics
@@ -21,6 +22,7 @@ from agent.read_path.reads import ReadPath
 from agent.read_path.settings import ReadPathSettings
 from agent.read_path.time_lookup import TimeLookup
 from agent.settings import AgentSettings
+from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
 from agent.write_path.write_path import WritePath
@@ -130,6 +132,12 @@ def assemble(
     )
     topics = TopicDirectory(sequencer.topics, settings.agent, clock)
     sequencer.database.on_change(topics.forget_all)
+    bounds = SharedLookups(
+        sequencer.coordinates.bounds,
+        most_keys=settings.agent.shared_lookup_keys,
+        most_waiting=settings.agent.shared_lookups_waiting,
+    )
+    lookups = (topics.used_share, bounds.used_share, sequencer.database.used_share)
     coordinator, offset_batches = _build_coordinator(sequencer, topics, membership, settings.groups, metrics)
     checking = Threads("check", settings.agent.validation_threads)
     request_memory = MemoryBudget(settings.agent.request_memory_bytes)
@@ -140,6 +148,8 @@ def assemble(
         store=outside.store,
         membership=membership,
         topics=topics,
+        bounds=bounds,
+        mutations=MutationQuotas(settings.agent, clock),
         write_path=write_path,
         pages=pages,
         reads=reads,
@@ -148,7 +158,7 @@ def assemble(
         coordinator=coordinator,
         group_offsets=GroupOffsets(coordinator, offset_batches, sequencer.committed_offsets),
         request_memory=request_memory,
-        overload=Overload(request_memory, write_path, reads, settings.agent, metrics),
+        overload=Overload(request_memory, write_path, reads, lookups, settings.agent, metrics),
         telemetry=Telemetry(settings.agent, metrics, clock),
         metrics=metrics,
         lone_check=LoneCheck(),

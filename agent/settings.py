@@ -124,6 +124,19 @@ class AgentSettings(BaseSettings):
     """How long the answer that a topic does not exist is trusted."""
     topic_cache_entries: int = Field(default=10_000, ge=1)
     """Topics kept in the lookup cache."""
+    shared_lookup_keys: int = Field(default=1_000, ge=1)
+    """Topics or partitions looked up by one statement, for all clients that ask for some. A request of more waits with
+    so many at a time."""
+    shared_lookups_waiting: int = Field(default=1_024, ge=1)
+    """Requests that wait for such a statement, per kind of lookup. Past it, one of the client with most waiting is
+    refused with a retriable error."""
+    topic_mutations_per_s: float = Field(default=50.0, ge=0)
+    """Partitions that one client may create or delete per second in the long run, at one agent (Kafka's
+    controller_mutation_rate). A client is a host and a client id. 0: without limit."""
+    topic_mutation_burst: float = Field(default=10_000.0, ge=1)
+    """Partitions that such a client may create or delete at once, after a pause."""
+    topic_mutation_clients: int = Field(default=10_000, ge=1)
+    """Clients whose rate is remembered; past it the one longest unheard is forgotten."""
     redirect_window_s: float = Field(default=1.0, ge=0)
     """How long a connection is told NOT_LEADER_OR_FOLLOWER for a partition that moved to another agent, before it is
     served anyway."""

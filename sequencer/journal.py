@@ -77,10 +77,21 @@ CHECKPOINT_TABLES: Final = (
     "runs",
 )
 NOT_IN_THE_JOURNAL: Final = frozenset(
-    {"migrations", "journal", "ownership", "jobs", "holds", "dooming", "doubts", "merge_tiers", "peer_secrets"}
+    {
+        "migrations",
+        "journal",
+        "ownership",
+        "jobs",
+        "holds",
+        "dooming",
+        "doubts",
+        "merge_tiers",
+        "peer_secrets",
+        "changed_topics",
+    }
 )
-"""Who works on what, who owns the bucket, what was counted: a rebuilt database begins without these rows. It has the
-secret of its own that its migration made: the bucket holds none."""
+"""Who works on what, who owns the bucket, what was counted, which topics changed lately: a rebuilt database begins
+without these rows. It has a secret of its own, which its migration made: the bucket holds none."""
 
 _PACE: Final = 20.0
 """A family is read again after this many times the duration of its last reading."""

@@ -11,6 +11,7 @@ import itertools
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import Context
 from typing import TypeVar
 
 from agent.groups.machine import MachineMaker
@@ -194,7 +195,8 @@ class Coordinator:
         loading = self._loading.get(group_id)
         if loading is None:
             assert self._tasks is not None, "the coordinator runs"
-            task = self._tasks.create_task(self._load(group_id, create), name=f"load {group_id}")
+            # In a context of its own: it works for all members, and not for the client that came first.
+            task = self._tasks.create_task(self._load(group_id, create), name=f"load {group_id}", context=Context())
             loading = self._loading[group_id] = (create, task)
             task.add_done_callback(lambda _: self._loading.pop(group_id, None))
         return loading

@@ -34,6 +34,7 @@ from agent.metrics import Metrics
 from agent.parts import Parts
 from agent.read_path.watch import Watch
 from agent.settings import AgentSettings
+from sequencer.fair_queue import ASKED_BY, Asker
 
 log = logging.getLogger(__name__)
 
@@ -339,6 +340,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         return bytes(frame) if self._forwards is not None and is_coordinated(request.api.key) else None
 
     async def _handle(self, request: Request, context: RequestContext, frame: bytes | None) -> list[Chunk] | None:
+        ASKED_BY.set(Asker(self.state.peer.rpartition(":")[0], self.state.connection_id))
         if self._forwards is not None and frame is not None:
             return await self._forwards.answer(request, frame, context)
         return await self._shared.dispatch.answer(request, context)

@@ -1,4 +1,5 @@
-"""Kafka API 19, CreateTopics, v2-v7 (KIP-464 defaults by -1, KIP-525 configs in the answer, KIP-516 topic ids).
+"""Kafka API 19, CreateTopics, v2-v7 (KIP-464 defaults by -1, KIP-525 configs in the answer, KIP-516 topic ids,
+KIP-599 quota).
 
 Any replication factor is accepted and means nothing: the object store replicates, and the answer names one replica per
 zone, as Metadata does. Assignments by hand are checked by Kafka's rules and decide nothing either: every agent serves
@@ -15,9 +16,9 @@ from kio.static.primitive import i16, i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
 from agent.kafka.administration import named_twice, within
-from agent.kafka.api import NO_THROTTLE
 from agent.kafka.config_entries import topic_entries
 from agent.kafka.context import RequestContext
+from agent.kafka.mutation_quota import mutation_throttle, mutations_taken
 from agent.kafka.replica_assignments import check_new_topic
 from agent.kafka.routing import endpoints_of
 from sequencer.topic_config import InvalidConfig, validate_config
@@ -25,6 +26,7 @@ from sequencer.topics import InvalidPartitionCount
 from storage.identifiers import TopicId
 
 _DEFAULT = -1
+_REFUSED_FROM = 6
 
 
 async def handle(request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
@@ -43,7 +45,7 @@ async def handle(request: CreateTopicsRequest, context: RequestContext) -> Creat
                 results.append(await _create(topic, request.validate_only, context))
         except ADMINISTRATION_ERRORS as error:
             results.append(_refused(topic, administration_code(error), str(error)))
-    return CreateTopicsResponse(throttle_time=NO_THROTTLE, topics=tuple(results))
+    return CreateTopicsResponse(throttle_time=mutation_throttle(context, "CreateTopics"), topics=tuple(results))
 
 
 async def _existing(request: CreateTopicsRequest, context: RequestContext) -> Collection[str]:
@@ -61,7 +63,8 @@ async def _create(topic: CreatableTopic, validate_only: bool, context: RequestCo
     count = _partition_count(topic, context)
     config = _config(topic)
     if not validate_only:
-        created = await topics.create(topic.name, count, config)
+        async with mutations_taken(count, context, refused_from=_REFUSED_FROM):
+            created = await topics.create(topic.name, count, config)
         return _created(topic, created.topic_id, count, config, context)
     await topics.check_name(topic.name)
     for name, value in config.items():

@@ -9,6 +9,7 @@ an answer without brokers librdkafka 2.13 to 2.16 forgets all addresses, and nev
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
@@ -27,6 +28,7 @@ from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE, CloseConnection
 from agent.kafka.authorized_operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNKNOWN_OPERATIONS, told
 from agent.kafka.context import RequestContext
+from agent.kafka.mutation_quota import mutation_throttle, mutations_taken
 from agent.kafka.routing import NO_NODE, controller_of, endpoints_of, route_of
 from sequencer.topics import Topic, TopicExists
 from storage.identifiers import Partition, TopicId
@@ -58,6 +60,7 @@ async def handle(request: MetadataRequest, context: RequestContext) -> _Response
     if not alive:
         raise CloseConnection("no agent is known to be alive")
     return _Response(
+        throttle_time=_pause(topics, context),
         brokers=alive,
         cluster_id=context.parts.cluster_id,
         controller_id=BrokerId(controller_of(context)),
@@ -66,6 +69,14 @@ async def handle(request: MetadataRequest, context: RequestContext) -> _Response
             CLUSTER_OPERATIONS, asked=getattr(request, "include_cluster_authorized_operations", False)
         ),
     )
+
+
+def _pause(topics: Sequence[MetadataResponseTopic], context: RequestContext) -> timedelta:
+    """For a client that creates topics faster than it may. Not for long: what it produces waits for as long."""
+    if all(topic.error_code is not ErrorCode.leader_not_available for topic in topics):
+        return NO_THROTTLE
+    longest = timedelta(milliseconds=context.settings.throttle_max_ms)
+    return min(mutation_throttle(context, "Metadata"), longest)
 
 
 def brokers(context: RequestContext) -> tuple[MetadataResponseBroker, ...]:
@@ -122,7 +133,8 @@ async def _asked_topics(request: MetadataRequest, context: RequestContext) -> li
 async def _created(name: TopicName, context: RequestContext) -> MetadataResponseTopic:
     topics = context.parts.topics
     try:
-        topic = await topics.create(name, context.settings.default_partitions, {})
+        async with mutations_taken(context.settings.default_partitions, context, refused_from=0):
+            topic = await topics.create(name, context.settings.default_partitions, {})
         log.info("topic created on demand", extra={"topic": name, "client_id": context.client_id})
         return _found(topic, context)
     except TopicExists:
