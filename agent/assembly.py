@@ -11,8 +11,9 @@ from agent.groups.group_metrics import GroupMetrics
 from agent.groups.group_offsets import GroupOffsets
 from agent.groups.offset_batches import OffsetBatches
 from agent.groups.settings import GroupSettings
+from agent.kafka.lookup_pace import LookupPace
 from agent.kafka.memory import MemoryBudget
-from agent.kafka.mutation_quota import MutationQuotas
+from agent.kafka.mutation_quota import mutation_quotas
 from agent.kafka.overload import Overload
 from agent.kafka.routing import RoutingTable
 from agent.metrics import Metrics
@@ -149,7 +150,8 @@ def assemble(
         membership=membership,
         topics=topics,
         bounds=bounds,
-        mutations=MutationQuotas(settings.agent, clock),
+        mutations=mutation_quotas(settings.agent, clock),
+        lookup_pace=LookupPace(settings.agent, clock),
         write_path=write_path,
         pages=pages,
         reads=reads,

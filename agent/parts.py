@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from agent.groups.coordinator import Coordinator
 from agent.groups.group_offsets import GroupOffsets
 from agent.groups.settings import GroupSettings
+from agent.kafka.lookup_pace import LookupPace
 from agent.kafka.memory import MemoryBudget
-from agent.kafka.mutation_quota import MutationQuotas
 from agent.kafka.overload import Overload
 from agent.kafka.routing import RoutingTable
+from agent.kafka.token_buckets import TokenBuckets
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
@@ -36,7 +37,9 @@ class Parts:
     membership: Membership
     topics: TopicDirectory
     bounds: SharedLookups[PartitionKey, PartitionBounds]
-    mutations: MutationQuotas
+    mutations: TokenBuckets
+    """What each client may create and delete (agent/kafka/mutation_quota.py)."""
+    lookup_pace: LookupPace
     write_path: WritePath
     pages: PageReader
     reads: ReadPath

@@ -130,6 +130,12 @@ class AgentSettings(BaseSettings):
     shared_lookups_waiting: int = Field(default=1_024, ge=1)
     """Requests that wait for such a statement, per kind of lookup. Past it, one of the client with most waiting is
     refused with a retriable error."""
+    lookups_per_connection_s: float = Field(default=50.0, ge=0)
+    """ListOffsets requests that one connection may make per second in the long run. Past it they wait. 0: no limit."""
+    lookups_per_host_s: float = Field(default=500.0, ge=0)
+    """The same for all connections of a host together; one host is also all that comes through one load balancer."""
+    lookup_burst_s: float = Field(default=10.0, gt=0)
+    """Seconds of these rates that may be made at once, after a pause."""
     topic_mutations_per_s: float = Field(default=50.0, ge=0)
     """Partitions that one client may create or delete per second in the long run, at one agent (Kafka's
     controller_mutation_rate). A client is a host and a client id. 0: without limit."""

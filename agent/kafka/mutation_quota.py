@@ -1,21 +1,17 @@
 """How fast a client may create and delete topics (KIP-599, Kafka's controller mutation quota).
 
-Each client has a bucket of tokens, and every partition that it creates or deletes takes one. As in Kafka, a bucket that
-is not overdrawn lets a whole topic through, and may be overdrawn by it.
+Each client has a bucket of tokens (`token_buckets.py`), and every partition that it creates or deletes takes one.
 
 Promises:
 - A client over its rate is refused with THROTTLING_QUOTA_EXCEEDED in versions that know it. In older ones its request
   waits for its turn, within its timeout. Answers carry the pause until the bucket is no longer overdrawn.
 - A client is a host and a client id. Another client's rate does not change.
-- At most `topic_mutation_clients` buckets are kept. The one longest unheard is forgotten, and is full again.
 """
 
 import asyncio
 import math
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +19,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
 
 from agent.error_codes import Refused
+from agent.kafka.token_buckets import TokenBuckets
 from agent.settings import AgentSettings
 from sequencer.topics import TopicExists, UnknownTopic
 
@@ -32,46 +29,13 @@ if TYPE_CHECKING:
 _LONGEST_CLIENT_ID: Final = 255
 
 
-@dataclass(slots=True, kw_only=True)
-class _Bucket:
-    tokens: float
-    at_s: float
-
-
-class MutationQuotas:
-    """Knows no request: `client` is any name, and the caller gives the clock."""
-
-    def __init__(self, settings: AgentSettings, clock: Callable[[], float]) -> None:
-        self._per_s = settings.topic_mutations_per_s
-        self._burst = settings.topic_mutation_burst
-        self._most_clients = settings.topic_mutation_clients
-        self._clock = clock
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
-
-    def pause_s(self, client: str) -> float:
-        """The time in seconds until this client may create or delete a topic; 0.0: now."""
-        bucket = self._buckets.get(client)
-        if bucket is None or not self._per_s:
-            return 0.0
-        return max(0.0, -self._filled(bucket).tokens / self._per_s)
-
-    def take(self, client: str, mutations: int) -> None:
-        """Counts mutations of this client."""
-        if not self._per_s:
-            return
-        bucket = self._buckets.get(client)
-        if bucket is None:
-            bucket = self._buckets[client] = _Bucket(tokens=self._burst, at_s=self._clock())
-        self._filled(bucket).tokens -= mutations
-        self._buckets.move_to_end(client)
-        while len(self._buckets) > self._most_clients:
-            self._buckets.popitem(last=False)
-
-    def _filled(self, bucket: _Bucket) -> _Bucket:
-        now_s = self._clock()
-        bucket.tokens = min(self._burst, bucket.tokens + (now_s - bucket.at_s) * self._per_s)
-        bucket.at_s = now_s
-        return bucket
+def mutation_quotas(settings: AgentSettings, clock: Callable[[], float]) -> TokenBuckets:
+    return TokenBuckets(
+        per_s=settings.topic_mutations_per_s,
+        burst=settings.topic_mutation_burst,
+        most_clients=settings.topic_mutation_clients,
+        clock=clock,
+    )
 
 
 @asynccontextmanager

@@ -128,3 +128,20 @@ async def test_a_client_of_an_older_version_waits_for_its_turn(database_url: str
 async def ask_to_create(wire: Wire, name: str, *, partitions: int = 1, client_id: str = "test") -> Any:
     topic = {"name": name, "num_partitions": partitions, "replication_factor": -1, "assignments": (), "configs": []}
     return await wire.ask(request(19, 7, topics=[topic], timeout=TIMEOUT, validate_only=False), client_id)
+
+
+async def test_a_connection_that_looks_up_too_fast_is_slowed_down_and_no_other_is(database_url: str) -> None:
+    async with running(database_url, lookups_per_connection_s=50, lookup_burst_s=0.5) as agent:
+        greedy, modest = [await Wire.connect(agent.app.kafka_port) for _ in range(2)]
+        await create(modest, "orders")
+        question = a_list_offsets(5, "orders", -1)
+
+        sent = [await greedy.send(question) for _ in range(PIPELINED)]
+        other = await modest.ask(question)
+        answers = [await greedy.receive(one) for one in sent]
+        for wire in (greedy, modest):
+            wire.close()
+
+    assert {partition.error_code for partition in offsets_of([*answers, other])} == {ErrorCode.none}
+    assert max(answer.throttle_time for answer in answers) > NO_PAUSE
+    assert other.throttle_time == NO_PAUSE

@@ -1,7 +1,8 @@
 """Kafka API 2, ListOffsets, v1-v11 (KIP-79 times, KIP-98 isolation, KIP-734 latest record).
 
 Always answered by the sequencer, never from a cache: another agent may have committed since. One statement answers all
-who ask at the same time (`agent/shared_lookups.py`), and a client that has too much waiting is asked to pause.
+who ask at the same time (`agent/shared_lookups.py`). A client that asks too fast waits, and is
+asked to pause (`agent/kafka/lookup_pace.py`).
 
 Without tiered storage, as in Kafka: the earliest local offset (-4) is the log start, the latest tiered (-5) and the
 earliest pending upload (-6) are none. A special time that the version does not know gets UNSUPPORTED_VERSION, a
@@ -68,6 +69,8 @@ class _Answer:
 
 async def handle(request: Any, context: RequestContext) -> ListOffsetsResponse:
     read_committed = getattr(request, "isolation_level", 0) == _READ_COMMITTED
+    pace = context.parts.lookup_pace
+    await pace.wait()
     try:
         keys = await _keys(request, context)
         bounds = await context.parts.bounds.get(set(keys.values()))
@@ -95,7 +98,8 @@ async def handle(request: Any, context: RequestContext) -> ListOffsetsResponse:
         (topic.name, partition.partition_index): task.result()
         for (topic, partition), task in zip(asked, found, strict=True)
     }
-    return _respond(request, answers, context.parts.overload.of_lookup("ListOffsets"))
+    pause_ms = max(context.parts.overload.of_lookup("ListOffsets"), pace.pause_ms())
+    return _respond(request, answers, pause_ms)
 
 
 async def _keys(request: Any, context: RequestContext) -> dict[tuple[str, int], PartitionKey]:

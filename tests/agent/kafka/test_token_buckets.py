@@ -1,21 +1,17 @@
-"""How fast one client may create and delete topics, and that no other pays for it."""
+"""How fast one client may do something, and that no other pays for it."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kafka.mutation_quota import MutationQuotas
-from agent.settings import AgentSettings
+from agent.kafka.token_buckets import TokenBuckets
 
 
-class Quotas(MutationQuotas):
+class Quotas(TokenBuckets):
     """On a clock of the test's."""
 
     def __init__(self, *, per_s: float = 10.0, burst: float = 100.0, clients: int = 10) -> None:
         self.now_s = 0.0
-        settings = AgentSettings(
-            topic_mutations_per_s=per_s, topic_mutation_burst=burst, topic_mutation_clients=clients
-        )
-        super().__init__(settings, lambda: self.now_s)
+        super().__init__(per_s=per_s, burst=burst, most_clients=clients, clock=lambda: self.now_s)
 
 
 def test_a_client_may_use_its_burst_at_once_and_then_its_rate() -> None:
@@ -30,7 +26,7 @@ def test_a_client_may_use_its_burst_at_once_and_then_its_rate() -> None:
     assert quotas.pause_s("ann") == 0.0
 
 
-def test_one_large_topic_is_let_through_and_paid_for_afterwards() -> None:
+def test_one_large_request_is_let_through_and_paid_for_afterwards() -> None:
     quotas = Quotas()
 
     quotas.take("ann", 1_000)
@@ -46,7 +42,7 @@ def test_clients_do_not_share_a_rate() -> None:
     assert quotas.pause_s("bob") == 0.0
 
 
-def test_what_was_not_made_is_given_back() -> None:
+def test_what_is_given_back() -> None:
     quotas = Quotas()
     quotas.take("ann", 101)
 
@@ -73,7 +69,7 @@ def test_the_clients_that_are_remembered_are_bounded() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 50)), max_size=50))
-def test_a_client_never_makes_more_than_burst_and_rate_and_one_topic_more(steps: list[tuple[float, int]]) -> None:
+def test_a_client_never_takes_more_than_burst_and_rate_and_one_request_more(steps: list[tuple[float, int]]) -> None:
     quotas = Quotas(per_s=10.0, burst=100.0)
     made, largest = 0, 0
     for pause_s, partitions in steps:
