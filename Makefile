@@ -17,13 +17,19 @@ help: ## list the commands
 install: $(INSTALLED) ## make .venv with the locked dependencies and the tidelog command
 
 $(INSTALLED): requirements.lock pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet uv==0.13.8
-	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python requirements.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
-	$(BIN)/python -m compileall -q agent cache_ring compactor recovery sequencer spark_compaction storage tidelog  # an agent's start is twice as long without
-	$(BIN)/python -W ignore -c "import sequencer.commit_kernels, storage.encode_kernels, storage.produced_batches"  # compiles native kernels once, not at first use
-	touch $@
+	@echo "1/5 Make a virtual environment in $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet uv==0.13.8
+	@echo "2/5 Install the locked dependencies: about a minute the first time"
+	@$(BIN)/uv pip sync --compile-bytecode --python $(BIN)/python requirements.lock
+	@echo "3/5 Install the tidelog command"
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@echo "4/5 Compile Tidelog to bytecode"  # an agent's start is twice as long without
+	@$(BIN)/python -m compileall -q agent cache_ring compactor recovery sequencer spark_compaction storage tidelog
+	@echo "5/5 Compile native kernels: half a minute the first time"  # once here, not at their first use
+	@$(BIN)/python -W ignore -c "import sequencer.commit_kernels, storage.encode_kernels, storage.produced_batches"
+	@touch $@
+	@echo "Installed. Next: make demo, or make dev"
 
 demo: install ## the whole path on real data, in under three minutes
 	$(BIN)/tidelog demo

@@ -33,6 +33,7 @@ from agent.kafka.served import APIS
 from agent.later import import_all
 from agent.metrics import Metrics
 from agent.ownership_watch import OwnershipWatch
+from agent.producer_notices import ProducerNotices
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
 from agent.write_path.backoff import Backoff
@@ -59,6 +60,7 @@ _JOIN_CHECK_S = 0.01
 _HTTP_AFTER_S = 1.0
 """HTTP is served this long after the start, though Kafka is not: /ready then says why."""
 _HTTP_BACKLOG = 128
+_NAMES_WAIT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -96,7 +98,7 @@ class App:
             read_path=read_path_settings or ReadPathSettings(),
             groups=group_settings or GroupSettings(),
         )
-        self.metrics = Metrics(CollectorRegistry())
+        self.metrics = Metrics(CollectorRegistry(), settings.metrics_topics)
         self.started = asyncio.Event()
         """Set once Kafka is served; before, the agent may be waiting for its store or database."""
         self.imported = asyncio.Event()
@@ -110,6 +112,7 @@ class App:
             lambda: self._reached.sequencer,
             lambda: self._reached.store,
             self._membership,
+            lambda: None if self._reached.assembly is None else self._reached.assembly.parts.write_path,
             settings,
         )
 
@@ -117,9 +120,7 @@ class App:
         """Serve until `stopping` is set, then drain. Raises what a part broke on; OSError if a port cannot be bound."""
         settings = self._settings
         async with contextlib.AsyncExitStack() as opened:
-            kafka_socket = bound_socket(settings.kafka_host, settings.kafka_port)
-            opened.callback(kafka_socket.close)
-            self.kafka_port = kafka_socket.getsockname()[1]
+            sockets = self._bind_kafka(opened)
             http_socket = bound_socket(settings.http_host, settings.http_port)
             opened.callback(http_socket.close)
             http_socket.listen(_HTTP_BACKLOG)  # who connects early waits for `_serve_http`
@@ -129,13 +130,24 @@ class App:
                 async with contextlib.AsyncExitStack() as opened_outside:
                     outside = await self._reach_outside(opened_outside, stopping)
                     if outside is not None:
-                        await self._serve(outside, kafka_socket, opened_outside, stopping)
+                        await self._serve(outside, sockets, opened_outside, stopping)
                 http.cancel()
 
     def load(self) -> float:
         """How full the fullest of this agent's budgets is, from 0 to 1."""
         assembly = self._reached.assembly
         return 0.0 if assembly is None else assembly.parts.overload.load()
+
+    def _bind_kafka(self, opened: contextlib.AsyncExitStack) -> tuple[socket.socket, ...]:
+        """The listener's socket, and the one for clients inside the agents' network if there is one."""
+        settings = self._settings
+        ports = [settings.kafka_port, *([settings.inside_kafka_port] if settings.inside_kafka_port else [])]
+        sockets = []
+        for port in ports:
+            sockets.append(bound_socket(settings.kafka_host, port))
+            opened.callback(sockets[-1].close)
+        self.kafka_port = sockets[0].getsockname()[1]
+        return tuple(sockets)
 
     # --- reaching what the agent stands on
 
@@ -146,7 +158,6 @@ class App:
         opened.push_async_callback(sequencer.close)
         self._reached.sequencer = sequencer
         backoff = Backoff(settings.connect_backoff_s, _LONGEST_CONNECT_PAUSE_S)
-        last_reason = ""
         while not stopping.is_set():
             try:
                 await self._open_store(opened)
@@ -164,9 +175,7 @@ class App:
                 )
             except (SequencerUnavailable, StoreUnavailable, WrongStore, OwnershipLost, NotReady) as error:
                 self._http_wanted.set()
-                if str(error) != last_reason:
-                    last_reason = str(error)
-                    log.warning("agent waits: %s; retrying for ever, /ready answers 503 until then", error)
+                log.warning("agent waits: %s; retrying for ever, /ready answers 503 until then", error)
                 await _first_of(backoff.wait(), stopping.wait())
         return None
 
@@ -180,7 +189,7 @@ class App:
     async def _serve(
         self,
         outside: Outside,
-        kafka_socket: socket.socket,
+        kafka_sockets: tuple[socket.socket, ...],
         opened: contextlib.AsyncExitStack,
         stopping: asyncio.Event,
     ) -> None:
@@ -206,7 +215,7 @@ class App:
                 metrics=self.metrics,
                 forwarding=None if self._settings.one_address is None else forwarding,
             ),
-            kafka_socket,
+            *kafka_sockets,
         )
         peer_server.share(FORWARDED, listener.take_forwarded)
         peer_server.share(PROBES, assembly.watch.take)
@@ -215,6 +224,7 @@ class App:
         watch = OwnershipWatch(outside.sequencer.ownership, outside.store, self._settings.cluster)
         outside.sequencer.database.on_change(watch.doubt)
         notices = GoneRangeNotices(parts.sequencer.gone_ranges, self._settings)
+        advice = ProducerNotices(listener.clients, self._settings)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(parts.membership.run(), name="membership")]
             await _first_of(self._joined(assembly), stopping.wait())
@@ -231,6 +241,7 @@ class App:
                     group.create_task(listener.run(), name="listener"),
                     group.create_task(watch.run(), name="ownership"),
                     group.create_task(notices.run(), name="gone ranges"),
+                    group.create_task(advice.run(), name="producer advice"),
                 ]
                 await self._serve_while_leased(assembly, watch, listener, stopping)
                 forwarding.drain()
@@ -352,8 +363,20 @@ class App:
             max_partitions_per_topic=settings.max_partitions_per_topic,
             routers=(router(lambda: reached.sequencer, lambda: reached.store, file_io),),
             registry=self.metrics.registry,
+            before_metrics=self._name_topics,
         )
         return HttpServer(create_http_app(parts), listening)
+
+    async def _name_topics(self) -> None:
+        """Look up the names of topics that `/metrics` has counts of. Without a database it shows those it knows."""
+        assembly, traffic = self._reached.assembly, self.metrics.topics
+        unnamed = traffic.unnamed()
+        if assembly is None or not unnamed:
+            return
+        with contextlib.suppress(SequencerUnavailable, TimeoutError):
+            async with asyncio.timeout(_NAMES_WAIT_S):
+                found = await assembly.parts.topics.by_id(unnamed)
+            traffic.named(unnamed, {topic_id: topic.name for topic_id, topic in found.items()})
 
     def _membership(self) -> Membership | None:
         return None if self._reached.assembly is None else self._reached.assembly.parts.membership

@@ -11,7 +11,9 @@ from agent.groups.group_metrics import GroupMetrics
 from agent.groups.group_offsets import GroupOffsets
 from agent.groups.offset_batches import OffsetBatches
 from agent.groups.settings import GroupSettings
+from agent.kafka.lookup_pace import LookupPace
 from agent.kafka.memory import MemoryBudget
+from agent.kafka.mutation_quota import mutation_quotas
 from agent.kafka.overload import Overload
 from agent.kafka.routing import RoutingTable
 from agent.metrics import Metrics
@@ -21,6 +23,7 @@ from agent.read_path.reads import ReadPath
 from agent.read_path.settings import ReadPathSettings
 from agent.read_path.time_lookup import TimeLookup
 from agent.settings import AgentSettings
+from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
 from agent.write_path.write_path import WritePath
@@ -99,7 +102,8 @@ def build_peer_server(outside: Outside, settings: Settings) -> tuple[StorePages,
     """The pages and their server for peers, which listens before all else is built: its port is part of the address."""
     pages = StorePages(outside.store, outside.catch_up_store, settings.ring)
     cluster = settings.agent.cluster
-    return pages, PeerServer(pages, settings.ring, (segments_prefix(cluster), merged_prefix(cluster)))
+    secrets = outside.sequencer.agents.peer_secrets
+    return pages, PeerServer(pages, settings.ring, secrets, (segments_prefix(cluster), merged_prefix(cluster)))
 
 
 def assemble(
@@ -116,8 +120,8 @@ def assemble(
     sequencer.database.on_change(membership.end_lease)
     interests = Interests(settings.read_path.recent_reader_s, settings.read_path.read_partitions)
     coordinates = KnownCoordinates(sequencer, interests, settings.read_path, peer_server.push)
-    pages = PageReader(membership, store_pages, PeerClient(settings.ring), settings.ring)
-    reads = ReadPath(coordinates, pages, settings.read_path)
+    pages = PageReader(membership, store_pages, PeerClient(settings.ring, membership.peer_secrets), settings.ring)
+    reads = ReadPath(coordinates, pages, settings.read_path, metrics.topics)
     write_path = WritePath(
         sequencer=sequencer,
         store=outside.store,
@@ -129,6 +133,12 @@ def assemble(
     )
     topics = TopicDirectory(sequencer.topics, settings.agent, clock)
     sequencer.database.on_change(topics.forget_all)
+    bounds = SharedLookups(
+        sequencer.coordinates.bounds,
+        most_keys=settings.agent.shared_lookup_keys,
+        most_waiting=settings.agent.shared_lookups_waiting,
+    )
+    lookups = (topics.used_share, bounds.used_share, sequencer.database.used_share)
     coordinator, offset_batches = _build_coordinator(sequencer, topics, membership, settings.groups, metrics)
     checking = Threads("check", settings.agent.validation_threads)
     request_memory = MemoryBudget(settings.agent.request_memory_bytes)
@@ -139,6 +149,9 @@ def assemble(
         store=outside.store,
         membership=membership,
         topics=topics,
+        bounds=bounds,
+        mutations=mutation_quotas(settings.agent, clock),
+        lookup_pace=LookupPace(settings.agent, clock),
         write_path=write_path,
         pages=pages,
         reads=reads,
@@ -147,7 +160,7 @@ def assemble(
         coordinator=coordinator,
         group_offsets=GroupOffsets(coordinator, offset_batches, sequencer.committed_offsets),
         request_memory=request_memory,
-        overload=Overload(request_memory, write_path, reads, settings.agent, metrics),
+        overload=Overload(request_memory, write_path, reads, lookups, settings.agent, metrics),
         telemetry=Telemetry(settings.agent, metrics, clock),
         metrics=metrics,
         lone_check=LoneCheck(),

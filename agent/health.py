@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from agent.http.readiness import Check, NotReady
 from agent.settings import AgentSettings
+from agent.write_path.write_path import WritePath
 from cache_ring.membership import Membership
 from sequencer.client import Sequencer
 from sequencer.database import SequencerUnavailable
@@ -19,11 +20,13 @@ class Health:
         sequencer: Callable[[], Sequencer | None],
         store: Callable[[], ObjectStore | None],
         membership: Callable[[], Membership | None],
+        write_path: Callable[[], WritePath | None],
         settings: AgentSettings,
     ) -> None:
         self._sequencer = sequencer
         self._store = store
         self._membership = membership
+        self._write_path = write_path
         self._settings = settings
 
     def checks(self, is_started: Callable[[], bool]) -> tuple[Check, ...]:
@@ -41,6 +44,7 @@ class Health:
             Check(name="database", run=self.check_database, why_late=self._why_unreachable),
             Check(name="store identity", run=self.check_store_identity, why_late=self._why_unreachable),
             Check(name="ownership", run=self.check_ownership, why_late=self._why_unreachable),
+            Check(name="writes", run=self.check_writes),
             Check(name="agent", run=serving),
         )
 
@@ -54,6 +58,13 @@ class Health:
         if store is None:
             raise NotReady("the object store was not opened yet")
         await store.probe()
+
+    async def check_writes(self) -> None:
+        """Raises NotReady with what the store or the database itself said, if the last uploads or commits failed."""
+        write_path = self._write_path()
+        complaint = None if write_path is None else write_path.complaint()
+        if complaint is not None:
+            raise NotReady(complaint)
 
     async def check_store_identity(self) -> None:
         """Raises NotReady where store and database do not belong together, StoreUnavailable, SequencerUnavailable. Once

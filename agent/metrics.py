@@ -1,19 +1,44 @@
 """What an agent counts and measures, in one registry that `/metrics` renders. Made by agent/app.py and handed to the
 parts."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+import platform
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from agent.kafka.traffic import Traffic
+from agent.topic_traffic import TopicTraffic
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0)
 _BATCH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
+class BuildInfo(Collector):
+    """The version of Tidelog and of Python, which never change while the process runs."""
+
+    def __init__(self) -> None:
+        self._labels: dict[str, str] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        if not self._labels:
+            from importlib.metadata import version  # a start does not wait for it
+
+            self._labels = {"version": version("tidelog"), "python": platform.python_version()}
+        yield InfoMetricFamily("tidelog_build", "What runs here", value=self._labels)
+
+
 class Metrics:
     """Plain attributes; the names are the documentation of what is exported."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self, registry: CollectorRegistry | None = None, most_topics: int = 0) -> None:
         self.registry = registry or CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.registry.register(BuildInfo())
+        self.topics = TopicTraffic(most_topics, time.monotonic)
+        self.registry.register(self.topics)
         self._listener()
         self._write_path()
         self._groups()
@@ -62,6 +87,9 @@ class Metrics:
         )
         self.seals = Counter("tidelog_seals_total", "Segments sealed", ["reason"], registry=registry)
         self.put_tokens = Gauge("tidelog_put_tokens", "Tokens left in the PUT budget", registry=registry)
+        self.window_tokens = Gauge(
+            "tidelog_window_tokens", "PUTs that the budget for full windows has left", registry=registry
+        )
         self.puts = Counter("tidelog_puts_total", "PUTs of segments begun, by attempt", ["kind"], registry=registry)
         self.put_bytes = Counter("tidelog_put_bytes_total", "Bytes of segments uploaded", registry=registry)
         self.put_seconds = Histogram(

@@ -6,19 +6,23 @@ from dataclasses import dataclass
 from agent.groups.coordinator import Coordinator
 from agent.groups.group_offsets import GroupOffsets
 from agent.groups.settings import GroupSettings
+from agent.kafka.lookup_pace import LookupPace
 from agent.kafka.memory import MemoryBudget
 from agent.kafka.overload import Overload
 from agent.kafka.routing import RoutingTable
+from agent.kafka.token_buckets import TokenBuckets
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
 from agent.settings import AgentSettings
+from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
 from agent.write_path.write_path import WritePath
 from cache_ring.membership import Membership
 from cache_ring.page_reader import PageReader
 from sequencer.client import Sequencer
+from sequencer.coordinates import PartitionBounds, PartitionKey
 from storage.object_store import ObjectStore
 from storage.produced_batches import LoneCheck
 from storage.threads import Threads
@@ -32,6 +36,10 @@ class Parts:
     store: ObjectStore
     membership: Membership
     topics: TopicDirectory
+    bounds: SharedLookups[PartitionKey, PartitionBounds]
+    mutations: TokenBuckets
+    """What each client may create and delete (agent/kafka/mutation_quota.py)."""
+    lookup_pace: LookupPace
     write_path: WritePath
     pages: PageReader
     reads: ReadPath

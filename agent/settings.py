@@ -10,6 +10,8 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 _LARGEST_PORT: Final = 65_535
+_S3_USD_PER_MILLION_PUTS: Final = 5.0
+"""S3 Standard in us-east-1."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -41,6 +43,9 @@ class AgentSettings(BaseSettings):
     """The host that Metadata names for this agent; by default `kafka_host`."""
     advertised_port: int | None = Field(default=None, ge=1, le=65535)
     """The port that Metadata names for this agent; by default the one bound."""
+    inside_kafka_port: int | None = Field(default=None, ge=1, le=65535)
+    """A second Kafka listener, on `kafka_host`, for clients inside the agents' network (other containers, other pods).
+    They are told of each agent by its `advertised_peer_host` and this port, which must be the same for all agents."""
     one_address: str | None = None
     """`host:port` of a TCP load balancer before all agents: clients are told of no other address, any agent takes any
     request, and what belongs to a group's coordinator is forwarded to it over the peer ports."""
@@ -119,6 +124,25 @@ class AgentSettings(BaseSettings):
     """How long the answer that a topic does not exist is trusted."""
     topic_cache_entries: int = Field(default=10_000, ge=1)
     """Topics kept in the lookup cache."""
+    shared_lookup_keys: int = Field(default=1_000, ge=1)
+    """Topics or partitions looked up by one statement, for all clients that ask for some. A request of more waits with
+    so many at a time."""
+    shared_lookups_waiting: int = Field(default=1_024, ge=1)
+    """Requests that wait for such a statement, per kind of lookup. Past it, one of the client with most waiting is
+    refused with a retriable error."""
+    lookups_per_connection_s: float = Field(default=50.0, ge=0)
+    """ListOffsets requests that one connection may make per second in the long run. Past it they wait. 0: no limit."""
+    lookups_per_host_s: float = Field(default=500.0, ge=0)
+    """The same for all connections of a host together; one host is also all that comes through one load balancer."""
+    lookup_burst_s: float = Field(default=10.0, gt=0)
+    """Seconds of these rates that may be made at once, after a pause."""
+    topic_mutations_per_s: float = Field(default=50.0, ge=0)
+    """Partitions that one client may create or delete per second in the long run, at one agent (Kafka's
+    controller_mutation_rate). A client is a host and a client id. 0: without limit."""
+    topic_mutation_burst: float = Field(default=10_000.0, ge=1)
+    """Partitions that such a client may create or delete at once, after a pause."""
+    topic_mutation_clients: int = Field(default=10_000, ge=1)
+    """Clients whose rate is remembered; past it the one longest unheard is forgotten."""
     redirect_window_s: float = Field(default=1.0, ge=0)
     """How long a connection is told NOT_LEADER_OR_FOLLOWER for a partition that moved to another agent, before it is
     served anyway."""
@@ -135,7 +159,20 @@ class AgentSettings(BaseSettings):
     put_budget_per_s: float = Field(default=4.0, gt=0)
     """PUTs per second that may be spent on sealing early, before size or age ask for it."""
     put_budget_burst: float = Field(default=16.0, ge=1)
-    """PUTs that may be saved up; size and age may overdraw as many."""
+    """PUTs that may be saved up; size, age and full windows may overdraw as many."""
+    window_seals_usd_per_month: float = Field(default=20.0, ge=0)
+    """Dollars a month that this agent may spend on PUTs of segments sealed because waiting brings nothing: all
+    producers in them have as many requests in flight as they ever send; 0: none are sealed for it."""
+    window_seals_saved_h: float = Field(default=24.0, gt=0)
+    """Hours of that budget that may be saved up."""
+    put_usd_per_million: float | None = Field(default=None, ge=0)
+    """What the store charges for a million PUTs; 0: nothing, so that the budget in dollars has no bound. Unset: 5, as
+    S3 does, and 0 where the store is a directory."""
+    window_refill_ms: float = Field(default=20.0, ge=0)
+    """A producer that fills its window again so soon after answers, or in half the time that they took, is limited by
+    it."""
+    window_wait_ms: float = Field(default=4.0, ge=0)
+    """How long a segment whose producers have full windows waits for others that were just answered."""
     max_uploads: int = Field(default=16, ge=1)
     """Segments being uploaded at once; more wait sealed."""
     upload_timeout_s: float = Field(default=30.0, gt=0)
@@ -146,6 +183,10 @@ class AgentSettings(BaseSettings):
     """The pause before the second attempt, doubled for each further one, with jitter."""
     hedge_after_min_s: float = Field(default=0.3, gt=0)
     """No second, hedged attempt is started earlier than this, whatever the p99 of recent uploads is."""
+    stalled_after_s: float = Field(default=10.0, gt=0)
+    """The agent is not ready once uploads, or commits, have had no answer for this long."""
+    store_trial_s: float = Field(default=5.0, gt=0)
+    """The pause between two trial uploads while uploads fail and no client sends anything."""
     max_segments_per_commit: int = Field(default=64, ge=1)
     """Segments sequenced in one round trip."""
     commit_backoff_s: float = Field(default=0.1, gt=0)
@@ -215,10 +256,23 @@ class AgentSettings(BaseSettings):
     telemetry_series_per_client: int = Field(default=100, ge=0)
     """Metrics kept per client instance; more are dropped and counted."""
 
+    producer_advice_look_s: float = Field(default=30.0, gt=0)
+    """The pause between two looks for producers that are limited by their own windows."""
+    producer_advice_logged: int = Field(default=100, ge=0)
+    """Client ids that the log advises, in an agent's life; `tidelog clients` advises all."""
+    metrics_topics: int = Field(default=100, ge=0)
+    """Topics with counts of their own in `/metrics`; what the others move is counted together."""
+
     connect_backoff_s: float = Field(default=0.5, gt=0)
     """The pause before a store or database that is away is tried again, doubled up to five seconds."""
     drain_timeout_s: float = Field(default=20.0, gt=0)
     """On SIGTERM: the time for requests in flight to be answered; shorter than the platform's grace period."""
+
+    def put_price(self) -> float:
+        """Dollars for a million PUTs."""
+        if self.put_usd_per_million is not None:
+            return self.put_usd_per_million
+        return _S3_USD_PER_MILLION_PUTS if self.store_url.startswith("s3://") else 0.0
 
     @field_validator("one_address")
     @classmethod
@@ -229,6 +283,11 @@ class AgentSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:
+        if self.inside_kafka_port is not None and self.one_address is not None:
+            raise ValueError(
+                "TIDELOG_INSIDE_KAFKA_PORT and TIDELOG_ONE_ADDRESS exclude each other: behind one address there is no "
+                "second one"
+            )
         if self.max_request_bytes > self.request_memory_bytes:
             raise ValueError(
                 f"TIDELOG_MAX_REQUEST_BYTES ({self.max_request_bytes}) must not exceed TIDELOG_REQUEST_MEMORY_BYTES "

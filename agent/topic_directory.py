@@ -1,22 +1,30 @@
 """Topics by name and by id, as this agent knows them: looked up in the sequencer, kept for a bounded time.
 
-Promises: an answer is never older than `topic_cache_s` (`unknown_topic_cache_s` for "there is none"); what this agent
-creates, changes or deletes itself is seen by its next lookup, and what others do about `topic_changes_poll_s` later,
-while `run` runs and the sequencer can be asked; the cache holds at most `topic_cache_entries`. A stale
-answer is harmless for the log: the sequencer refuses batches for a topic id that is gone. One lookup runs at a time;
-when it fails, it fails for all that waited for it, so that nobody waits longer than for two.
+Promises:
+- An answer is never older than `topic_cache_s` (`unknown_topic_cache_s` for "there is none").
+- What this agent creates, changes or deletes itself is seen by its next lookup. What others do is seen
+  `topic_changes_poll_s` later, while `run` runs and the sequencer can be asked.
+- A change makes the agent forget the topic that changed, and no other. A look that finds no change renews all that is
+  known, so a topic that rests is looked up once.
+- The cache holds at most `topic_cache_entries`.
+- Many who ask at the same time are answered by one statement (`agent/shared_lookups.py`).
+
+A stale answer is harmless for the log: the sequencer refuses batches for a topic id that is gone.
 """
 
 import asyncio
 import contextlib
+import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from agent.settings import AgentSettings
+from agent.shared_lookups import SharedLookups
 from sequencer.database import SequencerUnavailable
+from sequencer.fair_queue import Asker
 from sequencer.topics import Topic, Topics
 from storage.identifiers import TopicId
 
@@ -29,19 +37,33 @@ class _Known:
     until_s: float
 
 
+@dataclass(slots=True, eq=False)
+class _Asking:
+    """A lookup under way, and what was forgotten since it was sent: its answer may be older than that."""
+
+    forgotten: set[str | TopicId] = field(default_factory=set)
+    is_void: bool = False
+    """All was forgotten."""
+
+
 class TopicDirectory:
     def __init__(self, topics: Topics, settings: AgentSettings, clock: Callable[[], float]) -> None:
         self._topics = topics
         self._settings = settings
         self._clock = clock
         self._known: OrderedDict[str | TopicId, _Known] = OrderedDict()
+        self._all_until_s = -math.inf
+        """Until when every topic that is known is trusted, since none had changed."""
         self._changes: int | None = None
-        self._one_lookup = asyncio.Lock()
-        self._failed_lookups = 0
-        self._last_failure = ""
+        """The number of changes that this agent knows of."""
+        self._under_way: list[_Asking] = []
+        bounds = {"most_keys": settings.shared_lookup_keys, "most_waiting": settings.shared_lookups_waiting}
+        self._by_name: SharedLookups[str, Topic] = SharedLookups(self._ask_by_name, **bounds)
+        self._by_id: SharedLookups[TopicId, Topic] = SharedLookups(self._ask_by_id, **bounds)
+        self._all: SharedLookups[None, tuple[Topic, ...]] = SharedLookups(self._ask_for_all, **bounds)
 
     async def run(self) -> None:
-        """Forget everything whenever topics have changed, until cancelled."""
+        """Forget what changes, until cancelled."""
         while True:
             # An answer that cannot be had is no news: what is known is trusted for as long as ever.
             with contextlib.suppress(SequencerUnavailable):
@@ -50,15 +72,28 @@ class TopicDirectory:
 
     async def notice_changes(self) -> None:
         """Raises SequencerUnavailable."""
-        changes = await self._topics.changes()
-        if changes != self._changes:
-            self._changes = changes
-            self._known.clear()
+        asked_s, known = self._clock(), self._changes
+        news = await self._topics.changes(known)
+        if known != self._changes:
+            return  # everything was forgotten meanwhile
+        self._changes = news.number
+        if news.topics is None:
+            self._clear()
+        else:
+            for topic_id, name in news.topics:
+                self.forget(topic_id)
+                self.forget(name)
+        self._all_until_s = asked_s + self._settings.topic_cache_s
 
     def forget_all(self) -> None:
         """Another Postgres answers than before."""
         self._changes = None
-        self._known.clear()
+        self._all_until_s = -math.inf
+        self._clear()
+
+    def used_share(self, asker: Asker) -> float:
+        """How much of its fair part of the queues for lookups this asker uses: 1.0 is all of it."""
+        return max(lookups.used_share(asker) for lookups in (self._by_name, self._by_id, self._all))
 
     def __len__(self) -> int:
         """Entries in the cache: each topic counts by its name and by its id."""
@@ -72,47 +107,21 @@ class TopicDirectory:
     async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
         """The topics that exist. Raises SequencerUnavailable."""
         found, missing = self._recall(names)
-        if missing:
-            async with self._alone():
-                again, missing = self._recall(missing)
-                found |= again
-                if missing:
-                    noticed = self._changes
-                    fresh = await self._topics.by_name(missing)
-                    self._remember({name: fresh.get(name) for name in missing}, noticed)
-                    found |= fresh
-        return found
+        return found | await self._by_name.get(missing) if missing else found
 
     async def fresh(self, names: Collection[str]) -> dict[str, Topic]:
         """The topics that exist, asked afresh: an administrator may have changed them through another agent a moment
         ago. Raises SequencerUnavailable."""
-        noticed = self._changes
-        found = await self._topics.by_name(names)
-        for name in names:
-            self.forget(name)
-        self._remember({name: found.get(name) for name in names}, noticed)
-        return found
+        return await self._by_name.get(names)
 
     async def by_id(self, topic_ids: Collection[TopicId]) -> dict[TopicId, Topic]:
         """The topics that exist. Raises SequencerUnavailable."""
         found, missing = self._recall(topic_ids)
-        if missing:
-            async with self._alone():
-                again, missing = self._recall(missing)
-                found |= again
-                if missing:
-                    noticed = self._changes
-                    fresh = await self._topics.by_id(missing)
-                    self._remember({topic_id: fresh.get(topic_id) for topic_id in missing}, noticed)
-                    found |= fresh
-        return found
+        return found | await self._by_id.get(missing) if missing else found
 
     async def all(self) -> tuple[Topic, ...]:
         """All topics, asked afresh. Raises SequencerUnavailable."""
-        noticed = self._changes
-        topics = tuple(await self._topics.list())
-        self._remember({topic.name: topic for topic in topics}, noticed)
-        return topics
+        return (await self._all.get([None]))[None]
 
     async def create(self, name: str, partition_count: int, config: Mapping[str, str]) -> Topic:
         """Raises TopicExists, InvalidConfig, SequencerUnavailable."""
@@ -155,29 +164,43 @@ class TopicDirectory:
 
     def forget(self, key: str | TopicId) -> None:
         """Look it up afresh the next time."""
-        known = self._known.pop(key, None)
-        if known is not None and known.topic is not None:
-            self._known.pop(known.topic.name, None)
-            self._known.pop(known.topic.topic_id, None)
+        for asking in self._under_way:
+            asking.forgotten.add(key)
+        self._drop(key)
 
-    @asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
-        """One lookup at a time: many ask for the same. Raises SequencerUnavailable if one that was waited for did."""
-        failed_before = self._failed_lookups
-        async with self._one_lookup:
-            if self._failed_lookups != failed_before:
-                raise SequencerUnavailable(self._last_failure)
-            try:
-                yield
-            except SequencerUnavailable as error:
-                self._failed_lookups += 1
-                self._last_failure = str(error)
-                raise
+    async def _ask_by_name(self, names: list[str]) -> dict[str, Topic]:
+        with self._asking() as asking:
+            found = await self._topics.by_name(names)
+        self._remember({name: found.get(name) for name in names}, asking)
+        return found
+
+    async def _ask_by_id(self, topic_ids: list[TopicId]) -> dict[TopicId, Topic]:
+        with self._asking() as asking:
+            found = await self._topics.by_id(topic_ids)
+        self._remember({topic_id: found.get(topic_id) for topic_id in topic_ids}, asking)
+        return found
+
+    async def _ask_for_all(self, _: list[None]) -> dict[None, tuple[Topic, ...]]:
+        with self._asking() as asking:
+            topics = tuple(await self._topics.list())
+        self._remember({topic.name: topic for topic in topics}, asking)
+        return {None: topics}
+
+    @contextmanager
+    def _asking(self) -> Iterator[_Asking]:
+        asking = _Asking()
+        self._under_way.append(asking)
+        try:
+            yield asking
+        finally:
+            self._under_way.remove(asking)
 
     def _kept(self, key: str | TopicId, now_s: float) -> _Known | None:
         """The entry, if it is not too old; it may say that there is no such topic."""
         known = self._known.get(key)
-        return None if known is None or known.until_s < now_s else known
+        if known is None or known.until_s >= now_s:
+            return known
+        return known if known.topic is not None and self._all_until_s >= now_s else None
 
     def _recall(self, keys: Collection[_Key]) -> tuple[dict[_Key, Topic], list[_Key]]:
         now_s = self._clock()
@@ -192,16 +215,17 @@ class TopicDirectory:
         return found, missing
 
     def _remember(
-        self, answers: "Mapping[str, Topic | None] | Mapping[TopicId, Topic | None]", noticed: int | None
+        self, answers: "Mapping[str, Topic | None] | Mapping[TopicId, Topic | None]", asking: _Asking
     ) -> None:
-        """`noticed`: the changes known of when the answers were asked for. With more since, they may be old already."""
-        if noticed != self._changes:
+        if asking.is_void:
             return
         now_s = self._clock()
         for key, topic in answers.items():
+            self._drop(key)
             if topic is None:
-                self._keep(key, _Known(topic=None, until_s=now_s + self._settings.unknown_topic_cache_s))
-            else:
+                if key not in asking.forgotten:
+                    self._keep(key, _Known(topic=None, until_s=now_s + self._settings.unknown_topic_cache_s))
+            elif asking.forgotten.isdisjoint((topic.name, topic.topic_id)):
                 known = _Known(topic=topic, until_s=now_s + self._settings.topic_cache_s)
                 self._keep(topic.name, known)
                 self._keep(topic.topic_id, known)
@@ -211,3 +235,14 @@ class TopicDirectory:
         self._known.move_to_end(key)
         while len(self._known) > 2 * self._settings.topic_cache_entries:
             self._known.popitem(last=False)
+
+    def _drop(self, key: str | TopicId) -> None:
+        known = self._known.pop(key, None)
+        if known is not None and known.topic is not None:
+            self._known.pop(known.topic.name, None)
+            self._known.pop(known.topic.topic_id, None)
+
+    def _clear(self) -> None:
+        for asking in self._under_way:
+            asking.is_void = True
+        self._known.clear()

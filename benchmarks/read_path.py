@@ -21,7 +21,7 @@ from cache_ring.peer_server import PeerServer
 from cache_ring.run_bytes import RunBytes
 from cache_ring.settings import CacheRingSettings
 from cache_ring.store_pages import StorePages
-from sequencer.agents import AgentAddress, LiveAgent
+from sequencer.agents import AgentAddress, LiveAgent, PeerSecret
 from sequencer.coordinates import RunCoordinate
 from storage.identifiers import BytePosition, NodeId, Offset, Partition, TopicId, new_segment_id
 from storage.keys import segment_key
@@ -32,6 +32,11 @@ from tidelog.embedded.s3_endpoint import S3Endpoint
 
 PAGE_BYTES = 8 << 20
 SIZES = (4 << 10, 64 << 10, 1 << 20, PAGE_BYTES)
+SECRET = PeerSecret(value=os.urandom(32))
+
+
+def secrets() -> tuple[PeerSecret, ...]:
+    return (SECRET,)
 
 
 async def timed(work: Callable[[], Awaitable[object]], times: int) -> tuple[float, float]:
@@ -48,11 +53,11 @@ async def peer_against_store(store: ObjectStore, console: Console) -> None:
     await store.put(key, [os.urandom(PAGE_BYTES)])
     settings = CacheRingSettings()
     pages = StorePages(store, store, settings)
-    server = PeerServer(pages, settings, ("tidelog/",))
+    server = PeerServer(pages, settings, secrets, ("tidelog/",))
     port = await server.start("127.0.0.1", 0)
     address = AgentAddress(zone="a", kafka_host="", kafka_port=1, peer_host="127.0.0.1", peer_port=port, http_url="")
     agent = LiveAgent(node_id=NodeId(1), incarnation=1, address=address)
-    client = PeerClient(settings)
+    client = PeerClient(settings, secrets)
     table = Table(
         "bytes",
         "peer ms",

@@ -20,6 +20,7 @@ from cache_ring.page_protocol import (
     encode_subscribe,
     frame_length,
 )
+from cache_ring.peer_connection import Secrets, open_peer_stream
 from cache_ring.settings import CacheRingSettings
 from sequencer.agents import LiveAgent
 from sequencer.coordinates import PartitionKey, RunCoordinate
@@ -70,7 +71,7 @@ class CoordinatePush:
         for key, (agent, partitions) in wanted.items():
             link = self._links.get(key)
             if link is None:
-                link = self._links[key] = _Link(agent, self._settings, self._received)
+                link = self._links[key] = _Link(agent, self._settings, self._membership.peer_secrets, self._received)
             link.want(partitions)
 
     def _wanted(self) -> dict[tuple[NodeId, int], tuple[LiveAgent, set[PartitionKey]]]:
@@ -103,10 +104,15 @@ class _Link:
     """The connection to one writing agent."""
 
     def __init__(
-        self, agent: LiveAgent, settings: CacheRingSettings, on_runs: Callable[[Sequence[RunCoordinate]], None]
+        self,
+        agent: LiveAgent,
+        settings: CacheRingSettings,
+        secrets: Secrets,
+        on_runs: Callable[[Sequence[RunCoordinate]], None],
     ) -> None:
         self._agent = agent
         self._settings = settings
+        self._secrets = secrets
         self._on_runs = on_runs
         self._partitions: set[PartitionKey] = set()
         self._writer: asyncio.StreamWriter | None = None
@@ -147,8 +153,9 @@ class _Link:
             await asyncio.sleep(self._settings.peer_skip_s)
 
     async def _converse(self) -> None:
+        address = self._agent.address
         async with asyncio.timeout(self._settings.peer_answer_ceiling_s):
-            reader, writer = await asyncio.open_connection(self._agent.address.peer_host, self._agent.address.peer_port)
+            reader, writer = await open_peer_stream(address.peer_host, address.peer_port, self._secrets)
         try:
             writer.write(PREFACE)
             self._writer = writer

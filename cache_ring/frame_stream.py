@@ -9,6 +9,7 @@ from collections import deque
 from typing import cast
 
 from cache_ring.page_protocol import LENGTH_BYTES, MAX_SMALL_FRAME_BYTES, ProtocolViolation, frame_length
+from cache_ring.peer_connection import Secrets, connect_to_peer
 
 _MOST_UNREAD = 2
 
@@ -29,9 +30,10 @@ class FrameStream(asyncio.BufferedProtocol):
         """Whether no frame has been taken from it yet."""
 
     @classmethod
-    async def connect(cls, host: str, port: int) -> "FrameStream":
-        """Raises OSError."""
-        _, stream = await asyncio.get_running_loop().create_connection(cls, host, port)
+    async def connect(cls, host: str, port: int, secrets: Secrets) -> "FrameStream":
+        """Raises OSError or NotAPeer."""
+        stream = cls()
+        await connect_to_peer(host, port, secrets, stream)
         return stream
 
     @property

@@ -19,7 +19,7 @@ from collections.abc import Callable, Set
 
 from cache_ring.ring import Ring
 from cache_ring.settings import CacheRingSettings
-from sequencer.agents import AgentAddress, Agents, LiveAgent
+from sequencer.agents import AgentAddress, Agents, LiveAgent, PeerSecret
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import NodeId
 
@@ -85,6 +85,10 @@ class Membership:
     def zone(self) -> str:
         return self._address.zone
 
+    def peer_secrets(self) -> tuple[PeerSecret, ...]:
+        """What proves this agent to its peers, as of the last renewal."""
+        return self._agents.peer_secrets()
+
     @property
     def lost_because(self) -> str | None:
         """Why this database does not own the bucket, as the last renewal found; None if it does."""
@@ -141,7 +145,7 @@ class Membership:
             live = await self._agents.live()
         self.looked_s = sent_s
         if live != self._leased.agents:
-            self._route_by(Ring.of(live))
+            self._route_by(Ring.of(live, before=self._leased))
 
     async def leave(self) -> None:
         """Stop serving and tell the others, for good; a database that is away is no error: the lease then runs out."""

@@ -24,6 +24,7 @@ from cache_ring.page_protocol import (
     encode_read,
     range_checksum,
 )
+from cache_ring.peer_connection import Secrets
 from cache_ring.settings import CacheRingSettings
 from sequencer.agents import LiveAgent
 from storage.identifiers import NodeId
@@ -58,8 +59,11 @@ class _Peer:
 
 
 class PeerClient:
-    def __init__(self, settings: CacheRingSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: CacheRingSettings, secrets: Secrets, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._settings = settings
+        self._secrets = secrets
         self._clock = clock
         self._peers: dict[PeerKey, _Peer] = {}
         self.counts = PeerClientCounts()
@@ -134,7 +138,7 @@ class PeerClient:
                 return stream
             stream.close()
         async with asyncio.timeout(timeout_s):
-            stream = await FrameStream.connect(agent.address.peer_host, agent.address.peer_port)
+            stream = await FrameStream.connect(agent.address.peer_host, agent.address.peer_port, self._secrets)
         stream.write(PREFACE)
         return stream
 

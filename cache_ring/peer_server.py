@@ -1,16 +1,20 @@
 """The peer port: serves byte ranges of pages and pushes coordinates to other agents (DESIGN §6).
 
-One hop: a range is served from memory or the store, never asked of a third agent. Promises that bytes being served
-stay within their own budget, that connections and idle time are bounded, and that whoever does not speak the page
-protocol is cut off without harm to others. Other protocols may share the port: a connection's first bytes say which it
-speaks (`share`)."""
+One hop: a range is served from memory or the store, never asked of a third agent. Other protocols may share the port:
+the first bytes of a proven connection say which it speaks (`share`).
+
+Promises:
+- Only who proves that it belongs to the cluster is heard (`peer_connection.py`). A stranger takes no peer's place.
+- Bytes being served stay within their own budget. Connections and idle time are bounded.
+- A peer that does not speak the page protocol is cut off without harm to others.
+"""
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final
 
 from cache_ring.byte_budget import ByteBudget
 from cache_ring.page_layout import PageRange
@@ -29,6 +33,7 @@ from cache_ring.page_protocol import (
     encode_refused,
     frame_length,
 )
+from cache_ring.peer_connection import Arrivals, Conversation, Secrets
 from cache_ring.settings import CacheRingSettings
 from cache_ring.store_pages import DamagedPage, StorePages
 from cache_ring.subscriptions import Subscriptions
@@ -37,8 +42,7 @@ from storage.object_store import ObjectNotFound, StoreUnavailable
 
 _log = logging.getLogger(__name__)
 
-Guest: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-"""Takes a connection that opened with its preface; owns it from then on, unless it raises."""
+_LOG_STRANGERS_EVERY_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -48,18 +52,21 @@ class PeerServerCounts:
     ranges: int = 0
     bytes_served: int = 0
     refused: int = 0
+    strangers: int = 0
+    """Connections that did not prove that they belong to the cluster."""
     violations: int = 0
     pushes: int = 0
     pushes_dropped: int = 0
 
 
 class PeerServer:
-    """`key_prefixes` are what the object keys that a peer may ask for begin with."""
+    """`key_prefixes` are what the object keys that a peer may ask for begin with. `secrets` prove peers."""
 
     def __init__(
         self,
         pages: StorePages,
         settings: CacheRingSettings,
+        secrets: Secrets,
         key_prefixes: tuple[str, ...],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -72,15 +79,21 @@ class PeerServer:
         self._slow: set[asyncio.StreamWriter] = set()
         """Subscribers that pushes waited for when they were last looked at."""
         self._is_closing = False
+        self._arrivals = Arrivals(secrets, settings, self._accept, self._turned_away)
+        self._strangers_logged_s = float("-inf")
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._guests: dict[bytes, Guest] = {}
+        self._guests: dict[bytes, Conversation] = {}
         self._of_guests: set[asyncio.Task[None]] = set()
         self.counts = PeerServerCounts()
 
     @property
     def connections(self) -> int:
         return len(self._connections)
+
+    @property
+    def unproven(self) -> int:
+        return len(self._arrivals)
 
     @property
     def subscriptions(self) -> int:
@@ -91,14 +104,15 @@ class PeerServer:
         """Of slow peers."""
         return sum(slow.transport.get_write_buffer_size() for slow in self._slow)
 
-    def share(self, preface: bytes, guest: Guest) -> None:
-        """Leave connections that open with `preface` to `guest`, who bounds them itself."""
+    def share(self, preface: bytes, guest: Conversation) -> None:
+        """Leave connections that open with `preface` to `guest`, who bounds them itself, and owns them unless it
+        raises."""
         assert len(preface) == len(PREFACE), "a preface is read before it is known whose it is"
         self._guests[preface] = guest
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port bound (port 0 takes a free one)."""
-        self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_SMALL_FRAME_BYTES)
+        self._server = await self._arrivals.listen(host, port)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
@@ -107,6 +121,7 @@ class PeerServer:
         self._is_closing = True
         if self._server is not None:
             self._server.close()
+        self._arrivals.close()
         connections = self._connections | self._of_guests
         for connection in connections:
             connection.cancel()
@@ -170,7 +185,16 @@ class PeerServer:
             if not is_handed_over:
                 writer.transport.abort()
 
-    async def _guest(self, reader: asyncio.StreamReader) -> Guest | None:
+    def _turned_away(self, reason: str) -> None:
+        self.counts.strangers += 1
+        now_s = self._clock()
+        if now_s >= self._strangers_logged_s + _LOG_STRANGERS_EVERY_S and not self._is_closing:
+            self._strangers_logged_s = now_s
+            _log.warning(
+                "peer port: turned strangers away", extra={"since_start": self.counts.strangers, "last_reason": reason}
+            )
+
+    async def _guest(self, reader: asyncio.StreamReader) -> Conversation | None:
         """Whose connection it is; None: it speaks the page protocol."""
         async with asyncio.timeout(self._settings.peer_idle_s):
             preface = await reader.readexactly(len(PREFACE))

@@ -7,7 +7,10 @@ Does what `suspects.py` decides. Promises:
   tried a few times more.
 - This agent reports its suspicions over all these connections. An agent that hears of one passes it on once.
 - However much a watcher sends, this agent reads `_READ_BYTES` of it per `_PAUSE_BETWEEN_READS_S`, and answers once.
-- What it holds is bounded: `probe_accepted_connections` from others, and one link per peer of the lease's view.
+- What it holds is bounded: `probe_accepted_connections` from others, and one link per peer of the lease's view. Reports
+  alone make it probe `probe_reported` peers at a time.
+- Both sides of a connection prove that they belong to the cluster. Who listens at a peer's address and is no peer is
+  silent.
 - The ring that routing uses leaves suspects out in the same turn of the event loop.
 """
 
@@ -20,11 +23,13 @@ from typing import cast
 
 from cache_ring.membership import Membership
 from cache_ring.page_protocol import ProtocolViolation
+from cache_ring.peer_connection import PeerHungUp, connect_to_peer
+from cache_ring.peer_proof import NotAPeer
 from cache_ring.probe_protocol import NOT_JOINED, PREFACE, Alive, FrameReader, Message, Probe, Suspected, encode
 from cache_ring.ring import Ring
 from cache_ring.settings import CacheRingSettings
 from cache_ring.suspects import Evidence, PeerName, Suspects
-from sequencer.agents import AgentAddress, LiveAgent
+from sequencer.agents import AgentAddress, LiveAgent, PeerSecret
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 
 _log = logging.getLogger(__name__)
@@ -123,7 +128,10 @@ class PeerWatch:
         self._is_leaving = True
         self._write_to_watchers(encode(self._alive()))
 
-    # --- what links tell
+    # --- for links
+
+    def secrets(self) -> tuple[PeerSecret, ...]:
+        return self._membership.peer_secrets()
 
     def answered(self, name: PeerName, alive: Alive) -> None:
         if alive.name == name and not alive.is_leaving:
@@ -285,17 +293,21 @@ class _Link(asyncio.Protocol):
             self._opening = self._tasks.create_task(self._connect())
 
     async def _connect(self) -> None:
-        loop = asyncio.get_running_loop()
+        address, hung_up = self._address, False
         try:
             async with asyncio.timeout(self._settings.probe_most_patience_s):
-                await loop.create_connection(lambda: self, self._address.peer_host, self._address.peer_port)
+                await connect_to_peer(address.peer_host, address.peer_port, self._watch.secrets, self)
         except ConnectionRefusedError:
             if not self._is_closed:
                 self._watch.refused(self._name)
-        except (OSError, TimeoutError):
+        except PeerHungUp:
+            hung_up = True
+        except (OSError, TimeoutError, NotAPeer):
             pass  # silence, which is counted from the probe that opened it
         finally:
             self._opening = None
+        if hung_up:
+            self._hung_up()
 
     # --- the event loop's callbacks
 
@@ -319,6 +331,9 @@ class _Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._transport = None
+        self._hung_up()
+
+    def _hung_up(self) -> None:
         if self._is_closed:
             return
         self._watch.hung_up(self._name)

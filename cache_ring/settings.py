@@ -27,6 +27,8 @@ class CacheRingSettings(BaseSettings):
     """The longest such wait; it doubles with each silence of a peer that proved false."""
     probe_report_s: float = Field(default=2.0, gt=0)
     """How long this agent probes a peer that others report. Reports of one that answered are ignored for as long."""
+    probe_reported: int = Field(default=64, ge=1)
+    """Peers that this agent probes at a time because others report them. Further reports wait, for `probe_report_s`."""
     probe_watched: int = Field(default=10, ge=0)
     """Peers that this agent watches at most; 0: none, and a death is known when its lease ends."""
     probe_accepted_connections: int = Field(default=2_048, ge=1)
@@ -55,6 +57,11 @@ class CacheRingSettings(BaseSettings):
     """Page connections to each peer for reads of the tail; a further request goes to the store."""
     peer_history_connections: int = Field(default=4, ge=1)
     """Page connections to each peer for reads of history; a further request goes to the store."""
+    peer_unproven_connections: int = Field(default=256, ge=1)
+    """Connections on the peer port that have not proven yet that they belong to the cluster. One more closes the oldest
+    of them."""
+    peer_proof_timeout_s: float = Field(default=2.0, gt=0)
+    """How long a connection on the peer port may take to prove that it belongs to the cluster."""
     peer_accepted_connections: int = Field(default=512, ge=1)
     """Connections taken from peers; one more is closed at once."""
     peer_response_bytes: int = Field(default=50_331_648, ge=1)

@@ -10,7 +10,7 @@ Promises:
   answers within another patience was slow, not frozen: the patience with it doubles, up to `probe_most_patience_s`,
   until it has not been slow for a minute. A peer is slow at its start: for ten seconds the patience is the longest.
 - A report makes this agent probe for itself, for `probe_report_s`. No report is believed: a confused agent persuades no
-  other, nor does a stranger who invents reports.
+  other. However many peers one reports, `probe_reported` of them are probed at a time, the first reported first.
 - If more than half of the probed peers are silent, this agent assumes that the fault is its own, and ignores silence.
   The silence of the only probed peer counts. A peer that never answered is suspected for its silence only if two others
   report it.
@@ -27,7 +27,9 @@ Pure: times are monotonic seconds and come in. Peers are named by node and incar
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from hashlib import blake2b
+from heapq import nsmallest
 from typing import TypeAlias
 
 from cache_ring.settings import CacheRingSettings
@@ -44,6 +46,7 @@ _CALM_S = 60.0
 _YOUNG_S = 10.0
 _LARGEST_SPREAD_S = 0.3
 _SPREAD_PER_PEER_S = 0.001
+_PLACES_KEPT = 10_000
 
 
 class Evidence(Enum):
@@ -99,12 +102,14 @@ class Suspects:
 
     def to_probe(self, now_s: float) -> set[PeerName]:
         """Those to probe now: the watched, the suspects, and those that others report."""
-        concerns = {
-            name
+        suspects = {name for name, peer in self._peers.items() if peer.evidence is not None}
+        reported = [
+            (peer.reported_s, name)
             for name, peer in self._peers.items()
-            if peer.evidence is not None or (peer.reporters and peer.verify_s <= now_s)
-        }
-        return concerns | self._watched
+            if peer.reporters and peer.verify_s <= now_s and peer.evidence is None and name not in self._watched
+        ]
+        first_reported = {name for _, name in nsmallest(self._settings.probe_reported, reported)}
+        return suspects | first_reported | self._watched
 
     def take_news(self) -> list[PeerName]:
         """Those suspected by this agent's own evidence since the last call: to be reported to others."""
@@ -244,13 +249,19 @@ class Suspects:
 
 def _watched(self_: PeerName, others: frozenset[PeerName], most: int) -> frozenset[PeerName]:
     """The agents 1, 2, 4, ... places behind this one, in the order of their nodes' hashes."""
-    in_order = sorted({*others, self_}, key=lambda name: (_hash(name[0]), name[1]))
+    in_order = sorted({*others, self_}, key=lambda name: (_place(name[0]), name[1]))
     own_place, distance = in_order.index(self_), 1
     watched: list[PeerName] = []
     while distance < len(in_order) and len(watched) < most:
         watched.append(in_order[(own_place + distance) % len(in_order)])
         distance *= 2
     return frozenset(watched)
+
+
+@lru_cache(maxsize=_PLACES_KEPT)
+def _place(node_id: NodeId) -> int:
+    """In the order of all agents, which each change of the lease's view makes again."""
+    return _hash(node_id)
 
 
 def _hash(*numbers: int) -> int:

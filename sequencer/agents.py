@@ -1,11 +1,16 @@
 """Who is there: agents register with a lease and renew it; everybody reads the same list.
 
-Promises that a node id means one address for ever (clients remember it), that a second agent at the same address fences
-the first (`renew` of an older incarnation answers False), and that time is Postgres's alone. Only what gives out a node
-id waits for a synchronous standby: a failover may lose a renewal, which the agent repeats.
+Promises that a node id means one Kafka address for ever (clients remember both), that an agent which restarts there
+keeps it, that a second agent at the same address fences the first (`renew` of an older incarnation answers False), and
+that time is Postgres's alone. Only what gives out a node id waits for a synchronous standby: a failover may lose a
+renewal, which the agent repeats.
+
+An agent also learns here the secrets that prove it to its peers (`cache_ring/peer_proof.py`). They are in Postgres
+alone: not in the commit journal, not in logs, not in what `repr` shows. A database that is rebuilt from the bucket has
+a new one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sequencer.database import Database, Row
 from sequencer.named_sql import load_statements
@@ -36,15 +41,24 @@ class LiveAgent:
     address: AgentAddress
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSecret:
+    """What agents of one cluster know and strangers do not. It stands in Postgres alone."""
+
+    value: bytes = field(repr=False)
+
+
 class Agents:
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._peer_secrets: tuple[PeerSecret, ...] = ()
         self.lost_because: str | None = None
         """Why the bucket is not this database's, as the last join or renewal found (`sequencer/ownership.py`)."""
 
     async def join(self, address: AgentAddress, lease_s: float) -> LiveAgent:
-        """Registers this address, under the node id it had before if it is still known. Repeating it is harmless: it
-        fences the try before.
+        """Registers this address, under the node id that its Kafka address had before if that is still known.
+
+        Repeating it is harmless: it fences the try before.
         """
         rows = await self._database.fetch(
             SQL["join"],
@@ -56,7 +70,7 @@ class Agents:
             http_url=address.http_url,
             lease_s=lease_s,
         )
-        self.lost_because = rows[0].lost_because
+        self._learn(rows[0])
         await self._database.fetch(SQL["forget_long_gone"], forget_after_s=FORGET_AFTER_S)
         return _live_agent(rows[0])
 
@@ -64,16 +78,28 @@ class Agents:
         """False when another incarnation has taken the address, or the row is gone: join again."""
         rows = await self._database.fetch_local(SQL["renew"], node_id=node_id, incarnation=incarnation, lease_s=lease_s)
         if rows:
-            self.lost_because = rows[0].lost_because
+            self._learn(rows[0])
         return bool(rows)
 
     async def leave(self, node_id: NodeId, incarnation: int) -> None:
         """Ends the lease now, unless another incarnation holds it."""
         await self._database.fetch_local(SQL["leave"], node_id=node_id, incarnation=incarnation)
 
+    def peer_secrets(self) -> tuple[PeerSecret, ...]:
+        """The secrets that are valid, newest first, as the last join or renewal found them; none before the first."""
+        return self._peer_secrets
+
+    async def renew_peer_secret(self) -> None:
+        """Make a new secret. The one before stays valid until the next renewal, all older ones are void."""
+        await self._database.fetch(SQL["renew_peer_secret"])
+
     async def live(self) -> tuple[LiveAgent, ...]:
         """All agents whose lease has not passed, by node id."""
         return tuple(_live_agent(row) for row in await self._database.fetch_local(SQL["live"]))
+
+    def _learn(self, row: Row) -> None:
+        self.lost_because = row.lost_because
+        self._peer_secrets = tuple(PeerSecret(value=value) for value in row.peer_secrets or ())
 
 
 def _live_agent(row: Row) -> LiveAgent:

@@ -1,4 +1,4 @@
-"""The one client through which everybody talks to the sequencer: a pool of connections and one facade per concern."""
+"""The one client of the sequencer: a facade per concern, and which connections each of them uses."""
 
 from typing import Self
 
@@ -7,9 +7,11 @@ from sequencer.agents import Agents
 from sequencer.cluster import Cluster
 from sequencer.commits import Commits
 from sequencer.committed_offsets import CommittedOffsets
+from sequencer.connections import Lane
 from sequencer.coordinates import Coordinates
 from sequencer.database import Database
 from sequencer.garbage import Garbage
+from sequencer.group_configs import GroupConfigs
 from sequencer.group_retention import GroupRetention
 from sequencer.groups import Groups
 from sequencer.history import History
@@ -37,28 +39,31 @@ class Sequencer:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.cluster = Cluster(database)
-        self.store_identity = StoreIdentity(database)
-        self.ownership = Ownership(database)
         self.topics = Topics(database)
-        self.reservations = Reservations(database)
-        self.commits = Commits(database)
         self.coordinates = Coordinates(database)
         self.producers = Producers(database)
         self.administration = Administration(database)
         self.groups = Groups(database)
+        self.group_configs = GroupConfigs(database)
         self.committed_offsets = CommittedOffsets(database)
-        self.group_retention = GroupRetention(database)
-        self.agents = Agents(database)
-        self.history = History(database)
-        self.retention = Retention(database)
-        self.jobs = Jobs(database)
-        self.inspection = Inspection(database)
-        self.holds = Holds(database)
-        self.garbage = Garbage(database)
-        self.gone_ranges = GoneRanges(database)
-        self.merges = Merges(database)
-        self.journal = Journal(database)
+        leases = database.on(Lane.LEASES)
+        self.agents = Agents(leases)
+        self.reservations = Reservations(leases)
+        self.commits = Commits(leases)
+        self.jobs = Jobs(leases)
+        self.cluster = Cluster(leases)
+        housekeeping = database.on(Lane.HOUSEKEEPING)
+        self.store_identity = StoreIdentity(housekeeping)
+        self.ownership = Ownership(housekeeping)
+        self.group_retention = GroupRetention(housekeeping)
+        self.history = History(housekeeping)
+        self.retention = Retention(housekeeping)
+        self.inspection = Inspection(housekeeping)
+        self.holds = Holds(housekeeping)
+        self.garbage = Garbage(housekeeping)
+        self.gone_ranges = GoneRanges(housekeeping)
+        self.merges = Merges(housekeeping)
+        self.journal = Journal(housekeeping)
 
     @classmethod
     async def open(cls, database_url: str, settings: SequencerSettings | None = None) -> Self:

@@ -79,6 +79,8 @@ class CommitRequest:
     """The `PARAMETERS`, as Postgres' binary format has them."""
     places: Sequence[Longs]
     """For each segment: which of its batches they are that the numbers of its outcome speak of."""
+    parts: Sequence[Longs]
+    """For each segment and each number of its outcome: which of the commit's partitions it is about, from 1."""
 
     @property
     def parameters(self) -> dict[str, EncodedArray]:
@@ -108,10 +110,12 @@ def commit_request(segments: Sequence[SegmentToCommit]) -> CommitRequest:
         *_encoded(numbers, counts),
     ]
     if len(segments) == 1:
-        return CommitRequest(arrays=arrays, places=[order])
+        return CommitRequest(arrays=arrays, places=[order], parts=[numbers[commit_kernels.BATCH_PARTS, : len(order)]])
     firsts = np.cumsum([0, *sizes])
     places = [order[batch_segments == number + 1] - firsts[number] for number in range(len(segments))]
-    return CommitRequest(arrays=arrays, places=places)
+    of_batches = numbers[commit_kernels.BATCH_PARTS, : len(order)]
+    parts_of = [of_batches[batch_segments == number + 1] for number in range(len(segments))]
+    return CommitRequest(arrays=arrays, places=places, parts=parts_of)
 
 
 def _encoded(numbers: Longs, counts: Longs) -> list[memoryview]:

@@ -7,15 +7,15 @@ really accepted before it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from psycopg import AsyncConnection
 
 from sequencer.array_parameters import longs_of
-from sequencer.commit_request import PARAMETERS, SegmentToCommit, commit_request, committed_runs
+from sequencer.commit_request import PARAMETERS, CommitRequest, SegmentToCommit, commit_request, committed_runs
 from sequencer.coordinates import RunCoordinate
 from sequencer.database import Database, Row
 from sequencer.kept_connection import KeptStatement, Values, values_of
@@ -53,6 +53,8 @@ __all__ = [
 SQL = load_statements("commits")
 _COMMIT = KeptStatement(name="commit", text=SQL["commit"], kinds=PARAMETERS)
 
+NO_LOG_START: Final = -1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
@@ -60,6 +62,9 @@ class Committed:
     """Of the segment's batches, in its order."""
     runs: tuple[RunCoordinate, ...]
     """Where the assigned batches are, as the first commit wrote it down."""
+    log_starts: NDArray[np.int64] = field(compare=False)
+    """Of each batch the log start offset of its partition now; -1 while the commit has a partition that does not
+    exist."""
 
     @property
     def outcomes(self) -> tuple[BatchOutcome, ...]:
@@ -88,9 +93,7 @@ class Commits:
         """
         request = commit_request(segments)
         rows = await self._database.write_kept(_COMMIT, request.arrays)
-        return tuple(
-            [_answer(segment, row, places) for segment, row, places in zip(segments, rows, request.places, strict=True)]
-        )
+        return _answers(segments, rows, request)
 
 
 async def commit_on(
@@ -102,18 +105,38 @@ async def commit_on(
         await cursor.execute(SQL["commit"], request.parameters)
         assert cursor.pgresult is not None
         rows = values_of(cursor.pgresult)
+    return _answers(segments, rows, request)
+
+
+def _answers(
+    segments: Sequence[SegmentToCommit], rows: Sequence[Values], request: CommitRequest
+) -> tuple[Committed | Refused, ...]:
     return tuple(
-        [_answer(segment, row, places) for segment, row, places in zip(segments, rows, request.places, strict=True)]
+        [
+            _answer(segment, row, places, parts)
+            for segment, row, places, parts in zip(segments, rows, request.places, request.parts, strict=True)
+        ]
     )
 
 
-def _answer(segment: SegmentToCommit, row: Values, places: NDArray[np.int64]) -> Committed | Refused:
-    """`places` tells for each number of the outcome which batch of the segment it is for."""
-    state, object_key, outcome = row
+def _answer(
+    segment: SegmentToCommit, row: Values, places: NDArray[np.int64], parts: NDArray[np.int64]
+) -> Committed | Refused:
+    """`places` and `parts` tell for each number of the outcome which batch of the segment it is for, and which of the
+    commit's partitions.
+    """
+    state, object_key, outcome, log_starts = row
     if state != b"committed":
         return Refused(reason="doomed" if state == b"doomed" else "missing")
     assert object_key is not None
     assert outcome is not None
     found = decode_outcomes(longs_of(outcome), len(segment.batches)).placed(places)
     runs = committed_runs(segment, ObjectKey(object_key.decode()), found.base_offsets)
-    return Committed(found=found, runs=runs)
+    return Committed(found=found, runs=runs, log_starts=_log_starts(log_starts, parts, places))
+
+
+def _log_starts(of_parts: bytes | None, parts: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    found = np.full(len(places), NO_LOG_START, np.int64)
+    if of_parts is not None:
+        found[places] = longs_of(of_parts)[parts - 1]
+    return found

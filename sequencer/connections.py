@@ -1,7 +1,9 @@
-"""The connections of a client: a pool, one for commits, and new ones that show where the address leads.
+"""The connections of a client: a pool per lane, one for commits, and new ones that show where the address leads.
 
 Promises:
-- Writes leave `TIDELOG_DATABASE_POOL_READS` connections of the pool to reads and leases.
+- No call waits behind those of another lane: neither for a connection nor in a queue.
+- In each lane, writes leave connections to reads and leases, since all writes may wait for a standby.
+- Clients get connections in fair turns (`fair_queue.py`).
 - `follow` ends every connection but one: idle ones are closed, and calls under way on others fail at once.
 - After one connection was lost, the pools do not hand out the idle ones that were made before.
 """
@@ -11,6 +13,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from enum import Enum
 from typing import Any, TypeAlias
 
 import psycopg
@@ -18,9 +21,37 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRe
 
 from sequencer.connection_options import CheckedConnection, connection_options
 from sequencer.database_errors import SequencerUnavailable, describe_address, moved
+from sequencer.fair_gate import FairGate
+from sequencer.fair_queue import ASKED_BY, THE_AGENT, Asker
 from sequencer.settings import SequencerSettings
 
 _Pool: TypeAlias = AsyncConnectionPool[CheckedConnection]
+
+
+class Lane(Enum):
+    """Statements that share connections."""
+
+    CLIENTS = "clients"
+    """What clients ask for, and what is read and written to answer them."""
+    LEASES = "leases"
+    """What an agent lives by: its lease, its reservations, its jobs' leases."""
+    HOUSEKEEPING = "housekeeping"
+    """The work of jobs."""
+
+
+class _LaneConnections:
+    """`size` connections, of which writes leave `reads` to others."""
+
+    def __init__(self, lane: Lane, pool: _Pool, *, size: int, reads: int, most_waiting: int) -> None:
+        self.pool = pool
+        self.places = FairGate(size, most_waiting)
+        """As many as the pool has connections: its own queue, which is not fair, stays empty."""
+        self.writers = FairGate(max(1, size - reads), most_waiting)
+        self._lane = lane
+
+    def asker(self) -> Asker:
+        """A task that began with a client's request may do an agent's own work, too."""
+        return ASKED_BY.get() if self._lane is Lane.CLIENTS else THE_AGENT
 
 
 class Connections:
@@ -34,11 +65,18 @@ class Connections:
         self._find_out = find_out
         self._last_failure: psycopg.Error | None = None
         self._renewed_at_s = -math.inf
-        self._pool = self._new_pool("tidelog", 1, settings.database_pool_size)
+        self._lanes = {
+            Lane.CLIENTS: self._new_lane(Lane.CLIENTS, 1, settings.database_pool_size, settings.database_pool_reads),
+            Lane.LEASES: self._new_lane(Lane.LEASES, 0, settings.database_lease_connections, 1),
+            Lane.HOUSEKEEPING: self._new_lane(Lane.HOUSEKEEPING, 0, settings.database_housekeeping_connections, 1),
+        }
         self._kept_pool = self._new_pool("tidelog-commits", 0, 1)
-        self._writers = asyncio.Semaphore(max(1, settings.database_pool_size - settings.database_pool_reads))
-        self._writers_waiting = 0
         self._in_use: set[CheckedConnection] = set()
+
+    def _new_lane(self, lane: Lane, min_size: int, size: int, reads: int) -> _LaneConnections:
+        pool = self._new_pool(f"tidelog-{lane.value}", min_size, size)
+        most_waiting = self._settings.database_pool_max_waiting
+        return _LaneConnections(lane, pool, size=size, reads=reads, most_waiting=most_waiting)
 
     def _new_pool(self, name: str, min_size: int, max_size: int) -> _Pool:
         return AsyncConnectionPool(
@@ -59,12 +97,15 @@ class Connections:
         return connection_options(self._url, self._settings) | {"tell": self._note_made}
 
     async def open(self) -> None:
-        await self._pool.open(wait=False)
-        await self._kept_pool.open(wait=False)
+        for pool in self._pools():
+            await pool.open(wait=False)
 
     async def close(self) -> None:
-        await self._pool.close()
-        await self._kept_pool.close()
+        for pool in self._pools():
+            await pool.close()
+
+    def _pools(self) -> list[_Pool]:
+        return [*(lane.pool for lane in self._lanes.values()), self._kept_pool]
 
     @property
     def is_closed(self) -> bool:
@@ -75,35 +116,48 @@ class Connections:
         failure = self._last_failure
         return None if failure is None else SequencerUnavailable.cannot_connect(self._url, failure)
 
-    async def take(self) -> CheckedConnection:
+    async def take(self, lane: Lane) -> CheckedConnection:
         """One for a read. Raises SequencerUnavailable."""
-        return await self._taken_from(self._pool)
-
-    async def give_back(self, connection: CheckedConnection) -> None:
-        self._in_use.discard(connection)
-        await self._pool.putconn(connection)
-
-    async def take_for_writing(self) -> CheckedConnection:
-        """One of those that writes may take. `give_back_writers` returns it. Raises SequencerUnavailable."""
-        if self._writers_waiting >= self._settings.database_pool_max_waiting:
-            raise SequencerUnavailable("too many writes wait for a connection (TIDELOG_DATABASE_POOL_MAX_WAITING)")
-        self._writers_waiting += 1
+        own = self._lanes[lane]
+        await self._enter(own.places, own.asker(), "connections")
         try:
-            async with asyncio.timeout(self._settings.database_pool_timeout_s):
-                await self._writers.acquire()
-        except TimeoutError as error:
-            raise (self.unreachable() or self._all_busy()) from error
-        finally:
-            self._writers_waiting -= 1
-        try:
-            return await self.take()
+            return await self._taken_from(own.pool)
         except BaseException:
-            self._writers.release()
+            own.places.leave()
             raise
 
-    async def give_back_writers(self, connection: CheckedConnection) -> None:
-        self._writers.release()
-        await self.give_back(connection)
+    async def give_back(self, lane: Lane, connection: CheckedConnection) -> None:
+        self._in_use.discard(connection)
+        try:
+            await self._lanes[lane].pool.putconn(connection)
+        finally:
+            self._lanes[lane].places.leave()
+
+    async def take_for_writing(self, lane: Lane) -> CheckedConnection:
+        """One of those that writes may take. `give_back_writers` returns it. Raises SequencerUnavailable."""
+        own = self._lanes[lane]
+        await self._enter(own.writers, own.asker(), "connections for writes")
+        try:
+            return await self.take(lane)
+        except BaseException:
+            own.writers.leave()
+            raise
+
+    async def give_back_writers(self, lane: Lane, connection: CheckedConnection) -> None:
+        self._lanes[lane].writers.leave()
+        await self.give_back(lane, connection)
+
+    def used_share(self, asker: Asker) -> float:
+        """How much of its fair part of the clients' queues this asker uses: 1.0 is all of it."""
+        clients = self._lanes[Lane.CLIENTS]
+        return max(clients.places.used_share(asker), clients.writers.used_share(asker))
+
+    async def _enter(self, gate: FairGate, asker: Asker, what: str) -> None:
+        try:
+            async with asyncio.timeout(self._settings.database_pool_timeout_s):
+                await gate.enter(asker)
+        except TimeoutError as error:
+            raise (self.unreachable() or self._all_busy(what)) from error
 
     async def take_kept(self) -> CheckedConnection:
         """The one for commits. Raises SequencerUnavailable."""
@@ -145,8 +199,8 @@ class Connections:
 
     async def _drain(self) -> None:
         self._renewed_at_s = time.monotonic()
-        await self._pool.drain()
-        await self._kept_pool.drain()
+        for pool in self._pools():
+            await pool.drain()
 
     async def _taken_from(self, pool: _Pool) -> CheckedConnection:
         task = asyncio.current_task()
@@ -163,9 +217,9 @@ class Connections:
         self._in_use.add(connection)
         return connection
 
-    def _all_busy(self) -> SequencerUnavailable:
+    def _all_busy(self, what: str) -> SequencerUnavailable:
         return SequencerUnavailable(
-            f"all connections for writes to Postgres at {describe_address(self._url)} were busy for"
+            f"all {what} to Postgres at {describe_address(self._url)} were busy for"
             f" TIDELOG_DATABASE_POOL_TIMEOUT_S ({self._settings.database_pool_timeout_s} s)."
             " Does a synchronous standby keep them waiting?"
         )

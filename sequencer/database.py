@@ -14,25 +14,30 @@ Promises:
   connection. If Postgres gives up the wait nevertheless, the outcome is unknown. Nothing read after that is handed out
   before the standby has confirmed a write (a barrier). The same holds after a restart of Postgres.
 - Reads and leases have connections that no write can take: writes may all wait for a standby.
+- What clients ask for, leases and reservations, housekeeping, and commits have separate connections (`on`). No
+  statement waits behind one of another kind.
 """
 
 import asyncio
+import copy
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, LiteralString, TypeVar
+from typing import Any, LiteralString, Self, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.abc import Buffer
 
 from sequencer.connection_options import CheckedConnection
-from sequencer.connections import Connections
+from sequencer.connections import Connections, Lane
 from sequencer.database_errors import CommitOutcomeUnknown, SequencerUnavailable, describe_address, first_line
 from sequencer.doubts import Doubts
 from sequencer.durability import REFUSED_AS_WEAK, Durability
 from sequencer.failures import DatabaseCounters, Failures
+from sequencer.fair_queue import Asker
 from sequencer.kept_connection import KeptConnection, KeptStatement, Values, values_of
 from sequencer.lookout import Confirmation, watch
 from sequencer.primaries import DatabaseIdentity
@@ -50,8 +55,16 @@ Row = Any
 _Result = TypeVar("_Result")
 
 
+@dataclass(slots=True)
+class _Kept:
+    """The connection kept for commits, which all lanes share."""
+
+    connection: KeptConnection[CheckedConnection] | None = None
+    is_in_use: bool = False
+
+
 class Database:
-    """The pool. It opens even when Postgres is away; calls then raise SequencerUnavailable until it is back."""
+    """The pools. It opens even when Postgres is away; calls then raise SequencerUnavailable until it is back."""
 
     def __init__(self, database_url: str, settings: SequencerSettings | None = None) -> None:
         self._url = database_url
@@ -67,13 +80,13 @@ class Database:
         self._doubts = Doubts(database_url, self._settings, self._connections.fresh)
         self._statements = ToTheEnd(self._settings, self._connections.fresh, self._failures.no_answer)
         self._confirmation = Confirmation(self.look_afresh, self._settings.database_confirm_gap_s)
-        self._kept: KeptConnection[CheckedConnection] | None = None
-        self._kept_in_use = False
+        self._kept = _Kept()
+        self._lane = Lane.CLIENTS
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         await self._connections.open()
-        lookout = watch(self._settings, self.look_afresh, self._look_at_settings)
+        lookout = watch(self._settings, self.look_afresh, self.on(Lane.LEASES)._look_at_settings)
         self._watching = asyncio.create_task(lookout, name="watch Postgres")
 
     async def close(self) -> None:
@@ -84,8 +97,18 @@ class Database:
         await self._doubts.close()
         await self._connections.close()
         self._statements.close()
-        if not self._kept_in_use:
+        if not self._kept.is_in_use:
             await self._let_kept_go()
+
+    def on(self, lane: Lane) -> Self:
+        """The same database, asked over the connections of this lane. Only the original is opened and closed."""
+        other = copy.copy(self)
+        other._lane = lane
+        return other
+
+    def used_share(self, asker: Asker) -> float:
+        """How much of its fair part of the clients' queues for a connection this asker uses: 1.0 is all of it."""
+        return self._connections.used_share(asker)
 
     @property
     def counters(self) -> DatabaseCounters:
@@ -182,9 +205,9 @@ class Database:
 
     async def write_kept(self, statement: KeptStatement, values: Sequence[Buffer]) -> list[Values]:
         """As `write`, on a connection kept for it: a frequent statement finds its backend warm and never waits behind
-        others. A second call at the same time uses the pool. The statement itself refuses weak settings.
+        others. A second call at the same time uses those of its lane. The statement itself refuses weak settings.
         """
-        if self._kept_in_use:
+        if self._kept.is_in_use:
 
             async def work(connection: CheckedConnection) -> list[Values]:
                 cursor = await connection.execute(statement.text, statement.named(values))
@@ -192,11 +215,11 @@ class Database:
                 return values_of(cursor.pgresult)
 
             return await self._with_writer(work)
-        self._kept_in_use = True
+        self._kept.is_in_use = True
         try:
             kept = await self._kept_for(statement)
         except BaseException:
-            self._kept_in_use = False
+            self._kept.is_in_use = False
             raise
         return await self._to_its_end(self._execute(kept, values), kept.connection)
 
@@ -206,7 +229,7 @@ class Database:
         `write`; a block that only reads, or may be repeated, treats CommitOutcomeUnknown as "again"."""
         self._servers.refuse_while_weak()
         await self._doubts.settle()
-        connection = await self._connections.take_for_writing()
+        connection = await self._connections.take_for_writing(self._lane)
         is_committing = False
         try:
             transaction = connection.transaction()
@@ -220,7 +243,7 @@ class Database:
             is_committing = True
         finally:
             if not is_committing:
-                await self._connections.give_back_writers(connection)
+                await self._connections.give_back_writers(self._lane, connection)
 
         async def commit(_: CheckedConnection) -> None:
             await transaction.__aexit__(None, None, None)
@@ -258,16 +281,16 @@ class Database:
     ) -> AsyncIterator[CheckedConnection]:
         if certain:
             await self._doubts.settle()  # before it takes a connection that leases may need
-        connection = await self._connections.take()
+        connection = await self._connections.take(self._lane)
         try:
             async with self._asking(connection, certain=certain, answer_timeout_s=answer_timeout_s):
                 yield connection
         finally:
-            await self._connections.give_back(connection)
+            await self._connections.give_back(self._lane, connection)
 
     async def _with_writer(self, work: Callable[[CheckedConnection], Awaitable[_Result]]) -> _Result:
         await self._doubts.settle()
-        connection = await self._connections.take_for_writing()
+        connection = await self._connections.take_for_writing(self._lane)
 
         async def checked(connection: CheckedConnection) -> _Result:
             await self._check(connection, certain=True)
@@ -278,7 +301,7 @@ class Database:
     # --- the kept connection
 
     async def _kept_for(self, statement: KeptStatement) -> KeptConnection[CheckedConnection]:
-        kept = self._kept
+        kept = self._kept.connection
         if (
             kept is not None
             and kept.is_usable
@@ -290,15 +313,15 @@ class Database:
         connection = await self._connections.take_kept()
         try:
             async with self._asking(connection, certain=False):
-                self._kept = KeptConnection(connection, statement)
-                return self._kept
+                kept = self._kept.connection = KeptConnection(connection, statement)
+                return kept
         finally:
-            if self._kept is None:
+            if self._kept.connection is None:
                 await self._connections.give_back_kept(connection)
 
     async def _let_kept_go(self) -> None:
-        if self._kept is not None:
-            kept, self._kept = self._kept, None
+        kept, self._kept.connection = self._kept.connection, None
+        if kept is not None:
             try:
                 await kept.let_go()
             finally:
@@ -319,7 +342,7 @@ class Database:
                 if not kept.is_usable or self._connections.is_closed:
                     await self._let_kept_go()
             finally:
-                self._kept_in_use = False
+                self._kept.is_in_use = False
 
     # --- to the end, without a cancellation
 
@@ -341,7 +364,7 @@ class Database:
             raise
         finally:
             timer.stop()
-            await self._connections.give_back_writers(connection)
+            await self._connections.give_back_writers(self._lane, connection)
 
     # --- asking
 

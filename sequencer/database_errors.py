@@ -19,6 +19,16 @@ class SequencerUnavailable(Exception):
         )
 
 
+class TooManyWait(SequencerUnavailable):
+    """Too much waits for the database, most of it for this client."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "too many of this client's requests wait for Postgres (TIDELOG_DATABASE_POOL_MAX_WAITING): send them again"
+            " later, and fewer at a time"
+        )
+
+
 class CommitOutcomeUnknown(Exception):
     """The statement was sent and may have been committed. Repeat the same call until its outcome is known."""
 

@@ -38,6 +38,8 @@ class ClaimedGroup:
 
     coordinator_epoch: int
     stored: StoredGroup | None
+    config: Mapping[str, str]
+    """What an administrator set (`group_configs.py`)."""
 
 
 class DeleteOutcome(Enum):
@@ -71,7 +73,7 @@ class Groups:
         if not rows:
             return None
         stored = _stored(group_id, rows[0]) if rows[0].kind is not None else None
-        return ClaimedGroup(coordinator_epoch=rows[0].coordinator_epoch, stored=stored)
+        return ClaimedGroup(coordinator_epoch=rows[0].coordinator_epoch, stored=stored, config=rows[0].config or {})
 
     async def write(self, group_id: str, coordinator_epoch: int, change: GroupChange) -> bool:
         """False: fenced, nothing was written. Raises InvalidId for a member's id.
@@ -85,12 +87,14 @@ class Groups:
         [row] = await self._database.write(SQL["write"], **write_parameters(group_id, coordinator_epoch, change))
         return bool(row.held)
 
-    async def still_held(self, held: Mapping[str, int]) -> set[str]:
-        """Those groups, of an agent's with the epochs under which it claimed them, that nobody has claimed since."""
+    async def still_held(self, held: Mapping[str, int]) -> dict[str, Mapping[str, str]]:
+        """Those groups, of an agent's with the epochs under which it claimed them, that no other agent has claimed
+        since, each with its configs.
+        """
         rows = await self._database.read(
             SQL["still_held"], group_ids=TextArray(held), coordinator_epochs=Int8Array(held.values())
         )
-        return {row.group_id for row in rows}
+        return {row.group_id: row.config or {} for row in rows}
 
     async def delete(self, group_id: str, coordinator_epoch: int) -> DeleteOutcome:
         """The group with its members and offsets, if it is empty. Raises CommitOutcomeUnknown when it may be gone."""

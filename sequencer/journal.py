@@ -43,7 +43,7 @@ OF_ANY_TABLE = load_statements("journal_tables")
 FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "partitions": ("partitions",),
     "producers": ("producer_ids", "producer_state"),
-    "groups": ("groups", "group_members", "committed_offsets"),
+    "groups": ("groups", "group_members", "group_configs", "committed_offsets"),
     "history": (
         "history_tables",
         "history_partitions",
@@ -64,6 +64,7 @@ CHECKPOINT_TABLES: Final = (
     "producer_state",
     "groups",
     "group_members",
+    "group_configs",
     "committed_offsets",
     "history_tables",
     "history_partitions",
@@ -76,9 +77,21 @@ CHECKPOINT_TABLES: Final = (
     "runs",
 )
 NOT_IN_THE_JOURNAL: Final = frozenset(
-    {"migrations", "journal", "ownership", "jobs", "holds", "dooming", "doubts", "merge_tiers"}
+    {
+        "migrations",
+        "journal",
+        "ownership",
+        "jobs",
+        "holds",
+        "dooming",
+        "doubts",
+        "merge_tiers",
+        "peer_secrets",
+        "changed_topics",
+    }
 )
-"""Who works on what, who owns the bucket, what was counted: a rebuilt database begins without these rows."""
+"""Who works on what, who owns the bucket, what was counted, which topics changed lately: a rebuilt database begins
+without these rows. It has a secret of its own, which its migration made: the bucket holds none."""
 
 _PACE: Final = 20.0
 """A family is read again after this many times the duration of its last reading."""

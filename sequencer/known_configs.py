@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from sequencer.config_checks import Check, always, list_of, one_of, share, whole_number
+from storage.record_batch import Compression
 
 LARGEST_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """Above the largest segment no batch fits; Kafka itself would allow 2 GiB."""
@@ -19,6 +20,18 @@ SHORTEST_SEGMENT_MS: Final = 1000
 _LONG: Final = 2**63 - 1
 _INT: Final = 2**31 - 1
 _HOUR_MS: Final = 60 * 60 * 1000
+
+COMPRESSIONS: Final[Mapping[str, Compression | None]] = MappingProxyType(
+    {
+        "uncompressed": Compression.NONE,
+        "zstd": Compression.ZSTD,
+        "lz4": Compression.LZ4,
+        "snappy": Compression.SNAPPY,
+        "gzip": Compression.GZIP,
+        "producer": None,
+    }
+)
+"""What `compression.type` may say; None: batches stay as they were sent."""
 
 ConfigKind = Literal["int", "long", "list", "string", "boolean", "double"]
 
@@ -103,14 +116,11 @@ _ONE_WAY: Final = (
         kind="string",
         default="producer",
         broker_name="compression.type",
-        documentation="Batches are kept compressed as the producer sent them.",
-        check=one_of(
-            "compression.type",
-            ("producer",),
-            "Tidelog never recompresses: choose the compression in the producer.",
-        ),
+        documentation="The compression that batches are kept in; producer: as they were sent. Any other recompresses "
+        "what comes differently before it is kept, which costs the agent CPU.",
+        check=one_of("compression.type", tuple(COMPRESSIONS)),
     ),
-)
+)  # fmt: skip
 
 _ALWAYS_SO: Final = (
     _int(
@@ -187,7 +197,7 @@ KNOWN_CONFIGS: Final[Mapping[str, ConfigDefinition]] = MappingProxyType(
 )
 
 _TIERING: Final = "every record is in the object store from the start, there is no local tier"
-_LEVEL: Final = "Tidelog never recompresses: choose the compression and its level in the producer"
+_LEVEL: Final = "what compression.type asks for is done at the codec's own level: a producer can choose another"
 _INDEX: Final = "there are no index files"
 _REPLICATION: Final = "agents do not copy records to one another, the object store replicates"
 

@@ -7,6 +7,7 @@ partition in `producer_state`, kept by the commit.
 from dataclasses import dataclass
 from uuid import UUID
 
+from sequencer.connections import Lane
 from sequencer.database import Database
 from sequencer.named_sql import load_statements
 from storage.identifiers import NO_PRODUCER_ID, Partition, ProducerId, TopicId
@@ -54,7 +55,7 @@ class Producers:
     async def expire(self, unused_for_s: float, cap: int, after: ProducerKey | None = None) -> ExpiryStep:
         """Looks at the next `cap` rows in key order and forgets those of producers unused for so long."""
         topic_id, partition, producer_id = after or BEFORE_ALL
-        [row] = await self._database.fetch(
+        [row] = await self._database.on(Lane.HOUSEKEEPING).fetch(
             SQL["expire_producer_state"],
             after_topic_id=topic_id,
             after_partition=partition,

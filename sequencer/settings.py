@@ -9,18 +9,25 @@ class SequencerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
 
-    database_pool_size: int = Field(default=8, ge=2)
-    """Most connections of this process to Postgres, besides the one that commits are made on."""
+    database_pool_size: int = Field(default=5, ge=2)
+    """Most connections of this process to Postgres for what clients ask for. Leases, housekeeping and commits have
+    their own."""
 
-    database_pool_reads: int = Field(default=3, ge=1)
-    """Connections of the pool that writes leave to reads and leases, which wait for no standby. At least one is left
-    to writes."""
+    database_pool_reads: int = Field(default=2, ge=1)
+    """Of these, connections that writes leave to reads, which wait for no standby. At least one is left to writes."""
+
+    database_lease_connections: int = Field(default=2, ge=2)
+    """Connections for leases and reservations. Writes, which may wait for a standby, leave one of them to leases."""
+
+    database_housekeeping_connections: int = Field(default=3, ge=2)
+    """Connections for jobs. Writes leave one of them to reads."""
 
     database_pool_timeout_s: float = Field(default=5.0, gt=0)
     """How long a call waits for a free connection before it fails as unavailable."""
 
     database_pool_max_waiting: int = Field(default=1024, ge=1)
-    """Most calls that wait for a connection at a time; further ones fail at once as unavailable."""
+    """Most calls that wait for a connection of one kind at a time. Past it, those of the client with most waiting fail
+    at once as unavailable."""
 
     database_connect_timeout_s: int = Field(default=5, ge=2)
     """How long one attempt to connect may take."""
@@ -53,3 +60,8 @@ class SequencerSettings(BaseSettings):
     standbys_expected: bool = False
     """Whether Postgres has standbys. Nothing is acknowledged, and the agent is not ready, while
     `synchronous_standby_names` is empty."""
+
+    @property
+    def most_connections(self) -> int:
+        """Of one process, the one for commits included; without the few that it makes for a moment."""
+        return 1 + self.database_pool_size + self.database_lease_connections + self.database_housekeeping_connections

@@ -1,7 +1,7 @@
 """Topic configs: which names are known, what they may say, and what a topic's settings come to (pure).
 
-Promises that an accepted value is one the log honours: what Tidelog does not do (compaction by key, broker-side
-recompression) is refused with a message that says so, never accepted and ignored. The table is in `known_configs.py`.
+Promises that an accepted value is one the log honours: what Tidelog does not do (compaction by key, say) is
+refused with a message that says so, never accepted and ignored. The table is in `known_configs.py`.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sequencer.config_checks import InvalidConfig
-from sequencer.known_configs import KNOWN_CONFIGS, LARGEST_MESSAGE_BYTES, REFUSED_CONFIGS, ConfigDefinition
+from sequencer.known_configs import (
+    COMPRESSIONS,
+    KNOWN_CONFIGS,
+    LARGEST_MESSAGE_BYTES,
+    REFUSED_CONFIGS,
+    ConfigDefinition,
+)
+from storage.record_batch import Compression
 
 __all__ = [
     "KNOWN_CONFIGS",
@@ -44,7 +51,8 @@ class TopicConfig:
     message_timestamp_before_max_ms: int
     message_timestamp_after_max_ms: int
     cleanup_policy: Literal["delete"]
-    compression_type: Literal["producer"]
+    compression: Compression | None
+    """What batches are kept in; None: as their producers sent them."""
 
     @classmethod
     def of(cls, config: Mapping[str, str]) -> "TopicConfig":
@@ -63,5 +71,5 @@ class TopicConfig:
             message_timestamp_before_max_ms=int(value("message.timestamp.before.max.ms")),
             message_timestamp_after_max_ms=int(value("message.timestamp.after.max.ms")),
             cleanup_policy="delete",
-            compression_type="producer",
+            compression=COMPRESSIONS[value("compression.type").strip()],
         )

@@ -22,6 +22,9 @@ from storage.identifiers import TopicId
 SQL = load_statements("topics")
 
 MOST_PARTITIONS = 100_000
+_MOST_CHANGES = 1_000
+"""As many as are kept (migrations/0016_changed_topics.sql)."""
+_NEVER = 2**62
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
@@ -53,6 +56,14 @@ class Topic:
     config: Mapping[str, str]
     """What was set; see `TopicConfig.of` for what that comes to."""
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicChanges:
+    number: int
+    """How often a topic was made, changed or deleted so far."""
+    topics: tuple[tuple[TopicId, str], ...] | None
+    """The ids and names of those. None: any topic may have been."""
 
 
 def validate_topic_name(name: str) -> None:
@@ -121,10 +132,15 @@ class Topics:
         """All live topics, by name."""
         return [_topic(row) for row in await self._database.read(SQL["list_topics"])]
 
-    async def changes(self) -> int:
-        """How often a topic was made, changed or deleted. Another number than before: look up afresh."""
-        [row] = await self._database.read(SQL["topic_changes"])
-        return int(row.changes)
+    async def changes(self, since: int | None = None) -> TopicChanges:
+        """What was made, changed or deleted since `changes(...)` returned this number."""
+        rows = await self._database.read(
+            SQL["topic_changes"], since=_NEVER if since is None else since, most=_MOST_CHANGES
+        )
+        number, found = int(rows[0].changes), [row for row in rows if row.change is not None]
+        if since is None or len({row.change for row in found}) != number - since:
+            return TopicChanges(number=number, topics=None)
+        return TopicChanges(number=number, topics=tuple((TopicId(row.topic_id), row.name) for row in found))
 
     async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
         """The live topics among `names`."""

@@ -29,7 +29,8 @@ from storage.header_kernels import (
     judge,
     read_headers,
 )
-from storage.record_batch import CRC_START, HEADER_BYTES, ValidBatch, read_header, with_log_append_time
+from storage.recompression import recompressed
+from storage.record_batch import CRC_START, HEADER_BYTES, Compression, ValidBatch, read_header, with_log_append_time
 from storage.segment_batches import column_of
 
 _COMPRESSION_POSITION = 22
@@ -66,14 +67,23 @@ class CheckedBatches:
 
     def give_time(self, index: int, timestamp_ms: int) -> None:
         """The batch as of a topic whose log gives times. Copies it."""
+        self.put(index, with_log_append_time(self._batch(index), timestamp_ms))
+
+    def recompress(self, index: int, compression: Compression, limits: BatchLimits) -> None:
+        """The batch as of a topic that has this compression.type. Copies it if it was sent in another."""
+        try:
+            self.put(index, recompressed(self._batch(index), compression, limits))
+        except InvalidBatch as invalid:
+            self.refused[index] = _without_frames(invalid)
+
+    def _batch(self, index: int) -> ValidBatch:
         numbers = self.columns[:, index].tolist()
-        batch = ValidBatch(
+        return ValidBatch(
             header=read_header(self.data[index]),
             data=self.data[index],
             min_timestamp_ms=numbers[segment_batches.MIN_TIMESTAMP],
             max_timestamp_ms=numbers[segment_batches.MAX_TIMESTAMP],
         )
-        self.put(index, with_log_append_time(batch, timestamp_ms))
 
 
 def compressed(frame: memoryview, places: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -108,6 +118,7 @@ class BatchChecks:
         limits_of: NDArray[np.int64],
         *,
         append_times_ms: Sequence[int],
+        compressions: Sequence[Compression | None],
         most_bytes: int,
         most_bytes_of_one: int,
     ) -> None:
@@ -122,6 +133,9 @@ class BatchChecks:
         self._limits_of = limits_of
         self._limit_rows = _NO_LIMITS if len(data) == 1 else _as_rows(limits)
         self._append_times_ms = append_times_ms
+        self._compressions = compressions
+        self._recompresses = np.array([one not in (None, Compression.NONE) for one in compressions], np.bool_)
+        """Of each topic whether plain batches, too, are not as it keeps them."""
         self._gives_times = any(time_ms != NO_TIMESTAMP_MS for time_ms in append_times_ms)
         self._most_bytes = self._left_bytes = most_bytes
         self._most_bytes_of_one = most_bytes_of_one
@@ -158,6 +172,7 @@ class BatchChecks:
         these = slice(start, start + count)
         limits = self._limit_rows[self._limits_of[these]]
         plain = _check_plain(self._frame, self._places[these], self._are_compressed[these], self.checked, these, limits)
+        plain &= ~self._recompresses[self._limits_of[these]]  # those take their time, one by one
         self._doubtful.extend((np.flatnonzero(~plain) + start).tolist())
         if self._gives_times:
             for index in (np.flatnonzero(plain) + start).tolist():
@@ -183,7 +198,12 @@ class BatchChecks:
             self.checked.refused[index] = found
         else:
             self.checked.put(index, found)
-            self._give_time(index)
+            compression = self._compressions[self._limits_of[index]]
+            if compression is not None:
+                effort += found.header.size_bytes if found.header.compression is not compression else 0
+                self.checked.recompress(index, compression, self._limits[self._limits_of[index]])
+            if index not in self.checked.refused:
+                self._give_time(index)
         return effort + _EFFORT_OF_A_BATCH
 
     def _check_compressed(self, index: int, most_bytes: int | None) -> tuple[ValidBatch | InvalidBatch | None, int]:
@@ -309,6 +329,10 @@ def _judged(records: memoryview, limits: BatchLimits) -> tuple[ValidBatch | Inva
     try:
         return validate_counted(records, limits)
     except InvalidBatch as invalid:
-        # As a value it keeps no frames: they hold what was decompressed, and by their callers the value itself.
-        invalid.__cause__ = invalid.__context__ = None
-        return invalid.with_traceback(None), invalid.plain_bytes
+        return _without_frames(invalid), invalid.plain_bytes
+
+
+def _without_frames(invalid: InvalidBatch) -> InvalidBatch:
+    """As a value it keeps no frames: they hold what was decompressed, and by their callers the value itself."""
+    invalid.__cause__ = invalid.__context__ = None
+    return invalid.with_traceback(None)

@@ -141,6 +141,11 @@ def attributes_of(compression: Compression, timestamp_type: TimestampType) -> in
     return compression | (_LOG_APPEND_TIME_BIT if timestamp_type is TimestampType.LOG_APPEND_TIME else 0)
 
 
+def with_compression(header: BatchHeader, compression: Compression) -> BatchHeader:
+    """The header with these attributes; its length and CRC are still those of other bytes."""
+    return replace(header, attributes=header.attributes & ~_COMPRESSION_MASK | compression)
+
+
 def write_header(header: BatchHeader) -> bytes:
     """The 61 bytes of `header`, its CRC as given."""
     return _HEADER.pack(

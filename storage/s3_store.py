@@ -36,7 +36,7 @@ from storage.object_store import (
     StoreUrl,
     TaggedObject,
 )
-from storage.s3_errors import REQUEST_ERRORS, S3Failure, read_failure, refusal
+from storage.s3_errors import REQUEST_ERRORS, S3Failure, lasting, read_failure, refusal
 from storage.signed_ranges import SignedRanges
 from storage.threads import Threads
 
@@ -249,7 +249,9 @@ class S3Store(ObjectStore):
 
     def _given_up(self, failure: S3Failure | None) -> StoreUnavailable:
         if failure is not None and failure.is_busy:
-            return StoreBusy(f"the object store {self._url} asks to slow down ({failure.name}), after {self._bounds()}")
+            return StoreBusy(f"the object store {self._url} asks to slow down ({failure.said}), after {self._bounds()}")
+        if failure is not None and failure.status:
+            return StoreUnavailable(lasting(self._url, failure, self._bounds()))
         where = self._url.endpoint or "AWS"
         reason = "no attempt was made" if failure is None else failure.reason
         return StoreUnavailable(

@@ -142,6 +142,12 @@ def seal_segment(segment_id: SegmentId, writer: str, batches: PendingBatches) ->
     )
 
 
+def empty_segment(segment_id: SegmentId) -> bytes:
+    """An object of a segment's form that holds no run: it can never be committed."""
+    header = header_bytes(segment_id, "")
+    return header + footer_bytes(SegmentFooter(segment_id=segment_id, writer="", runs=()), len(header))
+
+
 def footer_range(trailer: Buffer, size: int) -> tuple[int, int]:
     """Where to read for `read_footer`: `[start, end)` from the footer to the object's end.
 

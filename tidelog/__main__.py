@@ -1,6 +1,10 @@
-"""`python -m tidelog`: the same as the console script."""
+"""`python -m tidelog`: the same as the console script, also in a directory with folders named as ours."""
 
-from tidelog.main import main
+import sys
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the working directory, which `python -m` puts before everything installed
+    from tidelog.main import main
+
     main()

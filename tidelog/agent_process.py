@@ -1,7 +1,8 @@
 """One agent as a child process of the development stack: start, wait until it serves, kill, end.
 
 Promises that a child keeps its ports over restarts, that its log is appended to one file, and that `start` either
-returns a ready agent or says why there is none, with the end of that log.
+returns a ready agent or says why there is none, with the end of that log. A child never imports from the directory in
+which the command runs (`python -P`): a directory `agent` there is not ours.
 """
 
 import os
@@ -68,7 +69,7 @@ class AgentProcess:
             return self.pid
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tidelog", "agent"],
+                [sys.executable, "-P", "-m", "tidelog", "agent"],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

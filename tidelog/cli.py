@@ -27,6 +27,7 @@ class Commands(LazyGroup):
             ("recover", "Bring the log back after a restore, or from the bucket alone."),
             ("backup", "Base backups and archived WAL of the sequencer's Postgres, in the bucket."),
             ("agent", "Run one agent."),
+            ("peers", "Renew the secret by which agents know each other."),
             ("migrate", "Bring the database's schema up to date."),
         )
     )
@@ -36,7 +37,6 @@ app = typer.Typer(
     name="tidelog",
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

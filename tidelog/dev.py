@@ -25,10 +25,9 @@ def run_dev(settings: StackSettings, console: Console) -> None:
     """
     stopping, up = threading.Event(), threading.Event()
     with _signals_set(stopping, up):
-        with console.status("Starting") as status:
-            stack = Stack(settings, on_step=lambda step: status.update(step))
-            stack.start()
-            up.set()
+        stack = Stack(settings, on_step=lambda step: _tell(console, f"{step} ..."))
+        stack.start()
+        up.set()
         try:
             _introduce(stack, console)
             _watch_agents(stack, console, stopping)

@@ -7,6 +7,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from tidelog.errors import UserError
+from tidelog.readiness import complaints_of_cluster
 from tidelog.settings import ClientSettings
 
 _NOT_ANSWERED = frozenset(
@@ -51,12 +52,15 @@ def from_offsets(consumer: Consumer, topic: str, from_beginning: bool, timeout_s
 
 
 def not_acknowledged(producer: Producer, topic: str, error: KafkaError, waited_s: float) -> UserError:
-    """Why a record was not: nobody answers, or an agent does, and did not acknowledge in time."""
+    """Why a record was not acknowledged: no agent answers, or agents cannot write, or there is no reason known."""
     if error.code() == KafkaError._MSG_TIMED_OUT:
         try:
             assigned_partitions(producer, topic, _LOOK_S)
         except UserError as nobody:
             return nobody
+        complaints = complaints_of_cluster(ClientSettings())
+        if complaints:
+            return UserError(f"Nothing was acknowledged within {waited_s:g} s. {' '.join(complaints)}")
         return UserError(
             f"An agent answers at {ClientSettings().bootstrap}, but has not acknowledged within {waited_s:g} s.",
             "Its /ready says what it waits for; if for nothing, its advertised host may be out of reach from here.",

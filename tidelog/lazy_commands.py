@@ -31,7 +31,8 @@ class LazyCommand(typer.core.TyperCommand):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         command = typer.main.get_command(import_module(self._entry.module).app)
         command.name = self._entry.name
-        if not args and command.no_args_is_help:
+        is_completing = extra.get("resilient_parsing", False)
+        if not args and command.no_args_is_help and not is_completing:
             args = ["--help"]  # what the framework would raise instead is not printed for a command within this list
         return command.make_context(info_name, args, parent=parent, **extra)
 
@@ -41,8 +42,7 @@ class LazyGroup(typer.core.TyperGroup):
 
     entries: tuple[Entry, ...] = ()
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the framework's signature
-        return [entry.name for entry in self.entries]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - the framework's signature
-        return next((LazyCommand(entry) for entry in self.entries if entry.name == cmd_name), None)
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for entry in self.entries:
+            self.add_command(LazyCommand(entry))

@@ -6,6 +6,7 @@ prints as stars.
 
 import json
 import logging
+import re
 import sys
 import traceback
 from datetime import UTC, datetime
@@ -14,34 +15,86 @@ from typing import Any
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _QUIET = ("urllib3", "httpx", "httpcore", "asyncio", "uvicorn", "numba", "pyiceberg")
 
+_MOST_AT_ONCE, _KIND_AGAIN_AFTER_S = 20, 10.0
+_STATE_AGAIN_AFTER_S = 60.0
+_MOST_KINDS = 1_000
+_NUMBERS = re.compile(r"\d+")
 
-_LIMITED = ("uvicorn.error", "psycopg.pool", "agent.kafka.connection")
-"""What a client or a database at fault makes these say, it makes them say again with each of its attempts."""
-_MOST_AT_ONCE, _AGAIN_AFTER_S, _MOST_KINDS = 20, 10.0, 1_000
+
+class _Allowance:
+    """Lets `most` lines through per `again_after_s`, and one as long as more than that keep coming."""
+
+    __slots__ = ("_again_after_s", "_allowed", "_count", "_most", "_since_s")
+
+    def __init__(self, most: int, again_after_s: float, now_s: float) -> None:
+        self._most = self._allowed = most
+        self._again_after_s = again_after_s
+        self._since_s = now_s
+        self._count = 0
+
+    def take(self, now_s: float) -> int | None:
+        """How many lines were kept back before this one, or None to keep this one back."""
+        kept_back = 0
+        if now_s - self._since_s >= self._again_after_s:
+            kept_back = max(0, self._count - self._allowed)
+            self._allowed = 1 if kept_back else self._most
+            self._since_s, self._count = now_s, 0
+        self._count += 1
+        return kept_back if self._count <= self._allowed else None
 
 
 class FewerRepeats(logging.Filter):
-    """Lets the first lines of a kind through, then as many again every ten seconds, and says how many it kept back.
+    """Keeps a state that lasts, and a client that tries again and again, from filling the log.
 
-    A kind is a message before its values are put in.
+    - A warning that is the same as one before, but for its numbers, is written once a minute. When its logger says
+      something that is no warning, the state is over: the next such warning is news.
+    - Of one kind, 20 lines are written in ten seconds, then one every ten seconds while they keep coming. A kind is a
+      message before its values are put in.
+    - The next line says how many were kept back.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._kinds: dict[str, tuple[float, int]] = {}
-        """Since when, and how many lines since."""
+        self._kinds: dict[tuple[str, str], _Allowance] = {}
+        self._states: dict[str, dict[str, _Allowance]] = {}
+        """By logger."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if len(self._kinds) > _MOST_KINDS:  # a library that puts values into its messages
             self._kinds.clear()
-        kind = str(record.msg)
-        since_s, count = self._kinds.get(kind, (record.created, 0))
-        if record.created - since_s >= _AGAIN_AFTER_S:
-            if count > _MOST_AT_ONCE:
-                record.not_told_before = count - _MOST_AT_ONCE
-            since_s, count = record.created, 0
-        self._kinds[kind] = (since_s, count + 1)
-        return count < _MOST_AT_ONCE
+            self._states.clear()
+        of_state = self._take_state(record)
+        of_kind = None if of_state is None else self._take_kind(record)
+        if of_state is None or of_kind is None:
+            return False
+        if of_state or of_kind:
+            record.not_told_before = of_state + of_kind
+        return True
+
+    def _take_state(self, record: logging.LogRecord) -> int | None:
+        if record.levelno < logging.WARNING:
+            self._states.pop(record.name, None)
+            return 0
+        states = self._states.setdefault(record.name, {})
+        if len(states) > _MOST_KINDS:
+            states.clear()
+        now_s, text = record.created, _but_for_numbers(record)
+        state = states.get(text) or states.setdefault(text, _Allowance(1, _STATE_AGAIN_AFTER_S, now_s))
+        return state.take(now_s)
+
+    def _take_kind(self, record: logging.LogRecord) -> int | None:
+        now_s, name = record.created, (record.name, str(record.msg))
+        kind = self._kinds.get(name) or self._kinds.setdefault(
+            name, _Allowance(_MOST_AT_ONCE, _KIND_AGAIN_AFTER_S, now_s)
+        )
+        return kind.take(now_s)
+
+
+def _but_for_numbers(record: logging.LogRecord) -> str:
+    texts = [record.getMessage(), *(str(value) for name, value in vars(record).items() if name not in _STANDARD)]
+    if record.exc_info is not None:
+        texts.append(repr(record.exc_info[1]))
+    return _NUMBERS.sub("", " ".join(texts))
 
 
 class _Lines(logging.Formatter):
@@ -81,13 +134,12 @@ def configure_logs(form: str, level: str) -> None:
     """Sets this process's log handlers; libraries are heard from `warning` on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else KeyValueLines())
+    handler.addFilter(FewerRepeats())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
-    for name in _LIMITED:
-        logging.getLogger(name).filters[:] = [FewerRepeats()]
 
 
 def _quoted(value: Any) -> str:

@@ -6,6 +6,7 @@ status 130.
 
 import gc
 import logging
+import os
 import sys
 import warnings
 
@@ -20,6 +21,8 @@ next. Imports leave none, nor do an agent's requests: with Python's own threshol
 def main() -> None:
     """The console script, and `python -m tidelog`."""
     gc.set_threshold(*_COLLECT_AFTER)
+    # For every Python started from here, Spark's workers too: a folder `storage` in the working directory is not ours.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     # The embedded Postgres's package says this on import; it concerns a directory that Tidelog does not use.
     warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
     # kio makes itself known to hypothesis where that is installed, and imports 0.2 s of it: for its own tests alone.

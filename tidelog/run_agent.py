@@ -72,11 +72,14 @@ def _cannot_listen(failed: BaseExceptionGroup[OSError], settings: AgentSettings)
         error = error.exceptions[0]
     wanted = (
         ("KAFKA", settings.kafka_host, settings.kafka_port),
+        ("INSIDE_KAFKA", settings.kafka_host, settings.inside_kafka_port),
         ("HTTP", settings.http_host, settings.http_port),
         ("PEER", settings.peer_host, settings.peer_port),
     )
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        taken = [f"{host}:{port} (TIDELOG_{part}_PORT)" for part, host, port in wanted if not is_free(port, host)]
+        taken = [
+            f"{host}:{port} (TIDELOG_{part}_PORT)" for part, host, port in wanted if port and not is_free(port, host)
+        ]
         if taken:
             return UserError(f"In use by another program: {', '.join(taken)}.", "Choose another; 0 takes a free one.")
     return UserError(

@@ -8,12 +8,13 @@ precedence: option, variable, default.
 
 import inspect
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import wraps
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
+import typer.core
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -23,12 +24,29 @@ from agent.setting_texts import described
 from tidelog.settings import variable_of
 
 
+class GroupedCommand(typer.core.TyperCommand):
+    """A command whose help has a section for each group of options, in the order of the groups' first options."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            shown = parameter.get_help_record(ctx)
+            if shown is not None:
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(shown)
+        for title, options in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(options)
+
+
 def with_settings(
-    *models: type[BaseSettings], only: Collection[str] | None = None
+    *models: type[BaseSettings],
+    only: Collection[str] | None = None,
+    groups: Mapping[type[BaseSettings], Mapping[str, str]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Adds an option for every setting of `models` to a command, or for those named in `only`.
 
-    A setting that two models share is one option.
+    A setting that two models share is one option. `groups` names, of a model, the first setting of each group of
+    options and the group's title in the help of a `GroupedCommand`.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,9 +54,9 @@ def with_settings(
         options: dict[str, inspect.Parameter] = {}
         for model in models:
             texts = described(model)
-            for name, field in model.model_fields.items():
+            for name, field, title in _titled(model, (groups or {}).get(model, {})):
                 if name not in own and (only is None or name in only):
-                    options.setdefault(name, _option(name, field, texts.get(name, "")))
+                    options.setdefault(name, _option(name, field, texts.get(name, ""), title))
 
         @wraps(command)
         def run(**given: Any) -> Any:
@@ -56,7 +74,15 @@ def with_settings(
     return decorate
 
 
-def _option(name: str, field: FieldInfo, text: str) -> inspect.Parameter:
+def _titled(model: type[BaseSettings], titles: Mapping[str, str]) -> Iterator[tuple[str, FieldInfo, str | None]]:
+    """Each setting with the title of its group."""
+    title: str | None = None
+    for name, field in model.model_fields.items():
+        title = titles.get(name, title)
+        yield name, field, title
+
+
+def _option(name: str, field: FieldInfo, text: str, title: str | None) -> inspect.Parameter:
     kind = _option_type(field.annotation)
     flag = "--" + name.replace("_", "-")
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
@@ -68,7 +94,9 @@ def _option(name: str, field: FieldInfo, text: str) -> inspect.Parameter:
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[kind | None, typer.Option(declaration, help=help_text, show_default=False)],
+        annotation=Annotated[
+            kind | None, typer.Option(declaration, help=help_text, show_default=False, rich_help_panel=title)
+        ],
     )
 
 

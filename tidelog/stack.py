@@ -20,6 +20,7 @@ from typing import Literal, Self
 
 from sequencer.migrate import migrate
 from tidelog.agent_process import AgentAddress, AgentProcess
+from tidelog.counted import counted
 from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresFailed
 from tidelog.embedded.s3_endpoint import EndpointFailed, S3Endpoint
 from tidelog.errors import UserError
@@ -31,8 +32,13 @@ _AGENT_STAGE, _DATABASE_STAGE = 0, 1
 _HOST = "127.0.0.1"
 _BUCKET = "tidelog"
 _STOP_POSTGRES_S = 10.0
-# An upload to this machine takes milliseconds: waiting long for more records would only cost latency.
-_DEFAULTS = {"TIDELOG_LINGER_MS": "20"}
+_DEFAULTS = {
+    # An upload to this machine takes milliseconds and costs nothing: waiting for more records would only cost latency.
+    "TIDELOG_LINGER_MS": "20",
+    "TIDELOG_PUT_USD_PER_MILLION": "0",
+    # As in the settings of Kafka's quickstart: a first consumer gets its partitions at once.
+    "TIDELOG_GROUP_INITIAL_REBALANCE_DELAY_MS": "0",
+}
 _SET_HERE = frozenset({"TIDELOG_ROLES", "TIDELOG_DATABASE_URL", "TIDELOG_STORE_URL", "TIDELOG_DATA_DIR"})
 
 
@@ -189,8 +195,9 @@ class Stack:
         ]
 
     def _start_postgres(self, watchdog: Watchdog) -> str:
-        self._on_step("Starting Postgres")
         directory = self.data_dir / "postgres"
+        is_new = not (directory / "PG_VERSION").exists()
+        self._on_step("Making a database and starting Postgres" if is_new else "Starting Postgres")
         self._postgres = postgres = EmbeddedPostgres(directory)
         self._cleanup.callback(_stop_postgres, postgres)
         try:
@@ -199,6 +206,7 @@ class Stack:
             raise UserError(f"Postgres does not start in {directory}: {failed}") from failed
         # SIGINT is Postgres's fast shutdown: it does not wait for clients to leave.
         watchdog.watch(_DATABASE_STAGE, int((directory / "postmaster.pid").read_text().split()[0]), signal.SIGINT)
+        self._on_step("Bringing the schema up to date")
         with ThreadPoolExecutor(max_workers=1) as elsewhere:  # the caller's thread may run an event loop already
             elsewhere.submit(asyncio.run, migrate(url)).result()
         return url
@@ -222,7 +230,9 @@ class Stack:
         return endpoint
 
     def _start_agents(self, layout: list[AgentAddress]) -> None:
-        self._on_step(f"Starting {len(layout)} agents in zones {', '.join(self.settings.zones)}")
+        zones = list(dict.fromkeys(address.zone for address in layout))
+        where = f"zone{'s' * (len(zones) > 1)} {', '.join(zones)}"
+        self._on_step(f"Starting {counted(len(layout), 'agent')} in {where}")
         logs = self.data_dir / "logs"
         logs.mkdir(exist_ok=True)
         inherited = {name: value for name, value in os.environ.items() if name not in _SET_HERE}

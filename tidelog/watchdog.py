@@ -33,7 +33,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tidelog.watchdog"],
+            [sys.executable, "-P", "-m", "tidelog.watchdog"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,

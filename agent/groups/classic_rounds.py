@@ -64,6 +64,9 @@ class ClassicRounds:
         self._sync_due_ms: int | None = None
         self._answers: list[Answered] = []
 
+    def configure(self, settings: GroupSettings) -> None:
+        self._settings = settings
+
     # --- time
 
     def tick(self, now_ms: int) -> list[Answered]:

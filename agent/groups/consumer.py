@@ -206,6 +206,9 @@ class ConsumerGroup:
             members=tuple(map(self._described, self._roster.members.values())),
         )
 
+    def configure(self, settings: GroupSettings) -> None:
+        self._group.settings = settings
+
     # --- within
 
     def _serve_or_park(self, event: Request, now_ms: int) -> list[Answered]:

@@ -11,6 +11,7 @@ import itertools
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import Context
 from typing import TypeVar
 
 from agent.groups.machine import MachineMaker
@@ -84,15 +85,26 @@ class Coordinator:
         return None if running is None or running.ended else running
 
     async def ask(
-        self, group_id: str, event: Request, answer: type[_Answer], *, create: bool = False
+        self,
+        group_id: str,
+        event: Request,
+        answer: type[_Answer],
+        *,
+        create: bool = False,
+        when_queued: Callable[[], None] | None = None,
     ) -> _Answer | GroupFault:
-        """The machine's answer, which may take minutes; or why there is none. Cancelled: nobody waits any more."""
+        """The machine's answer, which may take minutes; or why there is none. Cancelled: nobody waits any more.
+
+        `when_queued` is called once the machine is sure to handle the event before all that come later.
+        """
         running = await self.group(group_id, create=create)
         if isinstance(running, GroupFault):
             return running
         submitted = running.submit(event)
         if isinstance(submitted, GroupFault):
             return submitted
+        if when_queued is not None:
+            when_queued()
         try:
             answered = await submitted
         except asyncio.CancelledError:
@@ -183,7 +195,8 @@ class Coordinator:
         loading = self._loading.get(group_id)
         if loading is None:
             assert self._tasks is not None, "the coordinator runs"
-            task = self._tasks.create_task(self._load(group_id, create), name=f"load {group_id}")
+            # In a context of its own: it works for all members, and not for the client that came first.
+            task = self._tasks.create_task(self._load(group_id, create), name=f"load {group_id}", context=Context())
             loading = self._loading[group_id] = (create, task)
             task.add_done_callback(lambda _: self._loading.pop(group_id, None))
         return loading
@@ -223,6 +236,7 @@ class Coordinator:
             sent_s + self._settings.group_lease_s,
             self._around,
         )
+        running.configure(claimed.config)
         self._loaded[group_id] = running
         assert self._tasks is not None, "the coordinator runs"
         self._tasks.create_task(self._run_one(running), name=f"group {group_id}")
@@ -281,11 +295,14 @@ class Coordinator:
             if held:
                 async with asyncio.timeout(self._settings.group_lease_s):
                     still = await self._groups.still_held(held)
-                for group_id in still:
+                for group_id, config in still.items():
                     running = self._loaded.get(group_id)
                     if running is not None and running.coordinator_epoch == held[group_id]:
                         running.held_until_s = sent_s + self._settings.group_lease_s
-                self.lost({group_id: held[group_id] for group_id in held.keys() - still}, GroupFault.NOT_COORDINATOR)
+                        running.configure(config)
+                self.lost(
+                    {group_id: held[group_id] for group_id in held.keys() - still.keys()}, GroupFault.NOT_COORDINATOR
+                )
         finally:
             self._drop_overdue(self._clock())
 

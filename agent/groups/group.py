@@ -132,6 +132,11 @@ class Group:
     def describe(self) -> GroupDescription:
         return self._machine.describe()
 
+    def configure(self, settings: GroupSettings) -> None:
+        """Run by these settings from now on; a session that has begun keeps its length."""
+        self._settings = settings
+        self._machine.configure(settings)
+
     # --- to the new protocol
 
     def _see(self, seen: TopicsSeen, now_ms: int) -> list[Answered]:

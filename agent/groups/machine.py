@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+from agent.groups.settings import GroupSettings
 from agent.groups.values import (
     Answered,
     CommitFence,
@@ -56,6 +57,8 @@ class GroupMachine(Protocol):
     def subscribed(self, topic: str) -> bool: ...
 
     def describe(self) -> GroupDescription: ...
+
+    def configure(self, settings: GroupSettings) -> None: ...
 
 
 MachineMaker: TypeAlias = Callable[[str, StoredGroup | None, int], GroupMachine]

@@ -8,9 +8,10 @@ the group ends, each waiting request gets an answer.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from agent.groups.group_configs import settings_of_group
 from agent.groups.machine import GroupMachine
 from agent.groups.settings import GroupSettings
 from agent.groups.topics_of_groups import look_at
@@ -71,6 +72,7 @@ class RunningGroup:
         """Until when, on the monotonic clock, Postgres is known to name this coordinator's epoch."""
         self.touched_s = surroundings.clock()
         self.seen: TopicsSeen | None = None
+        self._config: Mapping[str, str] = {}
         self._around = surroundings
         self._events: list[Request | TopicsSeen] = []
         self._waiting: dict[Token, asyncio.Future[Answer | GroupFault]] = {}
@@ -80,6 +82,12 @@ class RunningGroup:
         self._ended: GroupFault | None = None
 
     # --- for the coordinator
+
+    def configure(self, config: Mapping[str, str]) -> None:
+        """What an administrator has set for the group, as last heard."""
+        if config != self._config:
+            self._config = config
+            self.machine.configure(settings_of_group(config, self._around.settings))
 
     @property
     def ended(self) -> bool:

@@ -22,6 +22,14 @@ class GroupSettings(BaseSettings):
     """A member of the new protocol silent for so long is removed (group.consumer.session.timeout.ms)."""
     group_consumer_heartbeat_interval_ms: int = Field(default=5_000, ge=1)
     """How often members of the new protocol are told to send heartbeats (group.consumer.heartbeat.interval.ms)."""
+    group_consumer_min_session_timeout_ms: int = Field(default=45_000, ge=1)
+    """The shortest session timeout that a group's own config may name (group.consumer.min.session.timeout.ms)."""
+    group_consumer_max_session_timeout_ms: int = Field(default=60_000, ge=1)
+    """The longest session timeout that a group's own config may name (group.consumer.max.session.timeout.ms)."""
+    group_consumer_min_heartbeat_interval_ms: int = Field(default=5_000, ge=1)
+    """The shortest heartbeat interval that a group's own config may name (group.consumer.min.heartbeat.interval.ms)."""
+    group_consumer_max_heartbeat_interval_ms: int = Field(default=15_000, ge=1)
+    """The longest heartbeat interval that a group's own config may name (group.consumer.max.heartbeat.interval.ms)."""
     group_consumer_max_rebalance_timeout_ms: int = Field(default=1_800_000, ge=1)
     """The longest a member of the new protocol may take to give partitions back."""
     group_regex_max_length: int = Field(default=1_000, ge=1)

@@ -44,6 +44,8 @@ def create_http_app(parts: HttpParts) -> FastAPI:
 
     @app.get("/metrics", tags=["health"])
     async def metrics() -> Response:
+        if parts.before_metrics is not None:
+            await parts.before_metrics()
         return Response(generate_latest(parts.registry), media_type=CONTENT_TYPE_LATEST)
 
     for router in (TopicsApi(parts).router(), ClusterApi(parts).router(), ClientsApi(parts).router(), *parts.routers):

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from agent.http.parts import HttpParts
 from agent.kafka.client_zone import zone_of_client
 from agent.kafka.context import ConnectionState
+from agent.write_path.producer_advice import advice
 
 _MAX_PAGE = 1_000
 
@@ -40,7 +41,8 @@ class ClientsApi:
 
 
 def _as_json(state: ConnectionState) -> dict[str, Any]:
-    """`zone` is what the client says; null: nothing. The software is empty before version 3 of ApiVersions."""
+    """`zone` is what the client says; null: nothing. The software is empty before version 3 of ApiVersions. `advice`:
+    what a producer that its own window limits should set; null: nothing."""
     return {
         "connection_id": state.connection_id,
         "address": state.peer,
@@ -51,4 +53,5 @@ def _as_json(state: ConnectionState) -> dict[str, Any]:
         "connected_at": state.connected_at.isoformat(timespec="milliseconds"),
         "requests": state.requests,
         "groups": list(state.groups),
+        "advice": advice(state.window, state.software_name),
     }

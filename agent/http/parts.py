@@ -1,6 +1,6 @@
 """What the HTTP side needs from the agent; the composition root fills it in."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter
@@ -16,8 +16,8 @@ class HttpParts:
     """`sequencer` is asked per request: it may be None while the agent starts with its database away (DESIGN §10).
 
     `checks` make `/ready`, in the order in which their reasons are told. `routers` are mounted as they are (the
-    Iceberg catalog). `node_id` is None until the agent has joined. `clients` are the connections of Kafka clients,
-    in the order of their ids.
+    Iceberg catalog). `before_metrics` runs before `/metrics` is answered. `node_id` is None until the agent has joined.
+    `clients` are the connections of Kafka clients, in the order of their ids.
     """
 
     sequencer: Callable[[], Sequencer | None]
@@ -30,6 +30,7 @@ class HttpParts:
     max_partitions_per_topic: int = 10_000
     routers: tuple[APIRouter, ...] = ()
     registry: CollectorRegistry = field(default=REGISTRY)
+    before_metrics: Callable[[], Awaitable[None]] | None = None
     max_body_bytes: int = 1_048_576
     check_timeout_s: float = 2.0
     check_cache_s: float = 0.5

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable, Iterable
+from collections.abc import AsyncIterator, Collection, Hashable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -10,9 +10,9 @@ from typing import TypeVar
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import Refused
-from agent.kafka.config_entries import TOPIC_RESOURCE
+from agent.kafka.config_entries import GROUP_RESOURCE, TOPIC_RESOURCE
 from agent.kafka.context import RequestContext
-from sequencer.topics import Topic
+from sequencer.groups import can_be_id
 
 _Name = TypeVar("_Name", bound=Hashable)
 
@@ -21,10 +21,28 @@ def named_twice(names: Iterable[_Name]) -> set[_Name]:
     return {name for name, times in Counter(names).items() if times > 1}
 
 
-async def topics_of(resources: Iterable[tuple[int, str]], context: RequestContext) -> dict[str, Topic]:
-    """The topics among resources (type, name), looked up at once. Raises one of ADMINISTRATION_ERRORS."""
+async def configs_of(
+    resources: Collection[tuple[int, str]], context: RequestContext
+) -> dict[tuple[int, str], Mapping[str, str]]:
+    """What is set, of those topics and groups among resources (type, name) that have configs: every topic, and groups
+    for which something was set. Raises one of ADMINISTRATION_ERRORS.
+    """
     names = {name for resource_type, name in resources if resource_type == TOPIC_RESOURCE}
-    return await context.parts.topics.fresh(names) if names else {}
+    group_ids = {name for resource_type, name in resources if resource_type == GROUP_RESOURCE}
+    topics = await context.parts.topics.fresh(names) if names else {}
+    groups = await context.parts.sequencer.group_configs.of(group_ids) if group_ids else {}
+    return {
+        **{(TOPIC_RESOURCE, name): topic.config for name, topic in topics.items()},
+        **{(GROUP_RESOURCE, group_id): config for group_id, config in groups.items()},
+    }
+
+
+def check_group_name(name: str) -> None:
+    """Raises Refused."""
+    if not name:
+        raise Refused(ErrorCode.invalid_request, "Group name must not be empty")
+    if not can_be_id(name):
+        raise Refused(ErrorCode.invalid_group_id, "A group's name is 1 to 1,024 bytes, none of them NUL")
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum, auto
 from functools import cache
 from importlib import import_module
 from typing import Any, Final, TypeAlias
@@ -57,6 +58,25 @@ class ApiCode:
     documentation: str
 
 
+class Order(Enum):
+    """When a request starts and until when those behind it on its connection wait (DESIGN §10).
+
+    Every request waits for those before it, and so sees their effects. The one exception: a Produce with acks 0 ends
+    before its commit.
+    """
+
+    ALONE = auto()
+    """The requests behind it wait for its answer."""
+    PIPELINED = auto()
+    """The requests behind it wait for its answer, except those of the same API. They run at the same time and take
+    turns (`context.turn`), so that they take effect in order."""
+    PARKED = auto()
+    """The requests behind it wait until it ends its turn (`context.turn`). From then on it only waits for other
+    clients."""
+    LONG_POLL = auto()
+    """No request behind it waits. An answer that is ready behind it ends its wait (`context.watch`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
     """One API: `versions` are what ApiVersions advertises, `served_from` the first that is really served."""
@@ -68,8 +88,7 @@ class Api:
     """In `apis/`. It is imported when it is first asked for: with kio's classes all of them take 0.3 s of CPU, which an
     agent's first answers need not wait for. The agent imports all of them once it serves (agent/later.py)."""
     served_from: int = 0
-    ordered: bool = False
-    """Whether its requests take turns on a connection: `context.turn` is then set (see agent/kafka/turns.py)."""
+    order: Order = Order.ALONE
     carried_out: bool = False
     """Whether a request that was received is carried out though its client hangs up; all others are cancelled then."""
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import SecretStr
 from pydantic_settings import BaseSettings
 
-from agent.kafka.config_entries import DEFAULT_SOURCE, STATIC_BROKER_SOURCE, ConfigEntry, ConfigStep
+from agent.kafka.config_entries import DEFAULT_SOURCE, STATIC_BROKER_SOURCE, ConfigEntry, ConfigStep, broker_ordered
 from agent.setting_texts import described
 from sequencer.topic_config import KNOWN_CONFIGS
 from storage.identifiers import NodeId
@@ -35,6 +35,10 @@ KAFKA_NAMES: Final[Mapping[str, tuple[str, int]]] = {
     "group_max_size": ("group.max.size", 1),
     "group_consumer_session_timeout_ms": ("group.consumer.session.timeout.ms", 1),
     "group_consumer_heartbeat_interval_ms": ("group.consumer.heartbeat.interval.ms", 1),
+    "group_consumer_min_session_timeout_ms": ("group.consumer.min.session.timeout.ms", 1),
+    "group_consumer_max_session_timeout_ms": ("group.consumer.max.session.timeout.ms", 1),
+    "group_consumer_min_heartbeat_interval_ms": ("group.consumer.min.heartbeat.interval.ms", 1),
+    "group_consumer_max_heartbeat_interval_ms": ("group.consumer.max.heartbeat.interval.ms", 1),
     "offset_metadata_max_bytes": ("offset.metadata.max.bytes", 1),
 }
 
@@ -62,7 +66,7 @@ def broker_entries(
         _fact("default.replication.factor", "int", "1", "Says nothing: the object store replicates."),
     ):
         entries[entry.name] = entry
-    return tuple(entries[name] for name in sorted(entries))
+    return broker_ordered(entries.values())
 
 
 def _fact(name: str, kind: str, value: str, documentation: str) -> ConfigEntry:

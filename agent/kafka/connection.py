@@ -1,9 +1,11 @@
-"""One Kafka connection: pipelined requests, started in order, run concurrently, answered in order (DESIGN §5).
+"""One Kafka connection: requests are handled and answered in order, as `Order` says (DESIGN §5, §10).
 
-Promises: bytes of requests in memory stay within the agent's and the connection's budgets (past them the socket is not
-read); bad input closes this connection, with one log line, and touches no other; answers leave in request order; a
-client that does not read its answers stops being read. When a client hangs up, what it asked for is cancelled, but for
-requests of APIs that are `carried_out`.
+Promises: a request starts once those before it are answered, except that Produce and OffsetCommit are pipelined and
+that a long poll holds up no request. An answer that is ready behind a long poll ends the long poll's wait. Bytes of
+requests in memory stay within the agent's and the connection's budgets (past them the socket is not read); bad input
+closes this connection, with one log line, and touches no other; answers leave in request order; a client that does not
+read its answers stops being read. When a client hangs up, what it asked for is cancelled, but for requests of APIs that
+are `carried_out`.
 
 A connection that does nothing has no task and no buffer: it is driven by the event loop's callbacks. A large request is
 received straight into its own buffer, whatever is small into one that all connections share.
@@ -14,9 +16,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, cast
 
-from agent.kafka.api import CloseConnection
+from agent.kafka.api import Api, CloseConnection, Order
 from agent.kafka.client_zone import zone_of_client
 from agent.kafka.context import ConnectionState, RequestContext
 from agent.kafka.coordinated import groups_of, is_coordinated
@@ -25,11 +28,13 @@ from agent.kafka.forward_protocol import Hello
 from agent.kafka.forwarding import ConnectionForwards, Forwarding
 from agent.kafka.frames import BadFrame, FrameReader, NeedData
 from agent.kafka.memory import MemoryBudget, Reservation
-from agent.kafka.turns import Turns
+from agent.kafka.turns import Turn, Turns
 from agent.kafka.vectored import Chunk
 from agent.metrics import Metrics
 from agent.parts import Parts
+from agent.read_path.watch import Watch
 from agent.settings import AgentSettings
+from sequencer.fair_queue import ASKED_BY, Asker
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +42,7 @@ _SHARED_BUFFER_BYTES: Final = 65_536
 _LEAST_REQUEST_BYTES: Final = 5_120
 """What a request takes until it is answered, however small it is: the objects that carry it are fifty times the bytes
 of one small record."""
+_TAKES_TURNS: Final = (Order.PIPELINED, Order.PARKED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +61,24 @@ class Shared:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _InFlight:
     request: Request
     reservation: Reservation
     answer: asyncio.Future[list[Chunk] | None]
+    holds_up: bool = False
+    """Whether it has started and the requests behind it wait for it."""
+    turn: Turn | None = None
+    watch: Watch | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """A request that waits for those before it."""
+
+    entry: _InFlight
+    received_at_s: float
+    frame: bytes | memoryview
 
 
 class KafkaConnection(asyncio.BufferedProtocol):
@@ -91,6 +110,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._turns = Turns()
         self._in_flight: deque[_InFlight] = deque()
         self._in_flight_bytes = 0
+        self._holding_up = 0
+        """Requests that others wait for. More than one only if they are pipelined: all are then of one API."""
+        self._pipelined: Api | None = None
+        """That API, if requests hold others up and are pipelined."""
+        self._waiting: list[_Waiting] = []
+        """Those in flight that have not started: the last."""
         self._is_sending = False
         """Whether the answer of the first in flight is written and waits for its client to read."""
         self._reserved: Reservation | None = None
@@ -138,8 +163,6 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self.state.is_gone = True
         del exc  # a reset is as good a goodbye as any
         self._lost = self._closing = True
-        if self._forwards is not None:
-            self._forwards.close()
         if self._admission is not None:
             self._admission.cancel()
         for entry in self._in_flight:
@@ -243,7 +266,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             reservation.release()  # nobody else knows of it yet
             raise
         self.state.note_request(request.client_id, groups)
-        self._start(request, reservation, frame)
+        self._take(request, reservation, frame)
         return True
 
     def _has_room(self, size_bytes: int) -> bool:
@@ -253,41 +276,75 @@ class KafkaConnection(asyncio.BufferedProtocol):
         fits = self._in_flight_bytes + size_bytes <= settings.connection_memory_bytes
         return fits and len(self._in_flight) < settings.max_requests_in_flight
 
-    def _start(self, request: Request, reservation: Reservation, frame: bytes | memoryview) -> None:
-        shared = self._shared
-        shared.metrics.traffic.requests[request.api.name] += 1
-        shared.metrics.traffic.request_bytes += request.size_bytes
+    def _take(self, request: Request, reservation: Reservation, frame: bytes | memoryview) -> None:
+        traffic = self._shared.metrics.traffic
+        traffic.requests[request.api.name] += 1
+        traffic.request_bytes += request.size_bytes
+        entry = _InFlight(request=request, reservation=reservation, answer=self._loop.create_future())
+        self._in_flight.append(entry)
+        self._in_flight_bytes += reservation.size_bytes
+        now_s = self._loop.time()
+        if self._waiting or not self._may_start(request.api):
+            self._waiting.append(_Waiting(entry=entry, received_at_s=now_s, frame=frame))
+        else:
+            self._start(entry, now_s, frame)
+
+    def _may_start(self, api: Api) -> bool:
+        return not self._holding_up or api is self._pipelined
+
+    def _start_waiting(self) -> None:
+        while self._waiting and self._may_start(self._waiting[0].entry.request.api):
+            waiting = self._waiting.pop(0)
+            if not waiting.entry.answer.done():  # else its client hung up
+                self._start(waiting.entry, waiting.received_at_s, waiting.frame)
+
+    def _start(self, entry: _InFlight, received_at_s: float, frame: bytes | memoryview) -> None:
+        shared, request, api = self._shared, entry.request, entry.request.api
+        if api.order is Order.LONG_POLL:
+            entry.watch = Watch()
+            if self._closing:
+                entry.watch.end_wait()
+        else:
+            entry.holds_up = True
+            self._holding_up += 1
+            self._pipelined = api if api.order is Order.PIPELINED else None
+            if api.order in _TAKES_TURNS:
+                entry.turn = self._turns.next()
         context = RequestContext(
-            api_key=request.api.key,
+            api_key=api.key,
             api_version=request.version,
             client_id=request.client_id,
             client_zone=zone_of_client(request.client_id) or self.state.zone or shared.settings.zone,
             connection=self.state,
             settings=shared.settings,
             parts=shared.parts,
-            received_at_s=self._loop.time(),
-            memory=reservation,
-            turn=self._turns.next() if request.api.ordered else None,
+            received_at_s=received_at_s,
+            memory=entry.reservation,
+            turn=entry.turn,
+            watch=entry.watch,
         )
-        answer: asyncio.Future[list[Chunk] | None] = self._loop.create_future()
-        if not shared.dispatch.begin(request, context, answer):
-            answer = self._loop.create_task(self._handle(request, context, self._to_forward(request, frame)))
-        self._in_flight.append(_InFlight(request=request, reservation=reservation, answer=answer))
-        self._in_flight_bytes += reservation.size_bytes
-        answer.add_done_callback(self._answered)
+        if not shared.dispatch.begin(request, context, entry.answer):
+            entry.answer = self._loop.create_task(self._handle(request, context, self._to_forward(request, frame)))
+        entry.answer.add_done_callback(partial(self._answered, entry))
+        if api.order is Order.PARKED and entry.turn is not None:
+            entry.turn.passed().add_done_callback(lambda _: self._let_pass(entry))
+
+    def _let_pass(self, entry: _InFlight) -> None:
+        """The requests behind it wait for it no longer."""
+        if entry.holds_up:
+            entry.holds_up = False
+            self._holding_up -= 1
+            self._start_waiting()
 
     def _to_forward(self, request: Request, frame: bytes | memoryview) -> bytes | None:
         """The request's bytes, if another agent may have to answer it."""
         return bytes(frame) if self._forwards is not None and is_coordinated(request.api.key) else None
 
     async def _handle(self, request: Request, context: RequestContext, frame: bytes | None) -> list[Chunk] | None:
-        try:
-            if self._forwards is not None and frame is not None:
-                return await self._forwards.answer(request, frame, context)
-            return await self._shared.dispatch.answer(request, context)
-        finally:
-            if context.turn is not None:
-                context.turn.done()
+        ASKED_BY.set(Asker(self.state.peer.rpartition(":")[0], self.state.connection_id))
+        if self._forwards is not None and frame is not None:
+            return await self._forwards.answer(request, frame, context)
+        return await self._shared.dispatch.answer(request, context)
 
     def _starve(self, size_bytes: int) -> None:
         """Stop reading until `_admit` has found room for the frame begun."""
@@ -324,8 +381,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     # --- answering
 
-    def _answered(self, _: asyncio.Future[list[Chunk] | None]) -> None:
+    def _answered(self, entry: _InFlight, _: asyncio.Future[list[Chunk] | None]) -> None:
+        if entry.turn is not None:
+            entry.turn.done()
         self._send_answers()
+        self._let_pass(entry)
 
     def _send_answers(self) -> None:
         """Send what is ready, in order, as far as the client takes it; end if nothing more can come."""
@@ -335,8 +395,16 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 self._finish_first()
             else:
                 self._is_sending = True
+        if len(self._in_flight) > 1:
+            self._end_wait_of_first()
         if self._closing and not self._in_flight and self._admission is None:
             self._end()
+
+    def _end_wait_of_first(self) -> None:
+        """If it is a long poll and an answer behind it is ready."""
+        watch = self._in_flight[0].watch
+        if watch is not None and any(entry.answer.done() for entry in self._in_flight):
+            watch.end_wait()
 
     def _send_first(self) -> None:
         entry = self._in_flight[0]
@@ -371,6 +439,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 self._admission.cancel()
             if self._transport is not None and not self._lost:
                 self._transport.pause_reading()
+            for entry in self._in_flight:
+                if entry.watch is not None:
+                    entry.watch.end_wait()
             self._send_answers()
 
     def _end(self) -> None:
@@ -384,4 +455,6 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._transport.close()
         elif not self._has_ended:
             self._has_ended = True
+            if self._forwards is not None:
+                self._forwards.close()  # not before: what is carried out may still be forwarded
             self._on_end(self)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Final
 from agent.kafka.memory import Reservation
 from agent.kafka.turns import Turn
 from agent.settings import AgentSettings
+from agent.write_path.producer_window import ProducerWindow
 
 if TYPE_CHECKING:
     from agent.parts import Parts
+    from agent.read_path.watch import Watch
     from storage.identifiers import NodeId, Partition, TopicId
 
 
@@ -27,6 +29,8 @@ class ConnectionState:
     connection_id: int
     peer: str
     """The client's address, `host:port`."""
+    is_inside: bool = False
+    """True if the client came to the listener for clients inside the agents' network."""
     forwarded_by: "NodeId | None" = None
     """The agent that the client came to, if that is another: its requests are then served here or refused, never
     passed on."""
@@ -41,6 +45,8 @@ class ConnectionState:
     requests: int = 0
     is_gone: bool = False
     """Whether the client hung up, or closed its side. Long work for it then ends, unless it is to be carried out."""
+    window: ProducerWindow = field(default_factory=ProducerWindow)
+    """Its produce requests in flight."""
     groups: list[str] = field(default_factory=list)
     """The first few groups that its requests named."""
     redirected: "dict[tuple[TopicId, Partition], float]" = field(default_factory=dict)
@@ -76,7 +82,9 @@ class RequestContext:
     memory: Reservation
     """The request's bytes in the agent's budget; `memory.retain()` keeps them reserved beyond the answer."""
     turn: Turn | None
-    """Set for APIs that are `ordered`."""
+    """Set for APIs that are pipelined or parked (see `Order` in agent/kafka/api.py)."""
+    watch: "Watch | None"
+    """Set for long polls. The connection ends their wait through it."""
 
     def deadline_s(self, wait_s: float, longest_s: float) -> float:
         """The loop time at which the answer is due, for a request that may wait `wait_s`, held to [0, longest_s]."""

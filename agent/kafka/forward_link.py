@@ -11,6 +11,9 @@ from typing import Final, cast
 
 from agent.kafka.forward_protocol import ACCEPTED, PREFACE, Hello, encode_hello
 from agent.kafka.frames import LENGTH_BYTES, BadFrame, FrameReader, NeedData
+from cache_ring.peer_connection import Secrets, connect_to_peer
+from cache_ring.peer_proof import NotAPeer
+from sequencer.agents import AgentAddress
 
 SMALLEST_ANSWER_BYTES: Final = 4
 """A correlation id."""
@@ -30,8 +33,10 @@ class _Waiting:
 
 
 class ForwardLink(asyncio.Protocol):
-    def __init__(self, max_answer_bytes: int) -> None:
+    def __init__(self, address: AgentAddress, secrets: Secrets, max_answer_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
+        self._address = address
+        self._secrets = secrets
         self._transport: asyncio.Transport | None = None
         self._frames = FrameReader(max_answer_bytes, min_frame_bytes=SMALLEST_ANSWER_BYTES)
         self._accepted: asyncio.Future[None] = self._loop.create_future()
@@ -44,13 +49,11 @@ class ForwardLink(asyncio.Protocol):
     def is_lost(self) -> bool:
         return self._lost is not None
 
-    async def ask(
-        self, host: str, port: int, hello: Hello, frame: bytes, *, takes_long: bool, connect_timeout_s: float
-    ) -> bytes:
+    async def ask(self, hello: Hello, frame: bytes, *, takes_long: bool, connect_timeout_s: float) -> bytes:
         """The answer to a request's frame, both without their lengths. The first to ask connects. Raises LinkLost."""
         async with self._one_opens:  # which is fair: requests leave in the order in which they came here
             if self._transport is None and self._lost is None:
-                await self._open(host, port, hello, connect_timeout_s)
+                await self._open(hello, connect_timeout_s)
             if self._transport is None or self._lost is not None:
                 raise LinkLost(self._lost)
             waiting = _Waiting(
@@ -79,16 +82,16 @@ class ForwardLink(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.abort()
 
-    async def _open(self, host: str, port: int, hello: Hello, timeout_s: float) -> None:
+    async def _open(self, hello: Hello, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                await self._loop.create_connection(lambda: self, host, port)
+                await connect_to_peer(self._address.peer_host, self._address.peer_port, self._secrets, self)
                 assert self._transport is not None, "a connection that was made has a transport"
                 self._transport.write(PREFACE + encode_hello(hello))
                 await asyncio.wait({self._accepted})
         except TimeoutError:
             self.lose("it did not answer in time")
-        except OSError as error:
+        except (OSError, NotAPeer) as error:
             self.lose(str(error))
 
     # --- the event loop's callbacks

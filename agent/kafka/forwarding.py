@@ -91,7 +91,7 @@ class ConnectionForwards:
         coordinator = places.pop() if places else None
         if coordinator is not None:
             try:
-                answer = await self._ask(coordinator, frame, request)
+                answer = await self._ask(coordinator, frame, request, context)
             except LinkLost:
                 pass
             else:
@@ -139,7 +139,7 @@ class ConnectionForwards:
                 request.api.key, request.version, request.correlation_id, request.client_id, request.payload
             )
             try:
-                answer = await self._ask(coordinator, frame, request)
+                answer = await self._ask(coordinator, frame, request, context)
                 return decode_response(request.api.key, request.version, answer)
             except BadAnswer as error:
                 log.warning("forwarded request answered with nonsense", extra=_fields(coordinator, str(error)))
@@ -147,16 +147,18 @@ class ConnectionForwards:
                 pass
         return await request.api.code.handle(request.payload, context)
 
-    async def _ask(self, coordinator: LiveAgent, frame: bytes, request: Request) -> bytes:
+    async def _ask(
+        self, coordinator: LiveAgent, frame: bytes, request: Request, context: RequestContext
+    ) -> bytes:  # fmt: skip
         forwarding = self._forwarding
         takes_long = waits_for_members(request.api.key)
         if takes_long and forwarding.is_draining:
             raise LinkLost("this agent stops")
         link = self._link(coordinator)
+        if takes_long and context.turn is not None:
+            context.turn.done()  # requests leave on a link in the order in which they come to it
         try:
             answer = await link.ask(
-                coordinator.address.peer_host,
-                coordinator.address.peer_port,
                 Hello(node_id=self._node_id(), zone=forwarding.settings.zone, client=self._state.peer),
                 frame,
                 takes_long=takes_long,
@@ -173,7 +175,10 @@ class ConnectionForwards:
         key = (coordinator.node_id, coordinator.incarnation)
         link = self._links.get(key)
         if link is None or link.is_lost:
-            link = self._links[key] = ForwardLink(self._forwarding.settings.max_request_bytes)
+            forwarding = self._forwarding
+            link = self._links[key] = ForwardLink(
+                coordinator.address, forwarding.membership.peer_secrets, forwarding.settings.max_request_bytes
+            )
         return link
 
     def _node_id(self) -> NodeId:

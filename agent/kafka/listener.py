@@ -8,7 +8,7 @@ answered.
 import asyncio
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 from agent.kafka.connection import KafkaConnection, Shared
@@ -37,14 +37,16 @@ def bound_socket(host: str, port: int) -> socket.socket:
 class Listener:
     """Serve with `run`; end with `drain`, then cancel `run`."""
 
-    def __init__(self, shared: Shared, bound: socket.socket) -> None:
+    def __init__(self, shared: Shared, bound: socket.socket, inside: socket.socket | None = None) -> None:
+        """`inside` is for clients inside the agents' network, who are told of other addresses (routing.py)."""
         self._shared = shared
         self._bound = bound
+        self._inside = inside
         self._ids = count(1)
         self._connections: dict[KafkaConnection, asyncio.Future[None]] = {}
         """Those open, in the order in which they came, and what is done when each has ended."""
         self._forwarded = 0
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._accepting = True
         self.listening = asyncio.Event()
 
@@ -60,24 +62,22 @@ class Listener:
     async def run(self) -> None:
         """Listen until cancelled; then abandon what is left."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            self._new_connection, sock=self._bound, backlog=1024, start_serving=False
-        )
         try:
-            await self._server.start_serving()
+            await self._serve(self._new_connection, self._bound)
+            if self._inside is not None:
+                await self._serve(self._new_inside_connection, self._inside)
             self.listening.set()
             while True:
                 await asyncio.sleep(_SWEEP_INTERVAL_S)
                 self._close_overdue(loop.time())
         finally:
-            self._server.close()
+            self._close_servers()
             await asyncio.gather(*(connection.abandon() for connection in self._connections))
 
     async def drain(self) -> None:
         """Stop accepting; return when everything in flight is answered and every connection closed."""
         self._accepting = False
-        if self._server is not None:
-            self._server.close()
+        self._close_servers()
         for connection in list(self._connections):
             connection.drain()
         while self._connections:
@@ -109,8 +109,22 @@ class Listener:
         writer.transport.write(ACCEPTED)
         await asyncio.wait({self._connections[connection]})  # the writer would close its transport, were it let go
 
+    async def _serve(self, new_connection: Callable[[], KafkaConnection], bound: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self._servers.append(await loop.create_server(new_connection, sock=bound, backlog=1024, start_serving=False))
+        await self._servers[-1].start_serving()
+
+    def _close_servers(self) -> None:
+        for server in self._servers:
+            server.close()
+
     def _new_connection(self) -> KafkaConnection:
         return KafkaConnection(self._shared, next(self._ids), self._opened, self._ended)
+
+    def _new_inside_connection(self) -> KafkaConnection:
+        connection = self._new_connection()
+        connection.state.is_inside = True
+        return connection
 
     def _opened(self, connection: KafkaConnection) -> None:
         of_clients = len(self._connections) - self._forwarded

@@ -65,12 +65,13 @@ class MemoryBudget:
 class Reservation:
     """Bytes reserved. Made with one holder; each `retain` adds one, each `release` takes one away."""
 
-    __slots__ = ("_budget", "_holders", "_then", "size_bytes")
+    __slots__ = ("_budget", "_grown_bytes", "_holders", "_then", "size_bytes")
 
     def __init__(self, budget: MemoryBudget, size_bytes: int) -> None:
         self._budget = budget
         self._holders = 1
         self._then: list[Callable[[], None]] = []
+        self._grown_bytes = 0
         self.size_bytes = size_bytes
 
     def when_released(self, callback: Callable[[], None]) -> None:
@@ -79,6 +80,16 @@ class Reservation:
             callback()
         else:
             self._then.append(callback)
+
+    def try_grow(self, size_bytes: int) -> bool:
+        """Reserve so much more than `size_bytes`, if there is room now. It is given back with the rest."""
+        if self._holders <= 0:
+            raise ValueError("a reservation that was given back cannot grow")
+        if self._budget.used_bytes + size_bytes > self._budget.limit_bytes:
+            return False
+        self._budget.used_bytes += size_bytes
+        self._grown_bytes += size_bytes
+        return True
 
     def retain(self) -> None:
         if self._holders <= 0:
@@ -90,7 +101,7 @@ class Reservation:
             raise ValueError("a reservation was released more often than retained")
         self._holders -= 1
         if self._holders == 0:
-            self._budget._give_back(self.size_bytes)
+            self._budget._give_back(self.size_bytes + self._grown_bytes)
             for callback in self._then:
                 callback()
             self._then.clear()

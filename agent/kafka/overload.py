@@ -1,22 +1,32 @@
 """What an answer's throttle_time is now, in milliseconds: the agent's budgets, looked at when the answer is made."""
 
+from collections.abc import Callable, Sequence
+
 from agent.kafka.memory import MemoryBudget
 from agent.kafka.throttle import ThrottlePolicy, throttle_ms
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
 from agent.settings import AgentSettings
 from agent.write_path.write_path import WritePath
+from sequencer.fair_queue import ASKED_BY, Asker
 
 
 class Overload:
-    """One per agent."""
+    """One per agent. `lookups`: how much of its fair part of each queue for the database a client uses."""
 
     def __init__(
-        self, memory: MemoryBudget, write_path: WritePath, reads: ReadPath, settings: AgentSettings, metrics: Metrics
+        self,
+        memory: MemoryBudget,
+        write_path: WritePath,
+        reads: ReadPath,
+        lookups: Sequence[Callable[[Asker], float]],
+        settings: AgentSettings,
+        metrics: Metrics,
     ) -> None:
         self._memory = memory
         self._write_path = write_path
         self._reads = reads
+        self._lookups = lookups
         self._most_segments = settings.max_uploads + settings.max_segments_per_commit
         self._policy = ThrottlePolicy(from_share=settings.throttle_from_share, longest_ms=settings.throttle_max_ms)
         self._metrics = metrics
@@ -33,6 +43,19 @@ class Overload:
         """For requests' memory, and for answers that are not sent yet."""
         return self._throttle("Fetch", self._memory_share(), self._answers_share())
 
+    def of_lookup(self, api: str, *, is_refused: bool = False) -> int:
+        """For what the client of this request has waiting for the database, next to what others have; the longest pause
+        if it was refused for that."""
+        if is_refused:
+            return self._throttle(api, 1.0)
+        asker = ASKED_BY.get()
+        return self._throttle(api, *(used_share(asker) for used_share in self._lookups))
+
+    def count_pause(self, api: str, pause_ms: int) -> None:
+        if pause_ms:
+            self._metrics.throttled.labels(api).inc()
+            self._metrics.throttle_seconds.labels(api).inc(pause_ms / 1000)
+
     def _memory_share(self) -> float:
         return 1.0 if self._memory.waiters else self._memory.used_bytes / self._memory.limit_bytes
 
@@ -44,7 +67,5 @@ class Overload:
 
     def _throttle(self, api: str, *used_shares: float) -> int:
         pause_ms = throttle_ms(used_shares, self._policy)
-        if pause_ms:
-            self._metrics.throttled.labels(api).inc()
-            self._metrics.throttle_seconds.labels(api).inc(pause_ms / 1000)
+        self.count_pause(api, pause_ms)
         return pause_ms

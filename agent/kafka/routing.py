@@ -90,7 +90,7 @@ def endpoints_of(context: RequestContext) -> tuple[Endpoint, ...]:
     one = _one_endpoint(context)
     if one is not None:
         return (one,)
-    return tuple(_endpoint(agent) for agent in context.parts.membership.named.agents)
+    return tuple(_endpoint(context, agent) for agent in context.parts.membership.named.agents)
 
 
 def controller_of(context: RequestContext) -> NodeId:
@@ -104,7 +104,7 @@ def controller_of(context: RequestContext) -> NodeId:
 def coordinator_of(context: RequestContext, key: str) -> Endpoint | None:
     """Where to send what belongs to the coordinator of `key`; None while no agent is a member of the cluster."""
     agent = context.parts.membership.ring.coordinator(key)
-    return None if agent is None else _one_endpoint(context) or _endpoint(agent)
+    return None if agent is None else _one_endpoint(context) or _endpoint(context, agent)
 
 
 def route_of(context: RequestContext, topic_id: TopicId, partition: Partition) -> Route:
@@ -191,6 +191,9 @@ def _one_endpoint(context: RequestContext) -> Endpoint | None:
     return Endpoint(node_id=ONE_NODE, host=host, port=port, zone=None)
 
 
-def _endpoint(agent: LiveAgent) -> Endpoint:
-    address = agent.address
+def _endpoint(context: RequestContext, agent: LiveAgent) -> Endpoint:
+    """As the client reaches the agent: from inside the network by the host that peers use."""
+    address, inside_port = agent.address, context.settings.inside_kafka_port
+    if context.connection.is_inside and inside_port is not None:
+        return Endpoint(node_id=agent.node_id, host=address.peer_host, port=inside_port, zone=address.zone)
     return Endpoint(node_id=agent.node_id, host=address.kafka_host, port=address.kafka_port, zone=address.zone)

@@ -2,20 +2,35 @@
 
 from typing import Final
 
-from agent.kafka.api import API_VERSIONS_KEY, Api
+from agent.kafka.api import API_VERSIONS_KEY, Api, Order
 
 APIS: Final = (
-    Api(key=0, name="Produce", versions=range(14), served_from=3, module="produce", ordered=True, carried_out=True),
-    Api(key=1, name="Fetch", versions=range(4, 19), module="fetch"),
+    Api(
+        key=0,
+        name="Produce",
+        versions=range(14),
+        served_from=3,
+        module="produce",
+        order=Order.PIPELINED,
+        carried_out=True,
+    ),
+    Api(key=1, name="Fetch", versions=range(4, 19), module="fetch", order=Order.LONG_POLL),
     Api(key=2, name="ListOffsets", versions=range(1, 12), module="list_offsets"),
     Api(key=3, name="Metadata", versions=range(14), module="metadata"),
-    Api(key=8, name="OffsetCommit", versions=range(2, 11), module="offset_commit", ordered=True),
+    Api(
+        key=8,
+        name="OffsetCommit",
+        versions=range(2, 11),
+        module="offset_commit",
+        order=Order.PIPELINED,
+        carried_out=True,
+    ),
     Api(key=9, name="OffsetFetch", versions=range(1, 11), module="offset_fetch"),
     Api(key=10, name="FindCoordinator", versions=range(7), module="find_coordinator"),
-    Api(key=11, name="JoinGroup", versions=range(10), module="join_group"),
+    Api(key=11, name="JoinGroup", versions=range(10), module="join_group", order=Order.PARKED),
     Api(key=12, name="Heartbeat", versions=range(5), module="heartbeat"),
     Api(key=13, name="LeaveGroup", versions=range(6), module="leave_group", carried_out=True),
-    Api(key=14, name="SyncGroup", versions=range(6), module="sync_group"),
+    Api(key=14, name="SyncGroup", versions=range(6), module="sync_group", order=Order.PARKED),
     Api(key=15, name="DescribeGroups", versions=range(7), module="describe_groups"),
     Api(key=16, name="ListGroups", versions=range(6), module="list_groups"),
     Api(key=42, name="DeleteGroups", versions=range(3), module="delete_groups"),

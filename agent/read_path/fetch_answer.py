@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from agent.read_path.plan_fetch import PartitionPlan, ReadFailure
+from agent.topic_traffic import Sent
 from cache_ring.byte_budget import ByteBudget
 from cache_ring.coordinate_cache import PartitionView
 
@@ -37,11 +38,13 @@ def failed(plan: PartitionPlan, failure: ReadFailure) -> PartitionResult:
 class FetchAnswer:
     """Take the bytes before they are loaded, release them once they are sent."""
 
-    __slots__ = ("_budget", "_is_kept", "_taken", "results", "size_bytes")
+    __slots__ = ("_budget", "_is_kept", "_taken", "results", "sent", "size_bytes")
 
     def __init__(self, budget: ByteBudget, results: Sequence[PartitionResult] = ()) -> None:
         self.results = results
         self.size_bytes = 0
+        self.sent: list[Sent] = []
+        """Of each partition with records, what goes out."""
         self._budget = budget
         self._taken = 0
         self._is_kept = False

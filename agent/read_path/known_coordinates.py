@@ -168,16 +168,16 @@ class KnownCoordinates:
             ) from error
 
     @contextmanager
-    def watching(self, keys: Sequence[PartitionKey]) -> Iterator[Watch]:
-        """Is told whenever more is known of one of these partitions."""
-        watch, waiting = Watch(), self._waiting
+    def watching(self, keys: Sequence[PartitionKey], watch: Watch) -> Iterator[None]:
+        """The watch is told whenever more is known of one of these partitions."""
+        waiting = self._waiting
         for key in keys:
             watches = waiting.get(key)
             if watches is None:
                 watches = waiting[key] = set()
             watches.add(watch)
         try:
-            yield watch
+            yield
         finally:
             for key in keys:
                 watches = waiting.get(key)

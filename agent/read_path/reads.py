@@ -33,6 +33,7 @@ from agent.read_path.read_ahead import ReadAhead
 from agent.read_path.settings import ReadPathSettings
 from agent.read_path.slice_batches import take_batches
 from agent.read_path.watch import Watch
+from agent.topic_traffic import TopicTraffic
 from cache_ring.byte_budget import ByteBudget
 from cache_ring.page_reader import PageReader
 from sequencer.coordinates import PartitionKey, RunCoordinate
@@ -53,6 +54,8 @@ class ReadCounts:
 
     fetches: int = 0
     bytes_out: int = 0
+    records_out: int = 0
+    """By the offsets that their batches take: what log compaction removed counts too."""
     waits: int = 0
     sequencer_asks: int = 0
     objects_missing: int = 0
@@ -97,11 +100,13 @@ class ReadPath:
         coordinates: KnownCoordinates,
         pages: PageReader,
         settings: ReadPathSettings,
+        topics: TopicTraffic,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._coordinates = coordinates
         self._pages = pages
         self._settings = settings
+        self._topics = topics
         self._clock = clock
         room_bytes = pages.pages.catch_up_cache.budget_bytes // 2
         self._read_ahead = ReadAhead(pages, min(settings.catch_up_read_ahead_bytes, room_bytes))
@@ -130,23 +135,29 @@ class ReadPath:
         """Bytes of answers in memory."""
         return self._answers.taken_bytes
 
-    async def fetch(self, plan: FetchPlan, wait_s: float) -> FetchAnswer:
-        """One result per partition of the plan, in its order, after at most about `wait_s`. Release it once it is
-        sent."""
+    async def fetch(self, plan: FetchPlan, wait_s: float, watch: Watch | None = None) -> FetchAnswer:
+        """One result per partition of the plan, in its order, after at most about `wait_s`. Release it once it is sent.
+        The caller may end the wait through its own `watch`."""
         self.counts.fetches += 1
         began_s = self._clock()
         deadline_s = began_s + wait_s
-        with self._coordinates.watching([partition.key for partition in plan.partitions]) as watch:
+        watch = watch or Watch()
+        with self._coordinates.watching([partition.key for partition in plan.partitions], watch):
             fetch = _Fetch(plan=plan, watch=watch, began_s=began_s)
             while True:
-                is_last_chance = self._is_draining or self._clock() >= deadline_s
+                is_last_chance = self._is_draining or watch.is_over or self._clock() >= deadline_s
                 answer = await self._fetch_now(fetch, is_last_chance=is_last_chance)
                 if answer is not None:
-                    self.counts.bytes_out += answer.size_bytes
+                    self._count(answer)
                     return answer
                 self.counts.waits += 1
                 fetch.forget_troubles()
                 await self._wait(fetch, deadline_s)
+
+    def _count(self, answer: FetchAnswer) -> None:
+        self.counts.bytes_out += answer.size_bytes
+        self.counts.records_out += sum(records for _, _, records in answer.sent)
+        self._topics.fetched(answer.sent)
 
     def drain(self) -> None:
         """Answer every waiting fetch now with what there is, and let none wait any more: the agent is stopping."""
@@ -312,6 +323,8 @@ class ReadPath:
                 )
                 room_bytes -= outgoing.size_bytes
                 answer.size_bytes += outgoing.size_bytes
+                if outgoing.size_bytes:
+                    answer.sent.append((partition.topic_id, outgoing.size_bytes, outgoing.records))
                 results.append(found(partition, decision.view, outgoing.chunks, outgoing.size_bytes))
                 if answer.size_bytes >= pause_at_bytes:
                     pause_at_bytes = answer.size_bytes + _BYTES_AT_ONCE

@@ -31,6 +31,8 @@ class Outgoing:
 
     chunks: list[bytes | bytearray | memoryview]
     size_bytes: int = 0
+    records: int = 0
+    """By the offsets that the batches take."""
 
 
 def take_batches(
@@ -74,6 +76,8 @@ def _append(outgoing: Outgoing, run: RunBytes, first: int, end: int) -> None:
     base_offset, chunks = run.run.base_offset, outgoing.chunks
     start_byte, end_byte = positions[first], positions[end - 1] + sizes[end - 1]
     outgoing.size_bytes += end_byte - start_byte
+    end_offset = relative_offsets[end] if end < len(sizes) else run.run.last_offset + 1 - base_offset
+    outgoing.records += end_offset - relative_offsets[first]
     if end - first > 1 and end_byte - start_byte < _COPY_BELOW_BYTES * (end - first):
         chunks.append(_patched_copy(run, first, end))
         return

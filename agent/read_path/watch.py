@@ -11,14 +11,21 @@ from sequencer.coordinates import PartitionKey
 class Watch:
     """Of one fetch."""
 
-    __slots__ = ("_event", "_news")
+    __slots__ = ("_event", "_news", "is_over")
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self._news: set[PartitionKey] = set()
+        self.is_over = False
+        """Whether the fetch is to answer now, with what there is."""
 
     def tell(self, key: PartitionKey) -> None:
         self._news.add(key)
+        self._event.set()
+
+    def end_wait(self) -> None:
+        """The fetch shall wait no longer."""
+        self.is_over = True
         self._event.set()
 
     def take(self) -> set[PartitionKey]:
@@ -28,7 +35,9 @@ class Watch:
         return news
 
     async def wait(self, longest_s: float) -> bool:
-        """Until there is news; False if none came in time."""
+        """Until there is news or the wait is to end; False if neither came in time."""
+        if self.is_over:
+            return True
         try:
             async with asyncio.timeout(max(0.0, longest_s)):
                 await self._event.wait()

@@ -18,13 +18,24 @@ _NO_BATCHES = PendingBatches.of(())
 
 
 class Appended:
-    __slots__ = ("_missing", "_when_answered", "_when_done", "base_offsets", "batches", "number", "others")
+    __slots__ = (
+        "_missing",
+        "_when_answered",
+        "_when_done",
+        "base_offsets",
+        "batches",
+        "log_starts",
+        "number",
+        "others",
+    )
 
     def __init__(self, batches: PendingBatches) -> None:
         self.batches = batches
         """Until all of them are sealed: then their bytes are in segments, and the request's frame need not live."""
         self.base_offsets: list[int] = [_NO_OFFSET] * len(batches)
         """Of each batch that was assigned one; negative for the others."""
+        self.log_starts: list[int] = [_NO_OFFSET] * len(batches)
+        """Of each batch that has an outcome the log start offset of its partition; negative if it is not known."""
         self.others: dict[int, WriteOutcome] = {}
         """What else came of batches, which the request is told in any case."""
         self.number = 0
@@ -79,9 +90,10 @@ class Appended:
         if end == len(self.base_offsets):
             self.batches = _NO_BATCHES
 
-    def assign(self, start: int, base_offsets: Sequence[int]) -> None:
+    def assign(self, start: int, base_offsets: Sequence[int], log_starts: Sequence[int]) -> None:
         """Batches from `start` on are written. What their request was told before stands."""
         self.base_offsets[start : start + len(base_offsets)] = base_offsets
+        self.log_starts[start : start + len(base_offsets)] = log_starts
         self._settled(len(base_offsets))
 
     def settle(self, index: int, outcome: WriteOutcome) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
 from agent.write_path.backoff import Backoff
+from agent.write_path.last_outcomes import LastOutcomes
 from agent.write_path.outcomes import WriteFailed, WriteFailure
 from sequencer.commits import Commits, Committed, Refused, SegmentToCommit
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
@@ -33,10 +34,18 @@ class Committer:
         self._at_once = settings.max_segments_per_commit
         self._sent: set[SegmentId] = set()
         """Segments whose outcome is not known yet."""
+        self.outcomes = LastOutcomes("commits in the sequencer", settings.stalled_after_s)
 
     async def commit(self, segments: Sequence[SegmentToCommit]) -> list[Committed | WriteFailed]:
         """The outcomes of the first of these segments, at least one, in order: the rest has to be given again, before
         any other. Takes as long as the sequencer is away."""
+        self.outcomes.began(time.monotonic())
+        try:
+            return await self._commit(segments)
+        finally:
+            self.outcomes.ended()
+
+    async def _commit(self, segments: Sequence[SegmentToCommit]) -> list[Committed | WriteFailed]:
         started_s = time.monotonic()
         backoff = Backoff(self._settings.commit_backoff_s)
         while True:
@@ -55,12 +64,15 @@ class Committer:
             else:
                 self._at_once = min(self._at_once + 1, self._settings.max_segments_per_commit)
                 self._metrics.commits.inc()
-                self._metrics.commit_seconds.observe(time.monotonic() - started_s)
+                now_s = time.monotonic()
+                self.outcomes.succeeded(now_s)
+                self._metrics.commit_seconds.observe(now_s - started_s)
                 return [self._settled(segment, answer) for segment, answer in zip(some, answers, strict=True)]
             await backoff.wait()
 
     def _repeat(self, reason: str, error: Exception) -> None:
         self._metrics.commit_repeats.labels(reason).inc()
+        self.outcomes.failed(str(error), time.monotonic())
         log.warning("commit is repeated", extra={"reason": reason, "error": str(error)})
 
     def _settled(self, segment: SegmentToCommit, answer: Committed | Refused) -> Committed | WriteFailed:

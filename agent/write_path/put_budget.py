@@ -3,15 +3,33 @@
 Pure: time is a parameter, in monotonic seconds. Promises that tokens stay within [-burst, burst], and that over any
 span of time the early seals are at most `burst + per_s * span`. Every PUT takes a token; size and age may take one that
 is not there.
+
+A second bucket pays for the seals of full windows (producer_window.py). It is given in dollars a month.
 """
 
 from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+_MONTH_S: Final = 30 * 86_400.0
+_HOUR_S: Final = 3_600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutBudgetPolicy:
     per_s: float
     burst: float
+
+
+def window_budget_policy(
+    *, usd_per_month: float, usd_per_million_puts: float, saved_h: float
+) -> PutBudgetPolicy | None:
+    """What so many dollars a month buy; as many PUTs as `saved_h` hours bring may be saved up. None: PUTs cost nothing,
+    so there is no bound."""
+    if not usd_per_million_puts:
+        return None
+    per_s = usd_per_month / usd_per_million_puts * 1e6 / _MONTH_S
+    return PutBudgetPolicy(per_s=per_s, burst=per_s * saved_h * _HOUR_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,5 +58,8 @@ class PutBudget:
         )  # fmt: skip
 
     def token_at_s(self) -> float:
-        """The earliest time, `at_s` or later, at which a whole token is there."""
-        return self.at_s + max(0.0, 1.0 - self.tokens) / self.policy.per_s
+        """The earliest time, `at_s` or later, at which a whole token is there; infinite if none ever comes."""
+        missing = max(0.0, 1.0 - self.tokens)
+        if self.policy.burst < 1.0:
+            return inf
+        return self.at_s + missing / self.policy.per_s

@@ -1,7 +1,8 @@
 """When a segment stops taking batches and is uploaded (DESIGN §5).
 
 Pure: the caller owns the clock and does the upload. Promises that no batch waits longer than `linger_s`, that a full
-segment does not wait, and that the PUT budget is never overdrawn by choice: only age or size may overdraw it.
+segment does not wait, and that the PUT budget is never overdrawn by choice: only age, size or full windows may overdraw
+it. Full windows have a budget of their own.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ class SealReason(Enum):
     SIZE = "size"
     AGE = "age"
     TOKEN = "token"
+    WINDOW = "window"
+    """Waiting brings nothing: those who wait for its answers have no request left to send."""
     DRAIN = "drain"
 
 
@@ -39,8 +42,16 @@ class SealDue:
     reason: SealReason
 
 
-def seal_due(segment: OpenSegment, policy: SealPolicy, budget: PutBudget, *, draining: bool = False) -> SealDue | None:
-    """When to seal, in monotonic seconds, or None while the segment is empty."""
+def seal_due(
+    segment: OpenSegment,
+    policy: SealPolicy,
+    budget: PutBudget,
+    *,
+    draining: bool = False,
+    windows_full_at_s: float | None = None,
+) -> SealDue | None:
+    """When to seal, in monotonic seconds, or None while the segment is empty. `windows_full_at_s`: from when on waiting
+    brings nothing and is paid for."""
     arrived_s = segment.oldest_arrival_s
     if arrived_s is None:
         return None
@@ -50,6 +61,9 @@ def seal_due(segment: OpenSegment, policy: SealPolicy, budget: PutBudget, *, dra
         return SealDue(at_s=arrived_s, reason=SealReason.DRAIN)
     aged_s = arrived_s + policy.linger_s
     token_s = max(arrived_s, budget.token_at_s())
-    if token_s <= aged_s:
+    full_s = aged_s if windows_full_at_s is None else max(arrived_s, windows_full_at_s)
+    if token_s <= min(full_s, aged_s):
         return SealDue(at_s=token_s, reason=SealReason.TOKEN)
+    if full_s < aged_s:
+        return SealDue(at_s=full_s, reason=SealReason.WINDOW)
     return SealDue(at_s=aged_s, reason=SealReason.AGE)

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
 from agent.write_path.backoff import Backoff
+from agent.write_path.last_outcomes import LastOutcomes
 from storage.identifiers import ObjectKey
-from storage.object_store import ObjectStore, StoreUnavailable
+from storage.object_store import ObjectStore, StoreBusy, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -41,23 +42,56 @@ class Uploader:
         self._clock = clock
         self._on_put = on_put
         self._recent_s: deque[float] = deque(maxlen=_REMEMBERED_UPLOADS)
+        self.outcomes = LastOutcomes("uploads to the object store", settings.stalled_after_s)
 
     async def upload(self, key: ObjectKey, data: bytes) -> None:
-        backoff = Backoff(self._settings.upload_backoff_s)
         started_s = self._clock()
+        self.outcomes.began(started_s)
+        try:
+            await self._attempts(key, data)
+        finally:
+            self.outcomes.ended()
+        now_s = self._clock()
+        self.outcomes.succeeded(now_s)
+        self._metrics.put_bytes.inc(len(data))
+        self._metrics.put_seconds.observe(now_s - started_s)
+
+    async def try_out(self, key: ObjectKey, data: bytes) -> None:
+        """One PUT of an object that nothing refers to, to see whether uploads work again."""
+        self.outcomes.began(self._clock())
+        try:
+            async with asyncio.timeout(self._settings.upload_timeout_s):
+                await self._put(key, data, "trial")
+        except (StoreUnavailable, TimeoutError) as error:
+            self._failed(error)
+        else:
+            self.outcomes.succeeded(self._clock())
+        finally:
+            self.outcomes.ended()
+
+    async def _attempts(self, key: ObjectKey, data: bytes) -> None:
+        backoff = Backoff(self._settings.upload_backoff_s)
         for attempt in range(1, self._settings.upload_attempts + 1):
             try:
                 await self._hedged_put(key, data, "first" if attempt == 1 else "retry")
             except (StoreUnavailable, TimeoutError) as error:
-                self._metrics.put_failures.inc()
-                log.warning("upload failed", extra={"key": key, "attempt": attempt, "error": str(error) or "timeout"})
+                reason = self._failed(error)
+                log.warning("upload failed", extra={"key": key, "attempt": attempt, "error": reason})
                 if attempt == self._settings.upload_attempts:
-                    raise UploadFailed(f"{key} could not be uploaded: {str(error) or 'timeout'}") from error
+                    raise UploadFailed(f"{key} could not be uploaded: {reason}") from error
                 await backoff.wait()
             else:
-                self._metrics.put_bytes.inc(len(data))
-                self._metrics.put_seconds.observe(self._clock() - started_s)
                 return
+
+    def _failed(self, error: StoreUnavailable | TimeoutError) -> str:
+        """Why, for people."""
+        self._metrics.put_failures.inc()
+        reason = str(error) or f"no answer within {self._settings.upload_timeout_s:g} s"
+        if isinstance(error, StoreBusy):
+            self.outcomes.put_off(self._clock())
+        else:
+            self.outcomes.failed(reason, self._clock())
+        return reason
 
     async def _hedged_put(self, key: ObjectKey, data: bytes, kind: str) -> None:
         """One attempt, joined by a second one if it takes unusually long; the first success counts."""

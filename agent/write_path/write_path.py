@@ -7,7 +7,9 @@ whoever calls `append` (requests stay reserved in the agent's memory budget unti
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -19,7 +21,8 @@ from agent.write_path.accumulator import Accumulator, Taken
 from agent.write_path.appended import Appended
 from agent.write_path.committer import Committer
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
-from agent.write_path.put_budget import PutBudget, PutBudgetPolicy
+from agent.write_path.producer_window import OpenWindows, ProducerWindow, WindowPolicy
+from agent.write_path.put_budget import PutBudget, PutBudgetPolicy, window_budget_policy
 from agent.write_path.seal import SealPolicy, SealReason, seal_due
 from agent.write_path.seal_queue import QueuedSegment, SealQueue, Stage
 from agent.write_path.segment_ids import SegmentIds
@@ -27,11 +30,11 @@ from agent.write_path.sequence_gaps import SequenceGaps
 from agent.write_path.uploader import Uploader, UploadFailed
 from cache_ring.membership import Membership
 from sequencer.client import Sequencer
-from sequencer.commits import BatchOutcome, Committed, Outcomes, OutOfOrderSequence, SegmentToCommit
+from sequencer.commits import BatchOutcome, Committed, OutOfOrderSequence, SegmentToCommit
 from sequencer.coordinates import RunCoordinate
-from storage.identifiers import NO_PRODUCER_ID, ObjectKey
+from storage.identifiers import NO_PRODUCER_ID, ObjectKey, TopicId
 from storage.object_store import ObjectStore
-from storage.segment import seal_segment
+from storage.segment import empty_segment, seal_segment
 from storage.segment_batches import LENGTH, RECORDS, PendingBatches, PlacedBatch, PlacedBatches
 
 log = logging.getLogger(__name__)
@@ -76,6 +79,16 @@ class WritePath:
         self._budget = PutBudget.full(
             PutBudgetPolicy(per_s=settings.put_budget_per_s, burst=settings.put_budget_burst), clock()
         )
+        window_policy = window_budget_policy(
+            usd_per_month=settings.window_seals_usd_per_month,
+            usd_per_million_puts=settings.put_price(),
+            saved_h=settings.window_seals_saved_h,
+        )
+        self._window_budget = None if window_policy is None else PutBudget.full(window_policy, clock())
+        """None: it has no bound."""
+        self._windows = OpenWindows(
+            WindowPolicy(refill_s=settings.window_refill_ms / 1000, refill_wait_s=settings.window_wait_ms / 1000)
+        )
         self._gathered: Accumulator[Appended] = Accumulator(settings.segment_size_bytes)
         self._queue: SealQueue[_Waiter] = SealQueue()
         self._gaps = SequenceGaps(settings.sequence_gap_patience_s, settings.max_sequence_gaps)
@@ -95,19 +108,33 @@ class WritePath:
         """Segments that wait for their upload or their commit."""
         return len(self._queue)
 
-    def append(self, batches: PendingBatches) -> Appended:
-        """Take the batches of a request over, in order, without waiting."""
+    def complaint(self) -> str | None:
+        """Why nothing can be written now, as the last uploads and commits showed; None: they work."""
+        now_s = self._clock()
+        return self._uploader.outcomes.complaint(now_s) or self._committer.outcomes.complaint(time.monotonic())
+
+    def append(self, batches: PendingBatches, window: ProducerWindow | None = None) -> Appended:
+        """Take the batches of a request over, in order, without waiting. `window`: of the connection that waits for the
+        answer."""
         appended = Appended(batches)
         if len(batches):
             sizes, before_bytes = batches.columns[LENGTH].tolist(), self._gathered.size_bytes
-            appended.number = self._gathered.add(appended, sizes, self._clock())
-            self._account(sum(sizes))
-            if not before_bytes or self._gathered.size_bytes >= self._policy.segment_size_bytes:
+            size_bytes, now_s = sum(sizes), self._clock()
+            appended.number = self._gathered.add(appended, sizes, now_s)
+            self._account(size_bytes)
+            self._windows.took(window, len(sizes), size_bytes, now_s)
+            if window is not None:
+                appended.when_answered(lambda: self._windows.answered(window, now_s, self._clock()))
+            is_due = self._gathered.size_bytes >= self._policy.segment_size_bytes or self._nothing_more_comes
+            if not before_bytes or is_due:
                 self._arrived.set()  # nothing between makes a seal due earlier
         return appended
 
     def give_up(self, appended: Appended, failure: WriteFailed) -> None:
         """Its request waits no longer: what is not sealed yet is let go; the rest stays on its way, unheard."""
+        complaint = self.complaint() if failure.failure is WriteFailure.TIMED_OUT else None
+        if complaint is not None:
+            failure = replace(failure, message=f"{failure.message}; {complaint}")
         waiting, size_bytes = self._gathered.remove(appended.number)
         appended.answer_all(failure)
         if waiting:
@@ -120,6 +147,7 @@ class WritePath:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._ids.run())
                 tasks.create_task(self._commit_in_order())
+                tasks.create_task(self._try_failing_store())
                 await self._seal_when_due(tasks)
         finally:
             self._give_up()
@@ -138,7 +166,13 @@ class WritePath:
         while True:
             now_s = self._clock()
             self._budget = self._budget.at(now_s)
-            due = seal_due(self._gathered.open_segment, self._policy, self._budget, draining=self._draining)
+            due = seal_due(
+                self._gathered.open_segment,
+                self._policy,
+                self._budget,
+                draining=self._draining,
+                windows_full_at_s=self._windows_full_at_s(now_s),
+            )
             if due is None:
                 self._arrived.clear()
                 await self._arrived.wait()
@@ -146,6 +180,20 @@ class WritePath:
                 await self._wait_for_batches(due.at_s - now_s)
             else:
                 await self._seal(due.reason, tasks)
+
+    @property
+    def _nothing_more_comes(self) -> bool:
+        """Segments under way bring answers, and answers bring requests: then waiting is not in vain. So connections
+        fall into step, and one PUT takes what all of them have."""
+        return self._windows.are_full and not len(self._queue)
+
+    def _windows_full_at_s(self, now_s: float) -> float | None:
+        """From when on waiting brings nothing and the budget has a token; None: it may bring more."""
+        full_at_s = self._windows.full_at_s(now_s) if self._nothing_more_comes else None
+        if full_at_s is None or self._window_budget is None:
+            return full_at_s
+        self._window_budget = self._window_budget.at(now_s)
+        return max(full_at_s, self._window_budget.token_at_s())
 
     async def _wait_for_batches(self, longest_s: float) -> None:
         self._arrived.clear()
@@ -159,6 +207,7 @@ class WritePath:
         await self._uploads.acquire()
         reserved = await self._ids.take()
         taken = self._gathered.take()
+        self._windows.sealed(is_rest_empty=not self._gathered.size_bytes)
         if not taken:  # the requests gave up meanwhile
             self._uploads.release()
             return
@@ -180,6 +229,9 @@ class WritePath:
         for part in taken:
             part.owner.sealed_until(part.end)
         self._metrics.seals.labels(reason.value).inc()
+        if reason is SealReason.WINDOW and self._window_budget is not None:
+            self._window_budget = self._window_budget.spend(self._clock())
+            self._metrics.window_tokens.set(self._window_budget.tokens)
         self._queue.append(queued)
         self._metrics.sealed_segments.set(len(self._queue))
         tasks.create_task(self._upload(queued))
@@ -198,6 +250,14 @@ class WritePath:
             self._uploads.release()
             queued.data = b""
             self._uploaded.set()
+
+    async def _try_failing_store(self) -> None:
+        """An agent that is not ready gets no traffic whose uploads could show that the store works again."""
+        while True:
+            await asyncio.sleep(self._settings.store_trial_s)
+            if self._uploader.outcomes.is_failing and self._uploader.outcomes.is_idle:
+                reserved = await self._ids.take()
+                await self._uploader.try_out(reserved.object_key, empty_segment(reserved.segment_id))
 
     def _spend_token(self) -> None:
         self._budget = self._budget.spend(self._clock())
@@ -225,6 +285,8 @@ class WritePath:
             self._metrics.sealed_segments.set(len(self._queue))
             for segment, answer in zip(settled, answers, strict=True):
                 self._acknowledge(segment, answer)
+            if self._gathered.size_bytes and self._nothing_more_comes:
+                self._arrived.set()
 
     def _acknowledge(self, segment: _Queued, answer: Committed | WriteFailed) -> None:
         if isinstance(answer, WriteFailed):
@@ -232,24 +294,28 @@ class WritePath:
             return
         self._written.committed(answer.runs)
         assigned = answer.found.assigned
-        self._count(segment.placed.columns[:, assigned])
+        self._count(segment.placed.topic_ids, segment.placed.columns[:, assigned])
         if self._gaps or len(assigned) < len(segment.placed):
-            self._settle_each(segment, answer.found)
+            self._settle_each(segment, answer)
         else:
             offsets, start = answer.found.placed(segment.order).base_offsets.tolist(), 0
+            log_starts = _placed(answer.log_starts, segment.order)
             for part in segment.waiters:
                 end = start + part.end - part.start
-                part.owner.assign(part.start, offsets[start:end])
+                part.owner.assign(part.start, offsets[start:end], log_starts[start:end])
                 start = end
         self._account(-_size_bytes(segment.placed))
 
-    def _settle_each(self, segment: _Queued, found: Outcomes) -> None:
+    def _settle_each(self, segment: _Queued, answer: Committed) -> None:
         waiters = [(part.owner, index) for part in segment.waiters for index in range(part.start, part.end)]
-        for batch, outcome, number in zip(segment.placed, found.each, segment.order.tolist(), strict=True):
+        found = zip(segment.placed, answer.found.each, answer.log_starts.tolist(), segment.order.tolist(), strict=True)
+        for batch, outcome, log_start, number in found:
             appended, index = waiters[number]
+            appended.log_starts[index] = log_start
             appended.settle(index, self._judged(batch, outcome))
 
-    def _count(self, written: NDArray[np.int64]) -> None:
+    def _count(self, topic_ids: Sequence[TopicId], written: NDArray[np.int64]) -> None:
+        self._metrics.topics.produced(topic_ids, written)
         self._metrics.batches.inc(written.shape[1])
         self._metrics.records.inc(int(written[RECORDS].sum()))
         self._metrics.batch_bytes.inc(int(written[LENGTH].sum()))
@@ -292,3 +358,11 @@ class WritePath:
 
 def _size_bytes(placed: PlacedBatches) -> int:
     return int(placed.columns[LENGTH].sum())
+
+
+def _placed(numbers: NDArray[np.int64], places: NDArray[np.int64]) -> list[int]:
+    """The same in another order: what is number `i` here is number `places[i]` there."""
+    placed = np.empty_like(numbers)
+    placed[places] = numbers
+    found: list[int] = placed.tolist()
+    return found

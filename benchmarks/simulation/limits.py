@@ -89,7 +89,7 @@ def limits(scenario: Scenario, calibration: Calibration) -> list[Limit]:
         Limit(
             name="connections to Postgres",
             unit="",
-            demand=agents * SequencerSettings().database_pool_size,
+            demand=agents * SequencerSettings().most_connections,
             limit=_POSTGRES_CONNECTIONS,
             way_past="a smaller TIDELOG_DATABASE_POOL_SIZE, or a pooler in transaction mode with prepared statements",
         ),

@@ -32,6 +32,7 @@ def tidelog(
     store = endpoint.as_environment() if endpoint else {}
     given = {
         "TIDELOG_LINGER_MS": _LINGER_MS,
+        "TIDELOG_PUT_USD_PER_MILLION": "5",  # as on S3, not as the stack has it
         "TIDELOG_CLUSTER": f"benchmark-{uuid4().hex}",
         "TIDELOG_OWNERSHIP_RATCHET_S": "60",  # as in production, not as the stack has it
         **store,

@@ -1,19 +1,42 @@
 -- name: join
-INSERT INTO agents (node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url, lease_until)
-VALUES (nextval('node_ids'), 1, %(zone)s::text, %(kafka_host)s::text, %(kafka_port)s::integer, %(peer_host)s::text,
-        %(peer_port)s::integer, %(http_url)s::text, clock_timestamp() + make_interval(secs => %(lease_s)s::double precision))
-ON CONFLICT (zone, kafka_host, kafka_port, peer_host, peer_port, http_url) DO UPDATE
-SET incarnation = agents.incarnation + 1, joined_at = clock_timestamp(), lease_until = excluded.lease_until
-RETURNING node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url,
-    (SELECT lost_because FROM ownership) AS lost_because
+-- An agent that comes back to its Kafka address keeps its node id, whatever its other ports are now: clients know it by both. It is the same
+-- agent if the lease of the last one there is over, or if only the peer port is another: two cannot listen at the rest at once.
+WITH mine AS (
+    SELECT node_id FROM agents
+    WHERE kafka_host = %(kafka_host)s::text AND kafka_port = %(kafka_port)s::integer
+      AND (lease_until <= clock_timestamp()
+           OR (zone, peer_host, http_url) = (%(zone)s::text, %(peer_host)s::text, %(http_url)s::text))
+    ORDER BY (zone, peer_host, peer_port, http_url)
+             = (%(zone)s::text, %(peer_host)s::text, %(peer_port)s::integer, %(http_url)s::text) DESC, lease_until DESC
+    LIMIT 1 FOR NO KEY UPDATE
+), back AS (
+    UPDATE agents
+    SET incarnation = incarnation + 1, zone = %(zone)s::text, peer_host = %(peer_host)s::text, peer_port = %(peer_port)s::integer,
+        http_url = %(http_url)s::text, joined_at = clock_timestamp(),
+        lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)
+    WHERE node_id = (SELECT node_id FROM mine)
+    RETURNING *
+), first AS (
+    INSERT INTO agents (node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url, lease_until)
+    SELECT nextval('node_ids'), 1, %(zone)s::text, %(kafka_host)s::text, %(kafka_port)s::integer, %(peer_host)s::text,
+           %(peer_port)s::integer, %(http_url)s::text, clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)
+    WHERE NOT EXISTS (SELECT FROM mine)
+    ON CONFLICT (zone, kafka_host, kafka_port, peer_host, peer_port, http_url) DO UPDATE
+    SET incarnation = agents.incarnation + 1, joined_at = clock_timestamp(), lease_until = excluded.lease_until
+    RETURNING *
+)
+SELECT node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url,
+    (SELECT lost_because FROM ownership) AS lost_because, (SELECT secrets FROM peer_secrets) AS peer_secrets
+FROM (SELECT * FROM back UNION ALL SELECT * FROM first) AS joined
 
 -- name: renew
--- Every agent asks this often enough to learn here that the bucket is another database's (sequencer/ownership.py).
+-- Every agent asks this often enough to learn here that the bucket is another database's (sequencer/ownership.py), and
+-- the cluster's secrets: one whose lease holds knows every secret that is older than the lease.
 -- A standby that stalls must not end leases.
 UPDATE agents SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)
 FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
 WHERE node_id = %(node_id)s::integer AND incarnation = %(incarnation)s::bigint
-RETURNING node_id, (SELECT lost_because FROM ownership) AS lost_because
+RETURNING node_id, (SELECT lost_because FROM ownership) AS lost_because, (SELECT secrets FROM peer_secrets) AS peer_secrets
 
 -- name: leave
 UPDATE agents SET lease_until = clock_timestamp()
@@ -29,3 +52,11 @@ DELETE FROM agents WHERE node_id IN (
     SELECT node_id FROM agents
     WHERE lease_until < clock_timestamp() - make_interval(secs => %(forget_after_s)s::double precision)
     ORDER BY node_id LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED)
+
+-- name: renew_peer_secret
+-- Postgres makes the secret, so that no statement carries one. The secret before stays valid: agents take the new one with
+-- their next renewal, and some may have the old one until then.
+INSERT INTO peer_secrets (secrets) VALUES (ARRAY[uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())])
+ON CONFLICT (only_row) DO UPDATE
+SET secrets = array_append(excluded.secrets, peer_secrets.secrets[1]), renewed_at = clock_timestamp()
+RETURNING renewed_at

@@ -1,7 +1,8 @@
 -- Groups: claimed, written, deleted by their coordinators, listed for anybody. The functions are in migrations/0004_groups.sql.
 
 -- name: claim
-SELECT coordinator_epoch, kind, generation, state, protocol_type, document, member_ids, member_epochs, member_documents
+SELECT coordinator_epoch, kind, generation, state, protocol_type, document, member_ids, member_epochs, member_documents,
+    (SELECT config FROM group_configs WHERE group_id = %(group_id)s::text) AS config
 FROM claim_group(%(group_id)s::text, %(node_id)s::integer, %(create)s::boolean)
 
 -- name: write
@@ -11,11 +12,12 @@ SELECT write_group(
     %(member_ids)s::text[], %(member_epochs)s::integer[], %(member_documents)s::text[]) AS held
 
 -- name: still_held
-SELECT asked.group_id
+SELECT asked.group_id, configs.config
 FROM unnest(%(group_ids)s::text[], %(coordinator_epochs)s::bigint[]) AS asked (group_id, coordinator_epoch)
 CROSS JOIN LATERAL (
     SELECT 1 FROM groups AS g
     WHERE g.group_id = asked.group_id AND g.coordinator_epoch = asked.coordinator_epoch OFFSET 0) AS held
+LEFT JOIN group_configs AS configs ON configs.group_id = asked.group_id
 
 -- name: delete
 SELECT delete_group(%(group_id)s::text, %(coordinator_epoch)s::bigint) AS outcome

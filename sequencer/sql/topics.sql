@@ -40,7 +40,11 @@ WHERE topic_id = %(topic_id)s::uuid AND state = 'live'
 SELECT topic_id, name, partition_count, config, created_at FROM topics WHERE deleted_at IS NULL ORDER BY name
 
 -- name: topic_changes
-SELECT changes FROM topic_changes
+-- How many changes there were, and the topics that those since :since were about, if they are at most :most.
+SELECT counted.changes, changed.change, changed.topic_id, changed.name
+FROM topic_changes AS counted LEFT JOIN changed_topics AS changed
+    ON changed.change > %(since)s::bigint AND counted.changes - %(since)s::bigint BETWEEN 1 AND %(most)s::bigint
+ORDER BY changed.change
 
 -- name: topics_by_name
 SELECT topic_id, name, partition_count, config, created_at FROM topics

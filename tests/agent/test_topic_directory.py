@@ -2,10 +2,12 @@
 
 from collections.abc import Collection
 
+import pytest
+
 from agent.settings import AgentSettings
 from agent.topic_directory import TopicDirectory
 from sequencer.client import Sequencer
-from sequencer.topics import Topic
+from sequencer.topics import Topic, TopicChanges, Topics, UnknownTopic
 
 
 class Lookups:
@@ -172,3 +174,102 @@ async def test_an_answer_overtaken_by_a_change_is_not_kept(sequencer: Sequencer)
     directory._topics = sequencer.topics
 
     assert (await directory.by_name(["orders"]))["orders"].partition_count == 2
+
+
+class Counted:
+    """Topics whose lookups are counted."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self.asked: list[str] = []
+
+    async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
+        self.asked += names
+        return await self._topics.by_name(names)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._topics, name)
+
+
+async def test_a_change_of_one_topic_costs_no_other_a_lookup(sequencer: Sequencer) -> None:
+    lookups, counted = Lookups(sequencer), Counted(sequencer.topics)
+    directory = lookups.directory
+    directory._topics = counted  # type: ignore[assignment]
+    for name in ("orders", "payments"):
+        await sequencer.topics.create(name, 1, {})
+    await directory.notice_changes()
+    await lookups.exists("orders", "payments")
+    counted.asked.clear()
+
+    for number in range(20):
+        await sequencer.topics.create(f"churn-{number}", 1, {})
+        await sequencer.topics.add_partitions("payments", 2 + number)
+        await directory.notice_changes()
+        assert await lookups.exists("orders", "payments") == {"orders", "payments"}
+
+    assert counted.asked == ["payments"] * 20
+    assert (await directory.by_name(["payments"]))["payments"].partition_count == 21
+
+
+async def test_a_topic_that_rests_is_looked_up_once_while_changes_are_looked_for(sequencer: Sequencer) -> None:
+    lookups, counted = Lookups(sequencer), Counted(sequencer.topics)
+    directory = lookups.directory
+    directory._topics = counted  # type: ignore[assignment]
+    await sequencer.topics.create("orders", 1, {})
+    for _ in range(10):
+        await directory.notice_changes()
+        assert await lookups.exists("orders") == {"orders"}
+        lookups.now_s += 4.0
+    assert counted.asked == ["orders"]
+
+    lookups.now_s += 5.1
+
+    await lookups.exists("orders")
+    assert counted.asked == ["orders"] * 2, "nothing was heard for too long"
+
+
+async def test_more_changes_than_are_kept_make_everything_be_looked_up_afresh(sequencer: Sequencer) -> None:
+    lookups = Lookups(sequencer)
+    await sequencer.topics.create("orders", 1, {})
+    await lookups.directory.notice_changes()
+    await lookups.exists("orders")
+    await sequencer.topics.add_partitions("orders", 3)
+    for number in range(1001):
+        await sequencer.topics.alter_config("orders", {"retention.ms": str(number)})
+
+    await lookups.directory.notice_changes()
+
+    assert (await lookups.directory.by_name(["orders"]))["orders"].partition_count == 3
+    [kept] = await sequencer.database.fetch("SELECT count(*) AS rows FROM changed_topics")
+    assert kept.rows == 1000
+
+
+async def test_what_this_agent_changes_while_a_lookup_is_under_way_is_not_forgotten_by_its_answer(
+    sequencer: Sequencer,
+) -> None:
+    lookups = Lookups(sequencer)
+    directory = lookups.directory
+
+    class Slow:
+        """A lookup that is answered after a topic was made."""
+
+        async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
+            found = await sequencer.topics.by_name(names)
+            directory._topics = sequencer.topics
+            await directory.create("orders", 1, {})
+            return found
+
+    directory._topics = Slow()  # type: ignore[assignment]
+    assert await lookups.exists("orders") == set()
+
+    assert await lookups.exists("orders") == {"orders"}
+
+
+async def test_a_statement_that_changes_no_topic_is_no_change(sequencer: Sequencer) -> None:
+    await sequencer.topics.create("orders", 1, {})
+    before = await sequencer.topics.changes()
+
+    with pytest.raises(UnknownTopic):
+        await sequencer.topics.delete("nowhere")
+
+    assert (await sequencer.topics.changes(before.number)) == TopicChanges(number=before.number, topics=())

@@ -1,12 +1,35 @@
-"""Agents, runs and batches for tests; each argument has a default that the claim does not depend on."""
+"""Agents, runs, batches and peer ports for tests; each argument has a default that the claim does not depend on."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from uuid import UUID
 
-from sequencer.agents import AgentAddress, LiveAgent
+from cache_ring.peer_connection import Arrivals, Conversation, Secrets
+from cache_ring.settings import CacheRingSettings
+from sequencer.agents import AgentAddress, LiveAgent, PeerSecret
 from sequencer.coordinates import PartitionCoordinates, RunCoordinate
 from storage.identifiers import BytePosition, NodeId, ObjectKey, Offset, Partition, TopicId
 
 ORDERS = TopicId(UUID(int=0xA11CE))
+SECRET = PeerSecret(value=bytes(range(32)))
+
+
+def secrets() -> tuple[PeerSecret, ...]:
+    """What all agents of a test know."""
+    return (SECRET,)
+
+
+@asynccontextmanager
+async def a_peer_port(converse: Conversation, known: Secrets = secrets) -> AsyncIterator[int]:
+    """A peer port that does what `converse` does once a connection is proven; yields the port."""
+    arrivals = Arrivals(known, CacheRingSettings(), converse, lambda _: None)
+    server = await arrivals.listen("127.0.0.1", 0)
+    try:
+        port: int = server.sockets[0].getsockname()[1]
+        yield port
+    finally:
+        server.close()
+        arrivals.close()
 
 
 def an_address(zone: str = "a", peer_port: int = 1, kafka_port: int = 9092) -> AgentAddress:

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from cache_ring.membership import Membership
+from cache_ring.peer_connection import open_peer_stream
 from cache_ring.peer_server import PeerServer
 from cache_ring.peer_watch import PeerWatch
 from cache_ring.probe_protocol import PREFACE, Alive, encode
@@ -74,7 +75,7 @@ class Agent:
 async def an_agent_at_work(sequencer: Sequencer, kafka_port: int, peer_port: int = 0) -> AsyncIterator[Agent]:
     store = MemoryStore()
     pages = StorePages(store, store, SETTINGS)
-    server = PeerServer(pages, SETTINGS, key_prefixes=("tidelog/segments/",))
+    server = PeerServer(pages, SETTINGS, sequencer.agents.peer_secrets, key_prefixes=("tidelog/segments/",))
     port = await server.start("127.0.0.1", peer_port)
     membership = Membership(sequencer.agents, an_address(peer_port=port, kafka_port=kafka_port), SETTINGS)
     watch = PeerWatch(membership, SETTINGS)
@@ -170,7 +171,7 @@ async def test_a_silent_agent_is_left_out_and_taken_back_when_it_answers(sequenc
 async def test_bytes_of_another_protocol_end_that_connection_alone(sequencer: Sequencer) -> None:
     async with agents_that_know_each_other(sequencer, 2) as [first, second]:
         address = first.membership.self_.address  # type: ignore[union-attr]
-        reader, writer = await asyncio.open_connection("127.0.0.1", address.peer_port)
+        reader, writer = await open_peer_stream("127.0.0.1", address.peer_port, sequencer.agents.peer_secrets)
         writer.write(PREFACE + b"\x07nonsense")
 
         assert await reader.read() == b""
@@ -183,7 +184,7 @@ async def test_a_flood_of_probes_is_read_in_small_pieces_each_answered_once(sequ
     """Each frame of one byte had an answer of its own: one client held the agent up for seconds."""
     async with agents_that_know_each_other(sequencer, 2) as [first, _]:
         address = first.membership.self_.address  # type: ignore[union-attr]
-        reader, writer = await asyncio.open_connection("127.0.0.1", address.peer_port)
+        reader, writer = await open_peer_stream("127.0.0.1", address.peer_port, sequencer.agents.peer_secrets)
         probes = 400_000
         writer.write(PREFACE + b"\x01" * probes)
         writer.write_eof()

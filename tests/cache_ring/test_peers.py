@@ -22,13 +22,14 @@ from cache_ring.page_protocol import (
     encode_subscribe,
 )
 from cache_ring.peer_client import PassedBy, PeerClient
+from cache_ring.peer_connection import Secrets, open_peer_stream
 from cache_ring.peer_server import PeerServer
 from cache_ring.settings import CacheRingSettings
 from cache_ring.store_pages import StorePages
 from storage.identifiers import ObjectKey, Partition, SegmentId, new_segment_id
 from storage.keys import segment_key
 from storage.memory_store import MemoryStore
-from tests.cache_ring.builders import ORDERS, a_run, an_agent
+from tests.cache_ring.builders import ORDERS, a_peer_port, a_run, an_agent, secrets
 from tests.waiting import until
 
 SETTINGS = CacheRingSettings(peer_answer_floor_s=5.0, peer_answer_ceiling_s=5.0, peer_skip_s=60.0)
@@ -47,10 +48,11 @@ def a_request(key: ObjectKey, start: int = 100, end: int = 200_100, size: int = 
 class Peer:
     """An agent's peer port over a store."""
 
-    def __init__(self, settings: CacheRingSettings = SETTINGS) -> None:
+    def __init__(self, settings: CacheRingSettings = SETTINGS, secrets: Secrets = secrets) -> None:
+        self.secrets = secrets
         self.store = MemoryStore()
         self.pages = StorePages(self.store, self.store, settings)
-        self.server = PeerServer(self.pages, settings, key_prefixes=("tidelog/segments/",))
+        self.server = PeerServer(self.pages, settings, lambda: self.secrets(), key_prefixes=("tidelog/segments/",))
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
@@ -86,15 +88,12 @@ async def answering(answer: bytes | None) -> AsyncIterator[int]:
                     writer.write(answer)
         writer.close()
 
-    server = await asyncio.start_server(converse, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
+    async with a_peer_port(converse) as port:
+        yield port
 
 
 async def test_a_range_comes_from_the_peer_and_its_page_from_the_store_once() -> None:
-    peer, client, key = Peer(), PeerClient(SETTINGS), a_key()
+    peer, client, key = Peer(), PeerClient(SETTINGS, secrets), a_key()
     await peer.store.put(key, [DATA])
     async with peer.listening() as port:
         agent = an_agent(1, peer_port=port)
@@ -110,7 +109,7 @@ async def test_a_range_comes_from_the_peer_and_its_page_from_the_store_once() ->
 
 
 async def test_a_connection_is_used_again() -> None:
-    peer, client, key = Peer(), PeerClient(SETTINGS), a_key()
+    peer, client, key = Peer(), PeerClient(SETTINGS, secrets), a_key()
     await peer.store.put(key, [DATA])
     async with peer.listening() as port:
         for _ in range(5):
@@ -121,7 +120,7 @@ async def test_a_connection_is_used_again() -> None:
 
 
 async def test_a_connection_the_peer_closed_while_idle_is_opened_anew() -> None:
-    client, key = PeerClient(SETTINGS), a_key()
+    client, key = PeerClient(SETTINGS, secrets), a_key()
     first, second = Peer(), Peer()
     for peer in (first, second):
         await peer.store.put(key, [DATA])
@@ -149,8 +148,8 @@ async def test_history_that_waits_at_a_peer_does_not_hold_up_the_tail() -> None:
         IMPATIENT.model_copy(update={"peer_answer_floor_s": 5.0, "peer_load_timeout_s": 1.0}),
     )
     pages = StorePages(store, store, settings)
-    server = PeerServer(pages, settings, key_prefixes=("tidelog/segments/",))
-    client, key = PeerClient(settings), a_key()
+    server = PeerServer(pages, settings, secrets, key_prefixes=("tidelog/segments/",))
+    client, key = PeerClient(settings, secrets), a_key()
     pages.put_own(key, DATA)
     agent = an_agent(1, peer_port=await server.start("127.0.0.1", 0))
     old = [segment_key("tidelog", SegmentId(UUID(int=number))) for number in range(20)]
@@ -171,7 +170,7 @@ async def test_history_that_waits_at_a_peer_does_not_hold_up_the_tail() -> None:
 
 
 async def test_an_object_that_is_missing_at_the_peer_is_left_to_the_store() -> None:
-    peer, client = Peer(), PeerClient(SETTINGS)
+    peer, client = Peer(), PeerClient(SETTINGS, secrets)
     async with peer.listening() as port:
         with pytest.raises(PassedBy, match="NOT_FOUND"):
             await client.read_range(an_agent(1, peer_port=port), a_request(a_key()), 5.0)
@@ -188,7 +187,7 @@ async def test_an_object_that_is_missing_at_the_peer_is_left_to_the_store() -> N
     ],
 )
 async def test_a_range_that_may_not_be_asked_for_is_refused(request_: ReadRange) -> None:
-    peer, client = Peer(), PeerClient(SETTINGS)
+    peer, client = Peer(), PeerClient(SETTINGS, secrets)
     async with peer.listening() as port:
         with pytest.raises((PassedBy, OverflowError)):
             await client.read_range(an_agent(1, peer_port=port), request_, 5.0)
@@ -197,7 +196,11 @@ async def test_a_range_that_may_not_be_asked_for_is_refused(request_: ReadRange)
 
 
 async def test_a_peer_that_serves_as_much_as_it_may_says_so() -> None:
-    peer, client, key = Peer(SETTINGS.model_copy(update={"peer_response_bytes": 1000})), PeerClient(SETTINGS), a_key()
+    peer, client, key = (
+        Peer(SETTINGS.model_copy(update={"peer_response_bytes": 1000})),
+        PeerClient(SETTINGS, secrets),
+        a_key(),
+    )
     await peer.store.put(key, [DATA])
     async with peer.listening() as port:
         peer.server._serving.try_take(1000)
@@ -207,7 +210,7 @@ async def test_a_peer_that_serves_as_much_as_it_may_says_so() -> None:
 
 
 async def test_a_silent_peer_is_passed_by_and_then_skipped() -> None:
-    client = PeerClient(IMPATIENT)
+    client = PeerClient(IMPATIENT, secrets)
     async with answering(None) as port:
         agent = an_agent(1, peer_port=port)
         with pytest.raises(PassedBy, match="in time"):
@@ -221,7 +224,7 @@ async def test_a_silent_peer_is_passed_by_and_then_skipped() -> None:
 
 async def test_whoever_waits_for_a_connection_passes_a_peer_by_that_was_found_silent() -> None:
     """A paused peer costs a hundred readers one wait, not one after the other."""
-    client = PeerClient(SETTINGS)
+    client = PeerClient(SETTINGS, secrets)
     async with answering(None) as port:
         agent = an_agent(1, peer_port=port)
         answers = await asyncio.gather(
@@ -234,7 +237,7 @@ async def test_whoever_waits_for_a_connection_passes_a_peer_by_that_was_found_si
 
 
 async def test_a_peer_that_is_gone_is_passed_by_and_then_skipped() -> None:
-    client = PeerClient(SETTINGS)
+    client = PeerClient(SETTINGS, secrets)
     async with answering(None) as port:
         pass
     with pytest.raises(PassedBy, match="connection lost"):
@@ -255,7 +258,7 @@ async def test_wrong_bytes_are_noticed_and_the_peer_is_skipped() -> None:
         b"\0\0\0\x01\x63",  # a kind that does not exist
     ]
     for answer in others:
-        client = PeerClient(SETTINGS)
+        client = PeerClient(SETTINGS, secrets)
         async with answering(answer) as port:
             with pytest.raises(PassedBy):
                 await client.read_range(an_agent(1, peer_port=port), asked, 5.0)
@@ -266,7 +269,7 @@ async def test_wrong_bytes_are_noticed_and_the_peer_is_skipped() -> None:
 
 
 async def test_a_peer_that_leaves_while_it_answers_leaves_no_connection_behind() -> None:
-    peer, client, key = Peer(), PeerClient(SETTINGS), a_key()
+    peer, client, key = Peer(), PeerClient(SETTINGS, secrets), a_key()
     release = held_back(peer)
     await peer.store.put(key, [DATA])
     async with peer.listening() as port:
@@ -282,7 +285,7 @@ async def test_a_peer_that_leaves_while_it_answers_leaves_no_connection_behind()
 
 async def test_a_peer_that_loads_says_so_and_is_waited_for() -> None:
     peer, key = Peer(), a_key()
-    client = PeerClient(SETTINGS)
+    client = PeerClient(SETTINGS, secrets)
     release = held_back(peer)
     await peer.store.put(key, [DATA])
     async with peer.listening() as port:
@@ -307,13 +310,13 @@ async def test_a_peer_that_loads_says_so_and_is_waited_for() -> None:
     ],
 )
 async def test_garbage_closes_its_connection_and_no_other(garbage: bytes) -> None:
-    peer, client, key = Peer(), PeerClient(SETTINGS), a_key()
+    peer, client, key = Peer(), PeerClient(SETTINGS, secrets), a_key()
     await peer.store.put(key, [DATA])
     async with peer.listening() as port:
         agent = an_agent(1, peer_port=port)
         await client.read_range(agent, a_request(key), 5.0)
 
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await open_peer_stream("127.0.0.1", port, secrets)
         writer.write(garbage)
         async with asyncio.timeout(60):
             with suppress(ConnectionResetError):
@@ -328,7 +331,7 @@ async def test_garbage_closes_its_connection_and_no_other(garbage: bytes) -> Non
 async def test_a_connection_that_says_nothing_is_closed() -> None:
     peer = Peer(SETTINGS.model_copy(update={"peer_idle_s": 0.05}))
     async with peer.listening() as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await open_peer_stream("127.0.0.1", port, secrets)
         writer.write(PREFACE + encode_read(a_request(a_key()))[:10])
 
         async with asyncio.timeout(60):
@@ -340,9 +343,9 @@ async def test_a_connection_that_says_nothing_is_closed() -> None:
 async def test_no_more_connections_are_taken_than_the_setting_says() -> None:
     peer = Peer(SETTINGS.model_copy(update={"peer_accepted_connections": 2}))
     async with peer.listening() as port:
-        taken = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        taken = [await open_peer_stream("127.0.0.1", port, secrets) for _ in range(2)]
         await until(lambda: peer.server.connections == 2)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await open_peer_stream("127.0.0.1", port, secrets)
 
         async with asyncio.timeout(60):
             with suppress(ConnectionResetError):
@@ -355,7 +358,7 @@ async def test_no_more_connections_are_taken_than_the_setting_says() -> None:
 async def test_a_subscriber_is_pushed_what_it_asked_for_and_nothing_else() -> None:
     peer = Peer()
     async with peer.listening() as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await open_peer_stream("127.0.0.1", port, secrets)
         writer.write(PREFACE)
         writer.writelines(encode_subscribe(60_000, [(ORDERS, Partition(1)), (ORDERS, Partition(2))]))
         await until(lambda: peer.server.subscriptions > 0)
@@ -373,7 +376,7 @@ async def test_a_subscriber_is_pushed_what_it_asked_for_and_nothing_else() -> No
 async def test_a_subscriber_that_does_not_read_is_left_out_and_costs_a_bounded_buffer() -> None:
     peer = Peer(SETTINGS.model_copy(update={"push_buffer_bytes": 100_000}))
     async with peer.listening() as port:
-        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        _, writer = await open_peer_stream("127.0.0.1", port, secrets)
         writer.write(PREFACE)
         writer.writelines(encode_subscribe(60_000, [(ORDERS, Partition(0))]))
         await until(lambda: peer.server.subscriptions > 0)

@@ -10,6 +10,11 @@ from storage.identifiers import Partition, TopicId
 from tests.cache_ring.builders import ORDERS, an_agent
 
 PAGES = [f"tidelog/segments/00/{number}" for number in range(2000)]
+OWNERS_BY_UHASHRING = [
+    (8, 7, 7), (8, 3, 8), (2, 1, 2), (6, 1, 6), (4, 1, 1), (2, 7, 7),
+    (4, 3, 3), (8, 1, 1), (6, 7, 7), (6, 9, 6), (4, 9, 4), (2, 5, 5),
+]  # fmt: skip
+"""Of nine agents, the even ones in zone a, for twelve pages: the owner in a, in b, and the coordinator."""
 
 
 @given(st.permutations([an_agent(1, "a"), an_agent(2, "a"), an_agent(3, "b"), an_agent(4, "b")]))
@@ -82,3 +87,53 @@ def test_an_empty_cluster_names_nobody() -> None:
     ring = Ring.of([])
 
     assert (ring.owner("a", "page"), ring.partition_leader("a", ORDERS, Partition(0)), ring.zones) == (None, None, ())
+
+
+@given(st.lists(st.sets(st.integers(1, 12)), min_size=2, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_a_ring_made_from_the_one_before_names_the_same_owners_and_leaves_that_one_as_it_was(
+    views: list[set[int]],
+) -> None:
+    ring, seen = Ring.of(()), []
+    for number, view in enumerate(views):
+        # The zone of some agents changes from view to view.
+        agents = [an_agent(node_id, "abc"[(node_id + number * (node_id % 5 == 0)) % 3]) for node_id in view]
+        ring = Ring.of(agents, before=ring)
+        seen.append((ring, Ring.of(agents)))
+
+    for made, whole in seen:
+        assert (made.agents, made.zones) == (whole.agents, whole.zones)
+        for page in PAGES[:40]:
+            assert [made.owner(zone, page) for zone in "abc"] == [whole.owner(zone, page) for zone in "abc"]
+            assert made.coordinator(page) == whole.coordinator(page)
+
+
+def test_a_ring_made_from_one_without_suspects_has_them_again() -> None:
+    agents = [an_agent(number) for number in range(1, 6)]
+    left = Ring.of(agents).without({agents[0].node_id})
+
+    ring = Ring.of(agents, before=left)
+
+    assert [ring.owner("a", page) for page in PAGES[:200]] == [Ring.of(agents).owner("a", page) for page in PAGES[:200]]
+
+
+def test_zones_whose_agents_stay_keep_their_points() -> None:
+    """A change costs what has changed."""
+    agents = [an_agent(number, "abc"[number % 3]) for number in range(1, 31)]
+    before = Ring.of(agents)
+
+    after = Ring.of(agents[:-1], before=before)
+    restarted = Ring.of([*agents[:-1], an_agent(30, "a", incarnation=2)], before=before)
+
+    assert [zone for zone in "abc" if after._by_zone[zone] is before._by_zone[zone]] == ["b", "c"]
+    assert restarted._everywhere is before._everywhere
+    assert restarted.agent(agents[-1].node_id) == an_agent(30, "a", incarnation=2)
+
+
+def test_owners_are_the_same_in_every_version() -> None:
+    """Agents of two versions work side by side while a cluster is upgraded: they must name the same owners."""
+    ring = Ring.of([an_agent(number, "ab"[number % 2]) for number in range(1, 10)])
+
+    owners = [(ring.owner("a", page), ring.owner("b", page), ring.coordinator(page)) for page in PAGES[:12]]
+
+    assert [tuple(owner.node_id for owner in three if owner) for three in owners] == OWNERS_BY_UHASHRING

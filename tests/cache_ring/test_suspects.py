@@ -279,6 +279,25 @@ def test_a_report_is_news_once_and_few_are_passed_on() -> None:
     assert news == [True, False, True, True, False, False]
 
 
+def test_however_many_peers_one_reports_few_are_probed_at_a_time_and_each_has_its_turn() -> None:
+    suspects = Suspects(POLICY.model_copy(update={"probe_reported": 8}))
+    suspects.looked(node(1), [node(number) for number in range(1, 201)], 0.0)
+    reported = {node(number) for number in range(2, 201)} - suspects.watched
+    for name in reported:
+        assert suspects.reported(name, NodeId(900), 0.0)
+
+    probed: set[PeerName] = set()
+    while turn := suspects.to_probe(1.0) - suspects.watched:
+        assert len(turn) <= 8
+        assert not turn & probed
+        for name in turn:
+            suspects.asked(name, 1.0)
+            suspects.answered(name, 1.0)
+        probed |= turn
+
+    assert probed == reported
+
+
 def test_reports_about_this_agent_or_by_the_suspect_are_no_news() -> None:
     scene = Scene(peers=3)
 

@@ -227,14 +227,14 @@ async def test_the_coordinator_of_a_removed_group_is_fenced_also_when_it_is_made
     asleep = (await claimed(sequencer, "g")).coordinator_epoch
     await time_passes(sequencer, GRACE_S + 10)
     assert await remove(sequencer) == 1
-    assert await sequencer.groups.still_held({"g": asleep}) == set()
+    assert await sequencer.groups.still_held({"g": asleep}) == {}
     await claimed(sequencer, "g", BOB)
 
     [verdict] = await sequencer.committed_offsets.commit([a_commit(topic, "g", asleep, 5)])
 
     assert verdict is CommitVerdict.NOT_COORDINATOR
     assert not await sequencer.groups.write("g", asleep, a_change())
-    assert await sequencer.groups.still_held({"g": asleep}) == set()
+    assert await sequencer.groups.still_held({"g": asleep}) == {}
 
 
 async def test_a_group_in_use_at_this_moment_is_passed_by(sequencer: Sequencer) -> None:

@@ -98,8 +98,8 @@ async def test_of_an_agents_groups_those_claimed_by_others_or_deleted_are_told(s
     await claimed(sequencer, "taken", BOB)
     assert await sequencer.groups.delete("deleted", held["deleted"]) is DeleteOutcome.DELETED
 
-    assert await sequencer.groups.still_held(held) == {"mine"}
-    assert await sequencer.groups.still_held({}) == set()
+    assert await sequencer.groups.still_held(held) == {"mine": {}}
+    assert await sequencer.groups.still_held({}) == {}
 
 
 async def test_an_empty_group_is_deleted_with_its_offsets_and_its_members(sequencer: Sequencer) -> None:
@@ -209,7 +209,7 @@ async def test_ids_may_hold_anything_but_nul(sequencer: Sequencer) -> None:
     commits = [a_commit(topic, name, epoch, 3, member_id=name, member_epoch=1) for name, epoch in epochs.items()]
 
     assert set(await sequencer.committed_offsets.commit(commits)) == {CommitVerdict.DONE}
-    assert await sequencer.groups.still_held(epochs) == set(STRANGE_IDS)
+    assert await sequencer.groups.still_held(epochs) == {name: {} for name in STRANGE_IDS}
     assert [group.group_id for group in await sequencer.groups.list()] == sorted(STRANGE_IDS, key=str.encode)
     for name in STRANGE_IDS:
         stored = (await claimed(sequencer, name)).stored

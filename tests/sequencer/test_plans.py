@@ -6,6 +6,7 @@ from sequencer.client import Sequencer
 from sequencer.commit_request import commit_request
 from sequencer.commits import SQL as COMMITS_SQL
 from sequencer.coordinates import SQL as COORDINATES_SQL
+from sequencer.reservations import Reservations
 from storage.identifiers import Partition, ProducerId, SegmentId, TopicId, new_segment_id
 from tests.sequencer.builders import ABatch, reserved
 from tests.sequencer.plans import generic_plan, pages_touched, work_statement
@@ -32,6 +33,8 @@ async def _pages_touched(sequencer: Sequencer, topic_id: TopicId) -> Mapping[str
         ABatch(topic_id=topic_id, partition=Partition(partition), producer_id=ProducerId(1), sequence=0)
         for partition in (1, 500, 999)
     ]
+    # Over the connection that is measured: after the database was filled it reads the catalogue afresh.
+    sequencer.reservations = Reservations(sequencer.database)
     segment = await reserved(sequencer, batches)
     polled = {
         "topic_ids": [topic_id] * 3,

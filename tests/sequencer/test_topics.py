@@ -1,6 +1,7 @@
 """Topics on the real Postgres."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -124,8 +125,11 @@ async def test_topics_made_changed_and_deleted_at_once_are_all_counted(sequencer
         await sequencer.topics.add_partitions(name, 3)
         await sequencer.topics.delete(name)
 
-    before = await sequencer.topics.changes()
+    before = (await sequencer.topics.changes()).number
     await asyncio.gather(*(live(f"orders-{number}") for number in range(12)))
 
-    assert await sequencer.topics.changes() == before + 12 * 4
+    changes = await sequencer.topics.changes(before)
+    assert changes.number == before + 12 * 4
+    assert changes.topics is not None
+    assert Counter(name for _, name in changes.topics) == {f"orders-{number}": 4 for number in range(12)}
     assert sequencer.database.counters.deadlocks == 0

@@ -84,6 +84,7 @@ def checks(
         limits,
         np.arange(len(places)),
         append_times_ms=[bounds.get("append_time_ms", -1)] * len(limits),
+        compressions=[None] * len(limits),
         most_bytes=bounds.get("most_bytes", 1 << 30),
         most_bytes_of_one=bounds.get("most_bytes_of_one", 1 << 26),
     )

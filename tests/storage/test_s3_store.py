@@ -24,7 +24,7 @@ from storage.object_store import (
 from storage.open_store import open_store
 from storage.s3_store import S3Store
 from tests.fixtures.s3 import BUCKET
-from tests.storage.unreliable_link import INTERNAL_ERROR, SLOW_DOWN, UnreliableLink
+from tests.storage.unreliable_link import INTERNAL_ERROR, SLOW_DOWN, UnreliableLink, an_answer
 from tidelog.embedded.s3_endpoint import S3Endpoint
 
 KEY = checked_key("cluster/segments/ab/one")
@@ -93,7 +93,7 @@ async def test_what_a_retried_put_gave_the_store_is_let_go_at_once(linked_store:
 async def test_slow_down_to_the_end_is_busy_not_broken(linked_store: S3Store, link: UnreliableLink) -> None:
     link.faults = [SLOW_DOWN] * 10
 
-    with pytest.raises(StoreBusy, match=r"asks to slow down \(SlowDown\), after 3 attempts"):
+    with pytest.raises(StoreBusy, match=r"asks to slow down \(503 SlowDown.*\), after 3 attempts"):
         await linked_store.put(KEY, [b"data"])
 
     assert link.connections == 3
@@ -103,11 +103,11 @@ async def test_a_put_that_finds_no_bucket_is_unavailable(linked_store: S3Store, 
     """Also when a proxy in between says so, in its own words; only a read may miss an object."""
     link.faults = [b"HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"]
 
-    with pytest.raises(StoreUnavailable, match="create the bucket, or correct TIDELOG_STORE_URL"):
+    with pytest.raises(StoreUnavailable, match="Create the bucket, or correct TIDELOG_STORE_URL"):
         await linked_store.put(KEY, [b"data"])
 
 
-@pytest.mark.parametrize("fault", [INTERNAL_ERROR, BREAK, STALL])
+@pytest.mark.parametrize("fault", [BREAK, STALL])
 async def test_a_lasting_fault_is_unavailable(linked_store: S3Store, link: UnreliableLink, fault: bytes | None) -> None:
     link.faults = [fault] * 10
 
@@ -117,6 +117,39 @@ async def test_a_lasting_fault_is_unavailable(linked_store: S3Store, link: Unrel
     assert not isinstance(raised.value, StoreBusy)
     assert "Checked TIDELOG_STORE_URL" in str(raised.value)
     assert link.connections == 3
+
+
+FULL = an_answer(
+    "507 Insufficient Storage", "XMinioStorageFull", "Storage backend has reached its minimum &lt;free&gt;."
+)
+OVER_QUOTA = an_answer("400 Bad Request", "XMinioAdminBucketQuotaExceeded", "Bucket quota exceeded")
+DENIED = an_answer("403 Forbidden", "AccessDenied", "Access Denied.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "attempts"),
+    [
+        (FULL, "answers with an error (507 XMinioStorageFull: Storage backend has reached its minimum <free>.)", 3),
+        (
+            OVER_QUOTA,
+            "refused (400 XMinioAdminBucketQuotaExceeded: Bucket quota exceeded). Raise the bucket's quota",
+            1,
+        ),
+        (DENIED, "refused (403 AccessDenied: Access Denied.). May these keys use this bucket?", 1),
+        (INTERNAL_ERROR, "answers with an error (500)", 3),
+    ],
+)
+async def test_what_the_store_itself_says_is_in_the_error(
+    linked_store: S3Store, link: UnreliableLink, answer: bytes, said: str, attempts: int
+) -> None:
+    link.faults = [answer] * 10
+
+    with pytest.raises(StoreUnavailable) as raised:
+        await linked_store.put(KEY, [b"data"])
+
+    assert said in str(raised.value)
+    assert "cannot reach" not in str(raised.value)
+    assert link.connections == attempts
 
 
 async def test_a_call_is_bounded_whatever_its_attempts_would_take(
@@ -152,9 +185,9 @@ async def test_a_missing_bucket_names_the_fix(s3_endpoint: S3Endpoint, store_set
     store = await open_store(s3_endpoint.store_url("no-such-bucket"), store_settings)
 
     for call in (store.probe(), store.put(KEY, [b"x"]), store.get(KEY), store.delete([KEY])):
-        with pytest.raises(StoreUnavailable, match="create the bucket, or correct TIDELOG_STORE_URL"):
+        with pytest.raises(StoreUnavailable, match="Create the bucket, or correct TIDELOG_STORE_URL"):
             await call
-    with pytest.raises(StoreUnavailable, match="create the bucket"):
+    with pytest.raises(StoreUnavailable, match="Create the bucket"):
         _ = [info async for info in store.list("")]
     await store.close()
 

@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
-_SLOW_DOWN_BODY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-SLOW_DOWN = (
-    b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nConnection: close\r\n"
-    + f"Content-Length: {len(_SLOW_DOWN_BODY)}\r\n\r\n".encode()
-    + _SLOW_DOWN_BODY
-)
+
+def an_answer(status: str, code: str, message: str) -> bytes:
+    """An error as S3 tells it."""
+    body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nConnection: close\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+SLOW_DOWN = an_answer("503 Slow Down", "SlowDown", "Please reduce your request rate.")
 INTERNAL_ERROR = b"HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 

@@ -1,21 +1,31 @@
 """The command as a person meets it: help, errors, settings as options."""
 
+import itertools
+import json
+import os
+import re
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
 from spark_compaction.job import SparkJobFailed
+from tests.waiting import wait_until
 from tidelog.cli import Commands, app
 from tidelog.embedded.postgres import EmbeddedPostgres
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
+from tidelog.ports import picked_ports
 from tidelog.spark_errors import spark_command
 from tidelog.stack_file import StackAddresses, locked, read_stack_file, write_stack_file
 
+ANSWERS = 3
+"""Of /ready, each after a look at the database: by then the agent has tried its database many times."""
 HEAVY = ("pyspark", "confluent_kafka", "pandas", "pyarrow", "numba", "fastapi", "psycopg", "pydantic", "httpx")
 ADDRESSES = StackAddresses(
     database_url="postgresql://stack",
@@ -248,3 +258,96 @@ def test_an_http_address_without_a_scheme_is_told_how_to_be_written(monkeypatch:
 
     with pytest.raises(UserError, match="Write it as http://localhost:8080"):
         require(find_cluster(), "http_url")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [(("topcis",), "topics"), (("topics", "creat"), "create")])
+def test_a_command_that_is_misspelt_is_answered_with_the_one_like_it(typed: tuple[str, ...], meant: str) -> None:
+    result = CliRunner().invoke(app, [*typed])
+
+    assert result.exit_code == 2
+    assert f"Did you mean '{meant}'" in result.output
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("tidelog to", {"topics"}), ("tidelog topics de", {"describe", "delete"}), ("tidelog consume --id", {"--idle-s"})],
+)
+def test_the_shell_completes_commands_and_options(tmp_path: Path, typed: str, offered: set[str]) -> None:
+    asked = {"_TIDELOG_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+
+    said = subprocess.run(
+        [Path(sys.executable).with_name("tidelog")],
+        capture_output=True, text=True, timeout=120, cwd=tmp_path, env={**os.environ, **asked},
+    )  # fmt: skip
+
+    assert set(said.stdout.split()) == offered, said.stderr
+
+
+def test_an_agents_options_stand_in_groups_that_fit_a_screen() -> None:
+    said = CliRunner().invoke(app, ["agent", "--help"], env={"COLUMNS": "120"}).stdout
+
+    groups: dict[str, list[str]] = {}
+    for line in said.splitlines():
+        if title := re.fullmatch(r"(\w.*):", line):
+            groups[title[1]] = []
+        elif option := re.match(r"  (?:-h, )?(--[a-z0-9-]+)", line):
+            groups[list(groups)[-1]].append(option[1])
+
+    assert len(groups) >= 12
+    assert max(map(len, groups.values())) <= 24, {title: len(options) for title, options in groups.items()}
+    assert "--linger-ms" in groups["Writing"]
+    assert "--page-cache-bytes" in groups["Pages in memory"]
+    assert "--retention-interval-s" in groups["Retention and deletion"]
+    assert groups["Options"] == ["--help"]
+
+
+def test_a_stack_starts_in_a_directory_with_folders_named_as_ours(stack_directory: Path) -> None:
+    for name in ("agent", "storage", "tidelog"):
+        (stack_directory / name).mkdir()
+        (stack_directory / name / "__init__.py").write_text(f"raise ImportError('the {name} of another project')\n")
+    command = [Path(sys.executable).with_name("tidelog"), "dev", "--agents", "1", "--store", "local"]
+
+    running = subprocess.Popen(
+        [*command, "--kafka-port", "0", "--http-port", "0"],
+        cwd=stack_directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert running.stdout is not None
+    said = []
+    for line in running.stdout:
+        said.append(line)
+        if "Ctrl-C" in line:
+            running.send_signal(signal.SIGINT)
+    status = running.wait(60)
+
+    assert said[0] == "Making a database and starting Postgres ...\n", "a pipe hears what is done while it is done"
+    assert "Tidelog is ready.\n" in said, "".join(said)
+    assert status == 0
+
+
+def test_an_agent_whose_database_stays_away_says_so_once(tmp_path: Path) -> None:
+    quick = {
+        "TIDELOG_DATABASE_URL": "postgresql://127.0.0.1:1/x", "TIDELOG_STORE_URL": "memory://x",
+        "TIDELOG_CONNECT_BACKOFF_S": "0.01", "TIDELOG_DATABASE_POOL_TIMEOUT_S": "0.1", "TIDELOG_KAFKA_PORT": "0",
+        "TIDELOG_LOG_FORMAT": "json",
+    }  # fmt: skip
+    with picked_ports(1) as [port]:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "tidelog", "agent", "--http-port", str(port)],
+            cwd=tmp_path, env={**os.environ, **quick}, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        answers = itertools.count(1)
+        wait_until(lambda: is_not_ready(port) and next(answers) >= ANSWERS)
+        agent.terminate()
+        _, said = agent.communicate(timeout=60)
+
+    told = [line["event"] for line in map(json.loads, said.splitlines()) if line["level"] in ("warning", "error")]
+    assert len(told) == len(set(told)), told
+    assert any(event.startswith("agent waits: cannot reach Postgres") for event in told), told
+
+
+def is_not_ready(port: int) -> bool:
+    """An agent's own answer, after it has looked at its database once more."""
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=60).status_code == 503
+    except httpx.TransportError:
+        return False

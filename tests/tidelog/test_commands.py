@@ -105,6 +105,10 @@ def test_the_doctor_and_the_migration_find_nothing_to_do(run: Run) -> None:
     assert "up to date" in run("migrate").stdout
 
 
+def test_the_peers_secret_is_renewed_by_a_command(run: Run) -> None:
+    assert "Renewed" in run("peers", "renew-secret").stdout
+
+
 def test_flights_sent_through_one_zone_are_found_in_the_other_unchanged(stack: Stack) -> None:
     with TopicsClient(stack.addresses.http_urls[0], timeout_s=30) as topics:
         topics.create("flights", 6, {"retention.ms": "-1"})

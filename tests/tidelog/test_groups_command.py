@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,12 +12,16 @@ import pytest
 from confluent_kafka import Consumer
 from typer.testing import CliRunner, Result
 
+from tests.waiting import wait_until
 from tidelog.cli import app
 from tidelog.errors import UserError
 from tidelog.stack import Stack
 
 Run = Callable[..., Result]
 PATIENCE_S = 60.0
+LOOKS = 20
+"""At a group, each by a client of its own: longer than the shortest idle time."""
+COMMAND = (sys.executable, "-m", "tidelog")
 _numbers = itertools.count(1)
 
 
@@ -231,3 +237,36 @@ def test_a_partition_that_a_topic_does_not_have_is_told(run: Run, topic: str) ->
 
     assert isinstance(result.exception, UserError)
     assert "has no partition 7" in result.exception.message
+
+
+def test_a_consumer_is_not_idle_before_the_group_has_assigned_it_partitions(run: Run, stack: Stack, topic: str) -> None:
+    group = f"late-{next(_numbers)}"
+    holder = Consumer({"bootstrap.servers": stack.addresses.bootstrap, "group.id": group, "log_level": 0})
+    # With a callback, the holder gives its partition up in its next poll: the rebalance waits for that.
+    holder.subscribe([topic], on_revoke=lambda *_: None)
+    wait_until(lambda: holder.poll(0.05) is None and holder.assignment())
+
+    command = [*COMMAND, "consume", topic, "--group", group, "--from-beginning", "--idle-s", "0.1"]
+    consuming = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    looks = itertools.count(1)
+    wait_until(
+        lambda: consuming.poll() is not None or (len(described(run, group)["members"]) == 2 and next(looks) >= LOOKS)
+    )
+    ended_early = consuming.poll() is not None
+    holder.close()
+    said, _ = consuming.communicate(timeout=PATIENCE_S)
+
+    assert not ended_early, said
+    assert consuming.returncode == 0, said
+
+
+def test_deleting_what_does_not_exist_asks_no_question(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in stack.addresses.as_environment().items():
+        monkeypatch.setenv(name, value)
+
+    for kind in ("topics", "groups"):
+        result = CliRunner().invoke(app, [kind, "delete", "nobody-made-it"], input="y\n")
+
+        assert isinstance(result.exception, UserError), result.output
+        assert "nobody-made-it" in str(result.exception)
+        assert "[y/N]" not in result.output

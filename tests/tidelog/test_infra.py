@@ -100,3 +100,38 @@ def float_or_text(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def test_every_image_is_pinned_to_a_release(compose: dict[str, Any]) -> None:
+    built = compose["services"]["agent-a"]["image"]
+    images = {service["image"] for service in compose["services"].values()} - {built}
+    bases = set(re.findall(r"^FROM (\S+:\S+) AS", (INFRA / "Dockerfile").read_text(), flags=re.MULTILINE))
+
+    assert bases, "the Dockerfile names no image"
+    for image in images | bases:
+        assert re.search(r":(RELEASE\.)?\d+[.-]\d+\S*$", image), f"{image} is not a release"
+
+
+def test_clients_in_other_containers_have_a_listener(compose: dict[str, Any]) -> None:
+    """It names agents by the hosts that peers use, and by one port: the same for all."""
+    agents = [compose["services"][name]["environment"] for name in ("agent-a", "agent-b")]
+
+    assert {agent["TIDELOG_INSIDE_KAFKA_PORT"] for agent in agents} == {"19092"}
+    assert [agent["TIDELOG_ADVERTISED_PEER_HOST"] for agent in agents] == ["agent-a", "agent-b"]
+    assert {agent["TIDELOG_ADVERTISED_HOST"] for agent in agents} == {"localhost"}
+
+
+def test_the_build_context_is_what_the_image_copies() -> None:
+    copied = re.findall(r"^COPY (.+) \S+$", (INFRA / "Dockerfile").read_text(), flags=re.MULTILINE)
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = {line[1:] for line in ignored if line.startswith("!")}
+
+    assert [line for line in ignored if not line.startswith(("#", "!"))] == ["*", "**/__pycache__"]
+    assert allowed == {name for names in copied for name in names.split()}
+
+
+def test_the_history_image_holds_its_jars() -> None:
+    stage = (INFRA / "Dockerfile").read_text().split("AS history\n")[1].split("\nFROM")[0]
+    as_user = stage.split("USER tidelog\n")[1]
+
+    assert "RUN python -m spark_compaction.fetch_jars\n" in as_user, "Ivy's cache is in the home of who runs it"

@@ -54,3 +54,38 @@ def test_a_line_said_again_and_again_is_told_a_few_times_and_then_counted() -> N
     assert fewer.filter(a_record("another", created=100.5)), "each kind for itself"
     assert fewer.filter(later)
     assert "not_told_before=80" in KeyValueLines().format(later)
+
+
+def a_warning(message: str, at_s: float, **fields: object) -> logging.LogRecord:
+    return a_record(message, levelno=logging.WARNING, created=at_s, **fields)
+
+
+def test_a_state_that_lasts_is_told_once_and_then_every_minute() -> None:
+    fewer = FewerRepeats()
+    tries = [a_warning("jobs wait", float(at_s), reason=f"port 5432, try {at_s}", retry_s=at_s) for at_s in range(150)]
+
+    told = [record for record in tries if fewer.filter(record)]
+
+    assert [record.created for record in told] == [0.0, 60.0, 120.0]
+    assert "not_told_before=59" in KeyValueLines().format(told[1])
+    assert fewer.filter(a_warning("jobs wait", 149.5, reason="another reason")), "another state"
+
+
+def test_a_state_that_ended_and_begins_again_is_news() -> None:
+    fewer = FewerRepeats()
+
+    assert fewer.filter(a_warning("agent stops serving", 1.0))
+    assert not fewer.filter(a_warning("agent stops serving", 2.0))
+    assert fewer.filter(a_record("agent serves again", created=3.0))
+    assert fewer.filter(a_warning("agent stops serving", 4.0))
+
+
+def test_lines_of_one_kind_that_keep_coming_are_told_less_and_less_often() -> None:
+    fewer = FewerRepeats()
+    letters = str.maketrans("0123456789", "abcdefghij")
+    failed = [a_warning("upload failed", at / 10, key=str(at).translate(letters)) for at in range(600)]
+
+    told = [record for record in failed if fewer.filter(record)]
+
+    assert len([record for record in told if record.created < 10]) == 20
+    assert len([record for record in told if record.created >= 10]) == 5

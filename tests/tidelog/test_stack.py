@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, ConfigResource
 
 from tidelog.errors import UserError
 from tidelog.kafka_client import client_config
@@ -82,6 +83,19 @@ def test_data_survives_a_killed_agent_and_a_restart_of_everything(stack_director
     assert ended == (None, -signal.SIGKILL)
     assert after not in (None, before)
     assert kept == 500
+
+
+def test_a_first_consumer_waits_for_no_others(stack_directory: Path) -> None:
+    """As with the settings of Kafka's quickstart."""
+    settings = StackSettings(data_dir=stack_directory / "stack", agents=1, zones=("a",), store="local")
+    with Stack(settings) as stack:
+        admin = AdminClient({"bootstrap.servers": stack.addresses.bootstrap})
+        node_id = next(iter(admin.list_topics(timeout=30).brokers))
+        broker = ConfigResource(ConfigResource.Type.BROKER, str(node_id))
+
+        configs = admin.describe_configs([broker])[broker].result(30)
+
+    assert configs["group.initial.rebalance.delay.ms"].value == "0"
 
 
 def test_a_start_that_fails_leaves_nothing_running(stack_directory: Path) -> None:

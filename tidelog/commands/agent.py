@@ -1,6 +1,9 @@
 """`tidelog agent`: one agent in the foreground. What a container runs."""
 
+from collections.abc import Mapping
+
 import typer
+from pydantic_settings import BaseSettings
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
@@ -9,24 +12,51 @@ from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
 from storage.object_store import StoreSettings
-from tidelog.setting_options import with_settings
+from tidelog.setting_options import GroupedCommand, with_settings
 from tidelog.settings import ProcessSettings
 from tidelog.start_agent import start_agent
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+_GROUPS: Mapping[type[BaseSettings], Mapping[str, str]] = {
+    AgentSettings: {
+        "database_url": "Where things are",
+        "kafka_host": "Addresses",
+        "max_request_bytes": "Requests and connections",
+        "auto_create_topics": "Topics and routing",
+        "segment_size_bytes": "Writing",
+        "max_decompressed_bytes": "Checking batches",
+        "gone_ranges_look_s": "What clients are told",
+        "telemetry_metrics": "Metrics",
+        "connect_backoff_s": "Start and end",
+    },
+    ProcessSettings: {"roles": "The process"},
+    StoreSettings: {"s3_access_key": "The object store"},
+    SequencerSettings: {"database_pool_size": "Postgres"},
+    CacheRingSettings: {
+        "membership_lease_s": "Membership",
+        "page_cache_bytes": "Pages in memory",
+        "peer_connections": "Other agents",
+        "subscription_lease_s": "Subscriptions",
+    },
+    ReadPathSettings: {"coordinate_poll_s": "Coordinates", "fetch_max_bytes": "Fetching"},
+    GroupSettings: {
+        "group_initial_rebalance_delay_ms": "Consumer groups",
+        "group_queue_events": "Groups in memory",
+    },
+    HousekeeperSettings: {
+        "retention_interval_s": "Retention and deletion",
+        "ownership_ratchet_s": "Ownership and garbage",
+        "merge_target_s": "Merging",
+        "restore_horizon_s": "Journal and checkpoints",
+        "job_lease_s": "Jobs",
+    },
+}
+"""Of each part, the first setting of each group of options in `--help`."""
 
-@app.command()
-@with_settings(
-    AgentSettings,
-    ProcessSettings,
-    StoreSettings,
-    SequencerSettings,
-    CacheRingSettings,
-    ReadPathSettings,
-    GroupSettings,
-    HousekeeperSettings,
-)
+
+@app.command(cls=GroupedCommand)
+@with_settings(*_GROUPS, groups=_GROUPS)
 def agent() -> None:
     """Run one agent until SIGTERM or SIGINT, which drain it. Every option is also a variable, named in brackets."""
     start_agent()

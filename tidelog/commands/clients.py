@@ -75,6 +75,8 @@ def clients(
         _show_connections(found)
     else:
         _show_clients(found)
+    if not as_json:
+        _show_advice(found)
     for line in silent:
         Console(stderr=True, soft_wrap=True).print(f"[yellow]Not asked:[/] {escape(line)}", highlight=False)
 
@@ -112,6 +114,16 @@ def _show_connections(connections: list[Connection]) -> None:
             _age(connection["connected_at"]), f"{connection['requests']:,}", escape(", ".join(connection["groups"])),
         )  # fmt: skip
     _print(table, connections)
+
+
+def _show_advice(connections: list[Connection]) -> None:
+    """For producers that are slower than they need be, a line each."""
+    advised = {(*_names(connection), str(connection["advice"])) for connection in connections if connection["advice"]}
+    for client_id, library, version, advice in sorted(advised):
+        line = f"[yellow]{escape(client_id)}[/] ({escape(library)} {escape(version)}): {escape(advice)}."
+        Console(soft_wrap=True).print(line, highlight=False)
+    if advised:
+        Console(soft_wrap=True).print("docs/tuning.md says more.", highlight=False)
 
 
 def _table(title: str, *middle: str) -> Table:

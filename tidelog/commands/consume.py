@@ -17,6 +17,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Kafka
 from rich.console import Console
 from rich.text import Text
 
+from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.kafka_client import as_user_error, assigned_partitions, client_config, from_offsets
 from tidelog.setting_options import with_settings
@@ -55,7 +56,11 @@ def consume(
     ] = None,
     idle_s: Annotated[
         float | None,
-        typer.Option(min=0.0, help="End when no record has come for so long; else Ctrl-C ends.", show_default=False),
+        typer.Option(
+            min=0.0,
+            help="End when partitions are assigned and no record has come for so long; else Ctrl-C ends.",
+            show_default=False,
+        ),
     ] = None,
     output: Annotated[
         Format, typer.Option("--format", help="value: bytes; full: where, when, key, value; json: an object per line.")
@@ -77,13 +82,15 @@ def consume(
     if group is not None:
         more |= _membership(group, group_protocol, from_beginning)
     consumer = Consumer(client_config(require(settings, "bootstrap"), zone, **more))
+    idle = _Idle(idle_s, settings.client_timeout_s)
     try:
         if group is None:
             consumer.assign(from_offsets(consumer, topic, from_beginning, settings.client_timeout_s))
+            idle.assigned()
         else:
             assigned_partitions(consumer, topic, settings.client_timeout_s)  # a topic that is not there is told at once
-            consumer.subscribe([topic])
-        _print_records(consumer, topic, _printer(output), max_messages, idle_s, commits=group is not None)
+            consumer.subscribe([topic], on_assign=lambda *_: idle.assigned())
+        _print_records(consumer, topic, _printer(output), max_messages, idle, commits=group is not None)
     finally:
         consumer.close()
 
@@ -99,11 +106,41 @@ def _membership(group: str, protocol: GroupProtocol, from_beginning: bool) -> di
     }
 
 
+class _Idle:
+    """The time without a record, which counts from when the partitions are known: a group may give them late."""
+
+    def __init__(self, idle_s: float | None, assign_s: float) -> None:
+        self._idle_s = idle_s
+        self._assign_s = assign_s
+        self._since_s = time.monotonic()
+        self._is_assigned = False
+
+    def assigned(self) -> None:
+        self._is_assigned = True
+        self._since_s = time.monotonic()
+
+    def heard(self) -> None:
+        self._since_s = time.monotonic()
+
+    def is_over(self) -> bool:
+        if self._idle_s is None:
+            return False
+        longest_s = self._idle_s if self._is_assigned else max(self._idle_s, self._assign_s)
+        return time.monotonic() - self._since_s > longest_s
+
+    def require_assigned(self) -> None:
+        """Raises `UserError`."""
+        if not self._is_assigned:
+            raise UserError(
+                f"The group assigned no partitions within {self._assign_s:g} s.",
+                "`tidelog groups describe` shows its members; wait longer with --client-timeout-s.",
+            )
+
+
 def _print_records(
-    consumer: Consumer, topic: str, show: Any, max_messages: int | None, idle_s: float | None, *, commits: bool
+    consumer: Consumer, topic: str, show: Any, max_messages: int | None, idle: _Idle, *, commits: bool
 ) -> None:
     left = max_messages
-    last = time.monotonic()
     is_empty = True
     failure: KafkaError | None = None
     while left is None or left > 0:
@@ -119,15 +156,17 @@ def _print_records(
                 raise as_user_error(error, topic)
             else:
                 failure = error
-        if messages:
-            last = time.monotonic()
+        records = sum(1 for message in messages if message.error() is None)
+        if records:
+            idle.heard()
             sys.stdout.flush()
-        elif idle_s is not None and time.monotonic() - last > idle_s:
+        elif idle.is_over():
             if is_empty and failure is not None:
                 raise as_user_error(failure, topic)
+            idle.require_assigned()
             return
         if left is not None:
-            left -= sum(1 for message in messages if message.error() is None)
+            left -= records
 
 
 def _store(consumer: Consumer, message: Message) -> None:

@@ -17,8 +17,8 @@ def demo(
 ) -> None:
     """Start a stack, produce, consume and compare 336,776 flights, compact them with Spark, ask SQL, check, stop."""
     console = Console()
-    with console.status("Loading Tidelog, Spark and Arrow"):
-        from tidelog.demo.run import run_demo  # seconds of imports, during which there is already something to see
+    console.print("Loading Tidelog, Spark and Arrow ...")
+    from tidelog.demo.run import run_demo  # seconds of imports, during which there is already something to see
 
     if not run_demo(console, flights):
         raise typer.Exit(1)

@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from compactor.diagnosis import Diagnosis
 from compactor.doctor import DoctorSettings, examine
 from compactor.merge_metrics import write_amplification
+from sequencer.agents import LiveAgent
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.database import SequencerUnavailable
 from sequencer.merge_values import TierTotals
@@ -24,6 +26,7 @@ from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.owner_text import owner_text
+from tidelog.readiness import complaints
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 
@@ -44,7 +47,7 @@ def doctor(
     console = Console()
     try:
         with console.status("Reading every object" if verify else "Listing every object"):
-            wrong, diagnosis, tiers, owner, gone = asyncio.run(
+            wrong, diagnosis, tiers, owner, gone, agents = asyncio.run(
                 _examine(database_url, store_url, settings.cluster, verify)
             )
     except (SequencerUnavailable, StoreUnavailable, ValueError) as failed:
@@ -53,15 +56,20 @@ def doctor(
     _show(diagnosis, console)
     _show_gone(gone, console)
     console.print(owner, highlight=False, soft_wrap=True)
+    not_ready = complaints(
+        (f"Agent {agent.node_id} (zone {agent.address.zone})", agent.address.http_url) for agent in agents
+    )
+    for complaint in not_ready:
+        console.print(f"[bold red]{escape(complaint)}[/]", highlight=False, soft_wrap=True)
     if wrong is not None:
         raise UserError(f"{wrong}.", "Agents refuse to work with this database and this store.")
-    if not diagnosis.is_healthy:
+    if not_ready or not diagnosis.is_healthy:
         raise typer.Exit(1)
 
 
 async def _examine(
     database_url: str, store_url: str, cluster: str, verify: bool
-) -> tuple[WrongStore | None, Diagnosis, Sequence[TierTotals], str, Sequence[GoneRange]]:
+) -> tuple[WrongStore | None, Diagnosis, Sequence[TierTotals], str, Sequence[GoneRange], Sequence[LiveAgent]]:
     """All is looked at in a store that is not the database's, too: it may only have lost what says so."""
     sequencer, wrong = await Sequencer.open(database_url), None
     try:
@@ -75,7 +83,8 @@ async def _examine(
             state, now = await sequencer.ownership.state(), datetime.now(UTC)
             owner = owner_text(await read_owner(store, cluster), state, now)
             gone = await sequencer.gone_ranges.first(DoctorSettings().doctor_findings)
-            return wrong, diagnosis, await sequencer.merges.totals(), owner, gone
+            agents = await sequencer.agents.live()
+            return wrong, diagnosis, await sequencer.merges.totals(), owner, gone, agents
         finally:
             await store.close()
     finally:

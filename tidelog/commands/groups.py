@@ -135,9 +135,11 @@ def delete(
     as_json: AsJson = False,
 ) -> None:
     """Delete groups without members, with their offsets."""
-    if not yes:
-        typer.confirm(f"Delete {', '.join(names)} and all committed offsets?", abort=True)
     client = _client()
+    if not yes:
+        for name in names:
+            client.existing(name)
+        typer.confirm(f"Delete {', '.join(names)} and all committed offsets?", abort=True)
     for name in names:
         client.delete(name)
         if not as_json:

@@ -152,9 +152,10 @@ def delete(
     as_json: AsJson = False,
 ) -> None:
     """Delete a topic and all its records."""
-    if not yes:
-        typer.confirm(f"Delete {name} and all its records?", abort=True)
     with _client() as client:
+        if not yes:
+            client.describe(name)  # a topic that does not exist is an error, not a question
+            typer.confirm(f"Delete {name} and all its records?", abort=True)
         topic = client.delete(name)
     if as_json:
         print_json(topic)

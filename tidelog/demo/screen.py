@@ -36,7 +36,9 @@ class Step:
         self.progress.update(self.progress.task_ids[self.task], completed=done)
 
     def say(self, text: str) -> None:
-        """Replaces the step's description while it runs."""
+        """Replaces the step's description while it runs; a line where there is no terminal."""
+        if self.progress.disable:
+            self.progress.console.print(f"[dim]…[/]     {text}", soft_wrap=True)
         self.progress.update(self.progress.task_ids[self.task], description=text)
 
 

@@ -1,18 +1,18 @@
-"""Kafka API 33, AlterConfigs, v0-v2 (KIP-133), for topics: what is named is set, all else returns to its default.
+"""Kafka API 33, AlterConfigs, v0-v2 (KIP-133), for topics and groups: what is named is set, all else returns to
+its default.
 
 Deprecated in Kafka, since it overwrites what others set; IncrementalAlterConfigs does not. Refused: what that refuses.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kio.schema.alter_configs.v2.request import AlterConfigsRequest, AlterConfigsResource
 from kio.schema.alter_configs.v2.response import AlterConfigsResponse
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.apis.incremental_alter_configs import alter_all
-from agent.kafka.config_changes import SET, ConfigChange, Operation, replaced
+from agent.kafka.config_changes import SET, ConfigChange, ConfigRules, Operation, replaced
 from agent.kafka.context import RequestContext
-from sequencer.topics import Topic
 
 
 async def handle(request: AlterConfigsRequest, context: RequestContext) -> AlterConfigsResponse:
@@ -24,6 +24,6 @@ def _operations(resource: AlterConfigsResource) -> list[Operation]:
     return [Operation(name=config.name, kind=SET, value=config.value) for config in resource.configs]
 
 
-def _replacement(topic: Topic, operations: Sequence[Operation]) -> ConfigChange:
-    del topic  # whatever it has set is replaced
-    return replaced({operation.name: operation.value for operation in operations if operation.value is not None})
+def _replacement(current: Mapping[str, str], operations: Sequence[Operation], rules: ConfigRules) -> ConfigChange:
+    del current  # whatever is set is replaced
+    return replaced({operation.name: operation.value for operation in operations if operation.value is not None}, rules)

@@ -1,7 +1,8 @@
 """Kafka API 45, AlterPartitionReassignments, v0-v1 (KIP-455, KIP-860).
 
-Refused, partition by partition: replicas cannot be moved, since no agent holds any (INVALID_REPLICA_ASSIGNMENT, with a
-message), and there is no move to cancel (NO_REASSIGNMENT_IN_PROGRESS).
+A reassignment to the replicas that Metadata names is taken, in any order: there is nothing to do. Refused, partition by
+partition: replicas cannot be moved, since no agent holds any (INVALID_REPLICA_ASSIGNMENT, with a message), and there is
+no move to cancel (NO_REASSIGNMENT_IN_PROGRESS).
 """
 
 from typing import Any, Final
@@ -16,6 +17,7 @@ from kio.schema.errors import ErrorCode
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.routing import route_of
 from sequencer.topics import Topic
 
 _REFUSED: Final = "replicas cannot be moved: the object store holds the records and every agent serves every partition"
@@ -36,7 +38,7 @@ async def handle(request: Any, context: RequestContext) -> AlterPartitionReassig
         responses=tuple(
             ReassignableTopicResponse(
                 name=topic.name,
-                partitions=tuple(_refused(topics.get(topic.name), partition) for partition in topic.partitions),
+                partitions=tuple(_answer(topics.get(topic.name), partition, context) for partition in topic.partitions),
             )
             for topic in request.topics
         )
@@ -45,11 +47,20 @@ async def handle(request: Any, context: RequestContext) -> AlterPartitionReassig
     )
 
 
-def _refused(topic: Topic | None, asked: Any) -> ReassignablePartitionResponse:
+def _answer(topic: Topic | None, asked: Any, context: RequestContext) -> ReassignablePartitionResponse:
+    code: ErrorCode
+    message: str | None
     if topic is None or not 0 <= asked.partition_index < topic.partition_count:
         code, message = ErrorCode.unknown_topic_or_partition, "The topic or partition does not exist."
     elif asked.replicas is None:
         code, message = ErrorCode.no_reassignment_in_progress, _NOTHING_TO_CANCEL
+    elif _are_current(topic, asked, context):
+        code, message = ErrorCode.none, None
     else:
         code, message = ErrorCode.invalid_replica_assignment, _REFUSED
     return ReassignablePartitionResponse(partition_index=asked.partition_index, error_code=code, error_message=message)
+
+
+def _are_current(topic: Topic, asked: Any, context: RequestContext) -> bool:
+    current = route_of(context, topic.topic_id, asked.partition_index).replicas
+    return len(asked.replicas) == len(current) and set(asked.replicas) == set(current)

@@ -1,7 +1,7 @@
 """Kafka API 69, ConsumerGroupDescribe, v0-v1 (KIP-848; member types from v1 on, KIP-1099).
 
 A group that does not exist, or is of the classic protocol, is GROUP_ID_NOT_FOUND. Partitions of topics that are gone
-are left out. Authorized operations are not reported: there is no authorizer.
+are left out. Authorized operations are all that there are: there is no authorizer.
 """
 
 import logging
@@ -26,6 +26,7 @@ from agent.group_error_codes import group_code
 from agent.groups.few_at_a_time import few_at_a_time
 from agent.groups.values import Assignment, DescribedMember, GroupDescription, GroupFault
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorized_operations import GROUP_OPERATIONS, told
 from agent.kafka.context import RequestContext
 from sequencer.database import SequencerUnavailable
 from sequencer.topics import Topic
@@ -41,6 +42,7 @@ _Described = GroupDescription | tuple[ErrorCode, str | None]
 
 
 async def handle(request: Any, context: RequestContext) -> ConsumerGroupDescribeResponse:
+    operations = told(GROUP_OPERATIONS, asked=request.include_authorized_operations)
     described = await few_at_a_time(partial(_describe, context=context), request.group_ids)
     try:
         topics = await _topics(described, context)
@@ -50,9 +52,10 @@ async def handle(request: Any, context: RequestContext) -> ConsumerGroupDescribe
     return ConsumerGroupDescribeResponse(
         throttle_time=NO_THROTTLE,
         groups=tuple(
-            _group(group_id, one, topics) for group_id, one in zip(request.group_ids, described, strict=True)
+            _group(group_id, one, topics, operations)
+            for group_id, one in zip(request.group_ids, described, strict=True)
         ),
-    )  # fmt: skip
+    )
 
 
 async def _describe(group_id: str, context: RequestContext) -> _Described:
@@ -77,7 +80,7 @@ async def _topics(described: Sequence[_Described], context: RequestContext) -> _
     return await context.parts.topics.by_id(topic_ids) if topic_ids else {}
 
 
-def _group(group_id: str, described: _Described, topics: _Topics) -> DescribedGroup:
+def _group(group_id: str, described: _Described, topics: _Topics, operations: i32) -> DescribedGroup:
     if not isinstance(described, GroupDescription):
         code, message = described
         return DescribedGroup(
@@ -98,6 +101,7 @@ def _group(group_id: str, described: _Described, topics: _Topics) -> DescribedGr
         assignment_epoch=i32(described.assignment_epoch),
         assignor_name=described.protocol,
         members=tuple(_member(member, topics) for member in described.members),
+        authorized_operations=operations,
     )
 
 

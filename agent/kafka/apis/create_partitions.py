@@ -1,4 +1,4 @@
-"""Kafka API 37, CreatePartitions, v0-v3 (KIP-195). Partitions are added, never taken away.
+"""Kafka API 37, CreatePartitions, v0-v3 (KIP-195, KIP-599 quota). Partitions are added, never taken away.
 
 Assignments by hand are checked by Kafka's rules and decide nothing: every agent serves every partition. Refused: a
 number that is not a raise, a topic named twice.
@@ -10,11 +10,13 @@ from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.administration import named_twice, within
-from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.mutation_quota import mutation_throttle, mutations_taken
 from agent.kafka.replica_assignments import check_new_partitions
 from agent.kafka.routing import endpoints_of
 from sequencer.topics import InvalidPartitionCount, UnknownTopic
+
+_REFUSED_FROM = 3
 
 
 async def handle(request: CreatePartitionsRequest, context: RequestContext) -> CreatePartitionsResponse:
@@ -30,7 +32,9 @@ async def handle(request: CreatePartitionsRequest, context: RequestContext) -> C
             results.append(_result(topic, ErrorCode.none, None))
         except ADMINISTRATION_ERRORS as error:
             results.append(_result(topic, administration_code(error), str(error)))
-    return CreatePartitionsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
+    return CreatePartitionsResponse(
+        throttle_time=mutation_throttle(context, "CreatePartitions"), results=tuple(results)
+    )
 
 
 async def _grow(topic: CreatePartitionsTopic, validate_only: bool, context: RequestContext) -> None:
@@ -55,7 +59,8 @@ async def _grow(topic: CreatePartitionsTopic, validate_only: bool, context: Requ
             {endpoint.node_id for endpoint in endpoints_of(context)},
         )
     if not validate_only:
-        await topics.add_partitions(topic.name, topic.count)
+        async with mutations_taken(topic.count - found.partition_count, context, refused_from=_REFUSED_FROM):
+            await topics.add_partitions(topic.name, topic.count)
 
 
 def _result(topic: CreatePartitionsTopic, code: ErrorCode, message: str | None) -> CreatePartitionsTopicResult:

@@ -1,10 +1,13 @@
-"""Kafka API 19, CreateTopics, v2-v7 (KIP-464 defaults by -1, KIP-525 configs in the answer, KIP-516 topic ids).
+"""Kafka API 19, CreateTopics, v2-v7 (KIP-464 defaults by -1, KIP-525 configs in the answer, KIP-516 topic ids,
+KIP-599 quota).
 
 Any replication factor is accepted and means nothing: the object store replicates, and the answer names one replica per
 zone, as Metadata does. Assignments by hand are checked by Kafka's rules and decide nothing either: every agent serves
 every partition. Refused: configs this log does not honour, names that differ from another's in `.` and `_` alone, a
 name given twice.
 """
+
+from collections.abc import Collection
 
 from kio.schema.create_topics.v7.request import CreatableTopic, CreateTopicsRequest
 from kio.schema.create_topics.v7.response import CreatableTopicConfigs, CreatableTopicResult, CreateTopicsResponse
@@ -13,31 +16,45 @@ from kio.static.primitive import i16, i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
 from agent.kafka.administration import named_twice, within
-from agent.kafka.api import NO_THROTTLE
 from agent.kafka.config_entries import topic_entries
 from agent.kafka.context import RequestContext
+from agent.kafka.mutation_quota import mutation_throttle, mutations_taken
 from agent.kafka.replica_assignments import check_new_topic
 from agent.kafka.routing import endpoints_of
 from sequencer.topic_config import InvalidConfig, validate_config
-from sequencer.topics import InvalidPartitionCount, TopicExists
+from sequencer.topics import InvalidPartitionCount
 from storage.identifiers import TopicId
 
 _DEFAULT = -1
+_REFUSED_FROM = 6
 
 
 async def handle(request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
     twice = named_twice(topic.name for topic in request.topics)
+    existing = await _existing(request, context)
     results = []
     for topic in {topic.name: topic for topic in request.topics}.values():
         if topic.name in twice:
             results.append(_refused(topic, ErrorCode.invalid_request, "Duplicate topic name."))
+            continue
+        if topic.name in existing:
+            results.append(_refused(topic, ErrorCode.topic_already_exists, f"Topic '{topic.name}' already exists."))
             continue
         try:
             async with within(request.timeout, context):
                 results.append(await _create(topic, request.validate_only, context))
         except ADMINISTRATION_ERRORS as error:
             results.append(_refused(topic, administration_code(error), str(error)))
-    return CreateTopicsResponse(throttle_time=NO_THROTTLE, topics=tuple(results))
+    return CreateTopicsResponse(throttle_time=mutation_throttle(context, "CreateTopics"), topics=tuple(results))
+
+
+async def _existing(request: CreateTopicsRequest, context: RequestContext) -> Collection[str]:
+    """Of the names asked for. As in Kafka, that a topic exists counts before what else is wrong with the request."""
+    try:
+        async with within(request.timeout, context):
+            return await context.parts.topics.fresh({topic.name for topic in request.topics})
+    except ADMINISTRATION_ERRORS:
+        return ()  # the creation says so, too
 
 
 async def _create(topic: CreatableTopic, validate_only: bool, context: RequestContext) -> CreatableTopicResult:
@@ -46,13 +63,12 @@ async def _create(topic: CreatableTopic, validate_only: bool, context: RequestCo
     count = _partition_count(topic, context)
     config = _config(topic)
     if not validate_only:
-        created = await topics.create(topic.name, count, config)
+        async with mutations_taken(count, context, refused_from=_REFUSED_FROM):
+            created = await topics.create(topic.name, count, config)
         return _created(topic, created.topic_id, count, config, context)
     await topics.check_name(topic.name)
     for name, value in config.items():
         validate_config(name, value)
-    if topic.name in await topics.fresh([topic.name]):
-        raise TopicExists(f"Topic '{topic.name}' already exists.")
     return _created(topic, None, count, config, context)
 
 
@@ -115,7 +131,7 @@ def _created(
                 config_source=entry.source,
                 is_sensitive=entry.is_sensitive,
             )
-            for entry in topic_entries(config)
+            for entry in sorted(topic_entries(config), key=lambda entry: entry.name)
         ),
     )
 

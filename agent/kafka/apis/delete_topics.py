@@ -1,7 +1,7 @@
-"""Kafka API 20, DeleteTopics, v1-v6 (KIP-516: by topic id from v6 on). The name is free at once; the bytes go later.
+"""Kafka API 20, DeleteTopics, v1-v6 (KIP-516: by topic id from v6 on, KIP-599 quota).
 
-By id exactly the topic of that id is deleted, whatever its name is called by meanwhile. Refused: a topic named twice,
-by neither name nor id, or by both.
+The name is free at once; the bytes go later. By id exactly the topic of that id is deleted, whatever its name is called
+by meanwhile. Refused: a topic named twice, by neither name nor id, or by both.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,13 @@ from kio.schema.types import TopicName
 
 from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
 from agent.kafka.administration import named_twice, within
-from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.mutation_quota import count_mutations, mutation_throttle, mutations_taken
 from sequencer.topics import Topic, UnknownTopic
 from storage.identifiers import TopicId
 
 _FIRST_VERSION_WITH_STATES: Final = 6
+_REFUSED_FROM: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,9 @@ async def handle(request: Any, context: RequestContext) -> DeleteTopicsResponse:
             if repeated is not None:
                 raise Refused(ErrorCode.invalid_request, repeated)
             async with within(request.timeout, context):
-                deleted = await _delete(topic, context)
+                async with mutations_taken(1, context, refused_from=_REFUSED_FROM):
+                    deleted = await _delete(topic, context)
+                count_mutations(deleted.partition_count - 1, context)
         except ADMINISTRATION_ERRORS as error:
             results.append(_result(topic, administration_code(error), str(error)))
         else:
@@ -54,7 +57,7 @@ async def handle(request: Any, context: RequestContext) -> DeleteTopicsResponse:
                     error_message=None,
                 )
             )
-    return DeleteTopicsResponse(throttle_time=NO_THROTTLE, responses=tuple(results))
+    return DeleteTopicsResponse(throttle_time=mutation_throttle(context, "DeleteTopics"), responses=tuple(results))
 
 
 async def _once(doomed: Sequence[_Doomed], context: RequestContext) -> dict[_Doomed, str | None]:

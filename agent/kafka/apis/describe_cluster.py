@@ -8,6 +8,7 @@ from kio.static.primitive import i8
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.apis.metadata import brokers
+from agent.kafka.authorized_operations import CLUSTER_OPERATIONS, told
 from agent.kafka.context import RequestContext
 from agent.kafka.routing import controller_of
 
@@ -32,6 +33,7 @@ async def handle(request: DescribeClusterRequest, context: RequestContext) -> De
             )
             for broker in (brokers(context) if is_brokers else ())
         ),
+        cluster_authorized_operations=told(CLUSTER_OPERATIONS, asked=request.include_cluster_authorized_operations),
     )
 
 

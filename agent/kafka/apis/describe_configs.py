@@ -1,11 +1,13 @@
 """Kafka API 32, DescribeConfigs, v1-v4 (KIP-226 sources and synonyms, KIP-569 types and documentation).
 
-Resources: topics, and this agent as a broker, whose settings are shown under Kafka's names where one exists and are
-read-only. A broker without a name, Kafka's cluster-wide default, has none. A resource named twice is described once.
-Refused: the id of another agent, and the other types of resource (loggers, client metrics, groups), each for itself.
+Resources: topics, groups (KIP-848), and this agent as a broker, whose settings are shown under Kafka's names where one
+exists and are read-only. A broker without a name, Kafka's cluster-wide default, has none. A resource named twice is
+described once. Configs come in the order in which Kafka gives them. Refused: the id of another agent, and the other
+types of resource (loggers, client metrics), each for itself.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
 
 from kio.schema.describe_configs.v4.request import DescribeConfigsRequest, DescribeConfigsResource
 from kio.schema.describe_configs.v4.response import (
@@ -17,60 +19,74 @@ from kio.schema.describe_configs.v4.response import (
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
-from agent.kafka.administration import topics_of
+from agent.kafka.administration import check_group_name, configs_of
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.broker_config import broker_entries
 from agent.kafka.config_changes import unknown_resource
-from agent.kafka.config_entries import BROKER_RESOURCE, TOPIC_RESOURCE, TYPES, ConfigEntry, topic_entries
+from agent.kafka.config_entries import (
+    BROKER_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+    TYPES,
+    ConfigEntry,
+    group_entries,
+    topic_entries,
+)
 from agent.kafka.context import RequestContext
 from agent.kafka.routing import controller_of, endpoints_of
-from sequencer.topics import Topic, validate_topic_name
+from sequencer.topics import validate_topic_name
+
+_Configs: TypeAlias = Mapping[tuple[int, str], Mapping[str, str]]
+"""What is set, by the resource's type and name."""
 
 
 async def handle(request: DescribeConfigsRequest, context: RequestContext) -> DescribeConfigsResponse:
     documented = getattr(request, "include_documentation", False)
     asked = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
-    topics: Mapping[str, Topic] | Exception
+    configs: _Configs | Exception
     try:
-        topics = await topics_of(asked, context)
+        configs = await configs_of(asked, context)
     except ADMINISTRATION_ERRORS as error:
-        topics = error
+        configs = error
     results = [
-        _describe(resource, topics, request.include_synonyms, documented, context) for resource in asked.values()
+        _describe(resource, configs, request.include_synonyms, documented, context) for resource in asked.values()
     ]
     return DescribeConfigsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
 
 
 def _describe(
     resource: DescribeConfigsResource,
-    topics: Mapping[str, Topic] | Exception,
+    configs: _Configs | Exception,
     synonyms: bool,
     documented: bool,
     context: RequestContext,
 ) -> DescribeConfigsResult:
     try:
-        entries = _entries(resource.resource_type, resource.resource_name, topics, context)
+        entries = _entries(resource.resource_type, resource.resource_name, configs, context)
     except ADMINISTRATION_ERRORS as error:
         return _result(resource, administration_code(error), str(error))
-    configs = tuple(_config(entry, synonyms, documented) for entry in _asked(entries, resource.configuration_keys))
-    return _result(resource, ErrorCode.none, None, configs)
+    shown = tuple(_config(entry, synonyms, documented) for entry in _asked(entries, resource.configuration_keys))
+    return _result(resource, ErrorCode.none, None, shown)
 
 
 def _entries(
-    resource_type: int, name: str, topics: Mapping[str, Topic] | Exception, context: RequestContext
+    resource_type: int, name: str, configs: _Configs | Exception, context: RequestContext
 ) -> Sequence[ConfigEntry]:
     """Raises one of ADMINISTRATION_ERRORS."""
-    if resource_type == TOPIC_RESOURCE:
-        if isinstance(topics, Exception):
-            raise topics
-        validate_topic_name(name)
-        topic = topics.get(name)
-        if topic is None:
-            raise Refused(ErrorCode.unknown_topic_or_partition, f"There is no topic '{name}'.")
-        return topic_entries(topic.config)
     if resource_type == BROKER_RESOURCE:
         return broker_configs(name, context)
-    raise unknown_resource(resource_type)
+    if resource_type not in (TOPIC_RESOURCE, GROUP_RESOURCE):
+        raise unknown_resource(resource_type)
+    if isinstance(configs, Exception):
+        raise configs
+    config = configs.get((resource_type, name))
+    if resource_type == GROUP_RESOURCE:
+        check_group_name(name)
+        return group_entries(config or {}, context.parts.group_settings)
+    validate_topic_name(name)
+    if config is None:
+        raise Refused(ErrorCode.unknown_topic_or_partition, f"There is no topic '{name}'.")
+    return topic_entries(config)
 
 
 def broker_configs(name: str, context: RequestContext) -> Sequence[ConfigEntry]:

@@ -1,9 +1,10 @@
 """Kafka API 15, DescribeGroups, v0-v6 (KIP-345 instance ids, KIP-1043 errors for groups that do not exist).
 
 A group that does not exist, or is of the new protocol, is Dead; from v6 on an error says so too. Authorized operations
-are not reported: there is no authorizer.
+are all that there are: there is no authorizer.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from agent.group_error_codes import group_code
 from agent.groups.few_at_a_time import few_at_a_time
 from agent.groups.values import DescribedMember, GroupDescription, GroupFault, GroupState
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorized_operations import GROUP_OPERATIONS
 from agent.kafka.context import RequestContext
 
 _FIRST_WITH_NOT_FOUND: Final = 6
@@ -31,6 +33,11 @@ _DEAD: Final = GroupDescription(
 
 async def handle(request: Any, context: RequestContext) -> DescribeGroupsResponse:
     groups = await few_at_a_time(partial(_describe, context=context), request.groups)
+    if getattr(request, "include_authorized_operations", False):
+        groups = [
+            replace(group, authorized_operations=GROUP_OPERATIONS) if group.error_code is ErrorCode.none else group
+            for group in groups
+        ]
     return DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
 
 

@@ -22,6 +22,7 @@ from kio.static.primitive import i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE, CloseConnection
+from agent.kafka.authorized_operations import TOPIC_OPERATIONS
 from agent.kafka.context import RequestContext
 from agent.kafka.leader_epochs import OUR_EPOCH
 from agent.kafka.routing import NO_NODE, route_of
@@ -80,7 +81,12 @@ def _unknown(name: str) -> ErrorCode:
 
 def _failed(name: str, code: ErrorCode) -> DescribeTopicPartitionsResponseTopic:
     return DescribeTopicPartitionsResponseTopic(
-        error_code=code, name=TopicName(name), topic_id=None, is_internal=False, partitions=()
+        error_code=code,
+        name=TopicName(name),
+        topic_id=None,
+        is_internal=False,
+        partitions=(),
+        topic_authorized_operations=TOPIC_OPERATIONS,
     )
 
 
@@ -93,6 +99,7 @@ def _described(
         topic_id=topic.topic_id,
         is_internal=False,
         partitions=tuple(_partition(topic.topic_id, Partition(number), context) for number in partitions),
+        topic_authorized_operations=TOPIC_OPERATIONS,
     )
 
 

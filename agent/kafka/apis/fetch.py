@@ -1,13 +1,15 @@
 """Kafka API 1, Fetch, v4-v18 (KIP-74 limits, KIP-98 isolation, KIP-392 rack, KIP-516 topic ids from v13 on, KIP-951
 the new leader of a partition that moved).
 
-v0-v3 carry formats older than v2 and are not served. Refused: incremental fetch sessions (KIP-227) answer session id 0,
-which clients take as "send full requests"; replication, since a replica id is taken for a consumer's. A partition whose
-client's rack is another zone is answered with that zone's agent and without records.
+v0-v3 carry formats older than v2 and are not served. Every request that asks for a new session (KIP-227) or ends one is
+answered in full with session id 0, which clients take as "send full requests". Refused: to continue a session, since
+none is ever opened; replication, since a replica id is taken for a consumer's. A partition whose client's rack is
+another zone is answered with that zone's agent and without records. The answer may come before `min_bytes` or
+`max_wait` are reached: when an answer behind it on its connection is ready, or the client stops sending.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -16,12 +18,14 @@ from agent.kafka.apis.fetch_response import FetchResponse, TopicResults, write_r
 from agent.kafka.apis.fetch_tagged_response import write_tagged_response
 from agent.kafka.context import RequestContext
 from agent.kafka.current_leaders import leader_elsewhere, node_endpoints
-from agent.kafka.leader_epochs import NO_EPOCH
 from agent.kafka.vectored import Encoded
 from agent.read_path.fetch_answer import PartitionResult
 from agent.read_path.plan_fetch import ReadFailure
 from sequencer.database import SequencerUnavailable
 from storage.identifiers import NodeId
+
+_INITIAL_EPOCH: Final = 0
+_FINAL_EPOCH: Final = -1
 
 
 async def handle(request: Any, context: RequestContext) -> Encoded:
@@ -39,7 +43,7 @@ async def _respond(request: Any, context: RequestContext) -> FetchResponse:
     reads = context.parts.reads
     plan = await plan_request(request, context)
     wait_s = context.remaining_s(context.deadline_s(request.max_wait.total_seconds(), reads.settings.fetch_max_wait_s))
-    answer = await reads.fetch(plan, wait_s)
+    answer = await reads.fetch(plan, wait_s, context.watch)
     context.memory.when_released(answer.release)
     results = await _named(answer.results, context) if answer.has_failure else answer.results
     leaders = _leaders(results, context) if answer.has_failure else {}
@@ -54,12 +58,10 @@ async def _respond(request: Any, context: RequestContext) -> FetchResponse:
 
 
 def _session_error(request: Any) -> ErrorCode | None:
-    """No session is ever opened, so that none can be continued."""
-    if getattr(request, "session_id", 0) != 0:
-        return ErrorCode.fetch_session_id_not_found
-    if getattr(request, "session_epoch", NO_EPOCH) > 0:
-        return ErrorCode.invalid_fetch_session_epoch
-    return None
+    """As in Kafka, epochs 0 and -1 ask for everything, whatever session the request names. No other session exists."""
+    if getattr(request, "session_epoch", _FINAL_EPOCH) in (_INITIAL_EPOCH, _FINAL_EPOCH):
+        return None
+    return ErrorCode.fetch_session_id_not_found
 
 
 async def _named(results: Sequence[PartitionResult], context: RequestContext) -> Sequence[PartitionResult]:

@@ -16,7 +16,7 @@ from kio.static.primitive import i32
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.routing import coordinator_of
-from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
+from agent.kafka.transactions import NO_TRANSACTIONS_CODE, TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
 
 _GROUP: Final = 0
 _TRANSACTION: Final = 1
@@ -55,7 +55,8 @@ async def handle(request: Any, context: RequestContext) -> FindCoordinatorRespon
 
 def _find(key: str, key_type: int, context: RequestContext) -> Coordinator:
     if key_type == _TRANSACTION:
-        return _refused(key, TRANSACTIONS_REFUSED_CODE, TRANSACTIONS_REFUSED)
+        is_batched = context.api_version >= _FIRST_BATCHED_VERSION
+        return _refused(key, NO_TRANSACTIONS_CODE if is_batched else TRANSACTIONS_REFUSED_CODE, TRANSACTIONS_REFUSED)
     if key_type != _GROUP:
         return _refused(key, ErrorCode.invalid_request, f"coordinators of key type {key_type} are not served")
     endpoint = coordinator_of(context, f"group/{key}")

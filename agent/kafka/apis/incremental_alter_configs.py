@@ -1,12 +1,13 @@
-"""Kafka API 44, IncrementalAlterConfigs, v0-v1 (KIP-339), for topics.
+"""Kafka API 44, IncrementalAlterConfigs, v0-v1 (KIP-339), for topics and for groups of the new protocol (KIP-848).
 
 Set and delete for every config, append and subtract for lists. Refused: unknown names and values (INVALID_CONFIG, with
 the known ones), a resource or a name given twice, a value left out (INVALID_REQUEST); every change of a broker, whose
-configs are what an agent is started with; the other types of resource.
+configs are what an agent is started with; the other types of resource. A group need not exist to have configs; its
+coordinator goes by them within TIDELOG_GROUP_LEASE_RENEW_S.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from kio.schema.errors import ErrorCode
 from kio.schema.incremental_alter_configs.v1.request import AlterConfigsResource, IncrementalAlterConfigsRequest
@@ -16,20 +17,33 @@ from kio.schema.incremental_alter_configs.v1.response import (
 )
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.administration import named_twice, topics_of
+from agent.groups.group_configs import GROUP_CONFIGS
+from agent.kafka.administration import check_group_name, configs_of, named_twice
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.apis.describe_configs import broker_configs
-from agent.kafka.config_changes import ConfigChange, Operation, changed, check_form, refuse_broker_change
-from agent.kafka.config_entries import BROKER_RESOURCE
+from agent.kafka.config_changes import (
+    TOPIC_RULES,
+    ConfigChange,
+    ConfigRules,
+    Operation,
+    changed,
+    check_form,
+    group_rules,
+    refuse_broker_change,
+)
+from agent.kafka.config_entries import BROKER_RESOURCE, GROUP_RESOURCE
 from agent.kafka.context import RequestContext
 from agent.kafka.routing import controller_of
-from sequencer.topics import Topic, UnknownTopic
+from sequencer.topics import UnknownTopic
+
+ChangeOf: TypeAlias = Callable[[Mapping[str, str], Sequence[Operation], ConfigRules], ConfigChange]
+"""From what a resource has set, what is asked, and what may be set."""
 
 
 async def handle(
     request: IncrementalAlterConfigsRequest, context: RequestContext
 ) -> IncrementalAlterConfigsResponse:  # fmt: skip
-    responses = await alter_all(request, context, _operations, lambda topic, given: changed(topic.config, given))
+    responses = await alter_all(request, context, _operations, changed)
     return IncrementalAlterConfigsResponse(throttle_time=NO_THROTTLE, responses=responses)
 
 
@@ -43,12 +57,12 @@ async def alter_all(
     request: Any,
     context: RequestContext,
     operations_of: Callable[[Any], Sequence[Operation]],
-    change_of: Callable[[Topic, Sequence[Operation]], ConfigChange],
+    change_of: ChangeOf,
 ) -> tuple[AlterConfigsResourceResponse, ...]:
     """One answer per resource of a request of this API or of AlterConfigs, which differ in what their resources say."""
     twice = named_twice((resource.resource_type, resource.resource_name) for resource in request.resources)
     try:
-        topics = await topics_of(((one.resource_type, one.resource_name) for one in request.resources), context)
+        configs = await configs_of([(one.resource_type, one.resource_name) for one in request.resources], context)
     except ADMINISTRATION_ERRORS as error:
         return tuple(_response(resource, administration_code(error), str(error)) for resource in request.resources)
     responses = []
@@ -57,10 +71,10 @@ async def alter_all(
             responses.append(_response(resource, ErrorCode.invalid_request, "Each resource must appear at most once."))
             continue
         try:
-            topic, operations = topics.get(resource.resource_name), operations_of(resource)
-            change = _checked(resource, topic, operations, change_of, context)
-            if topic is not None and change is not None and not request.validate_only:
-                await context.parts.topics.alter_config(topic.name, change.set, change.remove)
+            current = configs.get((resource.resource_type, resource.resource_name))
+            change = _checked(resource, current, operations_of(resource), change_of, context)
+            if change is not None and not request.validate_only:
+                await _apply(resource, change, context)
             responses.append(_response(resource, ErrorCode.none, None))
         except ADMINISTRATION_ERRORS as error:
             responses.append(_response(resource, administration_code(error), str(error)))
@@ -69,20 +83,35 @@ async def alter_all(
 
 def _checked(
     resource: Any,
-    topic: Topic | None,
+    current: Mapping[str, str] | None,
     operations: Sequence[Operation],
-    change_of: Callable[[Topic, Sequence[Operation]], ConfigChange],
+    change_of: ChangeOf,
     context: RequestContext,
 ) -> ConfigChange | None:
-    """What is to change of a topic; None for a broker, of which nothing does. Raises ADMINISTRATION_ERRORS."""
+    """What is to change of a topic or a group; None for a broker, of which nothing does.
+
+    Raises one of ADMINISTRATION_ERRORS.
+    """
     check_form(resource.resource_type, operations)
     if resource.resource_type == BROKER_RESOURCE:
         known = broker_configs(resource.resource_name or str(controller_of(context)), context)
         refuse_broker_change(operations, [entry.name for entry in known])
         return None
-    if topic is None:
+    if resource.resource_type == GROUP_RESOURCE:
+        check_group_name(resource.resource_name)
+        return change_of(current or {}, operations, group_rules(context.parts.group_settings))
+    if current is None:
         raise UnknownTopic(f"There is no topic '{resource.resource_name[:300]}'.")
-    return change_of(topic, operations)
+    return change_of(current, operations, TOPIC_RULES)
+
+
+async def _apply(resource: Any, change: ConfigChange, context: RequestContext) -> None:
+    """Raises one of ADMINISTRATION_ERRORS."""
+    if resource.resource_type == GROUP_RESOURCE:
+        known = [name for name in change.remove if name in GROUP_CONFIGS]  # no other was ever set
+        await context.parts.sequencer.group_configs.alter(resource.resource_name, change.set, known)
+    else:
+        await context.parts.topics.alter_config(resource.resource_name, change.set, change.remove)
 
 
 def _response(resource: Any, code: ErrorCode, message: str | None) -> AlterConfigsResourceResponse:

@@ -35,9 +35,10 @@ async def handle(request: Any, context: RequestContext) -> JoinGroupResponse:
     reason = getattr(request, "reason", None)
     if reason:
         log.info("member joins", extra={"group": request.group_id, "member": event.member_id, "reason": reason[:255]})
+    assert context.turn is not None, "JoinGroup is parked"
     answer = await context.parts.coordinator.ask(
-        request.group_id, event, JoinAnswer, create=not event.member_id
-    )  # fmt: skip
+        request.group_id, event, JoinAnswer, create=not event.member_id, when_queued=context.turn.done
+    )
     if isinstance(answer, GroupFault):
         answer = JoinAnswer(fault=answer, member_id=event.member_id)
     return _respond(answer, context)

@@ -1,7 +1,7 @@
 """Kafka API 74, ListConfigResources, v0-v1 (KIP-1142; until v0 ListClientMetricsResources, KIP-1000).
 
-Topics and brokers have configs here and are listed by name; loggers, client metrics and groups have none, so that their
-lists are empty. Refused: types that Kafka does not know (UNSUPPORTED_VERSION).
+Topics and brokers have configs here and are listed by name, and so are groups for which some were set; loggers and
+client metrics have none, so that their lists are empty. Refused: types that Kafka does not know (UNSUPPORTED_VERSION).
 """
 
 from typing import Any, Final
@@ -36,6 +36,9 @@ async def handle(request: Any, context: RequestContext) -> ListConfigResourcesRe
     try:
         if TOPIC_RESOURCE in asked:
             found += [(TOPIC_RESOURCE, topic.name) for topic in await context.parts.topics.all()]
+        if GROUP_RESOURCE in asked:
+            group_ids = await context.parts.sequencer.group_configs.list()
+            found += [(GROUP_RESOURCE, group_id) for group_id in group_ids]
     except ADMINISTRATION_ERRORS as error:
         return _response(administration_code(error))
     if BROKER_RESOURCE in asked:

@@ -1,8 +1,12 @@
 """Kafka API 2, ListOffsets, v1-v11 (KIP-79 times, KIP-98 isolation, KIP-734 latest record).
 
-Always answered by the sequencer, never from a cache. Without tiered storage, as in Kafka: the earliest local offset
-(-4) is the log start, the latest tiered (-5) and the earliest pending upload (-6) are none. A special time that the
-version does not know gets UNSUPPORTED_VERSION, a partition named twice INVALID_REQUEST."""
+Always answered by the sequencer, never from a cache: another agent may have committed since. One statement answers all
+who ask at the same time (`agent/shared_lookups.py`). A client that asks too fast waits, and is
+asked to pause (`agent/kafka/lookup_pace.py`).
+
+Without tiered storage, as in Kafka: the earliest local offset (-4) is the log start, the latest tiered (-5) and the
+earliest pending upload (-6) are none. A special time that the version does not know gets UNSUPPORTED_VERSION, a
+partition named twice INVALID_REQUEST."""
 
 import asyncio
 import logging
@@ -17,7 +21,7 @@ from kio.schema.list_offsets.v11.response import (
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from kio.static.primitive import i32, i64
+from kio.static.primitive import i32, i32Timedelta, i64
 
 from agent.error_codes import read_failure_code
 from agent.kafka.administration import named_twice
@@ -25,13 +29,17 @@ from agent.kafka.context import RequestContext
 from agent.kafka.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
 from agent.read_path.plan_fetch import ReadFailure
 from agent.read_path.time_lookup import TimedOffset, TimeLookup
+from agent.recurring_log import RecurringLog
 from cache_ring.store_pages import DamagedPage
 from sequencer.coordinates import PartitionBounds, PartitionKey
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.database_errors import TooManyWait
 from storage.identifiers import Partition
 from storage.object_store import ObjectNotFound, StoreUnavailable
 
 _log = logging.getLogger(__name__)
+_unanswered = RecurringLog(_log, "list offsets: the sequencer cannot be asked")
+_not_found = RecurringLog(_log, "list offsets: a time cannot be looked up")
 
 _LATEST: Final = -1
 _EARLIEST: Final = -2
@@ -61,12 +69,15 @@ class _Answer:
 
 async def handle(request: Any, context: RequestContext) -> ListOffsetsResponse:
     read_committed = getattr(request, "isolation_level", 0) == _READ_COMMITTED
+    pace = context.parts.lookup_pace
+    await pace.wait()
     try:
         keys = await _keys(request, context)
-        bounds = await context.parts.sequencer.coordinates.bounds(list(set(keys.values())))
+        bounds = await context.parts.bounds.get(set(keys.values()))
     except (SequencerUnavailable, CommitOutcomeUnknown) as error:
-        _log.warning("list offsets: the sequencer cannot be asked", extra={"error": str(error)})
-        return _respond(request, {}, failed=read_failure_code(ReadFailure.UNAVAILABLE, by_id=False))
+        _unanswered.warning(error=str(error), client=context.connection.peer)
+        pause_ms = context.parts.overload.of_lookup("ListOffsets", is_refused=isinstance(error, TooManyWait))
+        return _respond(request, {}, pause_ms, failed=read_failure_code(ReadFailure.UNAVAILABLE, by_id=False))
     at_once = asyncio.Semaphore(context.parts.reads.settings.time_lookups)
     twice = named_twice(
         (topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions
@@ -87,7 +98,8 @@ async def handle(request: Any, context: RequestContext) -> ListOffsetsResponse:
         (topic.name, partition.partition_index): task.result()
         for (topic, partition), task in zip(asked, found, strict=True)
     }
-    return _respond(request, answers)
+    pause_ms = max(context.parts.overload.of_lookup("ListOffsets"), pace.pause_ms())
+    return _respond(request, answers, pause_ms)
 
 
 async def _keys(request: Any, context: RequestContext) -> dict[tuple[str, int], PartitionKey]:
@@ -122,10 +134,7 @@ async def _answer(
     except TimeoutError:
         return _Answer(code=ErrorCode.request_timed_out)
     except (SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable, DamagedPage, ObjectNotFound) as error:
-        _log.warning(
-            "list offsets: a time cannot be looked up",
-            extra={"topic_id": str(key[0]), "partition": key[1], "error": str(error)},
-        )
+        _not_found.warning(topic_id=str(key[0]), partition=key[1], error=str(error))
         return _Answer(code=read_failure_code(ReadFailure.UNAVAILABLE, by_id=False))
     end_offset = bounds.last_stable_offset if read_committed else bounds.high_watermark
     return _Answer() if found is None or found.offset >= end_offset else _at(found)
@@ -168,11 +177,14 @@ def _at(found: TimedOffset) -> _Answer:
 
 
 def _respond(
-    request: Any, answers: Mapping[tuple[str, int], _Answer], failed: ErrorCode = ErrorCode.none
+    request: Any,
+    answers: Mapping[tuple[str, int], _Answer],
+    pause_ms: int,
+    failed: ErrorCode = ErrorCode.none,
 ) -> ListOffsetsResponse:
     nothing = _Answer(code=failed)
     return ListOffsetsResponse(
-        throttle_time=timedelta(0),  # type: ignore[arg-type]
+        throttle_time=i32Timedelta.parse(timedelta(milliseconds=pause_ms)),
         topics=tuple(
             ListOffsetsTopicResponse(
                 name=topic.name,

@@ -1,14 +1,16 @@
 """Kafka API 3, Metadata, v0-v13 (KIP-36 racks, KIP-516 topic ids, KIP-1102 rebootstrap).
 
 Routes are the ring's choice in the client's zone. A topic that does not exist is created if the client and
-the agent's settings allow it. Authorized operations are not reported: there is no authorizer. When all topics are asked
-for while the sequencer is away, the connection is closed: an answer without topics would say that there are none. So it
-is where no agent is known to be alive, not even this one (it slept past its lease, say): on an answer without brokers
-librdkafka 2.13 to 2.16 forgets all addresses, and never comes back (its issue 5301).
+the agent's settings allow it. Authorized operations are all that there are: there is no authorizer.
+
+When all topics are asked for while the sequencer is away, the connection is closed: an answer without topics would say
+that there are none. So it is where no agent is known to be alive, not even this one (it slept past its lease, say): on
+an answer without brokers librdkafka 2.13 to 2.16 forgets all addresses, and never comes back (its issue 5301).
 """
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
 
@@ -24,7 +26,9 @@ from kio.static.primitive import i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE, CloseConnection
+from agent.kafka.authorized_operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNKNOWN_OPERATIONS, told
 from agent.kafka.context import RequestContext
+from agent.kafka.mutation_quota import mutation_throttle, mutations_taken
 from agent.kafka.routing import NO_NODE, controller_of, endpoints_of, route_of
 from sequencer.topics import Topic, TopicExists
 from storage.identifiers import Partition, TopicId
@@ -32,7 +36,6 @@ from storage.identifiers import Partition, TopicId
 log = logging.getLogger(__name__)
 
 _LEADER_EPOCH: Final = i32(0)
-_OPERATIONS_UNKNOWN: Final = -(2**31)
 _FIRST_VERSION_WITHOUT_NAMES: Final = 12
 
 
@@ -45,21 +48,35 @@ class _Response:
     cluster_id: str
     controller_id: BrokerId
     topics: tuple[MetadataResponseTopic, ...]
-    cluster_authorized_operations: int = _OPERATIONS_UNKNOWN
+    cluster_authorized_operations: int = UNKNOWN_OPERATIONS
     error_code: ErrorCode = ErrorCode.none
 
 
 async def handle(request: MetadataRequest, context: RequestContext) -> _Response:
     topics = tuple(await _topics(request, context))
+    if getattr(request, "include_topic_authorized_operations", False):
+        topics = tuple(replace(topic, topic_authorized_operations=TOPIC_OPERATIONS) for topic in topics)
     alive = brokers(context)  # last: whoever joined meanwhile may lead what was asked for
     if not alive:
         raise CloseConnection("no agent is known to be alive")
     return _Response(
+        throttle_time=_pause(topics, context),
         brokers=alive,
         cluster_id=context.parts.cluster_id,
         controller_id=BrokerId(controller_of(context)),
         topics=topics,
+        cluster_authorized_operations=told(
+            CLUSTER_OPERATIONS, asked=getattr(request, "include_cluster_authorized_operations", False)
+        ),
     )
+
+
+def _pause(topics: Sequence[MetadataResponseTopic], context: RequestContext) -> timedelta:
+    """For a client that creates topics faster than it may. Not for long: what it produces waits for as long."""
+    if all(topic.error_code is not ErrorCode.leader_not_available for topic in topics):
+        return NO_THROTTLE
+    longest = timedelta(milliseconds=context.settings.throttle_max_ms)
+    return min(mutation_throttle(context, "Metadata"), longest)
 
 
 def brokers(context: RequestContext) -> tuple[MetadataResponseBroker, ...]:
@@ -116,7 +133,8 @@ async def _asked_topics(request: MetadataRequest, context: RequestContext) -> li
 async def _created(name: TopicName, context: RequestContext) -> MetadataResponseTopic:
     topics = context.parts.topics
     try:
-        topic = await topics.create(name, context.settings.default_partitions, {})
+        async with mutations_taken(context.settings.default_partitions, context, refused_from=0):
+            topic = await topics.create(name, context.settings.default_partitions, {})
         log.info("topic created on demand", extra={"topic": name, "client_id": context.client_id})
         return _found(topic, context)
     except TopicExists:

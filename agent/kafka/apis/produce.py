@@ -10,7 +10,7 @@ answered, and an error closes the connection, as in Kafka.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -30,7 +30,7 @@ from agent.write_path.appended import Appended
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
 from sequencer.database import SequencerUnavailable
 from sequencer.topics import Topic
-from storage.identifiers import TopicId
+from storage.identifiers import Offset, TopicId
 from storage.produced_batches import compressed
 from storage.segment_batches import TOPIC
 
@@ -183,7 +183,8 @@ def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestCont
     request's bytes stay reserved until nothing of it is on its way, also when its time is over before."""
     assert context.turn is not None, "produce requests take turns"
     write_path = context.parts.write_path
-    appended = write_path.append(accepted.batches)
+    window = None if request.acks == _NO_ACKS else context.connection.window
+    appended = write_path.append(accepted.batches, window)
     context.turn.done()
     context.memory.retain()
     appended.when_done(context.memory.release)
@@ -207,10 +208,11 @@ def _results(under_way: _UnderWay, request: ProduceRequest, context: RequestCont
     appended = under_way.appended
     assert appended.others.keys() >= set(appended.unassigned), "without an outcome nothing may be answered as written"
     results = ProduceResults.of(under_way.refusals, len(request.records))
-    for number, base_offset, time_ms in zip(
-        under_way.numbers, appended.base_offsets, under_way.times_ms, strict=True
-    ):  # fmt: skip
+    for number, base_offset, time_ms, log_start in zip(
+        under_way.numbers, appended.base_offsets, under_way.times_ms, appended.log_starts, strict=True
+    ):
         results.base_offsets[number], results.log_append_times_ms[number] = base_offset, time_ms
+        results.log_starts[number] = log_start
     for index, outcome in appended.others.items():
         results.others[under_way.numbers[index]] = _result_of(outcome, under_way, index, context)
     return results
@@ -219,6 +221,8 @@ def _results(under_way: _UnderWay, request: ProduceRequest, context: RequestCont
 def _result_of(outcome: WriteOutcome, under_way: _UnderWay, index: int, context: RequestContext) -> ProduceResult:
     """Of a batch that was not written now."""
     result = produce_result(outcome)
+    if result.code is ErrorCode.none:
+        result = replace(result, log_start_offset=Offset(under_way.appended.log_starts[index]))
     if result.code is ErrorCode.unknown_topic_or_partition:
         context.parts.topics.forget(under_way.topic_ids[under_way.topic_of[index]])
         return ProduceResult(code=_unknown_topic(context))

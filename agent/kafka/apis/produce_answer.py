@@ -35,12 +35,18 @@ class ProduceResults:
     base_offsets: list[int]
     log_append_times_ms: list[int]
     """-1 where the log gives no times."""
+    log_starts: list[int]
     others: dict[int, ProduceResult]
 
     @classmethod
     def of(cls, others: Mapping[int, ProduceResult], count: int) -> "ProduceResults":
         """Of so many partitions, of which none is written yet."""
-        return cls(base_offsets=[NO_OFFSET] * count, log_append_times_ms=[_NO_TIME] * count, others=dict(others))
+        return cls(
+            base_offsets=[NO_OFFSET] * count,
+            log_append_times_ms=[_NO_TIME] * count,
+            log_starts=[NO_OFFSET] * count,
+            others=dict(others),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +83,14 @@ def _write_partitions(write: "_Writer", partitions: Sequence[int], results: Prod
     nothing_wrong = _nothing_wrong(write.version)
     end = start + len(partitions)
     offsets, times_ms = results.base_offsets[start:end], results.log_append_times_ms[start:end]
-    for number, (partition, base_offset, time_ms) in enumerate(zip(partitions, offsets, times_ms, strict=True), start):
+    log_starts = results.log_starts[start:end]
+    found = zip(partitions, offsets, times_ms, log_starts, strict=True)
+    for number, (partition, base_offset, time_ms, log_start) in enumerate(found, start):
         other = results.others.get(number)
         if other is not None:
             _write_other(write, partition, other)
         elif write.version >= _WITH_LOG_START:
-            write.out += _RESULT_WITH_LOG_START.pack(partition, _NO_ERROR, base_offset, time_ms, NO_OFFSET)
+            write.out += _RESULT_WITH_LOG_START.pack(partition, _NO_ERROR, base_offset, time_ms, log_start)
             write.out += nothing_wrong
         else:
             write.out += _RESULT.pack(partition, _NO_ERROR, base_offset, time_ms) + nothing_wrong

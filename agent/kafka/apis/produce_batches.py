@@ -28,11 +28,16 @@ from sequencer.topics import Topic
 from storage.batch_validation import LAST_TIMESTAMP_MS, NO_TIMESTAMP_MS, BatchLimits, InvalidBatch
 from storage.identifiers import Partition, TopicId
 from storage.produced_batches import BatchChecks
+from storage.record_batch import Compression
 from storage.segment_batches import PARTITION, TOPIC, PendingBatches
 
 NO_TIME_MS: Final = -1
 
 _TWICE = ProduceResult(code=ErrorCode.invalid_request, message="the request names the partition more than once")
+_NO_ROOM = ProduceResult(
+    code=ErrorCode.not_enough_replicas,
+    message="there is no memory now for what the topic's compression.type makes of the batches: try again",
+)
 _PLAIN_IS_CHEAPER = 64
 """Checking plain bytes takes about so many times less than checking bytes that have to be decompressed."""
 
@@ -76,6 +81,8 @@ class _Rules:
 
     limits: BatchLimits
     log_append_time_ms: int
+    compression: Compression | None = None
+    """None: as the producer sent it."""
 
 
 def accept_lone(topic: Topic, partition: int, records: memoryview, context: RequestContext) -> Accepted | None:
@@ -84,7 +91,7 @@ def accept_lone(topic: Topic, partition: int, records: memoryview, context: Requ
     if not 0 <= partition < topic.partition_count or moved_partitions(context, topic.topic_id, (partition,)):
         return None
     rules = _rules_of(topic, context.settings.validation_loop_decompressed_bytes, _now_ms())
-    if rules.log_append_time_ms != NO_TIME_MS:
+    if rules.log_append_time_ms != NO_TIME_MS or rules.compression not in (None, Compression.NONE):
         return None
     columns = context.parts.lone_check.columns(records, rules.limits, partition)
     if columns is None:
@@ -99,12 +106,12 @@ class ClientGone(Exception):
 
 async def accept(
     asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext, deadline_s: float, *, needs_client: bool
-) -> Accepted:
+) -> Accepted | ProduceResult:
     """`needs_client`: whether to stop once the client has hung up. Raises ClientGone, or TimeoutError at `deadline_s`
     on the loop's clock."""
     settings = context.settings
     request = _Request(asked, _misplaced(asked, unknown_topic, context), settings)
-    is_small = request.effort_bytes() < settings.validation_thread_bytes
+    is_small = not request.recompresses and request.effort_bytes() < settings.validation_thread_bytes
     if is_small and request.checks.step(settings.validation_loop_decompressed_bytes, at_least_one=False):
         return request.accepted()
 
@@ -120,7 +127,9 @@ async def accept(
             pass
     if is_unwanted():
         raise ClientGone
-    return request.accepted()
+    accepted = request.accepted()
+    grown_bytes = sum(map(len, accepted.batches.data)) - len(asked.frame) if request.recompresses else 0
+    return accepted if grown_bytes <= 0 or context.memory.try_grow(grown_bytes) else _NO_ROOM
 
 
 def _without(refused: Collection[int], count: int) -> NDArray[np.int64]:
@@ -191,6 +200,7 @@ class _Request:
         """The batches that are not refused, whatever they hold."""
         self._rules = [_rules_of(topic, settings.max_decompressed_bytes, at_ms) for topic in asked.topics]
         self._topic_of = asked.topic_of[self._wanted]
+        self.recompresses = any(rule.compression is not None for rule in self._rules)
         self.checks = BatchChecks(
             asked.frame,
             asked.places[self._wanted],
@@ -198,6 +208,7 @@ class _Request:
             [rule.limits for rule in self._rules],
             self._topic_of,
             append_times_ms=[rule.log_append_time_ms for rule in self._rules],
+            compressions=[rule.compression for rule in self._rules],
             most_bytes=settings.max_request_decompressed_bytes,
             most_bytes_of_one=settings.max_decompressed_bytes,
         )
@@ -264,4 +275,8 @@ def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int) -> 
         earliest_timestamp_ms=max(NO_TIMESTAMP_MS, earliest_ms),
         latest_timestamp_ms=min(LAST_TIMESTAMP_MS, latest_ms),
     )
-    return _Rules(limits=limits, log_append_time_ms=now_ms if gives_times else NO_TIME_MS)
+    return _Rules(
+        limits=limits,
+        log_append_time_ms=now_ms if gives_times else NO_TIME_MS,
+        compression=config.compression,
+    )

@@ -42,4 +42,7 @@ async def _answer(request: Any, context: RequestContext) -> SyncAnswer | GroupFa
         protocol_name=protocol_name,
         assignments={one.member_id: bytes(one.assignment) for one in request.assignments},
     )
-    return await context.parts.coordinator.ask(request.group_id, event, SyncAnswer)
+    assert context.turn is not None, "SyncGroup is parked"
+    return await context.parts.coordinator.ask(
+        request.group_id, event, SyncAnswer, when_queued=context.turn.done
+    )  # fmt: skip

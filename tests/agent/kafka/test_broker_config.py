@@ -11,7 +11,7 @@ from storage.identifiers import NodeId
 def entries(**given: object) -> dict[str, ConfigEntry]:
     parts = (AgentSettings(**given), ReadPathSettings(), GroupSettings())
     found = broker_entries(NodeId(7), "0.0.0.0:9092", "agent.internal:9092", parts)
-    assert [entry.name for entry in found] == sorted({entry.name for entry in found})
+    assert len({entry.name for entry in found}) == len(found)
     return {entry.name: entry for entry in found}
 
 

@@ -175,7 +175,7 @@ async def test_answers_leave_in_request_order_though_a_later_one_is_ready_first(
 
 
 async def test_a_fetch_that_waits_does_not_hold_up_a_produce_behind_it(wire: Wire) -> None:
-    """They run concurrently: the produce behind wakes the fetch in front, both on one connection."""
+    """The produce starts while the fetch waits. Its records end that wait, both on one connection."""
     topic = (await wire.ask(a_metadata("woken", version=12))).topics[0]
 
     fetch = await wire.send(a_fetch(12, topic, 0, max_wait=timedelta(seconds=15)))

@@ -12,7 +12,9 @@ from kio.schema.errors import ErrorCode
 
 from agent.groups.settings import GroupSettings
 from agent.kafka.forward_protocol import ACCEPTED, PREFACE, Hello, encode_hello
+from cache_ring.peer_connection import open_peer_stream
 from cache_ring.ring import Ring
+from sequencer.client import Sequencer
 from storage.identifiers import NodeId
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_metadata, running, until_answered
@@ -156,6 +158,41 @@ async def test_a_member_that_waits_holds_up_no_other_client(
     assert (joined.error_code, joined.member_id, joined.leader) == (ErrorCode.none, named, named)
 
 
+async def test_order_on_a_connection_holds_for_what_is_forwarded(
+    agents: tuple[Running, Running], wires: tuple[Wire, Wire]
+) -> None:
+    """All are sent at once to an agent that is not the coordinator."""
+    for number in range(10):
+        group = a_group_of(agents[1])
+        commits = [await wires[0].send(a_commit(group, number)), await wires[0].send(a_commit(group, number + 1))]
+        fetch = await wires[0].send(an_offset_fetch(group))
+        deletion = await wires[0].send(request(42, 2, groups_names=(group,)))
+        listing = await wires[0].send(request(16, 5, states_filter=(), types_filter=()))
+
+        assert [commit_code(await wires[0].receive(sent)) for sent in commits] == [ErrorCode.none] * 2
+        assert committed(await wires[0].receive(fetch)) == {group: number + 1}
+        assert (await wires[0].receive(deletion)).results[0].error_code is ErrorCode.none
+        assert group not in {listed.group_id for listed in (await wires[0].receive(listing)).groups}
+
+
+async def test_a_forwarded_member_that_waits_for_others_can_leave(
+    agents: tuple[Running, Running], wires: tuple[Wire, Wire]
+) -> None:
+    group = a_group_of(agents[1])
+    stays = await Wire.connect(agents[1].app.kafka_port)
+    first = a_join(group, (await stays.ask(a_join(group))).member_id)
+    assert (await stays.ask(first)).error_code is ErrorCode.none  # it does not come to the next rebalance
+    named = (await wires[0].ask(a_join(group))).member_id
+    leaving = [{"member_id": named, "group_instance_id": None, "reason": None}]
+
+    join = await wires[0].send(a_join(group, named))
+    leave = await wires[0].send(request(13, 5, group_id=group, members=leaving))
+
+    assert (await wires[0].receive(join)).error_code is not ErrorCode.none
+    assert (await wires[0].receive(leave)).members[0].error_code is ErrorCode.none
+    stays.close()
+
+
 async def test_the_coordinator_sees_the_client_and_not_the_agent_that_it_came_to(
     agents: tuple[Running, Running], wires: tuple[Wire, Wire]
 ) -> None:
@@ -210,6 +247,28 @@ async def test_a_client_whose_agents_disagree_is_refused_and_served_once_they_ag
     assert set(codes) <= {ErrorCode.not_coordinator, ErrorCode.none}
 
 
+async def test_agents_whose_secret_is_renewed_go_on_forwarding(
+    agents: tuple[Running, Running], module_database_url: str
+) -> None:
+    memberships = [agent.app._membership() for agent in agents]
+    sequencer = await Sequencer.open(module_database_url)
+    for _ in range(2):
+        before = [membership.peer_secrets() for membership in memberships if membership]
+        await sequencer.agents.renew_peer_secret()
+        async with asyncio.timeout(60):
+            while any(membership.peer_secrets() in before for membership in memberships if membership):
+                fresh = await Wire.connect(agents[0].app.kafka_port)
+                assert commit_code(await fresh.ask(a_commit(a_group_of(agents[1]), 3))) is ErrorCode.none
+                fresh.close()
+    await sequencer.close()
+
+    fresh = await Wire.connect(agents[0].app.kafka_port)
+    lost = agents[0].metric("tidelog_forwarded_total", outcome="lost")
+    assert commit_code(await fresh.ask(a_commit(a_group_of(agents[1]), 4))) is ErrorCode.none
+    assert agents[0].metric("tidelog_forwarded_total", outcome="lost") == lost
+    fresh.close()
+
+
 async def test_an_agent_takes_no_more_forwarded_connections_than_its_setting(module_database_url: str) -> None:
     async with running(module_database_url, max_forwarded_connections=1) as agent:
         await until(lambda: agent.agents_seen >= 1)
@@ -228,8 +287,7 @@ async def test_an_agent_takes_no_more_forwarded_connections_than_its_setting(mod
     "opening", [PREFACE + b"\x00\x03abc", PREFACE + b"\xff\xff" + b"\x00" * 65_535, b"TIDELOG NOISE 1\n"]
 )
 async def test_a_bad_opening_closes_its_connection_alone(agents: tuple[Running, Running], opening: bytes) -> None:
-    host, port = peer_address(agents[1])
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await a_peer_stream(agents[1])
     writer.write(opening)
 
     async with asyncio.timeout(60):
@@ -240,17 +298,18 @@ async def test_a_bad_opening_closes_its_connection_alone(agents: tuple[Running, 
     wire.close()
 
 
-def peer_address(agent: Running) -> tuple[str, int]:
+async def a_peer_stream(agent: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to its peer port, proven."""
     membership = agent.app._membership()
     assert membership is not None
     assert membership.self_ is not None
-    return membership.self_.address.peer_host, membership.self_.address.peer_port
+    address = membership.self_.address
+    return await open_peer_stream(address.peer_host, address.peer_port, membership.peer_secrets)
 
 
 async def forwarding_to(agent: Running) -> Wire:
     """A connection as another agent opens it. Raises IncompleteReadError if it is not accepted."""
-    host, port = peer_address(agent)
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await a_peer_stream(agent)
     writer.write(PREFACE + encode_hello(Hello(node_id=NodeId(99), zone="q", client="10.1.2.3:4")))
     async with asyncio.timeout(60):
         assert await reader.readexactly(len(ACCEPTED)) == ACCEPTED

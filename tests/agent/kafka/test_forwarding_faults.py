@@ -21,6 +21,7 @@ from tests.agent.kafka.test_forwarding import (
     commit_code,
 )
 from tests.agent.running import RING, Running, Wire, a_metadata, running
+from tests.cache_ring.builders import a_peer_port
 from tests.waiting import until
 
 Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -47,10 +48,8 @@ async def a_strange_agent(database_url: str, converse: Conversation) -> AsyncIte
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
     sequencer = await Sequencer.open(database_url)
-    try:
-        port = server.sockets[0].getsockname()[1]
+    async with a_peer_port(serve, sequencer.agents.peer_secrets) as port:
         address = AgentAddress(
             zone="s",
             kafka_host="strange",
@@ -60,12 +59,12 @@ async def a_strange_agent(database_url: str, converse: Conversation) -> AsyncIte
             http_url="http://strange",
         )
         await sequencer.agents.join(address, LONG_S)
-        yield clients
-    finally:
-        server.close()
-        for task in open_tasks:
-            task.cancel()
-        await sequencer.close()
+        try:
+            yield clients
+        finally:
+            for task in open_tasks:
+                task.cancel()
+            await sequencer.close()
 
 
 def a_group_of_another(agent: Running) -> str:

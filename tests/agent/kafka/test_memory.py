@@ -78,3 +78,16 @@ async def test_bytes_are_given_back_when_the_last_holder_releases() -> None:
 async def test_a_request_larger_than_the_budget_is_an_error_not_a_wait() -> None:
     with pytest.raises(ValueError, match="whole budget"):
         await MemoryBudget(100).reserve(101)
+
+
+async def test_a_reservation_grows_only_into_what_is_free_and_gives_all_of_it_back() -> None:
+    budget = MemoryBudget(100)
+    first, second = await budget.reserve(40), await budget.reserve(30)
+
+    assert first.try_grow(30)
+    assert not second.try_grow(1)
+    assert (first.size_bytes, budget.used_bytes) == (40, 100)
+
+    first.release()
+    second.release()
+    assert budget.used_bytes == 0

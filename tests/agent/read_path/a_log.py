@@ -132,7 +132,7 @@ async def an_agent_reading(
     polls: bool = True,
 ) -> AsyncIterator[ReadSide]:
     """An agent's read side, joined to the ring. `polls`: whether it polls the sequencer and subscribes."""
-    peer_server, pages = new_peer_server(store, store, "tidelog", ring)
+    peer_server, pages = new_peer_server(sequencer, store, store, "tidelog", ring)
     port = await peer_server.start("127.0.0.1", 0)
     address = AgentAddress(
         zone=zone,

@@ -168,12 +168,27 @@ def _rest(topic: Topic) -> dict[str, Any]:
     return {"partition_count": 1, "config": {}, "created_at": topic.created_at}
 
 
-async def test_a_fetch_session_is_refused_as_unknown(agents: Agents) -> None:
-    unknown = await ask(agents.a.kafka_port, a_fetch(12, agents.topic, 0, session_id=5, session_epoch=1))
-    impossible = await ask(agents.a.kafka_port, a_fetch(12, agents.topic, 0, session_id=0, session_epoch=1))
+async def test_a_fetch_session_cannot_be_continued(agents: Agents) -> None:
+    for session_id in (0, 5):
+        continued = a_fetch(12, agents.topic, 0, session_id=session_id, session_epoch=1)
 
-    assert (unknown.error_code, unknown.responses) == (ErrorCode.fetch_session_id_not_found, ())
-    assert impossible.error_code is ErrorCode.invalid_fetch_session_epoch
+        answer = await ask(agents.a.kafka_port, continued)
+
+        assert (answer.error_code, answer.responses) == (ErrorCode.fetch_session_id_not_found, ())
+
+
+@pytest.mark.parametrize("session_id", [-1, 0, 5])
+@pytest.mark.parametrize("session_epoch", [-1, 0])
+async def test_a_fetch_that_asks_for_or_ends_a_session_is_a_full_request(
+    agents: Agents, session_id: int, session_epoch: int
+) -> None:
+    """segmentio/kafka-go sends -1 for both."""
+    asked = a_fetch(12, agents.topic, 0, session_id=session_id, session_epoch=session_epoch)
+
+    answer = await ask(agents.a.kafka_port, asked)
+
+    assert (answer.error_code, answer.session_id) == (ErrorCode.none, 0)
+    assert [part.error_code for part in answer.responses[0].partitions] == [ErrorCode.none]
 
 
 async def test_a_client_of_another_zone_is_sent_to_that_zones_agent(agents: Agents) -> None:

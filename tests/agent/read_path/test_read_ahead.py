@@ -35,7 +35,8 @@ async def test_a_page_that_readers_of_two_partitions_come_to_is_loaded_ahead_by_
     store, key = GatedStore(), merged_key("tidelog", new_segment_id())
     await store.put(key, [bytes(2_000)])
     pages = StorePages(store, store, RING)
-    reader = PageReader(Membership(sequencer.agents, an_address(), RING), pages, PeerClient(RING), RING)
+    membership = Membership(sequencer.agents, an_address(), RING)
+    reader = PageReader(membership, pages, PeerClient(RING, membership.peer_secrets), RING)
     ahead = ReadAhead(reader, 1 << 20)
     broken: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))

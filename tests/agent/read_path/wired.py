@@ -4,11 +4,13 @@ Promises that `run` owns every task of the read side, and that `close` ends what
 """
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 from agent.read_path.known_coordinates import KnownCoordinates
 from agent.read_path.reads import ReadPath
 from agent.read_path.settings import ReadPathSettings
+from agent.topic_traffic import TopicTraffic
 from cache_ring.coordinate_push import CoordinatePush
 from cache_ring.interests import Interests
 from cache_ring.membership import Membership
@@ -47,11 +49,12 @@ class ReadSide:
 
 
 def new_peer_server(
-    store: ObjectStore, catch_up_store: ObjectStore, cluster: str, settings: CacheRingSettings
+    sequencer: Sequencer, store: ObjectStore, catch_up_store: ObjectStore, cluster: str, settings: CacheRingSettings
 ) -> tuple[PeerServer, StorePages]:
     """What must listen before the agent's address is known. `catch_up_store` is a second client of the same bucket."""
     pages = StorePages(store, catch_up_store, settings)
-    return PeerServer(pages, settings, key_prefixes=(segments_prefix(cluster), merged_prefix(cluster))), pages
+    prefixes = (segments_prefix(cluster), merged_prefix(cluster))
+    return PeerServer(pages, settings, sequencer.agents.peer_secrets, prefixes), pages
 
 
 def wire_read_side(
@@ -65,14 +68,14 @@ def wire_read_side(
 ) -> ReadSide:
     """The read side of an agent at `address`, whose peer port `peer_server` listens on."""
     membership = Membership(sequencer.agents, address, ring_settings)
-    pages = PageReader(membership, store_pages, PeerClient(ring_settings), ring_settings)
+    pages = PageReader(membership, store_pages, PeerClient(ring_settings, membership.peer_secrets), ring_settings)
     interests = Interests(read_settings.recent_reader_s, read_settings.read_partitions)
     known = KnownCoordinates(sequencer, interests, read_settings, push=peer_server.push)
     return ReadSide(
         peer_server=peer_server,
         membership=membership,
         pages=pages,
-        reads=ReadPath(known, pages, read_settings),
+        reads=ReadPath(known, pages, read_settings, TopicTraffic(0, time.monotonic)),
         interests=interests,
         push=CoordinatePush(membership, ring_settings, interests, known.heard),
     )

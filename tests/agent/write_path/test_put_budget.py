@@ -1,9 +1,10 @@
 """The PUT budget: never above its burst, never below minus its burst, and early seals bounded over any span."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.write_path.put_budget import PutBudget, PutBudgetPolicy
+from agent.write_path.put_budget import PutBudget, PutBudgetPolicy, window_budget_policy
 
 policies = st.builds(
     PutBudgetPolicy, per_s=st.floats(0.1, 100, allow_nan=False), burst=st.floats(1, 100, allow_nan=False)
@@ -50,6 +51,22 @@ def test_a_token_is_there_when_it_was_said_to_be(policy: PutBudgetPolicy, spends
         budget = budget.spend(0.0)
 
     assert budget.at(budget.token_at_s()).tokens >= 1.0 - 1e-9
+
+
+def test_dollars_a_month_are_puts_at_the_stores_price() -> None:
+    policy = window_budget_policy(usd_per_month=20.0, usd_per_million_puts=5.0, saved_h=24.0)
+
+    assert policy is not None
+    assert policy.per_s * 30 * 86_400 == pytest.approx(4e6)
+    assert policy.burst == pytest.approx(4e6 / 30)
+
+
+def test_where_puts_cost_nothing_there_is_no_bound_and_without_dollars_no_token() -> None:
+    assert window_budget_policy(usd_per_month=20.0, usd_per_million_puts=0.0, saved_h=24.0) is None
+
+    none = window_budget_policy(usd_per_month=0.0, usd_per_million_puts=5.0, saved_h=24.0)
+    assert none is not None
+    assert PutBudget.full(none, 0.0).at(1e9).token_at_s() == float("inf")
 
 
 def test_time_that_runs_backwards_gives_and_takes_nothing() -> None:

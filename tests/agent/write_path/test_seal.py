@@ -38,6 +38,24 @@ def test_a_full_segment_does_not_wait_for_anything() -> None:
     assert seal_due(a_segment(1000), POLICY, a_budget(-16)) == SealDue(at_s=100.0, reason=SealReason.SIZE)
 
 
+def test_full_windows_are_sealed_at_once_without_a_token() -> None:
+    due = seal_due(a_segment(), POLICY, a_budget(-16), windows_full_at_s=100.1)
+
+    assert due == SealDue(at_s=100.1, reason=SealReason.WINDOW)
+
+
+def test_a_token_pays_before_the_budget_for_full_windows() -> None:
+    due = seal_due(a_segment(), POLICY, a_budget(1.0), windows_full_at_s=100.0)
+
+    assert due == SealDue(at_s=100.0, reason=SealReason.TOKEN)
+
+
+def test_full_windows_whose_budget_is_spent_wait_for_linger() -> None:
+    due = seal_due(a_segment(), POLICY, a_budget(-16), windows_full_at_s=float("inf"))
+
+    assert due == SealDue(at_s=100.25, reason=SealReason.AGE)
+
+
 def test_draining_does_not_wait_for_linger_or_tokens() -> None:
     due = seal_due(a_segment(), POLICY, a_budget(-16), draining=True)
 

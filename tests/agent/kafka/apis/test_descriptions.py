@@ -131,10 +131,24 @@ async def test_the_store_is_the_one_log_dir(agent: Running, wire: Wire, version:
     assert agent.app.kafka_port
 
 
+async def test_a_reassignment_to_the_current_replicas_is_taken(wire: Wire) -> None:
+    await create(wire, "stays")
+    current = (await wire.ask(a_metadata("stays", version=12))).topics[0].partitions[0].replica_nodes
+    topics = [{"name": "stays", "partitions": [{"partition_index": 0, "replicas": current}]}]
+
+    for version in range(2):
+        answer = await wire.ask(
+            request(45, version, timeout=TIMEOUT, allow_replication_factor_change=True, topics=topics)
+        )
+
+        [found] = answer.responses[0].partitions
+        assert (answer.error_code, found.error_code, found.error_message) == (ErrorCode.none, ErrorCode.none, None)
+
+
 async def test_nothing_is_ever_reassigned(wire: Wire) -> None:
     await create(wire, "unmoved")
     partitions = [
-        {"partition_index": 0, "replicas": (1,)},
+        {"partition_index": 0, "replicas": (99,)},
         {"partition_index": 0, "replicas": None},
         {"partition_index": 9, "replicas": (1,)},
     ]

@@ -56,6 +56,29 @@ async def test_delete_records_moves_the_log_start_and_consumers_see_it(wire: Wir
     assert (kept.error_code, kept.log_start_offset, bool(kept.records)) == (ErrorCode.none, 3, True)
 
 
+@pytest.mark.parametrize("version", [5, 9, 13])
+async def test_produce_answers_the_real_log_start_offset(wire: Wire, version: int) -> None:
+    topic = await a_topic_of(wire, f"started-{version}", 5)
+    name, batch = topic.name, a_batch(b"once", producer=(93, 0, 0))
+    assert (await delete_records(wire, name, 3)).low_watermark == 3
+
+    async def produced(partitions: dict[int, bytes]) -> Any:
+        asked = a_produce(name, dict(partitions), version=version, topic_id=topic.topic_id)
+        return partitions_of(await wire.ask(asked))[0]
+
+    answers = [
+        await produced({0: a_batch(b"alone")}),
+        await produced({0: a_batch(b"alone and compressed", compression=1)}),
+        await produced({0: batch}),
+        await produced({0: batch}),  # again: a duplicate
+        await produced({0: a_batch(b"beside a refused one"), 7: a_batch(b"nowhere")}),
+    ]
+
+    assert [answer.error_code for answer in answers] == [ErrorCode.none] * 5
+    assert [answer.base_offset for answer in answers] == [5, 6, 7, 7, 8]
+    assert [answer.log_start_offset for answer in answers] == [3] * 5
+
+
 async def test_delete_records_up_to_the_high_watermark_and_no_further(wire: Wire) -> None:
     topic = await a_topic_of(wire, "emptied", 3)
 

@@ -103,6 +103,23 @@ async def test_a_name_that_differs_in_dots_and_underscores_alone_is_refused(wire
     assert "collides with existing topic: my.metric_name" in answer.error_message
 
 
+@pytest.mark.parametrize("validate_only", [False, True])
+async def test_that_a_topic_exists_counts_before_what_else_is_wrong(wire: Wire, validate_only: bool) -> None:
+    await create(wire, "there_already")
+    wrong: list[dict[str, Any]] = [
+        {"configs": [{"name": "no.such", "value": "1"}]},
+        {"configs": [{"name": "retention.ms", "value": None}]},
+        {"num_partitions": 0},
+        {"replication_factor": 0},
+        _assigned((0, (99,))),
+    ]
+
+    answers = [await create(wire, "there_already", validate_only=validate_only, **values) for values in wrong]
+
+    assert {answer.error_code for answer in answers} == {ErrorCode.topic_already_exists}
+    assert {answer.error_message for answer in answers} == {"Topic 'there_already' already exists."}
+
+
 async def test_a_topic_named_twice_in_a_request_is_refused(wire: Wire) -> None:
     topic = {"name": "twice", "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
 

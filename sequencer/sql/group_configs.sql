@@ -1,0 +1,12 @@
+-- What administrators set for groups (migrations/0017_group_configs.sql). Coordinators read it with what else they ask of groups (groups.sql).
+
+-- name: configs_of
+SELECT group_id, config FROM group_configs WHERE group_id = ANY (%(group_ids)s::text[]) AND config <> '{}'
+
+-- name: alter
+INSERT INTO group_configs (group_id, config) VALUES (%(group_id)s::text, %(set)s::jsonb - %(remove)s::text[])
+ON CONFLICT (group_id) DO UPDATE SET config = (group_configs.config || %(set)s::jsonb) - %(remove)s::text[]
+
+-- name: list
+-- A page in id order.
+SELECT group_id FROM group_configs WHERE group_id > %(after)s::text AND config <> '{}' ORDER BY group_id LIMIT %(cap)s::integer

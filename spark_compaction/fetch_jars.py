@@ -1,0 +1,11 @@
+"""`python -m spark_compaction.fetch_jars`: fetches the jars that Spark needs into Ivy's local cache.
+
+An image that ran it when it was built starts Spark without a network.
+"""
+
+from spark_compaction.session import spark_session, stop_spark
+from spark_compaction.settings import CompactionSettings
+
+if __name__ == "__main__":
+    spark_session(CompactionSettings())
+    stop_spark()

@@ -1,0 +1,176 @@
+"""Windows of producers: who has sent all that it ever sends, and who is waited for."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.write_path.producer_window import OpenWindows, ProducerWindow, WindowPolicy
+
+POLICY = WindowPolicy(refill_s=0.02, refill_wait_s=0.004)
+
+
+class Producer:
+    """A connection that sends `width` requests, and as many again once all are answered."""
+
+    def __init__(self, windows: OpenWindows, width: int = 5, refill_s: float = 0.001) -> None:
+        self.windows, self.width, self.refill_s = windows, width, refill_s
+        self.window = ProducerWindow()
+
+    def send(self, now_s: float) -> None:
+        self.windows.took(self.window, 1, 16_384, now_s)
+
+    def fill(self, now_s: float) -> None:
+        for _ in range(self.width - self.window.in_flight):
+            self.send(now_s + self.refill_s)
+
+    def answered(self, now_s: float) -> None:
+        for _ in range(self.window.in_flight):
+            self.windows.answered(self.window, now_s - 0.1, now_s)
+
+
+def after_cycles(producers: Sequence[Producer], cycles: int = 5) -> float:
+    """All in step, sealed together; the open segment is empty and everybody was just answered. Returns the time."""
+    now_s = 0.0
+    for _ in range(cycles):
+        for producer in producers:
+            producer.fill(now_s)
+        now_s += 0.1
+        producers[0].windows.sealed(is_rest_empty=True)
+        for producer in producers:
+            producer.answered(now_s)
+    return now_s
+
+
+def some_windows() -> OpenWindows:
+    return OpenWindows(POLICY)
+
+
+def test_waiting_brings_nothing_once_a_limited_producer_has_sent_its_window() -> None:
+    windows = some_windows()
+    producer = Producer(windows)
+    now_s = after_cycles([producer])
+
+    for number in range(1, 6):
+        assert windows.full_at_s(now_s) is None, number
+        producer.send(now_s)
+
+    assert windows.full_at_s(now_s) == now_s
+
+
+def test_a_producer_that_fills_its_window_slowly_is_not_limited_by_it() -> None:
+    windows = some_windows()
+    producer = Producer(windows, refill_s=0.06)
+    now_s = after_cycles([producer], 20)
+    producer.fill(now_s)
+
+    assert not producer.window.is_limited
+    assert windows.full_at_s(now_s + 1) is None
+
+
+def test_one_with_room_in_its_window_is_waited_for() -> None:
+    windows = some_windows()
+    first, second = Producer(windows), Producer(windows)
+    now_s = after_cycles([first, second])
+
+    first.fill(now_s)
+    second.send(now_s)
+    assert windows.full_at_s(now_s) is None
+    second.fill(now_s)
+
+    assert windows.full_at_s(now_s) == now_s
+
+
+def test_one_that_was_just_answered_is_waited_for_a_moment_so_that_all_fall_into_step() -> None:
+    windows = some_windows()
+    first, second = Producer(windows), Producer(windows)
+    now_s = after_cycles([first, second])
+
+    first.fill(now_s)
+    assert windows.full_at_s(now_s) == now_s + POLICY.refill_wait_s
+    second.fill(now_s)
+
+    assert windows.full_at_s(now_s) == now_s
+
+
+def test_who_sends_one_request_now_and_then_holds_up_no_limited_producer() -> None:
+    windows = some_windows()
+    producer, seldom = Producer(windows), Producer(windows, width=1)
+    now_s = after_cycles([producer])
+    seldom.fill(now_s)
+    producer.fill(now_s)
+
+    assert not seldom.window.is_limited
+    assert windows.full_at_s(now_s) == now_s
+
+
+def test_requests_that_want_no_answer_are_never_all_that_come() -> None:
+    windows = some_windows()
+    producer = Producer(windows)
+    now_s = after_cycles([producer])
+    producer.fill(now_s)
+
+    windows.took(None, 1, 100, now_s)
+    assert windows.full_at_s(now_s) is None
+    windows.sealed(is_rest_empty=True)
+    producer.answered(now_s)
+    producer.fill(now_s)
+
+    assert windows.full_at_s(now_s) == now_s
+
+
+def test_nothing_is_said_of_a_segment_that_a_seal_left_behind() -> None:
+    windows = some_windows()
+    producer = Producer(windows)
+    now_s = after_cycles([producer])
+
+    windows.sealed(is_rest_empty=False)
+    producer.fill(now_s)
+
+    assert windows.full_at_s(now_s) is None
+
+
+def test_a_window_that_became_narrower_is_forgotten_with_its_history() -> None:
+    windows = some_windows()
+    producer = Producer(windows)
+    after_cycles([producer])
+    producer.width = 2
+
+    after_cycles([producer], 150)
+
+    assert producer.window.widest == 2
+
+
+def test_a_pause_of_a_limited_producer_is_forgiven() -> None:
+    windows = some_windows()
+    producer = Producer(windows)
+    now_s = after_cycles([producer], 60)
+    assert producer.window.is_steadily_limited
+
+    producer.fill(now_s + 3.0)
+
+    assert producer.window.is_limited
+    assert not producer.window.is_steadily_limited
+
+
+@given(steps=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["send", "answer", "seal"])), max_size=300))
+def test_what_is_counted_is_what_a_look_at_every_window_finds(steps: list[tuple[int, str]]) -> None:
+    windows = some_windows()
+    each = [ProducerWindow() for _ in range(4)]
+    waiting: set[ProducerWindow] = set()
+    now_s = 0.0
+
+    for number, step in steps:
+        now_s += 0.001
+        window = each[number]
+        if step == "send":
+            windows.took(window, 1, 100, now_s)
+            waiting.add(window)
+        elif step == "seal":
+            windows.sealed(is_rest_empty=True)
+            waiting.clear()
+        elif window.in_flight:
+            windows.answered(window, now_s, now_s)
+
+        are_full = all(one.is_full for one in waiting) and any(one.is_limited for one in waiting)
+        assert windows.are_full == are_full

@@ -1,0 +1,50 @@
+"""`tidelog peers`: what agents share with each other and with no one else."""
+
+import asyncio
+
+import typer
+from rich.console import Console
+
+from sequencer.client import Sequencer
+from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from tidelog.errors import UserError
+from tidelog.find_cluster import find_cluster, require
+from tidelog.setting_options import with_settings
+from tidelog.settings import ClientSettings
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Renew the secret by which agents know each other.",
+)
+
+
+@app.callback()
+def peers() -> None:
+    """Makes a group of the one command."""
+
+
+@app.command("renew-secret")
+@with_settings(ClientSettings, only=("database_url", "data_dir"))
+def renew_secret() -> None:
+    """Make a new secret for the agents' peer port. The one before stays valid until the next renewal."""
+    database_url = require(find_cluster(), "database_url")
+    try:
+        asyncio.run(_renew(database_url))
+    except SequencerUnavailable as away:
+        raise UserError(" ".join(str(away).split())) from None
+    except CommitOutcomeUnknown:
+        raise UserError("The connection was lost; the secret may be renewed.", "Run the command again.") from None
+    Console().print(
+        "[green]Renewed.[/] Agents use the new secret within seconds. The one before is still valid: if it may be "
+        "known to others, run this again after a minute."
+    )
+
+
+async def _renew(database_url: str) -> None:
+    sequencer = await Sequencer.open(database_url)
+    try:
+        await sequencer.agents.renew_peer_secret()
+    finally:
+        await sequencer.close()
