@@ -67,6 +67,8 @@ class Order(Enum):
 
     ALONE = auto()
     """The requests behind it wait for its answer."""
+    READ = auto()
+    """The requests behind it wait for its answer, except other reads. They run at the same time."""
     PIPELINED = auto()
     """The requests behind it wait for its answer, except those of the same API. They run at the same time and take
     turns (`context.turn`), so that they take effect in order."""

@@ -1,11 +1,11 @@
 """One Kafka connection: requests are handled and answered in order, as `Order` says (DESIGN §5, §10).
 
-Promises: a request starts once those before it are answered, except that Produce and OffsetCommit are pipelined and
-that a long poll holds up no request. An answer that is ready behind a long poll ends the long poll's wait. Bytes of
-requests in memory stay within the agent's and the connection's budgets (past them the socket is not read); bad input
-closes this connection, with one log line, and touches no other; answers leave in request order; a client that does not
-read its answers stops being read. When a client hangs up, what it asked for is cancelled, but for requests of APIs that
-are `carried_out`.
+Promises: a request starts once those before it are answered, except that Produce and OffsetCommit are pipelined, that
+reads run at the same time, and that a long poll holds up no request. An answer that is ready behind a long poll ends
+its wait. Bytes of requests in memory stay within the agent's and the connection's budgets (past them the socket
+is not read); bad input closes this connection, with one log line, and touches no other; answers leave in request order;
+a client that does not read its answers stops being read. When a client hangs up, what it asked for is cancelled, but
+for requests of APIs that are `carried_out`.
 
 A connection that does nothing has no task and no buffer: it is driven by the event loop's callbacks. A large request is
 received straight into its own buffer, whatever is small into one that all connections share.
@@ -111,9 +111,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._in_flight: deque[_InFlight] = deque()
         self._in_flight_bytes = 0
         self._holding_up = 0
-        """Requests that others wait for. More than one only if they are pipelined: all are then of one API."""
-        self._pipelined: Api | None = None
-        """That API, if requests hold others up and are pipelined."""
+        """Requests that others wait for."""
+        self._beside: Api | Order | None = None
+        """What may start while requests hold others up: more of this API or of this order, or nothing."""
         self._waiting: list[_Waiting] = []
         """Those in flight that have not started: the last."""
         self._is_sending = False
@@ -290,7 +290,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._start(entry, now_s, frame)
 
     def _may_start(self, api: Api) -> bool:
-        return not self._holding_up or api is self._pipelined
+        return not self._holding_up or self._beside is api or self._beside is api.order
 
     def _start_waiting(self) -> None:
         while self._waiting and self._may_start(self._waiting[0].entry.request.api):
@@ -307,7 +307,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         else:
             entry.holds_up = True
             self._holding_up += 1
-            self._pipelined = api if api.order is Order.PIPELINED else None
+            self._beside = api if api.order is Order.PIPELINED else api.order if api.order is Order.READ else None
             if api.order in _TAKES_TURNS:
                 entry.turn = self._turns.next()
         context = RequestContext(
