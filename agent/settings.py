@@ -169,8 +169,8 @@ class AgentSettings(BaseSettings):
     """What the store charges for a million PUTs; 0: nothing, so that the budget in dollars has no bound. Unset: 5, as
     S3 does, and 0 where the store is a directory."""
     window_refill_ms: float = Field(default=20.0, ge=0)
-    """A producer that fills its window again so soon after answers, or in half the time that they took, is limited by
-    it."""
+    """A producer that fills its window again so soon after answers is limited by it; or in half the linger, or in half
+    the time that the answers took. One that sends as records come takes longer."""
     window_wait_ms: float = Field(default=4.0, ge=0)
     """How long a segment whose producers have full windows waits for others that were just answered."""
     max_uploads: int = Field(default=16, ge=1)

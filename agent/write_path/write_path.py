@@ -87,7 +87,10 @@ class WritePath:
         self._window_budget = None if window_policy is None else PutBudget.full(window_policy, clock())
         """None: it has no bound."""
         self._windows = OpenWindows(
-            WindowPolicy(refill_s=settings.window_refill_ms / 1000, refill_wait_s=settings.window_wait_ms / 1000)
+            WindowPolicy(
+                refill_s=max(settings.window_refill_ms, settings.linger_ms / 2) / 1000,
+                refill_wait_s=settings.window_wait_ms / 1000,
+            )
         )
         self._gathered: Accumulator[Appended] = Accumulator(settings.segment_size_bytes)
         self._queue: SealQueue[_Waiter] = SealQueue()

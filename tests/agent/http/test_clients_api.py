@@ -11,8 +11,11 @@ from agent.http.app import create_http_app
 from agent.http.client_metrics import ClientMetrics
 from agent.http.parts import HttpParts
 from agent.kafka.context import ConnectionState
+from agent.producer_notices import ProducerNotices
+from agent.settings import AgentSettings
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_metadata
+from tests.agent.write_path.test_producer_advice import a_window
 from tests.waiting import until
 
 
@@ -97,6 +100,35 @@ def test_the_metric_has_bounded_labels_however_many_versions_there_are() -> None
     assert len(lines) == 50
     assert registry.get_sample_value("tidelog_client_connections", {"library": "lib", "version": "7"}) == 6
     assert sum(float(line.rsplit(" ", 1)[1]) for line in lines) == len(states)
+
+
+async def test_a_producer_that_its_window_limits_is_advised_over_http_in_the_metrics_and_once_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    limited = ConnectionState(
+        connection_id=1, peer="x:1", client_id="slow", software_name="apache-kafka-java", software_version="4.1.0",
+        window=a_window(5, 16_384),
+    )  # fmt: skip
+    states = [limited, ConnectionState(connection_id=2, peer="x:2", client_id="reader")]
+    registry = CollectorRegistry()
+    registry.register(ClientMetrics(lambda: states))
+    parts = HttpParts(
+        sequencer=lambda: None, checks=(), cluster="test", zone="a", node_id=lambda: 7, clients=lambda: states,
+        registry=registry,
+    )  # fmt: skip
+    transport = httpx.ASGITransport(app=create_http_app(parts))
+    async with httpx.AsyncClient(transport=transport, base_url="http://agent", timeout=60) as http:
+        listed = (await http.get("/v1/clients")).json()["connections"]
+    notices = ProducerNotices(lambda: states, AgentSettings())
+    with caplog.at_level("INFO"):
+        notices.look()
+        notices.look()
+
+    assert "batch.size=262144 and linger.ms=50" in listed[0]["advice"]
+    assert listed[1]["advice"] is None
+    labels = {"library": "apache-kafka-java", "version": "4.1.0"}
+    assert registry.get_sample_value("tidelog_client_connections_limited", labels) == 1
+    assert [getattr(record, "client_id", "") for record in caplog.records] == ["slow"]
 
 
 def test_a_connection_notes_only_a_few_groups() -> None:
