@@ -2,7 +2,8 @@
 
 Promises:
 - No call waits behind those of another lane: neither for a connection nor in a queue.
-- In each lane, writes leave connections to reads and leases, since all writes may wait for a standby.
+- In each lane, writes leave connections to reads and leases, since all writes may wait for a standby. Reads leave one
+  to writes, since who reads for long may have to write meanwhile.
 - Clients get connections in fair turns (`fair_queue.py`).
 - `follow` ends every connection but one: idle ones are closed, and calls under way on others fail at once.
 - After one connection was lost, the pools do not hand out the idle ones that were made before.
@@ -47,6 +48,8 @@ class _LaneConnections:
         self.places = FairGate(size, most_waiting)
         """As many as the pool has connections: its own queue, which is not fair, stays empty."""
         self.writers = FairGate(max(1, size - reads), most_waiting)
+        self.readers = FairGate(size - 1, most_waiting)
+        """Who reads for long may write meanwhile: a place is left for that."""
         self._lane = lane
 
     def asker(self) -> Asker:
@@ -119,6 +122,37 @@ class Connections:
     async def take(self, lane: Lane) -> CheckedConnection:
         """One for a read. Raises SequencerUnavailable."""
         own = self._lanes[lane]
+        await self._enter(own.readers, own.asker(), "connections for reads")
+        try:
+            return await self._placed(own)
+        except BaseException:
+            own.readers.leave()
+            raise
+
+    async def give_back(self, lane: Lane, connection: CheckedConnection) -> None:
+        self._lanes[lane].readers.leave()
+        await self._put_back(self._lanes[lane], connection)
+
+    async def take_for_writing(self, lane: Lane) -> CheckedConnection:
+        """One of those that writes may take. `give_back_writers` returns it. Raises SequencerUnavailable."""
+        own = self._lanes[lane]
+        await self._enter(own.writers, own.asker(), "connections for writes")
+        try:
+            return await self._placed(own)
+        except BaseException:
+            own.writers.leave()
+            raise
+
+    async def give_back_writers(self, lane: Lane, connection: CheckedConnection) -> None:
+        self._lanes[lane].writers.leave()
+        await self._put_back(self._lanes[lane], connection)
+
+    def used_share(self, asker: Asker) -> float:
+        """How much of its fair part of the clients' queues this asker uses: 1.0 is all of it."""
+        clients = self._lanes[Lane.CLIENTS]
+        return max(gate.used_share(asker) for gate in (clients.places, clients.readers, clients.writers))
+
+    async def _placed(self, own: _LaneConnections) -> CheckedConnection:
         await self._enter(own.places, own.asker(), "connections")
         try:
             return await self._taken_from(own.pool)
@@ -126,31 +160,12 @@ class Connections:
             own.places.leave()
             raise
 
-    async def give_back(self, lane: Lane, connection: CheckedConnection) -> None:
+    async def _put_back(self, own: _LaneConnections, connection: CheckedConnection) -> None:
         self._in_use.discard(connection)
         try:
-            await self._lanes[lane].pool.putconn(connection)
+            await own.pool.putconn(connection)
         finally:
-            self._lanes[lane].places.leave()
-
-    async def take_for_writing(self, lane: Lane) -> CheckedConnection:
-        """One of those that writes may take. `give_back_writers` returns it. Raises SequencerUnavailable."""
-        own = self._lanes[lane]
-        await self._enter(own.writers, own.asker(), "connections for writes")
-        try:
-            return await self.take(lane)
-        except BaseException:
-            own.writers.leave()
-            raise
-
-    async def give_back_writers(self, lane: Lane, connection: CheckedConnection) -> None:
-        self._lanes[lane].writers.leave()
-        await self.give_back(lane, connection)
-
-    def used_share(self, asker: Asker) -> float:
-        """How much of its fair part of the clients' queues this asker uses: 1.0 is all of it."""
-        clients = self._lanes[Lane.CLIENTS]
-        return max(clients.places.used_share(asker), clients.writers.used_share(asker))
+            own.places.leave()
 
     async def _enter(self, gate: FairGate, asker: Asker, what: str) -> None:
         try:

@@ -17,7 +17,8 @@ BEGIN
         RETURN NULL;
     END IF;
     UPDATE topic_changes SET changes = changes + 1 RETURNING changes INTO number;
-    INSERT INTO changed_topics (change, topic_id, name) SELECT number, topic_id, name FROM changed;
+    -- A database that is loaded from the journal takes over the counter, too, and may count a number twice. Then the counter leaps, and agents forget all.
+    INSERT INTO changed_topics (change, topic_id, name) SELECT number, topic_id, name FROM changed ON CONFLICT DO NOTHING;
     DELETE FROM changed_topics WHERE change <= number - 1000;
     RETURN NULL;
 END

@@ -11,6 +11,7 @@ import pytest
 
 from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer, SequencerSettings
+from sequencer.connections import Lane
 from sequencer.database import SequencerUnavailable
 from sequencer.database_errors import TooManyWait
 from sequencer.fair_queue import ASKED_BY, Asker
@@ -24,6 +25,8 @@ AN_ADDRESS = AgentAddress(
 )
 MANY = 50
 NARROW = SequencerSettings(database_pool_size=2, database_pool_reads=1, database_pool_timeout_s=60.0)
+READERS = NARROW.database_pool_size - 1
+"""One connection is left to writes."""
 
 
 @asynccontextmanager
@@ -70,7 +73,7 @@ async def test_what_an_agent_lives_by_never_waits_for_a_connection_that_clients_
         async with locked(database_url, "doubts"):
             clients = [asyncio.create_task(agent.coordinates.bounds([key])) for _ in range(MANY)]
             async with asyncio.timeout(60):
-                while await waiting_for_locks(database_url) < SequencerSettings().database_pool_size:  # noqa: ASYNC110
+                while await waiting_for_locks(database_url) < SequencerSettings().database_pool_size - 1:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 
             async with asyncio.timeout(SequencerSettings().database_pool_timeout_s * 10):
@@ -111,7 +114,7 @@ async def test_past_the_bound_the_client_with_most_waiting_is_refused_and_no_oth
     database_url: str, sequencer: Sequencer
 ) -> None:
     key = ((await sequencer.topics.create("orders", 1, {})).topic_id, Partition(0))
-    settings = SequencerSettings(database_pool_size=2, database_pool_max_waiting=10, database_pool_timeout_s=60.0)
+    settings = NARROW.model_copy(update={"database_pool_max_waiting": 10})
     async with opened(database_url, settings) as agent:
 
         async def ask() -> object:
@@ -119,15 +122,15 @@ async def test_past_the_bound_the_client_with_most_waiting_is_refused_and_no_oth
 
         async with locked(database_url, "doubts"):
             greedy = [asked_by(Asker("greedy", 0), ask) for _ in range(MANY)]
-            await until(lambda: sum(task.done() for task in greedy) == MANY - 2 - 10)
+            await until(lambda: sum(task.done() for task in greedy) == MANY - READERS - 10)
             modest = [asked_by(Asker("modest", 99), ask) for _ in range(3)]
-            await until(lambda: sum(task.done() for task in greedy) == MANY - 2 - 10 + 3)
+            await until(lambda: sum(task.done() for task in greedy) == MANY - READERS - 10 + 3)
             assert agent.database.used_share(Asker("greedy", 0)) > agent.database.used_share(Asker("modest", 99))
         answers = await asyncio.gather(*greedy, return_exceptions=True)
         assert all(key in answer for answer in await asyncio.gather(*modest))  # type: ignore[operator]
 
     refused = [answer for answer in answers if isinstance(answer, Exception)]
-    assert len(refused) == MANY - 2 - 10 + 3
+    assert len(refused) == MANY - READERS - 10 + 3
     assert all(isinstance(error, TooManyWait) for error in refused)
 
 
@@ -140,7 +143,7 @@ async def test_a_place_given_to_a_call_that_is_cancelled_goes_to_the_next(databa
             async with agent.database.connection():
                 await release.wait()
 
-        holders = [asyncio.create_task(hold()) for _ in range(NARROW.database_pool_size)]
+        holders = [asyncio.create_task(hold()) for _ in range(READERS)]
         await asyncio.sleep(0.05)
         waiting = [asyncio.create_task(agent.coordinates.bounds([])) for _ in range(4)]
         await asyncio.sleep(0.05)
@@ -161,8 +164,21 @@ async def test_a_place_given_to_a_call_that_is_cancelled_goes_to_the_next(databa
 async def test_calls_that_wait_for_a_connection_in_vain_say_so(database_url: str) -> None:
     settings = SequencerSettings(database_pool_size=2, database_pool_timeout_s=0.1)
     async with opened(database_url, settings) as agent, contextlib.AsyncExitStack() as held:
-        for _ in range(settings.database_pool_size):
+        for _ in range(READERS):
             await held.enter_async_context(agent.database.connection())
 
-        with pytest.raises(SequencerUnavailable, match=r"all connections to Postgres at .* were busy"):
+        with pytest.raises(SequencerUnavailable, match=r"all connections for reads to Postgres at .* were busy"):
             await agent.topics.by_id([TopicId(uuid4())])
+
+
+async def test_calls_that_read_for_long_may_write_meanwhile(database_url: str) -> None:
+    """As the journal does: each holds a connection that reads one moment, and takes another to write."""
+    async with opened(database_url, SequencerSettings(database_pool_timeout_s=60.0)) as agent:
+
+        async def read_and_write(job: int) -> None:
+            housekeeping = agent.database.on(Lane.HOUSEKEEPING)
+            async with housekeeping.connection():
+                await housekeeping.write("UPDATE topic_changes SET changes = changes + %(job)s::bigint", job=job)
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(read_and_write(job) for job in range(10)))
