@@ -181,7 +181,7 @@ async def test_bytes_of_another_protocol_end_that_connection_alone(sequencer: Se
 
 
 async def test_a_flood_of_probes_is_read_in_small_pieces_each_answered_once(sequencer: Sequencer) -> None:
-    """Each frame of one byte had an answer of its own: one client held the agent up for seconds."""
+    """Each frame of one byte was answered once: one client held the agent up for seconds."""
     async with agents_that_know_each_other(sequencer, 2) as [first, _]:
         address = first.membership.self_.address  # type: ignore[union-attr]
         reader, writer = await open_peer_stream("127.0.0.1", address.peer_port, sequencer.agents.peer_secrets)
