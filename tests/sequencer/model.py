@@ -5,9 +5,13 @@ It shares with the code under test the types of questions and answers, and nothi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sequencer.commits import (
+    NO_LOG_START,
     Assigned,
     BatchOutcome,
     Committed,
@@ -63,7 +67,19 @@ class ModelSequencer:
     segments: dict[SegmentId, ModelSegment] = field(default_factory=dict)
 
     def commit(self, segments: Sequence[SegmentToCommit]) -> tuple[Committed | Refused, ...]:
-        return tuple(self._commit_one(segment) for segment in segments)
+        answers = tuple(self._commit_one(segment) for segment in segments)
+        keys = [(batch.topic_id, batch.partition) for segment in segments for batch in segment.batches]
+        all_exist = all(key in self.partitions for key in keys)
+        return tuple(
+            replace(answer, log_starts=self._log_starts(segment, known=all_exist))
+            if isinstance(answer, Committed)
+            else answer
+            for segment, answer in zip(segments, answers, strict=True)
+        )
+
+    def _log_starts(self, segment: SegmentToCommit, *, known: bool) -> NDArray[np.int64]:
+        keys = [(batch.topic_id, batch.partition) for batch in segment.batches]
+        return np.array([self.partitions[key].log_start if known else NO_LOG_START for key in keys], np.int64)
 
     def doom(self, segment_ids: Sequence[SegmentId]) -> None:
         for segment_id in segment_ids:
@@ -124,7 +140,7 @@ class ModelSequencer:
         if stored.answer is None:
             outcomes = tuple(self._judge(batch) for batch in segment.batches)
             runs = self._append(segment, stored.object_key, outcomes)
-            stored.answer = Committed(found=Outcomes.of(outcomes), runs=runs)
+            stored.answer = Committed(found=Outcomes.of(outcomes), runs=runs, log_starts=np.empty(0, np.int64))
             stored.state = "committed"
         return stored.answer
 

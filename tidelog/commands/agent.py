@@ -31,7 +31,7 @@ _GROUPS: Mapping[type[BaseSettings], Mapping[str, str]] = {
         "connect_backoff_s": "Start and end",
     },
     ProcessSettings: {"roles": "The process"},
-    StoreSettings: {"s3_access_key": "The object store"},
+    StoreSettings: {"file_store_threads": "The object store"},
     SequencerSettings: {"database_pool_size": "Postgres"},
     CacheRingSettings: {
         "membership_lease_s": "Membership",

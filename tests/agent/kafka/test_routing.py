@@ -88,6 +88,7 @@ def _a_request_to(agent: Running) -> RequestContext:
         received_at_s=100.0,
         memory=memory,
         turn=None,
+        watch=None,
     )
 
 
