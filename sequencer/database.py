@@ -43,7 +43,7 @@ from sequencer.lookout import Confirmation, watch
 from sequencer.primaries import DatabaseIdentity
 from sequencer.servers import DURABILITY, Servers
 from sequencer.settings import SequencerSettings
-from sequencer.to_the_end import ToTheEnd
+from sequencer.to_the_end import Timer, ToTheEnd
 
 __all__ = ["CommitOutcomeUnknown", "Database", "DatabaseCounters", "Row", "SequencerUnavailable", "describe_address"]
 
@@ -221,7 +221,7 @@ class Database:
         except BaseException:
             self._kept.is_in_use = False
             raise
-        return await self._to_its_end(self._execute(kept, values), kept.connection)
+        return await self._execute(kept, values)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection[Row]]:
@@ -328,19 +328,38 @@ class Database:
                 await self._connections.give_back_kept(kept.connection)
 
     async def _execute(self, kept: KeptConnection[CheckedConnection], values: Sequence[Buffer]) -> list[Values]:
+        """Waits in the caller's task: a task for each commit costs as much as the rest of the client's work for it."""
         timer = self._statements.timer(kept.connection)
         try:
             answer = await kept.execute(values)
-            self._heed(kept.connection)
-            return answer
+        except asyncio.CancelledError as cancelled:
+            self._statements.leave(self._end_badly(kept, timer, cancelled), kept.connection)
+            raise
+        except BaseException as error:
+            await self._statements.run(self._end_badly(kept, timer, error), kept.connection)
+            raise
+        timer.stop()
+        if self._connections.is_closed:
+            await self._let_kept_go()
+        self._kept.is_in_use = False
+        self._heed(kept.connection)
+        return answer
+
+    async def _end_badly(self, kept: KeptConnection[CheckedConnection], timer: Timer, because: BaseException) -> None:
+        """Lets the kept connection go, once a cancelled statement has ended. Raises what the error means."""
+        try:
+            if isinstance(because, asyncio.CancelledError):
+                await kept.end_of_cancelled()
+                self._heed(kept.connection)
+            elif isinstance(because, psycopg.Error):
+                raise because
         except psycopg.Error as error:
             await self._raise_ours(error, kept.connection)
             raise
         finally:
             timer.stop()
             try:
-                if not kept.is_usable or self._connections.is_closed:
-                    await self._let_kept_go()
+                await self._let_kept_go()
             finally:
                 self._kept.is_in_use = False
 

@@ -64,6 +64,7 @@ class KeptConnection(Generic[_Connection]):
         self._ended_well = True
         """Whatever was asked so far."""
         self._answer: asyncio.Future[pq.abc.PGresult] | None = None
+        """That is due; cancelled with the call that waited for it."""
         self._results: list[pq.abc.PGresult] = []
         self._loop = asyncio.get_running_loop()
         self._socket = connection.pgconn.socket
@@ -80,30 +81,35 @@ class KeptConnection(Generic[_Connection]):
         return self._listens and self._ended_well
 
     async def execute(self, values: Sequence[Buffer]) -> list[Values]:
-        """The rows. After anything that it raises the connection is to be let go."""
+        """The rows. After anything that it raises the connection must be let go. A cancelled call leaves its statement
+        to end in Postgres: wait for `end_of_cancelled` before."""
         self._ended_well = False
         pgconn = self.connection.pgconn
-        try:
-            if not self._is_prepared:
-                pgconn.send_prepare(self._name, self._statement.numbered)
-                await self._answered()
-                self._is_prepared = True
-            pgconn.send_query_prepared(self._name, values, param_formats=self._formats, result_format=pq.Format.BINARY)
-            result = await self._answered()
-            self._ended_well = True
-        finally:
-            if not self._ended_well:
-                self._listen_no_more()
+        if not self._is_prepared:
+            pgconn.send_prepare(self._name, self._statement.numbered)
+            await self._answered()
+            self._is_prepared = True
+        pgconn.send_query_prepared(self._name, values, param_formats=self._formats, result_format=pq.Format.BINARY)
+        result = await self._answered()
+        self._ended_well = True
         return values_of(result)
+
+    async def end_of_cancelled(self) -> None:
+        """Returns once Postgres has answered the statement whose call was cancelled. Raises as `execute`."""
+        if self._answer is not None:
+            await self._wait()
 
     async def _answered(self) -> pq.abc.PGresult:
         if not self._listens:  # lost since it was last found usable: no answer would be heard
             raise psycopg.OperationalError("the connection was lost")
-        answer: asyncio.Future[pq.abc.PGresult] = self._loop.create_future()
-        self._answer = answer
         if self.connection.pgconn.flush():
             self._is_flushing = True
             self._watched.modify(self._socket, select.EPOLLIN | select.EPOLLOUT)
+        return await self._wait()
+
+    async def _wait(self) -> pq.abc.PGresult:
+        answer: asyncio.Future[pq.abc.PGresult] = self._loop.create_future()
+        self._answer = answer
         return await answer
 
     def _ready(self) -> None:
@@ -130,9 +136,10 @@ class KeptConnection(Generic[_Connection]):
         refusal = _refusal_among(results)
         if refusal is not None:
             self._end(refusal)  # it may have been the connection's last word
-        elif not self._answer.done():
-            [result] = results
-            self._answer.set_result(result)
+        else:
+            if not self._answer.done():
+                [result] = results
+                self._answer.set_result(result)
             self._answer = None
 
     def _fail(self, error: Exception) -> None:

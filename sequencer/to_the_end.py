@@ -43,16 +43,32 @@ class ToTheEnd:
 
     async def run(self, ending: Coroutine[Any, Any, _Result], connection: CheckedConnection) -> _Result:
         """Returns what `ending` returns. `ending` uses this connection and gives it back."""
-        task = asyncio.create_task(ending)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task = self._start(ending)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if not task.done():
-                self._abandoned.add(connection)
-                task.add_done_callback(lambda _: self._abandoned.discard(connection))
+                self._abandon(task, connection)
             raise
+
+    def leave(self, ending: Coroutine[Any, Any, None], connection: CheckedConnection) -> None:
+        """As `run`, for a caller that was cancelled already."""
+        self._abandon(self._start(ending), connection)
+
+    def _start(self, ending: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
+        task = asyncio.create_task(ending)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    def _abandon(self, task: asyncio.Task[Any], connection: CheckedConnection) -> None:
+        def ended(task: asyncio.Task[Any]) -> None:
+            self._abandoned.discard(connection)
+            if not task.cancelled():
+                task.exception()  # without a caller that it concerns
+
+        self._abandoned.add(connection)
+        task.add_done_callback(ended)
 
     def close(self) -> None:
         """Cuts the connections of cancelled callers. Their statements go on in Postgres."""
