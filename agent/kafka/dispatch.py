@@ -7,7 +7,8 @@ in version 0 with UNSUPPORTED_VERSION and the ranges (KIP-511), so that a newer 
 import asyncio
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Final
 
@@ -17,14 +18,17 @@ from kio.schema.request_header.v2.header import RequestHeader as HeaderV2
 from kio.serial import entity_reader, entity_writer
 from kio.serial.readers import Reader
 from kio.serial.writers import Writer
+from kio.static.primitive import i32Timedelta
 
-from agent.kafka.api import API_VERSIONS_KEY, Api
+from agent.kafka.api import API_VERSIONS_KEY, Api, Order
 from agent.kafka.context import RequestContext
 from agent.kafka.request_shape import check_shape
 from agent.kafka.vectored import Chunk, Encoded, ResponseBuffer
 from agent.settings import AgentSettings
 
 PRODUCE_KEY: Final = 0
+_LOOKUPS: Final = (Order.READ, Order.ALONE)
+"""Requests that may ask the database. Produce and Fetch have pauses for what they use."""
 _FIXED_HEADER: Final = struct.Struct(">hhi")
 
 
@@ -86,6 +90,14 @@ def _asked_by(frame: bytes | memoryview) -> str:
     length = int.from_bytes(frame[_FIXED_HEADER.size : start], "big", signed=True)
     client_id = bytes(frame[start : start + min(length, _MOST_LOGGED_BYTES)]) if length > 0 else b""
     return f" client_id={client_id.decode(errors='replace')!r}" if client_id else ""
+
+
+def _with_pause(response: Any, api: Api, context: RequestContext) -> Any:
+    """Asks the client to pause if it has much waiting for the database."""
+    pause = timedelta(milliseconds=context.parts.overload.of_lookup(api.name))
+    if not pause or pause <= getattr(response, "throttle_time", pause):
+        return response
+    return replace(response, throttle_time=i32Timedelta.parse(pause))
 
 
 class Dispatch:
@@ -158,7 +170,11 @@ class Dispatch:
     async def answer(self, request: Request, context: RequestContext) -> list[Chunk] | None:
         """The response's buffers, or None if the request wants none."""
         response = await request.api.code.handle(request.payload, context)
-        return None if response is None else self.encode(request, response)
+        if response is None:
+            return None
+        if request.api.order in _LOOKUPS:
+            response = _with_pause(response, request.api, context)
+        return self.encode(request, response)
 
     def encode(self, request: Request, response: object) -> list[Chunk]:
         codec = _codec(request.api.key, request.version)

@@ -43,13 +43,14 @@ class Overload:
         """For requests' memory, and for answers that are not sent yet."""
         return self._throttle("Fetch", self._memory_share(), self._answers_share())
 
-    def of_lookup(self, api: str, *, is_refused: bool = False) -> int:
-        """For what the client of this request has waiting for the database, next to what others have; the longest pause
-        if it was refused for that."""
-        if is_refused:
-            return self._throttle(api, 1.0)
+    def of_lookup(self, api: str) -> int:
+        """For what the client of this request has waiting for the database, next to what others have."""
         asker = ASKED_BY.get()
         return self._throttle(api, *(used_share(asker) for used_share in self._lookups))
+
+    def of_refused(self, api: str) -> int:
+        """The longest pause: the client had too much waiting for the database."""
+        return self._throttle(api, 1.0)
 
     def count_pause(self, api: str, pause_ms: int) -> None:
         if pause_ms:

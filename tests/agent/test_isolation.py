@@ -32,9 +32,9 @@ async def held(database_url: str, table: str) -> AsyncIterator[None]:
         yield
 
 
-async def pipelined(agent: Running, topic: str) -> tuple[Wire, list[tuple[int, Any]]]:
+async def pipelined(agent: Running, question: Any) -> tuple[Wire, list[tuple[int, Any]]]:
     wire = await Wire.connect(agent.app.kafka_port)
-    return wire, [await wire.send(a_list_offsets(5, topic, -1)) for _ in range(PIPELINED)]
+    return wire, [await wire.send(question) for _ in range(PIPELINED)]
 
 
 def offsets_of(answers: Sequence[Any]) -> list[Any]:
@@ -51,7 +51,7 @@ async def test_leases_and_writes_go_on_while_clients_pipeline_more_list_offsets_
         membership = agent.app._membership()
         assert membership is not None
         async with held(database_url, "doubts"):
-            greedy = [await pipelined(agent, "orders") for _ in range(CONNECTIONS)]
+            greedy = [await pipelined(agent, a_list_offsets(5, "orders", -1)) for _ in range(CONNECTIONS)]
             began_s = asyncio.get_running_loop().time()
 
             await until(lambda: (membership.last_renewal_s or 0.0) > began_s + RENEWALS_S)
@@ -73,6 +73,18 @@ async def test_leases_and_writes_go_on_while_clients_pipeline_more_list_offsets_
     assert len(lines) <= 2, "a line at most in ten seconds"
 
 
+async def test_whoever_asks_the_database_too_much_is_asked_to_pause_whatever_it_asks(database_url: str) -> None:
+    group_configs = request(74, 1, resource_types=(32,))
+    async with running(database_url, sequencer_settings=PATIENT) as agent:
+        async with held(database_url, "group_configs"):
+            greedy = [await pipelined(agent, group_configs) for _ in range(CONNECTIONS)]
+        answers = [await wire.receive(one) for wire, sent in greedy for one in sent]
+        for wire, _ in greedy:
+            wire.close()
+
+    assert max(answer.throttle_time for answer in answers) > NO_PAUSE
+
+
 async def test_equal_questions_of_many_connections_are_one_statement(database_url: str) -> None:
     async with running(database_url) as agent:
         wire = await Wire.connect(agent.app.kafka_port)
@@ -82,7 +94,7 @@ async def test_equal_questions_of_many_connections_are_one_statement(database_ur
         bounds = agent.app._reached.assembly.parts.bounds
         before = bounds.statements
         async with held(database_url, "doubts"):
-            asking = [await pipelined(agent, "orders") for _ in range(3)]
+            asking = [await pipelined(agent, a_list_offsets(5, "orders", -1)) for _ in range(3)]
             await until(lambda: bounds.statements > before)
         answers = [await other.receive(one) for other, sent in asking for one in sent]
         for other in (wire, *(other for other, _ in asking)):

@@ -76,7 +76,7 @@ async def handle(request: Any, context: RequestContext) -> ListOffsetsResponse:
         bounds = await context.parts.bounds.get(set(keys.values()))
     except (SequencerUnavailable, CommitOutcomeUnknown) as error:
         _unanswered.warning(error=str(error), client=context.connection.peer)
-        pause_ms = context.parts.overload.of_lookup("ListOffsets", is_refused=isinstance(error, TooManyWait))
+        pause_ms = context.parts.overload.of_refused("ListOffsets") if isinstance(error, TooManyWait) else 0
         return _respond(request, {}, pause_ms, failed=read_failure_code(ReadFailure.UNAVAILABLE, by_id=False))
     at_once = asyncio.Semaphore(context.parts.reads.settings.time_lookups)
     twice = named_twice(
@@ -98,8 +98,7 @@ async def handle(request: Any, context: RequestContext) -> ListOffsetsResponse:
         (topic.name, partition.partition_index): task.result()
         for (topic, partition), task in zip(asked, found, strict=True)
     }
-    pause_ms = max(context.parts.overload.of_lookup("ListOffsets"), pace.pause_ms())
-    return _respond(request, answers, pause_ms)
+    return _respond(request, answers, pace.pause_ms())
 
 
 async def _keys(request: Any, context: RequestContext) -> dict[tuple[str, int], PartitionKey]:
