@@ -160,6 +160,7 @@ def assemble(
         coordinator=coordinator,
         group_offsets=GroupOffsets(coordinator, offset_batches, sequencer.committed_offsets),
         request_memory=request_memory,
+        metadata_memory=MemoryBudget(settings.agent.metadata_answer_bytes),
         overload=Overload(request_memory, write_path, reads, lookups, settings.agent, metrics),
         telemetry=Telemetry(settings.agent, metrics, clock),
         metrics=metrics,
@@ -167,12 +168,11 @@ def assemble(
         checking=checking,
         times=TimeLookup(sequencer.coordinates, pages, checking, settings.read_path, settings.agent),
     )
-    push = CoordinatePush(membership, settings.ring, interests, coordinates.heard)
     return Assembly(
         parts=parts,
         peer_server=peer_server,
         coordinates=coordinates,
-        push=push,
+        push=CoordinatePush(membership, settings.ring, interests, coordinates.heard),
         watch=PeerWatch(membership, settings.ring),
         offset_batches=offset_batches,
     )

@@ -48,6 +48,8 @@ class Parts:
     coordinator: Coordinator
     group_offsets: GroupOffsets
     request_memory: MemoryBudget
+    metadata_memory: MemoryBudget
+    """For answers to Metadata requests of many partitions."""
     overload: Overload
     telemetry: Telemetry
     metrics: Metrics

@@ -8,34 +8,40 @@ that there are none. So it is where no agent is known to be alive, not even this
 an answer without brokers librdkafka 2.13 to 2.16 forgets all addresses, and never comes back (its issue 5301).
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from kio.schema.errors import ErrorCode
 from kio.schema.metadata.v13.request import MetadataRequest
 from kio.schema.metadata.v13.response import (
     MetadataResponseBroker,
-    MetadataResponsePartition,
     MetadataResponseTopic,
 )
 from kio.schema.types import BrokerId, TopicName
-from kio.static.primitive import i32
+from kio.static.primitive import i32, i32Timedelta
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE, CloseConnection
 from agent.kafka.authorized_operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNKNOWN_OPERATIONS, told
 from agent.kafka.context import RequestContext
+from agent.kafka.metadata_bytes import MetadataEncoder
 from agent.kafka.mutation_quota import mutation_throttle, mutations_taken
-from agent.kafka.routing import NO_NODE, controller_of, endpoints_of, route_of
+from agent.kafka.routing import controller_of, endpoints_of, route_of
+from agent.kafka.vectored import Encoded
 from sequencer.topics import Topic, TopicExists
-from storage.identifiers import Partition, TopicId
+from storage.identifiers import TopicId
 
 log = logging.getLogger(__name__)
 
-_LEADER_EPOCH: Final = i32(0)
+_FEW_PARTITIONS: Final = 1_000
+"""An answer of no more takes no reserved memory."""
+_PARTITION_BYTES: Final = 64
+"""Of an answer, with some replicas."""
 _FIRST_VERSION_WITHOUT_NAMES: Final = 12
 
 
@@ -43,40 +49,67 @@ _FIRST_VERSION_WITHOUT_NAMES: Final = 12
 class _Response:
     """What the writers of all versions read; the operations are those of v8-v10."""
 
-    throttle_time: timedelta = NO_THROTTLE
+    throttle_time: i32Timedelta = NO_THROTTLE
     brokers: tuple[MetadataResponseBroker, ...]
     cluster_id: str
     controller_id: BrokerId
-    topics: tuple[MetadataResponseTopic, ...]
+    topics: tuple[MetadataResponseTopic, ...] = ()
     cluster_authorized_operations: int = UNKNOWN_OPERATIONS
     error_code: ErrorCode = ErrorCode.none
 
 
-async def handle(request: MetadataRequest, context: RequestContext) -> _Response:
-    topics = tuple(await _topics(request, context))
-    if getattr(request, "include_topic_authorized_operations", False):
-        topics = tuple(replace(topic, topic_authorized_operations=TOPIC_OPERATIONS) for topic in topics)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    said: MetadataResponseTopic
+    """Without its partitions."""
+    partitions: int = 0
+
+
+async def handle(request: MetadataRequest, context: RequestContext) -> Encoded:
+    found = await _topics(request, context)
+    await _reserve(found, context)
+    asked = getattr(request, "include_topic_authorized_operations", False)
+    answer = MetadataEncoder(context.api_version, partial(route_of, context))
+    for topic in found:
+        said = replace(topic.said, topic_authorized_operations=TOPIC_OPERATIONS) if asked else topic.said
+        await answer.add(said, topic.partitions)
     alive = brokers(context)  # last: whoever joined meanwhile may lead what was asked for
     if not alive:
         raise CloseConnection("no agent is known to be alive")
-    return _Response(
-        throttle_time=_pause(topics, context),
+    response = _Response(
+        throttle_time=_pause(found, context),
         brokers=alive,
         cluster_id=context.parts.cluster_id,
         controller_id=BrokerId(controller_of(context)),
-        topics=topics,
         cluster_authorized_operations=told(
             CLUSTER_OPERATIONS, asked=getattr(request, "include_cluster_authorized_operations", False)
         ),
     )
+    return answer.response(response)
 
 
-def _pause(topics: Sequence[MetadataResponseTopic], context: RequestContext) -> timedelta:
-    """For a client that creates topics faster than it may. Not for long: what it produces waits for as long."""
-    if all(topic.error_code is not ErrorCode.leader_not_available for topic in topics):
-        return NO_THROTTLE
-    longest = timedelta(milliseconds=context.settings.throttle_max_ms)
-    return min(mutation_throttle(context, "Metadata"), longest)
+async def _reserve(found: Sequence[_Found], context: RequestContext) -> None:
+    """Waits until the agent has memory for an answer of many partitions. It is given back when the answer is sent."""
+    partitions = sum(topic.partitions for topic in found)
+    if partitions <= _FEW_PARTITIONS:
+        return
+    memory = context.parts.metadata_memory
+    try:
+        async with asyncio.timeout(context.settings.send_timeout_s):
+            reserved = await memory.reserve(min(partitions * _PARTITION_BYTES, memory.limit_bytes))
+    except TimeoutError as error:
+        raise CloseConnection("too many large answers to Metadata requests are in memory") from error
+    context.memory.when_released(reserved.release)
+
+
+def _pause(topics: Sequence[_Found], context: RequestContext) -> i32Timedelta:
+    """For a client that has much waiting for the database, or creates topics faster than it may. Not for long: what it
+    produces waits for as long."""
+    waits = i32Timedelta.parse(timedelta(milliseconds=context.parts.overload.of_lookup("Metadata")))
+    if all(topic.said.error_code is not ErrorCode.leader_not_available for topic in topics):
+        return waits
+    longest = i32Timedelta.parse(timedelta(milliseconds=context.settings.throttle_max_ms))
+    return max(waits, min(mutation_throttle(context, "Metadata"), longest))
 
 
 def brokers(context: RequestContext) -> tuple[MetadataResponseBroker, ...]:
@@ -88,11 +121,11 @@ def brokers(context: RequestContext) -> tuple[MetadataResponseBroker, ...]:
     )
 
 
-async def _topics(request: MetadataRequest, context: RequestContext) -> list[MetadataResponseTopic]:
+async def _topics(request: MetadataRequest, context: RequestContext) -> list[_Found]:
     asks_for_all = request.topics is None or (not request.topics and context.api_version == 0)
     try:
         if asks_for_all:
-            return [_found(topic, context) for topic in await context.parts.topics.all()]
+            return [_found(topic) for topic in await context.parts.topics.all()]
         return await _asked_topics(request, context)
     except ADMINISTRATION_ERRORS as error:
         if asks_for_all:
@@ -105,7 +138,7 @@ async def _topics(request: MetadataRequest, context: RequestContext) -> list[Met
         ]
 
 
-async def _asked_topics(request: MetadataRequest, context: RequestContext) -> list[MetadataResponseTopic]:
+async def _asked_topics(request: MetadataRequest, context: RequestContext) -> list[_Found]:
     topics = context.parts.topics
     asked = request.topics or ()
     # The id counts where there is one: Java's consumer sends an empty name beside it.
@@ -117,64 +150,44 @@ async def _asked_topics(request: MetadataRequest, context: RequestContext) -> li
     answers = []
     for name in names:
         if name in by_name:
-            answers.append(_found(by_name[name], context))
+            answers.append(_found(by_name[name]))
         elif may_create:
             answers.append(await _created(name, context))
         else:
             answers.append(_missing(ErrorCode.unknown_topic_or_partition, name, None, context))
     for topic_id in ids:
         if topic_id in by_id:
-            answers.append(_found(by_id[topic_id], context))
+            answers.append(_found(by_id[topic_id]))
         else:
             answers.append(_missing(ErrorCode.unknown_topic_id, None, topic_id, context))
     return answers
 
 
-async def _created(name: TopicName, context: RequestContext) -> MetadataResponseTopic:
+async def _created(name: TopicName, context: RequestContext) -> _Found:
     topics = context.parts.topics
     try:
         async with mutations_taken(context.settings.default_partitions, context, refused_from=0):
             topic = await topics.create(name, context.settings.default_partitions, {})
         log.info("topic created on demand", extra={"topic": name, "client_id": context.client_id})
-        return _found(topic, context)
+        return _found(topic)
     except TopicExists:
         again = await topics.by_name([name])
         if name in again:
-            return _found(again[name], context)
+            return _found(again[name])
         return _missing(ErrorCode.leader_not_available, name, None, context)
     except ADMINISTRATION_ERRORS as error:
         code = administration_code(error)
         return _missing(ErrorCode.leader_not_available if code.retriable else code, name, None, context)
 
 
-def _missing(
-    code: ErrorCode, name: TopicName | None, topic_id: TopicId | None, context: RequestContext
-) -> MetadataResponseTopic:
+def _missing(code: ErrorCode, name: TopicName | None, topic_id: TopicId | None, context: RequestContext) -> _Found:
     if name is None and context.api_version < _FIRST_VERSION_WITHOUT_NAMES:
         name = TopicName("")
-    return MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id, partitions=())
+    return _Found(said=MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id, partitions=()))
 
 
-def _found(topic: Topic, context: RequestContext) -> MetadataResponseTopic:
-    return MetadataResponseTopic(
-        error_code=ErrorCode.none,
-        name=TopicName(topic.name),
-        topic_id=topic.topic_id,
-        partitions=tuple(
-            _partition(topic.topic_id, Partition(partition), context) for partition in range(topic.partition_count)
-        ),
+def _found(topic: Topic) -> _Found:
+    said = MetadataResponseTopic(
+        error_code=ErrorCode.none, name=TopicName(topic.name), topic_id=topic.topic_id, partitions=()
     )
-
-
-def _partition(topic_id: TopicId, partition: Partition, context: RequestContext) -> MetadataResponsePartition:
-    route = route_of(context, topic_id, partition)
-    replicas = tuple(BrokerId(node_id) for node_id in route.replicas)
-    return MetadataResponsePartition(
-        error_code=ErrorCode.leader_not_available if route.leader == NO_NODE else ErrorCode.none,
-        partition_index=i32(partition),
-        leader_id=BrokerId(route.leader),
-        leader_epoch=_LEADER_EPOCH,
-        replica_nodes=replicas,
-        isr_nodes=replicas,
-        offline_replicas=(),
-    )
+    return _Found(said=said, partitions=topic.partition_count)
