@@ -50,7 +50,9 @@ pytestmark = pytest.mark.faults
 def stack(module_directory: Path, request: pytest.FixtureRequest) -> Iterator[Stack]:
     name = request.node.name.replace("[", "-").rstrip("]")
     settings = StackSettings(
-        data_dir=module_directory / name, agents=1, agent_environment={"TIDELOG_TELEMETRY_PUSH_INTERVAL_S": "0.1"}
+        data_dir=module_directory / name,
+        agents=1,
+        agent_environment={"TIDELOG_TELEMETRY_PUSH_INTERVAL_S": "0.1", "TIDELOG_TOPIC_MUTATIONS_PER_S": "0"},
     )
     with Stack(settings) as running:
         yield running
