@@ -100,7 +100,7 @@ class AgentSettings(BaseSettings):
     """The same for a frame that has memory reserved, while other requests wait for memory."""
     unreserved_frame_bytes: int = Field(default=4_096, ge=0)
     """Bytes of a frame that are taken before memory for all of it is reserved, per connection."""
-    metadata_answer_bytes: int = Field(default=33_554_432, ge=1024)
+    metadata_answer_bytes: int = Field(default=8_388_608, ge=1024)
     """Answers to Metadata requests in memory together, of those with more than 1,000 partitions. A larger one is made
     when there is no other."""
     send_timeout_s: float = Field(default=60.0, gt=0)
@@ -134,7 +134,8 @@ class AgentSettings(BaseSettings):
     """Requests that wait for such a statement, per kind of lookup. Past it, one of the client with most waiting is
     refused with a retriable error."""
     lookups_per_connection_s: float = Field(default=50.0, ge=0)
-    """ListOffsets requests that one connection may make per second in the long run. Past it they wait. 0: no limit."""
+    """ListOffsets requests that one connection may make per second in the long run. Past it they wait. A request counts
+    once more for each hundred partitions. 0: no limit."""
     lookups_per_host_s: float = Field(default=500.0, ge=0)
     """The same for all connections of a host together; one host is also all that comes through one load balancer."""
     lookup_burst_s: float = Field(default=10.0, gt=0)

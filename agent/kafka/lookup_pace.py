@@ -9,10 +9,14 @@ Promises:
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from agent.kafka.token_buckets import TokenBuckets
 from agent.settings import AgentSettings
 from sequencer.fair_queue import ASKED_BY
+
+_PARTITIONS_OF_A_LOOKUP: Final = 100
+"""A request for many partitions counts as one look-up for each so many."""
 
 
 class LookupPace:
@@ -26,12 +30,13 @@ class LookupPace:
             TokenBuckets(per_s=per_s, burst=per_s * burst_s, most_clients=most, clock=clock) for per_s in rates
         )
 
-    async def wait(self) -> None:
-        """Until the client of this request may look something up."""
-        asker = ASKED_BY.get()
+    async def wait(self, partitions: int) -> None:
+        """Until the client of this request may look up so many partitions. Those of a small request count as one
+        look-up."""
+        asker, lookups = ASKED_BY.get(), 1 + partitions // _PARTITIONS_OF_A_LOOKUP
         for buckets, client in ((self._of_connections, asker.connection_id), (self._of_hosts, asker.host)):
             pause_s = buckets.pause_s(client)
-            buckets.take(client, 1)
+            buckets.take(client, lookups)
             if pause_s:
                 await asyncio.sleep(pause_s)
 

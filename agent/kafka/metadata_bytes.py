@@ -5,8 +5,6 @@ without partitions; the rest is put between. Promises the bytes that kio would h
 slice keeps the event loop for longer than some milliseconds.
 """
 
-import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,12 +22,12 @@ from kio.static.primitive import i32, uvarint
 
 from agent.kafka.routing import NO_NODE, Route
 from agent.kafka.vectored import Encoded
+from agent.slices import Slices
 from storage.identifiers import Partition, TopicId
 
 _METADATA_KEY: Final = 3
 _LEADER_EPOCH: Final = i32(0)
 _FIRST_FLEXIBLE_VERSION: Final = 9
-_SLICE_S: Final = 0.002
 _PARTITIONS_AT_ONCE: Final = 32
 """Between two looks at the clock."""
 _PIECES_OF_A_CHUNK: Final = 6_000
@@ -79,7 +77,7 @@ class MetadataEncoder:
         self._route = route
         self._around: dict[Route, tuple[bytes, bytes]] = {}
         """What stands before a partition's number and behind it, by its route."""
-        self._slice_began_s = time.perf_counter()
+        self._slices = Slices()
         self._topics = 0
         self._chunks: list[bytes] = []
         self._pieces: list[bytes] = []
@@ -98,7 +96,7 @@ class MetadataEncoder:
                 route = self._route(topic_id, Partition(number))
                 before, behind = self._around.get(route) or self._around_number(route)
                 self._pieces += (before, number.to_bytes(4, "big"), behind)
-            await self._end_slice()
+            await self._end_piece()
         self._pieces.append(behind_topic)
 
     def response(self, response: object) -> Encoded:
@@ -136,13 +134,11 @@ class MetadataEncoder:
         around = self._around[route] = written[: _INDEX.start], written[_INDEX.stop :]
         return around
 
-    async def _end_slice(self) -> None:
+    async def _end_piece(self) -> None:
         if len(self._pieces) >= _PIECES_OF_A_CHUNK:
             self._chunks.append(b"".join(self._pieces))
             self._pieces.clear()
-        if time.perf_counter() - self._slice_began_s > _SLICE_S:
-            await asyncio.sleep(0)
-            self._slice_began_s = time.perf_counter()
+        await self._slices.look()
 
 
 def _written(write: Writer[Any], entity: object) -> bytes:

@@ -30,6 +30,7 @@ from agent.kafka.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
 from agent.read_path.plan_fetch import ReadFailure
 from agent.read_path.time_lookup import TimedOffset, TimeLookup
 from agent.recurring_log import RecurringLog
+from agent.slices import Slices
 from cache_ring.store_pages import DamagedPage
 from sequencer.coordinates import PartitionBounds, PartitionKey
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
@@ -70,7 +71,7 @@ class _Answer:
 async def handle(request: Any, context: RequestContext) -> ListOffsetsResponse:
     read_committed = getattr(request, "isolation_level", 0) == _READ_COMMITTED
     pace = context.parts.lookup_pace
-    await pace.wait()
+    await pace.wait(sum(len(topic.partitions) for topic in request.topics))
     try:
         keys = await _keys(request, context)
         bounds = await context.parts.bounds.get(set(keys.values()))
@@ -78,26 +79,34 @@ async def handle(request: Any, context: RequestContext) -> ListOffsetsResponse:
         _unanswered.warning(error=str(error), client=context.connection.peer)
         pause_ms = context.parts.overload.of_refused("ListOffsets") if isinstance(error, TooManyWait) else 0
         return _respond(request, {}, pause_ms, failed=read_failure_code(ReadFailure.UNAVAILABLE, by_id=False))
-    at_once = asyncio.Semaphore(context.parts.reads.settings.time_lookups)
     twice = named_twice(
         (topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions
     )
+    answers: dict[tuple[str, int], _Answer] = {}
+    by_time: list[tuple[tuple[str, int], Any]] = []
+    slices = Slices()
+    for topic in request.topics:
+        for partition in topic.partitions:
+            place = (topic.name, partition.partition_index)
+            key = keys.get(place)
+            known = None if key is None else bounds.get(key)
+            answer = _Answer(code=ErrorCode.invalid_request) if place in twice else None
+            answer = answer or _answer_from_bounds(key, known, partition, context, read_committed=read_committed)
+            if answer is None:
+                by_time.append((place, partition))
+            else:
+                answers[place] = answer
+            await slices.look()
+    at_once = asyncio.Semaphore(context.parts.reads.settings.time_lookups)
 
-    async def answer(topic: Any, partition: Any) -> _Answer:
-        if (topic.name, partition.partition_index) in twice:
-            return _Answer(code=ErrorCode.invalid_request)
-        key = keys.get((topic.name, partition.partition_index))
-        known = None if key is None else bounds.get(key)
+    async def look_up(place: tuple[str, int], partition: Any) -> None:
         async with at_once:
-            return await _answer(key, known, partition, context, read_committed=read_committed)
+            key = keys[place]
+            answers[place] = await _answer_by_time(key, bounds[key], partition, context, read_committed=read_committed)
 
-    asked = [(topic, partition) for topic in request.topics for partition in topic.partitions]
     async with asyncio.TaskGroup() as tasks:
-        found = [tasks.create_task(answer(topic, partition)) for topic, partition in asked]
-    answers = {
-        (topic.name, partition.partition_index): task.result()
-        for (topic, partition), task in zip(asked, found, strict=True)
-    }
+        for place, partition in by_time:
+            tasks.create_task(look_up(place, partition))
     return _respond(request, answers, pace.pause_ms())
 
 
@@ -112,20 +121,24 @@ async def _keys(request: Any, context: RequestContext) -> dict[tuple[str, int], 
     }
 
 
-async def _answer(
+def _answer_from_bounds(
     key: PartitionKey | None,
     bounds: PartitionBounds | None,
     partition: Any,
     context: RequestContext,
     *,
     read_committed: bool,
-) -> _Answer:
+) -> _Answer | None:
+    """None: a time must be looked up, of a partition that there is."""
     refused = _refusal(key, bounds, partition, context)
     if refused is not None or key is None or bounds is None:
         return _Answer(code=refused or ErrorCode.unknown_topic_or_partition)
-    at_edge = _edge(partition.timestamp, bounds, read_committed=read_committed)
-    if at_edge is not None:
-        return at_edge
+    return _edge(partition.timestamp, bounds, read_committed=read_committed)
+
+
+async def _answer_by_time(
+    key: PartitionKey, bounds: PartitionBounds, partition: Any, context: RequestContext, *, read_committed: bool
+) -> _Answer:
     settings, client = context.parts.reads.settings, context.connection.connection_id
     try:
         async with asyncio.timeout_at(context.received_at_s + settings.time_lookup_timeout_s):
