@@ -100,6 +100,7 @@ class App:
         )
         self.metrics = Metrics(CollectorRegistry(), settings.metrics_topics)
         self.started = asyncio.Event()
+        self._takes_requests = False
         """Set once Kafka is served; before, the agent may be waiting for its store or database."""
         self.imported = asyncio.Event()
         """Set once all that an agent may need is imported, soon after it has started."""
@@ -269,11 +270,11 @@ class App:
         await listener.listening.wait()
         self.started.set()
         self._http_wanted.set()
-        serving = True
+        self._takes_requests = True
         while not stopping.is_set():
-            if (membership.is_serving() and not watch.is_doubted) != serving:
-                serving = not serving
-                if serving:
+            if (membership.is_serving() and not watch.is_doubted) != self._takes_requests:
+                self._takes_requests = not self._takes_requests
+                if self._takes_requests:
                     log.info("agent serves again")
                     listener.resume()
                 elif (because := membership.lost_because) is not None:
@@ -354,7 +355,7 @@ class App:
         )
         parts = HttpParts(
             sequencer=lambda: reached.sequencer,
-            checks=self._health.checks(self.started.is_set),
+            checks=self._health.checks(self.started.is_set, lambda: self._takes_requests),
             cluster=settings.cluster,
             zone=settings.zone,
             node_id=self._node_id,

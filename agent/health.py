@@ -29,7 +29,7 @@ class Health:
         self._write_path = write_path
         self._settings = settings
 
-    def checks(self, is_started: Callable[[], bool]) -> tuple[Check, ...]:
+    def checks(self, is_started: Callable[[], bool], takes_requests: Callable[[], bool]) -> tuple[Check, ...]:
         async def serving() -> None:
             membership = self._membership()
             if membership is None or not is_started():
@@ -38,6 +38,8 @@ class Health:
                 raise NotReady("the agent does not serve while the bucket is not its database's")
             if not membership.is_serving():
                 raise NotReady("the agent's lease in the ring could not be renewed; is the database there?")
+            if not takes_requests():
+                raise NotReady("the agent is about to take requests again")
 
         return (
             Check(name="store", run=self.check_store),
