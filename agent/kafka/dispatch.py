@@ -23,6 +23,7 @@ from kio.static.primitive import i32Timedelta
 from agent.kafka.api import API_VERSIONS_KEY, Api, Order
 from agent.kafka.context import RequestContext
 from agent.kafka.request_shape import check_shape
+from agent.kafka.sliced_writer import is_long, write_in_slices
 from agent.kafka.vectored import Chunk, Encoded, ResponseBuffer
 from agent.settings import AgentSettings
 
@@ -90,6 +91,11 @@ def _asked_by(frame: bytes | memoryview) -> str:
     length = int.from_bytes(frame[_FIXED_HEADER.size : start], "big", signed=True)
     client_id = bytes(frame[start : start + min(length, _MOST_LOGGED_BYTES)]) if length > 0 else b""
     return f" client_id={client_id.decode(errors='replace')!r}" if client_id else ""
+
+
+def _response_header(request: Request, codec: _Codec) -> bytes:
+    correlation_id = request.correlation_id.to_bytes(4, "big", signed=True)
+    return correlation_id + b"\x00" if codec.flexible_response_header else correlation_id  # no tagged fields
 
 
 def _with_pause(response: Any, api: Api, context: RequestContext) -> Any:
@@ -174,14 +180,19 @@ class Dispatch:
             return None
         if request.api.order in _LOOKUPS:
             response = _with_pause(response, request.api, context)
-        return self.encode(request, response)
+        codec = _codec(request.api.key, request.version)
+        response_class = load_response_schema(request.api.key, request.version)
+        if isinstance(response, Encoded) or not is_long(response_class, response):
+            return self.encode(request, response)
+        buffer = ResponseBuffer()
+        buffer.write(_response_header(request, codec))
+        await write_in_slices(buffer, response_class, response)
+        return buffer.buffers()
 
     def encode(self, request: Request, response: object) -> list[Chunk]:
         codec = _codec(request.api.key, request.version)
-        correlation_id = request.correlation_id.to_bytes(4, "big", signed=True)
-        header = correlation_id + b"\x00" if codec.flexible_response_header else correlation_id  # no tagged fields
         buffer = ResponseBuffer()
-        buffer.write(header)
+        buffer.write(_response_header(request, codec))
         if isinstance(response, Encoded):
             buffer.write_encoded(response)
             return buffer.buffers()

@@ -23,6 +23,7 @@ from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.routing import controller_of, route_of
+from agent.slices import Slices
 from sequencer.coordinates import PartitionKey
 
 _UNKNOWN: Final = i64(-1)
@@ -34,7 +35,9 @@ async def handle(request: DescribeLogDirsRequest, context: RequestContext) -> De
     except ADMINISTRATION_ERRORS as error:
         return _response(context, administration_code(error), ())
     by_topic: dict[str, list[DescribeLogDirsPartition]] = defaultdict(list)
+    slices = Slices()
     for (name, number), size_bytes in sorted(sizes.items()):
+        await slices.look()
         by_topic[name].append(
             DescribeLogDirsPartition(
                 partition_index=i32(number), partition_size=i64(size_bytes), offset_lag=i64(0), is_future_key=False
@@ -58,11 +61,13 @@ async def _sizes(request: DescribeLogDirsRequest, context: RequestContext) -> di
         wanted = {(str(asked.topic), int(partition)) for asked in request.topics for partition in asked.partitions}
     names = {topic.topic_id: topic.name for topic in topics.values()}
     sizes = await context.parts.sequencer.administration.sizes(list(names))
-    return {
-        (names[key[0]], int(key[1])): size_bytes
-        for key, size_bytes in sizes.items()
-        if (wanted is None or (names[key[0]], int(key[1])) in wanted) and _is_shown_here(key, context)
-    }
+    found, slices = {}, Slices()
+    for key, size_bytes in sizes.items():
+        place = (names[key[0]], int(key[1]))
+        if (wanted is None or place in wanted) and _is_shown_here(key, context):
+            found[place] = size_bytes
+        await slices.look()
+    return found
 
 
 def _is_shown_here(key: PartitionKey, context: RequestContext) -> bool:
