@@ -10,7 +10,7 @@ Promises:
 The caller makes sure that nothing else writes to this database meanwhile.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from storage.journal_format import CopiedRows, JournalHeader
 SQL = load_statements("journal_loading")
 
 _SEQUENCES: Final = frozenset({"node_ids", "coordinator_epochs"})
-_KEYS: Final = {
+KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "cluster": ("only_row",),
     "topic_changes": ("only_row",),
     "topics": ("topic_id",),
@@ -36,6 +36,7 @@ _KEYS: Final = {
     "producer_state": ("topic_id", "partition", "producer_id"),
     "groups": ("group_id",),
     "group_members": ("group_id", "member_id"),
+    "group_configs": ("group_id",),
     "committed_offsets": ("group_id", "topic_id", "partition"),
     "history_tables": ("topic_id",),
     "history_partitions": ("topic_id", "partition"),
@@ -118,7 +119,7 @@ async def load_entry(
     """One entry, in the caller's transaction; returns what could not be added. Raises JournalMismatch."""
     beyond: list[RunBeyond] = []
     for rows in sorted(tables, key=lambda rows: _LOADED_LAST.index(rows.table) if rows.table in _LOADED_LAST else -1):
-        if rows.table not in _KEYS:
+        if rows.table not in KEYS:
             raise JournalMismatch(f"the entry holds a table {rows.table}, which this Tidelog does not know")
         await stage(connection, rows)
         if rows.table == "partitions":
@@ -153,7 +154,7 @@ async def _execute(connection: AsyncConnection[Any], *statements: str) -> None:
 
 
 async def _replace(connection: AsyncConnection[Any], rows: CopiedRows) -> None:
-    keys = _KEYS[rows.table]
+    keys = KEYS[rows.table]
     others = [column.name for column in rows.columns if column.name not in keys]
     changes = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in others)
     columns = _names(rows)

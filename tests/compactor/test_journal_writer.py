@@ -12,6 +12,7 @@ from sequencer.client import Sequencer
 from sequencer.commits import SegmentToCommit
 from sequencer.committed_offsets import CommittedOffset, OffsetCommit
 from sequencer.journal import CHECKPOINT_TABLES, FAMILIES, NOT_IN_THE_JOURNAL
+from sequencer.journal_loading import KEYS
 from sequencer.journal_values import Look, Mark, next_marks
 from sequencer.ownership import OwnershipUnconfirmed
 from sequencer.retention import TO_HIGH_WATERMARK
@@ -72,6 +73,7 @@ async def test_a_checkpoint_and_entries_make_an_empty_database_equal(
     await sequencer.committed_offsets.commit(
         [OffsetCommit(group_id="group", coordinator_epoch=group.coordinator_epoch, offsets=offsets)]
     )
+    await sequencer.group_configs.alter("group", {"consumer.session.timeout.ms": "50000"})
     await sequencer.producers.new_producer_id()
     await sequencer.topics.alter_config("orders", {"retention.ms": "1000"})
     await reserved(sequencer, [pending(orders)])
@@ -444,6 +446,18 @@ async def test_loading_an_entry_twice_changes_nothing(
 
     assert [entry.number for entry in (await found_in(store)).entries] == [1, 2, 3, 4]
     await assert_rebuilt_alike(sequencer, store, empty_database_url)
+
+
+async def test_every_table_that_entries_hold_can_be_loaded_by_its_primary_key(sequencer: Sequencer) -> None:
+    rows = await sequencer.database.fetch(
+        "SELECT c.relname, array_agg(a.attname::text ORDER BY array_position(i.indkey::int2[], a.attnum)) AS key"
+        " FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indrelid"
+        " JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey::int2[])"
+        " WHERE i.indisprimary AND c.relnamespace = 'public'::regnamespace GROUP BY c.relname"
+    )
+
+    primary_keys = {row.relname: tuple(row.key) for row in rows}
+    assert {table: primary_keys[table] for table in CHECKPOINT_TABLES} == KEYS
 
 
 async def test_every_table_is_in_the_journal_or_known_not_to_be(sequencer: Sequencer) -> None:
