@@ -5,25 +5,28 @@ import contextlib
 import random
 from dataclasses import replace
 from datetime import datetime
+from uuid import uuid4
 
 import pytest
 
 from sequencer.client import Sequencer
 from sequencer.commits import SegmentToCommit
 from sequencer.committed_offsets import CommittedOffset, OffsetCommit
-from sequencer.journal import CHECKPOINT_TABLES, FAMILIES, NOT_IN_THE_JOURNAL
+from sequencer.journal import CHECKPOINT_TABLES, FAMILIES, NOT_IN_THE_JOURNAL, Journal
 from sequencer.journal_loading import KEYS
 from sequencer.journal_values import Look, Mark, next_marks
 from sequencer.ownership import OwnershipUnconfirmed
 from sequencer.retention import TO_HIGH_WATERMARK
+from sequencer.topics import SQL as TOPICS_SQL
 from sequencer.topics import Topic
-from storage.identifiers import NodeId, Offset, Partition
+from storage.identifiers import NodeId, Offset, Partition, TopicId
 from storage.journal_format import encode, read_container
 from storage.keys import checkpoint_object_of, journal_entry_of
 from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER, listed, pending, reserved, written
-from tests.compactor.journal import Died, DyingStore, a_writer, contents, found_in, rebuilt, write_all
+from tests.compactor.gated_store import GatedStore
+from tests.compactor.journal import Died, DyingStore, PausingDatabase, a_writer, contents, found_in, rebuilt, write_all
 from tests.seeds import seeds
 from tests.sequencer.builders import ABatch, committed
 from tests.sequencer.builders import reserved as reserved_only
@@ -178,6 +181,38 @@ async def test_a_commit_held_open_over_several_entries_is_in_the_first_one_after
     wrote = await write_all(sequencer, writer)
 
     assert wrote.segments == 2
+    await assert_rebuilt_alike(sequencer, store, empty_database_url)
+
+
+async def test_an_entry_that_began_before_a_checkpoint_and_shows_more_is_loaded(
+    sequencer: Sequencer, store: MemoryStore, empty_database_url: str
+) -> None:
+    """[raced] Between the two snapshots a transaction ends that is not the last one that began. So both snapshots have
+    the same greatest id, and the entry's transaction is the older one."""
+    orders = await a_topic(sequencer)
+    await a_writer(sequencer, store).write_entry()
+    gated = GatedStore(store, "put")
+    checkpoints = a_writer(sequencer, gated, checkpoint_interval_s=1e-6, checkpoint_pace=0)
+    paused = PausingDatabase(sequencer.database)
+    entries = a_writer(sequencer, store)
+    entries._journal = Journal(paused)  # type: ignore[arg-type]
+
+    async with sequencer.database.transaction() as connection:
+        later = {"topic_id": uuid4(), "name": "later", "partition_count": 1, "config": "{}"}
+        await connection.execute(TOPICS_SQL["create_topic"], later)
+        await a_commit(sequencer, orders)
+        entry = asyncio.create_task(entries.write_entry())
+        await paused.reached.wait()
+        checkpoint = asyncio.create_task(checkpoints.write_checkpoint_if_due())
+        await gated.reached.wait()
+    paused.opened.set()
+    assert (await entry).objects == 1
+    gated.opened.set()
+    assert not (await checkpoint).overtaken
+    await committed(sequencer, [ABatch(topic_id=TopicId(later["topic_id"]), partition=Partition(0), records=5)])
+    await write_all(sequencer, a_writer(sequencer, store))
+
+    assert (await found_in(store)).checkpoint.number == 2
     await assert_rebuilt_alike(sequencer, store, empty_database_url)
 
 
