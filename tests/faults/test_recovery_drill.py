@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import confluent_kafka
@@ -180,6 +180,19 @@ def _read_all(site: Site, topic: str) -> dict[int, list[ReadRecord]]:
     return log
 
 
+@dataclass(slots=True, kw_only=True)
+class _SmallTopic:
+    """Times by the machine's clock."""
+
+    created_at: float
+    acknowledged_at: list[float] = field(default_factory=list)
+    """Of each acknowledged record."""
+
+    def __str__(self) -> str:
+        acknowledged = ", ".join(f"{at:.3f}" for at in self.acknowledged_at)
+        return f"created at {self.created_at:.3f}, records acknowledged at {acknowledged}"
+
+
 class _AtWork:
     """Clients that go on whatever happens."""
 
@@ -202,11 +215,9 @@ class _AtWork:
         self._consumer = Consumer(0, settings, ledger)
         self._stopping = threading.Event()
         self._group_read: set[tuple[int, int]] = set()
-        self._created: dict[str, int] = {}
-        self._threads = [
-            threading.Thread(target=self._consume_in_a_group, daemon=True),
-            threading.Thread(target=self._create_topics, daemon=True),
-        ]
+        self._small: dict[str, _SmallTopic] = {}
+        self._creator = threading.Thread(target=self._create_topics, daemon=True)
+        self._threads = [threading.Thread(target=self._consume_in_a_group, daemon=True), self._creator]
 
     def __enter__(self) -> "_AtWork":
         self._consumer.start()
@@ -248,6 +259,9 @@ class _AtWork:
             assert time.monotonic() < deadline_s, f"the group did not reach {wanted - self._group_read}"
             time.sleep(0.05)
         self._stopping.set()
+        # A record acknowledged after the database was asked would look lost.
+        self._creator.join(max(0.0, deadline_s - time.monotonic()))
+        assert not self._creator.is_alive(), "the topics' producer does not end"
         return self._lost_topics(report)
 
     def _watermarks(self) -> list[tuple[int, int]]:
@@ -264,9 +278,13 @@ class _AtWork:
                 "SELECT t.name, p.high_watermark FROM partitions AS p JOIN topics AS t USING (topic_id)"
             )
         }
-        lost = {name: records for name, records in self._created.items() if records and there.get(name, 0) < records}
+        lost = {
+            name: f"{topic}; there: {there.get(name)}"
+            for name, topic in self._small.items()
+            if topic.acknowledged_at and there.get(name, 0) < len(topic.acknowledged_at)
+        }
         listed = sum(one.records or 0 for one in report.refused if "not known" in one.reason)
-        if sum(lost.values()) > listed:
+        if sum(len(self._small[name].acknowledged_at) for name in lost) > listed:
             return len(lost), [f"topics are lost and not listed: {lost}"]
         return len(lost), []
 
@@ -301,15 +319,16 @@ class _AtWork:
                 admin.create_topics([new], request_timeout=2)[name].result(3)
             except confluent_kafka.KafkaException:
                 continue
-            self._created[name] = 0
+            self._small[name] = topic = _SmallTopic(created_at=time.time())
             producer = confluent_kafka.Producer(
                 {"bootstrap.servers": self._site.bootstrap, "message.timeout.ms": 1500, "retries": 0, "log_level": 0}
             )
 
             def delivered(
-                error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message, name: str = name
+                error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message, topic: _SmallTopic = topic
             ) -> None:
-                self._created[name] += error is None
+                if error is None:
+                    topic.acknowledged_at.append(time.time())
 
             for _ in range(5):
                 producer.produce(name, b"x" * 100, on_delivery=delivered)
