@@ -9,7 +9,7 @@ from recovery.producers import SeenBatches
 from recovery.settings import RecoverySettings
 from recovery.young import Unreadable, segment_to_commit
 from sequencer.commits import Assigned
-from sequencer.journal_loading import RunBeyond, empty, finish, load_entry, load_part, load_sequences, stage
+from sequencer.journal_loading import RunLeftOut, empty, finish, load_entry, load_part, load_sequences, stage
 from sequencer.journal_reading import JournalFound, JournalInBucket
 from sequencer.outcomes import decode_outcomes
 from sequencer.recovery import RecoverySession
@@ -31,8 +31,7 @@ class Loaded:
     """The result of loading the journal."""
 
     rows: int
-    beyond: Sequence[RunBeyond]
-    """Runs that do not join the log: the offsets before them are in no entry."""
+    left_out: Sequence[RunLeftOut]
 
 
 class BucketJournal:
@@ -86,7 +85,7 @@ class BucketJournal:
         """Replaces the log's tables. Call it in a transaction. Raises CorruptJournal, JournalMismatch,
         ObjectNotFound or StoreUnavailable."""
         connection, found = session.connection, self.found
-        rows, beyond = 0, list[RunBeyond]()
+        rows, left_out = 0, list[RunLeftOut]()
         await empty(connection)
         async for tables in self._journal.checkpoint_tables(found.checkpoint):
             await load_part(connection, tables)
@@ -96,7 +95,7 @@ class BucketJournal:
         await connection.execute("ANALYZE partitions, runs, segments")
         for number, entry in enumerate(found.entries, start=1):
             tables = await self._journal.entry_tables(entry)
-            beyond += await load_entry(connection, entry, tables)
+            left_out += await load_entry(connection, entry, tables)
             rows += sum(one.rows for one in tables)
             progress("Loading entries", number, len(found.entries))
         await finish(connection)
@@ -108,7 +107,7 @@ class BucketJournal:
             taken_at=self.taken_at,
             producers_at=self.producers_at,
         )
-        return Loaded(rows=rows, beyond=beyond)
+        return Loaded(rows=rows, left_out=left_out)
 
     @property
     def producers_at(self) -> datetime:

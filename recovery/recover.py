@@ -19,11 +19,12 @@ from recovery.holes import Holes
 from recovery.journal import BucketJournal, replay_producers
 from recovery.plan import JournalPosition, Side, Source, newer_side, young_since
 from recovery.read_only_store import ReadOnlyStore
-from recovery.report import RefusedSegment, Report
+from recovery.report import Refused, Report
 from recovery.settings import RecoverySettings
 from recovery.undelete import Undelete, undelete_for
 from recovery.young import YoungSegments
 from sequencer.database import Database
+from sequencer.journal_loading import RunLeftOut
 from sequencer.migrate import migrate
 from sequencer.ownership import Ownership, OwnershipLost
 from sequencer.recovery import WRITER, WRITER_BEYOND, RecoverySession
@@ -206,19 +207,27 @@ class _Recovery:
         async with session.transaction():
             loaded = await journal.load(session, self._task.progress)
         report.journal_rows, report.last_entry_at = loaded.rows, journal.taken_at
-        for run in loaded.beyond:
-            report.refuse(
-                RefusedSegment(
-                    object_key=ObjectKey(f"{run.topic_id}/{run.partition} [{run.base_offset}, {run.last_offset}]"),
-                    reason="what lies before it is in no entry of the journal",
-                    records=run.last_offset - run.base_offset + 1,
-                ),
-                self._settings.recovery_listed,
-            )
+        for run in loaded.left_out:
+            self._refuse_run(run)
         await session.connection.execute("ANALYZE segments")
         await session.connection.execute("ANALYZE runs")
         for row in await session.run("partitions"):
             report.of((row.topic_id, row.partition)).name = f"{row.name}/{row.partition}"
+
+    def _refuse_run(self, run: RunLeftOut) -> None:
+        change = self._report.of((run.topic_id, run.partition))
+        change.name = f"{run.topic or run.topic_id}/{run.partition}"
+        records = run.last_offset - run.base_offset + 1
+        change.refused += records
+        what_is_missing = "what lies before it" if run.is_partition_known else "its partition"
+        self._report.refuse(
+            Refused(
+                what=f"{change.name} [{run.base_offset}, {run.last_offset}]",
+                reason=f"{what_is_missing} is in no entry of the journal",
+                records=records,
+            ),
+            self._settings.recovery_listed,
+        )
 
     async def _check_log(self, identity: Identity | None) -> None:
         """Raises CannotRecover where there is no log at all."""

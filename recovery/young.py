@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recovery.holes import BatchMark
-from recovery.report import RefusedSegment, Report
+from recovery.report import Refused, Report
 from recovery.settings import RecoverySettings
 from sequencer.commits import (
     BatchOutcome,
@@ -242,9 +242,7 @@ class YoungSegments:
             self._refuse(key, reason, records)
 
     def _refuse(self, key: ObjectKey, reason: str, records: int | None) -> None:
-        self._report.refuse(
-            RefusedSegment(object_key=key, reason=reason, records=records), self._settings.recovery_listed
-        )
+        self._report.refuse(Refused(what=key, reason=reason, records=records), self._settings.recovery_listed)
 
 
 def _some(batches: PlacedBatches, which: NDArray[np.int64]) -> PlacedBatches:

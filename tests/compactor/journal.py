@@ -12,7 +12,7 @@ from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.database import Database, Row
 from sequencer.journal import CHECKPOINT_TABLES
-from sequencer.journal_loading import RunBeyond, rebuild
+from sequencer.journal_loading import RunLeftOut, rebuild
 from sequencer.journal_reading import JournalFound, JournalInBucket
 from storage.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
@@ -44,13 +44,13 @@ async def found_in(store: ObjectStore) -> JournalFound:
 
 
 @asynccontextmanager
-async def rebuilt(store: ObjectStore, url: str) -> AsyncIterator[tuple[Sequencer, list[RunBeyond]]]:
+async def rebuilt(store: ObjectStore, url: str) -> AsyncIterator[tuple[Sequencer, list[RunLeftOut]]]:
     """The database of this URL, made what the journal in the bucket says."""
     opened = await Sequencer.open(url)
     try:
         async with opened.database.transaction() as connection:
-            beyond = await rebuild(connection, JournalInBucket(store, CLUSTER), await found_in(store))
-        yield opened, beyond
+            left_out = await rebuild(connection, JournalInBucket(store, CLUSTER), await found_in(store))
+        yield opened, left_out
     finally:
         await opened.close()
 

@@ -52,8 +52,8 @@ async def entries_in(store: ObjectStore) -> list[tuple[int, int]]:
 
 
 async def assert_rebuilt_alike(sequencer: Sequencer, store: ObjectStore, url: str) -> None:
-    async with rebuilt(store, url) as (copy, beyond):
-        assert beyond == []
+    async with rebuilt(store, url) as (copy, left_out):
+        assert left_out == []
         assert await contents(copy) == await contents(sequencer)
 
 
@@ -389,9 +389,9 @@ async def test_a_missing_entry_cuts_the_journal_there_and_is_named(
     assert found.is_cut
     assert [entry.number for entry in found.entries] == [1]
     assert found.faults == ("an entry after 1 is missing",)
-    async with rebuilt(store, empty_database_url) as (copy, beyond):
+    async with rebuilt(store, empty_database_url) as (copy, left_out):
         [row] = await copy.database.fetch("SELECT max(high_watermark) AS reached FROM partitions")
-        assert (row.reached, beyond) == (2, [])
+        assert (row.reached, left_out) == (2, [])
 
 
 # --- loading
@@ -459,8 +459,8 @@ async def test_a_topic_made_again_under_its_name_between_two_entries_is_the_new_
 
     await a_writer(sequencer, store).write_entry()
 
-    async with rebuilt(store, empty_database_url) as (copy, beyond):
-        assert beyond == []
+    async with rebuilt(store, empty_database_url) as (copy, left_out):
+        assert left_out == []
         assert [topic.topic_id for topic in await copy.topics.list()] == [second.topic_id]
 
 

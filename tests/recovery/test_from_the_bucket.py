@@ -11,6 +11,7 @@ from compactor.journal_writer import JournalWriter
 from recovery.plan import Source
 from sequencer.commits import Committed, Duplicate
 from sequencer.topics import Topic
+from storage.journal_format import encode, read_container
 from storage.keys import checkpoints_prefix, journal_prefix
 from tests.compactor.builders import CLUSTER, pending, settings, written
 from tests.compactor.merging import a_log, read_all, read_back
@@ -70,6 +71,27 @@ async def test_what_the_journal_knows_is_back_at_its_offsets_and_what_is_younger
     assert (await read_back(place.sequencer, place.store, other)).batches == known[-1].batches
     await place.sequencer.store_identity.check(place.store, CLUSTER, place.store_url)
     assert await is_healthy(place)
+
+
+@pytest.mark.usefixtures("topic")
+@pytest.mark.parametrize("lost_tables", [("topics", "partitions"), ("partitions",)])
+async def test_runs_of_a_partition_that_no_entry_has_are_listed(place: Place, lost_tables: Sequence[str]) -> None:
+    await begin(place)
+    other = await place.sequencer.topics.create("later", 1, {})
+    await written(place.sequencer, place.store, pending(other, 5))
+    await journal(place)
+    [key] = [info.key async for info in place.store.list(journal_prefix(CLUSTER))]
+    header, tables = read_container(await place.store.get(key))
+    kept = [rows for rows in tables if rows.table not in lost_tables]
+    await place.store.put(key, encode(header, kept))
+
+    destroy(place)
+    report = await place.recover()
+
+    name = other.topic_id if "topics" in lost_tables else "later"
+    listed = [(one.what, one.records, one.reason) for one in report.refused]
+    assert listed == [(f"{name}/0 [0, 4]", 5, "its partition is in no entry of the journal")]
+    assert (report.records_refused, report.is_lossless) == (5, False)
 
 
 async def test_a_database_that_is_newer_than_the_journal_stays(place: Place, topic: Topic) -> None:

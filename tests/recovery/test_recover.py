@@ -133,7 +133,7 @@ async def test_what_cannot_be_appended_is_listed(place: Place, topic: Topic) -> 
 
     report = await place.recover()
 
-    reasons = {one.object_key: one.reason for one in report.refused}
+    reasons = {one.what: one.reason for one in report.refused}
     assert len(report.refused) == 3
     assert "missing before it" in reasons[too_early.key] or "not the first" in reasons[too_early.key]
     assert "checksum" in reasons[broken.key]
