@@ -59,6 +59,14 @@ class BucketJournal:
     def taken_at(self) -> datetime:
         return datetime.fromisoformat(self.found.last.taken_at)
 
+    @property
+    def complete_at(self) -> datetime:
+        """Everything committed before this is in the journal. Several entries may share one reading, and a writer that
+        died may have written only the first of them: the reading before the last one counts."""
+        last = self.found.last
+        complete = [entry for entry in self.found.entries if entry.snapshot != last.snapshot]
+        return datetime.fromisoformat((complete[-1] if complete else self.found.checkpoint).taken_at)
+
     def passes_beyond(self, position: JournalPosition) -> int:
         """How many readings the entries are of that follow this one."""
         return len({entry.snapshot for entry in self._beyond(position)})

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 from recovery.census import take_census
@@ -129,6 +130,8 @@ class _Recovery:
         self._session = session
         self._store = store
         self._report = Report(cluster=task.cluster, is_rehearsal=session.is_rehearsal)
+        self._complete_at: datetime | None = None
+        """Everything committed before is in the log; None: perhaps nothing is."""
 
     async def check_place(self) -> Identity | None:
         """Raises CannotRecover or WrongStore if this is the bucket of another cluster."""
@@ -164,7 +167,7 @@ class _Recovery:
             await holes.fill(progress)
         with self._timed("young segments"):
             young = YoungSegments(self._session, self._store, self._settings, report, holes.adopted_batches)
-            since = young_since(report.last_entry_at, self._settings.recovery_young_margin_s)
+            since = young_since(self._complete_at, self._settings.recovery_young_margin_s)
             await young.append(since, lambda done, of: progress("Appending young segments", done, of))
         await self._finish()
         return report
@@ -195,6 +198,7 @@ class _Recovery:
             # Agents may have worked on a restored database, before they found that it had lost the bucket.
             times = (row.known_at, None if journal is None else journal.taken_at)
             report.last_entry_at = min((time for time in times if time is not None), default=None)
+            self._complete_at = report.last_entry_at
         producers_since = (
             await session.row("journal_side", writer=WRITER, beyond=WRITER_BEYOND)
         ).recovering_producers_since
@@ -207,6 +211,7 @@ class _Recovery:
         async with session.transaction():
             loaded = await journal.load(session, self._task.progress)
         report.journal_rows, report.last_entry_at = loaded.rows, journal.taken_at
+        self._complete_at = journal.complete_at
         for run in loaded.left_out:
             self._refuse_run(run)
         await session.connection.execute("ANALYZE segments")

@@ -25,11 +25,11 @@ async def topic(place: Place) -> Topic:
     return await place.sequencer.topics.create("orders", 2, {"retention.ms": "-1"})
 
 
-async def journal(place: Place, *, checkpoint: bool = False) -> None:
+async def journal(place: Place, *, checkpoint: bool = False, **changed: float) -> None:
     """An entry, or the checkpoint that comes first."""
     await place.sequencer.ownership.ratchet(place.store, CLUSTER)
     writer = JournalWriter(
-        place.sequencer, place.store, CLUSTER, settings(checkpoint_interval_s=0.001, checkpoint_pace=0)
+        place.sequencer, place.store, CLUSTER, settings(checkpoint_interval_s=0.001, checkpoint_pace=0, **changed)
     )
     await writer.write_entry()
     if checkpoint:
@@ -71,6 +71,26 @@ async def test_what_the_journal_knows_is_back_at_its_offsets_and_what_is_younger
     assert (await read_back(place.sequencer, place.store, other)).batches == known[-1].batches
     await place.sequencer.store_identity.check(place.store, CLUSTER, place.store_url)
     assert await is_healthy(place)
+
+
+async def test_segments_of_a_reading_whose_last_entries_were_not_written_are_appended(
+    place: Place, topic: Topic
+) -> None:
+    """However long ago they were uploaded: a journal that was late reads much at once."""
+    await begin(place)
+    await a_log(place.sequencer, place.store, topic, segments=6)
+    before = await read_all(place.sequencer, place.store, topic)
+    await journal(place, journal_batches_per_entry=2)
+    keys = sorted([info.key async for info in place.store.list(journal_prefix(CLUSTER))])
+    assert len(keys) > 2
+    await place.store.delete(keys[1:])
+
+    destroy(place)
+    report = await place.recover(recovery_young_margin_s=0)
+
+    assert report.appended > 0
+    after = await read_all(place.sequencer, place.store, topic)
+    assert [one.batches for one in after] == [one.batches for one in before]
 
 
 @pytest.mark.usefixtures("topic")
