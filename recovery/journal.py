@@ -14,7 +14,7 @@ from sequencer.journal_reading import JournalFound, JournalInBucket
 from sequencer.outcomes import decode_outcomes
 from sequencer.recovery import RecoverySession
 from storage.identifiers import ObjectKey, Partition, SegmentId
-from storage.journal_format import JournalHeader
+from storage.journal_format import CorruptJournal, JournalHeader
 from storage.object_store import ObjectNotFound, ObjectStore
 from storage.record_batch import read_header
 from storage.segment_batches import PARTITION, POSITION, TOPIC
@@ -73,9 +73,13 @@ class BucketJournal:
 
     async def is_last_commit_known(self, session: RecoverySession, position: JournalPosition) -> bool | None:
         """Whether the database has the last commit of the entries that follow this position; None: they have none.
-        Raises CorruptJournal, ObjectNotFound or StoreUnavailable."""
+        Raises StoreUnavailable."""
         for entry in reversed(self._beyond(position)):
-            for rows in await self._journal.entry_tables(entry):
+            try:
+                tables = await self._journal.entry_tables(entry)
+            except (CorruptJournal, ObjectNotFound):
+                continue  # `load` ends the journal before it
+            for rows in tables:
                 if rows.table == "segments":
                     async with session.transaction():
                         await stage(session.connection, rows)
@@ -90,8 +94,9 @@ class BucketJournal:
         ]
 
     async def load(self, session: RecoverySession, progress: Progress) -> Loaded:
-        """Replaces the log's tables. Call it in a transaction. Raises CorruptJournal, JournalMismatch,
-        ObjectNotFound or StoreUnavailable."""
+        """Replaces the log's tables. Call it in a transaction. An entry that cannot be read ends the journal, as if it
+        had been missing from the start. Raises JournalMismatch or StoreUnavailable; CorruptJournal or ObjectNotFound
+        for a part of the checkpoint."""
         connection, found = session.connection, self.found
         rows, left_out = 0, list[RunLeftOut]()
         await empty(connection)
@@ -102,7 +107,11 @@ class BucketJournal:
         await load_sequences(connection, found.checkpoint)
         await connection.execute("ANALYZE partitions, runs, segments")
         for number, entry in enumerate(found.entries, start=1):
-            tables = await self._journal.entry_tables(entry)
+            try:
+                tables = await self._journal.entry_tables(entry)
+            except (CorruptJournal, ObjectNotFound) as error:
+                self.found = found = found.cut_before(entry, str(error))
+                break
             left_out += await load_entry(connection, entry, tables)
             rows += sum(one.rows for one in tables)
             progress("Loading entries", number, len(found.entries))

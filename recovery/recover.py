@@ -210,6 +210,7 @@ class _Recovery:
         report, session = self._report, self._session
         async with session.transaction():
             loaded = await journal.load(session, self._task.progress)
+        report.bucket_position, report.journal_faults = journal.position, journal.found.faults
         report.journal_rows, report.last_entry_at = loaded.rows, journal.taken_at
         self._complete_at = journal.complete_at
         for run in loaded.left_out:

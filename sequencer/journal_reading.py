@@ -8,7 +8,7 @@ Promises:
 """
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from storage.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
@@ -54,6 +54,12 @@ class JournalFound:
     def last(self) -> JournalHeader:
         """The youngest moment that can be reached."""
         return self.entries[-1] if self.entries else self.checkpoint
+
+    def cut_before(self, entry: JournalHeader, why: str) -> "JournalFound":
+        """Without this entry and those that follow it."""
+        kept = self.entries[: self.entries.index(entry)]
+        fault = f"entry {entry.number} cannot be read, and the journal ends before it: {why}"
+        return replace(self, entries=kept, faults=(*self.faults, fault), is_cut=True)
 
 
 class JournalInBucket:

@@ -10,6 +10,7 @@ from compactor.housekeeper import Housekeeper
 from compactor.journal_writer import JournalWriter
 from recovery.plan import Source
 from sequencer.commits import Committed, Duplicate
+from sequencer.journal_reading import JournalFound, JournalInBucket
 from sequencer.topics import Topic
 from storage.journal_format import encode, read_container
 from storage.keys import checkpoints_prefix, journal_prefix
@@ -91,6 +92,43 @@ async def test_segments_of_a_reading_whose_last_entries_were_not_written_are_app
     assert report.appended > 0
     after = await read_all(place.sequencer, place.store, topic)
     assert [one.batches for one in after] == [one.batches for one in before]
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_an_entry_whose_rows_cannot_be_read_ends_the_journal_and_is_named(
+    place: Place, topic: Topic, is_deleted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its header is whole; or it is deleted once its header was read."""
+    await begin(place)
+    for number in range(3):
+        await a_log(place.sequencer, place.store, topic, segments=2, first=2 * number)
+        await journal(place)
+    before = await read_all(place.sequencer, place.store, topic)
+    keys = sorted([info.key async for info in place.store.list(journal_prefix(CLUSTER))])
+    if is_deleted:
+        find = JournalInBucket.find
+
+        async def find_and_delete(found_in: JournalInBucket) -> JournalFound | None:
+            found = await find(found_in)
+            await place.store.delete([keys[1]])
+            return found
+
+        monkeypatch.setattr(JournalInBucket, "find", find_and_delete)
+    else:
+        data = bytearray(await place.store.get(keys[1]))
+        data[-1] ^= 1
+        await place.store.put(keys[1], [bytes(data)])
+
+    destroy(place)
+    report = await place.recover()
+
+    assert ["entry 2 cannot be read" in fault for fault in report.journal_faults] == [True]
+    assert report.bucket_position is not None
+    assert report.bucket_position.number == 1
+    assert (report.appended, report.is_lossless) == (16, True)
+    after = await read_all(place.sequencer, place.store, topic)
+    assert [one.batches for one in after] == [one.batches for one in before]
+    assert await is_healthy(place)
 
 
 @pytest.mark.usefixtures("topic")
