@@ -177,9 +177,11 @@ class _Recovery:
         report, session = self._report, self._session
         journal = await BucketJournal.find(self._store, self._task.cluster)
         row = await session.row("journal_side", writer=WRITER, beyond=WRITER_BEYOND)
-        database = Side(position=JournalPosition(epoch=row.epoch, number=row.last_entry), known_at=row.known_at)
+        # A bucket that has only the first checkpoint is ahead of a database that never knew of one.
+        number = row.last_entry if row.has_begun else -1
+        database = Side(position=JournalPosition(epoch=row.epoch, number=number), known_at=row.known_at)
         bucket = None if journal is None else Side(position=journal.position, known_at=journal.taken_at)
-        report.database_position = database.position
+        report.database_position = database.position if row.has_begun else None
         if journal is None:
             report.source = Source.DATABASE
         else:

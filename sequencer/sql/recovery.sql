@@ -244,7 +244,7 @@ UPDATE cluster SET cluster_id = %(cluster_id)s, store_id = %(store_id)s, store_n
 
 -- name: journal_side
 -- How far this database knows the journal, and when it was surely still at work: whatever was committed before that is in it.
-SELECT j.epoch, j.last_entry, j.recovering_producers_since, greatest(
+SELECT j.epoch, j.last_entry, j.taken_at IS NOT NULL AS has_begun, j.recovering_producers_since, greatest(
     j.taken_at, (SELECT max(committed_at) FROM segments WHERE state = 'committed' AND writer NOT IN (%(writer)s, %(beyond)s)), (SELECT max(created_at) FROM topics),
     (SELECT max(last_success_at) FROM jobs), (SELECT max(committed_at) FROM committed_offsets)) AS known_at
 FROM journal AS j

@@ -152,6 +152,19 @@ async def test_runs_of_a_partition_that_no_entry_has_are_listed(place: Place, lo
     assert (report.records_refused, report.is_lossless) == (5, False)
 
 
+async def test_a_first_checkpoint_without_entries_brings_the_log_back(place: Place, topic: Topic) -> None:
+    await a_log(place.sequencer, place.store, topic, segments=2)
+    before = await read_all(place.sequencer, place.store, topic)
+    await begin(place)
+
+    destroy(place)
+    report = await place.recover()
+
+    assert (report.source, report.is_lossless) == (Source.JOURNAL, True)
+    assert await read_all(place.sequencer, place.store, topic) == before
+    assert await is_healthy(place)
+
+
 async def test_a_database_that_is_newer_than_the_journal_stays(place: Place, topic: Topic) -> None:
     await begin(place)
     await a_log(place.sequencer, place.store, topic, segments=2)
