@@ -13,11 +13,12 @@ from sequencer.commits import Committed, Duplicate
 from sequencer.journal_reading import JournalFound, JournalInBucket
 from sequencer.topics import Topic
 from storage.journal_format import encode, read_container
-from storage.keys import checkpoints_prefix, journal_prefix
+from storage.keys import checkpoints_prefix, journal_prefix, merged_prefix
 from tests.compactor.builders import CLUSTER, pending, settings, written
 from tests.compactor.merging import a_log, read_all, read_back
 from tests.fixtures.postgres import TEMPLATE
 from tests.recovery.conftest import Place
+from tests.recovery.test_old_backups import merge_and_delete
 from tests.recovery.test_recover import idempotent, is_healthy
 
 
@@ -92,6 +93,46 @@ async def test_segments_of_a_reading_whose_last_entries_were_not_written_are_app
     assert report.appended > 0
     after = await read_all(place.sequencer, place.store, topic)
     assert [one.batches for one in after] == [one.batches for one in before]
+
+
+async def test_what_only_merged_objects_hold_of_a_partition_that_no_entry_has_is_listed(
+    place: Place, topic: Topic
+) -> None:
+    await begin(place)
+    await a_log(place.sequencer, place.store, topic, segments=1)
+    await journal(place)
+    later = await place.sequencer.topics.create("later", 1, {"retention.ms": "-1"})
+    await a_log(place.sequencer, place.store, later, segments=16)
+    assert await merge_and_delete(place) > 8
+
+    destroy(place)
+    report = await place.recover()
+
+    listed = [one for one in report.refused if one.what.startswith(f"{later.topic_id}/0 [")]
+    assert {one.reason for one in listed} == {"a merged object holds them, and the log has no such partition"}
+    assert sum(one.records or 0 for one in report.refused) == 32  # with young segments that were not merged
+    assert not report.is_lossless
+    assert await is_healthy(place)
+
+
+@pytest.mark.parametrize("damaged", ["footer", "run"])
+async def test_a_damaged_merged_object_past_the_end_of_the_log_is_listed(
+    place: Place, topic: Topic, damaged: str
+) -> None:
+    await begin(place)
+    await a_log(place.sequencer, place.store, topic, segments=16)
+    assert await merge_and_delete(place) > 8
+    for key in [info.key async for info in place.store.list(merged_prefix(CLUSTER))]:
+        data = bytearray(await place.store.get(key))
+        data[len(data) // 3 if damaged == "run" else -30] ^= 1
+        await place.store.put(key, [bytes(data)])
+
+    destroy(place)
+    report = await place.recover()
+
+    assert not report.is_lossless
+    assert report.refused
+    assert all("damaged" in one.reason for one in report.refused)
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
