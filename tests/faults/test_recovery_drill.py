@@ -317,8 +317,8 @@ class _AtWork:
             new = confluent_kafka.admin.NewTopic(name, 1, 1, config={"retention.bytes": "300"})
             try:
                 admin.create_topics([new], request_timeout=2)[name].result(3)
-            except confluent_kafka.KafkaException:
-                continue
+            except (confluent_kafka.KafkaException, TimeoutError):
+                continue  # it may exist, without a record
             self._small[name] = topic = _SmallTopic(created_at=time.time())
             producer = confluent_kafka.Producer(
                 {"bootstrap.servers": self._site.bootstrap, "message.timeout.ms": 1500, "retries": 0, "log_level": 0}
