@@ -168,9 +168,9 @@ def _read_all(site: Site, topic: str) -> dict[int, list[ReadRecord]]:
     )
     log: dict[int, list[ReadRecord]] = {partition: [] for partition in range(PARTITIONS)}
     parts = [confluent_kafka.TopicPartition(topic, partition, 0) for partition in log]
-    ends = {part.partition: client.get_watermark_offsets(part, timeout=30)[1] for part in parts}
-    client.assign(parts)
     until = time.monotonic() + 60.0
+    ends = {part.partition: _end_of(client, part, until) for part in parts}
+    client.assign(parts)
     while any(not log[p] or log[p][-1].offset + 1 < end for p, end in ends.items() if end):
         assert time.monotonic() < until, f"read { ({p: len(log[p]) for p in log}) } of {ends}"
         for message in client.consume(1000, timeout=0.5):
@@ -178,6 +178,15 @@ def _read_all(site: Site, topic: str) -> dict[int, list[ReadRecord]]:
                 log[message.partition()].append(read_message(message))
     client.close()
     return log
+
+
+def _end_of(client: confluent_kafka.Consumer, part: confluent_kafka.TopicPartition, until: float) -> int:
+    while True:
+        try:
+            return int(client.get_watermark_offsets(part, timeout=10)[1])
+        except confluent_kafka.KafkaException:  # on a busy machine, a connection is lost now and then
+            if time.monotonic() >= until:
+                raise
 
 
 @dataclass(slots=True, kw_only=True)
