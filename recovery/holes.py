@@ -5,10 +5,11 @@ Promises:
 - Afterwards a partition's runs have no gap, as before.
 - The bytes that replace others are checked against their checksum.
 - Ranges that are gone for good are recorded with the reason.
+- What a merged object holds and the log never had is taken over or listed.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from recovery.plan import (
     parts_of,
 )
 from recovery.producers import SeenBatches
-from recovery.report import Report
+from recovery.report import Refused, Report
 from recovery.settings import RecoverySettings
 from sequencer.recovery import WRITER, WRITER_BEYOND, RecoverySession
 from storage.identifiers import (
@@ -50,6 +51,8 @@ from storage.segment_batches import RECORDS, PendingBatch, PendingBatches
 NO_TIMESTAMP: Final = -1
 _GONE: Final = "the object that held them is not in the bucket, and no merged object has them"
 _UNKNOWN: Final = "no journal says which object held them; what still exists of them was appended to the log"
+_NO_PARTITION: Final = "a merged object holds them, and the log has no such partition"
+_DAMAGED: Final = "the merged object that holds them is damaged; what still exists of them was appended to the log"
 
 BatchMark = tuple[TopicId, Partition, int, int]
 """Of a batch: its partition, its checksum and its size."""
@@ -108,10 +111,16 @@ class Holes:
         await self._remember_adopted()
         rows = await self._session.run("spare_merged_objects")
         spare = [(row.segment_id, row.object_key, row.size_bytes) for row in rows]
-        await self._footers.read(spare, lambda done, of: on_holes("Reading footers of merged objects", done, of))
+        unreadable = await self._footers.read(
+            spare, lambda done, of: on_holes("Reading footers of merged objects", done, of)
+        )
+        unknown = {row.segment_id: row.object_key for row in rows if row.is_unknown}
+        for segment_id in unreadable:
+            if segment_id in unknown:
+                self._refuse(unknown[segment_id], "the log does not know this object, and its footer is damaged", None)
         holes = [_hole(row) for row in await self._session.run("holes")]
         await self._publish_all(holes, on_holes)
-        await self._publish_all(await self._beyond(), on_holes)
+        await self._publish_all(await self._beyond(unknown), on_holes)
 
     async def _remember_adopted(self) -> None:
         """What a recovery that was killed took over past the end of the log may lie in young segments all the same."""
@@ -129,15 +138,20 @@ class Holes:
                     if is_adopted and batch.header.producer_id == NO_PRODUCER_ID:
                         self.adopted_batches[(*key, batch.header.crc, batch.header.size_bytes)] += 1
 
-    async def _beyond(self) -> list[Hole]:
+    async def _beyond(self, unknown: Container[SegmentId]) -> list[Hole]:
+        """Past the ends of live partitions. `unknown`: merged objects that the log does not know."""
         keys = self._footers.keys()
         ends = await self._session.run(
             "partition_ends", topic_ids=[key[0] for key in keys], partitions=[key[1] for key in keys]
         )
+        for key in set(keys) - {(row.topic_id, row.partition) for row in ends}:
+            for run in self._footers.of(key):
+                if run.segment_id in unknown:
+                    self._refuse_offsets(key, run.base_offset, run.last_offset, _NO_PARTITION)
         found = [
             beyond(key, row.high_watermark, row.max_timestamp_ms, self._footers.of(key))
             for row in ends
-            if (key := (row.topic_id, row.partition))
+            if row.state == "live" and (key := (row.topic_id, row.partition))
         ]
         return [hole for hole in found if hole is not None]
 
@@ -152,8 +166,11 @@ class Holes:
         checked: dict[ProvenRun, Sequence[ProvenBatch] | None] = {}
         for hole in holes:
             usable = list(self._footers.of(hole.key))
+            last_offset = hole.last_offset
             while (parts := await self._parts(hole, usable, checked)) is None:
                 hole = _shortened(hole, usable)
+            if hole.last_offset < last_offset:
+                self._refuse_offsets(hole.key, Offset(hole.last_offset + 1), last_offset, _DAMAGED)
             for part, batches in parts:
                 offsets = part.last_offset - part.base_offset + 1
                 if part.run is None:
@@ -196,6 +213,13 @@ class Holes:
                 return None
             found.append((part, chosen))
         return found
+
+    def _refuse_offsets(self, key: PartitionKey, base_offset: Offset, last_offset: Offset, reason: str) -> None:
+        what = f"{self._report.of(key).name} [{base_offset}, {last_offset}]"
+        self._refuse(what, reason, last_offset - base_offset + 1)
+
+    def _refuse(self, what: str, reason: str, records: int | None) -> None:
+        self._report.refuse(Refused(what=what, reason=reason, records=records), self._settings.recovery_listed)
 
     async def _publish(self, filling: _Filling) -> None:
         """The object first, then the coordinates, in one transaction."""

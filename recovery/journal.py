@@ -9,12 +9,12 @@ from recovery.producers import SeenBatches
 from recovery.settings import RecoverySettings
 from recovery.young import Unreadable, segment_to_commit
 from sequencer.commits import Assigned
-from sequencer.journal_loading import RunBeyond, empty, finish, load_entry, load_part, load_sequences, stage
+from sequencer.journal_loading import RunLeftOut, empty, finish, load_entry, load_part, load_sequences, stage
 from sequencer.journal_reading import JournalFound, JournalInBucket
 from sequencer.outcomes import decode_outcomes
 from sequencer.recovery import RecoverySession
 from storage.identifiers import ObjectKey, Partition, SegmentId
-from storage.journal_format import JournalHeader
+from storage.journal_format import CorruptJournal, JournalHeader
 from storage.object_store import ObjectNotFound, ObjectStore
 from storage.record_batch import read_header
 from storage.segment_batches import PARTITION, POSITION, TOPIC
@@ -31,8 +31,7 @@ class Loaded:
     """The result of loading the journal."""
 
     rows: int
-    beyond: Sequence[RunBeyond]
-    """Runs that do not join the log: the offsets before them are in no entry."""
+    left_out: Sequence[RunLeftOut]
 
 
 class BucketJournal:
@@ -60,15 +59,27 @@ class BucketJournal:
     def taken_at(self) -> datetime:
         return datetime.fromisoformat(self.found.last.taken_at)
 
+    @property
+    def complete_at(self) -> datetime:
+        """Everything committed before this is in the journal. Several entries may share one reading, and a writer that
+        died may have written only the first of them: the reading before the last one counts."""
+        last = self.found.last
+        complete = [entry for entry in self.found.entries if entry.snapshot != last.snapshot]
+        return datetime.fromisoformat((complete[-1] if complete else self.found.checkpoint).taken_at)
+
     def passes_beyond(self, position: JournalPosition) -> int:
         """How many readings the entries are of that follow this one."""
         return len({entry.snapshot for entry in self._beyond(position)})
 
     async def is_last_commit_known(self, session: RecoverySession, position: JournalPosition) -> bool | None:
         """Whether the database has the last commit of the entries that follow this position; None: they have none.
-        Raises CorruptJournal, ObjectNotFound or StoreUnavailable."""
+        Raises StoreUnavailable."""
         for entry in reversed(self._beyond(position)):
-            for rows in await self._journal.entry_tables(entry):
+            try:
+                tables = await self._journal.entry_tables(entry)
+            except (CorruptJournal, ObjectNotFound):
+                continue  # `load` ends the journal before it
+            for rows in tables:
                 if rows.table == "segments":
                     async with session.transaction():
                         await stage(session.connection, rows)
@@ -83,10 +94,11 @@ class BucketJournal:
         ]
 
     async def load(self, session: RecoverySession, progress: Progress) -> Loaded:
-        """Replaces the log's tables. Call it in a transaction. Raises CorruptJournal, JournalMismatch,
-        ObjectNotFound or StoreUnavailable."""
+        """Replaces the log's tables. Call it in a transaction. An entry that cannot be read ends the journal, as if it
+        had been missing from the start. Raises JournalMismatch or StoreUnavailable; CorruptJournal or ObjectNotFound
+        for a part of the checkpoint."""
         connection, found = session.connection, self.found
-        rows, beyond = 0, list[RunBeyond]()
+        rows, left_out = 0, list[RunLeftOut]()
         await empty(connection)
         async for tables in self._journal.checkpoint_tables(found.checkpoint):
             await load_part(connection, tables)
@@ -95,8 +107,12 @@ class BucketJournal:
         await load_sequences(connection, found.checkpoint)
         await connection.execute("ANALYZE partitions, runs, segments")
         for number, entry in enumerate(found.entries, start=1):
-            tables = await self._journal.entry_tables(entry)
-            beyond += await load_entry(connection, entry, tables)
+            try:
+                tables = await self._journal.entry_tables(entry)
+            except (CorruptJournal, ObjectNotFound) as error:
+                self.found = found = found.cut_before(entry, str(error))
+                break
+            left_out += await load_entry(connection, entry, tables)
             rows += sum(one.rows for one in tables)
             progress("Loading entries", number, len(found.entries))
         await finish(connection)
@@ -108,7 +124,7 @@ class BucketJournal:
             taken_at=self.taken_at,
             producers_at=self.producers_at,
         )
-        return Loaded(rows=rows, beyond=beyond)
+        return Loaded(rows=rows, left_out=left_out)
 
     @property
     def producers_at(self) -> datetime:

@@ -32,8 +32,9 @@ class MergedFooters:
 
     async def read(
         self, objects: Sequence[tuple[SegmentId, ObjectKey, int]], on_objects: Callable[[int, int], None]
-    ) -> None:
-        """Segment id, key and size of each. One that cannot be read proves nothing."""
+    ) -> list[SegmentId]:
+        """Segment id, key and size of each. Returns those that cannot be read: they prove nothing."""
+        unreadable: list[SegmentId] = []
         for start in range(0, len(objects), self._requests):
             group = objects[start : start + self._requests]
             footers = await side_by_side(self._footer(key, size_bytes) for _, key, size_bytes in group)
@@ -41,7 +42,10 @@ class MergedFooters:
                 if footer is not None and footer.segment_id == segment_id:
                     self._keys[segment_id] = (key, size_bytes)
                     self._take(footer)
+                else:
+                    unreadable.append(segment_id)
             on_objects(start + len(group), len(objects))
+        return unreadable
 
     def _take(self, footer: SegmentFooter) -> None:
         for run in footer.runs:

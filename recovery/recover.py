@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 from recovery.census import take_census
@@ -19,11 +20,12 @@ from recovery.holes import Holes
 from recovery.journal import BucketJournal, replay_producers
 from recovery.plan import JournalPosition, Side, Source, newer_side, young_since
 from recovery.read_only_store import ReadOnlyStore
-from recovery.report import RefusedSegment, Report
+from recovery.report import Refused, Report
 from recovery.settings import RecoverySettings
 from recovery.undelete import Undelete, undelete_for
 from recovery.young import YoungSegments
 from sequencer.database import Database
+from sequencer.journal_loading import RunLeftOut
 from sequencer.migrate import migrate
 from sequencer.ownership import Ownership, OwnershipLost
 from sequencer.recovery import WRITER, WRITER_BEYOND, RecoverySession
@@ -128,6 +130,8 @@ class _Recovery:
         self._session = session
         self._store = store
         self._report = Report(cluster=task.cluster, is_rehearsal=session.is_rehearsal)
+        self._complete_at: datetime | None = None
+        """Everything committed before is in the log; None: perhaps nothing is."""
 
     async def check_place(self) -> Identity | None:
         """Raises CannotRecover or WrongStore if this is the bucket of another cluster."""
@@ -163,7 +167,7 @@ class _Recovery:
             await holes.fill(progress)
         with self._timed("young segments"):
             young = YoungSegments(self._session, self._store, self._settings, report, holes.adopted_batches)
-            since = young_since(report.last_entry_at, self._settings.recovery_young_margin_s)
+            since = young_since(self._complete_at, self._settings.recovery_young_margin_s)
             await young.append(since, lambda done, of: progress("Appending young segments", done, of))
         await self._finish()
         return report
@@ -173,9 +177,11 @@ class _Recovery:
         report, session = self._report, self._session
         journal = await BucketJournal.find(self._store, self._task.cluster)
         row = await session.row("journal_side", writer=WRITER, beyond=WRITER_BEYOND)
-        database = Side(position=JournalPosition(epoch=row.epoch, number=row.last_entry), known_at=row.known_at)
+        # A bucket that has only the first checkpoint is ahead of a database that never knew of one.
+        number = row.last_entry if row.has_begun else -1
+        database = Side(position=JournalPosition(epoch=row.epoch, number=number), known_at=row.known_at)
         bucket = None if journal is None else Side(position=journal.position, known_at=journal.taken_at)
-        report.database_position = database.position
+        report.database_position = database.position if row.has_begun else None
         if journal is None:
             report.source = Source.DATABASE
         else:
@@ -194,6 +200,7 @@ class _Recovery:
             # Agents may have worked on a restored database, before they found that it had lost the bucket.
             times = (row.known_at, None if journal is None else journal.taken_at)
             report.last_entry_at = min((time for time in times if time is not None), default=None)
+            self._complete_at = report.last_entry_at
         producers_since = (
             await session.row("journal_side", writer=WRITER, beyond=WRITER_BEYOND)
         ).recovering_producers_since
@@ -205,20 +212,30 @@ class _Recovery:
         report, session = self._report, self._session
         async with session.transaction():
             loaded = await journal.load(session, self._task.progress)
+        report.bucket_position, report.journal_faults = journal.position, journal.found.faults
         report.journal_rows, report.last_entry_at = loaded.rows, journal.taken_at
-        for run in loaded.beyond:
-            report.refuse(
-                RefusedSegment(
-                    object_key=ObjectKey(f"{run.topic_id}/{run.partition} [{run.base_offset}, {run.last_offset}]"),
-                    reason="what lies before it is in no entry of the journal",
-                    records=run.last_offset - run.base_offset + 1,
-                ),
-                self._settings.recovery_listed,
-            )
+        self._complete_at = journal.complete_at
+        for run in loaded.left_out:
+            self._refuse_run(run)
         await session.connection.execute("ANALYZE segments")
         await session.connection.execute("ANALYZE runs")
         for row in await session.run("partitions"):
             report.of((row.topic_id, row.partition)).name = f"{row.name}/{row.partition}"
+
+    def _refuse_run(self, run: RunLeftOut) -> None:
+        change = self._report.of((run.topic_id, run.partition))
+        change.name = f"{run.topic or run.topic_id}/{run.partition}"
+        records = run.last_offset - run.base_offset + 1
+        change.refused += records
+        what_is_missing = "what lies before it" if run.is_partition_known else "its partition"
+        self._report.refuse(
+            Refused(
+                what=f"{change.name} [{run.base_offset}, {run.last_offset}]",
+                reason=f"{what_is_missing} is in no entry of the journal",
+                records=records,
+            ),
+            self._settings.recovery_listed,
+        )
 
     async def _check_log(self, identity: Identity | None) -> None:
         """Raises CannotRecover where there is no log at all."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from recovery.plan import JournalPosition, PartitionKey, Source
-from storage.identifiers import ObjectKey
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,7 +25,7 @@ class PartitionChange:
     duplicates: int = 0
     """In young segments, but in the log already."""
     refused: int = 0
-    """In young segments; they could not be appended."""
+    """In young segments or in the journal's runs; they could not be appended."""
 
     @property
     def is_changed(self) -> bool:
@@ -35,10 +34,11 @@ class PartitionChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedSegment:
-    """Young segments that are not taken, or not as a whole, and why."""
+class Refused:
+    """Records that were found and are not in the log, and why."""
 
-    object_key: ObjectKey
+    what: str
+    """The object's key, or `topic/partition [first offset, last offset]`."""
     reason: str
     records: int | None
     """None: the object cannot be read."""
@@ -84,7 +84,7 @@ class Report:
     gone_ranges: list[GoneOffsets] = field(default_factory=list)
     gone_more: int = 0
     """Ranges that are counted only."""
-    refused: list[RefusedSegment] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
     refused_more: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     """How long each step took."""
@@ -105,7 +105,7 @@ class Report:
         else:
             self.gone_more += 1
 
-    def refuse(self, one: RefusedSegment, most_listed: int) -> None:
+    def refuse(self, one: Refused, most_listed: int) -> None:
         if len(self.refused) < most_listed:
             self.refused.append(one)
         else:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recovery.holes import BatchMark
-from recovery.report import RefusedSegment, Report
+from recovery.report import Refused, Report
 from recovery.settings import RecoverySettings
 from sequencer.commits import (
     BatchOutcome,
@@ -38,7 +38,7 @@ from storage.byte_arrays import Buffer
 from storage.identifiers import NO_PRODUCER_ID, ObjectKey, Partition, SegmentId
 from storage.object_store import ObjectNotFound, ObjectStore
 from storage.record_batch import index_batches, read_header
-from storage.segment import CorruptSegment, verify_segment
+from storage.segment import CorruptSegment, empty_segment, verify_segment
 from storage.segment_batches import COLUMNS, CRC, LENGTH, PARTITION, PRODUCER_ID, RECORDS, TOPIC, PlacedBatches
 from storage.side_by_side import side_by_side
 from storage.threads import Threads
@@ -55,7 +55,7 @@ _REASONS: Final[dict[type, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """Why a segment cannot be appended."""
+    """Why a segment cannot be appended; `reason` is empty if it holds no record of a client."""
 
     reason: str
 
@@ -71,6 +71,8 @@ class _Deferred:
 
 def segment_to_commit(segment_id: SegmentId, data: Buffer) -> SegmentToCommit | Unreadable:
     """What an agent would commit, from a segment's bytes alone. A batch's minimum timestamp is that of its run."""
+    if data == empty_segment(segment_id):
+        return Unreadable(reason="")  # an agent's trial of the store
     try:
         footer = verify_segment(data)
     except CorruptSegment as corrupt:
@@ -150,7 +152,7 @@ class YoungSegments:
         try:
             data = await self._store.get(object_key)
         except ObjectNotFound:
-            return Unreadable(reason="")  # deleted since it was listed: it was garbage
+            return Unreadable(reason="it was deleted after it had been listed")
         return await self._threads.run(segment_to_commit, segment_id, data)
 
     def _committed_before(self, segment: SegmentToCommit, key: ObjectKey, outcome: Sequence[int]) -> _Deferred:
@@ -242,9 +244,7 @@ class YoungSegments:
             self._refuse(key, reason, records)
 
     def _refuse(self, key: ObjectKey, reason: str, records: int | None) -> None:
-        self._report.refuse(
-            RefusedSegment(object_key=key, reason=reason, records=records), self._settings.recovery_listed
-        )
+        self._report.refuse(Refused(what=key, reason=reason, records=records), self._settings.recovery_listed)
 
 
 def _some(batches: PlacedBatches, which: NDArray[np.int64]) -> PlacedBatches:

@@ -4,13 +4,13 @@ Promises:
 - Loading repeats harmlessly: an entry that was loaded before changes nothing.
 - Runs leave no gap. A run is added where its partition ends. A run that ends no later is known already. A run that
   begins earlier and ends later (merged since) replaces the runs that it covers. A run that begins beyond the end of its
-  partition is left out and returned.
+  partition is left out and returned. So is a run of a partition that no entry has.
 - A partition's high watermark, size and timestamps follow from its runs, never from a row that is ahead of them.
 
 The caller makes sure that nothing else writes to this database meanwhile.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from storage.journal_format import CopiedRows, JournalHeader
 SQL = load_statements("journal_loading")
 
 _SEQUENCES: Final = frozenset({"node_ids", "coordinator_epochs"})
-_KEYS: Final = {
+KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "cluster": ("only_row",),
     "topic_changes": ("only_row",),
     "topics": ("topic_id",),
@@ -36,6 +36,7 @@ _KEYS: Final = {
     "producer_state": ("topic_id", "partition", "producer_id"),
     "groups": ("group_id",),
     "group_members": ("group_id", "member_id"),
+    "group_configs": ("group_id",),
     "committed_offsets": ("group_id", "topic_id", "partition"),
     "history_tables": ("topic_id",),
     "history_partitions": ("topic_id", "partition"),
@@ -57,20 +58,24 @@ _ORDERS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunBeyond:
-    """A run of an entry that does not continue its partition: what comes before it is in no entry that was loaded."""
+class RunLeftOut:
+    """A run of an entry, `[base_offset, last_offset]`, that has no place in the log."""
 
     topic_id: TopicId
+    topic: str | None
+    """Its name; None: no entry that was loaded has the topic."""
     partition: Partition
     base_offset: Offset
     last_offset: Offset
+    is_partition_known: bool
+    """True: what comes before the run is in no entry that was loaded. False: the partition is in none."""
 
 
 class JournalMismatch(Exception):
     """The journal was written by a newer Tidelog, or holds a table that this one does not know."""
 
 
-async def rebuild(connection: AsyncConnection[Any], journal: JournalInBucket, found: JournalFound) -> list[RunBeyond]:
+async def rebuild(connection: AsyncConnection[Any], journal: JournalInBucket, found: JournalFound) -> list[RunLeftOut]:
     """Replaces the whole log of this database by what was found, in the caller's transaction; returns what could not
     be added. Raises JournalMismatch, CorruptJournal, ObjectNotFound or StoreUnavailable."""
     await empty(connection)
@@ -78,11 +83,11 @@ async def rebuild(connection: AsyncConnection[Any], journal: JournalInBucket, fo
         await load_part(connection, tables)
     await load_sequences(connection, found.checkpoint)
     await connection.execute("ANALYZE partitions, runs, segments")
-    beyond: list[RunBeyond] = []
+    left_out: list[RunLeftOut] = []
     for entry in found.entries:
-        beyond += await load_entry(connection, entry, await journal.entry_tables(entry))
+        left_out += await load_entry(connection, entry, await journal.entry_tables(entry))
     await finish(connection)
-    return beyond
+    return left_out
 
 
 async def empty(connection: AsyncConnection[Any]) -> None:
@@ -114,21 +119,21 @@ async def load_sequences(connection: AsyncConnection[Any], header: JournalHeader
 
 async def load_entry(
     connection: AsyncConnection[Any], header: JournalHeader, tables: Sequence[CopiedRows]
-) -> list[RunBeyond]:
+) -> list[RunLeftOut]:
     """One entry, in the caller's transaction; returns what could not be added. Raises JournalMismatch."""
-    beyond: list[RunBeyond] = []
+    left_out: list[RunLeftOut] = []
     for rows in sorted(tables, key=lambda rows: _LOADED_LAST.index(rows.table) if rows.table in _LOADED_LAST else -1):
-        if rows.table not in _KEYS:
+        if rows.table not in KEYS:
             raise JournalMismatch(f"the entry holds a table {rows.table}, which this Tidelog does not know")
         await stage(connection, rows)
         if rows.table == "partitions":
             await _execute(connection, "add_partitions", "advance_log_starts", "remove_runs_before_log_start")
         elif rows.table == "runs":
-            beyond += await _add_runs(connection, rows)
+            left_out += await _add_runs(connection, rows)
         else:
             await _replace(connection, rows)
     await load_sequences(connection, header)
-    return beyond
+    return left_out
 
 
 async def finish(connection: AsyncConnection[Any]) -> None:
@@ -153,7 +158,7 @@ async def _execute(connection: AsyncConnection[Any], *statements: str) -> None:
 
 
 async def _replace(connection: AsyncConnection[Any], rows: CopiedRows) -> None:
-    keys = _KEYS[rows.table]
+    keys = KEYS[rows.table]
     others = [column.name for column in rows.columns if column.name not in keys]
     changes = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in others)
     columns = _names(rows)
@@ -174,15 +179,22 @@ async def _replace(connection: AsyncConnection[Any], rows: CopiedRows) -> None:
     )
 
 
-async def _add_runs(connection: AsyncConnection[Any], rows: CopiedRows) -> list[RunBeyond]:
+async def _add_runs(connection: AsyncConnection[Any], rows: CopiedRows) -> list[RunLeftOut]:
     await _execute(connection, "drop_added", "add_runs", "analyze_added")
     await _execute(connection, "remove_covered_runs")
     await connection.execute(sql.SQL(SQL["insert_runs"]).format(columns=_names(rows)))
     await _execute(connection, "advance_high_watermarks")
-    cursor = await connection.execute(SQL["runs_beyond"])
+    cursor = await connection.execute(SQL["runs_left_out"])
     return [
-        RunBeyond(topic_id=topic_id, partition=partition, base_offset=base_offset, last_offset=last_offset)
-        for topic_id, partition, base_offset, last_offset in await cursor.fetchall()
+        RunLeftOut(
+            topic_id=topic_id,
+            topic=topic,
+            partition=partition,
+            base_offset=base_offset,
+            last_offset=last_offset,
+            is_partition_known=is_known,
+        )
+        for topic_id, topic, partition, base_offset, last_offset, is_known in await cursor.fetchall()
     ]
 
 

@@ -8,7 +8,7 @@ Promises:
 """
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from storage.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
@@ -54,6 +54,12 @@ class JournalFound:
     def last(self) -> JournalHeader:
         """The youngest moment that can be reached."""
         return self.entries[-1] if self.entries else self.checkpoint
+
+    def cut_before(self, entry: JournalHeader, why: str) -> "JournalFound":
+        """Without this entry and those that follow it."""
+        kept = self.entries[: self.entries.index(entry)]
+        fault = f"entry {entry.number} cannot be read, and the journal ends before it: {why}"
+        return replace(self, entries=kept, faults=(*self.faults, fault), is_cut=True)
 
 
 class JournalInBucket:
@@ -142,13 +148,13 @@ def chain(checkpoint: JournalHeader, entries: Sequence[JournalHeader]) -> tuple[
     same = {entry.number: entry for entry in entries if _lineage(entry) == _lineage(checkpoint)}
     is_cut = False
     for last in sorted(same.values(), key=_moment, reverse=True):
-        if _moment(last) <= _moment(checkpoint):
+        if not _is_younger(last, checkpoint):
             break
         path = [last]
         while path[-1].follows > checkpoint.follows and path[-1].follows in same:
             path.append(same[path[-1].follows])
         if path[-1].follows <= checkpoint.follows:
-            return tuple(entry for entry in reversed(path) if _moment(entry) > _moment(checkpoint)), is_cut
+            return tuple(entry for entry in reversed(path) if _is_younger(entry, checkpoint)), is_cut
         is_cut = True
     return (), is_cut
 
@@ -157,6 +163,21 @@ def _lineage(header: JournalHeader) -> tuple[str, int, int]:
     return header.cluster_id, header.system_identifier, header.timeline
 
 
-def _moment(header: JournalHeader) -> tuple[int, str, int]:
-    """Snapshots of one Postgres follow one another: their greatest ids never fall."""
-    return int(header.snapshot.split(":")[1]), header.taken_at, header.number
+def _is_younger(entry: JournalHeader, checkpoint: JournalHeader) -> bool:
+    return _transactions_shown(entry) > _transactions_shown(checkpoint)
+
+
+def _moment(entry: JournalHeader) -> tuple[int, int]:
+    """Entries of one reading share a snapshot; their numbers rise."""
+    return _transactions_shown(entry), entry.number
+
+
+def _transactions_shown(header: JournalHeader) -> int:
+    """How many transaction ids the snapshot shows as ended: all below its greatest one but those it lists.
+
+    A later snapshot of the same Postgres shows all that an earlier one shows, so the greater count is the later
+    moment. Neither `taken_at` nor the greatest id orders them: a transaction begins before its snapshot is taken, and
+    an older transaction may end without raising the greatest id.
+    """
+    _, greatest, listed = header.snapshot.split(":")
+    return int(greatest) - (listed.count(",") + 1 if listed else 0)

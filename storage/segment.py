@@ -329,6 +329,8 @@ def _parse_run(fields: tuple[Any, ...]) -> FooterRun:
 
 def _check_tiling(runs: Sequence[FooterRun], footer_position: int, runs_position: int, run_bytes: int) -> None:
     """Runs follow each other in the order of their keys, and of their offsets, and end where the footer begins."""
+    if not runs:
+        return  # of `empty_segment`
     ends = [run.position for run in runs[1:]] + [footer_position]
     for index, (run, end) in enumerate(zip(runs, ends, strict=True)):
         where = runs_position + index * run_bytes

@@ -59,8 +59,16 @@ FROM (
     FROM added WHERE joins GROUP BY topic_id, partition) AS a
 WHERE p.topic_id = a.topic_id AND p.partition = a.partition
 
--- name: runs_beyond
-SELECT topic_id, partition, base_offset, last_offset FROM added WHERE NOT joins ORDER BY topic_id, partition, base_offset
+-- name: runs_left_out
+-- Runs that do not join their partition, and runs of partitions that are not there.
+SELECT run.topic_id, t.name AS topic, run.partition, run.base_offset, run.last_offset, run.is_partition_known
+FROM (
+    SELECT topic_id, partition, base_offset, last_offset, true AS is_partition_known FROM added WHERE NOT joins
+    UNION ALL
+    SELECT s.topic_id, s.partition, s.base_offset, s.last_offset, false FROM staged AS s
+    WHERE NOT EXISTS (SELECT FROM partitions AS p WHERE p.topic_id = s.topic_id AND p.partition = s.partition)
+) AS run LEFT JOIN topics AS t USING (topic_id)
+ORDER BY run.topic_id, run.partition, run.base_offset
 
 -- name: set_sizes
 UPDATE partitions AS p SET size_bytes = coalesce(r.length, 0)

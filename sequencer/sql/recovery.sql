@@ -58,10 +58,11 @@ GROUP BY topic_id, partition, hole
 ORDER BY topic_id, partition, base_offset
 
 -- name: spare_merged_objects
--- Merged objects that no run refers to: their footers may prove what is missing.
-SELECT segment_id, object_key, size_bytes FROM listed
-WHERE is_merged AND NOT EXISTS (SELECT FROM runs AS r WHERE r.segment_id = listed.segment_id)
-ORDER BY segment_id
+-- Merged objects that no run refers to: their footers may prove what is missing. An unknown one may hold what the log never had.
+SELECT listed.segment_id, listed.object_key, listed.size_bytes, s.segment_id IS NULL OR s.state = 'reserved' AS is_unknown
+FROM listed LEFT JOIN segments AS s USING (segment_id)
+WHERE listed.is_merged AND NOT EXISTS (SELECT FROM runs AS r WHERE r.segment_id = listed.segment_id)
+ORDER BY listed.segment_id
 
 -- name: adopt_objects
 -- An object that takes the place of others is as old as the newest of them; whatever became of its row before, it is in use now.
@@ -157,9 +158,9 @@ SET producer_epoch = excluded.producer_epoch, sequences = excluded.sequences, ba
     max_timestamps = excluded.max_timestamps, updated_at = excluded.updated_at
 
 -- name: partition_ends
-SELECT p.topic_id, p.partition, p.high_watermark, p.max_timestamp_ms
+SELECT p.topic_id, p.partition, p.state, p.high_watermark, p.max_timestamp_ms
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS given (topic_id, partition) JOIN partitions AS p USING (topic_id, partition)
-WHERE p.state = 'live' ORDER BY p.topic_id, p.partition
+ORDER BY p.topic_id, p.partition
 
 -- name: gone_ranges
 SELECT g.topic_id, t.name, g.partition, g.base_offset, g.last_offset, g.reason, g.found_at
@@ -244,7 +245,7 @@ UPDATE cluster SET cluster_id = %(cluster_id)s, store_id = %(store_id)s, store_n
 
 -- name: journal_side
 -- How far this database knows the journal, and when it was surely still at work: whatever was committed before that is in it.
-SELECT j.epoch, j.last_entry, j.recovering_producers_since, greatest(
+SELECT j.epoch, j.last_entry, j.taken_at IS NOT NULL AS has_begun, j.recovering_producers_since, greatest(
     j.taken_at, (SELECT max(committed_at) FROM segments WHERE state = 'committed' AND writer NOT IN (%(writer)s, %(beyond)s)), (SELECT max(created_at) FROM topics),
     (SELECT max(last_success_at) FROM jobs), (SELECT max(committed_at) FROM committed_offsets)) AS known_at
 FROM journal AS j

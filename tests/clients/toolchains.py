@@ -38,6 +38,8 @@ class Toolchain:
     needs: tuple[str, ...]
     build: tuple[str, ...]
     environment: Mapping[str, str]
+    asked: tuple[str, ...] = ()
+    """A command that fails if a tool is on PATH without a toolchain, like a fresh rustup's. Empty: PATH says it all."""
     locked: str | None = None
     """A file whose content says all about what is built: unchanged, there is nothing to do. None: the tool knows."""
 
@@ -46,8 +48,12 @@ class Toolchain:
         return HERE / self.language
 
     def missing(self) -> str | None:
-        """The first tool that this machine lacks."""
-        return next((tool for tool in self.needs if shutil.which(tool) is None), None)
+        """What this machine lacks first."""
+        absent = next((tool for tool in self.needs if shutil.which(tool) is None), None)
+        if absent is not None or not self.asked or self.language in _up_to_date:
+            return absent
+        answer = subprocess.run(self.asked, cwd=self.folder, capture_output=True, timeout=60, check=False)
+        return None if answer.returncode == 0 else f"toolchain for {self.asked[0]}"
 
 
 TOOLCHAINS = {
@@ -63,6 +69,7 @@ TOOLCHAINS = {
         Toolchain(
             language="rust",
             needs=("cargo", "cc", "make"),
+            asked=("cargo", "--version"),
             build=("cargo", "build", "--quiet"),
             environment={},
         ),

@@ -1,5 +1,6 @@
 """What tests of the journal share: a writer, the database rebuilt from the bucket, and what both databases hold."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,8 +10,9 @@ from psycopg import AsyncConnection, sql
 from compactor.journal_writer import JournalWriter, Written
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
+from sequencer.database import Database, Row
 from sequencer.journal import CHECKPOINT_TABLES
-from sequencer.journal_loading import RunBeyond, rebuild
+from sequencer.journal_loading import RunLeftOut, rebuild
 from sequencer.journal_reading import JournalFound, JournalInBucket
 from storage.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
@@ -42,13 +44,13 @@ async def found_in(store: ObjectStore) -> JournalFound:
 
 
 @asynccontextmanager
-async def rebuilt(store: ObjectStore, url: str) -> AsyncIterator[tuple[Sequencer, list[RunBeyond]]]:
+async def rebuilt(store: ObjectStore, url: str) -> AsyncIterator[tuple[Sequencer, list[RunLeftOut]]]:
     """The database of this URL, made what the journal in the bucket says."""
     opened = await Sequencer.open(url)
     try:
         async with opened.database.transaction() as connection:
-            beyond = await rebuild(connection, JournalInBucket(store, CLUSTER), await found_in(store))
-        yield opened, beyond
+            left_out = await rebuild(connection, JournalInBucket(store, CLUSTER), await found_in(store))
+        yield opened, left_out
     finally:
         await opened.close()
 
@@ -62,6 +64,39 @@ async def contents(sequencer: Sequencer) -> dict[str, list[tuple[Any, ...]]]:
 async def _rows(connection: AsyncConnection[Any], table: str) -> list[tuple[Any, ...]]:
     statement = sql.SQL("SELECT t::text AS row FROM {} AS t ORDER BY 1").format(sql.Identifier(table))
     return [row.row for row in await (await connection.execute(statement)).fetchall()]
+
+
+class PausingDatabase:
+    """A real database whose readers stop after BEGIN, before Postgres takes their snapshot, until `opened` is set."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.reached = asyncio.Event()
+        self.opened = asyncio.Event()
+
+    @asynccontextmanager
+    async def connection(self, **options: Any) -> AsyncIterator[Any]:
+        async with self._database.connection(**options) as connection:
+            yield _PausingConnection(connection, self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+
+class _PausingConnection:
+    def __init__(self, connection: AsyncConnection[Row], pauses: PausingDatabase) -> None:
+        self._connection = connection
+        self._pauses = pauses
+
+    async def execute(self, statement: Any, *parameters: Any) -> Any:
+        cursor = await self._connection.execute(statement, *parameters)
+        if str(statement).startswith("BEGIN"):
+            self._pauses.reached.set()
+            await self._pauses.opened.wait()
+        return cursor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
 
 
 class DyingStore(MemoryStore):

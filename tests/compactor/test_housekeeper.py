@@ -368,8 +368,8 @@ async def test_housekeepers_keep_a_journal_that_holds_everything(
 
         await eventually(is_shown)
 
-    async with rebuilt(local_store, empty_database_url) as (copy, beyond):
-        assert beyond == []
+    async with rebuilt(local_store, empty_database_url) as (copy, left_out):
+        assert left_out == []
         rows = await copy.database.fetch("SELECT segment_id FROM runs")
         assert {row.segment_id for row in rows} == {segment.segment_id for segment in segments}
     assert [metric(each, "tidelog_job_failures_total", job="journal") for each in (ann, bob)] == [0, 0]

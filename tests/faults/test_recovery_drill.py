@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import confluent_kafka
@@ -168,9 +168,9 @@ def _read_all(site: Site, topic: str) -> dict[int, list[ReadRecord]]:
     )
     log: dict[int, list[ReadRecord]] = {partition: [] for partition in range(PARTITIONS)}
     parts = [confluent_kafka.TopicPartition(topic, partition, 0) for partition in log]
-    ends = {part.partition: client.get_watermark_offsets(part, timeout=30)[1] for part in parts}
-    client.assign(parts)
     until = time.monotonic() + 60.0
+    ends = {part.partition: _end_of(client, part, until) for part in parts}
+    client.assign(parts)
     while any(not log[p] or log[p][-1].offset + 1 < end for p, end in ends.items() if end):
         assert time.monotonic() < until, f"read { ({p: len(log[p]) for p in log}) } of {ends}"
         for message in client.consume(1000, timeout=0.5):
@@ -178,6 +178,28 @@ def _read_all(site: Site, topic: str) -> dict[int, list[ReadRecord]]:
                 log[message.partition()].append(read_message(message))
     client.close()
     return log
+
+
+def _end_of(client: confluent_kafka.Consumer, part: confluent_kafka.TopicPartition, until: float) -> int:
+    while True:
+        try:
+            return int(client.get_watermark_offsets(part, timeout=10)[1])
+        except confluent_kafka.KafkaException:  # on a busy machine, a connection is lost now and then
+            if time.monotonic() >= until:
+                raise
+
+
+@dataclass(slots=True, kw_only=True)
+class _SmallTopic:
+    """Times by the machine's clock."""
+
+    created_at: float
+    acknowledged_at: list[float] = field(default_factory=list)
+    """Of each acknowledged record."""
+
+    def __str__(self) -> str:
+        acknowledged = ", ".join(f"{at:.3f}" for at in self.acknowledged_at)
+        return f"created at {self.created_at:.3f}, records acknowledged at {acknowledged}"
 
 
 class _AtWork:
@@ -202,11 +224,9 @@ class _AtWork:
         self._consumer = Consumer(0, settings, ledger)
         self._stopping = threading.Event()
         self._group_read: set[tuple[int, int]] = set()
-        self._created: dict[str, int] = {}
-        self._threads = [
-            threading.Thread(target=self._consume_in_a_group, daemon=True),
-            threading.Thread(target=self._create_topics, daemon=True),
-        ]
+        self._small: dict[str, _SmallTopic] = {}
+        self._creator = threading.Thread(target=self._create_topics, daemon=True)
+        self._threads = [threading.Thread(target=self._consume_in_a_group, daemon=True), self._creator]
 
     def __enter__(self) -> "_AtWork":
         self._consumer.start()
@@ -248,6 +268,9 @@ class _AtWork:
             assert time.monotonic() < deadline_s, f"the group did not reach {wanted - self._group_read}"
             time.sleep(0.05)
         self._stopping.set()
+        # A record acknowledged after the database was asked would look lost.
+        self._creator.join(max(0.0, deadline_s - time.monotonic()))
+        assert not self._creator.is_alive(), "the topics' producer does not end"
         return self._lost_topics(report)
 
     def _watermarks(self) -> list[tuple[int, int]]:
@@ -264,9 +287,13 @@ class _AtWork:
                 "SELECT t.name, p.high_watermark FROM partitions AS p JOIN topics AS t USING (topic_id)"
             )
         }
-        lost = {name: records for name, records in self._created.items() if records and there.get(name, 0) < records}
+        lost = {
+            name: f"{topic}; there: {there.get(name)}"
+            for name, topic in self._small.items()
+            if topic.acknowledged_at and there.get(name, 0) < len(topic.acknowledged_at)
+        }
         listed = sum(one.records or 0 for one in report.refused if "not known" in one.reason)
-        if sum(lost.values()) > listed:
+        if sum(len(self._small[name].acknowledged_at) for name in lost) > listed:
             return len(lost), [f"topics are lost and not listed: {lost}"]
         return len(lost), []
 
@@ -299,17 +326,18 @@ class _AtWork:
             new = confluent_kafka.admin.NewTopic(name, 1, 1, config={"retention.bytes": "300"})
             try:
                 admin.create_topics([new], request_timeout=2)[name].result(3)
-            except confluent_kafka.KafkaException:
-                continue
-            self._created[name] = 0
+            except (confluent_kafka.KafkaException, TimeoutError):
+                continue  # it may exist, without a record
+            self._small[name] = topic = _SmallTopic(created_at=time.time())
             producer = confluent_kafka.Producer(
                 {"bootstrap.servers": self._site.bootstrap, "message.timeout.ms": 1500, "retries": 0, "log_level": 0}
             )
 
             def delivered(
-                error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message, name: str = name
+                error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message, topic: _SmallTopic = topic
             ) -> None:
-                self._created[name] += error is None
+                if error is None:
+                    topic.acknowledged_at.append(time.time())
 
             for _ in range(5):
                 producer.produce(name, b"x" * 100, on_delivery=delivered)

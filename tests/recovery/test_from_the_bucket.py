@@ -10,12 +10,15 @@ from compactor.housekeeper import Housekeeper
 from compactor.journal_writer import JournalWriter
 from recovery.plan import Source
 from sequencer.commits import Committed, Duplicate
+from sequencer.journal_reading import JournalFound, JournalInBucket
 from sequencer.topics import Topic
-from storage.keys import checkpoints_prefix, journal_prefix
+from storage.journal_format import encode, read_container
+from storage.keys import checkpoints_prefix, journal_prefix, merged_prefix
 from tests.compactor.builders import CLUSTER, pending, settings, written
 from tests.compactor.merging import a_log, read_all, read_back
 from tests.fixtures.postgres import TEMPLATE
 from tests.recovery.conftest import Place
+from tests.recovery.test_old_backups import merge_and_delete
 from tests.recovery.test_recover import idempotent, is_healthy
 
 
@@ -24,11 +27,11 @@ async def topic(place: Place) -> Topic:
     return await place.sequencer.topics.create("orders", 2, {"retention.ms": "-1"})
 
 
-async def journal(place: Place, *, checkpoint: bool = False) -> None:
+async def journal(place: Place, *, checkpoint: bool = False, **changed: float) -> None:
     """An entry, or the checkpoint that comes first."""
     await place.sequencer.ownership.ratchet(place.store, CLUSTER)
     writer = JournalWriter(
-        place.sequencer, place.store, CLUSTER, settings(checkpoint_interval_s=0.001, checkpoint_pace=0)
+        place.sequencer, place.store, CLUSTER, settings(checkpoint_interval_s=0.001, checkpoint_pace=0, **changed)
     )
     await writer.write_entry()
     if checkpoint:
@@ -69,6 +72,137 @@ async def test_what_the_journal_knows_is_back_at_its_offsets_and_what_is_younger
     assert [one.batches for one in after] == [one.batches for one in all_of_it]
     assert (await read_back(place.sequencer, place.store, other)).batches == known[-1].batches
     await place.sequencer.store_identity.check(place.store, CLUSTER, place.store_url)
+    assert await is_healthy(place)
+
+
+async def test_segments_of_a_reading_whose_last_entries_were_not_written_are_appended(
+    place: Place, topic: Topic
+) -> None:
+    """However long ago they were uploaded: a journal that was late reads much at once."""
+    await begin(place)
+    await a_log(place.sequencer, place.store, topic, segments=6)
+    before = await read_all(place.sequencer, place.store, topic)
+    await journal(place, journal_batches_per_entry=2)
+    keys = sorted([info.key async for info in place.store.list(journal_prefix(CLUSTER))])
+    assert len(keys) > 2
+    await place.store.delete(keys[1:])
+
+    destroy(place)
+    report = await place.recover(recovery_young_margin_s=0)
+
+    assert report.appended > 0
+    after = await read_all(place.sequencer, place.store, topic)
+    assert [one.batches for one in after] == [one.batches for one in before]
+
+
+async def test_what_only_merged_objects_hold_of_a_partition_that_no_entry_has_is_listed(
+    place: Place, topic: Topic
+) -> None:
+    await begin(place)
+    await a_log(place.sequencer, place.store, topic, segments=1)
+    await journal(place)
+    later = await place.sequencer.topics.create("later", 1, {"retention.ms": "-1"})
+    await a_log(place.sequencer, place.store, later, segments=16)
+    assert await merge_and_delete(place) > 8
+
+    destroy(place)
+    report = await place.recover()
+
+    listed = [one for one in report.refused if one.what.startswith(f"{later.topic_id}/0 [")]
+    assert {one.reason for one in listed} == {"a merged object holds them, and the log has no such partition"}
+    assert sum(one.records or 0 for one in report.refused) == 32  # with young segments that were not merged
+    assert not report.is_lossless
+    assert await is_healthy(place)
+
+
+@pytest.mark.parametrize("damaged", ["footer", "run"])
+async def test_a_damaged_merged_object_past_the_end_of_the_log_is_listed(
+    place: Place, topic: Topic, damaged: str
+) -> None:
+    await begin(place)
+    await a_log(place.sequencer, place.store, topic, segments=16)
+    assert await merge_and_delete(place) > 8
+    for key in [info.key async for info in place.store.list(merged_prefix(CLUSTER))]:
+        data = bytearray(await place.store.get(key))
+        data[len(data) // 3 if damaged == "run" else -30] ^= 1
+        await place.store.put(key, [bytes(data)])
+
+    destroy(place)
+    report = await place.recover()
+
+    assert not report.is_lossless
+    assert report.refused
+    assert all("damaged" in one.reason for one in report.refused)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_an_entry_whose_rows_cannot_be_read_ends_the_journal_and_is_named(
+    place: Place, topic: Topic, is_deleted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its header is whole; or it is deleted once its header was read."""
+    await begin(place)
+    for number in range(3):
+        await a_log(place.sequencer, place.store, topic, segments=2, first=2 * number)
+        await journal(place)
+    before = await read_all(place.sequencer, place.store, topic)
+    keys = sorted([info.key async for info in place.store.list(journal_prefix(CLUSTER))])
+    if is_deleted:
+        find = JournalInBucket.find
+
+        async def find_and_delete(found_in: JournalInBucket) -> JournalFound | None:
+            found = await find(found_in)
+            await place.store.delete([keys[1]])
+            return found
+
+        monkeypatch.setattr(JournalInBucket, "find", find_and_delete)
+    else:
+        data = bytearray(await place.store.get(keys[1]))
+        data[-1] ^= 1
+        await place.store.put(keys[1], [bytes(data)])
+
+    destroy(place)
+    report = await place.recover()
+
+    assert ["entry 2 cannot be read" in fault for fault in report.journal_faults] == [True]
+    assert report.bucket_position is not None
+    assert report.bucket_position.number == 1
+    assert (report.appended, report.is_lossless) == (16, True)
+    after = await read_all(place.sequencer, place.store, topic)
+    assert [one.batches for one in after] == [one.batches for one in before]
+    assert await is_healthy(place)
+
+
+@pytest.mark.usefixtures("topic")
+@pytest.mark.parametrize("lost_tables", [("topics", "partitions"), ("partitions",)])
+async def test_runs_of_a_partition_that_no_entry_has_are_listed(place: Place, lost_tables: Sequence[str]) -> None:
+    await begin(place)
+    other = await place.sequencer.topics.create("later", 1, {})
+    await written(place.sequencer, place.store, pending(other, 5))
+    await journal(place)
+    [key] = [info.key async for info in place.store.list(journal_prefix(CLUSTER))]
+    header, tables = read_container(await place.store.get(key))
+    kept = [rows for rows in tables if rows.table not in lost_tables]
+    await place.store.put(key, encode(header, kept))
+
+    destroy(place)
+    report = await place.recover()
+
+    name = other.topic_id if "topics" in lost_tables else "later"
+    listed = [(one.what, one.records, one.reason) for one in report.refused]
+    assert listed == [(f"{name}/0 [0, 4]", 5, "its partition is in no entry of the journal")]
+    assert (report.records_refused, report.is_lossless) == (5, False)
+
+
+async def test_a_first_checkpoint_without_entries_brings_the_log_back(place: Place, topic: Topic) -> None:
+    await a_log(place.sequencer, place.store, topic, segments=2)
+    before = await read_all(place.sequencer, place.store, topic)
+    await begin(place)
+
+    destroy(place)
+    report = await place.recover()
+
+    assert (report.source, report.is_lossless) == (Source.JOURNAL, True)
+    assert await read_all(place.sequencer, place.store, topic) == before
     assert await is_healthy(place)
 
 

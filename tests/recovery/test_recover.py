@@ -15,7 +15,7 @@ from sequencer.topics import Topic
 from storage.batch_validation import BatchLimits, validate_produced
 from storage.identifiers import ObjectKey, Partition, new_segment_id
 from storage.keys import segment_key
-from storage.segment import seal_segment
+from storage.segment import empty_segment, seal_segment
 from storage.segment_batches import PendingBatch, PendingBatches
 from tests.agent.running import a_batch as produced
 from tests.compactor.builders import CLUSTER, Segment, keys_in, pending, upload, written
@@ -133,11 +133,24 @@ async def test_what_cannot_be_appended_is_listed(place: Place, topic: Topic) -> 
 
     report = await place.recover()
 
-    reasons = {one.object_key: one.reason for one in report.refused}
+    reasons = {one.what: one.reason for one in report.refused}
     assert len(report.refused) == 3
     assert "missing before it" in reasons[too_early.key] or "not the first" in reasons[too_early.key]
     assert "checksum" in reasons[broken.key]
     assert not report.is_lossless
+    assert await is_healthy(place)
+
+
+async def test_an_agents_trial_upload_is_not_listed(place: Place, topic: Topic) -> None:
+    await written(place.sequencer, place.store, pending(topic))
+    unknown_id, reserved_id = new_segment_id(), new_segment_id()
+    await place.sequencer.reservations.reserve({reserved_id: segment_key(CLUSTER, reserved_id)}, 60.0, "agent")
+    for segment_id in (unknown_id, reserved_id):
+        await place.store.put(segment_key(CLUSTER, segment_id), [empty_segment(segment_id)])
+
+    report = await place.recover()
+
+    assert (report.refused, report.is_lossless) == ([], True)
     assert await is_healthy(place)
 
 

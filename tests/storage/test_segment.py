@@ -16,6 +16,7 @@ from storage.segment import (
     CorruptSegment,
     FooterRun,
     SegmentFooter,
+    empty_segment,
     footer_bytes,
     footer_range,
     header_bytes,
@@ -183,6 +184,16 @@ def test_a_merged_segment_whose_offsets_overlap_or_miscount_is_refused(run: int,
 
     with pytest.raises(CorruptSegment, match=r"out of order|offsets"):
         verify_segment(data[:start] + footer_bytes(wrong, start))
+
+
+def test_an_empty_segment_can_be_read_and_is_no_valid_segment() -> None:
+    empty = empty_segment(SEGMENT_ID)
+
+    footer = read_footer(empty)
+    with pytest.raises(CorruptSegment, match="first run"):
+        verify_segment(empty)
+
+    assert (footer.segment_id, footer.runs) == (SEGMENT_ID, ())
 
 
 def test_a_segment_without_batches_or_with_an_endless_writer_is_refused() -> None:

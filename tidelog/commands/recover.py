@@ -200,7 +200,7 @@ def _show_losses(report: Report, console: Console) -> None:
         shown.add_row(f"{gone.name} [{gone.base_offset}, {gone.last_offset}]", f"{gone.offsets:,}", gone.reason)
     for refused in report.refused:
         records = "?" if refused.records is None else f"{refused.records:,}"
-        shown.add_row(refused.object_key, records, refused.reason)
+        shown.add_row(refused.what, records, refused.reason)
     console.print(shown)
     more = report.gone_more + report.refused_more
     if more:
