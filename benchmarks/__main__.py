@@ -23,6 +23,7 @@ from benchmarks.machine_speed import FIGURE, fixed_loop_ms
 from benchmarks.results import FILE, Measurement, Results, save
 from benchmarks.systems.system import System
 from benchmarks.workload_names import WORKLOADS
+from benchmarks.workloads import long_run
 
 _QUICK_S, _FULL_S = 4.0, 5.0
 
@@ -47,7 +48,7 @@ def main() -> None:
             for setup in setups:
                 if setup.once and number:
                     continue
-                measurements += _measure(setup, number, seconds, progress, task)
+                measurements += _measure(setup, number, seconds, arguments.long_seconds, progress, task)
             if not is_partial:
                 save(Results(about=described, measurements=measurements))
     if is_partial:
@@ -58,7 +59,9 @@ def main() -> None:
         console.print(f"Wrote {FILE.with_name('RESULTS.md')}, {FILE} and the plots.")
 
 
-def _measure(setup: Setup, number: int, seconds: float, progress: Progress, task: TaskID) -> list[Measurement]:
+def _measure(
+    setup: Setup, number: int, seconds: float, long_seconds: float, progress: Progress, task: TaskID
+) -> list[Measurement]:
     """What fails is a gap with its reason, never the end of the run."""
     done: list[Measurement] = []
     where = f"round {number + 1}, {setup.system}"
@@ -71,7 +74,8 @@ def _measure(setup: Setup, number: int, seconds: float, progress: Progress, task
             progress.console.log(f"{where}: pids {system.meters.pids}")
             for workload in setup.workloads:
                 progress.update(task, description=f"{where}: {workload}, {WORKLOADS[workload]}")
-                done.append(_one(workload, system, number, seconds, progress))
+                its_seconds = long_seconds if workload in catalogue.LONG else seconds
+                done.append(_one(workload, system, number, its_seconds, progress))
                 progress.advance(task)
     except Exception as failed:  # noqa: BLE001 - a system that does not start
         progress.console.log(f"{where}: {failed}")
@@ -113,6 +117,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--system", help=f"some systems: {','.join(SYSTEMS)}")
     parser.add_argument("--rounds", type=int, help="default: 3")
     parser.add_argument("--seconds", type=float, help=f"of each measurement (default: {_FULL_S:.0f})")
+    parser.add_argument(
+        "--long-seconds",
+        type=float,
+        default=long_run.SECONDS,
+        help=f"of each of {', '.join(sorted(catalogue.LONG))} (default: {long_run.SECONDS:.0f})",
+    )
     parser.add_argument("--quick", action="store_true", help=f"one round of {_QUICK_S:.0f} s each")
     return parser.parse_args()
 

@@ -12,7 +12,7 @@ from benchmarks.systems.sequencer import sequencer
 from benchmarks.systems.system import System
 from benchmarks.systems.tansu import tansu
 from benchmarks.systems.tidelog import tidelog
-from benchmarks.workloads import commits, connections, produce, replay, steady, tail
+from benchmarks.workloads import commits, connections, long_run, produce, replay, steady, tail
 from benchmarks.workloads.start import agent_start
 
 Work = Callable[[System, float], Figures]
@@ -26,7 +26,11 @@ _WORK: Mapping[str, Work] = {
     "g": connections.measure,
     "h": lambda system, seconds: commits.measure_all(system, seconds / 2),
     "start": lambda system, _: agent_start(system),
+    "a-long": lambda system, seconds: long_run.measure(system, produce.LARGE, seconds),
+    "b-long": lambda system, seconds: long_run.measure(system, produce.SMALL, seconds),
 }
+LONG = frozenset({"a-long", "b-long"})
+"""How long these take is given apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,8 @@ SETUPS = (
     Setup(system="tansu", workloads=("c", "f", "g"), once=True),
     Setup(system="tansu-plain", workloads=("a", "b")),
     Setup(system="sequencer", workloads=("h",)),
+    Setup(system="tidelog", workloads=("a-long",), environment=long_run.ENVIRONMENT, once=True),
+    Setup(system="tidelog", workloads=("b-long",), environment=long_run.ENVIRONMENT, once=True),
 )
 SYSTEMS = tuple(dict.fromkeys(setup.system for setup in SETUPS))
 

@@ -75,6 +75,33 @@ _TRANSFER_PANELS = (
     Panel(title="server CPU, s per GB", figures=("server_cpu_s_per_gb",)),
 )
 
+_LONG = Section(
+    rows=(
+        Row(figure="mb_per_s", title="MB/s"),
+        *(
+            row
+            for part in ("server", "postgres", "store")
+            for row in (
+                Row(figure=f"short_{part}_cpu_s_per_gb", title=f"{part} CPU before merging, s per GB", digits=2),
+                Row(figure=f"{part}_cpu_s_per_gb", title=f"{part} CPU with merging, s per GB", digits=2),
+            )
+        ),
+        Row(figure="merged_per_byte", title="bytes written by merging per byte produced", digits=2),
+        Row(figure="backlog_growth_mb", title="growth of what waits to be merged, MB", digits=0),
+        Row(figure="short_ack_p50_ms", title="ack p50 before merging, ms"),
+        Row(figure="ack_p50_ms", title="ack p50 with merging, ms"),
+        Row(figure="short_ack_p99_ms", title="ack p99 before merging, ms"),
+        Row(figure="ack_p99_ms", title="ack p99 with merging, ms"),
+        Row(figure="puts_per_gib", title="PUTs per GiB, of merging too", digits=0),
+        Row(figure="gets_per_gib", title="GETs per GiB, of merging too", digits=0),
+        *_MEMORY,
+        _ERRORS,
+    ),
+    ratios=(
+        Ratio(title="server CPU with merging to before", over="server_cpu_s_per_gb", under="short_server_cpu_s_per_gb"),
+    ),
+)
+
 SECTIONS: Mapping[str, Section] = {
     "a": Section(
         rows=(
@@ -219,6 +246,8 @@ SECTIONS: Mapping[str, Section] = {
             Panel(title="server's memory, MiB", figures=("memory_before_mib", "memory_mib"), labels=("before", "with")),
         ),
     ),
+    "a-long": _LONG,
+    "b-long": _LONG,
     "start": Section(
         rows=(
             Row(figure="start_to_ack_s", title="first acknowledgement, s", digits=2),

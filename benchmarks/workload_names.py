@@ -11,5 +11,7 @@ WORKLOADS: Mapping[str, str] = {
     "f": "catch-up from the beginning while a tail runs",
     "g": "5,000 idle connections with 500 busy ones",
     "h": "commits of the sequencer alone",
+    "a-long": "(a) for ten minutes at 20 MB/s, merging at its steady state",
+    "b-long": "(b) for ten minutes at 20 MB/s, merging at its steady state",
     "start": "from an agent's start to its first acknowledgement",
 }

@@ -21,7 +21,9 @@ from sequencer.coordinates import KnownEnd, PartitionCoordinates, PartitionKey, 
 from storage.identifiers import Offset, TopicId
 
 _RUNS_BEYOND = 32
-"""Runs named beyond those asked for, so that their pages can be loaded ahead."""
+_TIMES_BEYOND = 2
+"""Named beyond what is asked for, so that their pages can be loaded ahead: so many runs, or as many as hold so many
+times as much."""
 
 
 class Applied(Enum):
@@ -222,13 +224,30 @@ class CoordinateCache:
         if offset >= interval.known_end:
             return (), interval.learned_s
         if offset >= interval.first_offset:
-            return _slice(interval.runs, offset, max_bytes), interval.learned_s
+            return _slice(interval.runs, offset, max_bytes)[0], interval.learned_s
+        window = self._window_at(interval, offset, now_s)
+        if window is None:
+            return None, interval.learned_s
+        runs, missing_bytes = _slice(window.runs, offset, max_bytes)
+        learned_s = window.learned_s
+        while missing_bytes is not None and (end := _end(runs)) < interval.known_end:
+            following = interval if end >= interval.first_offset else self._window_at(interval, end, now_s)
+            if following is None:
+                break
+            more, missing_bytes = _slice(following.runs, end, missing_bytes)
+            if more[0].base_offset != end:  # runs were merged between the two answers
+                break
+            runs, learned_s = runs + more, min(learned_s, following.learned_s)
+        return runs, learned_s
+
+    def _window_at(self, interval: _Interval, offset: int, now_s: float) -> _Window | None:
+        """The piece of history that holds the offset."""
         for at, window in enumerate(interval.windows):
             is_of_age = now_s - window.learned_s > self._limits.max_age_s  # and hides no younger one behind it
             if not is_of_age and window.runs[0].base_offset <= offset <= window.runs[-1].last_offset:
                 interval.windows.append(interval.windows.pop(at))  # the most recently used is last
-                return _slice(window.runs, offset, max_bytes), window.learned_s
-        return None, interval.learned_s
+                return window
+        return None
 
     def _update(self, interval: _Interval, read: PartitionCoordinates, asked_s: float) -> None:
         if read.coordinate_epoch > interval.coordinate_epoch:
@@ -297,12 +316,16 @@ def _end(runs: Sequence[RunCoordinate]) -> int:
     return runs[-1].last_offset + 1
 
 
-def _slice(runs: Sequence[RunCoordinate], offset: int, max_bytes: int) -> tuple[RunCoordinate, ...]:
-    """Runs from the one that holds `offset` on, until they hold `max_bytes` beside the first, of which only a part
-    may count."""
+def _slice(runs: Sequence[RunCoordinate], offset: int, max_bytes: int) -> tuple[tuple[RunCoordinate, ...], int | None]:
+    """Runs from the one that holds `offset` on, until they hold `max_bytes` in addition to the first, of which only a
+    part may count, and some more. Where there are no more: how much of `max_bytes` they lack."""
     at = first = bisect_right(runs, offset, key=lambda run: run.base_offset) - 1
-    size_bytes = 0
-    while at < len(runs) and size_bytes < max_bytes:
+    size_bytes, beyond = 0, 0
+    most_bytes = max_bytes * (1 + _TIMES_BEYOND)
+    while beyond < _RUNS_BEYOND or size_bytes < most_bytes:
+        if at == len(runs):
+            return tuple(runs[first:]), max(0, max_bytes - size_bytes)
+        beyond += size_bytes >= max_bytes
         size_bytes += runs[at].length if at > first else 0
         at += 1
-    return tuple(runs[first : at + _RUNS_BEYOND])
+    return tuple(runs[first:at]), None

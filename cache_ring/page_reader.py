@@ -84,6 +84,10 @@ class PageReader:
         [wanted] = self.ranges_of(run)
         return self._pages.keeps(wanted) and self._owner(page) is None
 
+    def is_of_a_peer(self, page: PageKey) -> bool:
+        """Whether the page is asked of a peer: then the range asked for is kept, not the page."""
+        return self._owner(page) is not None
+
     def is_history(self, coordinate: RunCoordinate) -> bool:
         return self._pages.is_history(coordinate.object_key)
 

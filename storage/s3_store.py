@@ -207,6 +207,9 @@ class S3Store(ObjectStore):
 
     async def _get_range(self, path: str, start: int, end: int | None) -> bytes | memoryview:
         if self._signed_ranges is not None:
+            whole = None if start or end is None else await obstore.get_async(self._client, path)
+            if whole is not None and whole.meta["size"] == end:
+                return memoryview(await whole.bytes_async())
             return await self._signed_ranges.get(path, start, end)
         if end is None:
             rest = await obstore.get_async(self._client, path, options={"range": {"offset": start}})

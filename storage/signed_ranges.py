@@ -1,6 +1,8 @@
 """Ranges of objects at endpoints that answer them with status 200, which object_store refuses (rclone, the development
 stack's): signed URLs, asked by httpx.
 
+A range costs some ten times the CPU of a whole object by obstore, so `s3_store` asks for whole objects without a range.
+
 Promises the bytes `[start, end)` or what obstore would have raised for the same answer.
 """
 

@@ -18,6 +18,7 @@ CONNECTION_BYTES: Final = 10 << 10
 CACHED_COORDINATE_BYTES: Final = 480
 INDEXED_BATCH_BYTES: Final = 64
 READ_PARTITION_BYTES: Final = 210
+PAGE_AHEAD_BYTES: Final = 1 << 10
 SUBSCRIPTION_BYTES: Final = 420
 TOPIC_BYTES: Final = 2 << 10
 SEQUENCE_GAP_BYTES: Final = 380
@@ -82,6 +83,7 @@ def _of_entries(settings: AllSettings) -> dict[str, int]:
         "coordinate_cache_runs": CACHED_COORDINATE_BYTES * read_path.coordinate_cache_runs,
         "run_index_batches": INDEXED_BATCH_BYTES * ring.run_index_batches,
         "read_partitions": READ_PARTITION_BYTES * read_path.read_partitions,
+        "catch_up_read_ahead_pages": PAGE_AHEAD_BYTES * read_path.catch_up_read_ahead_pages,
         "max_subscriptions": SUBSCRIPTION_BYTES * ring.max_subscriptions,
         "topic_cache_entries": TOPIC_BYTES * agent.topic_cache_entries,
         "max_sequence_gaps": SEQUENCE_GAP_BYTES * agent.max_sequence_gaps,

@@ -24,6 +24,7 @@ class ReadMetrics(Collector):
     def __init__(self, pages: PageReader, reads: ReadPath, peer_server: PeerServer, watch: PeerWatch) -> None:
         self._counts: Mapping[str, Any] = {
             "read": reads.counts,
+            "read_ahead": reads.read_ahead.counts,
             "store": pages.pages.counts,
             "peer_client": pages.peers.counts,
             "peer_server": peer_server.counts,

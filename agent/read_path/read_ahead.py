@@ -1,73 +1,263 @@
 """Loads the next pages of history for readers that go through it in order (DESIGN §6).
 
-Promises at most `limit_bytes` of pages loaded ahead and not read yet, of all readers together, so that they do not
-push one another out of memory; each page once, none that is in memory, and never for the tail: what was just written
-is in memory or a push away."""
+Promises:
+- Pages loaded ahead and not read yet are bounded in bytes and number: of all readers together, and of each. Readers
+  share evenly, so that they do not push one another out of memory.
+- Few pages are loaded ahead at once, and readers take turns. What a reader waits for itself finds free connections.
+- A page in memory, or being loaded, is not loaded again.
+- It ends when the reader's connection closes, and for a partition when the reader jumps. What was loaded in vain is
+  counted.
+- Never for the tail: what was just written is in memory or a push away.
+"""
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeAlias
 
+from agent.read_path.settings import ReadPathSettings
 from cache_ring.page_layout import PageKey, PageRange
 from cache_ring.page_reader import PageReader
 from cache_ring.store_pages import DamagedPage
-from sequencer.coordinates import RunCoordinate
+from sequencer.coordinates import PartitionKey, RunCoordinate
+from storage.identifiers import ObjectKey
 from storage.object_store import ObjectNotFound, StoreUnavailable
 
 _log = logging.getLogger(__name__)
 
+_Key: TypeAlias = PageKey | tuple[ObjectKey, int, int]
+"""A page that this agent loads whole, or a range that it asks a peer for."""
+
+
+class Reader(Protocol):
+    """A connection."""
+
+    @property
+    def is_gone(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class ReadAheadCounts:
+    """What happened so far, for metrics."""
+
+    loads: int = 0
+    bytes_loaded: int = 0
+    bytes_wasted: int = 0
+    """Loaded, and not read when the reader went away, jumped, or was too slow."""
+
+
+class AheadLimits(NamedTuple):
+    """Of all readers together, and of one."""
+
+    size_bytes: int
+    pages: int
+    reader_bytes: int
+    reader_pages: int
+    loads: int
+
+    @classmethod
+    def of(cls, settings: ReadPathSettings, cache_bytes: int) -> "AheadLimits":
+        size_bytes = min(settings.catch_up_read_ahead_bytes, cache_bytes // 2)
+        return cls(
+            size_bytes=size_bytes,
+            pages=settings.catch_up_read_ahead_pages,
+            reader_bytes=min(settings.catch_up_reader_ahead_bytes, size_bytes),
+            reader_pages=settings.catch_up_reader_ahead_pages,
+            loads=settings.catch_up_read_ahead_loads,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Course:
+    """A reader on its way through history."""
+
+    reader: Reader
+    unread: dict[_Key, "_Ahead"] = field(default_factory=dict)
+    unread_bytes: int = 0
+    waiting: dict[_Key, "_Ahead"] = field(default_factory=dict)
+    """Those of them that wait for their turn to be loaded."""
+    reached: dict[PartitionKey, tuple[int, int]] = field(default_factory=dict)
+    """Per partition where it read last, and where what was loaded ahead ends."""
+
+
+@dataclass(slots=True, eq=False)
+class _Ahead:
+    course: _Course
+    partition: PartitionKey
+    key: _Key
+    wanted: PageRange
+    size_bytes: int
+    is_loaded: bool = False
+
 
 class ReadAhead:
-    def __init__(self, pages: PageReader, limit_bytes: int) -> None:
+    def __init__(self, pages: PageReader, limits: AheadLimits) -> None:
         self._pages = pages
-        self._limit_bytes = limit_bytes
-        self._unread: dict[PageKey, PageRange] = {}
-        """Loaded or being loaded, and not asked for by a reader."""
+        self._limits = limits
+        self._courses: dict[int, _Course] = {}
+        """Of readers for which something is loaded ahead and not read, by the reader's identity."""
+        self._turns: deque[_Course] = deque()
+        """Those with pages that wait to be loaded."""
+        self._unread: dict[_Key, _Ahead] = {}
         self._unread_bytes = 0
-        self._loading: dict[PageKey, asyncio.Task[None]] = {}
+        self._loading: dict[_Key, asyncio.Task[None]] = {}
+        self._is_closed = False
+        self.counts = ReadAheadCounts()
 
-    def reader_at(self, known: Sequence[RunCoordinate], read: Sequence[RunCoordinate]) -> None:
+    @property
+    def unread_bytes(self) -> int:
+        return self._unread_bytes
+
+    @property
+    def unread_pages(self) -> int:
+        return len(self._unread)
+
+    @property
+    def loading(self) -> int:
+        return len(self._loading)
+
+    def reader_at(
+        self, reader: Reader, partition: PartitionKey, known: Sequence[RunCoordinate], read: Sequence[RunCoordinate]
+    ) -> None:
         """A reader is about to get the runs `read`, the first of those `known`: load the pages of the next ones, if
         there are any."""
+        course = self._courses.get(id(reader))
         if self._unread:
+            if course is not None:
+                self._note_jump(course, partition, read[0])
             for run in read:
                 for wanted in self._pages.ranges_of(run):
-                    self._forget(wanted.page)
-        for run in known[len(read) :]:
-            for wanted in self._pages.ranges_of(run):
-                if wanted.page in self._unread or wanted.page in self._loading or self._pages.has(wanted):
-                    continue
-                if not self._has_room(wanted) or not self._pages.is_history(run):
-                    return
-                self._unread[wanted.page] = wanted
-                self._unread_bytes += wanted.page_bytes
-                self._loading[wanted.page] = asyncio.create_task(self._load(wanted))
+                    self._taken(wanted)
+        if len(known) == len(read) or not self._limits.size_bytes or not self._pages.is_history(known[-1]):
+            return
+        course = self._courses.get(id(reader)) or _Course(reader)
+        until = self._plan(course, partition, known[len(read) :])
+        if course.unread:
+            self._courses[id(reader)] = course
+            course.reached[partition] = (read[0].base_offset, until)
+        self._load_in_turn()
 
     async def close(self) -> None:
+        self._is_closed = True
         tasks = tuple(self._loading.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _load(self, wanted: PageRange) -> None:
+    def _plan(self, course: _Course, partition: PartitionKey, runs: Sequence[RunCoordinate]) -> int:
+        """Queue what is not there, as far as there is room; returns the offset up to which that is."""
+        _, until = course.reached.get(partition, (0, 0))
+        for run in runs:
+            if run.base_offset < until:
+                continue
+            for wanted in self._pages.ranges_of(run):
+                range_key = (wanted.page.object_key, wanted.start, wanted.end)
+                if wanted.page in self._unread or range_key in self._unread or self._pages.has(wanted):
+                    continue
+                is_peers = self._pages.is_of_a_peer(wanted.page)
+                size_bytes = wanted.end - wanted.start if is_peers else wanted.page_bytes
+                if not self._has_room(course, size_bytes):
+                    return until
+                key: _Key = range_key if is_peers else wanted.page
+                self._queue(_Ahead(course, partition, key, wanted, size_bytes))
+            until = run.last_offset + 1
+        return until
+
+    def _queue(self, ahead: _Ahead) -> None:
+        course = ahead.course
+        if not course.waiting:
+            self._turns.append(course)
+        self._unread[ahead.key] = course.unread[ahead.key] = course.waiting[ahead.key] = ahead
+        self._unread_bytes += ahead.size_bytes
+        course.unread_bytes += ahead.size_bytes
+
+    def _has_room(self, course: _Course, size_bytes: int) -> bool:
+        """A reader may always have one page, if there is room for it among those of all."""
+        limits = self._limits
+        if not self._fits(size_bytes):
+            self._sweep()
+        readers = len(self._courses) + (id(course.reader) not in self._courses)
+        share_bytes = min(limits.reader_bytes, limits.size_bytes // readers)
+        share_pages = min(limits.reader_pages, limits.pages // readers)
+        is_within = course.unread_bytes + size_bytes <= share_bytes and len(course.unread) < share_pages
+        return self._fits(size_bytes) and (is_within or not course.unread)
+
+    def _fits(self, size_bytes: int) -> bool:
+        limits = self._limits
+        return self._unread_bytes + size_bytes <= limits.size_bytes and len(self._unread) < limits.pages
+
+    def _sweep(self) -> None:
+        """Readers that left make room, and pages that are in memory no more."""
+        for course in [course for course in self._courses.values() if course.reader.is_gone]:
+            self._leave(course)
+        for ahead in [ahead for ahead in self._unread.values() if ahead.is_loaded]:
+            if not self._pages.has(ahead.wanted):
+                self._waste(ahead)
+
+    def _note_jump(self, course: _Course, partition: PartitionKey, first: RunCoordinate) -> None:
+        read_from, until = course.reached.get(partition, (0, 0))
+        if until and not read_from <= first.base_offset <= until:
+            del course.reached[partition]
+            for ahead in [ahead for ahead in course.unread.values() if ahead.partition == partition]:
+                self._waste(ahead)
+
+    def _leave(self, course: _Course) -> None:
+        for ahead in tuple(course.unread.values()):
+            self._waste(ahead)
+
+    def _taken(self, wanted: PageRange) -> None:
+        """A reader reads it now: whoever it was loaded for."""
+        ahead = self._unread.get(wanted.page) or self._unread.get((wanted.page.object_key, wanted.start, wanted.end))
+        if ahead is not None:
+            self._forget(ahead)
+
+    def _waste(self, ahead: _Ahead) -> None:
+        self._forget(ahead)
+        if ahead.is_loaded:
+            self.counts.bytes_wasted += ahead.size_bytes
+        elif (loading := self._loading.get(ahead.key)) is not None:
+            loading.cancel()
+
+    def _forget(self, ahead: _Ahead) -> None:
+        course = ahead.course
+        if self._unread.pop(ahead.key, None) is None:
+            return
+        del course.unread[ahead.key]
+        course.waiting.pop(ahead.key, None)
+        self._unread_bytes -= ahead.size_bytes
+        course.unread_bytes -= ahead.size_bytes
+        if not course.unread:
+            self._courses.pop(id(course.reader), None)
+
+    def _load_in_turn(self) -> None:
+        """One page of each reader after another."""
+        while self._turns and len(self._loading) < self._limits.loads and not self._is_closed:
+            course = self._turns.popleft()
+            if course.reader.is_gone:
+                self._leave(course)
+            if not course.waiting:
+                continue
+            key, ahead = next(iter(course.waiting.items()))
+            del course.waiting[key]
+            if key not in self._loading:
+                self._loading[key] = asyncio.create_task(self._load(ahead))
+            if course.waiting:
+                self._turns.append(course)
+
+    async def _load(self, ahead: _Ahead) -> None:
         try:
             await asyncio.sleep(0)  # what the reader itself waits for is asked for first
-            await self._pages.read(wanted)
+            await self._pages.read(ahead.wanted)
+            ahead.is_loaded = True
+            self.counts.loads += 1
+            self.counts.bytes_loaded += ahead.size_bytes
         except (ObjectNotFound, StoreUnavailable, DamagedPage) as error:
-            self._forget(wanted.page)
-            _log.info("read ahead: left out", extra={"object_key": wanted.page.object_key, "error": str(error)})
+            self._forget(ahead)
+            _log.info("read ahead: left out", extra={"object_key": ahead.wanted.page.object_key, "error": str(error)})
         finally:
-            del self._loading[wanted.page]
-
-    def _has_room(self, wanted: PageRange) -> bool:
-        """Pages that are in memory no more (their reader left) make room."""
-        if self._unread_bytes + wanted.page_bytes > self._limit_bytes:
-            for page, unread in tuple(self._unread.items()):
-                if page not in self._loading and not self._pages.has(unread):
-                    self._forget(page)
-        return self._unread_bytes + wanted.page_bytes <= self._limit_bytes
-
-    def _forget(self, page: PageKey) -> None:
-        unread = self._unread.pop(page, None)
-        if unread is not None:
-            self._unread_bytes -= unread.page_bytes
+            del self._loading[ahead.key]
+            if ahead.course.reader.is_gone:
+                self._leave(ahead.course)
+            self._load_in_turn()

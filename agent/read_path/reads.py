@@ -29,7 +29,7 @@ from agent.read_path.plan_fetch import (
     decide,
     select_runs,
 )
-from agent.read_path.read_ahead import ReadAhead
+from agent.read_path.read_ahead import AheadLimits, ReadAhead, Reader
 from agent.read_path.settings import ReadPathSettings
 from agent.read_path.slice_batches import take_batches
 from agent.read_path.watch import Watch
@@ -44,6 +44,10 @@ _log = logging.getLogger(__name__)
 
 _ROUNDS = 4
 """How often coordinates that turn out to be old are asked for again within one fetch."""
+_FURTHER_PARTITIONS = 512
+"""The most partitions whose next coordinates are asked for ahead in one statement."""
+_FEWEST_RUNS_AHEAD = 16
+"""Known beyond those that a reader of history gets, or the next ones are asked for."""
 _BYTES_AT_ONCE = 4_194_304
 """Cut out of pages before others have their turn: about a millisecond, where batches are small and copied."""
 
@@ -58,6 +62,8 @@ class ReadCounts:
     """By the offsets that their batches take: what log compaction removed counts too."""
     waits: int = 0
     sequencer_asks: int = 0
+    sequencer_asks_ahead: int = 0
+    """Asked for before a reader of history came to the end of what is known."""
     objects_missing: int = 0
     """Objects the sequencer names and the store has not: each is an alarm."""
     pages_damaged: int = 0
@@ -73,6 +79,7 @@ class _Fetch:
     plan: FetchPlan
     watch: Watch
     began_s: float
+    reader: Reader | None
     decisions: list[Decision] = field(default_factory=list)
     """One per partition, as of when it was last looked at; none before the first look."""
     places: dict[PartitionKey, list[int]] = field(default_factory=dict)
@@ -108,8 +115,10 @@ class ReadPath:
         self._settings = settings
         self._topics = topics
         self._clock = clock
-        room_bytes = pages.pages.catch_up_cache.budget_bytes // 2
-        self._read_ahead = ReadAhead(pages, min(settings.catch_up_read_ahead_bytes, room_bytes))
+        self._read_ahead = ReadAhead(pages, AheadLimits.of(settings, pages.pages.catch_up_cache.budget_bytes))
+        self._further: dict[PartitionKey, int] = {}
+        """Where the coordinates go on that readers of history need next."""
+        self._asks_further: asyncio.Task[None] | None = None
         self._answers = ByteBudget(settings.fetch_answer_bytes)
         self._is_draining = False
         self.counts = ReadCounts()
@@ -131,19 +140,30 @@ class ReadPath:
         self._coordinates.committed(runs)
 
     @property
+    def read_ahead(self) -> ReadAhead:
+        return self._read_ahead
+
+    @property
+    def is_going_ahead(self) -> bool:
+        """Whether pages or coordinates are being loaded before a reader asks for them."""
+        return bool(self._read_ahead.loading or self._asks_further)
+
+    @property
     def answer_bytes(self) -> int:
         """Bytes of answers in memory."""
         return self._answers.taken_bytes
 
-    async def fetch(self, plan: FetchPlan, wait_s: float, watch: Watch | None = None) -> FetchAnswer:
+    async def fetch(
+        self, plan: FetchPlan, wait_s: float, watch: Watch | None = None, reader: Reader | None = None
+    ) -> FetchAnswer:
         """One result per partition of the plan, in its order, after at most about `wait_s`. Release it once it is sent.
-        The caller may end the wait through its own `watch`."""
+        The caller may end the wait through its own `watch`. For a `reader`, history is read ahead."""
         self.counts.fetches += 1
         began_s = self._clock()
         deadline_s = began_s + wait_s
         watch = watch or Watch()
         with self._coordinates.watching([partition.key for partition in plan.partitions], watch):
-            fetch = _Fetch(plan=plan, watch=watch, began_s=began_s)
+            fetch = _Fetch(plan=plan, watch=watch, began_s=began_s, reader=reader)
             while True:
                 is_last_chance = self._is_draining or watch.is_over or self._clock() >= deadline_s
                 answer = await self._fetch_now(fetch, is_last_chance=is_last_chance)
@@ -166,6 +186,9 @@ class ReadPath:
 
     async def close(self) -> None:
         await self._read_ahead.close()
+        if self._asks_further is not None:
+            self._asks_further.cancel()
+            await asyncio.gather(self._asks_further, return_exceptions=True)
 
     async def _wait(self, fetch: _Fetch, deadline_s: float) -> None:
         """For news or the deadline. All partitions are looked at again, however much news there is of some, before this
@@ -210,11 +233,37 @@ class ReadPath:
             self.counts.throttled += 1
             return {}
         selected = select_runs(fetch.plan, fetch.decisions, self._settings.fetch_max_runs)
-        for place, runs in selected.items():
-            decision = fetch.decisions[place]
-            if isinstance(decision, Take):
-                self._read_ahead.reader_at(decision.runs, runs)
+        if fetch.reader is not None:
+            self._go_ahead(fetch, fetch.reader, selected)
         return await load_runs(self._pages, selected)
+
+    def _go_ahead(self, fetch: _Fetch, reader: Reader, selected: Mapping[int, Sequence[RunCoordinate]]) -> None:
+        """Load what these readers read next, and ask where it goes on, without waiting for either."""
+        for place, runs in selected.items():
+            partition, decision = fetch.plan.partitions[place], fetch.decisions[place]
+            if not isinstance(decision, Take):
+                continue
+            self._read_ahead.reader_at(reader, partition.key, decision.runs, runs)
+            end = decision.runs[-1].last_offset + 1
+            if end >= decision.end_offset or len(self._further) >= _FURTHER_PARTITIONS:
+                continue
+            beyond = decision.runs[len(runs) :]
+            if len(beyond) < _FEWEST_RUNS_AHEAD or sum(run.length for run in beyond) < partition.max_bytes:
+                self._further[partition.key] = end
+        if self._further and self._asks_further is None:
+            self._asks_further = asyncio.create_task(self._ask_further())
+
+    async def _ask_further(self) -> None:
+        """One statement at a time, for all partitions that readers came to the end of meanwhile."""
+        try:
+            while self._further:
+                asked, self._further = self._further, {}
+                self.counts.sequencer_asks_ahead += 1
+                await self._coordinates.ask(asked)
+        except (SequencerUnavailable, CommitOutcomeUnknown) as error:
+            _log.info("fetch: coordinates are not known ahead", extra={"error": str(error)})
+        finally:
+            self._asks_further = None
 
     async def _decide(self, fetch: _Fetch) -> None:
         """Decide for the partitions there is news of, at first for all, and ask until none is left to ask for."""

@@ -34,8 +34,8 @@ class ReadPathSettings(BaseSettings):
     """Runs kept per partition, the latest ones."""
     coordinate_runs_ahead: int = Field(default=256, ge=0)
     """Runs heard of beyond a gap that are kept aside per partition while the gap is asked for."""
-    coordinate_history_windows: int = Field(default=8, ge=1)
-    """Readers of history per partition whose coordinates are kept apart."""
+    coordinate_history_windows: int = Field(default=16, ge=1)
+    """Pieces of history per partition whose coordinates are kept; a reader in the middle of it needs two of them."""
     recent_reader_s: float = Field(default=10.0, gt=0)
     """How long after its last fetch a partition is still polled and subscribed to."""
     read_partitions: int = Field(default=100_000, ge=1)
@@ -54,6 +54,14 @@ class ReadPathSettings(BaseSettings):
     catch_up_read_ahead_bytes: int = Field(default=33_554_432, ge=0)
     """Pages of history loaded ahead of readers that go through it in order, and not read yet, of all readers together;
     never more than half of TIDELOG_CATCH_UP_CACHE_BYTES. 0: none."""
+    catch_up_reader_ahead_bytes: int = Field(default=16_777_216, ge=0)
+    """The same of one connection; with many of them each has its even share of the above."""
+    catch_up_read_ahead_pages: int = Field(default=2_048, ge=1)
+    """Pages loaded ahead and not read yet, of all readers together, however small they are."""
+    catch_up_reader_ahead_pages: int = Field(default=512, ge=1)
+    """The same of one connection."""
+    catch_up_read_ahead_loads: int = Field(default=32, ge=1)
+    """Pages being loaded ahead at once; the rest of TIDELOG_S3_CONNECTIONS is for what readers wait for."""
     time_lookups: int = Field(default=16, ge=1)
     """Partitions looked up by time at once per ListOffsets request."""
     time_lookup_bytes: int = Field(default=8_388_608, ge=1)

@@ -23,6 +23,7 @@ from storage.object_store import (
 )
 from storage.open_store import open_store
 from storage.s3_store import S3Store
+from storage.signed_ranges import SignedRanges
 from tests.fixtures.s3 import BUCKET
 from tests.storage.unreliable_link import INTERNAL_ERROR, SLOW_DOWN, UnreliableLink, an_answer
 from tidelog.embedded.s3_endpoint import S3Endpoint
@@ -272,6 +273,16 @@ async def test_prefixes_keep_stores_of_one_bucket_apart(s3_endpoint: S3Endpoint,
     assert await two.get(KEY) == b"2"
     await one.close()
     await two.close()
+
+
+async def test_a_whole_object_needs_no_signed_range(s3_store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoint of development stacks answers ranges in a way that only a slow client takes."""
+    await s3_store.put(KEY, [b"0123456789"])
+    assert await s3_store.get(KEY, 2, 4) == b"23"
+    assert await s3_store.get(KEY, 0, 4) == b"0123"
+    monkeypatch.setattr(SignedRanges, "get", None)
+
+    assert await s3_store.get(KEY, 0, 10) == b"0123456789"
 
 
 async def test_more_calls_than_connections_wait_for_one(s3_endpoint: S3Endpoint, store_settings: StoreSettings) -> None:

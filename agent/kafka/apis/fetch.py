@@ -43,7 +43,7 @@ async def _respond(request: Any, context: RequestContext) -> FetchResponse:
     reads = context.parts.reads
     plan = await plan_request(request, context)
     wait_s = context.remaining_s(context.deadline_s(request.max_wait.total_seconds(), reads.settings.fetch_max_wait_s))
-    answer = await reads.fetch(plan, wait_s, context.watch)
+    answer = await reads.fetch(plan, wait_s, context.watch, context.connection)
     context.memory.when_released(answer.release)
     results = await _named(answer.results, context) if answer.has_failure else answer.results
     leaders = _leaders(results, context) if answer.has_failure else {}

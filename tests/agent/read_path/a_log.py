@@ -178,7 +178,19 @@ def values_of(result: PartitionResult) -> list[tuple[int, str]]:
     return found
 
 
-async def read_now(side: ReadSide, plan: FetchPlan, wait_s: float = 0.0) -> Sequence[PartitionResult]:
-    answer: FetchAnswer = await side.reads.fetch(plan, wait_s)
+@dataclass(slots=True)
+class AReader:
+    """Stands for a client's connection."""
+
+    is_gone: bool = False
+
+
+SOMEBODY = AReader()
+
+
+async def read_now(
+    side: ReadSide, plan: FetchPlan, wait_s: float = 0.0, reader: AReader = SOMEBODY
+) -> Sequence[PartitionResult]:
+    answer: FetchAnswer = await side.reads.fetch(plan, wait_s, reader=reader)
     answer.release()
     return answer.results
