@@ -56,6 +56,7 @@ FROM agents_shown AS s
 LEFT JOIN LATERAL (
     SELECT * FROM agents
     WHERE s.changes > %(since)s::bigint AND change > %(since)s::bigint AND (shown IS NOT NULL OR %(since)s::bigint >= 0) OFFSET 0) AS a ON true
+WHERE s.only_row
 
 -- name: show
 SELECT show_agents(%(not_older_than_s)s::double precision)

@@ -47,10 +47,13 @@ WITH RECURSIVE job AS (
 ), lapsed AS MATERIALIZED (
     SELECT id FROM job WHERE NOT EXISTS (
         SELECT FROM holds AS h WHERE h.segment_id = job.segment_id AND h.job_id = job.id AND h.lease_until > clock_timestamp() OFFSET 0)
+), found AS MATERIALIZED (
+    SELECT c.segment_id FROM lapsed CROSS JOIN LATERAL (
+        SELECT segment_id FROM merge_candidates WHERE claimed_by = lapsed.id OFFSET 0) AS c LIMIT %(cap)s
 ), candidate AS MATERIALIZED (
     SELECT segment_id FROM merge_candidates
-    WHERE claimed_by = ANY (ARRAY(SELECT id FROM lapsed))
-    ORDER BY segment_id LIMIT %(cap)s FOR UPDATE SKIP LOCKED
+    WHERE segment_id = ANY (ARRAY(SELECT segment_id FROM found)) AND claimed_by = ANY (ARRAY(SELECT id FROM lapsed))
+    ORDER BY segment_id FOR UPDATE SKIP LOCKED
 )
 UPDATE merge_candidates SET claimed_by = NULL WHERE segment_id = ANY (ARRAY(SELECT segment_id FROM candidate))
 RETURNING segment_id

@@ -11,6 +11,7 @@ from psycopg import AsyncClientCursor
 from sequencer.client import Sequencer
 from sequencer.garbage import BEFORE_ALL
 from sequencer.merge_values import MergeClaim, MergeDone, TierBacklog
+from sequencer.merges import SQL as MERGES_SQL
 from sequencer.observations import MOST_TIERS, SQL, Census, ObservationBounds
 from sequencer.retention import BEFORE_ALL as FIRST_PARTITION
 from sequencer.topics import Topic
@@ -21,8 +22,10 @@ from tests.sequencer.merges import LEASE_S, a_log, an_output, discovered, everyt
 from tests.sequencer.plans import pages_touched
 
 MANY = 100_000
+MEASURED = {"most_segments": BOUNDS.segments, "most_candidates": BOUNDS.candidates, "most_tiers": MOST_TIERS}
+JOBS = 100
 MOST_PAGES = 500
-"""Of 100,000 candidates and 100,000 segments in three states, which fill some 6,000 pages."""
+"""Of 100,000 candidates, and 10,000 segments in each of three states."""
 
 
 class History:
@@ -166,15 +169,28 @@ async def test_counts_beyond_the_bound_are_at_least_the_bound_before_postgres_ha
 
 
 async def test_what_a_measurement_costs_does_not_grow_with_what_waits_or_was_deleted(sequencer: Sequencer) -> None:
-    await _fill(sequencer, MANY, segments=MANY // 3)
+    await _fill(sequencer, MANY, segments=MANY // 10)
 
-    assert await _pages(sequencer, "observe") < MOST_PAGES
+    assert await _pages(sequencer, SQL["observe"], MEASURED) < MOST_PAGES
+
+
+async def test_a_look_for_lapsed_claims_costs_the_jobs_and_not_what_they_claimed(sequencer: Sequencer) -> None:
+    await _fill(sequencer, MANY // 3, segments=1)
+    await sequencer.database.fetch(
+        "INSERT INTO holds (segment_id, job_id, lease_until) SELECT segment_id, claimed_by, now() + interval '1 hour'"
+        " FROM merge_candidates WHERE claimed_by IS NOT NULL"
+    )
+    await sequencer.database.fetch("VACUUM ANALYZE holds")
+
+    pages = await _pages(sequencer, MERGES_SQL["free_lapsed"], {"cap": 1_000})
+
+    assert pages < 15 * JOBS, pages
 
 
 async def test_the_others_read_one_row(sequencer: Sequencer) -> None:
     await observed(sequencer)
 
-    assert await _pages(sequencer, "latest") <= 5
+    assert await _pages(sequencer, SQL["latest"], {}) <= 5
 
 
 async def test_an_older_measurement_never_replaces_a_newer_one(sequencer: Sequencer) -> None:
@@ -204,36 +220,41 @@ async def test_an_observation_from_before_the_clock_was_set_back_is_replaced(seq
 
 async def _fill(sequencer: Sequencer, rows: int, *, segments: int | None = None, analyzed: bool = True) -> None:
     """So many candidates, and segments in each state on the way out, of one second each."""
-    await sequencer.database.fetch(
-        "INSERT INTO segments (segment_id, object_key, writer, lease_until, state, committed_at,"
-        " unreferenced_since, doomed_at, deleted_at, forget_after)"
-        " SELECT gen_random_uuid(), '', '', now(), CASE WHEN kind = 0 THEN 'committed' ELSE 'doomed' END, at, at, at,"
-        " CASE WHEN kind = 2 THEN at END, CASE WHEN kind = 2 THEN at END"
-        " FROM generate_series(0, 2) AS kind, generate_series(1, %(rows)s) AS n,"
-        " LATERAL (SELECT now() - make_interval(secs => n)) AS t (at)",
-        rows=segments or rows,
-    )
-    await sequencer.database.fetch(
-        "INSERT INTO merge_candidates (segment_id, tier, committed_at, size_bytes, claimed_by)"
-        " SELECT gen_random_uuid(), 0, now() - make_interval(secs => n), 1000,"
-        " CASE WHEN n %% 3 = 0 THEN md5((n / 1000)::text)::uuid END FROM generate_series(1, %(rows)s) AS n",
-        rows=rows,
-    )
+    async with sequencer.database.transaction() as connection:
+        await connection.execute("SET LOCAL statement_timeout = 0")
+        await connection.execute(
+            "INSERT INTO segments (segment_id, object_key, writer, lease_until, state, committed_at,"
+            " unreferenced_since, doomed_at, deleted_at, forget_after)"
+            " SELECT gen_random_uuid(), '', '', now(), CASE WHEN kind = 0 THEN 'committed' ELSE 'doomed' END, at, at,"
+            " at, CASE WHEN kind = 2 THEN at END, CASE WHEN kind = 2 THEN at END"
+            " FROM generate_series(0, 2) AS kind, generate_series(1, %(rows)s) AS n,"
+            " LATERAL (SELECT now() - make_interval(secs => n)) AS t (at)",
+            {"rows": segments or rows},
+        )
+        await connection.execute(
+            "INSERT INTO merge_candidates (segment_id, tier, committed_at, size_bytes, claimed_by)"
+            " SELECT gen_random_uuid(), 0, now() - make_interval(secs => n), 1000,"
+            " CASE WHEN n %% 3 = 0 THEN md5((n %% 100)::text)::uuid END FROM generate_series(1, %(rows)s) AS n",
+            {"rows": rows},
+        )
     if analyzed:
         await sequencer.database.fetch("VACUUM ANALYZE segments, merge_candidates")
 
 
-async def _pages(sequencer: Sequencer, statement: str) -> int:
-    """Touched by a statement, whose plan scans nothing but tables of a few rows."""
-    parameters = {
-        "most_segments": BOUNDS.segments,
-        "most_candidates": BOUNDS.candidates,
-        "most_tiers": MOST_TIERS,
-    }
+async def _pages(sequencer: Sequencer, statement: str, parameters: dict[str, int]) -> int:
+    """Touched by the generic plan of a statement, which scans nothing but tables of a few rows."""
+    text = statement
+    for number, name in enumerate(parameters, 1):
+        text = text.replace(f"%({name})s", f"${number}")
+    arguments = f"({', '.join(map(str, parameters.values()))})" if parameters else ""
     async with sequencer.database.connection() as connection:
         cursor = AsyncClientCursor(connection)
+        await cursor.execute("SET plan_cache_mode = force_generic_plan")
+        await cursor.execute(f"PREPARE explained AS {text}".encode())
         for _ in range(2):  # the first reads the catalogue
-            await cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS) {SQL[statement]}".encode(), parameters)
+            await cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS) EXECUTE explained {arguments}".encode())
             plan = "\n".join(row[0] for row in await cursor.fetchall())
-    assert not re.search("Seq Scan on (segments|merge_candidates)", plan), plan
+        await cursor.execute("DEALLOCATE explained")
+        await cursor.execute("RESET plan_cache_mode")
+    assert not re.search("Seq Scan on (segments|merge_candidates|holds)", plan), plan
     return pages_touched(plan)
