@@ -55,7 +55,7 @@ def test_polling_grows_with_what_is_read_and_connections_with_agents() -> None:
 
     each = calibration.background.poll.each_s / ReadPathSettings().coordinate_poll_heard_s
     assert demand("polls", 100, 110_000) - demand("polls", 100, 100_000) == pytest.approx(10_000 * each)
-    assert demand("connections to Postgres", 1_000, 1) == 8_000
+    assert demand("connections to Postgres", 1_000, 1) == 11_000
 
 
 def test_merging_makes_runs_longer_by_its_fan_in_with_each_tier() -> None:
