@@ -59,16 +59,6 @@ class DueObject:
     object_key: ObjectKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Census:
-    """How many segments are in each state on the way out, and how many are reserved."""
-
-    reserved: int
-    unreferenced: int
-    doomed: int
-    tombstones: int
-
-
 class Garbage:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -136,12 +126,6 @@ class Garbage:
     async def forget(self, segment_ids: Sequence[SegmentId]) -> None:
         """After the objects' second deletion: the rows go."""
         await self._database.fetch(SQL["forget"], segment_ids=list(segment_ids))
-
-    async def census(self) -> Census:
-        [row] = await self._database.fetch(SQL["census"])
-        return Census(
-            reserved=row.reserved, unreferenced=row.unreferenced, doomed=row.doomed, tombstones=row.tombstones
-        )
 
     async def _due(self, statement: str, **parameters: object) -> Sequence[DueObject]:
         rows = await self._database.fetch(SQL[statement], **parameters)

@@ -1,4 +1,4 @@
-"""What agents ask of Postgres whether or not there is traffic: polls, leases, topic changes, segment ids.
+"""What agents ask of Postgres whether or not there is traffic: polls, segment ids, and what `timers.py` lists.
 
 Each agent's poll begins a pause after the one before ended, as in the product, so that a slow Postgres is asked less.
 All commits are heard of, so that a poll asks for a share of the partitions, each in its turn; an agent asks for all of
@@ -17,10 +17,12 @@ from benchmarks.simulation.events import EventLoop
 from benchmarks.simulation.latency import Durations
 from benchmarks.simulation.postgres import Postgres
 from benchmarks.simulation.scenario import Group, Placement, Scenario
+from benchmarks.simulation.timers import Timers, timers
 from cache_ring.settings import CacheRingSettings
 
 _GROUP_LOOK_S = 1.0
 """Coordinators compare their groups' epochs this often."""
+_THE_REST = ("observation", "claim_in_vain", "durability", "connection", "compared", "measurement", "lapsed_merges")
 
 
 class Background:
@@ -52,11 +54,18 @@ class Background:
             for shard in range(scenario.shards):
                 if read[number][shard]:
                     loop.at(start_s, self._poll, shard, math.ceil(read[number][shard] * share_polled(reads)))
-            work_s = cost.live_agents.cpu_s(scenario.agents) + cost.renewal.cpu_s(1)
+            work_s = cost.shown.fixed_s + cost.renewal.fixed_s
             loop.at(start_s * membership_s, self._every, membership_s, 0, lambda work_s=work_s: work_s)
             for shard in range(scenario.shards):
                 loop.at(start_s * topics_s, self._every, topics_s, shard, lambda: cost.topic_changes.fixed_s)
             loop.at(start_s, self._every, _GROUP_LOOK_S, 0, lambda: cost.topic_changes.fixed_s)
+        self._ask_for_the_rest(timers(scenario.agents))
+
+    def _ask_for_the_rest(self, per_s: Timers) -> None:
+        """The other timers of all agents together, each at its mean pace."""
+        for name in _THE_REST:
+            work_s, pace = getattr(self._cost, name).cpu_s(self._agents), 1 / getattr(per_s, name)
+            self._loop.at(pace, self._every, pace, 0, lambda work_s=work_s: work_s)
 
     def reserved(self, shard: int, ids: int) -> None:
         """Agents reserve ids in bulk."""

@@ -49,9 +49,19 @@ class StatementCost:
 class BackgroundCost:
     poll: StatementCost
     """Per partition read, without news."""
-    live_agents: StatementCost
-    """Per agent alive."""
     renewal: StatementCost
+    shown: StatementCost
+    """Who is alive, when that did not change."""
+    compared: StatementCost
+    """Leases with who is shown, per agent alive."""
+    observation: StatementCost
+    """Read by an agent."""
+    measurement: StatementCost
+    lapsed_merges: StatementCost
+    claim_in_vain: StatementCost
+    durability: StatementCost
+    connection: StatementCost
+    """A new one, to see where Postgres' address leads."""
     reservation: StatementCost
     """Per segment id."""
     topic_changes: StatementCost

@@ -10,6 +10,7 @@ from agent.settings import AgentSettings
 from benchmarks.simulation.background import share_polled
 from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.scenario import Scenario
+from benchmarks.simulation.timers import cores
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
@@ -47,8 +48,7 @@ def limits(scenario: Scenario, calibration: Calibration) -> list[Limit]:
     asked = read_per_agent * share_polled(reads)
     statements = max(1.0, asked / reads.coordinate_poll_partitions)
     polling = polls_per_s * (statements * background.poll.fixed_s + asked * background.poll.each_s)
-    looks = agents / ring.membership_renew_s * (background.live_agents.cpu_s(agents) + background.renewal.fixed_s)
-    topics = agents * background.topic_changes.fixed_s * (1 / agent.topic_changes_poll_s + 1)
+    groups = agents * background.topic_changes.fixed_s
     puts_per_s = max(agents * agent.put_budget_per_s, scenario.bytes_per_s / scenario.segment_size_bytes)
     return [
         Limit(
@@ -59,11 +59,11 @@ def limits(scenario: Scenario, calibration: Calibration) -> list[Limit]:
             way_past="a longer TIDELOG_COORDINATE_POLL_HEARD_S",
         ),
         Limit(
-            name="leases, looks at who is alive, topic changes, Postgres cores",
+            name="agents with nothing to do: leases, jobs, changes, new connections, Postgres cores",
             unit="cores",
-            demand=looks + topics,
+            demand=cores(agents, background) + groups,
             limit=_ONE_CORE,
-            way_past="look less often in a large cluster; send what changed, not all agents",
+            way_past="a longer TIDELOG_DATABASE_RECHECK_S and TIDELOG_TOPIC_CHANGES_POLL_S",
         ),
         Limit(
             name="a change of membership: the ring made anew, on each event loop",

@@ -8,18 +8,23 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
+from uuid import uuid4
 
 import psutil
 
-from benchmarks.commit_rate import Database
+from benchmarks.commit_rate import Database, postgres_cpu_s
 from benchmarks.simulation.calibration import BackgroundCost, CommitCost, StatementCost
 from benchmarks.simulation.exact_cpu import cpu_times, spent_s
 from benchmarks.simulation.fitting import fit
+from compactor.observer import bounds_of
+from compactor.settings import HousekeeperSettings
 from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer
 from sequencer.commits import Committed, SegmentToCommit
 from sequencer.coordinates import KnownEnd
+from sequencer.servers import DURABILITY
 from storage.identifiers import BytePosition, Offset, Partition, ProducerId, TopicId, new_segment_id
 from storage.keys import segment_key
 from storage.segment_batches import PlacedBatch, PlacedBatches
@@ -28,6 +33,7 @@ _SHAPES = ((1, 1), (30, 1), (300, 1), (30, 10), (10, 3), (100, 4))
 """Partitions of a commit, and batches in each."""
 _PAUSE_S = 0.02
 _AGENTS = 300
+_CONNECTIONS = 100
 _RECORDS, _BATCH_BYTES = 50, 10_000
 
 
@@ -47,7 +53,7 @@ class _Spent:
 
 
 def measure_postgres(database: Database, seconds: float) -> PostgresFigures:
-    """`seconds`: of each of some twenty measurements."""
+    """`seconds`: of each of some thirty measurements."""
     return asyncio.run(_measure(database, seconds))
 
 
@@ -173,11 +179,18 @@ async def _background(sequencer: Sequencer, database: Database, seconds: float) 
         for partition in range(2_000)
     ]
     agent = await sequencer.agents.join(_address(0), 600.0)
-    alone = await cost(sequencer.agents.live)
+    compare = partial(sequencer.agents.shown, await sequencer.agents.shown(None, not_older_than_s=0.0))
+    alone = await cost(lambda: compare(not_older_than_s=0.0))
     for number in range(1, _AGENTS):
         await sequencer.agents.join(_address(number), 600.0)
-    many = await cost(sequencer.agents.live)
-    renewal = await cost(lambda: sequencer.agents.renew(agent.node_id, agent.incarnation, 600.0))
+    compare = partial(sequencer.agents.shown, await sequencer.agents.shown(None, not_older_than_s=0.0))
+    many = await cost(lambda: compare(not_older_than_s=0.0))
+    bounds = bounds_of(HousekeeperSettings())
+    await sequencer.jobs.claim("taken", uuid4(), lease_s=3_600.0)
+    changes = (await sequencer.topics.changes()).number
+
+    async def always(call: Callable[[], Awaitable[object]]) -> StatementCost:
+        return StatementCost(fixed_s=await cost(call), each_s=0.0)
 
     async def reserve(count: int) -> None:
         ids = [new_segment_id() for _ in range(count)]
@@ -189,12 +202,27 @@ async def _background(sequencer: Sequencer, database: Database, seconds: float) 
             await cost(lambda: sequencer.coordinates.poll(known, 512)),
             len(known),
         ),
-        live_agents=statement(alone, many, _AGENTS),
-        renewal=StatementCost(fixed_s=renewal, each_s=0.0),
+        renewal=await always(lambda: sequencer.agents.renew(agent.node_id, agent.incarnation, 600.0)),
+        shown=await always(lambda: compare(not_older_than_s=3_600.0)),
+        compared=statement(alone, many, _AGENTS),
+        measurement=await always(lambda: sequencer.observations.observe(bounds)),
+        observation=await always(sequencer.observations.latest),
+        lapsed_merges=await always(lambda: sequencer.merges.free_lapsed(1_000)),
+        claim_in_vain=await always(lambda: sequencer.jobs.claim("taken", uuid4(), lease_s=60.0)),
+        durability=await always(lambda: sequencer.database.fetch_local(DURABILITY)),
+        connection=StatementCost(fixed_s=await _of_a_new_connection(sequencer, database.postmaster), each_s=0.0),
         reservation=statement(await cost(lambda: reserve(1)), await cost(lambda: reserve(33)), 32),
-        topic_changes=StatementCost(fixed_s=await cost(sequencer.topics.changes), each_s=0.0),
+        topic_changes=await always(lambda: sequencer.topics.changes(changes)),
         idle_per_agent_s=0.0,
     )
+
+
+async def _of_a_new_connection(sequencer: Sequencer, postmaster: psutil.Process) -> float:
+    """Its process ends with it, which exact times do not see."""
+    before_s = await postgres_cpu_s(postmaster)
+    for _ in range(_CONNECTIONS):
+        await sequencer.database.look_afresh()
+    return (await postgres_cpu_s(postmaster) - before_s) / _CONNECTIONS
 
 
 def _address(number: int) -> AgentAddress:

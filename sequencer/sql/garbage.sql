@@ -102,11 +102,3 @@ WITH due AS (
     ORDER BY segment_id FOR UPDATE SKIP LOCKED
 )
 DELETE FROM segments AS s USING due WHERE s.segment_id = due.segment_id
-
--- name: census
--- From the partial indexes alone: what waits costs, what lives does not.
-SELECT
-    (SELECT count(*) FROM segments WHERE state = 'reserved') AS reserved,
-    (SELECT count(*) FROM segments WHERE state = 'committed' AND unreferenced_since IS NOT NULL) AS unreferenced,
-    (SELECT count(*) FROM segments WHERE state = 'doomed' AND deleted_at IS NULL) AS doomed,
-    (SELECT count(*) FROM segments WHERE forget_after IS NOT NULL) AS tombstones

@@ -5,7 +5,8 @@ from uuid import uuid4
 
 from sequencer.client import Sequencer
 from sequencer.commits import Assigned, Committed, Refused
-from sequencer.garbage import BEFORE_ALL, Census, Doomed, DoomingPaused
+from sequencer.garbage import BEFORE_ALL, Doomed, DoomingPaused
+from sequencer.observations import Census
 from sequencer.retention import TO_HIGH_WATERMARK
 from storage.identifiers import Partition, ProducerId, SegmentId
 from tests.sequencer.builders import ABatch, accepted, committed, reserved
@@ -13,6 +14,7 @@ from tests.sequencer.housekeeping import (
     GRACE_S,
     RULES,
     doom,
+    observed,
     ready_to_doom,
     records_of,
     segment_row,
@@ -249,7 +251,7 @@ async def test_only_tombstones_that_are_due_are_forgotten(sequencer: Sequencer) 
 
     assert await state_of(sequencer, live.segment_id) == "committed"
     assert await state_of(sequencer, expired.segment_id) == "doomed"
-    assert await sequencer.garbage.census() == Census(reserved=0, unreferenced=0, doomed=1, tombstones=0)
+    assert (await observed(sequencer)).census == Census(reserved=0, unreferenced=0, doomed=1, tombstones=0)
 
 
 async def test_several_housekeepers_doom_each_segment_once(sequencer: Sequencer) -> None:
