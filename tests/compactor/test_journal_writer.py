@@ -11,6 +11,7 @@ import pytest
 from sequencer.client import Sequencer
 from sequencer.commits import SegmentToCommit
 from sequencer.committed_offsets import CommittedOffset, OffsetCommit
+from sequencer.garbage import PartitionRules
 from sequencer.journal import CHECKPOINT_TABLES, FAMILIES, NOT_IN_THE_JOURNAL
 from sequencer.journal_values import Look, Mark, next_marks
 from sequencer.ownership import OwnershipUnconfirmed
@@ -84,6 +85,24 @@ async def test_a_checkpoint_and_entries_make_an_empty_database_equal(
         again = await copy.groups.claim("group", NodeId(2), create=True)
         assert again is not None
         assert again.coordinator_epoch > group.coordinator_epoch
+
+
+async def test_tombstones_and_outcomes_are_in_the_rebuilt_database(
+    sequencer: Sequencer, store: MemoryStore, empty_database_url: str
+) -> None:
+    topic = await a_topic(sequencer)
+    segment = await reserved_only(sequencer, [ABatch(topic_id=topic.topic_id, partition=Partition(0))])
+    [answer] = await sequencer.commits.commit([segment])
+    await sequencer.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
+    await sequencer.database.fetch("UPDATE segments SET state = 'doomed', doomed_at = clock_timestamp()")
+    partitions = PartitionRules(width_s=600, lock_timeout_ms=10_000)
+    await sequencer.garbage.bury([segment.segment_id], outcome_retention_s=3600, partitions=partitions)
+    await a_writer(sequencer, store).write_entry()
+
+    async with rebuilt(store, empty_database_url) as (copy, _):
+        [again] = await copy.commits.commit([segment])
+        assert again == answer
+        assert await copy.garbage.census() == await sequencer.garbage.census()
 
 
 async def test_a_checkpoint_in_small_parts_loads_alike(
@@ -448,7 +467,8 @@ async def test_loading_an_entry_twice_changes_nothing(
 
 async def test_every_table_is_in_the_journal_or_known_not_to_be(sequencer: Sequencer) -> None:
     rows = await sequencer.database.fetch(
-        "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
+        "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND NOT relispartition"
+        " AND relnamespace = 'public'::regnamespace"
     )
 
     assert {row.relname for row in rows} == {*CHECKPOINT_TABLES, *NOT_IN_THE_JOURNAL}

@@ -1,0 +1,1 @@
+-- The row that an observer writes. This file's text comes with it.
