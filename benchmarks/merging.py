@@ -27,11 +27,12 @@ from compactor.merge_jobs import MergeDiscoveryJob
 from compactor.merge_metrics import MergeMetrics, write_amplification
 from compactor.merge_plan import MergePolicy, choose_inputs, is_worth_merging
 from compactor.merging import Merger
+from compactor.observer import bounds_of
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.commits import SegmentToCommit
 from sequencer.coordinates import CoordinateRequest, RunCoordinate
-from sequencer.merge_values import Candidate
+from sequencer.merge_values import Backlog, Candidate
 from sequencer.topics import Topic
 from storage.batch_validation import BatchLimits, validate_produced
 from storage.byte_arrays import Buffer
@@ -120,7 +121,14 @@ async def write_log(sequencer: Sequencer, store: ObjectStore, shape: Shape) -> T
 
 async def merge_all(sequencer: Sequencer, store: ObjectStore) -> int:
     settings = HousekeeperSettings(merge_settle_s=0, merge_target_s=0.001, merge_max_bytes_per_s=1e12)
-    merger = Merger(sequencer, store, _CLUSTER, settings, MergeMetrics(CollectorRegistry()))
+
+    async def measured_just_now() -> Backlog:
+        await sequencer.observations.observe(bounds_of(settings))
+        seen = await sequencer.observations.latest()
+        assert seen is not None, "it was measured just now"
+        return seen.backlog
+
+    merger = Merger(sequencer, store, _CLUSTER, settings, MergeMetrics(CollectorRegistry()), measured_just_now)
     job = MergeDiscoveryJob(sequencer, settings, merger.policy)
     step = await job.step(None)
     while step.more:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Set
 
 from cache_ring.ring import Ring
 from cache_ring.settings import CacheRingSettings
-from sequencer.agents import AgentAddress, Agents, LiveAgent, PeerSecret
+from sequencer.agents import AgentAddress, Agents, LiveAgent, PeerSecret, Shown
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import NodeId
 
@@ -44,6 +44,7 @@ class Membership:
         self._clock = clock
         self._self: LiveAgent | None = None
         self._serves_until_s = float("-inf")
+        self._shown: Shown | None = None
         self._leased = self._ring = self._named = Ring.of(())
         self._left_out: Set[NodeId] = frozenset()
         self._unnamed: Set[NodeId] = frozenset()
@@ -57,7 +58,7 @@ class Membership:
         self.last_renewal_s: float | None = None
         """The monotonic time at which the last successful renewal was sent."""
         self.looked_s = float("-inf")
-        """The monotonic time at which the last look at who is alive was sent."""
+        """The monotonic time of which the last view of who is alive is, or a little earlier."""
 
     @property
     def self_(self) -> LiveAgent | None:
@@ -134,18 +135,26 @@ class Membership:
             self._renew_now.clear()
 
     def end_lease(self) -> None:
-        """Another Postgres is the primary: ends the lease here, and renews it there at once."""
+        """Another Postgres is the primary: ends the lease here, and renews it there at once. Its changes have other
+        numbers."""
+        self._shown = None
         self._serves_until_s = float("-inf")
         self._renew_now.set()
 
     async def refresh(self) -> None:
         """Look at once who is alive, e.g. after a peer stopped answering."""
-        sent_s = self._clock()
+        await self._look(0.0)
+
+    async def _look(self, not_older_than_s: float) -> None:
+        before, sent_s = self._shown, self._clock()
         async with asyncio.timeout(self._settings.membership_lease_s):
-            live = await self._agents.live()
-        self.looked_s = sent_s
-        if live != self._leased.agents:
-            self._route_by(Ring.of(live, before=self._leased))
+            shown = await self._agents.shown(before, not_older_than_s=not_older_than_s)
+        if self._shown is not before:
+            return  # another look was faster, or another Postgres answers
+        self._shown = shown
+        self.looked_s = sent_s - shown.age_s
+        if shown.agents != self._leased.agents:
+            self._route_by(Ring.of(shown.agents, before=self._leased))
 
     async def leave(self) -> None:
         """Stop serving and tell the others, for good; a database that is away is no error: the lease then runs out."""
@@ -175,7 +184,7 @@ class Membership:
         async with asyncio.timeout(self._settings.membership_lease_s / 2):  # leaves time for another attempt
             if self._self is None or not await self._renew(self._self):
                 await self._join()
-        await self.refresh()
+        await self._look(self._settings.membership_renew_s / 2)
 
     async def _renew(self, current: LiveAgent) -> bool:
         sent_s = self._clock()

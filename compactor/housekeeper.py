@@ -24,6 +24,7 @@ from compactor.merge_jobs import MergeDiscoveryJob
 from compactor.merge_metrics import MergeMetrics
 from compactor.merging import Merger
 from compactor.metrics import HousekeeperMetrics
+from compactor.observer import LastObservation, ObserverJob
 from compactor.ownership_job import OwnershipJob
 from compactor.retention_jobs import ProducerExpiryJob, RetentionJob, TopicSweepJob
 from compactor.settings import HousekeeperSettings
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 _EXPECTED = (SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable, OwnershipUnconfirmed, ObjectChanged)
 _RELEASE_TIMEOUT_S = 2.0
 """How long a cancelled job may take to give its claim back; else its lease has to pass."""
+_AGENTS_PER_TURN = 4
+"""So many agents come to a job in each of its intervals, whatever their number, while `job_patience` allows it."""
 
 
 class Housekeeper:
@@ -59,7 +62,8 @@ class Housekeeper:
         self._holder = uuid4()
         self._dooming = DoomingJob(sequencer, settings)
         self._merge_metrics = MergeMetrics(registry)
-        self.merger = Merger(sequencer, store, cluster, settings, self._merge_metrics, load)
+        self.observed = LastObservation(sequencer, settings)
+        self.merger = Merger(sequencer, store, cluster, settings, self._merge_metrics, self.observed.backlog, load)
         journal = JournalWriter(sequencer, store, cluster, settings)
         self.jobs: tuple[Job, ...] = (
             OwnershipJob(sequencer, store, cluster, settings),
@@ -75,6 +79,7 @@ class Housekeeper:
             GarbageDeletionJob(sequencer, store, settings),
             HistoryGarbageJob(sequencer, store, settings),
             MergeDiscoveryJob(sequencer, settings, self.merger.policy),
+            ObserverJob(sequencer, settings),
         )
         self.metrics = HousekeeperMetrics(registry)
 
@@ -84,7 +89,7 @@ class Housekeeper:
             for job in self.jobs:
                 group.create_task(self._keep_doing(job), name=f"job {job.name}")
             group.create_task(self.merger.run(), name="merging")
-            group.create_task(self._keep_observing(), name="job statuses")
+            group.create_task(self._keep_reading(), name="reading of observations")
 
     async def run_once(self, job: Job) -> bool:
         """Claims the job and works until it is done or `job_run_s` is over. False: another housekeeper has it, or it
@@ -138,21 +143,28 @@ class Housekeeper:
             await asyncio.gather(step, return_exceptions=True)
 
     async def _keep_doing(self, job: Job) -> None:
-        failures = 0
+        failures, turns = 0, 1
         await asyncio.sleep(random.uniform(0, min(job.interval_s, self._settings.job_retry_s)))
         while True:
             try:
-                await self.run_once(job)
+                was_ours = await self.run_once(job)
             except Exception as error:  # noqa: BLE001 - one broken job stops no other, nor the agent beside it
-                failures += 1
+                failures, turns = failures + 1, 1
                 self._note_failure(job, error, first=failures == 1)
                 pause_s = min(job.interval_s, self._settings.job_retry_s * 2 ** min(failures - 1, 16))
             else:
                 if failures:
                     _log.info("job works again", extra={"job": job.name, "failures": failures})
                 failures = 0
-                pause_s = job.interval_s
+                turns = 1 if was_ours else min(2 * turns, self._most_turns())
+                pause_s = turns * job.interval_s
             await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
+
+    def _most_turns(self) -> int:
+        """How many turns of a job that others do this agent may let pass. Of many agents enough still come in time."""
+        fresh = self.observed.fresh()
+        agents = 1 if fresh is None else fresh.backlog.agents
+        return max(1, min(self._settings.job_patience, agents // _AGENTS_PER_TURN))
 
     def _note_failure(self, job: Job, error: Exception, *, first: bool) -> None:
         """Logged when it begins; what goes on failing is in the metrics and in the jobs' statuses."""
@@ -166,12 +178,15 @@ class Housekeeper:
         else:
             _log.error("job broke, retrying", extra={"job": job.name}, exc_info=error)
 
-    async def _keep_observing(self) -> None:
+    async def _keep_reading(self) -> None:
         while True:
             with contextlib.suppress(SequencerUnavailable):  # the jobs report it, and the ages grow meanwhile
-                self.metrics.observe(await self._sequencer.jobs.statuses(), await self._sequencer.garbage.census())
-                self._merge_metrics.observe(
-                    await self._sequencer.merges.backlog(), await self._sequencer.merges.totals()
-                )
-                self.metrics.observe_journal(await self._sequencer.journal.state())
-            await asyncio.sleep(self._settings.job_status_interval_s)
+                await self.read_observation()
+            await asyncio.sleep(self._settings.observation_interval_s * random.uniform(0.8, 1.2))
+
+    async def read_observation(self) -> None:
+        """Shows in the metrics what was last measured. Raises SequencerUnavailable."""
+        seen = await self.observed.read()
+        if seen is not None:
+            self.metrics.observe(seen)
+            self._merge_metrics.observe(seen.backlog, seen.totals)

@@ -12,7 +12,8 @@ from storage.identifiers import SegmentId
 
 
 class MergeDiscoveryJob:
-    """Follows the commits of segments, from where it was to `merge_settle_s` ago, and makes candidates of them."""
+    """Follows the commits of segments, from where it was to `merge_settle_s` ago, and makes candidates of them. Gives
+    back what agents had claimed that died."""
 
     name = "merge-discovery"
 
@@ -32,9 +33,12 @@ class MergeDiscoveryJob:
             long_run_bytes=self._policy.long_run_bytes,
             cap=self._settings.garbage_segments_per_step,
         )
+        freed = await self._merges.free_lapsed(self._settings.garbage_segments_per_step)
         committed_at, segment_id = found.reached
         return Step(
-            progress=f"{committed_at.isoformat()}/{segment_id}", more=found.more, done={"candidates": found.added}
+            progress=f"{committed_at.isoformat()}/{segment_id}",
+            more=found.more or freed == self._settings.garbage_segments_per_step,
+            done={"candidates": found.added, "freed": freed},
         )
 
 

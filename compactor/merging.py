@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from compactor.merge_controller import CopyDebt, EffortLimits, Situation, ceiling_bytes_per_s, effort_bytes_per_s
@@ -73,7 +73,7 @@ class _Merge:
 
 
 class Merger:
-    """`load` tells how busy the agent is that runs beside, from 0 to 1."""
+    """`backlog` says what waits in the cluster; `load` tells how busy the agent is that runs beside, from 0 to 1."""
 
     def __init__(
         self,
@@ -82,6 +82,7 @@ class Merger:
         cluster: str,
         settings: HousekeeperSettings,
         metrics: MergeMetrics,
+        backlog: Callable[[], Awaitable[Backlog]],
         load: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._sequencer = sequencer
@@ -89,6 +90,7 @@ class Merger:
         self._cluster = cluster
         self._settings = settings
         self._metrics = metrics
+        self._backlog = backlog
         self._load = load
         self._limits = EffortLimits(target_s=settings.merge_target_s, most_bytes_per_s=settings.merge_max_bytes_per_s)
         self._debt = CopyDebt(time.monotonic(), saving_s=2 * settings.merge_interval_s)
@@ -124,7 +126,7 @@ class Merger:
 
         Raises SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable or ClaimLost.
         """
-        backlog = await self._sequencer.merges.backlog()
+        backlog = await self._backlog()
         effort = effort_bytes_per_s(self._situation(backlog), self._limits)
         self._metrics.effort(effort)
         tier = next_tier(backlog, self.policy)
@@ -332,7 +334,7 @@ class Merger:
 
     async def _keep_below_ceiling(self, copied_bytes: int, began_s: float) -> bool:
         """Pauses after an object as its size asks for; False if this agent is too busy to go on at all."""
-        situation = self._situation(await self._sequencer.merges.backlog())
+        situation = self._situation(await self._backlog())
         ceiling = ceiling_bytes_per_s(situation, self._limits)
         if ceiling == 0:
             return False

@@ -6,9 +6,8 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from sequencer.garbage import Census
 from sequencer.jobs import JobStatus
-from sequencer.journal_values import JournalState
+from sequencer.observations import Census, JournalProgress, Observation
 
 
 class HousekeeperMetrics:
@@ -27,9 +26,16 @@ class HousekeeperMetrics:
             "tidelog_job_done_total", "What the jobs of this process did", ["job", "what"], registry=registry
         )
         self._segments = Gauge(
-            "tidelog_segments_waiting", "Segments that are reserved or on their way out", ["state"], registry=registry
+            "tidelog_segments_waiting",
+            "Segments that are reserved or on their way out; large numbers are estimates",
+            ["state"],
+            registry=registry,
         )
-
+        self._observation_age = Gauge(
+            "tidelog_observation_age_seconds",
+            "Time since one agent of the cluster measured what this agent shows of all of it",
+            registry=registry,
+        )
         self._journal_age = Gauge(
             "tidelog_journal_age_seconds",
             "Time since the moment up to which the bucket alone can rebuild the log",
@@ -55,20 +61,27 @@ class HousekeeperMetrics:
         for what, count in done.items():
             self._done.labels(job, what).inc(count)
 
-    def observe(self, statuses: Sequence[JobStatus], census: Census) -> None:
+    def observe(self, seen: Observation) -> None:
         """The ages go on growing between two observations, also while the database is away."""
+        self._observation_age.set_function(partial(_age_s, time.monotonic() - seen.age_s))
+        self._observe_jobs(seen.jobs)
+        self._observe_segments(seen.census)
+        self._observe_journal(seen.journal)
+
+    def _observe_jobs(self, statuses: Sequence[JobStatus]) -> None:
         now_s = time.monotonic()
         for status in statuses:
             if status.success_age_s is not None:
                 succeeded_at_s = now_s - status.success_age_s
                 self._success_age.labels(status.name).set_function(partial(_age_s, succeeded_at_s))
+
+    def _observe_segments(self, census: Census) -> None:
         self._segments.labels("reserved").set(census.reserved)
         self._segments.labels("unreferenced").set(census.unreferenced)
         self._segments.labels("doomed").set(census.doomed)
         self._segments.labels("tombstone").set(census.tombstones)
 
-    def observe_journal(self, journal: JournalState) -> None:
-        """The ages go on growing as those of the jobs do."""
+    def _observe_journal(self, journal: JournalProgress) -> None:
         now_s = time.monotonic()
         if journal.age_s is not None:
             self._journal_age.set_function(partial(_age_s, now_s - journal.age_s))

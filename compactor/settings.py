@@ -148,8 +148,18 @@ class HousekeeperSettings(BaseSettings):
     """A job that is not done after this long pauses until its next turn and goes on where it stopped."""
     job_retry_s: float = Field(default=1.0, gt=0)
     """The pause after a job failed, doubled for each further failure up to its interval, with jitter."""
-    job_status_interval_s: float = Field(default=15.0, gt=0)
-    """The pause between two readings of all jobs' last success for the metrics."""
+    job_patience: int = Field(default=8, ge=1)
+    """An agent that comes to a job in vain lets up to so many of its turns pass. Fewer in small clusters."""
+
+    observation_interval_s: float = Field(default=5.0, gt=0)
+    """The pause between two measurements of what waits in the cluster, made by one agent, and between two readings of
+    the last one by each."""
+    observation_stale_s: float = Field(default=60.0, gt=0)
+    """An older measurement is not believed: nothing is merged by it."""
+    observation_segments: int = Field(default=1000, ge=1)
+    """Segments of each state that a measurement counts one by one. Beyond it, Postgres estimates their number."""
+    observation_candidates: int = Field(default=20_000, ge=1)
+    """Candidates for merging that a measurement adds up in each tier. It estimates what lies behind them."""
 
     @property
     def committed_grace_s(self) -> float:
@@ -173,6 +183,11 @@ class HousekeeperSettings(BaseSettings):
         if self.job_run_s * 2 > self.job_lease_s:
             raise ValueError(
                 f"TIDELOG_JOB_RUN_S ({self.job_run_s}) must be at most half of TIDELOG_JOB_LEASE_S ({self.job_lease_s})"
+            )
+        if self.observation_interval_s * 2 > self.observation_stale_s:
+            raise ValueError(
+                f"TIDELOG_OBSERVATION_INTERVAL_S ({self.observation_interval_s}) must be at most half of "
+                f"TIDELOG_OBSERVATION_STALE_S ({self.observation_stale_s})"
             )
         if self.merge_object_bytes * 9 // 4 > self.merge_memory_bytes:
             raise ValueError(

@@ -1,4 +1,7 @@
-"""Who is there: agents register with a lease and renew it; everybody reads the same list.
+"""Who is there: agents register with a lease and renew it; all agents are shown the same list.
+
+An agent asks for what changed in the list since it last asked. Leases are compared with the list by whichever agent
+finds that this was not done lately, so a look costs what changed, and not the number of agents.
 
 Promises that a node id means one Kafka address for ever (clients remember both), that an agent which restarts there
 keeps it, that a second agent at the same address fences the first (`renew` of an older incarnation answers False), and
@@ -42,6 +45,16 @@ class LiveAgent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """The agents whose leases held `age_s` before this was read, by node id."""
+
+    agents: tuple[LiveAgent, ...]
+    changes: int
+    """The number of the last change that this has."""
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSecret:
     """What agents of one cluster know and strangers do not. It stands in Postgres alone."""
 
@@ -72,6 +85,7 @@ class Agents:
         )
         self._learn(rows[0])
         await self._database.fetch(SQL["forget_long_gone"], forget_after_s=FORGET_AFTER_S)
+        await self._show(0.0)
         return _live_agent(rows[0])
 
     async def renew(self, node_id: NodeId, incarnation: int, lease_s: float) -> bool:
@@ -84,6 +98,7 @@ class Agents:
     async def leave(self, node_id: NodeId, incarnation: int) -> None:
         """Ends the lease now, unless another incarnation holds it."""
         await self._database.fetch_local(SQL["leave"], node_id=node_id, incarnation=incarnation)
+        await self._show(0.0)
 
     def peer_secrets(self) -> tuple[PeerSecret, ...]:
         """The secrets that are valid, newest first, as the last join or renewal found them; none before the first."""
@@ -94,8 +109,36 @@ class Agents:
         await self._database.fetch(SQL["renew_peer_secret"])
 
     async def live(self) -> tuple[LiveAgent, ...]:
-        """All agents whose lease has not passed, by node id."""
+        """All agents whose lease has not passed, by node id. Reads all of them: for people, not for timers."""
         return tuple(_live_agent(row) for row in await self._database.fetch_local(SQL["live"]))
+
+    async def shown(self, before: Shown | None, *, not_older_than_s: float) -> Shown:
+        """The list of now, or of that long ago. `before`, what this database answered last, makes it cheap."""
+        found = await self._shown_since(before)
+        if not 0.0 <= found.age_s <= not_older_than_s:
+            await self._show(not_older_than_s)
+            found = await self._shown_since(found)
+        return found
+
+    async def _shown_since(self, before: Shown | None) -> Shown:
+        since = -1 if before is None else before.changes
+        rows = await self._database.fetch_local(SQL["shown"], since=since)
+        first = rows[0]
+        agents = () if before is None else before.agents
+        if first.node_id is not None:
+            known = {agent.node_id: agent for agent in agents}
+            for row in rows:
+                if row.incarnation is None:
+                    known.pop(row.node_id, None)
+                else:
+                    known[row.node_id] = _live_agent(row)
+            agents = tuple(known[node_id] for node_id in sorted(known))
+        if before is not None and (len(agents) != first.alive or first.changes < since):
+            return await self._shown_since(None)  # rows were deleted, or it is another database
+        return Shown(agents=agents, changes=first.changes, age_s=first.age_s)
+
+    async def _show(self, not_older_than_s: float) -> None:
+        await self._database.fetch_local(SQL["show"], not_older_than_s=not_older_than_s)
 
     def _learn(self, row: Row) -> None:
         self.lost_because = row.lost_because

@@ -20,6 +20,7 @@ from sequencer.inspection import Inspection
 from sequencer.jobs import Jobs
 from sequencer.journal import Journal
 from sequencer.merges import Merges
+from sequencer.observations import Observations
 from sequencer.ownership import Ownership
 from sequencer.producers import Producers
 from sequencer.recovery import GoneRanges
@@ -64,6 +65,7 @@ class Sequencer:
         self.gone_ranges = GoneRanges(housekeeping)
         self.merges = Merges(housekeeping)
         self.journal = Journal(housekeeping)
+        self.observations = Observations(housekeeping)
 
     @classmethod
     async def open(cls, database_url: str, settings: SequencerSettings | None = None) -> Self:

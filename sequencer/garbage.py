@@ -82,16 +82,6 @@ class TombstonePage:
     swept_to: SegmentId | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Census:
-    """How many segments are in each state on the way out, and how many are reserved."""
-
-    reserved: int
-    unreferenced: int
-    doomed: int
-    tombstones: int
-
-
 class Garbage:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -197,12 +187,6 @@ class Garbage:
             SQL["close_due_outcomes"], outcome_retention_s=outcome_retention_s, outage_after_s=outage_after_s
         )
         return bool(closed) and await self._drop("outcomes", closed[0].number, partitions)
-
-    async def census(self) -> Census:
-        [row] = await self._database.fetch(SQL["census"])
-        return Census(
-            reserved=row.reserved, unreferenced=row.unreferenced, doomed=row.doomed, tombstones=row.tombstones
-        )
 
     async def _make_partitions(self, rules: PartitionRules) -> None:
         """For now and for the next interval. If a lock is not to be had, the ones made before mostly suffice."""

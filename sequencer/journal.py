@@ -91,10 +91,12 @@ NOT_IN_THE_JOURNAL: Final = frozenset(
         "peer_secrets",
         "changed_topics",
         "time_partitions",
+        "observation",
+        "agents_shown",
     }
 )
-"""Who works on what, who owns the bucket, what was counted, which topics changed lately: a rebuilt database begins
-without these rows. It has a secret of its own, which its migration made: the bucket holds none."""
+"""Who works on what, who owns the bucket, what was counted and observed, which topics changed lately: a rebuilt
+database begins without these rows. It has a secret of its own, which its migration made: the bucket holds none."""
 
 _PACE: Final = 20.0
 """A family is read again after this many times the duration of its last reading."""

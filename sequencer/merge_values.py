@@ -22,7 +22,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierBacklog:
-    """What waits in a tier and nobody has claimed; `units` are uploads, or merges that made its objects."""
+    """What waits in a tier and no job has claimed; `units` are uploads, or merges that made its objects. Large numbers
+    are estimates."""
 
     tier: int
     segments: int

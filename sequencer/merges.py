@@ -3,7 +3,7 @@
 Promises that a segment is claimed by one job at a time, for as long as that job's holds last; that a swap replaces
 exactly the runs that were read, by runs of the same offsets, or nothing; that nothing is published into an object that
 is doomed or that the job holds no more [raced]; and that a job which dies at any point leaves a log that is whole, and
-candidates that the next claim finds. What to merge is decided by the caller (`compactor/merge_plan.py`).
+candidates that `free_lapsed` gives back. What to merge is decided by the caller (`compactor/merge_plan.py`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +17,6 @@ from sequencer.array_parameters import Int4Array, Int8Array, UuidArray
 from sequencer.database import Database, Row
 from sequencer.holds import SQL as HOLDS_SQL
 from sequencer.merge_values import (
-    Backlog,
     Candidate,
     MergeClaim,
     MergeDone,
@@ -28,7 +27,6 @@ from sequencer.merge_values import (
     PublishRefused,
     RunToMerge,
     SwapsDone,
-    TierBacklog,
     TierTotals,
 )
 from sequencer.named_sql import load_statements
@@ -78,21 +76,9 @@ class Merges:
         reached = after if row.segment_id is None else (row.committed_at, row.segment_id)
         return Discovered(added=row.added, reached=reached, more=row.seen == cap)
 
-    async def backlog(self) -> Backlog:
-        """What waits, tier by tier, lowest first; tiers in which nothing waits are left out."""
-        rows = await self._database.fetch(SQL["backlog"])
-        tiers = tuple(
-            TierBacklog(
-                tier=row.tier,
-                segments=row.segments,
-                units=row.units,
-                size_bytes=row.size_bytes,
-                oldest_s=row.oldest_s,
-            )
-            for row in rows
-            if row.tier is not None
-        )
-        return Backlog(tiers=tiers, agents=rows[0].agents)
+    async def free_lapsed(self, cap: int) -> int:
+        """Gives back at most `cap` candidates that jobs had claimed whose holds have lapsed; returns how many."""
+        return len(await self._database.fetch(SQL["free_lapsed"], cap=cap))
 
     async def claim(
         self,
@@ -113,8 +99,7 @@ class Merges:
             if not await is_owner(connection):
                 return None
             locked = await _rows(connection, "lock_candidates", tier=tier, cap=cap)
-            free = await _rows(connection, "free_candidates", segment_ids=UuidArray(row.segment_id for row in locked))
-            candidates = {row.segment_id: _candidate(row) for row in free}
+            candidates = {row.segment_id: _candidate(row) for row in locked}
             chosen = sorted(choose(tuple(candidates.values())))
             if not chosen:
                 return None

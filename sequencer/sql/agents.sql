@@ -47,6 +47,20 @@ WHERE node_id = %(node_id)s::integer AND incarnation = %(incarnation)s::bigint
 SELECT node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url
 FROM agents WHERE lease_until > clock_timestamp() ORDER BY node_id
 
+-- name: shown
+-- Who is shown as alive, or what of that changed since a number, in one row or more; `node_id` is null if nothing did. An agent that is no longer
+-- shown has no incarnation.
+SELECT s.changes, s.alive, extract(epoch FROM clock_timestamp() - s.looked_at)::float8 AS age_s,
+    a.node_id, a.shown AS incarnation, a.zone, a.kafka_host, a.kafka_port, a.peer_host, a.peer_port, a.http_url
+FROM agents_shown AS s
+LEFT JOIN LATERAL (
+    SELECT * FROM agents
+    WHERE s.changes > %(since)s::bigint AND change > %(since)s::bigint AND (shown IS NOT NULL OR %(since)s::bigint >= 0) OFFSET 0) AS a ON true
+
+-- name: show
+SELECT show_agents(%(not_older_than_s)s::double precision)
+FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
+
 -- name: forget_long_gone
 DELETE FROM agents WHERE node_id IN (
     SELECT node_id FROM agents

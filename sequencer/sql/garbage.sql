@@ -122,12 +122,3 @@ RETURNING number
 
 -- name: drop_partition
 SELECT drop_time_partition(%(of_table)s, %(number)s, %(lock_timeout_ms)s) AS is_dropped
-
--- name: census
--- From the partial indexes alone: what waits costs, what lives does not. Tombstones are counted as they come; earlier versions leave some in segments.
-SELECT
-    (SELECT count(*) FROM segments WHERE state = 'reserved') AS reserved,
-    (SELECT count(*) FROM segments WHERE state = 'committed' AND unreferenced_since IS NOT NULL) AS unreferenced,
-    (SELECT count(*) FROM segments WHERE state = 'doomed' AND deleted_at IS NULL) AS doomed,
-    (SELECT coalesce(sum(row_count), 0)::bigint FROM time_partitions WHERE of_table = 'tombstones')
-        + (SELECT count(*) FROM segments WHERE forget_after IS NOT NULL) AS tombstones

@@ -3,11 +3,14 @@
 -- name: claim
 -- One holder at a time, and not more often than every min_interval_s in the whole cluster. A holder that died is replaced when its lease has
 -- passed; a run that failed may be repeated at once (last_started_at is null again).
--- None while the bucket is another database's.
+-- None while the bucket is another database's. Whoever comes too early only reads: every agent tries, and most of them in vain.
 INSERT INTO jobs (name, holder, lease_until, last_started_at)
 SELECT %(name)s::text, %(holder)s::uuid, clock_timestamp() + make_interval(secs => %(lease_s)s), clock_timestamp()
 FROM ownership, (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
-WHERE lost_because IS NULL
+WHERE lost_because IS NULL AND NOT EXISTS (
+    SELECT FROM jobs WHERE name = %(name)s::text
+        AND ((holder IS NOT NULL AND lease_until >= clock_timestamp())
+            OR last_started_at > clock_timestamp() - make_interval(secs => %(min_interval_s)s)))
 ON CONFLICT (name) DO UPDATE
 SET holder = excluded.holder, lease_until = excluded.lease_until, last_started_at = excluded.last_started_at
 WHERE (jobs.holder IS NULL OR jobs.lease_until < clock_timestamp())

@@ -1,7 +1,7 @@
 -- Merging (DESIGN §9): candidates and their claims, what runs they hold, and what was done. The swap itself is the function publish_merge
 -- (migrations/0007_merging.sql).
 --
--- A claim is a row's claimed_by together with that job's hold on the segment: it lapses with the hold.
+-- A claim is a row's claimed_by. It lapses with the holds of that job: free_lapsed then takes it away.
 
 -- name: discover
 -- A page of what agents uploaded, in the order of its commits, from a cursor on. Only what was committed before anything that is still
@@ -36,34 +36,31 @@ SELECT (SELECT count(*) FROM page) AS seen, (SELECT count(*) FROM added) AS adde
 FROM (VALUES (1)) AS one (row)
 LEFT JOIN LATERAL (SELECT * FROM page ORDER BY committed_at DESC, segment_id DESC LIMIT 1) AS last ON true
 
--- name: backlog
--- Per tier what is not claimed; a unit is what was committed at one moment, that is one upload or the outputs of one merge. One row without
--- a tier if nothing waits.
-SELECT agents.alive AS agents, c.tier, c.segments, c.units, c.size_bytes, c.oldest_s
-FROM (SELECT count(*) AS alive FROM agents WHERE lease_until > clock_timestamp()) AS agents
-LEFT JOIN (
-    SELECT tier, count(*) AS segments, count(DISTINCT committed_at) AS units, sum(size_bytes)::bigint AS size_bytes,
-        extract(epoch FROM clock_timestamp() - min(committed_at))::float8 AS oldest_s
-    FROM merge_candidates AS c
-    WHERE NOT EXISTS (
-        SELECT FROM holds AS h WHERE h.segment_id = c.segment_id AND h.job_id = c.claimed_by AND h.lease_until > clock_timestamp())
-    GROUP BY tier) AS c ON true
-ORDER BY c.tier
+-- name: free_lapsed
+-- What jobs had claimed whose holds have lapsed: their agents died or gave up. The jobs are found one after the other through the index, each with one
+-- of its segments: all holds of a job are renewed together. So this costs as many look-ups as there are jobs, however much they claimed.
+WITH RECURSIVE job AS (
+    (SELECT claimed_by AS id, segment_id FROM merge_candidates WHERE claimed_by IS NOT NULL ORDER BY claimed_by LIMIT 1)
+    UNION ALL
+    SELECT next.claimed_by, next.segment_id FROM job CROSS JOIN LATERAL (
+        SELECT claimed_by, segment_id FROM merge_candidates WHERE claimed_by > job.id ORDER BY claimed_by LIMIT 1) AS next
+), lapsed AS MATERIALIZED (
+    SELECT id FROM job WHERE NOT EXISTS (
+        SELECT FROM holds AS h WHERE h.segment_id = job.segment_id AND h.job_id = job.id AND h.lease_until > clock_timestamp() OFFSET 0)
+), candidate AS MATERIALIZED (
+    SELECT segment_id FROM merge_candidates
+    WHERE claimed_by = ANY (ARRAY(SELECT id FROM lapsed))
+    ORDER BY segment_id LIMIT %(cap)s FOR UPDATE SKIP LOCKED
+)
+UPDATE merge_candidates SET claimed_by = NULL WHERE segment_id = ANY (ARRAY(SELECT segment_id FROM candidate))
+RETURNING segment_id
 
 -- name: lock_candidates
--- The oldest of a tier; those that another is claiming just now are passed. Whether one is claimed is judged by the next statement, in a snapshot
--- taken since: here a claim made during the wait would show its name and not yet its hold [raced].
-SELECT segment_id FROM merge_candidates AS c
-WHERE tier = %(tier)s AND NOT EXISTS (
-    SELECT FROM holds AS h WHERE h.segment_id = c.segment_id AND h.job_id = c.claimed_by AND h.lease_until > clock_timestamp())
-ORDER BY committed_at, segment_id LIMIT %(cap)s
+-- The oldest of a tier that is not claimed; those that another is claiming just now are passed. The claim is in the row itself, so a row that was
+-- claimed since the snapshot is judged as it is now [raced].
+SELECT segment_id, committed_at, size_bytes FROM merge_candidates
+WHERE tier = %(tier)s AND claimed_by IS NULL ORDER BY committed_at, segment_id LIMIT %(cap)s
 FOR UPDATE SKIP LOCKED
-
--- name: free_candidates
-SELECT c.segment_id, c.committed_at, c.size_bytes FROM merge_candidates AS c
-WHERE c.segment_id = ANY(%(segment_ids)s::uuid[]) AND NOT EXISTS (
-    SELECT FROM holds AS h WHERE h.segment_id = c.segment_id AND h.job_id = c.claimed_by AND h.lease_until > clock_timestamp())
-ORDER BY c.committed_at, c.segment_id
 
 -- name: claim_candidates
 UPDATE merge_candidates SET claimed_by = %(job_id)s WHERE segment_id = ANY(%(segment_ids)s::uuid[])

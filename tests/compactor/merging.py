@@ -8,14 +8,17 @@ from prometheus_client import CollectorRegistry
 from compactor.merge_jobs import MergeDiscoveryJob
 from compactor.merge_metrics import MergeMetrics
 from compactor.merging import Merger
+from compactor.observer import bounds_of
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.coordinates import CoordinateRequest, PartitionCoordinates
+from sequencer.merge_values import Backlog
 from sequencer.topics import Topic
 from storage.identifiers import Offset, Partition, SegmentId
 from storage.object_store import ObjectStore
 from storage.record_batch import index_batches
 from tests.compactor.builders import CLUSTER, pending, settings, written
+from tests.sequencer.housekeeping import observed
 
 FAN_IN = 4
 OBJECT_BYTES = 4_600
@@ -42,7 +45,12 @@ def merge_settings(**changed: float) -> HousekeeperSettings:
 def a_merger(
     sequencer: Sequencer, store: ObjectStore, load: Callable[[], float] = lambda: 0.0, **changed: float
 ) -> Merger:
-    return Merger(sequencer, store, CLUSTER, merge_settings(**changed), MergeMetrics(CollectorRegistry()), load)
+    chosen = merge_settings(**changed)
+
+    async def measured_just_now() -> Backlog:
+        return (await observed(sequencer, bounds_of(chosen))).backlog
+
+    return Merger(sequencer, store, CLUSTER, chosen, MergeMetrics(CollectorRegistry()), measured_just_now, load)
 
 
 async def discover(sequencer: Sequencer, **changed: float) -> None:

@@ -23,7 +23,7 @@ from storage.object_store import ObjectStore, StoreSettings
 from storage.open_store import open_store
 from tests.compactor.builders import CLUSTER, keys_in, pending, reserved, settings, upload, written
 from tests.compactor.journal import rebuilt
-from tests.sequencer.housekeeping import count, time_passes
+from tests.sequencer.housekeeping import count, observed, time_passes
 
 QUICK = settings(
     **{
@@ -143,7 +143,8 @@ async def test_jobs_export_the_age_of_their_last_success(sequencer: Sequencer, l
         await housekeeper.run_once(job)
     await time_passes(sequencer, 500)
 
-    housekeeper.metrics.observe(await sequencer.jobs.statuses(), await sequencer.garbage.census())
+    await observed(sequencer)
+    await housekeeper.read_observation()
 
     for job in housekeeper.jobs:
         assert metric(housekeeper, "tidelog_job_last_success_age_seconds", job=job.name) >= 500
@@ -345,7 +346,7 @@ async def test_a_step_whose_claim_was_lost_ends(sequencer: Sequencer, local_stor
 async def test_housekeepers_keep_a_journal_that_holds_everything(
     sequencer: Sequencer, local_store: ObjectStore, empty_database_url: str
 ) -> None:
-    quick = settings(journal_interval_s=0.05, checkpoint_interval_s=0.5, job_status_interval_s=0.05)
+    quick = settings(journal_interval_s=0.05, checkpoint_interval_s=0.5, observation_interval_s=0.05)
     ann, bob = (Housekeeper(sequencer, local_store, quick) for _ in range(2))
     orders = await sequencer.topics.create("orders", 2, {"retention.ms": "-1"})
     segments = []

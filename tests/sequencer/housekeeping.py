@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from sequencer.client import Sequencer
 from sequencer.database import Row
 from sequencer.garbage import Doomed, DoomingRules
+from sequencer.observations import Observation, ObservationBounds
 from sequencer.topics import Topic
 from storage.identifiers import Partition, SegmentId
 from tests.sequencer.builders import ABatch
@@ -15,6 +16,8 @@ T = TypeVar("T")
 
 RULES = DoomingRules(reservation_lease_s=900.0, outage_after_s=60.0, failover_hold_s=86_400.0)
 GRACE_S = 600.0
+
+BOUNDS = ObservationBounds(segments=1000, candidates=20_000)
 
 _TIMES = {
     "segments": (
@@ -34,7 +37,16 @@ _TIMES = {
     "history_objects": ("unreferenced_since",),
     "groups": ("claimed_at", "empty_since"),
     "committed_offsets": ("committed_at",),
+    "observation": ("observed_at",),
 }
+
+
+async def observed(sequencer: Sequencer, bounds: ObservationBounds = BOUNDS) -> Observation:
+    """Measures, and reads the result."""
+    await sequencer.observations.observe(bounds)
+    seen = await sequencer.observations.latest()
+    assert seen is not None
+    return seen
 
 
 async def time_passes(sequencer: Sequencer, seconds: float) -> None:

@@ -6,7 +6,8 @@ from uuid import uuid4
 
 from sequencer.client import Sequencer
 from sequencer.commits import Assigned, Committed, Refused, SegmentToCommit
-from sequencer.garbage import BEFORE_ALL, Census, Doomed, DoomingPaused, PartitionRules
+from sequencer.garbage import BEFORE_ALL, Doomed, DoomingPaused, PartitionRules
+from sequencer.observations import Census
 from sequencer.retention import TO_HIGH_WATERMARK
 from storage.identifiers import Offset, Partition, ProducerId, SegmentId
 from tests.sequencer.builders import ABatch, accepted, committed, reserved
@@ -15,6 +16,7 @@ from tests.sequencer.housekeeping import (
     RULES,
     count,
     doom,
+    observed,
     ready_to_doom,
     records_of,
     segment_row,
@@ -272,7 +274,7 @@ async def test_a_segment_that_never_was_committed_leaves_a_tombstone_alone(seque
     await time_passes(sequencer, GRACE_S + 1)
     await bury(sequencer)
 
-    assert await sequencer.garbage.census() == Census(reserved=0, unreferenced=0, doomed=0, tombstones=1)
+    assert (await observed(sequencer)).census == Census(reserved=0, unreferenced=0, doomed=0, tombstones=1)
     assert await count(sequencer, "outcomes") == 0
     assert await sequencer.commits.commit([segment]) == (Refused(reason="missing"),)
 

@@ -74,3 +74,13 @@ async def test_statuses_tell_the_age_of_the_last_success_and_the_last_error(sequ
     assert status.success_age_s is not None
     assert status.success_age_s >= 100
     assert status.last_error == "x" * 500
+
+
+async def test_who_comes_too_early_waits_for_no_lock_and_takes_none(sequencer: Sequencer) -> None:
+    claim = await sequencer.jobs.claim("sweep", ANN, lease_s=60)
+    assert claim is not None
+    async with sequencer.database.transaction() as held:
+        await held.execute("SELECT FROM jobs FOR UPDATE")
+
+        assert await sequencer.jobs.claim("sweep", BOB, lease_s=60) is None
+        assert await sequencer.jobs.claim("sweep", BOB, lease_s=60, min_interval_s=30) is None

@@ -17,7 +17,7 @@ from sequencer.database_errors import TooManyWait
 from sequencer.fair_queue import ASKED_BY, Asker
 from storage.identifiers import Partition, TopicId
 from tests.sequencer.builders import accepted, reserved
-from tests.sequencer.housekeeping import records_of
+from tests.sequencer.housekeeping import observed, records_of
 from tests.waiting import until
 
 AN_ADDRESS = AgentAddress(
@@ -81,7 +81,7 @@ async def test_what_an_agent_lives_by_never_waits_for_a_connection_that_clients_
                 segment = await reserved(agent, [records_of(topic)])
                 [answer] = await agent.commits.commit([segment])
                 assert await agent.jobs.claim("a job", uuid4(), lease_s=60.0) is not None
-                await agent.garbage.census()
+                await observed(agent)
                 assert not (await agent.cluster.health()).complaints()
 
             assert accepted(answer).outcomes

@@ -17,7 +17,7 @@ from sequencer.garbage import PartitionRules
 from sequencer.migrate import Migration, MigrationRefused, migrate, migrations
 from sequencer.settings import MigrationSettings
 from tests.sequencer.builders import accepted, reserved
-from tests.sequencer.housekeeping import records_of
+from tests.sequencer.housekeeping import observed, records_of
 from tidelog.embedded.postgres import EmbeddedPostgres
 
 QUICK = MigrationSettings(migration_lock_timeout_ms=20, migration_pause_s=0.05, migration_longest_pause_s=0.05)
@@ -183,11 +183,11 @@ async def test_agents_of_the_version_before_may_leave_tombstones_after_the_migra
     await sequencer.database.fetch(
         "UPDATE segments SET state = 'doomed', deleted_at = now(), forget_after = now() + interval '1 day'"
     )
-    counted = await sequencer.garbage.census()
+    counted = (await observed(sequencer)).census
 
     rules = PartitionRules(width_s=600, lock_timeout_ms=1000)
     moved = await sequencer.garbage.bury_old(10, outcome_retention_s=60, partitions=rules)
 
     assert (counted.tombstones, moved) == (1, 1)
-    assert await sequencer.garbage.census() == counted
+    assert (await observed(sequencer)).census == counted
     assert await sequencer.commits.commit([segment]) == (answer,)

@@ -32,6 +32,7 @@ CONCERNS = (
     "jobs",
     "journal",
     "merges",
+    "observations",
     "producers",
     "reservations",
     "retention",
