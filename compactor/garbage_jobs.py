@@ -13,7 +13,7 @@ from uuid import UUID
 from compactor.job import Step
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.garbage import BEFORE_ALL, DoomingPaused, DoomingRules
+from sequencer.garbage import BEFORE_ALL, DoomingPaused, DoomingRules, PartitionRules
 from sequencer.history_garbage import EndedJob
 from storage.identifiers import ObjectKey, SegmentId
 from storage.object_store import ObjectStore
@@ -87,44 +87,59 @@ class DoomingJob:
 
 
 class GarbageDeletionJob:
-    """Deletes the objects of doomed segments, and again when no upload can arrive any more; then their rows go."""
+    """Deletes the objects of doomed segments, and again when no upload can arrive any more; then their tombstones go.
+    Outcomes go when no repeat can come."""
 
     name = "garbage-deletion"
 
     def __init__(self, sequencer: Sequencer, store: ObjectStore, settings: HousekeeperSettings) -> None:
         self.interval_s = settings.garbage_interval_s
         self._sequencer = sequencer
+        self._garbage = sequencer.garbage
         self._store = store
         self._settings = settings
         self._cap = settings.garbage_segments_per_step
+        self._partitions = PartitionRules(
+            width_s=settings.tombstone_partition_s, lock_timeout_ms=settings.partition_lock_timeout_ms
+        )
 
     async def step(self, progress: str | None) -> Step:
         deleted = await self._delete()
-        forgotten = await self._delete_again_and_forget()
+        moved = await self._garbage.bury_old(
+            self._cap, outcome_retention_s=self._settings.outcome_retention_s, partitions=self._partitions
+        )
+        forgotten, more_tombstones = await self._delete_again_and_forget()
+        more_outcomes = await self._garbage.forget_outcomes(
+            outcome_retention_s=self._settings.outcome_retention_s,
+            outage_after_s=self._settings.database_outage_after_s,
+            partitions=self._partitions,
+        )
         lapsed = await self._sequencer.holds.purge_lapsed(older_than_s=self._settings.garbage_grace_s, cap=self._cap)
         return Step(
             progress=progress,
-            more=self._cap in (deleted, forgotten, lapsed),
+            more=self._cap in (deleted, moved, lapsed) or more_tombstones or more_outcomes,
             done={"deleted": deleted, "forgotten": forgotten},
         )
 
     async def _delete(self) -> int:
-        due = await self._sequencer.garbage.due_for_deletion(grace_s=self._settings.garbage_grace_s, cap=self._cap)
-        if due:
-            await _delete_owned(self._sequencer, self._store, [each.object_key for each in due])
-            await self._sequencer.garbage.record_deletion(
-                [each.segment_id for each in due],
-                late_write_window_s=self._settings.late_write_window_s,
-                outcome_retention_s=self._settings.outcome_retention_s,
-            )
-        return len(due)
+        due = await self._garbage.due_for_deletion(grace_s=self._settings.garbage_grace_s, cap=self._cap)
+        if not due:
+            return 0
+        await _delete_owned(self._sequencer, self._store, [each.object_key for each in due])
+        return await self._garbage.bury(
+            [each.segment_id for each in due],
+            outcome_retention_s=self._settings.outcome_retention_s,
+            partitions=self._partitions,
+        )
 
-    async def _delete_again_and_forget(self) -> int:
-        due = await self._sequencer.garbage.due_for_forgetting(self._cap)
-        if due:
-            await _delete_owned(self._sequencer, self._store, [each.object_key for each in due])
-            await self._sequencer.garbage.forget([each.segment_id for each in due])
-        return len(due)
+    async def _delete_again_and_forget(self) -> tuple[int, bool]:
+        """How many objects were deleted again, and whether there may be more."""
+        page = await self._garbage.due_tombstones(late_write_window_s=self._settings.late_write_window_s, cap=self._cap)
+        if page is None:
+            return 0, False
+        if page.due:
+            await _delete_owned(self._sequencer, self._store, [each.object_key for each in page.due])
+        return len(page.due), await self._garbage.sweep(page, self._partitions)
 
 
 class HistoryGarbageJob:

@@ -76,8 +76,13 @@ class HousekeeperSettings(BaseSettings):
     """How late a stalled or hedged upload may still arrive; after it a deleted object is deleted once more and
     forgotten.
     """
-    outcome_retention_s: float = Field(default=86_400.0, ge=0)
-    """How long the outcome of a commit stays known: the longest pause of an agent that is tolerated."""
+    outcome_retention_s: float = Field(default=3600.0, ge=0)
+    """How long the outcome of a commit stays known: the longest pause of an agent that is tolerated. A repeat that
+    comes later is refused."""
+    tombstone_partition_s: float = Field(default=600.0, ge=1)
+    """Tombstones, and outcomes, of so long share a partition, which is dropped as a whole."""
+    partition_lock_timeout_ms: int = Field(default=500, ge=1)
+    """How long making or dropping such a partition waits for a lock. Whoever reads the table waits behind it."""
     history_reader_grace_s: float = Field(default=86_400.0, ge=0)
     """How long history files that no snapshot names any more stay for readers outside."""
 

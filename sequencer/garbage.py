@@ -1,10 +1,16 @@
 """Garbage: objects that nothing refers to and nothing can come to refer to (P5; DESIGN §9).
 
-Promises that a segment is doomed only under its row lock and only without runs and live holds; that its object is
-deleted only once it is doomed, after the grace period, and a second time after the late-write window, before its row
-goes; that the outcome of its commit stays known for `outcome_retention_s`; and that nothing is doomed for a while
-after an outage or a failover of Postgres, nor while the bucket may be another database's (DESIGN §10). Here are the
-states; the deleting is done by `compactor/garbage_jobs.py`.
+Promises:
+- A segment is doomed only under its row lock and only without runs and live holds.
+- Its object is deleted only once it is doomed, after the grace period. It is deleted a second time after the late-write
+  window.
+- The outcome of its commit stays known for `outcome_retention_s`. A repeat that comes later is refused; it is never
+  committed again.
+- Nothing is doomed, and no outcome is forgotten, for a while after an outage or a failover of Postgres. Nothing is
+  doomed while the bucket may be another database's (DESIGN §10).
+- Tombstones and outcomes go by whole partitions. Dropping one waits for a lock no longer than a setting says.
+
+Here are the states; the deleting is done by `compactor/garbage_jobs.py`.
 """
 
 from collections.abc import Sequence
@@ -59,9 +65,28 @@ class DueObject:
     object_key: ObjectKey
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRules:
+    width_s: float
+    """The interval whose tombstones, or outcomes, share a partition."""
+    lock_timeout_ms: int
+    """How long making or dropping one waits for a lock, while others wait behind it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TombstonePage:
+    """Objects to delete a second time. `swept_to` is where the next page begins; None: this is the partition's last."""
+
+    partition: int
+    due: Sequence[DueObject]
+    swept_to: SegmentId | None
+
+
 class Garbage:
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    # --- dooming
 
     async def mark_unreferenced(self, after: SegmentId, cap: int) -> MarkedPage:
         """Looks at `cap` segments in id order and starts the grace period of those that nothing refers to."""
@@ -104,29 +129,71 @@ class Garbage:
             [judged] = await cursor.fetchall()
             return Doomed(reservations=len(expired), unreferenced=judged.doomed)
 
-    async def due_for_deletion(self, *, grace_s: float, cap: int) -> Sequence[DueObject]:
-        """Doomed segments whose grace period is over: delete the objects, then `record_deletion`."""
-        return await self._due("due_for_deletion", grace_s=grace_s, cap=cap)
+    # --- deletion
 
-    async def record_deletion(
-        self, segment_ids: Sequence[SegmentId], *, late_write_window_s: float, outcome_retention_s: float
-    ) -> None:
-        """After the objects' first deletion: the rows become tombstones."""
-        await self._database.fetch(
-            SQL["record_deletion"],
-            segment_ids=list(segment_ids),
-            late_write_window_s=late_write_window_s,
-            outcome_retention_s=outcome_retention_s,
+    async def due_for_deletion(self, *, grace_s: float, cap: int) -> Sequence[DueObject]:
+        """Doomed segments whose grace period is over: delete the objects, then `bury` them."""
+        rows = await self._database.fetch(SQL["due_for_deletion"], grace_s=grace_s, cap=cap)
+        return [DueObject(segment_id=row.segment_id, object_key=row.object_key) for row in rows]
+
+    async def bury(
+        self, segment_ids: Sequence[SegmentId], *, outcome_retention_s: float, partitions: PartitionRules
+    ) -> int:
+        """After the objects' first deletion: the rows become tombstones. Returns how many did; call it again for the
+        rest."""
+        await self._make_partitions(partitions)
+        [row] = await self._database.fetch(
+            SQL["bury"], segment_ids=list(segment_ids), outcome_retention_s=outcome_retention_s
+        )
+        return int(row.buried)
+
+    async def bury_old(self, cap: int, *, outcome_retention_s: float, partitions: PartitionRules) -> int:
+        """Moves tombstones that agents of an earlier version left among the segments. Their time begins again."""
+        await self._make_partitions(partitions)
+        [row] = await self._database.fetch(SQL["bury_old"], cap=cap, outcome_retention_s=outcome_retention_s)
+        return int(row.buried)
+
+    # --- what goes by partitions
+
+    async def due_tombstones(self, *, late_write_window_s: float, cap: int) -> TombstonePage | None:
+        """Tombstones that have waited long enough: delete the objects again, then `sweep` the page. None: there are
+        none."""
+        closed = await self._database.fetch(SQL["close_due_tombstones"], late_write_window_s=late_write_window_s)
+        if not closed:
+            return None
+        [partition] = closed
+        rows = await self._database.fetch(
+            SQL["tombstones_to_sweep"], number=partition.number, swept_to=partition.swept_to, cap=cap
+        )
+        return TombstonePage(
+            partition=partition.number,
+            due=[DueObject(segment_id=row.segment_id, object_key=row.object_key) for row in rows if not row.is_void],
+            swept_to=rows[-1].segment_id if len(rows) == cap else None,
         )
 
-    async def due_for_forgetting(self, cap: int) -> Sequence[DueObject]:
-        """Tombstones that have waited long enough: delete the objects again, then `forget`."""
-        return await self._due("due_for_forgetting", cap=cap)
+    async def sweep(self, page: TombstonePage, partitions: PartitionRules) -> bool:
+        """After the objects' second deletion. The last page's partition goes with all its rows. False: a lock was not
+        to be had; the page comes again."""
+        if page.swept_to is None:
+            return await self._drop("tombstones", page.partition, partitions)
+        await self._database.fetch(SQL["note_sweep"], number=page.partition, swept_to=page.swept_to)
+        return True
 
-    async def forget(self, segment_ids: Sequence[SegmentId]) -> None:
-        """After the objects' second deletion: the rows go."""
-        await self._database.fetch(SQL["forget"], segment_ids=list(segment_ids))
+    async def forget_outcomes(
+        self, *, outcome_retention_s: float, outage_after_s: float, partitions: PartitionRules
+    ) -> bool:
+        """Drops the oldest partition of outcomes if all of them are old enough. True: there may be more."""
+        closed = await self._database.fetch(
+            SQL["close_due_outcomes"], outcome_retention_s=outcome_retention_s, outage_after_s=outage_after_s
+        )
+        return bool(closed) and await self._drop("outcomes", closed[0].number, partitions)
 
-    async def _due(self, statement: str, **parameters: object) -> Sequence[DueObject]:
-        rows = await self._database.fetch(SQL[statement], **parameters)
-        return [DueObject(segment_id=row.segment_id, object_key=row.object_key) for row in rows]
+    async def _make_partitions(self, rules: PartitionRules) -> None:
+        """For now and for the next interval. If a lock is not to be had, the ones made before mostly suffice."""
+        await self._database.fetch(SQL["make_partitions"], width_s=rules.width_s, lock_timeout_ms=rules.lock_timeout_ms)
+
+    async def _drop(self, table: str, number: int, rules: PartitionRules) -> bool:
+        [row] = await self._database.fetch(
+            SQL["drop_partition"], of_table=table, number=number, lock_timeout_ms=rules.lock_timeout_ms
+        )
+        return bool(row.is_dropped)

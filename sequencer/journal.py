@@ -74,6 +74,8 @@ CHECKPOINT_TABLES: Final = (
     "gone_ranges",
     "merge_candidates",
     "segments",
+    "tombstones",
+    "outcomes",
     "runs",
 )
 NOT_IN_THE_JOURNAL: Final = frozenset(
@@ -88,6 +90,7 @@ NOT_IN_THE_JOURNAL: Final = frozenset(
         "merge_tiers",
         "peer_secrets",
         "changed_topics",
+        "time_partitions",
         "observation",
         "agents_shown",
     }

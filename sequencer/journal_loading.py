@@ -48,6 +48,8 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "segments": ("segment_id",),
     "runs": ("topic_id", "partition", "base_offset"),
 }
+_IN_TIME_PARTITIONS: Final = ("tombstones", "outcomes")
+"""The partitions of the lost database are not here. The rows go into one of now, and their time begins again."""
 _LOADED_LAST: Final = ("partitions", "runs")
 """In this order: a partition needs its topic, and a run needs the end of its partition."""
 _ORDERS: Final = {
@@ -101,7 +103,11 @@ async def load_part(connection: AsyncConnection[Any], tables: Iterable[CopiedRow
     for rows in tables:
         if rows.table not in CHECKPOINT_TABLES:
             raise JournalMismatch(f"the checkpoint holds a table {rows.table}, which this Tidelog does not know")
-        await copy_in(connection, rows)
+        if rows.table in _IN_TIME_PARTITIONS:
+            await stage(connection, rows)
+            await _execute(connection, "make_time_partitions", f"add_{rows.table}")
+        else:
+            await copy_in(connection, rows)
 
 
 async def load_sequences(connection: AsyncConnection[Any], header: JournalHeader) -> None:
@@ -139,7 +145,12 @@ async def load_entry(
 async def finish(connection: AsyncConnection[Any]) -> None:
     """After the last entry: what follows from the rows as a whole. In the caller's transaction."""
     await _execute(
-        connection, "set_sizes", "remove_offsets_without_group", "remove_members_without_group", "pass_topic_changes"
+        connection,
+        "set_sizes",
+        "remove_offsets_without_group",
+        "remove_members_without_group",
+        "pass_topic_changes",
+        "count_time_partitions",
     )
 
 

@@ -1,26 +1,44 @@
-"""Applies the numbered SQL files of `sequencer/migrations` (`NNNN_name.sql`, append-only), each in one transaction,
-under an advisory lock.
+"""Applies the numbered SQL files of `sequencer/migrations` (`NNNN_name.sql`, append-only) under an advisory lock.
 
-Promises that every agent may run it at the same time, that a file is applied once, and that a database which knows a
-later migration than this code refuses (an old agent must not run on a newer schema by accident).
+Promises:
+- Every agent may run it at the same time, and a file is applied once, in one transaction.
+- A migration never stops commits for longer than `migration_lock_timeout_ms`. Commits queue behind a migration that
+  waits for a lock. So it gives up after that time, lets them pass, and tries again later.
+- A long migration runs in steps. Below the line `-- step: repeat until it returns 0` a file has one statement that
+  changes a bounded number of rows and returns how many. Each step is one transaction. A killed migration goes on where
+  it was.
+- A database which knows a later migration than this code refuses (an old agent must not run on a newer schema by
+  accident).
 """
 
+import asyncio
+import logging
+import random
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
-from typing import LiteralString
+from typing import LiteralString, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
+from psycopg.errors import DeadlockDetected, LockNotAvailable
 
 from sequencer.database import SequencerUnavailable, describe_address
+from sequencer.settings import MigrationSettings
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _FILE = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")
 _LOCK = 0x7469_6465_6C6F_67  # "tidelog"
+_STEP = "-- step: repeat until it returns 0\n"
 CONNECT_TIMEOUT_S = 10
-LOCK_TIMEOUT_S = 60
-"""How long to wait for another agent's migration, or for a table that one of ours must lock."""
+ANOTHER_MIGRATION_S = 60
+"""How long to wait for another agent's migration."""
 
 
 class MigrationRefused(Exception):
@@ -32,6 +50,8 @@ class Migration:
     number: int
     name: str
     text: LiteralString
+    step: LiteralString | None
+    """Repeated after the text until it returns 0."""
 
 
 def migrations() -> Sequence[Migration]:
@@ -40,7 +60,15 @@ def migrations() -> Sequence[Migration]:
     for file in resources.files("sequencer").joinpath("migrations").iterdir():
         if match := _FILE.match(file.name):
             text = file.read_text(encoding="utf-8")
-            found.append(Migration(number=int(match[1]), name=file.name, text=text))
+            schema, _, step = text.partition(_STEP)
+            found.append(
+                Migration(
+                    number=int(match[1]),
+                    name=file.name,
+                    text=schema,
+                    step=step or None,
+                )
+            )
     found.sort(key=lambda migration: migration.number)
     numbers = [migration.number for migration in found]
     if numbers != list(range(1, len(found) + 1)):
@@ -48,7 +76,7 @@ def migrations() -> Sequence[Migration]:
     return found
 
 
-async def migrate(database_url: str) -> list[int]:
+async def migrate(database_url: str, settings: MigrationSettings | None = None) -> list[int]:
     """Returns the numbers applied now. Raises SequencerUnavailable or MigrationRefused."""
     known = migrations()
     try:
@@ -57,30 +85,90 @@ async def migrate(database_url: str) -> list[int]:
         raise SequencerUnavailable.cannot_connect(database_url, error) from error
     try:
         async with connection:
-            return await _apply(connection, known)
+            return await _Migrating(connection, settings or MigrationSettings()).apply(known)
     except psycopg.OperationalError as error:
         raise SequencerUnavailable(f"migrating {describe_address(database_url)} was interrupted: {error}") from error
 
 
-async def _apply(connection: AsyncConnection, known: Sequence[Migration]) -> list[int]:
-    await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT_S}s'")
-    await connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))  # released with the connection
-    await connection.execute(
-        "CREATE TABLE IF NOT EXISTS migrations ("
-        "number integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"
-    )
-    cursor = await connection.execute("SELECT number FROM migrations ORDER BY number")
-    applied = [row[0] for row in await cursor.fetchall()]
-    if applied and applied[-1] > len(known):
-        raise MigrationRefused(
-            f"the database is at migration {applied[-1]}, this code knows {len(known)}:"
-            " run the newer tidelog that migrated it"
-        )
-    pending = known[len(applied) :]
-    for migration in pending:
-        async with connection.transaction():
-            await connection.execute(migration.text)
-            await connection.execute(
-                "INSERT INTO migrations (number, name) VALUES (%s, %s)", (migration.number, migration.name)
+class _Migrating:
+    def __init__(self, connection: AsyncConnection, settings: MigrationSettings) -> None:
+        self._connection = connection
+        self._settings = settings
+
+    async def apply(self, known: Sequence[Migration]) -> list[int]:
+        await self._connection.execute(f"SET lock_timeout = '{ANOTHER_MIGRATION_S}s'")
+        await self._connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))  # released with the connection
+        await self._connection.execute(f"SET lock_timeout = {self._settings.migration_lock_timeout_ms}")
+        applied = await self._applied()
+        if applied and max(applied) > len(known):
+            raise MigrationRefused(
+                f"the database is at migration {max(applied)}, this code knows {len(known)}:"
+                " run the newer tidelog that migrated it"
             )
-    return [migration.number for migration in pending]
+        pending = [migration for migration in known if not applied.get(migration.number, False)]
+        for migration in pending:
+            if migration.number not in applied:
+                await self._patiently(migration.name, partial(self._change_schema, migration))
+            if migration.step is not None:
+                await self._step_through(migration, migration.step)
+        return [migration.number for migration in pending]
+
+    async def _applied(self) -> dict[int, bool]:
+        """The numbers whose schema is there, each with whether all its steps are done."""
+        found = await self._connection.execute("SELECT to_regclass('migrations') IS NOT NULL")
+        if not (await found.fetchall())[0][0]:
+            await self._connection.execute(
+                "CREATE TABLE migrations (number integer PRIMARY KEY, name text NOT NULL,"
+                " applied_at timestamptz NOT NULL DEFAULT clock_timestamp(), is_complete boolean NOT NULL DEFAULT true)"
+            )
+        columns = await self._connection.execute(
+            "SELECT FROM pg_attribute WHERE attrelid = 'migrations'::regclass AND attname = 'is_complete'"
+        )
+        if columns.rowcount == 0:
+            column = "ALTER TABLE migrations ADD COLUMN is_complete boolean NOT NULL DEFAULT true"
+            await self._patiently("the table of migrations", lambda: self._connection.execute(column))
+        cursor = await self._connection.execute("SELECT number, is_complete FROM migrations")
+        return dict(await cursor.fetchall())
+
+    async def _change_schema(self, migration: Migration) -> None:
+        await self._connection.execute(migration.text)
+        await self._connection.execute(
+            "INSERT INTO migrations (number, name, is_complete) VALUES (%s, %s, %s)",
+            (migration.number, migration.name, migration.step is None),
+        )
+
+    async def _step_through(self, migration: Migration, step: LiteralString) -> None:
+        rows = 0
+        while changed := await self._patiently(migration.name, partial(self._take_step, step)):
+            rows += changed
+            _log.info("migration goes on in steps", extra={"migration": migration.name, "rows": rows})
+        await self._connection.execute(
+            "UPDATE migrations SET is_complete = true WHERE number = %s", (migration.number,)
+        )
+
+    async def _take_step(self, step: LiteralString) -> int:
+        cursor = await self._connection.execute(step)
+        [(changed,)] = await cursor.fetchall()
+        return int(changed)
+
+    async def _patiently(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Does the work in one transaction, as often as it takes to get its locks."""
+        ends_s = time.monotonic() + self._settings.migration_patience_s
+        pause_s = self._settings.migration_pause_s
+        while True:
+            try:
+                async with self._connection.transaction():
+                    return await work()
+            except (LockNotAvailable, DeadlockDetected) as error:
+                if time.monotonic() >= ends_s:
+                    raise MigrationRefused(
+                        f"{name} could not lock what it changes for {self._settings.migration_patience_s:g} s:"
+                        " find the long transaction in pg_stat_activity and end it, or raise"
+                        " TIDELOG_MIGRATION_PATIENCE_S. Run it again later; nothing is lost"
+                    ) from error
+                _log.warning(
+                    "migration waits for a lock that a long transaction holds, and lets commits pass meanwhile",
+                    extra={"migration": name, "again_in_s": round(pause_s, 1), "error": str(error).split("\n")[0]},
+                )
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(2 * pause_s, self._settings.migration_longest_pause_s)

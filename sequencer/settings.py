@@ -65,3 +65,16 @@ class SequencerSettings(BaseSettings):
     def most_connections(self) -> int:
         """Of one process, the one for commits included; without the few that it makes for a moment."""
         return 1 + self.database_pool_size + self.database_lease_connections + self.database_housekeeping_connections
+
+
+class MigrationSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
+
+    migration_lock_timeout_ms: int = Field(default=500, ge=1)
+    """How long a migration waits for a lock, while commits wait behind it. Then it lets them pass and tries again."""
+    migration_pause_s: float = Field(default=1.0, gt=0)
+    """The pause before it tries again; each further one is twice as long."""
+    migration_longest_pause_s: float = Field(default=30.0, gt=0)
+    """The longest of these pauses."""
+    migration_patience_s: float = Field(default=3600.0, ge=0)
+    """How long a migration tries to get its locks before it gives up."""

@@ -1,4 +1,5 @@
 -- Garbage, found by state (DESIGN §9): committed -> unreferenced -> doomed -> deleted (a tombstone) -> deleted again and forgotten.
+-- Tombstones and outcomes are in tables of their own, whose partitions are dropped as a whole (migrations/0019_tombstones.sql).
 -- Every step repeats harmlessly after a crash, and several may work side by side: locks are taken with SKIP LOCKED, so nobody waits here;
 -- what is due is told by statement_timestamp(), which an index can use (clock_timestamp() is volatile).
 
@@ -80,25 +81,44 @@ WHERE state = 'doomed' AND deleted_at IS NULL
     AND coalesce(unreferenced_since, doomed_at) < statement_timestamp() - make_interval(secs => %(grace_s)s)
 ORDER BY coalesce(unreferenced_since, doomed_at) LIMIT %(cap)s
 
--- name: record_deletion
--- The tombstone stays for PUTs that arrive late, and for agents that ask late what became of their commit.
-WITH deleted AS (
-    SELECT segment_id FROM segments
-    WHERE segment_id = ANY(%(segment_ids)s::uuid[]) AND state = 'doomed' AND deleted_at IS NULL
-    ORDER BY segment_id FOR NO KEY UPDATE SKIP LOCKED
-)
-UPDATE segments AS s SET deleted_at = clock_timestamp(), forget_after = greatest(
-    clock_timestamp() + make_interval(secs => %(late_write_window_s)s),
-    s.committed_at + make_interval(secs => %(outcome_retention_s)s))
-FROM deleted WHERE s.segment_id = deleted.segment_id
+-- name: make_partitions
+SELECT add_time_partition('tombstones', %(width_s)s, %(lock_timeout_ms)s) AND add_time_partition('outcomes', %(width_s)s, %(lock_timeout_ms)s) AS are_made
 
--- name: due_for_forgetting
-SELECT segment_id, object_key FROM segments WHERE forget_after < statement_timestamp() ORDER BY forget_after LIMIT %(cap)s
+-- name: bury
+-- The tombstone stays for PUTs that arrive late, the outcome for agents that ask late what became of their commit.
+SELECT bury_segments(%(segment_ids)s::uuid[], %(outcome_retention_s)s) AS buried
 
--- name: forget
-WITH due AS (
-    SELECT segment_id FROM segments
-    WHERE segment_id = ANY(%(segment_ids)s::uuid[]) AND state = 'doomed' AND forget_after < statement_timestamp()
-    ORDER BY segment_id FOR UPDATE SKIP LOCKED
-)
-DELETE FROM segments AS s USING due WHERE s.segment_id = due.segment_id
+-- name: bury_old
+SELECT bury_old_tombstones(%(cap)s, %(outcome_retention_s)s) AS buried
+
+-- name: close_due_tombstones
+-- The oldest partition whose last tombstone has waited long enough. Whoever inserts holds the row: from here on nothing is added to it.
+UPDATE time_partitions SET is_closed = true
+WHERE of_table = 'tombstones' AND number = (
+    SELECT number FROM time_partitions
+    WHERE of_table = 'tombstones' AND ends_at <= statement_timestamp() - make_interval(secs => %(late_write_window_s)s) ORDER BY number LIMIT 1)
+RETURNING number, swept_to
+
+-- name: tombstones_to_sweep
+-- A segment's row overrules its tombstone: its object is in use again, or another step deletes it.
+SELECT t.segment_id, t.object_key, EXISTS (SELECT FROM segments AS s WHERE s.segment_id = t.segment_id) AS is_void
+FROM tombstones AS t
+WHERE t.number = %(number)s AND t.segment_id > coalesce(%(swept_to)s::uuid, '00000000-0000-0000-0000-000000000000')
+ORDER BY t.segment_id LIMIT %(cap)s
+
+-- name: note_sweep
+UPDATE time_partitions SET swept_to = %(swept_to)s WHERE of_table = 'tombstones' AND number = %(number)s
+
+-- name: close_due_outcomes
+-- Agents could not ask while Postgres was away: while dooming pauses, or has not looked lately, every outcome stays.
+UPDATE time_partitions SET is_closed = true
+WHERE of_table = 'outcomes' AND number = (
+    SELECT number FROM time_partitions
+    WHERE of_table = 'outcomes' AND ends_at <= statement_timestamp() - make_interval(secs => %(outcome_retention_s)s) ORDER BY number LIMIT 1)
+AND EXISTS (
+    SELECT FROM dooming
+    WHERE paused_until <= statement_timestamp() AND last_seen_at > statement_timestamp() - make_interval(secs => %(outage_after_s)s))
+RETURNING number
+
+-- name: drop_partition
+SELECT drop_time_partition(%(of_table)s, %(number)s, %(lock_timeout_ms)s) AS is_dropped

@@ -4,6 +4,11 @@
 SELECT segment_id, object_key, state, deleted_at IS NOT NULL AS is_tombstone,
     EXISTS (SELECT FROM runs AS r WHERE r.segment_id = s.segment_id) AS has_runs
 FROM segments AS s WHERE segment_id = ANY(%(segment_ids)s::uuid[])
+UNION ALL
+-- A segment's row overrules its tombstone.
+SELECT segment_id, object_key, 'doomed', true, EXISTS (SELECT FROM runs AS r WHERE r.segment_id = t.segment_id)
+FROM tombstones AS t
+WHERE segment_id = ANY(%(segment_ids)s::uuid[]) AND NOT EXISTS (SELECT FROM segments AS s WHERE s.segment_id = t.segment_id)
 
 -- name: referenced_segments
 -- A page of segment rows in id order: those that runs refer to.

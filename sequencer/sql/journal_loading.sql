@@ -85,3 +85,19 @@ DELETE FROM group_members AS m WHERE NOT EXISTS (SELECT FROM groups AS g WHERE g
 -- name: pass_topic_changes
 -- Beyond any number that an agent can have seen.
 UPDATE topic_changes SET changes = changes + 1000000
+
+-- name: make_time_partitions
+SELECT add_time_partition('tombstones', 600, 15000) AND add_time_partition('outcomes', 600, 15000) AS are_made
+
+-- name: add_tombstones
+INSERT INTO tombstones (number, segment_id, object_key)
+SELECT (SELECT min(number) FROM time_partitions WHERE of_table = 'tombstones' AND ends_at > clock_timestamp()), segment_id, object_key FROM staged
+
+-- name: add_outcomes
+INSERT INTO outcomes (number, segment_id, object_key, outcome)
+SELECT (SELECT min(number) FROM time_partitions WHERE of_table = 'outcomes' AND ends_at > clock_timestamp()), segment_id, object_key, outcome FROM staged
+
+-- name: count_time_partitions
+UPDATE time_partitions AS p SET row_count = CASE of_table
+    WHEN 'tombstones' THEN (SELECT count(*) FROM tombstones AS t WHERE t.number = p.number)
+    ELSE (SELECT count(*) FROM outcomes AS o WHERE o.number = p.number) END

@@ -4,10 +4,12 @@
 -- What is measured is bounded, whatever the log holds and whatever was deleted:
 -- - Segments on their way out are counted up to a cap, newest first: index entries of rows that went lie at the other end. Beyond the cap Postgres'
 --   own estimate of the index serves.
+-- - Tombstones are counted as they come, per partition. Those that an earlier version left among the segments are counted like these.
 -- - What is ripe for merging is read from its index up to a cap per tier, oldest first. What lies behind is estimated by the time that it spans.
 -- Its time is that of its beginning, before anything was looked at.
 WITH counted AS (
-    SELECT state, CASE WHEN seen < %(most_segments)s THEN seen ELSE greatest(seen, estimate.reltuples::bigint) END AS segments
+    SELECT state, CASE WHEN seen < %(most_segments)s THEN seen ELSE greatest(seen, estimate.reltuples::bigint) END
+        + CASE state WHEN 'tombstone' THEN (SELECT coalesce(sum(row_count), 0)::bigint FROM time_partitions WHERE of_table = 'tombstones') ELSE 0 END AS segments
     FROM (VALUES
         ('reserved', 'segments_reserved', (SELECT count(*) FROM (
             SELECT FROM segments WHERE state = 'reserved' ORDER BY lease_until DESC LIMIT %(most_segments)s) AS newest)),

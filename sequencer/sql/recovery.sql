@@ -175,12 +175,13 @@ WHERE NOT EXISTS (
     WHERE p.topic_id = g.topic_id AND p.partition = g.partition AND p.log_start_offset <= g.last_offset)
 
 -- name: young_objects
--- In the bucket, and either unknown or only reserved. Also segments that an unfinished recovery has committed, if some of their batches were
+-- In the bucket, and either unknown or only reserved. An object with a tombstone was deleted, and its upload arrived late. Also segments that an unfinished recovery has committed, if some of their batches were
 -- refused and may be accepted after others (outcome not null).
 SELECT listed.segment_id, listed.object_key, listed.size_bytes, listed.modified_at, s.outcome
 FROM listed LEFT JOIN segments AS s USING (segment_id)
 WHERE NOT listed.is_merged AND (
-    (s.segment_id IS NULL OR s.state = 'reserved') AND listed.modified_at >= coalesce(%(since)s::timestamptz, '-infinity')
+    (s.segment_id IS NULL AND NOT EXISTS (SELECT FROM tombstones AS t WHERE t.segment_id = listed.segment_id) OR s.state = 'reserved')
+        AND listed.modified_at >= coalesce(%(since)s::timestamptz, '-infinity')
     OR s.state = 'committed' AND s.writer = %(writer)s AND EXISTS (SELECT FROM unnest(s.outcome) AS number WHERE number & 7 IN (2, 4)))
 ORDER BY listed.segment_id
 

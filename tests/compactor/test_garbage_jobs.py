@@ -13,7 +13,7 @@ from compactor.job import Job
 from compactor.retention_jobs import RetentionJob, TopicSweepJob
 from sequencer.client import Sequencer
 from sequencer.commits import Committed, Refused
-from sequencer.garbage import BEFORE_ALL
+from sequencer.garbage import BEFORE_ALL, PartitionRules
 from sequencer.retention import TO_HIGH_WATERMARK
 from storage.identifiers import ObjectKey, Partition
 from storage.keys import backups_prefix
@@ -80,9 +80,14 @@ async def test_an_emptied_segment_goes_step_by_step_and_a_live_one_stays(
     for seconds in (0, GRACE_S - 10, 20, LATE_S, DAY_S):
         await time_passes(sequencer, seconds)
         await collect(sequencer, any_store)
-        seen.append((await state_of(sequencer, gone.segment_id), await is_there(any_store, gone)))
+        tombstones = await count(sequencer, "tombstones")
+        seen.append((await state_of(sequencer, gone.segment_id), await is_there(any_store, gone), tombstones))
 
-    assert seen == [("committed", True), ("committed", True), ("doomed", False), ("doomed", False), ("gone", False)]
+    assert seen == [
+        *[("committed", True, 0)] * 2,
+        *[("gone", False, 1)] * 2,
+        ("gone", False, 0),
+    ]
     assert await state_of(sequencer, live.segment_id) == "committed"
     assert await keys_in(any_store) == {live.key}
 
@@ -129,10 +134,10 @@ async def test_an_upload_that_arrives_after_the_deletion_is_deleted_again(
     await upload(any_store, stalled)
     refused = await sequencer.commits.commit([stalled.to_commit])
     late = await examine(sequencer, any_store, CLUSTER, verify_contents=True)
-    await time_passes(sequencer, LATE_S + 1)
+    await time_passes(sequencer, LATE_S + settings().tombstone_partition_s)
     await collect(sequencer, any_store)
 
-    assert refused == (Refused(reason="doomed"),)
+    assert refused == (Refused(reason="missing"),)
     assert late.is_healthy
     assert not await is_there(any_store, stalled)
     assert await state_of(sequencer, stalled.segment_id) == "gone"
@@ -146,7 +151,7 @@ async def test_the_outcome_of_a_commit_is_known_for_as_long_as_an_agent_may_paus
     await collect(sequencer, local_store)
     await time_passes(sequencer, GRACE_S + 1)
     await collect(sequencer, local_store)
-    await time_passes(sequencer, DAY_S - GRACE_S - 100)
+    await time_passes(sequencer, settings().outcome_retention_s - GRACE_S - 100)
     await collect(sequencer, local_store)
 
     [answer] = await sequencer.commits.commit([segment.to_commit])
@@ -177,7 +182,11 @@ async def after_the_first_deletion(sequencer: Sequencer, store: ObjectStore, seg
 
 async def after_recording_it(sequencer: Sequencer, store: ObjectStore, segment: Segment) -> None:
     await after_the_first_deletion(sequencer, store, segment)
-    await sequencer.garbage.record_deletion([segment.segment_id], late_write_window_s=LATE_S, outcome_retention_s=DAY_S)
+    await sequencer.garbage.bury(
+        [segment.segment_id],
+        outcome_retention_s=DAY_S,
+        partitions=PartitionRules(width_s=600, lock_timeout_ms=10_000),
+    )
 
 
 async def after_the_second_deletion(sequencer: Sequencer, store: ObjectStore, segment: Segment) -> None:

@@ -12,6 +12,7 @@ import pytest
 from sequencer.client import Sequencer
 from sequencer.commits import SegmentToCommit
 from sequencer.committed_offsets import CommittedOffset, OffsetCommit
+from sequencer.garbage import PartitionRules
 from sequencer.journal import CHECKPOINT_TABLES, FAMILIES, NOT_IN_THE_JOURNAL, Journal
 from sequencer.journal_loading import KEYS
 from sequencer.journal_values import Look, Mark, next_marks
@@ -30,6 +31,7 @@ from tests.compactor.journal import Died, DyingStore, PausingDatabase, a_writer,
 from tests.seeds import seeds
 from tests.sequencer.builders import ABatch, committed
 from tests.sequencer.builders import reserved as reserved_only
+from tests.sequencer.housekeeping import observed
 from tests.sequencer.races import commit_within
 
 
@@ -89,6 +91,24 @@ async def test_a_checkpoint_and_entries_make_an_empty_database_equal(
         again = await copy.groups.claim("group", NodeId(2), create=True)
         assert again is not None
         assert again.coordinator_epoch > group.coordinator_epoch
+
+
+async def test_tombstones_and_outcomes_are_in_the_rebuilt_database(
+    sequencer: Sequencer, store: MemoryStore, empty_database_url: str
+) -> None:
+    topic = await a_topic(sequencer)
+    segment = await reserved_only(sequencer, [ABatch(topic_id=topic.topic_id, partition=Partition(0))])
+    [answer] = await sequencer.commits.commit([segment])
+    await sequencer.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
+    await sequencer.database.fetch("UPDATE segments SET state = 'doomed', doomed_at = clock_timestamp()")
+    partitions = PartitionRules(width_s=600, lock_timeout_ms=10_000)
+    await sequencer.garbage.bury([segment.segment_id], outcome_retention_s=3600, partitions=partitions)
+    await a_writer(sequencer, store).write_entry()
+
+    async with rebuilt(store, empty_database_url) as (copy, _):
+        [again] = await copy.commits.commit([segment])
+        assert again == answer
+        assert (await observed(copy)).census == (await observed(sequencer)).census
 
 
 async def test_a_checkpoint_in_small_parts_loads_alike(
@@ -497,7 +517,8 @@ async def test_every_table_that_entries_hold_can_be_loaded_by_its_primary_key(se
 
 async def test_every_table_is_in_the_journal_or_known_not_to_be(sequencer: Sequencer) -> None:
     rows = await sequencer.database.fetch(
-        "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
+        "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND NOT relispartition"
+        " AND relnamespace = 'public'::regnamespace"
     )
 
     assert {row.relname for row in rows} == {*CHECKPOINT_TABLES, *NOT_IN_THE_JOURNAL}

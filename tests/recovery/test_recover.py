@@ -10,7 +10,9 @@ from recovery.recover import BEING_RECOVERED, CannotRecover
 from recovery.young import YoungSegments
 from sequencer.client import Sequencer
 from sequencer.commits import Assigned, Committed, Duplicate
+from sequencer.garbage import PartitionRules
 from sequencer.recovery import RecoveryAtWork, RecoverySession
+from sequencer.retention import TO_HIGH_WATERMARK
 from sequencer.topics import Topic
 from storage.batch_validation import BatchLimits, validate_produced
 from storage.identifiers import ObjectKey, Partition, new_segment_id
@@ -255,3 +257,18 @@ async def test_agents_find_nothing_as_it_was(place: Place, topic: Topic, sequenc
     assert after[0] > before[0]
     assert after[1] == 0
     assert min(after[2:]) > 1000
+
+
+async def test_a_late_upload_of_a_deleted_object_is_not_taken_for_a_young_segment(place: Place, topic: Topic) -> None:
+    segment = await written(place.sequencer, place.store, pending(topic, 3))
+    await place.sequencer.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
+    await place.sequencer.database.fetch("UPDATE segments SET state = 'doomed', doomed_at = clock_timestamp()")
+    partitions = PartitionRules(width_s=600, lock_timeout_ms=10_000)
+    await place.sequencer.garbage.bury([segment.segment_id], outcome_retention_s=3600, partitions=partitions)
+    await upload(place.store, segment)
+
+    report = await place.recover()
+
+    read = await read_back(place.sequencer, place.store, topic)
+    assert (report.young_segments, report.appended, read.high_watermark) == (0, 0, 3)
+    assert read.batches == ()

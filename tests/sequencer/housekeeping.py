@@ -29,6 +29,7 @@ _TIMES = {
         "deleted_at",
         "forget_after",
     ),
+    "time_partitions": ("begins_at", "ends_at"),
     "holds": ("lease_until",),
     "dooming": ("last_seen_at", "paused_until"),
     "jobs": ("lease_until", "last_started_at", "last_success_at"),

@@ -1,18 +1,20 @@
 """Garbage on the real Postgres: what may go, when, and that nothing can come to refer to what went."""
 
 import asyncio
+from dataclasses import replace
 from uuid import uuid4
 
 from sequencer.client import Sequencer
-from sequencer.commits import Assigned, Committed, Refused
-from sequencer.garbage import BEFORE_ALL, Doomed, DoomingPaused
+from sequencer.commits import Assigned, Committed, Refused, SegmentToCommit
+from sequencer.garbage import BEFORE_ALL, Doomed, DoomingPaused, PartitionRules
 from sequencer.observations import Census
 from sequencer.retention import TO_HIGH_WATERMARK
-from storage.identifiers import Partition, ProducerId, SegmentId
+from storage.identifiers import Offset, Partition, ProducerId, SegmentId
 from tests.sequencer.builders import ABatch, accepted, committed, reserved
 from tests.sequencer.housekeeping import (
     GRACE_S,
     RULES,
+    count,
     doom,
     observed,
     ready_to_doom,
@@ -24,13 +26,29 @@ from tests.sequencer.housekeeping import (
 )
 
 DAY_S = 86_400.0
+LATE_S = 3600.0
+PARTITIONS = PartitionRules(width_s=600, lock_timeout_ms=10_000)
 
 
-async def record_deletion(sequencer: Sequencer) -> list[SegmentId]:
+async def bury(sequencer: Sequencer) -> list[SegmentId]:
     due = await sequencer.garbage.due_for_deletion(grace_s=GRACE_S, cap=100)
     ids = [each.segment_id for each in due]
-    await sequencer.garbage.record_deletion(ids, late_write_window_s=3600, outcome_retention_s=DAY_S)
+    assert await sequencer.garbage.bury(ids, outcome_retention_s=DAY_S, partitions=PARTITIONS) == len(ids)
     return ids
+
+
+async def forget_tombstones(sequencer: Sequencer, cap: int = 100) -> list[SegmentId]:
+    """Those that are due, a page after the other."""
+    forgotten: list[SegmentId] = []
+    while page := await sequencer.garbage.due_tombstones(late_write_window_s=LATE_S, cap=cap):
+        forgotten += [each.segment_id for each in page.due]
+        assert await sequencer.garbage.sweep(page, PARTITIONS)
+    return forgotten
+
+
+async def forget_outcomes(sequencer: Sequencer) -> None:
+    while await sequencer.garbage.forget_outcomes(outcome_retention_s=DAY_S, outage_after_s=60, partitions=PARTITIONS):
+        pass
 
 
 async def test_nothing_is_doomed_for_one_lease_after_the_first_look(sequencer: Sequencer) -> None:
@@ -203,55 +221,204 @@ async def test_a_commit_that_accepted_nothing_is_garbage_and_repeats_its_outcome
     doomed = await doom(sequencer)
     repeated = accepted((await sequencer.commits.commit([duplicate]))[0])
 
-    assert first.outcomes == (Assigned(base_offset=0),)
+    assert first.outcomes == (Assigned(base_offset=Offset(0)),)
     assert doomed == Doomed(reservations=0, unreferenced=1)
     assert repeated == answer
 
 
-async def test_a_tombstone_goes_after_the_late_write_window_when_nobody_can_ask_for_its_outcome(
-    sequencer: Sequencer,
-) -> None:
+async def partitions_of(sequencer: Sequencer, table: str) -> set[str]:
+    rows = await sequencer.database.fetch(
+        "SELECT inhrelid::regclass::text AS name FROM pg_inherits WHERE inhparent = %(table)s::regclass", table=table
+    )
+    return {row.name for row in rows}
+
+
+async def a_grave(sequencer: Sequencer, segments: int = 1) -> list[SegmentToCommit]:
+    """Segments that were committed, emptied, doomed and deleted: tombstones, whose outcomes are kept."""
     topic = await sequencer.topics.create("orders", 1, {})
-    never_committed = await reserved(sequencer, [records_of(topic)], lease_s=1)
-    emptied = await reserved(sequencer, [records_of(topic)])
-    await sequencer.commits.commit([emptied])
+    emptied = [await reserved(sequencer, [records_of(topic)]) for _ in range(segments)]
+    await sequencer.commits.commit(emptied)
     await sequencer.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
     await sequencer.garbage.mark_unreferenced(BEFORE_ALL, 100)
     await time_passes(sequencer, GRACE_S + 1)
     await doom(sequencer)
-    at_first = await record_deletion(sequencer)
-    await time_passes(sequencer, GRACE_S + 1)
-    after_grace = await record_deletion(sequencer)
+    assert set(await bury(sequencer)) == {each.segment_id for each in emptied}
+    return emptied
 
-    due = {0: await sequencer.garbage.due_for_forgetting(10)}
-    for seconds in (3601, DAY_S):
+
+async def test_tombstones_go_after_the_late_write_window_and_outcomes_when_nobody_can_ask(
+    sequencer: Sequencer,
+) -> None:
+    [segment] = await a_grave(sequencer)
+    forgotten: list[list[SegmentId]] = []
+    answers: list[Committed | Refused] = []
+
+    for seconds in (0, LATE_S, PARTITIONS.width_s, DAY_S):
         await time_passes(sequencer, seconds)
-        due[seconds] = await sequencer.garbage.due_for_forgetting(10)
-    await sequencer.garbage.forget([each.segment_id for each in due[DAY_S]])
+        await ready_to_doom(sequencer)
+        forgotten.append(await forget_tombstones(sequencer))
+        await forget_outcomes(sequencer)
+        answers += await sequencer.commits.commit([segment])
 
-    assert (at_first, after_grace) == ([emptied.segment_id], [never_committed.segment_id])
-    assert [each.segment_id for each in due[0]] == []
-    assert [each.segment_id for each in due[3601]] == [never_committed.segment_id]
-    assert {each.segment_id for each in due[DAY_S]} == {never_committed.segment_id, emptied.segment_id}
-    assert await state_of(sequencer, emptied.segment_id) == "gone"
-    assert await sequencer.commits.commit([never_committed]) == (Refused(reason="missing"),)
+    assert forgotten == [[], [], [segment.segment_id], []]
+    assert [accepted(answer).outcomes for answer in answers[:3]] == [(Assigned(base_offset=Offset(0)),)] * 3
+    assert answers[3] == Refused(reason="missing")
+    assert await count(sequencer, "tombstones") == await count(sequencer, "outcomes") == 0
 
 
-async def test_only_tombstones_that_are_due_are_forgotten(sequencer: Sequencer) -> None:
+async def test_a_segment_that_never_was_committed_leaves_a_tombstone_alone(sequencer: Sequencer) -> None:
+    topic = await sequencer.topics.create("orders", 1, {})
+    segment = await reserved(sequencer, [records_of(topic)], lease_s=1)
+    await time_passes(sequencer, 10)
+    await doom(sequencer)
+    await time_passes(sequencer, GRACE_S + 1)
+    await bury(sequencer)
+
+    assert (await observed(sequencer)).census == Census(reserved=0, unreferenced=0, doomed=0, tombstones=1)
+    assert await count(sequencer, "outcomes") == 0
+    assert await sequencer.commits.commit([segment]) == (Refused(reason="missing"),)
+
+
+async def test_a_live_segment_is_not_buried(sequencer: Sequencer) -> None:
     topic = await sequencer.topics.create("orders", 1, {})
     live = await reserved(sequencer, [records_of(topic)])
     await sequencer.commits.commit([live])
-    expired = await reserved(sequencer, [records_of(topic)], lease_s=1)
+
+    buried = await sequencer.garbage.bury([live.segment_id], outcome_retention_s=DAY_S, partitions=PARTITIONS)
+
+    assert buried == 0
+    assert await state_of(sequencer, live.segment_id) == "committed"
+
+
+async def test_tombstones_go_in_pages_and_then_with_their_partition_as_a_whole(sequencer: Sequencer) -> None:
+    segments = await a_grave(sequencer, 5)
+    before = await partitions_of(sequencer, "tombstones")
+    await time_passes(sequencer, LATE_S + PARTITIONS.width_s)
+
+    pages = []
+    while page := await sequencer.garbage.due_tombstones(late_write_window_s=LATE_S, cap=2):
+        pages.append(len(page.due))
+        await sequencer.garbage.sweep(page, PARTITIONS)
+
+    assert pages == [0, 2, 2, 1]  # the partition before was made with the database, and is empty
+    assert len(segments) == 5
+    assert len(before - await partitions_of(sequencer, "tombstones")) == 2
+    assert await count(sequencer, "tombstones") == 0
+
+
+async def test_a_day_without_a_housekeeper_leaves_no_gap_for_tombstones(sequencer: Sequencer) -> None:
+    first = await a_grave(sequencer)
+    await time_passes(sequencer, DAY_S)
+    await sequencer.topics.delete("orders")
+    later = await a_grave(sequencer)
+
+    rows = await sequencer.database.fetch("SELECT segment_id FROM tombstones ORDER BY segment_id")
+
+    assert [row.segment_id for row in rows] == sorted(each.segment_id for each in (*first, *later))
+
+
+async def test_without_a_partition_nothing_is_buried_and_nothing_is_lost(sequencer: Sequencer) -> None:
+    topic = await sequencer.topics.create("orders", 1, {})
+    segment = await reserved(sequencer, [records_of(topic)], lease_s=1)
     await time_passes(sequencer, 10)
     await doom(sequencer)
+    await time_passes(sequencer, DAY_S)
 
-    for segment in (live, expired):
-        await sequencer.garbage.record_deletion([live.segment_id], late_write_window_s=60, outcome_retention_s=0)
-        await sequencer.garbage.forget([segment.segment_id])
+    rows = await sequencer.database.fetch(
+        "SELECT bury_segments(%(ids)s::uuid[], 0) AS buried", ids=[segment.segment_id]
+    )
 
-    assert await state_of(sequencer, live.segment_id) == "committed"
-    assert await state_of(sequencer, expired.segment_id) == "doomed"
-    assert (await observed(sequencer)).census == Census(reserved=0, unreferenced=0, doomed=1, tombstones=0)
+    assert rows[0].buried == 0
+    assert await state_of(sequencer, segment.segment_id) == "doomed"
+
+
+async def test_a_partition_in_use_is_not_dropped_and_keeps_nobody_waiting(sequencer: Sequencer) -> None:
+    [segment] = await a_grave(sequencer)
+    await time_passes(sequencer, DAY_S)
+    await ready_to_doom(sequencer)
+
+    async with sequencer.database.transaction() as reader:
+        await reader.execute("SELECT FROM outcomes")
+        dropped = await sequencer.garbage.forget_outcomes(
+            outcome_retention_s=60, outage_after_s=60, partitions=replace(PARTITIONS, lock_timeout_ms=10)
+        )
+        [meanwhile] = await sequencer.commits.commit([segment])
+    await forget_outcomes(sequencer)
+    await sequencer.garbage.forget_outcomes(outcome_retention_s=60, outage_after_s=60, partitions=PARTITIONS)
+    [afterwards] = await sequencer.commits.commit([segment])
+
+    assert not dropped
+    assert isinstance(meanwhile, Committed)
+    assert afterwards == Refused(reason="missing")
+
+
+async def test_outcomes_stay_while_dooming_pauses_after_an_outage(sequencer: Sequencer) -> None:
+    [segment] = await a_grave(sequencer)
+    await time_passes(sequencer, DAY_S * 2)  # nobody kept house: the database was away
+
+    await forget_outcomes(sequencer)
+    await sequencer.garbage.doom(RULES, grace_s=GRACE_S, cap=1)
+    await forget_outcomes(sequencer)
+    [answer] = await sequencer.commits.commit([segment])
+
+    assert isinstance(answer, Committed)
+
+
+async def test_raced_a_repeat_that_comes_as_its_outcome_expires_is_committed_at_most_once(
+    sequencer: Sequencer,
+) -> None:
+    [segment] = await a_grave(sequencer)
+    [before] = await sequencer.commits.commit([segment])
+    await time_passes(sequencer, DAY_S * 2)
+    await ready_to_doom(sequencer)
+
+    async with sequencer.database.transaction() as dropping:
+        await dropping.execute("UPDATE time_partitions SET is_closed = true WHERE of_table = 'outcomes'")
+        await dropping.execute(
+            "SELECT drop_time_partition(of_table, number, 1000) FROM time_partitions WHERE of_table = 'outcomes'"
+        )
+        repeat = await waits_for_a_lock(sequencer, lambda: sequencer.commits.commit([segment]))
+    [during] = await repeat
+    [after] = await sequencer.commits.commit([segment])
+
+    assert isinstance(before, Committed)
+    assert (during, after) == (Refused(reason="missing"), Refused(reason="missing"))
+    assert await count(sequencer, "runs") == 0
+    [bounds] = (await sequencer.coordinates.bounds([(segment.batches[0].topic_id, Partition(0))])).values()
+    assert bounds.high_watermark == 1
+
+
+async def test_raced_a_repeat_that_waits_while_its_segment_is_buried_gets_the_first_outcome(
+    sequencer: Sequencer,
+) -> None:
+    topic = await sequencer.topics.create("orders", 1, {})
+    segment = await reserved(sequencer, [records_of(topic)])
+    [first] = await sequencer.commits.commit([segment])
+    await sequencer.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
+    await sequencer.garbage.mark_unreferenced(BEFORE_ALL, 100)
+    await time_passes(sequencer, GRACE_S + 1)
+    await doom(sequencer)
+
+    async with sequencer.database.transaction() as burying:
+        await burying.execute("SELECT bury_segments(%s::uuid[], 86400)", ([segment.segment_id],))
+        repeat = await waits_for_a_lock(sequencer, lambda: sequencer.commits.commit([segment]))
+
+    assert await repeat == (first,)
+    assert await count(sequencer, "segments") == 0
+
+
+async def test_a_segments_row_overrules_its_tombstone(sequencer: Sequencer) -> None:
+    [segment] = await a_grave(sequencer)
+    await sequencer.database.fetch(
+        "INSERT INTO segments (segment_id, object_key, writer, lease_until, state)"
+        " VALUES (%(id)s, 'key', 'recovery', clock_timestamp(), 'committed')",
+        id=segment.segment_id,
+    )
+    await time_passes(sequencer, DAY_S)
+
+    assert await forget_tombstones(sequencer) == []
+    assert await count(sequencer, "tombstones") == 0
+    assert await state_of(sequencer, segment.segment_id) == "committed"
 
 
 async def test_several_housekeepers_doom_each_segment_once(sequencer: Sequencer) -> None:

@@ -9,7 +9,7 @@ import pytest
 from psycopg import AsyncClientCursor
 
 from sequencer.client import Sequencer
-from sequencer.garbage import BEFORE_ALL
+from sequencer.garbage import BEFORE_ALL, PartitionRules
 from sequencer.merge_values import MergeClaim, MergeDone, TierBacklog
 from sequencer.merges import SQL as MERGES_SQL
 from sequencer.observations import MOST_TIERS, SQL, Census, ObservationBounds
@@ -21,6 +21,7 @@ from tests.sequencer.housekeeping import BOUNDS, doom, observed, records_of, tim
 from tests.sequencer.merges import LEASE_S, a_log, an_output, discovered, everything, planned
 from tests.sequencer.plans import pages_touched
 
+PARTITIONS = PartitionRules(width_s=600, lock_timeout_ms=10_000)
 MANY = 100_000
 MEASURED = {"most_segments": BOUNDS.segments, "most_candidates": BOUNDS.candidates, "most_tiers": MOST_TIERS}
 JOBS = 100
@@ -96,13 +97,14 @@ class History:
 
     async def delete_objects(self) -> None:
         due = await self._sequencer.garbage.due_for_deletion(grace_s=0, cap=self._chance.randint(1, 9))
-        await self._sequencer.garbage.record_deletion(
-            [each.segment_id for each in due], late_write_window_s=10, outcome_retention_s=10
+        await self._sequencer.garbage.bury(
+            [each.segment_id for each in due], outcome_retention_s=10, partitions=PARTITIONS
         )
 
     async def forget(self) -> None:
-        due = await self._sequencer.garbage.due_for_forgetting(self._chance.randint(1, 9))
-        await self._sequencer.garbage.forget([each.segment_id for each in due])
+        await self._sequencer.database.fetch("UPDATE time_partitions SET ends_at = clock_timestamp()")
+        if page := await self._sequencer.garbage.due_tombstones(late_write_window_s=0, cap=self._chance.randint(1, 9)):
+            await self._sequencer.garbage.sweep(page, PARTITIONS)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -127,7 +129,8 @@ async def _census(sequencer: Sequencer) -> Census:
         "SELECT count(*) FILTER (WHERE state = 'reserved') AS reserved,"
         " count(*) FILTER (WHERE state = 'committed' AND unreferenced_since IS NOT NULL) AS unreferenced,"
         " count(*) FILTER (WHERE state = 'doomed' AND deleted_at IS NULL) AS doomed,"
-        " count(*) FILTER (WHERE forget_after IS NOT NULL) AS tombstones FROM segments"
+        " count(*) FILTER (WHERE forget_after IS NOT NULL) + (SELECT count(*) FROM tombstones) AS tombstones"
+        " FROM segments"
     )
     return Census(**row._asdict())
 

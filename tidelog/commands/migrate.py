@@ -7,6 +7,7 @@ from rich.console import Console
 
 from sequencer.database import SequencerUnavailable
 from sequencer.migrate import MigrationRefused, migrate
+from sequencer.settings import MigrationSettings
 from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
@@ -17,6 +18,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command("migrate")
+@with_settings(MigrationSettings)
 @with_settings(ClientSettings, only=("database_url", "data_dir"))
 def migrate_database() -> None:
     """Apply the migrations that the database lacks."""
