@@ -48,7 +48,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "segments": ("segment_id",),
     "runs": ("topic_id", "partition", "base_offset"),
 }
-_IN_TIME_PARTITIONS: Final = ("tombstones", "outcomes")
+IN_TIME_PARTITIONS: Final = ("tombstones", "outcomes")
 """The partitions of the lost database are not here. The rows go into one of now, and their time begins again."""
 _LOADED_LAST: Final = ("partitions", "runs")
 """In this order: a partition needs its topic, and a run needs the end of its partition."""
@@ -103,7 +103,7 @@ async def load_part(connection: AsyncConnection[Any], tables: Iterable[CopiedRow
     for rows in tables:
         if rows.table not in CHECKPOINT_TABLES:
             raise JournalMismatch(f"the checkpoint holds a table {rows.table}, which this Tidelog does not know")
-        if rows.table in _IN_TIME_PARTITIONS:
+        if rows.table in IN_TIME_PARTITIONS:
             await stage(connection, rows)
             await _execute(connection, "make_time_partitions", f"add_{rows.table}")
         else:
