@@ -25,9 +25,12 @@ class DrillLedger(Ledger):
     """Also notes when each record was acknowledged, by the machine's clock."""
 
     def __init__(self, contents: Contents, unordered: Sequence[int] = ()) -> None:
-        """`unordered`: producers without idempotence, whose order Kafka does not promise when leaders change."""
+        """`unordered`: producers without idempotence. When leaders change, or an answer says that the outcome is not
+        known, their clients may send a record again: Kafka promises neither its order nor that it is there once."""
         super().__init__(contents)
-        self._unordered = tuple(f"disorder: ({producer}, " for producer in unordered)
+        self._unordered = tuple(
+            f"{fault}: ({producer}, " for producer in unordered for fault in ("disorder", "duplicate")
+        )
         self._times: dict[tuple[int, int], float] = {}
 
     def acknowledged(self, producer: int, sequence: int, partition: int, offset: int) -> None:
