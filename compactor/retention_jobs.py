@@ -1,5 +1,6 @@
 """The jobs that let go of the log: retention by time and bytes, deleted topics, forgotten producers."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -8,7 +9,7 @@ from compactor.retention_policy import RetentionPolicy, has_work, keep_from
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.producers import ProducerKey
-from sequencer.retention import BEFORE_ALL, PartitionKey, PartitionLog
+from sequencer.retention import BEFORE_ALL, Moved, PartitionKey, PartitionLog
 from storage.identifiers import Partition, ProducerId, TopicId
 
 
@@ -23,29 +24,34 @@ class RetentionJob:
         self._settings = settings
 
     async def step(self, progress: str | None) -> Step:
-        """One page; or as much of it as comes before a partition with more to drop than one step's worth."""
-        after = _key(progress)
+        """One page; the next step begins with its first partition that has more to drop than this step's share."""
+        after, cap = _key(progress), self._settings.retention_partitions_per_step
+        page = await self._sequencer.retention.page(after, cap)
+        busy = [log for log in page if has_work(log, RetentionPolicy.of(log))]
         dropped_runs = dropped_bytes = 0
-        page = await self._sequencer.retention.page(after, self._settings.retention_partitions_per_step)
+        unfinished: set[PartitionKey] = set()
+        for start in range(0, len(busy), self._settings.retention_partitions_at_once):
+            some = busy[start : start + self._settings.retention_partitions_at_once]
+            share = max(1, self._settings.retention_runs_per_step // len(some))
+            for key, moved in (await self._expire(some, share)).items():
+                dropped_runs, dropped_bytes = dropped_runs + moved.dropped_runs, dropped_bytes + moved.dropped_bytes
+                if moved.dropped_runs == share:
+                    unfinished.add(key)
         for log in page:
-            runs, size_bytes = await self._expire(log)
-            dropped_runs, dropped_bytes = dropped_runs + runs, dropped_bytes + size_bytes
-            if runs == self._settings.retention_runs_per_step:
+            if (log.topic_id, log.partition) in unfinished:
                 return Step(progress=_text(after), more=True, done=_dropped(dropped_runs, dropped_bytes))
             after = (log.topic_id, log.partition)
-        more = len(page) == self._settings.retention_partitions_per_step
+        more = len(page) == cap
         return Step(progress=_text(after) if more else None, more=more, done=_dropped(dropped_runs, dropped_bytes))
 
-    async def _expire(self, log: PartitionLog) -> tuple[int, int]:
-        """Runs and bytes dropped."""
-        policy = RetentionPolicy.of(log)
-        if not has_work(log, policy):
-            return 0, 0
-        key = (log.topic_id, log.partition)
-        cap = self._settings.retention_runs_per_step
-        oldest = await self._sequencer.retention.oldest_runs(key, cap)
-        moved = await self._sequencer.retention.expire(key, keep_from(replace(log, oldest=oldest), policy), cap)
-        return (moved.dropped_runs, moved.dropped_bytes) if moved else (0, 0)
+    async def _expire(self, logs: Sequence[PartitionLog], share: int) -> Mapping[PartitionKey, Moved]:
+        """Drops at most `share` runs of each, in one transaction."""
+        by_key = {(log.topic_id, log.partition): log for log in logs}
+        oldest = await self._sequencer.retention.oldest_runs(by_key, share)
+        before = {
+            key: keep_from(replace(log, oldest=oldest[key]), RetentionPolicy.of(log)) for key, log in by_key.items()
+        }
+        return await self._sequencer.retention.expire(before, share)
 
 
 class TopicSweepJob:

@@ -18,7 +18,9 @@ class HousekeeperSettings(BaseSettings):
     retention_partitions_per_step: int = Field(default=200, ge=1)
     """Partitions looked at in one statement."""
     retention_runs_per_step: int = Field(default=500, ge=1)
-    """Runs deleted in one transaction, while which the partition takes no commit."""
+    """Runs deleted in one transaction, while which its partitions take no commit."""
+    retention_partitions_at_once: int = Field(default=50, ge=1)
+    """Partitions whose runs are deleted in one transaction."""
 
     topic_sweep_interval_s: float = Field(default=10.0, gt=0)
     """The pause between two looks for what is left of deleted topics."""

@@ -2,13 +2,14 @@
 
 Promises that the log start only ever moves forward and never past the high watermark; that retention, unlike an
 explicit DeleteRecords, never passes what a topic's history has; that a transaction deletes a bounded number of runs
-and holds the partition row meanwhile; and that runs of a deleted topic are swept only from partitions that can take
+and holds the partitions' rows meanwhile; and that runs of a deleted topic are swept only from partitions that can take
 no further commit. What to keep is decided by the caller (`compactor/retention_policy.py`). Objects are not touched:
 they become garbage when their last run goes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from psycopg import AsyncConnection
@@ -91,29 +92,31 @@ class Retention:
         rows = await self._database.fetch(SQL["page"], after_topic_id=after[0], after_partition=after[1], cap=cap)
         return [_log(row) for row in rows]
 
-    async def oldest_runs(self, key: PartitionKey, cap: int) -> tuple[AgedRun, ...]:
-        """The partition's oldest runs in offset order."""
-        rows = await self._database.fetch(SQL["oldest_runs"], topic_id=key[0], partition=key[1], cap=cap)
-        return tuple(
-            AgedRun(last_offset=row.last_offset, length=row.length, aged_from_ms=row.aged_from_ms) for row in rows
-        )
+    async def oldest_runs(self, keys: Collection[PartitionKey], cap: int) -> Mapping[PartitionKey, tuple[AgedRun, ...]]:
+        """Of each partition at most `cap` oldest runs, in offset order."""
+        found: dict[PartitionKey, list[AgedRun]] = {key: [] for key in keys}
+        for row in await self._database.fetch(SQL["oldest_runs"], **_places(keys), cap=cap):
+            run = AgedRun(last_offset=row.last_offset, length=row.length, aged_from_ms=row.aged_from_ms)
+            found[row.topic_id, row.partition].append(run)
+        return {key: tuple(runs) for key, runs in found.items()}
 
-    async def expire(self, key: PartitionKey, before_offset: Offset, cap: int) -> Moved | None:
-        """Moves the log start up to `before_offset`, as far as history and high watermark allow, and drops at most
-        `cap` runs below it.
-
-        None: the partition is gone.
+    async def expire(self, before: Mapping[PartitionKey, Offset], cap: int) -> Mapping[PartitionKey, Moved]:
+        """Moves each partition's log start up to the offset given, as far as history and high watermark allow, and
+        drops at most `cap` runs below it. All in one transaction, which holds their rows. Partitions that are gone are
+        left out.
         """
         async with self._database.transaction() as connection:
-            locked = await _lock(connection, key)
-            if locked is None:
-                return None
-            parameters = {"topic_id": key[0], "partition": key[1]}
-            history = await (await connection.execute(SQL["history_limit"], parameters)).fetchone()
-            target = min(before_offset, locked.high_watermark)
-            if history is not None:
-                target = min(target, history.compacted_to)
-            return await _move(connection, key, Offset(max(target, locked.log_start_offset)), cap)
+            cursor = await connection.execute(SQL["lock_partitions"], _places(before))
+            locked = {_key(row): row for row in await cursor.fetchall()}
+            cursor = await connection.execute(SQL["history_limits"], _places(locked))
+            limits = {_key(row): row.compacted_to for row in await cursor.fetchall()}
+            targets = {
+                key: Offset(
+                    max(min(before[key], row.high_watermark, limits.get(key, before[key])), row.log_start_offset)
+                )
+                for key, row in locked.items()
+            }
+            return await _move(connection, targets, cap)
 
     async def delete_records(
         self, topic_id: TopicId, partition: Partition, before_offset: Offset, *, cap: int = 1000
@@ -125,13 +128,14 @@ class Retention:
         """
         key = (topic_id, partition)
         async with self._database.transaction() as connection:
-            locked = await _lock(connection, key)
+            locked = await (await connection.execute(SQL["lock_partitions"], _places([key]))).fetchone()
             if locked is None:
                 return UnknownPartition()
             target = locked.high_watermark if before_offset == TO_HIGH_WATERMARK else before_offset
             if not 0 <= target <= locked.high_watermark:
                 return BeyondHighWatermark(high_watermark=Offset(locked.high_watermark))
-            return await _move(connection, key, Offset(max(target, locked.log_start_offset)), cap)
+            moved = await _move(connection, {key: Offset(max(target, locked.log_start_offset))}, cap)
+            return moved[key]
 
     async def sweep_deleted_topics(self, *, partitions_cap: int, rows_cap: int) -> Swept:
         """Deletes at most `rows_cap` runs and producer rows of deleted topics, then the partitions and topics that
@@ -156,16 +160,32 @@ class Retention:
         return Swept(runs=runs, producers=producers, partitions=partitions, topics=topics, more=more)
 
 
-async def _lock(connection: AsyncConnection[Row], key: PartitionKey) -> Row | None:
-    cursor = await connection.execute(SQL["lock_partition"], {"topic_id": key[0], "partition": key[1]})
-    return await cursor.fetchone()
+def _places(keys: Iterable[PartitionKey]) -> dict[str, list[Any]]:
+    """As arrays of a statement."""
+    found = list(keys)
+    return {"topic_ids": [topic_id for topic_id, _ in found], "partitions": [partition for _, partition in found]}
 
 
-async def _move(connection: AsyncConnection[Row], key: PartitionKey, target: Offset, cap: int) -> Moved:
-    parameters = {"topic_id": key[0], "partition": key[1], "log_start_offset": target, "cap": cap}
-    await connection.execute(SQL["move_log_start"], parameters)
-    [dropped] = await (await connection.execute(SQL["drop_runs"], parameters)).fetchall()
-    return Moved(log_start_offset=target, dropped_runs=dropped.runs, dropped_bytes=dropped.bytes)
+def _key(row: Row) -> PartitionKey:
+    return row.topic_id, row.partition
+
+
+async def _move(
+    connection: AsyncConnection[Row], targets: Mapping[PartitionKey, Offset], cap: int
+) -> Mapping[PartitionKey, Moved]:
+    """The caller holds the partitions' rows."""
+    parameters = {**_places(targets), "log_starts": list(targets.values()), "cap": cap}
+    await connection.execute(SQL["move_log_starts"], parameters)
+    rows = await (await connection.execute(SQL["drop_runs"], parameters)).fetchall()
+    dropped = {_key(row): row for row in rows}
+    return {
+        key: Moved(
+            log_start_offset=target,
+            dropped_runs=dropped[key].runs if key in dropped else 0,
+            dropped_bytes=dropped[key].bytes if key in dropped else 0,
+        )
+        for key, target in targets.items()
+    }
 
 
 async def _deleted(connection: AsyncConnection[Row], statement: str, parameters: Mapping[str, object]) -> int:

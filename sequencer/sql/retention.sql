@@ -24,50 +24,63 @@ LEFT JOIN LATERAL (
 ORDER BY p.topic_id, p.partition
 
 -- name: oldest_runs
-SELECT r.last_offset, r.length,
-    CASE WHEN r.max_timestamp_ms < 0 THEN c.committed_ms ELSE least(r.max_timestamp_ms, c.committed_ms) END AS aged_from_ms
-FROM runs AS r JOIN segments AS s USING (segment_id)
-CROSS JOIN LATERAL (SELECT (extract(epoch FROM s.committed_at) * 1000)::bigint AS committed_ms) AS c
-WHERE r.topic_id = %(topic_id)s AND r.partition = %(partition)s
-ORDER BY r.base_offset LIMIT %(cap)s
+-- Of each partition at most cap.
+SELECT d.topic_id, d.partition, oldest.last_offset, oldest.length, oldest.aged_from_ms
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
+CROSS JOIN LATERAL (
+    SELECT r.base_offset, r.last_offset, r.length,
+        CASE WHEN r.max_timestamp_ms < 0 THEN c.committed_ms ELSE least(r.max_timestamp_ms, c.committed_ms) END AS aged_from_ms
+    FROM runs AS r JOIN segments AS s USING (segment_id)
+    CROSS JOIN LATERAL (SELECT (extract(epoch FROM s.committed_at) * 1000)::bigint AS committed_ms) AS c
+    WHERE r.topic_id = d.topic_id AND r.partition = d.partition
+    ORDER BY r.base_offset LIMIT %(cap)s
+) AS oldest
+ORDER BY d.topic_id, d.partition, oldest.base_offset
 
--- name: lock_partition
--- Whoever moves log_start_offset or deletes runs holds the partition row. The next statements take their snapshot after this one has it.
-SELECT log_start_offset, high_watermark FROM partitions
-WHERE topic_id = %(topic_id)s AND partition = %(partition)s AND state = 'live'
-FOR NO KEY UPDATE
+-- name: lock_partitions
+-- Whoever moves log_start_offset or deletes runs holds the partition's row. Rows are locked in the order in which commits lock them. The next
+-- statements take their snapshot after this one has all of them.
+SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition) JOIN partitions AS p USING (topic_id, partition)
+WHERE p.state = 'live'
+ORDER BY p.topic_id, p.partition FOR NO KEY UPDATE OF p
 
--- name: history_limit
+-- name: history_limits
 -- What is not in history yet stays, once a topic's history is on. Turning it on takes the partition rows, so it is seen here or waits.
-SELECT coalesce(h.compacted_to, 0) AS compacted_to
-FROM history_tables AS t
-LEFT JOIN history_partitions AS h ON h.topic_id = t.topic_id AND h.partition = %(partition)s
-WHERE t.topic_id = %(topic_id)s
+SELECT d.topic_id, d.partition, coalesce(h.compacted_to, 0) AS compacted_to
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
+JOIN history_tables AS t USING (topic_id)
+LEFT JOIN history_partitions AS h ON h.topic_id = d.topic_id AND h.partition = d.partition
 
--- name: move_log_start
+-- name: move_log_starts
 -- Only ever forward. Agents that cached coordinates see the epoch change.
-UPDATE partitions SET log_start_offset = %(log_start_offset)s, coordinate_epoch = coordinate_epoch + 1
-WHERE topic_id = %(topic_id)s AND partition = %(partition)s AND log_start_offset < %(log_start_offset)s
+UPDATE partitions AS p SET log_start_offset = d.log_start_offset, coordinate_epoch = p.coordinate_epoch + 1
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(log_starts)s::bigint[]) AS d (topic_id, partition, log_start_offset)
+WHERE p.topic_id = d.topic_id AND p.partition = d.partition AND p.log_start_offset < d.log_start_offset
 
 -- name: drop_runs
--- At most cap runs that lie below the log start as a whole, oldest first; the partition's size follows.
+-- Of each partition at most cap runs that lie below the log start as a whole, oldest first; the partitions' sizes follow. Nothing else moves
+-- these rows: whoever does holds the partition's row.
 WITH below AS (
-    SELECT r.base_offset
-    FROM partitions AS p JOIN runs AS r USING (topic_id, partition)
-    WHERE p.topic_id = %(topic_id)s AND p.partition = %(partition)s
-        AND r.base_offset < p.log_start_offset AND r.last_offset < p.log_start_offset
-    ORDER BY r.base_offset LIMIT %(cap)s
+    SELECT oldest.row
+    FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition) JOIN partitions AS p USING (topic_id, partition)
+    CROSS JOIN LATERAL (
+        SELECT r.ctid AS row FROM runs AS r
+        WHERE r.topic_id = p.topic_id AND r.partition = p.partition
+            AND r.base_offset < p.log_start_offset AND r.last_offset < p.log_start_offset
+        ORDER BY r.base_offset LIMIT %(cap)s
+    ) AS oldest
 ), dropped AS (
     DELETE FROM runs AS r USING below
-    WHERE r.topic_id = %(topic_id)s AND r.partition = %(partition)s AND r.base_offset = below.base_offset
-    RETURNING r.length
+    WHERE r.ctid = below.row
+    RETURNING r.topic_id, r.partition, r.length
 ), total AS (
-    SELECT count(*) AS runs, coalesce(sum(length), 0)::bigint AS bytes FROM dropped
+    SELECT topic_id, partition, count(*) AS runs, sum(length)::bigint AS bytes FROM dropped GROUP BY topic_id, partition
 ), smaller AS (
     UPDATE partitions AS p SET size_bytes = p.size_bytes - total.bytes FROM total
-    WHERE p.topic_id = %(topic_id)s AND p.partition = %(partition)s AND total.runs > 0
+    WHERE p.topic_id = total.topic_id AND p.partition = total.partition
 )
-SELECT runs, bytes FROM total
+SELECT topic_id, partition, runs, bytes FROM total
 
 -- name: lock_deleting_partitions
 -- Several housekeepers side by side. The state was set under this lock, so no commit can add a run any more.

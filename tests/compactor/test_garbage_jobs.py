@@ -2,7 +2,7 @@
 (nothing).
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from uuid import uuid4
 
 import pytest
@@ -14,8 +14,8 @@ from compactor.retention_jobs import RetentionJob, TopicSweepJob
 from sequencer.client import Sequencer
 from sequencer.commits import Committed, Refused
 from sequencer.garbage import BEFORE_ALL, PartitionRules
-from sequencer.retention import TO_HIGH_WATERMARK
-from storage.identifiers import ObjectKey, Partition
+from sequencer.retention import TO_HIGH_WATERMARK, Moved, PartitionKey
+from storage.identifiers import ObjectKey, Offset, Partition
 from storage.keys import backups_prefix
 from storage.object_store import ObjectStore
 from tests.compactor.builders import (
@@ -239,6 +239,28 @@ async def test_retention_drops_what_is_old_in_every_partition_past_several_steps
     assert {(each.log_start_offset, each.high_watermark) for each in bounds.values()} == {(12, 12)}
     assert await count(sequencer, "runs") == 12
     assert (await examine(sequencer, local_store, CLUSTER, verify_contents=True)).is_healthy
+
+
+async def test_retention_takes_a_transaction_for_many_partitions_and_none_for_those_with_nothing_to_drop(
+    sequencer: Sequencer, local_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aged = await sequencer.topics.create("aged", 300, {"retention.ms": "3600000"})
+    busy = range(0, 300, 10)
+    for _ in range(3):
+        await written(sequencer, local_store, *(pending(aged, 2, partition=partition) for partition in busy))
+    expire, transactions = sequencer.retention.expire, []
+
+    async def counted(before: Mapping[PartitionKey, Offset], cap: int) -> Mapping[PartitionKey, Moved]:
+        transactions.append(len(before))
+        return await expire(before, cap)
+
+    monkeypatch.setattr(sequencer.retention, "expire", counted)
+    chosen = settings(retention_partitions_per_step=200, retention_partitions_at_once=15, retention_runs_per_step=500)
+    done = await finish(RetentionJob(sequencer, chosen))
+
+    assert done["runs"] == 90
+    assert transactions == [15, 5, 10]
+    assert await count(sequencer, "runs") == 0
 
 
 async def test_one_timestamp_from_the_future_does_not_stop_retention(

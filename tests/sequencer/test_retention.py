@@ -1,5 +1,7 @@
 """Retention's statements on the real Postgres: what moves, what goes, and who waits for whom."""
 
+import asyncio
+import random
 import time
 
 import pytest
@@ -59,6 +61,10 @@ async def test_pages_walk_every_live_partition_once_in_order(sequencer: Sequence
     assert {config.get("retention.ms") for key, config in seen if key[0] == first.topic_id} == {"5"}
 
 
+async def expired(sequencer: Sequencer, key: PartitionKey, before: Offset, cap: int) -> Moved | None:
+    return (await sequencer.retention.expire({key: before}, cap)).get(key)
+
+
 @pytest.mark.parametrize(
     ("timestamp_ms", "ages_from"),
     [(1_000, "its own time"), (4_102_444_800_000, "its commit"), (-1, "its commit")],
@@ -73,7 +79,7 @@ async def test_a_run_ages_from_its_own_maximum_but_never_later_than_its_commit(
     [log] = await sequencer.retention.page(BEFORE_ALL, 10)
 
     [run] = log.oldest
-    assert await sequencer.retention.oldest_runs((topic.topic_id, P0), 10) == (run,)
+    assert (await sequencer.retention.oldest_runs([(topic.topic_id, P0)], 10))[topic.topic_id, P0] == (run,)
     if ages_from == "its own time":
         assert run.aged_from_ms == timestamp_ms
     else:
@@ -87,7 +93,7 @@ async def test_an_old_run_after_one_from_the_future_keeps_its_own_age(sequencer:
         await committed(sequencer, [records_of(topic, timestamp_ms=timestamp_ms)])
     await time_passes(sequencer, 3600)
 
-    future, old = await sequencer.retention.oldest_runs((topic.topic_id, P0), 10)
+    future, old = (await sequencer.retention.oldest_runs([(topic.topic_id, P0)], 10))[topic.topic_id, P0]
 
     assert old.aged_from_ms == 2_000
     assert future.aged_from_ms < time.time() * 1000 - 3_500_000
@@ -99,7 +105,7 @@ async def test_expiry_moves_the_log_start_drops_whole_runs_and_tells_readers(seq
     for length in (100, 200, 400):
         await committed(sequencer, [records_of(topic, 10, length=length)])
 
-    moved = await sequencer.retention.expire(key, Offset(20), 10)
+    moved = await expired(sequencer, key, Offset(20), 10)
 
     assert moved == Moved(log_start_offset=Offset(20), dropped_runs=2, dropped_bytes=300)
     row = await partition_row(sequencer, key)
@@ -113,7 +119,7 @@ async def test_expiry_deletes_no_more_than_its_cap_per_step_and_goes_on(sequence
     for _ in range(5):
         await committed(sequencer, [records_of(topic)])
 
-    steps = [await sequencer.retention.expire(key, Offset(5), 2) for _ in range(4)]
+    steps = [await expired(sequencer, key, Offset(5), 2) for _ in range(4)]
 
     assert [step.dropped_runs for step in steps if step] == [2, 2, 1, 0]
     row = await partition_row(sequencer, key)
@@ -125,8 +131,8 @@ async def test_the_log_start_never_passes_the_high_watermark_nor_goes_back(seque
     key = (topic.topic_id, P0)
     await committed(sequencer, [records_of(topic, 10)])
 
-    beyond = await sequencer.retention.expire(key, Offset(1_000), 10)
-    back = await sequencer.retention.expire(key, Offset(3), 10)
+    beyond = await expired(sequencer, key, Offset(1_000), 10)
+    back = await expired(sequencer, key, Offset(3), 10)
 
     assert beyond is not None
     assert back is not None
@@ -141,10 +147,10 @@ async def test_retention_waits_for_history_and_an_explicit_deletion_does_not(seq
         await committed(sequencer, [records_of(topic, 10)])
     await turn_history_on(sequencer, topic, compacted_to=15)
 
-    expired = await sequencer.retention.expire(key, Offset(30), 10)
+    moved = await expired(sequencer, key, Offset(30), 10)
     deleted = await sequencer.retention.delete_records(topic.topic_id, P0, Offset(25))
 
-    assert expired == Moved(log_start_offset=Offset(15), dropped_runs=1, dropped_bytes=100)
+    assert moved == Moved(log_start_offset=Offset(15), dropped_runs=1, dropped_bytes=100)
     assert deleted == Moved(log_start_offset=Offset(25), dropped_runs=1, dropped_bytes=100)
 
 
@@ -266,7 +272,7 @@ async def test_raced_a_commit_and_retention_of_one_partition_wait_for_each_other
         await late_commit.execute(
             "INSERT INTO runs VALUES (%s, 0, 15, 16, gen_random_uuid(), 64, 50, 'batches', 1, 1, 1)", (topic.topic_id,)
         )
-        expiry = await waits_for_a_lock(sequencer, lambda: sequencer.retention.expire(key, Offset(15), 10))
+        expiry = await waits_for_a_lock(sequencer, lambda: expired(sequencer, key, Offset(15), 10))
     moved = await expiry
 
     assert isinstance(answer, Committed)
@@ -283,7 +289,7 @@ async def test_raced_retention_that_waits_while_history_is_turned_on_stays_behin
 
     async with sequencer.database.transaction() as compaction:
         await compaction.execute("SELECT FROM partitions FOR NO KEY UPDATE")
-        expiry = await waits_for_a_lock(sequencer, lambda: sequencer.retention.expire(key, Offset(10), 10))
+        expiry = await waits_for_a_lock(sequencer, lambda: expired(sequencer, key, Offset(10), 10))
         await compaction.execute("INSERT INTO history_tables (topic_id) VALUES (%s)", (topic.topic_id,))
         await compaction.execute("INSERT INTO history_partitions VALUES (%s, 0, 0)", (topic.topic_id,))
     moved = await expiry
@@ -295,5 +301,53 @@ async def test_retention_of_a_deleted_partition_is_none(sequencer: Sequencer) ->
     topic = await a_topic(sequencer)
     await sequencer.topics.delete("orders")
 
-    assert await sequencer.retention.expire((topic.topic_id, P0), Offset(1), 10) is None
-    assert await sequencer.retention.expire((TopicId(a_segment([]).segment_id), P0), Offset(1), 10) is None
+    assert await expired(sequencer, (topic.topic_id, P0), Offset(1), 10) is None
+    assert await expired(sequencer, (TopicId(a_segment([]).segment_id), P0), Offset(1), 10) is None
+
+
+async def test_many_partitions_are_expired_in_one_transaction_each_as_if_alone(sequencer: Sequencer) -> None:
+    topic = await a_topic(sequencer, partitions=6)
+    keys = [(topic.topic_id, Partition(number)) for number in range(6)]
+    for _ in range(3):
+        await committed(sequencer, [records_of(topic, 10, partition=number) for number in range(6)])
+    await turn_history_on(sequencer, topic, compacted_to=15)
+    await sequencer.database.fetch(
+        "INSERT INTO history_partitions SELECT topic_id, n, 15 FROM history_tables, generate_series(1, 4) AS n"
+    )
+    gone = (TopicId(a_segment([]).segment_id), P0)
+    before = {gone: Offset(5), **{key: Offset(5 * number) for number, key in enumerate(keys)}}
+
+    moved = await sequencer.retention.expire(before, 1)
+
+    assert {int(key[1]): (one.log_start_offset, one.dropped_runs) for key, one in moved.items()} == {
+        0: (0, 0), 1: (5, 0), 2: (10, 1), 3: (15, 1), 4: (15, 1), 5: (0, 0),
+    }  # fmt: skip
+    assert await sequencer.retention.expire({}, 1) == {}
+
+
+async def test_raced_retention_of_many_partitions_and_commits_to_them_lose_and_block_nothing(
+    sequencer: Sequencer,
+) -> None:
+    topic = await a_topic(sequencer, partitions=8)
+    keys = [(topic.topic_id, Partition(number)) for number in range(8)]
+    for _ in range(3):
+        await committed(sequencer, [records_of(topic, 10, partition=number) for number in range(8)])
+
+    async def commit(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(15):
+            some = chance.sample(range(8), 5)
+            await committed(sequencer, [records_of(topic, 1, partition=number) for number in some])
+
+    async def expire(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(15):
+            some = chance.sample(keys, 6)
+            await sequencer.retention.expire({key: Offset(chance.randrange(30)) for key in some}, 2)
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*map(commit, range(4)), *map(expire, range(4)))
+
+    rows = [await partition_row(sequencer, key) for key in keys]
+    assert sum(row.high_watermark for row in rows) == 8 * 30 + 4 * 15 * 5
+    assert sequencer.database.counters.deadlocks == 0

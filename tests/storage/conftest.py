@@ -63,9 +63,9 @@ async def linked_store(link: UnreliableLink, store_settings: StoreSettings) -> A
         update={
             "s3_attempts": 3,
             "s3_retry_base_s": 0.01,
-            "s3_attempt_timeout_s": 0.5,
-            "s3_read_timeout_s": 0.5,
-            "s3_call_timeout_s": 3.0,
+            "s3_attempt_timeout_s": 1.0,
+            "s3_read_timeout_s": 1.0,
+            "s3_call_timeout_s": 6.0,
         }
     )
     url = f"s3://{BUCKET}/link-{next(_numbers)}?endpoint={link.url}"
