@@ -118,7 +118,7 @@ def _produce(site: Site, topic: str, numbers: range) -> None:
 
 def _wait_until_merged(site: Site, *, deleted: bool) -> None:
     statement = (
-        "SELECT count(*) FROM segments WHERE committed_at IS NOT NULL AND deleted_at IS NOT NULL"
+        "SELECT count(*) FROM tombstones"
         if deleted
         else "SELECT count(*) FROM segments AS s WHERE state = 'committed'"
         " AND NOT EXISTS (SELECT FROM runs AS r WHERE r.segment_id = s.segment_id)"
