@@ -33,6 +33,7 @@ async def test_a_young_producers_first_batch_is_waited_for_and_an_old_ones_state
 ) -> None:
     """Its first batch may still be in another agent: only who may have been forgotten is told to begin anew."""
     before_the_topic = (await sequencer.producers.initialize()).producer_id
+    await asyncio.sleep(0.01)  # a producer id tells the millisecond
     topic = await sequencer.topics.create("orders", 1, {})
     young = (await sequencer.producers.initialize()).producer_id
 
