@@ -1,7 +1,6 @@
 """The jobs that let go of the log: retention by time and bytes, deleted topics, forgotten producers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from uuid import UUID
 
 from compactor.job import Step
@@ -24,10 +23,10 @@ class RetentionJob:
         self._settings = settings
 
     async def step(self, progress: str | None) -> Step:
-        """One page; the next step begins with its first partition that has more to drop than this step's share."""
-        after, cap = _key(progress), self._settings.retention_partitions_per_step
-        page = await self._sequencer.retention.page(after, cap)
-        busy = [log for log in page if has_work(log, RetentionPolicy.of(log))]
+        """One page; the next step begins before its first partition that has more to drop than this step's share."""
+        after = _key(progress)
+        page = await self._sequencer.retention.page(after, self._settings.retention_partitions_per_step)
+        busy = [log for log in page.logs if has_work(log, RetentionPolicy.of(log))]
         dropped_runs = dropped_bytes = 0
         unfinished: set[PartitionKey] = set()
         for start in range(0, len(busy), self._settings.retention_partitions_at_once):
@@ -37,20 +36,22 @@ class RetentionJob:
                 dropped_runs, dropped_bytes = dropped_runs + moved.dropped_runs, dropped_bytes + moved.dropped_bytes
                 if moved.dropped_runs == share:
                     unfinished.add(key)
-        for log in page:
+        next_after = page.next_after
+        for log in busy:
             if (log.topic_id, log.partition) in unfinished:
-                return Step(progress=_text(after), more=True, done=_dropped(dropped_runs, dropped_bytes))
+                next_after = after
+                break
             after = (log.topic_id, log.partition)
-        more = len(page) == cap
-        return Step(progress=_text(after) if more else None, more=more, done=_dropped(dropped_runs, dropped_bytes))
+        return Step(
+            progress=None if next_after is None else _text(next_after),
+            more=next_after is not None,
+            done=_dropped(dropped_runs, dropped_bytes),
+        )
 
     async def _expire(self, logs: Sequence[PartitionLog], share: int) -> Mapping[PartitionKey, Moved]:
         """Drops at most `share` runs of each, in one transaction."""
-        by_key = {(log.topic_id, log.partition): log for log in logs}
-        oldest = await self._sequencer.retention.oldest_runs(by_key, share)
-        before = {
-            key: keep_from(replace(log, oldest=oldest[key]), RetentionPolicy.of(log)) for key, log in by_key.items()
-        }
+        oldest = await self._sequencer.retention.with_oldest_runs(logs, share)
+        before = {(log.topic_id, log.partition): keep_from(log, RetentionPolicy.of(log)) for log in oldest}
         return await self._sequencer.retention.expire(before, share)
 
 

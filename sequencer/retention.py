@@ -7,8 +7,9 @@ no further commit. What to keep is decided by the caller (`compactor/retention_p
 they become garbage when their last run goes.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from psycopg import AsyncConnection
 
 from sequencer.commits import UnknownPartition
 from sequencer.database import Database, Row
+from sequencer.known_configs import KNOWN_CONFIGS
 from sequencer.named_sql import load_statements
 from storage.identifiers import Offset, Partition, TopicId
 
@@ -53,6 +55,17 @@ class PartitionLog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Of some partitions those that may have something to drop, each with at most its oldest run. The caller decides:
+    others may be among them.
+    """
+
+    logs: Sequence[PartitionLog]
+    next_after: PartitionKey | None
+    """Where the next page begins; None: these were the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
     """Where the log starts now, and what was dropped in this step; `dropped_runs` equal to the cap: there may be
     more.
@@ -85,20 +98,24 @@ class Retention:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def page(self, after: PartitionKey, cap: int) -> Sequence[PartitionLog]:
-        """At most `cap` live partitions in primary-key order after `after` (first: BEFORE_ALL), each with at most its
-        oldest run.
-        """
-        rows = await self._database.fetch(SQL["page"], after_topic_id=after[0], after_partition=after[1], cap=cap)
-        return [_log(row) for row in rows]
+    async def page(self, after: PartitionKey, cap: int) -> Page:
+        """Looks at the next `cap` live partitions in primary-key order after `after` (first: BEFORE_ALL)."""
+        rows = await self._database.fetch(
+            SQL["page"],
+            after_topic_id=after[0],
+            after_partition=after[1],
+            cap=cap,
+            retention_ms=KNOWN_CONFIGS["retention.ms"].default,
+            retention_bytes=KNOWN_CONFIGS["retention.bytes"].default,
+        )
+        is_full = bool(rows) and rows[-1].looked_at == cap
+        return Page(logs=[_log(row) for row in rows], next_after=_key(rows[-1]) if is_full else None)
 
-    async def oldest_runs(self, keys: Collection[PartitionKey], cap: int) -> Mapping[PartitionKey, tuple[AgedRun, ...]]:
-        """Of each partition at most `cap` oldest runs, in offset order."""
-        found: dict[PartitionKey, list[AgedRun]] = {key: [] for key in keys}
-        for row in await self._database.fetch(SQL["oldest_runs"], **_places(keys), cap=cap):
-            run = AgedRun(last_offset=row.last_offset, length=row.length, aged_from_ms=row.aged_from_ms)
-            found[row.topic_id, row.partition].append(run)
-        return {key: tuple(runs) for key, runs in found.items()}
+    async def with_oldest_runs(self, logs: Iterable[PartitionLog], cap: int) -> Sequence[PartitionLog]:
+        """As they are now, each with at most `cap` oldest runs; without those that have none any more."""
+        known = {(log.topic_id, log.partition): log for log in logs}
+        rows = await self._database.fetch(SQL["oldest_runs"], **_places(known), cap=cap)
+        return [_with_runs(known[key], list(of_partition)) for key, of_partition in groupby(rows, key=_key)]
 
     async def expire(self, before: Mapping[PartitionKey, Offset], cap: int) -> Mapping[PartitionKey, Moved]:
         """Moves each partition's log start up to the offset given, as far as history and high watermark allow, and
@@ -191,6 +208,17 @@ async def _move(
 async def _deleted(connection: AsyncConnection[Row], statement: str, parameters: Mapping[str, object]) -> int:
     [row] = await (await connection.execute(SQL[statement], parameters)).fetchall()
     return int(row.deleted)
+
+
+def _with_runs(log: PartitionLog, rows: Sequence[Row]) -> PartitionLog:
+    return replace(
+        log,
+        size_bytes=rows[0].size_bytes,
+        log_start_offset=rows[0].log_start_offset,
+        oldest=tuple(
+            AgedRun(last_offset=row.last_offset, length=row.length, aged_from_ms=row.aged_from_ms) for row in rows
+        ),
+    )
 
 
 def _log(row: Row) -> PartitionLog:

@@ -1,18 +1,26 @@
 -- Retention: what is old or too much, moving the log start, dropping the runs below it, and sweeping deleted topics.
 
 -- name: page
--- Live partitions in primary-key order with their oldest run, which alone tells whether there is anything to do. A run's age is its own
--- maximum timestamp, but never younger than its commit: one timestamp from the future must not keep everything behind it. Without
--- timestamps it is the commit's time.
-SELECT p.topic_id, p.partition, t.config, p.log_start_offset, p.high_watermark, p.size_bytes,
-    (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms,
-    oldest.last_offset AS oldest_last_offset, oldest.length AS oldest_length, oldest.aged_from_ms AS oldest_aged_from_ms
-FROM (
-    SELECT * FROM partitions
+-- The next live partitions in primary-key order, of them those whose oldest run may have to go, and the last one, after which the next page
+-- begins. A run's age is its own maximum timestamp, but never younger than its commit: one timestamp from the future must not keep
+-- everything behind it. Without timestamps it is the commit's time. A limit that is not written in plain digits is left to the caller.
+WITH page AS (
+    SELECT topic_id, partition, log_start_offset, high_watermark, size_bytes FROM partitions
     WHERE (topic_id, partition) > (%(after_topic_id)s::uuid, %(after_partition)s::integer) AND state = 'live'
     ORDER BY topic_id, partition LIMIT %(cap)s
-) AS p
-JOIN topics AS t USING (topic_id)
+)
+SELECT p.topic_id, p.partition, t.config, p.log_start_offset, p.high_watermark, p.size_bytes, now.ms AS now_ms,
+    oldest.last_offset AS oldest_last_offset, oldest.length AS oldest_length, oldest.aged_from_ms AS oldest_aged_from_ms,
+    (SELECT count(*) FROM page) AS looked_at
+FROM page AS p JOIN topics AS t USING (topic_id)
+CROSS JOIN LATERAL (
+    SELECT coalesce(t.config ->> 'retention.ms', %(retention_ms)s) AS ms, coalesce(t.config ->> 'retention.bytes', %(retention_bytes)s) AS bytes
+) AS given
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN given.ms ~ '^-?[0-9]{1,18}$' THEN given.ms::bigint ELSE 0 END AS ms,
+        CASE WHEN given.bytes ~ '^-?[0-9]{1,18}$' THEN given.bytes::bigint ELSE 0 END AS bytes
+) AS retention
+CROSS JOIN (SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS ms) AS now
 LEFT JOIN LATERAL (
     SELECT r.last_offset, r.length,
         CASE WHEN r.max_timestamp_ms < 0 THEN c.committed_ms ELSE least(r.max_timestamp_ms, c.committed_ms) END AS aged_from_ms
@@ -21,21 +29,26 @@ LEFT JOIN LATERAL (
     WHERE r.topic_id = p.topic_id AND r.partition = p.partition
     ORDER BY r.base_offset LIMIT 1
 ) AS oldest ON true
+WHERE oldest.last_offset < p.log_start_offset
+    OR retention.ms >= 0 AND oldest.aged_from_ms < now.ms - retention.ms
+    OR retention.bytes >= 0 AND p.size_bytes - oldest.length >= retention.bytes
+    OR (p.topic_id, p.partition) = (SELECT topic_id, partition FROM page ORDER BY topic_id DESC, partition DESC LIMIT 1)
 ORDER BY p.topic_id, p.partition
 
 -- name: oldest_runs
--- Of each partition at most cap.
-SELECT d.topic_id, d.partition, oldest.last_offset, oldest.length, oldest.aged_from_ms
-FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
+-- Of each partition at most cap, with its size and log start in the same snapshot: the size of an earlier one may count runs that went since,
+-- and would let too many of the others go.
+SELECT p.topic_id, p.partition, p.size_bytes, p.log_start_offset, oldest.last_offset, oldest.length, oldest.aged_from_ms
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition) JOIN partitions AS p USING (topic_id, partition)
 CROSS JOIN LATERAL (
     SELECT r.base_offset, r.last_offset, r.length,
         CASE WHEN r.max_timestamp_ms < 0 THEN c.committed_ms ELSE least(r.max_timestamp_ms, c.committed_ms) END AS aged_from_ms
     FROM runs AS r JOIN segments AS s USING (segment_id)
     CROSS JOIN LATERAL (SELECT (extract(epoch FROM s.committed_at) * 1000)::bigint AS committed_ms) AS c
-    WHERE r.topic_id = d.topic_id AND r.partition = d.partition
+    WHERE r.topic_id = p.topic_id AND r.partition = p.partition
     ORDER BY r.base_offset LIMIT %(cap)s
 ) AS oldest
-ORDER BY d.topic_id, d.partition, oldest.base_offset
+ORDER BY p.topic_id, p.partition, oldest.base_offset
 
 -- name: lock_partitions
 -- Whoever moves log_start_offset or deletes runs holds the partition's row. Rows are locked in the order in which commits lock them. The next

@@ -86,7 +86,7 @@ class History:
         await self._sequencer.merges.free_lapsed(self._chance.choice([1, 1000]))
 
     async def delete_records(self) -> None:
-        [log, *_] = await self._sequencer.retention.page(FIRST_PARTITION, 1)
+        [log] = (await self._sequencer.retention.page(FIRST_PARTITION, 1)).logs
         await self._sequencer.retention.delete_records(
             self._topic.topic_id, Partition(0), Offset((log.log_start_offset + log.high_watermark) // 2)
         )

@@ -3,12 +3,16 @@
 import asyncio
 import random
 import time
+from collections.abc import Iterable, Sequence
 
 import pytest
 
+from compactor.retention_jobs import RetentionJob
+from compactor.retention_policy import RetentionPolicy, has_work
+from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.commits import Committed, UnknownPartition
-from sequencer.retention import BEFORE_ALL, TO_HIGH_WATERMARK, BeyondHighWatermark, Moved, PartitionKey
+from sequencer.retention import BEFORE_ALL, TO_HIGH_WATERMARK, BeyondHighWatermark, Moved, PartitionKey, PartitionLog
 from sequencer.topics import Topic
 from storage.identifiers import Offset, Partition, TopicId
 from tests.sequencer.builders import a_segment, committed, reserved
@@ -44,21 +48,60 @@ async def turn_history_on(sequencer: Sequencer, topic: Topic, compacted_to: int)
     )
 
 
+async def all_pages(sequencer: Sequencer, cap: int) -> list[PartitionLog]:
+    after: PartitionKey | None = BEFORE_ALL
+    found: list[PartitionLog] = []
+    while after is not None:
+        page = await sequencer.retention.page(after, cap)
+        found += page.logs
+        after = page.next_after
+    return found
+
+
 async def test_pages_walk_every_live_partition_once_in_order(sequencer: Sequencer) -> None:
     first = await sequencer.topics.create("first", 3, {"retention.ms": "5"})
     second = await sequencer.topics.create("second", 2, {})
     await sequencer.topics.create("deleted", 2, {})
     await sequencer.topics.delete("deleted")
 
-    seen, after = [], BEFORE_ALL
-    while page := await sequencer.retention.page(after, 2):
-        seen += [((log.topic_id, log.partition), dict(log.config)) for log in page]
-        after = seen[-1][0]
+    logs = await all_pages(sequencer, 1)
 
-    assert [key for key, _ in seen] == sorted((key for key, _ in seen), key=lambda key: (key[0].int, key[1]))
-    assert {key[0] for key, _ in seen} == {first.topic_id, second.topic_id}
-    assert len(seen) == 5
-    assert {config.get("retention.ms") for key, config in seen if key[0] == first.topic_id} == {"5"}
+    keys = [(log.topic_id, log.partition) for log in logs]
+    assert keys == sorted(keys, key=lambda key: (key[0].int, key[1]))
+    assert {key[0] for key in keys} == {first.topic_id, second.topic_id}
+    assert len(keys) == 5
+    assert {log.config.get("retention.ms") for log in logs if log.topic_id == first.topic_id} == {"5"}
+
+
+@pytest.mark.parametrize("cap", [1, 7, 1000])
+async def test_a_page_leaves_out_only_what_has_nothing_to_drop(sequencer: Sequencer, cap: int) -> None:
+    """Limits of every spelling that a topic may have, one of them only for Python a number."""
+    chance = random.Random(cap)
+    for number in range(12):
+        config = {
+            name: chance.choice([f" {limit}", f"{limit}", f"+{limit}" if limit >= 0 else "-1", f"\u00a0{limit}"])
+            for name, limit in [
+                ("retention.ms", chance.choice([-1, 0, 1_000, 10**9, 2**63 - 1])),
+                ("retention.bytes", chance.choice([-1, 0, 150, 10**6, 2**63 - 1])),
+            ]
+            if chance.random() < 0.7
+        }
+        topic = await sequencer.topics.create(f"topic-{number}", 2, config)
+        for _ in range(chance.randint(0, 2)):
+            await committed(sequencer, [records_of(topic, length=100, timestamp_ms=chance.choice([-1, 1_000]))])
+        if chance.random() < 0.3:
+            await sequencer.retention.delete_records(topic.topic_id, P0, TO_HIGH_WATERMARK, cap=0)
+    every = await all_pages(sequencer, 1)
+
+    found = await all_pages(sequencer, cap)
+
+    def busy(logs: list[PartitionLog]) -> set[PartitionKey]:
+        return {(log.topic_id, log.partition) for log in logs if has_work(log, RetentionPolicy.of(log))}
+
+    assert busy(found) == busy(every)
+    assert busy(every)
+    if cap == 1000:
+        assert len(found) < len(every) == 24
 
 
 async def expired(sequencer: Sequencer, key: PartitionKey, before: Offset, cap: int) -> Moved | None:
@@ -76,10 +119,11 @@ async def test_a_run_ages_from_its_own_maximum_but_never_later_than_its_commit(
     topic = await a_topic(sequencer)
     await committed(sequencer, [records_of(topic, timestamp_ms=timestamp_ms)])
 
-    [log] = await sequencer.retention.page(BEFORE_ALL, 10)
+    [log] = (await sequencer.retention.page(BEFORE_ALL, 10)).logs
 
     [run] = log.oldest
-    assert (await sequencer.retention.oldest_runs([(topic.topic_id, P0)], 10))[topic.topic_id, P0] == (run,)
+    [again] = await sequencer.retention.with_oldest_runs([log], 10)
+    assert (again.oldest, again.size_bytes) == ((run,), log.size_bytes)
     if ages_from == "its own time":
         assert run.aged_from_ms == timestamp_ms
     else:
@@ -93,10 +137,33 @@ async def test_an_old_run_after_one_from_the_future_keeps_its_own_age(sequencer:
         await committed(sequencer, [records_of(topic, timestamp_ms=timestamp_ms)])
     await time_passes(sequencer, 3600)
 
-    future, old = (await sequencer.retention.oldest_runs([(topic.topic_id, P0)], 10))[topic.topic_id, P0]
+    page = await sequencer.retention.page(BEFORE_ALL, 10)
+    [log] = await sequencer.retention.with_oldest_runs(page.logs, 10)
+    future, old = log.oldest
 
     assert old.aged_from_ms == 2_000
     assert future.aged_from_ms < time.time() * 1000 - 3_500_000
+
+
+async def test_raced_retention_by_bytes_does_not_count_what_a_client_deletes_meanwhile(
+    sequencer: Sequencer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await a_topic(sequencer, retention_bytes="300", retention_ms="-1")
+    for _ in range(6):
+        await committed(sequencer, [records_of(topic, 10, length=100)])
+    job = RetentionJob(sequencer, HousekeeperSettings())
+    look_closer = sequencer.retention.with_oldest_runs
+
+    async def deleted_before(logs: Iterable[PartitionLog], cap: int) -> Sequence[PartitionLog]:
+        await sequencer.retention.delete_records(topic.topic_id, P0, Offset(30))
+        return await look_closer(logs, cap)
+
+    monkeypatch.setattr(sequencer.retention, "with_oldest_runs", deleted_before)
+    await job.step(None)
+
+    row = await partition_row(sequencer, (topic.topic_id, P0))
+    assert (row.log_start_offset, row.size_bytes) == (30, 300)
+    assert await base_offsets(sequencer) == [30, 40, 50]
 
 
 async def test_expiry_moves_the_log_start_drops_whole_runs_and_tells_readers(sequencer: Sequencer) -> None:
