@@ -75,11 +75,13 @@ class PartitionRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TombstonePage:
-    """Objects to delete a second time. `swept_to` is where the next page begins; None: this is the partition's last."""
+    """Objects to delete a second time."""
 
     partition: int
     due: Sequence[DueObject]
     swept_to: SegmentId | None
+    """Where the next page begins; None: there is nothing on this one."""
+    is_last: bool
 
 
 class Garbage:
@@ -168,16 +170,16 @@ class Garbage:
         return TombstonePage(
             partition=partition.number,
             due=[DueObject(segment_id=row.segment_id, object_key=row.object_key) for row in rows if not row.is_void],
-            swept_to=rows[-1].segment_id if len(rows) == cap else None,
+            swept_to=rows[-1].segment_id if rows else None,
+            is_last=len(rows) < cap,
         )
 
     async def sweep(self, page: TombstonePage, partitions: PartitionRules) -> bool:
-        """After the objects' second deletion. The last page's partition goes with all its rows. False: a lock was not
-        to be had; the page comes again."""
-        if page.swept_to is None:
-            return await self._drop("tombstones", page.partition, partitions)
-        await self._database.fetch(SQL["note_sweep"], number=page.partition, swept_to=page.swept_to)
-        return True
+        """After the objects' second deletion. With the last page the partition goes, with all its rows. False: a lock
+        was not to be had; an empty last page comes next."""
+        if page.swept_to is not None:
+            await self._database.fetch(SQL["note_sweep"], number=page.partition, swept_to=page.swept_to)
+        return not page.is_last or await self._drop("tombstones", page.partition, partitions)
 
     async def forget_outcomes(
         self, *, outcome_retention_s: float, outage_after_s: float, partitions: PartitionRules

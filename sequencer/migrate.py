@@ -4,6 +4,8 @@ Promises:
 - Every agent may run it at the same time, and a file is applied once, in one transaction.
 - A migration never stops commits for longer than `migration_lock_timeout_ms`. Commits queue behind a migration that
   waits for a lock. So it gives up after that time, lets them pass, and tries again later.
+- What it locked is free again before a synchronous standby has confirmed it, and soon after this process froze or its
+  host was lost. The migration counts as done once the standby has it.
 - A long migration runs in steps. Below the line `-- step: repeat until it returns 0` a file has one statement that
   changes a bounded number of rows and returns how many. Each step is one transaction. A killed migration goes on where
   it was.
@@ -39,6 +41,8 @@ _STEP = "-- step: repeat until it returns 0\n"
 CONNECT_TIMEOUT_S = 10
 ANOTHER_MIGRATION_S = 60
 """How long to wait for another agent's migration."""
+_IDLE_S = 10
+"""How long a transaction of a process that froze keeps its locks."""
 
 
 class MigrationRefused(Exception):
@@ -80,7 +84,15 @@ async def migrate(database_url: str, settings: MigrationSettings | None = None) 
     """Returns the numbers applied now. Raises SequencerUnavailable or MigrationRefused."""
     known = migrations()
     try:
-        connection = await AsyncConnection.connect(database_url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S)
+        connection = await AsyncConnection.connect(
+            database_url,
+            autocommit=True,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            keepalives_idle=_IDLE_S,
+            keepalives_interval=1,
+            keepalives_count=3,
+            tcp_user_timeout=(_IDLE_S + 3) * 1000,
+        )
     except psycopg.OperationalError as error:
         raise SequencerUnavailable.cannot_connect(database_url, error) from error
     try:
@@ -96,8 +108,15 @@ class _Migrating:
         self._settings = settings
 
     async def apply(self, known: Sequence[Migration]) -> list[int]:
+        await self._connection.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_S}s'")
         await self._connection.execute(f"SET lock_timeout = '{ANOTHER_MIGRATION_S}s'")
-        await self._connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))  # released with the connection
+        try:
+            await self._connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))  # released with the connection
+        except LockNotAvailable as error:
+            raise MigrationRefused(
+                f"another migration of this database has been at work for {ANOTHER_MIGRATION_S} s:"
+                " run this again once it is done"
+            ) from error
         await self._connection.execute(f"SET lock_timeout = {self._settings.migration_lock_timeout_ms}")
         applied = await self._applied()
         if applied and max(applied) > len(known):
@@ -111,10 +130,13 @@ class _Migrating:
                 await self._patiently(migration.name, partial(self._change_schema, migration))
             if migration.step is not None:
                 await self._step_through(migration, migration.step)
+            await self._connection.execute(
+                "UPDATE migrations SET is_complete = true WHERE number = %s", (migration.number,)
+            )
         return [migration.number for migration in pending]
 
     async def _applied(self) -> dict[int, bool]:
-        """The numbers whose schema is there, each with whether all its steps are done."""
+        """The numbers whose schema is there, each with whether all its steps are done and a standby has them."""
         found = await self._connection.execute("SELECT to_regclass('migrations') IS NOT NULL")
         if not (await found.fetchall())[0][0]:
             await self._connection.execute(
@@ -131,10 +153,12 @@ class _Migrating:
         return dict(await cursor.fetchall())
 
     async def _change_schema(self, migration: Migration) -> None:
+        """What is written later waits for the standby, and with it for this."""
+        await self._connection.execute("SELECT set_config('synchronous_commit', 'local', true)")
         await self._connection.execute(migration.text)
         await self._connection.execute(
-            "INSERT INTO migrations (number, name, is_complete) VALUES (%s, %s, %s)",
-            (migration.number, migration.name, migration.step is None),
+            "INSERT INTO migrations (number, name, is_complete) VALUES (%s, %s, false)",
+            (migration.number, migration.name),
         )
 
     async def _step_through(self, migration: Migration, step: LiteralString) -> None:
@@ -142,9 +166,6 @@ class _Migrating:
         while changed := await self._patiently(migration.name, partial(self._take_step, step)):
             rows += changed
             _log.info("migration goes on in steps", extra={"migration": migration.name, "rows": rows})
-        await self._connection.execute(
-            "UPDATE migrations SET is_complete = true WHERE number = %s", (migration.number,)
-        )
 
     async def _take_step(self, step: LiteralString) -> int:
         cursor = await self._connection.execute(step)

@@ -47,13 +47,16 @@ DECLARE
     reached timestamptz;
     added bigint;
 BEGIN
-    SELECT max(p.ends_at) INTO reached FROM time_partitions AS p WHERE p.of_table = wanted_table AND NOT p.is_closed;
+    -- A partition that begins later than the next interval is from before the clock was set back.
+    SELECT max(p.ends_at) INTO reached FROM time_partitions AS p
+    WHERE p.of_table = wanted_table AND NOT p.is_closed AND p.begins_at <= clock_timestamp() + make_interval(secs => width_s);
     IF reached >= clock_timestamp() + make_interval(secs => width_s) THEN
         RETURN true;
     END IF;
     PERFORM set_config('lock_timeout', lock_timeout_ms::text, true);
     PERFORM pg_advisory_xact_lock(hashtext('time_partitions'), hashtext(wanted_table));
-    SELECT greatest(max(p.ends_at), clock_timestamp()) INTO reached FROM time_partitions AS p WHERE p.of_table = wanted_table;
+    SELECT greatest(max(p.ends_at), clock_timestamp()) INTO reached FROM time_partitions AS p
+    WHERE p.of_table = wanted_table AND p.begins_at <= clock_timestamp() + make_interval(secs => width_s);
     WHILE reached < clock_timestamp() + make_interval(secs => width_s) LOOP
         added := nextval('time_partition_numbers');
         EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING ALL)', wanted_table || '_' || added, wanted_table);
@@ -88,19 +91,23 @@ $function$;
 
 -- Moves the rows of segments whose objects were deleted: the key becomes a tombstone, and the outcome is kept if an agent may still ask for it.
 -- Several may do it at once: a row that another transaction holds is passed by. Returns how many were moved; none without a partition for each table.
+-- A partition takes rows until it ends. Agents could not ask for outcomes while Postgres was away, so all are kept while dooming pauses.
 CREATE FUNCTION bury_segments(segment_ids uuid[], outcome_retention_s double precision) RETURNS bigint
 LANGUAGE sql VOLATILE
 AS $function$
 WITH dead AS MATERIALIZED (
-    SELECT segment_id, object_key, outcome, outcome IS NOT NULL AND committed_at > clock_timestamp() - make_interval(secs => outcome_retention_s) AS is_kept
+    SELECT segment_id, object_key, outcome, outcome IS NOT NULL AND (
+        committed_at > clock_timestamp() - make_interval(secs => outcome_retention_s)
+        OR EXISTS (SELECT FROM dooming WHERE paused_until > clock_timestamp())) AS is_kept
     FROM segments WHERE segment_id = ANY(segment_ids) AND state = 'doomed' ORDER BY segment_id FOR UPDATE SKIP LOCKED
 ), taking AS MATERIALIZED (
-    SELECT of_table, number FROM time_partitions
-    WHERE NOT is_closed AND begins_at <= statement_timestamp() AND statement_timestamp() < ends_at
+    SELECT of_table, number, ends_at FROM time_partitions
+    WHERE NOT is_closed AND statement_timestamp() < ends_at
     ORDER BY of_table, number FOR UPDATE
 ), place AS MATERIALIZED (
-    SELECT min(number) FILTER (WHERE of_table = 'tombstones') AS grave, min(number) FILTER (WHERE of_table = 'outcomes') AS shelf FROM taking
-    HAVING count(DISTINCT of_table) = 2
+    SELECT (array_agg(number ORDER BY ends_at) FILTER (WHERE of_table = 'tombstones'))[1] AS grave,
+        (array_agg(number ORDER BY ends_at) FILTER (WHERE of_table = 'outcomes'))[1] AS shelf
+    FROM taking HAVING count(DISTINCT of_table) = 2
 ), counted AS (
     UPDATE time_partitions AS p SET row_count = p.row_count + (SELECT count(*) FROM dead WHERE p.of_table = 'tombstones' OR dead.is_kept)
     FROM place WHERE (p.of_table, p.number) IN (('tombstones', place.grave), ('outcomes', place.shelf))

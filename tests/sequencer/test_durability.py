@@ -9,11 +9,13 @@ import pytest
 
 from cache_ring.membership import Membership
 from cache_ring.settings import CacheRingSettings
+from sequencer import migrate as migrating
 from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.commits import Assigned
 from sequencer.coordinates import KnownEnd
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.migrate import Migration, migrate, migrations
 from sequencer.topics import Topic
 from storage.identifiers import Offset, Partition
 from tests.fixtures.replication import Replication
@@ -212,6 +214,31 @@ async def test_leases_are_renewed_while_the_standby_stalls_and_every_writer_wait
     await asyncio.gather(*calls, return_exceptions=True)
     running.cancel()
     await asyncio.wait([running])
+
+
+async def test_leases_are_renewed_while_a_migration_of_their_table_waits_for_the_standby(
+    pair: Replication, client: Sequencer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The migration is done once the standby has it."""
+    change = Migration(
+        number=len(migrations()) + 1,
+        name="9999_next.sql",
+        text="ALTER TABLE agents ADD COLUMN tried integer",
+        step=None,
+    )
+    known = [*migrations(), change]
+    monkeypatch.setattr(migrating, "migrations", lambda: known)
+    agent = await client.agents.join(AN_ADDRESS, lease_s=60.0)
+    async with stalled(pair):
+        migration = asyncio.create_task(migrate(pair.primary.url))
+        await one_waits(pair)
+
+        async with asyncio.timeout(10):
+            renewed = await client.agents.renew(agent.node_id, agent.incarnation, 60.0)
+
+        assert renewed
+        assert not migration.done()
+    assert await migration == [change.number]
 
 
 # --- a wait that is cut short

@@ -332,6 +332,40 @@ async def test_without_a_partition_nothing_is_buried_and_nothing_is_lost(sequenc
     assert await state_of(sequencer, segment.segment_id) == "doomed"
 
 
+async def test_after_the_clock_was_set_back_tombstones_go_in_their_time(sequencer: Sequencer) -> None:
+    """While it was ahead, partitions were made for a time to come."""
+    await sequencer.database.fetch(
+        "UPDATE time_partitions SET begins_at = begins_at + interval '1 day', ends_at = ends_at + interval '1 day'"
+    )
+
+    segments = await a_grave(sequencer, 3)
+    await time_passes(sequencer, LATE_S + PARTITIONS.width_s)
+
+    assert set(await forget_tombstones(sequencer)) == {each.segment_id for each in segments}
+
+
+async def test_a_grave_in_use_is_swept_once_and_goes_later(sequencer: Sequencer) -> None:
+    segments = await a_grave(sequencer, 3)
+    await time_passes(sequencer, LATE_S)
+    assert await forget_tombstones(sequencer) == []  # the first partition was made with the database, and is empty
+    await time_passes(sequencer, PARTITIONS.width_s)
+    impatient = replace(PARTITIONS, lock_timeout_ms=10)
+    swept, is_swept = [], []
+
+    async with sequencer.database.transaction() as reader:
+        await reader.execute("SELECT FROM tombstones")
+        for _ in range(3):
+            page = await sequencer.garbage.due_tombstones(late_write_window_s=LATE_S, cap=100)
+            assert page is not None
+            swept += [each.segment_id for each in page.due]
+            is_swept.append(await sequencer.garbage.sweep(page, impatient))
+    swept += await forget_tombstones(sequencer)
+
+    assert is_swept == [False] * 3
+    assert sorted(swept) == sorted(each.segment_id for each in segments)
+    assert await count(sequencer, "tombstones") == 0
+
+
 async def test_a_partition_in_use_is_not_dropped_and_keeps_nobody_waiting(sequencer: Sequencer) -> None:
     [segment] = await a_grave(sequencer)
     await time_passes(sequencer, DAY_S)
@@ -362,6 +396,23 @@ async def test_outcomes_stay_while_dooming_pauses_after_an_outage(sequencer: Seq
     [answer] = await sequencer.commits.commit([segment])
 
     assert isinstance(answer, Committed)
+
+
+async def test_an_old_outcome_is_kept_if_its_segment_is_buried_after_an_outage(sequencer: Sequencer) -> None:
+    topic = await sequencer.topics.create("orders", 1, {})
+    segment = await reserved(sequencer, [records_of(topic)])
+    first = await sequencer.commits.commit([segment])
+    await sequencer.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
+    await sequencer.garbage.mark_unreferenced(BEFORE_ALL, 100)
+    await time_passes(sequencer, GRACE_S + 1)
+    await doom(sequencer)
+    await time_passes(sequencer, DAY_S * 2)  # the database was away
+    paused = await sequencer.garbage.doom(RULES, grace_s=GRACE_S, cap=1)
+
+    await bury(sequencer)
+
+    assert isinstance(paused, DoomingPaused)
+    assert await sequencer.commits.commit([segment]) == first
 
 
 async def test_raced_a_repeat_that_comes_as_its_outcome_expires_is_committed_at_most_once(
