@@ -66,10 +66,10 @@ _VERDICTS = tuple(CommitVerdict)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetQuery:
-    """`partitions` None: all that the group has."""
+    """`partitions` None: all that the group has. `coordinator_epoch` None: whoever coordinates it."""
 
     group_id: str
-    coordinator_epoch: int
+    coordinator_epoch: int | None
     partitions: Collection[PartitionKey] | None
 
 
@@ -90,14 +90,16 @@ class CommittedOffsets:
 
     async def fetch(self, queries: Sequence[OffsetQuery]) -> list[Mapping[PartitionKey, CommittedOffset] | None]:
         """One answer per query: every partition asked for (NO_OFFSET where there is none), or all that the group has.
-        None: another agent has claimed the group, or it was deleted. All answers are of one moment.
+        None: another agent has claimed the group, or there is none. All answers are of one moment.
         """
+        if not queries:
+            return []
         wanted = [frozenset(query.partitions or ()) for query in queries]
         asked = [(number, *key) for number, keys in enumerate(wanted, start=1) for key in keys]
         rows = await self._database.read(
             SQL["fetch"],
             group_ids=TextArray(query.group_id for query in queries),
-            coordinator_epochs=Int8Array(query.coordinator_epoch for query in queries),
+            coordinator_epochs=Int8Array(_number(query.coordinator_epoch) for query in queries),
             everything=[query.partitions is None for query in queries],
             of_groups=Int4Array(number for number, _, _ in asked),
             topic_ids=UuidArray(topic_id for _, topic_id, _ in asked),

@@ -1,13 +1,14 @@
 """Committed offsets of groups: who may commit, fetch and forget them, and that it is so when it is done (DESIGN §8).
 
 Promises: a commit is judged by the group's machine and again by Postgres, under the epoch and the fence that the
-machine named; what a fetch answers was read together with the epoch.
+machine named; what a coordinator answers to a fetch was read together with its epoch; any other agent, and a
+coordinator that cannot load the group, answers a fetch from Postgres alone (docs/decisions/any-agent-reads-offsets.md).
 """
 
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.groups.coordinator import Coordinator
 from agent.groups.few_at_a_time import few_at_a_time
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 _FENCED = (GroupFault.ILLEGAL_GENERATION, GroupFault.STALE_MEMBER_EPOCH, GroupFault.UNKNOWN_MEMBER)
 _NO_SUCH_GROUP = (GroupFault.GROUP_NOT_FOUND, GroupFault.INVALID_GROUP)
 """Whoever asks for offsets of a group that does not exist, or cannot, is told that there are none, as by Kafka."""
+_NOT_HERE = (GroupFault.NOT_COORDINATOR, GroupFault.COORDINATOR_UNAVAILABLE, GroupFault.OVERLOADED)
+"""Why a group may not be loaded here: no reason to refuse a fetch, which librdkafka's consumers do not survive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,42 +89,38 @@ class GroupOffsets:
         return again if isinstance(again, GroupFault) else fault
 
     async def fetch(self, asked: Sequence[Fetching]) -> list[Mapping[PartitionKey, CommittedOffset] | GroupFault]:
-        """One answer per group, all read in one statement; of a group that does not exist, nothing."""
+        """One answer per group, of what is loaded here in one statement; of a group that does not exist, nothing."""
         held = await few_at_a_time(self._coordinator.group, [one.group_id for one in asked])
         answers: list[Mapping[PartitionKey, CommittedOffset] | GroupFault] = []
-        reading: list[tuple[int, RunningGroup]] = []
+        reading: dict[int, OffsetQuery] = {}
         for number, (one, running) in enumerate(zip(asked, held, strict=True)):
             answers.append({})
             if isinstance(running, RunningGroup):
                 fault = running.machine.check_fetch(one.member_id, one.member_epoch)
                 if fault is None:
-                    reading.append((number, running))
+                    reading[number] = _query(one, running.coordinator_epoch)
                 else:
                     answers[number] = fault
+            elif running in _NOT_HERE:
+                reading[number] = _query(one, None)
             elif running not in _NO_SUCH_GROUP:
                 answers[number] = running
-        found = await self._read([(asked[number], running) for number, running in reading])
-        for (number, running), answer in zip(reading, found, strict=True):
-            answers[number] = running.standing() or answer
+        for number, answer in (await self._read(reading)).items():
+            answers[number] = answer
         return answers
 
     async def _read(
-        self, reading: Sequence[tuple[Fetching, RunningGroup]]
-    ) -> Sequence[Mapping[PartitionKey, CommittedOffset] | GroupFault]:
-        if not reading:
-            return []
-        queries = [
-            OffsetQuery(
-                group_id=one.group_id, coordinator_epoch=running.coordinator_epoch, partitions=one.partitions
-            )
-            for one, running in reading
-        ]  # fmt: skip
+        self, reading: Mapping[int, OffsetQuery]
+    ) -> Mapping[int, Mapping[PartitionKey, CommittedOffset] | GroupFault]:
         try:
-            found = await self._offsets.fetch(queries)
+            found = await self._offsets.fetch(list(reading.values()))
+            lost = [number for number, answer in zip(reading, found, strict=True) if answer is None]
+            again = await self._offsets.fetch([replace(reading[number], coordinator_epoch=None) for number in lost])
         except SequencerUnavailable as error:
             log.warning("offsets cannot be fetched", extra={"error": str(error)})
-            return [GroupFault.COORDINATOR_UNAVAILABLE] * len(reading)
-        return [GroupFault.NOT_COORDINATOR if answer is None else answer for answer in found]
+            return dict.fromkeys(reading, GroupFault.COORDINATOR_UNAVAILABLE)
+        answers = dict(zip(reading, found, strict=True)) | dict(zip(lost, again, strict=True))
+        return {number: answer or {} for number, answer in answers.items()}
 
     async def delete(self, running: RunningGroup, partitions: Collection[PartitionKey]) -> GroupFault | None:
         """Forget offsets. None: they are gone."""
@@ -136,3 +135,7 @@ class GroupOffsets:
                 )
             return GroupFault.COORDINATOR_UNAVAILABLE
         return None if held else GroupFault.NOT_COORDINATOR
+
+
+def _query(one: Fetching, coordinator_epoch: int | None) -> OffsetQuery:
+    return OffsetQuery(group_id=one.group_id, coordinator_epoch=coordinator_epoch, partitions=one.partitions)

@@ -9,15 +9,15 @@ SELECT verdicts FROM demand_durability() CROSS JOIN commit_offsets(
     offset_leader_epochs => %(offset_leader_epochs)s, offset_metadata => %(offset_metadata)s)
 
 -- name: fetch
--- One row without a topic for each group that is still its coordinator's, then its offsets, all of one moment. What is kept of a deleted
--- topic until housekeeping comes is not told.
+-- One row without a topic for each group that is still its coordinator's (epoch -1: that there is), then its offsets, all of one moment.
+-- What is kept of a deleted topic until housekeeping comes is not told.
 WITH held AS MATERIALIZED (
     SELECT asked.group_id, asked.everything, asked.number
     FROM unnest(%(group_ids)s::text[], %(coordinator_epochs)s::bigint[], %(everything)s::boolean[]) WITH ORDINALITY
          AS asked (group_id, coordinator_epoch, everything, number)
     CROSS JOIN LATERAL (
         SELECT 1 FROM groups AS g
-        WHERE g.group_id = asked.group_id AND g.coordinator_epoch = asked.coordinator_epoch OFFSET 0) AS stored
+        WHERE g.group_id = asked.group_id AND asked.coordinator_epoch IN (-1, g.coordinator_epoch) OFFSET 0) AS stored
 ), found AS (
     SELECT held.number, o.* FROM held CROSS JOIN LATERAL (
         SELECT topic_id, partition, committed_offset, leader_epoch, metadata FROM committed_offsets

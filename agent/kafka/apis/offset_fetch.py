@@ -1,9 +1,9 @@
 """Kafka API 9, OffsetFetch, v1-v10 (KIP-88 all topics, KIP-320 leader epochs, KIP-447 stable offsets, KIP-709 many
 groups, KIP-848 member epochs and topic ids).
 
-All groups of a request are read in one statement, together with their coordinator epochs. What was never committed, or
-in a group or topic that does not exist, is offset -1 without an error; a topic id that does not exist is told. There
-are no transactions yet, so every committed offset is stable.
+All groups of a request are read in one statement. Any agent answers for any group, so that nobody is told
+NOT_COORDINATOR. What was never committed, or in a group or topic that does not exist, is offset -1 without an error; a
+topic id that does not exist is told. There are no transactions yet, so every committed offset is stable.
 """
 
 import logging

@@ -98,6 +98,23 @@ async def test_a_group_of_another_agent_is_refused(sequencer: Sequencer, other: 
         assert await first.coordinator.group(group_id, create=True) is GroupFault.NOT_COORDINATOR
 
 
+async def test_any_agent_tells_the_offsets_of_any_group(
+    sequencer: Sequencer, other: Sequencer, topic_id: TopicId
+) -> None:
+    async with coordinating(sequencer) as first, coordinating(other) as second:
+        await until(lambda: len(first.membership.ring.agents) == 2)
+        group_id = a_group_of(second)
+
+        assert await first.committed(group_id, topic_id) == -1
+        joined = await second.member(group_id)
+        assert await second.commit(group_id, topic_id, 10, joined.member_id, joined.generation) is None
+
+        assert await first.committed(group_id, topic_id) == 10
+        first.coordinator.drain()
+        assert await first.committed(a_group_of(first), topic_id) == -1
+        assert await first.committed(group_id, topic_id) == 10
+
+
 # --- two coordinators of one group
 
 
@@ -117,6 +134,7 @@ async def test_the_earlier_of_two_coordinators_is_fenced(
             refused = await first.commit(group_id, topic_id, 5, joined.member_id, joined.generation)
             assert refused is GroupFault.NOT_COORDINATOR
             assert await second.committed(group_id, topic_id) == 10
+            assert await first.committed(group_id, topic_id) == 10
 
 
 async def test_a_change_by_a_fenced_coordinator_is_neither_written_nor_answered(
@@ -427,11 +445,12 @@ async def test_a_request_more_than_may_wait_is_told_to_try_again(sequencer: Sequ
             task.cancel()
 
 
-async def test_a_group_more_than_may_be_loaded_waits_until_one_is_idle(sequencer: Sequencer) -> None:
+async def test_a_group_more_than_may_be_loaded_waits_until_one_is_idle(sequencer: Sequencer, topic_id: TopicId) -> None:
     async with coordinating(sequencer, groups_loaded=1) as agent:
         joined = await agent.member("readers")
 
         assert await agent.join("others") is GroupFault.OVERLOADED
+        assert await agent.committed("others", topic_id) == -1
         await leave(agent, "readers", joined.member_id)
         assert isinstance(await agent.join("others"), JoinAnswer)
 
