@@ -52,6 +52,7 @@ class FairQueue:
         waiter = _Waiter(size, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(client, deque()).append(waiter)
         self._charged[client] = max(self._charged.get(client, 0.0), self._least_charged)
+        self._forget_spare()
         try:
             await waiter.turn
         except asyncio.CancelledError:
@@ -71,8 +72,7 @@ class FairQueue:
     def charge(self, client: Hashable, cost: float) -> None:
         """Tell what a client's piece came to, for example in seconds; before it is given back."""
         self._charged[client] = max(self._charged.get(client, 0.0), self._least_charged) + cost
-        if len(self._charged) > _SPARE_CHARGES + 2 * len(self._waiting):
-            self._charged = {waiting: self._charged[waiting] for waiting in self._waiting}
+        self._forget_spare()
 
     @asynccontextmanager
     async def turn(self, client: Hashable, size: int = 1) -> AsyncIterator[None]:
@@ -82,6 +82,10 @@ class FairQueue:
             yield
         finally:
             self.give_back(size)
+
+    def _forget_spare(self) -> None:
+        if len(self._charged) > _SPARE_CHARGES + 2 * len(self._waiting):
+            self._charged = {waiting: self._charged[waiting] for waiting in self._waiting}
 
     def _fits(self, size: int) -> bool:
         return not self._taken or self._taken + size <= self._limit

@@ -45,8 +45,11 @@ class Threads:
         """What the call returns or raises."""
         return await self.run_for(None, lambda: call(*arguments, **named))
 
-    async def run_for(self, client: Hashable, call: Callable[[], Result]) -> Result:
-        """The same for a client that shares the threads with others."""
+    async def run_for(
+        self, client: Hashable, call: Callable[[], Result], then: Callable[[], None] = lambda: None
+    ) -> Result:
+        """The same for a client that shares the threads with others. `then` is called once, on the event loop, when the
+        call has ended or can no longer begin: also when the caller was cancelled."""
         took_s = 0.0
 
         def timed() -> Result:
@@ -60,14 +63,20 @@ class Threads:
         def ended(running: "asyncio.Future[Result]") -> None:
             self._queue.charge(client, took_s)
             self._queue.give_back()
+            then()
             if not running.cancelled():
                 running.exception()  # a caller that was cancelled does not ask for it
 
-        await self._queue.take(client)
+        try:
+            await self._queue.take(client)
+        except BaseException:
+            then()
+            raise
         try:
             running = asyncio.get_running_loop().run_in_executor(self._pool, timed)
         except BaseException:
             self._queue.give_back()
+            then()
             raise
         running.add_done_callback(ended)
         return await asyncio.shield(running)

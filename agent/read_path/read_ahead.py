@@ -15,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 from agent.read_path.settings import ReadPathSettings
@@ -154,7 +155,7 @@ class ReadAhead:
                 continue
             for wanted in self._pages.ranges_of(run):
                 range_key = (wanted.page.object_key, wanted.start, wanted.end)
-                if wanted.page in self._unread or range_key in self._unread or self._pages.has(wanted):
+                if self._is_coming(wanted.page) or self._is_coming(range_key) or self._pages.has(wanted):
                     continue
                 is_peers = self._pages.is_of_a_peer(wanted.page)
                 size_bytes = wanted.end - wanted.start if is_peers else wanted.page_bytes
@@ -164,6 +165,9 @@ class ReadAhead:
                 self._queue(_Ahead(course, partition, key, wanted, size_bytes))
             until = run.last_offset + 1
         return until
+
+    def _is_coming(self, key: _Key) -> bool:
+        return key in self._unread or key in self._loading
 
     def _queue(self, ahead: _Ahead) -> None:
         course = ahead.course
@@ -222,9 +226,9 @@ class ReadAhead:
 
     def _forget(self, ahead: _Ahead) -> None:
         course = ahead.course
-        if self._unread.pop(ahead.key, None) is None:
-            return
-        del course.unread[ahead.key]
+        if self._unread.get(ahead.key) is not ahead:
+            return  # it is forgotten already; the page may be another reader's since
+        del self._unread[ahead.key], course.unread[ahead.key]
         course.waiting.pop(ahead.key, None)
         self._unread_bytes -= ahead.size_bytes
         course.unread_bytes -= ahead.size_bytes
@@ -241,8 +245,8 @@ class ReadAhead:
                 continue
             key, ahead = next(iter(course.waiting.items()))
             del course.waiting[key]
-            if key not in self._loading:
-                self._loading[key] = asyncio.create_task(self._load(ahead))
+            task = self._loading[key] = asyncio.create_task(self._load(ahead))
+            task.add_done_callback(partial(self._ended, ahead))
             if course.waiting:
                 self._turns.append(course)
 
@@ -256,8 +260,10 @@ class ReadAhead:
         except (ObjectNotFound, StoreUnavailable, DamagedPage) as error:
             self._forget(ahead)
             _log.info("read ahead: left out", extra={"object_key": ahead.wanted.page.object_key, "error": str(error)})
-        finally:
-            del self._loading[ahead.key]
-            if ahead.course.reader.is_gone:
-                self._leave(ahead.course)
-            self._load_in_turn()
+
+    def _ended(self, ahead: _Ahead, _: asyncio.Task[None]) -> None:
+        """Also for a load that was cancelled before it began."""
+        del self._loading[ahead.key]
+        if ahead.course.reader.is_gone:
+            self._leave(ahead.course)
+        self._load_in_turn()

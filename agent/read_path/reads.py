@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 
 from agent.read_path.fetch_answer import FetchAnswer, PartitionResult, failed, found
@@ -251,7 +252,8 @@ class ReadPath:
             if len(beyond) < _FEWEST_RUNS_AHEAD or sum(run.length for run in beyond) < partition.max_bytes:
                 self._further[partition.key] = end
         if self._further and self._asks_further is None:
-            self._asks_further = asyncio.create_task(self._ask_further())
+            # In a context of its own: it asks for all readers, not for the client whose fetch began it.
+            self._asks_further = asyncio.create_task(self._ask_further(), context=Context())
 
     async def _ask_further(self) -> None:
         """One statement at a time, for all partitions that readers came to the end of meanwhile."""

@@ -108,10 +108,15 @@ class TimeLookup:
     async def _first_of_run(
         self, run: RunCoordinate, timestamp_ms: int, log_start_offset: int, client: Hashable
     ) -> TimedOffset | None:
-        async with self._reading.turn(client, run.length):
+        await self._reading.take(client, run.length)
+        give_back = partial(self._reading.give_back, run.length)
+        try:
             run_bytes = await self._pages.read_run(run)
-            find = partial(first_of_run, run_bytes, timestamp_ms, log_start_offset, self._most_plain_bytes)
-            return await self._threads.run_for(client, find)
+        except BaseException:
+            give_back()
+            raise
+        find = partial(first_of_run, run_bytes, timestamp_ms, log_start_offset, self._most_plain_bytes)
+        return await self._threads.run_for(client, find, give_back)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,6 +135,18 @@ async def test_whoever_is_cancelled_as_its_turn_comes_gives_it_on() -> None:
     assert (queue.taken, queue.waiting) == (0, 0)
 
 
+async def test_clients_that_are_gone_are_forgotten_though_the_queue_is_never_empty() -> None:
+    queue = FairQueue(1)
+    await queue.take(-1)
+    for client in range(3_000):
+        waits = asyncio.create_task(queue.take(client))
+        await asyncio.sleep(0)
+        queue.give_back()
+        await waits
+
+    assert len(queue._charged) <= 1_010
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12), st.booleans()), max_size=30))
 def test_the_limit_holds_and_all_is_given_back(pieces: list[tuple[int, int, bool]]) -> None:
     async def run() -> None:

@@ -46,6 +46,30 @@ async def test_a_call_that_nobody_waits_for_any_more_keeps_its_thread_until_it_e
     threads.close()
 
 
+@pytest.mark.parametrize("cancelled", ["not", "while it runs", "while it waits"])
+async def test_what_a_call_holds_is_given_back_once_it_has_ended_or_can_no_longer_begin(cancelled: str) -> None:
+    threads, gate, begun = Threads("test", 1), threading.Event(), threading.Event()
+    ends: list[bool] = []
+
+    def call() -> None:
+        begun.set()
+        gate.wait(60)
+
+    first = asyncio.create_task(threads.run(call)) if cancelled == "while it waits" else None
+    held = asyncio.create_task(threads.run_for("client", call, lambda: ends.append(gate.is_set())))
+    await until(begun.is_set)
+    if cancelled != "not":
+        held.cancel()
+        await asyncio.wait([held])
+    assert ends == ([False] if cancelled == "while it waits" else [])
+    gate.set()
+    await until(lambda: not threads.running)
+    await asyncio.gather(*filter(None, [first, held]), return_exceptions=True)
+
+    assert ends == ([False] if cancelled == "while it waits" else [True])
+    threads.close()
+
+
 async def test_a_call_cancelled_while_it_waits_never_runs() -> None:
     threads, gate, ran = Threads("test", 1), threading.Event(), list[str]()
     first = asyncio.create_task(threads.run(gate.wait, 60))

@@ -18,7 +18,7 @@ from sequencer.coordinates import RunCoordinate
 from storage.identifiers import ObjectKey, Offset, Partition, new_segment_id
 from storage.keys import merged_key
 from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
+from storage.object_store import ObjectStore, StoreUnavailable
 from tests.agent.read_path.a_log import RING, ALog, AReader, an_agent_reading, read_now, values_of
 from tests.cache_ring.builders import a_run, an_address
 from tests.waiting import until
@@ -34,10 +34,13 @@ class GatedStore(MemoryStore):
         super().__init__()
         self.gate = asyncio.Event()
         self.asked: list[ObjectKey] = []
+        self.is_away = False
 
     async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes | memoryview:
         self.asked.append(key)
         await self.gate.wait()
+        if self.is_away:
+            raise StoreUnavailable("it is away")
         return await super().get(key, start, end)
 
 
@@ -168,6 +171,40 @@ async def test_a_reader_that_jumps_leaves_its_room_to_where_it_goes_on(sequencer
 
         assert set(all_of.store.asked) == {run.object_key for run in (*runs[1:7], *runs[31:37])}
         assert all_of.ahead.counts.bytes_wasted == READER_PAGES * OBJECT_BYTES
+
+
+async def test_a_load_that_is_cancelled_before_it_began_leaves_its_place(sequencer: Sequencer) -> None:
+    """One fetch may name a partition twice, first further on."""
+    async with gated(sequencer) as all_of:
+        reader, runs = AReader(), await all_of.objects(40)
+        all_of.read(reader, runs[20:])
+        all_of.read(reader, runs)
+        all_of.store.gate.set()
+        await until(lambda: not all_of.ahead.loading)
+
+        all_of.read(AReader(), runs)
+        await until(lambda: all_of.ahead.counts.loads > 0 and not all_of.ahead.loading)
+
+        assert {run.object_key for run in runs[20:]}.isdisjoint(all_of.store.asked)
+
+
+async def test_a_load_that_fails_leaves_the_page_to_the_reader_that_has_it_since(sequencer: Sequencer) -> None:
+    broken: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
+    async with gated(sequencer) as all_of:
+        one, other, runs = AReader(), AReader(), await all_of.objects(3)
+        all_of.read(one, runs)
+        await until(lambda: len(all_of.store.asked) == 2)
+        all_of.read(one, runs[1:])
+        all_of.read(other, runs)
+        all_of.store.is_away = True
+        all_of.store.gate.set()
+        await until(lambda: not all_of.ahead.loading)
+        assert (all_of.ahead.unread_bytes, all_of.ahead.unread_pages, broken) == (0, 0, [])
+
+        all_of.store.is_away = False
+        all_of.read(other, runs)
+        await until(lambda: all_of.ahead.counts.loads == 2)
 
 
 async def test_readers_take_turns_and_share_the_room(sequencer: Sequencer) -> None:
