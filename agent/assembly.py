@@ -11,6 +11,7 @@ from agent.groups.group_metrics import GroupMetrics
 from agent.groups.group_offsets import GroupOffsets
 from agent.groups.offset_batches import OffsetBatches
 from agent.groups.settings import GroupSettings
+from agent.kafka.answer_memory import AnswerMemory
 from agent.kafka.lookup_pace import LookupPace
 from agent.kafka.memory import MemoryBudget
 from agent.kafka.mutation_quota import mutation_quotas
@@ -160,7 +161,7 @@ def assemble(
         coordinator=coordinator,
         group_offsets=GroupOffsets(coordinator, offset_batches, sequencer.committed_offsets),
         request_memory=request_memory,
-        metadata_memory=MemoryBudget(settings.agent.metadata_answer_bytes),
+        answer_memory=AnswerMemory(settings.agent.large_answer_bytes),
         overload=Overload(request_memory, write_path, reads, lookups, settings.agent, metrics),
         telemetry=Telemetry(settings.agent, metrics, clock),
         metrics=metrics,

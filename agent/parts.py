@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from agent.groups.coordinator import Coordinator
 from agent.groups.group_offsets import GroupOffsets
 from agent.groups.settings import GroupSettings
+from agent.kafka.answer_memory import AnswerMemory
 from agent.kafka.lookup_pace import LookupPace
 from agent.kafka.memory import MemoryBudget
 from agent.kafka.overload import Overload
@@ -48,8 +49,8 @@ class Parts:
     coordinator: Coordinator
     group_offsets: GroupOffsets
     request_memory: MemoryBudget
-    metadata_memory: MemoryBudget
-    """For answers to Metadata requests of many partitions."""
+    answer_memory: AnswerMemory
+    """For answers about all topics or groups."""
     overload: Overload
     telemetry: Telemetry
     metrics: Metrics

@@ -100,9 +100,9 @@ class AgentSettings(BaseSettings):
     """The same for a frame that has memory reserved, while other requests wait for memory."""
     unreserved_frame_bytes: int = Field(default=4_096, ge=0)
     """Bytes of a frame that are taken before memory for all of it is reserved, per connection."""
-    metadata_answer_bytes: int = Field(default=6_291_456, ge=1024)
-    """Answers to Metadata requests in memory together, of those with more than 1,000 partitions. A larger one is made
-    when there is no other."""
+    large_answer_bytes: int = Field(default=6_291_456, ge=1024)
+    """Answers about all topics or groups in memory together, of those above 64 KiB. A larger one is made when there is
+    no other. The clients of one host take at most half."""
     send_timeout_s: float = Field(default=60.0, gt=0)
     """A client that takes no byte of its answer for this long is disconnected."""
 

@@ -1,9 +1,16 @@
-"""Long work on the event loop in slices, between which others get their turn."""
+"""Long work on the event loop in slices, between which others get their turn.
+
+All such work takes turns: the loop works on one slice in each of its rounds, however many answers are made at once.
+"""
 
 import asyncio
 import time
+from collections import deque
 from typing import Final
+from weakref import WeakKeyDictionary
 
+_FREE_S: Final = 0.000_1
+"""Work that takes no longer does not wait for a turn."""
 _SLICE_S: Final = 0.002
 
 
@@ -11,10 +18,45 @@ class Slices:
     """Of one piece of work."""
 
     def __init__(self) -> None:
-        self._began_s = time.perf_counter()
+        self._ends_s = time.perf_counter() + _FREE_S
 
     async def look(self) -> None:
         """Ends the slice if it has taken long enough. Call it about every 50 µs of work."""
-        if time.perf_counter() - self._began_s > _SLICE_S:
-            await asyncio.sleep(0)
-            self._began_s = time.perf_counter()
+        if time.perf_counter() >= self._ends_s:
+            await _turns().turn()
+            self._ends_s = time.perf_counter() + _SLICE_S
+
+
+class _Turns:
+    """Of one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._goes_on = False
+
+    async def turn(self) -> None:
+        loop = asyncio.get_running_loop()
+        place = loop.create_future()
+        self._waiting.append(place)
+        if not self._goes_on:
+            self._goes_on = True
+            loop.call_soon(self._next)
+        await place
+
+    def _next(self) -> None:
+        """In each round of the loop one turn, until none waits."""
+        while self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(None)
+                break
+        self._goes_on = bool(self._waiting)
+        if self._goes_on:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
+_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
+
+
+def _turns() -> _Turns:
+    return _of_loops.setdefault(asyncio.get_running_loop(), _Turns())

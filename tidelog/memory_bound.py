@@ -52,7 +52,7 @@ def _of_requests(settings: AllSettings) -> dict[str, int]:
         "max_connections and max_forwarded_connections": CONNECTION_BYTES * connections,
         "unreserved_frame_bytes of max_connections": agent.unreserved_frame_bytes * agent.max_connections,
         "write_buffer_bytes of max_connections": agent.write_buffer_bytes * agent.max_connections,
-        "metadata_answer_bytes": agent.metadata_answer_bytes,
+        "large_answer_bytes": agent.large_answer_bytes,
         "max_decompressed_bytes of validation_threads": agent.max_decompressed_bytes * agent.validation_threads,
         # A push as it came, decompressed, and read.
         "telemetry_max_bytes": 3 * agent.telemetry_max_bytes,

@@ -171,7 +171,12 @@ class Dispatch:
             except Exception as error:  # noqa: BLE001 - raised where the answer is sent
                 answer.set_exception(error)
 
-        return begin(request.payload, context, respond)
+        try:
+            return begin(request.payload, context, respond)
+        except Exception as error:  # noqa: BLE001 - raised where the answer is sent
+            if not answer.done():
+                answer.set_exception(error)
+            return True
 
     async def answer(self, request: Request, context: RequestContext) -> list[Chunk] | None:
         """The response's buffers, or None if the request wants none."""

@@ -98,6 +98,7 @@ class MetadataEncoder:
                 self._pieces += (before, number.to_bytes(4, "big"), behind)
             await self._end_piece()
         self._pieces.append(behind_topic)
+        await self._end_piece()
 
     def response(self, response: object) -> Encoded:
         """`response` comes without topics; it gets those that were added."""

@@ -27,31 +27,26 @@ from agent.slices import Slices
 from sequencer.coordinates import PartitionKey
 
 _UNKNOWN: Final = i64(-1)
+_PARTITION_BYTES: Final = 600
+"""While the answer is made."""
 
 
 async def handle(request: DescribeLogDirsRequest, context: RequestContext) -> DescribeLogDirsResponse:
     try:
-        sizes = await _sizes(request, context)
+        found = await _found(request, context)
     except ADMINISTRATION_ERRORS as error:
         return _response(context, administration_code(error), ())
-    by_topic: dict[str, list[DescribeLogDirsPartition]] = defaultdict(list)
     slices = Slices()
-    for (name, number), size_bytes in sorted(sizes.items()):
+    topics = []
+    for name, partitions in sorted(found.items()):
+        partitions.sort(key=lambda partition: partition.partition_index)
+        topics.append(DescribeLogDirsTopic(name=TopicName(name), partitions=tuple(partitions)))
         await slices.look()
-        by_topic[name].append(
-            DescribeLogDirsPartition(
-                partition_index=i32(number), partition_size=i64(size_bytes), offset_lag=i64(0), is_future_key=False
-            )
-        )
-    topics = tuple(
-        DescribeLogDirsTopic(name=TopicName(name), partitions=tuple(partitions))
-        for name, partitions in by_topic.items()
-    )
-    return _response(context, ErrorCode.none, topics)
+    return _response(context, ErrorCode.none, tuple(topics))
 
 
-async def _sizes(request: DescribeLogDirsRequest, context: RequestContext) -> dict[tuple[str, int], int]:
-    """By topic and partition: what is asked for and shown by this agent. Raises one of ADMINISTRATION_ERRORS."""
+async def _found(request: DescribeLogDirsRequest, context: RequestContext) -> dict[str, list[DescribeLogDirsPartition]]:
+    """By topic: what is asked for and shown by this agent. Raises one of ADMINISTRATION_ERRORS."""
     directory = context.parts.topics
     if request.topics is None:
         topics = {topic.name: topic for topic in await directory.all()}
@@ -59,13 +54,20 @@ async def _sizes(request: DescribeLogDirsRequest, context: RequestContext) -> di
     else:
         topics = await directory.fresh([asked.topic for asked in request.topics])
         wanted = {(str(asked.topic), int(partition)) for asked in request.topics for partition in asked.partitions}
+    partitions = sum(topic.partition_count for topic in topics.values())
+    await context.parts.answer_memory.reserve(partitions * _PARTITION_BYTES, context)
     names = {topic.topic_id: topic.name for topic in topics.values()}
     sizes = await context.parts.sequencer.administration.sizes(list(names))
-    found, slices = {}, Slices()
+    found: dict[str, list[DescribeLogDirsPartition]] = defaultdict(list)
+    slices = Slices()
     for key, size_bytes in sizes.items():
-        place = (names[key[0]], int(key[1]))
-        if (wanted is None or place in wanted) and _is_shown_here(key, context):
-            found[place] = size_bytes
+        name, number = names[key[0]], int(key[1])
+        if (wanted is None or (name, number) in wanted) and _is_shown_here(key, context):
+            found[name].append(
+                DescribeLogDirsPartition(
+                    partition_index=i32(number), partition_size=i64(size_bytes), offset_lag=i64(0), is_future_key=False
+                )
+            )
         await slices.look()
     return found
 

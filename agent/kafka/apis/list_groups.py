@@ -6,7 +6,7 @@ type filters everything out.
 """
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 from kio.schema.list_groups.v5.response import ListedGroup, ListGroupsResponse
@@ -14,9 +14,13 @@ from kio.schema.types import GroupId
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.slices import Slices
 from sequencer.database import SequencerUnavailable
 
 log = logging.getLogger(__name__)
+
+_GROUP_BYTES: Final = 700
+"""While the answer is made."""
 
 
 async def handle(request: Any, context: RequestContext) -> ListGroupsResponse:
@@ -33,14 +37,21 @@ async def handle(request: Any, context: RequestContext) -> ListGroupsResponse:
 async def _list(request: Any, context: RequestContext) -> list[ListedGroup]:
     states = frozenset(state.strip().lower() for state in getattr(request, "states_filter", ()))
     kinds = frozenset(kind.strip().lower() for kind in getattr(request, "types_filter", ()))
-    found = (_now(listed, context) for listed in await context.parts.sequencer.groups.list())
-    return [
-        group
-        for group in found
-        if group is not None
-        and (not states or group.group_state.lower() in states)
-        and (not kinds or group.group_type in kinds)
-    ]
+    memory = context.parts.answer_memory
+    await memory.reserve(memory.all_groups_bytes, context)
+    listed = await context.parts.sequencer.groups.list()
+    memory.all_groups_bytes = len(listed) * _GROUP_BYTES
+    found, slices = [], Slices()
+    for one in listed:
+        group = _now(one, context)
+        if (
+            group is not None
+            and (not states or group.group_state.lower() in states)
+            and (not kinds or group.group_type in kinds)
+        ):
+            found.append(group)
+        await slices.look()
+    return found
 
 
 def _now(listed: Any, context: RequestContext) -> ListedGroup | None:

@@ -8,7 +8,6 @@ that there are none. So it is where no agent is known to be alive, not even this
 an answer without brokers librdkafka 2.13 to 2.16 forgets all addresses, and never comes back (its issue 5301).
 """
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,8 +37,7 @@ from storage.identifiers import TopicId
 
 log = logging.getLogger(__name__)
 
-_FEW_PARTITIONS: Final = 1_000
-"""An answer of no more takes no reserved memory."""
+_TOPIC_BYTES: Final = 64
 _PARTITION_BYTES: Final = 64
 """Of an answer, with some replicas."""
 _FIRST_VERSION_WITHOUT_NAMES: Final = 12
@@ -67,7 +65,7 @@ class _Found:
 
 async def handle(request: MetadataRequest, context: RequestContext) -> Encoded:
     found = await _topics(request, context)
-    await _reserve(found, context)
+    await context.parts.answer_memory.reserve(sum(map(_size, found)), context)
     asked = getattr(request, "include_topic_authorized_operations", False)
     answer = MetadataEncoder(context.api_version, partial(route_of, context))
     for topic in found:
@@ -88,18 +86,8 @@ async def handle(request: MetadataRequest, context: RequestContext) -> Encoded:
     return answer.response(response)
 
 
-async def _reserve(found: Sequence[_Found], context: RequestContext) -> None:
-    """Waits until the agent has memory for an answer of many partitions. It is given back when the answer is sent."""
-    partitions = sum(topic.partitions for topic in found)
-    if partitions <= _FEW_PARTITIONS:
-        return
-    memory = context.parts.metadata_memory
-    try:
-        async with asyncio.timeout(context.settings.send_timeout_s):
-            reserved = await memory.reserve(min(partitions * _PARTITION_BYTES, memory.limit_bytes))
-    except TimeoutError as error:
-        raise CloseConnection("too many large answers to Metadata requests are in memory") from error
-    context.memory.when_released(reserved.release)
+def _size(topic: _Found) -> int:
+    return _TOPIC_BYTES + len(topic.said.name or "") + topic.partitions * _PARTITION_BYTES
 
 
 def _pause(topics: Sequence[_Found], context: RequestContext) -> i32Timedelta:

@@ -115,7 +115,8 @@ def test_the_bytes_are_kios(version: int, topics: list[tuple[str, UUID, list[Rou
     assert asyncio.run(encoded()) == whole(version, topics, response)
 
 
-async def test_others_are_answered_while_an_answer_of_many_partitions_is_made() -> None:
+@pytest.mark.parametrize(("topics", "partitions"), [(20, 10_000), (20_000, 0)])
+async def test_others_are_answered_while_a_long_answer_is_made(topics: int, partitions: int) -> None:
     turns = 0
 
     async def another() -> None:
@@ -128,8 +129,8 @@ async def test_others_are_answered_while_an_answer_of_many_partitions_is_made() 
     encoder = MetadataEncoder(12, lambda *_: route)
     said = MetadataResponseTopic(error_code=ErrorCode.none, name=TopicName("t"), topic_id=UUID(int=1), partitions=())
     task = asyncio.create_task(another())
-    for _ in range(20):
-        await encoder.add(said, 10_000)
+    for _ in range(topics):
+        await encoder.add(said, partitions)
     task.cancel()
 
     assert turns > 20
@@ -137,19 +138,19 @@ async def test_others_are_answered_while_an_answer_of_many_partitions_is_made() 
 
 async def test_large_answers_wait_for_memory_until_those_before_them_are_sent(database_url: str) -> None:
     everything = request(3, 12, topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=False)
-    async with running(database_url, metadata_answer_bytes=1024, topic_mutations_per_s=0) as agent:
+    async with running(database_url, large_answer_bytes=1024, topic_mutations_per_s=0) as agent:
         slow, quick = await Wire.connect(agent.app.kafka_port), await Wire.connect(agent.app.kafka_port)
         assert agent.app._reached.assembly is not None
-        memory = agent.app._reached.assembly.parts.metadata_memory
+        memory = agent.app._reached.assembly.parts.answer_memory
         for number in range(3):
             await create(quick, f"orders-{number}", num_partitions=1_000)
-        held = await memory.reserve(1024)
+        await memory.take("elsewhere", 0, 1024)
         sent = [await wire.send(everything) for wire in (slow, quick)]
-        await until(lambda: memory.waiters == 2)
-        held.release()
+        await until(lambda: memory.waiting == 2)
+        memory.give_back("elsewhere", 1024)
 
         answers = [await wire.receive(one) for wire, one in zip((slow, quick), sent, strict=True)]
-        await until(lambda: memory.used_bytes == 0)
+        await until(lambda: memory.taken_bytes == 0)
         for wire in (slow, quick):
             wire.close()
 

@@ -1,0 +1,78 @@
+"""Memory for large answers, from before they are made until they are sent.
+
+An answer about all topics or groups may take thousands of times what its request takes.
+
+Promises:
+- Large answers take no more than the limit together. One that is larger than the limit is made alone.
+- The clients of one host take at most half of it. Hosts take turns, and so do the connections of a host.
+- A wait ends after `send_timeout_s`, by closing the connection.
+"""
+
+import asyncio
+from functools import partial
+from typing import Final
+
+from agent.kafka.api import CloseConnection
+from agent.kafka.context import RequestContext
+from storage.fair_queue import FairQueue
+
+_SMALL_BYTES: Final = 65_536
+"""An answer of no more takes no reserved memory."""
+
+
+class AnswerMemory:
+    """One per agent."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._all = FairQueue(limit_bytes)
+        self._hosts: dict[str, FairQueue] = {}
+        """Of those with answers in memory, or that wait."""
+        self.all_groups_bytes = 0
+        """What the last answer about all groups took: how many there are is known only once they are read."""
+
+    @property
+    def taken_bytes(self) -> int:
+        return self._all.taken
+
+    @property
+    def waiting(self) -> int:
+        return self._all.waiting + sum(of_host.waiting for of_host in self._hosts.values())
+
+    async def reserve(self, size_bytes: int, context: RequestContext) -> None:
+        """Waits for room for the answer to this request. It is given back once the answer is sent. Raises
+        CloseConnection."""
+        if size_bytes <= _SMALL_BYTES:
+            return
+        connection = context.connection
+        host = connection.peer.rpartition(":")[0]
+        try:
+            async with asyncio.timeout(context.settings.send_timeout_s):
+                await self.take(host, connection.connection_id, size_bytes)
+        except TimeoutError as error:
+            raise CloseConnection("too many large answers are in memory") from error
+        context.memory.when_released(partial(self.give_back, host, size_bytes))
+
+    async def take(self, host: str, connection_id: int, size_bytes: int) -> None:
+        of_host = self._hosts.setdefault(host, FairQueue(self._limit_bytes // 2))
+        try:
+            await of_host.take(connection_id, size_bytes)
+        except BaseException:
+            self._forget_idle(host)
+            raise
+        try:
+            await self._all.take(host, size_bytes)
+        except BaseException:
+            of_host.give_back(size_bytes)
+            self._forget_idle(host)
+            raise
+
+    def give_back(self, host: str, size_bytes: int) -> None:
+        self._hosts[host].give_back(size_bytes)
+        self._all.give_back(size_bytes)
+        self._forget_idle(host)
+
+    def _forget_idle(self, host: str) -> None:
+        of_host = self._hosts[host]
+        if not of_host.taken and not of_host.waiting:
+            del self._hosts[host]
