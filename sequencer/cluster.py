@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sequencer.database import Database
 from sequencer.migrate import migrations
 from sequencer.named_sql import load_statements
-from sequencer.primaries import DatabaseIdentity
+from sequencer.servers import DatabaseIdentity
 
 SQL = load_statements("cluster")
 

@@ -40,8 +40,7 @@ from sequencer.failures import DatabaseCounters, Failures
 from sequencer.fair_queue import Asker
 from sequencer.kept_connection import KeptConnection, KeptStatement, Values, values_of
 from sequencer.lookout import Confirmation, watch
-from sequencer.primaries import DatabaseIdentity
-from sequencer.servers import DURABILITY, Servers
+from sequencer.servers import DURABILITY, DatabaseIdentity, Servers
 from sequencer.settings import SequencerSettings
 from sequencer.to_the_end import Timer, ToTheEnd
 

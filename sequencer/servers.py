@@ -5,11 +5,15 @@ Promises:
   statement.
 - When one shows another Postgres than before, `on_change` is called before the connection is used.
 - An old primary (a standby of it was promoted) is refused. So is a database other than the one to keep to.
+
+`Primaries` is pure: the caller asks the servers and acts on the verdict.
 """
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum, auto
 from typing import Any, LiteralString
 
 import psycopg
@@ -18,7 +22,6 @@ from psycopg import errors
 from sequencer.connection_options import CheckedConnection
 from sequencer.database_errors import SequencerUnavailable, describe_address, moved
 from sequencer.durability import Durability
-from sequencer.primaries import DatabaseIdentity, Primaries, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +37,42 @@ DURABILITY: LiteralString = (
     "SELECT current_setting('synchronous_commit') AS synchronous_commit,"
     " current_setting('synchronous_standby_names') AS synchronous_standby_names"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseIdentity:
+    """Which Postgres this is. A failover to a standby raises the timeline; a restored backup may change both."""
+
+    system_identifier: int
+    timeline: int
+
+
+class Verdict(Enum):
+    SAME = auto()
+    CHANGED = auto()
+    """Another Postgres than before answers. Forget what is known of the former one."""
+    OLD = auto()
+    """A standby of this server was promoted. Believe nothing that it says."""
+
+
+class Primaries:
+    """The servers seen so far."""
+
+    def __init__(self) -> None:
+        self.current: DatabaseIdentity | None = None
+        self._highest: dict[int, int] = {}
+        """Timelines by system identifier."""
+
+    def highest_timeline(self, system_identifier: int) -> int:
+        return self._highest.get(system_identifier, 0)
+
+    def judge(self, seen: DatabaseIdentity) -> Verdict:
+        """Judges the server that a connection leads to. Unless it is old, it becomes the current one."""
+        if seen.timeline < self.highest_timeline(seen.system_identifier):
+            return Verdict.OLD
+        self._highest[seen.system_identifier] = seen.timeline
+        before, self.current = self.current, seen
+        return Verdict.SAME if before in (None, seen) else Verdict.CHANGED
 
 
 class Servers:

@@ -9,7 +9,7 @@ Promises:
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from spark_compaction.bucket import Bucket
-from spark_compaction.parquet_schema import PARQUET_SCHEMA
 from storage.identifiers import ObjectKey, Partition, TopicId
 
 METADATA_KEYS: Final = ("tidelog.topic_id", "tidelog.partition", "tidelog.base_offset", "tidelog.last_offset")
@@ -141,3 +140,34 @@ def _table(partition: Partition, batches: list[pa.RecordBatch]) -> pa.Table:
     partitions = pa.repeat(pa.scalar(partition, pa.int32()), records.num_rows)
     with_partition = records.add_column(0, PARQUET_SCHEMA.field("partition"), partitions)
     return with_partition.cast(PARQUET_SCHEMA)
+
+
+def _field(field_id: int, name: str, kind: pa.DataType, *, nullable: bool) -> "pa.Field[Any]":
+    return pa.field(name, kind, nullable=nullable, metadata={"PARQUET:field_id": str(field_id)})
+
+
+PARQUET_SCHEMA = pa.schema(
+    [
+        _field(1, "partition", pa.int32(), nullable=False),
+        _field(2, "offset", pa.int64(), nullable=False),
+        _field(3, "timestamp", pa.timestamp("us", tz="UTC"), nullable=True),
+        _field(4, "timestamp_type", pa.int32(), nullable=False),
+        _field(5, "key", pa.binary(), nullable=True),
+        _field(6, "value", pa.binary(), nullable=True),
+        _field(
+            7,
+            "headers",
+            pa.list_(
+                _field(
+                    8,
+                    "element",
+                    pa.struct(
+                        [_field(9, "key", pa.string(), nullable=False), _field(10, "value", pa.binary(), nullable=True)]
+                    ),
+                    nullable=False,
+                )
+            ),
+            nullable=False,
+        ),
+    ]
+)

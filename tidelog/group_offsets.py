@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from tidelog.durations import parse_duration
+from tidelog.output import parse_duration
 
 _WHERE_TO: Final = "--to-earliest, --to-latest, --to-offset, --shift-by, --to-datetime, --by-duration"
 

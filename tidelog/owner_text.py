@@ -4,7 +4,7 @@ from datetime import datetime
 
 from sequencer.ownership import OwnershipState
 from sequencer.ownership_rules import OwnerObject
-from tidelog.durations import as_text
+from tidelog.output import as_text
 
 
 def owner_text(owner: OwnerObject | None, state: OwnershipState, now: datetime) -> str:

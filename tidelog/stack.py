@@ -20,10 +20,10 @@ from typing import Literal, Self
 
 from sequencer.migrate import migrate
 from tidelog.agent_process import AgentAddress, AgentProcess
-from tidelog.counted import counted
 from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresFailed
 from tidelog.embedded.s3_endpoint import EndpointFailed, S3Endpoint
 from tidelog.errors import UserError
+from tidelog.output import counted
 from tidelog.ports import picked_ports, require_free
 from tidelog.stack_file import StackAddresses, locked, remove_stack_file, write_stack_file
 from tidelog.watchdog import Watchdog

@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent.groups.coordinator import Coordinator
-from agent.groups.few_at_a_time import few_at_a_time
 from agent.groups.offset_batches import OffsetBatches
 from agent.groups.running_group import RunningGroup
 from agent.groups.values import GroupFault
 from sequencer.committed_offsets import CommittedOffset, CommittedOffsets, OffsetCommit, OffsetQuery, PartitionKey
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from storage.side_by_side import few_at_a_time
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.kafka.api import Api
-from agent.kafka.not_served import NOT_SERVED
-from agent.kafka.served import APIS
+from agent.kafka.served import APIS, NOT_SERVED
 from sequencer.topic_config import KNOWN_CONFIGS, REFUSED_CONFIGS
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "kafka-api.md"

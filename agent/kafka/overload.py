@@ -1,9 +1,14 @@
-"""What an answer's throttle_time is now, in milliseconds: the agent's budgets, looked at when the answer is made."""
+"""How long an overloaded agent asks a client to pause (KIP-219): its budgets, looked at when the answer is made.
 
-from collections.abc import Callable, Sequence
+An agent that is overloaded does not read its clients' sockets; that is what slows them down in the end. The pause comes
+before that, so that clients wait where they can show it. Promises of `throttle_ms`: there is no pause while every
+budget is used to less than `from_share`; it grows with the fullest one; it never exceeds `longest_ms`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from agent.kafka.memory import MemoryBudget
-from agent.kafka.throttle import ThrottlePolicy, throttle_ms
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
 from agent.settings import AgentSettings
@@ -70,3 +75,17 @@ class Overload:
         pause_ms = throttle_ms(used_shares, self._policy)
         self.count_pause(api, pause_ms)
         return pause_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThrottlePolicy:
+    from_share: float
+    """Of a budget, in [0, 1): used to more than this, clients are asked to pause."""
+    longest_ms: int
+
+
+def throttle_ms(used_shares: Iterable[float], policy: ThrottlePolicy) -> int:
+    """The pause in milliseconds for budgets used to these shares: in proportion to what is beyond `from_share`."""
+    fullest = max(used_shares, default=0.0)
+    beyond = (fullest - policy.from_share) / (1.0 - policy.from_share)
+    return round(policy.longest_ms * min(1.0, max(0.0, beyond)))

@@ -9,7 +9,7 @@ import pytest
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.commits import Assigned
 from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.primaries import DatabaseIdentity, Primaries, Verdict
+from sequencer.servers import DatabaseIdentity, Primaries, Verdict
 from sequencer.topics import Topic
 from storage.identifiers import Offset
 from storage.memory_store import MemoryStore

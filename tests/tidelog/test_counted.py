@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidelog.counted import counted
+from tidelog.output import counted
 
 
 @pytest.mark.parametrize(("number", "said"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows"), (1_000, "1,000 rows")])

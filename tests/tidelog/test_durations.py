@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from tidelog.durations import as_text, parse_duration
+from tidelog.output import as_text, parse_duration
 
 
 @pytest.mark.parametrize(

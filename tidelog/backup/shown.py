@@ -12,8 +12,7 @@ from rich.table import Table
 
 from tidelog.backup.barman import BaseBackup
 from tidelog.backup.wanted import Check, WantedSetting
-from tidelog.counted import counted
-from tidelog.durations import as_text
+from tidelog.output import as_text, counted
 
 
 @contextmanager

@@ -30,11 +30,9 @@ from tidelog.backup.server import LEFT_BY_A_RESTORE, Server, ServerState, connec
 from tidelog.backup.settings import BackupSettings
 from tidelog.backup.shown import progress, show_checks, show_restored, show_wanted, size
 from tidelog.backup.wanted import Effect, WantedSetting, checks, wanted_settings
-from tidelog.counted import counted
-from tidelog.durations import as_text
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
-from tidelog.print_json import print_json
+from tidelog.output import as_text, counted, print_json
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 

@@ -16,12 +16,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from tidelog.counted import counted
-from tidelog.durations import as_text
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.http_client import ask
-from tidelog.print_json import print_json
+from tidelog.output import as_text, counted, print_json
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 

@@ -22,9 +22,9 @@ from sequencer.recovery import GoneRange
 from sequencer.store_identity import WrongStore
 from storage.object_store import StoreSettings, StoreUnavailable
 from storage.open_store import open_store
-from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
+from tidelog.output import counted
 from tidelog.owner_text import owner_text
 from tidelog.readiness import complaints
 from tidelog.setting_options import with_settings

@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tidelog.counted import counted
-from tidelog.durations import as_text
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.group_offsets import (
@@ -25,7 +23,7 @@ from tidelog.group_offsets import (
     plan_reset,
 )
 from tidelog.groups_client import GroupsClient, GroupView, in_use
-from tidelog.print_json import print_json
+from tidelog.output import as_text, counted, print_json
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 

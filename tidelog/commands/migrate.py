@@ -8,9 +8,9 @@ from rich.console import Console
 from sequencer.database import SequencerUnavailable
 from sequencer.migrate import MigrationRefused, migrate
 from sequencer.settings import MigrationSettings
-from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
+from tidelog.output import counted
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 

@@ -8,10 +8,10 @@ import typer
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from rich.console import Console
 
-from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.kafka_client import as_user_error, client_config, not_acknowledged
+from tidelog.output import counted
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 

@@ -24,9 +24,9 @@ from sequencer.store_identity import WrongStore
 from storage.journal_format import CorruptJournal
 from storage.object_store import ObjectNotFound, StoreSettings, StoreUnavailable
 from storage.open_store import open_store
-from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
+from tidelog.output import counted
 from tidelog.owner_text import owner_text
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.sql import QueryResult, query
-from tidelog.counted import counted
+from tidelog.output import counted
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 from tidelog.spark_errors import spark_command

@@ -9,10 +9,9 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from tidelog.counted import counted
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
-from tidelog.print_json import print_json
+from tidelog.output import counted, print_json
 from tidelog.setting_options import with_settings
 from tidelog.settings import ClientSettings
 from tidelog.topics_client import TopicsClient

@@ -23,7 +23,6 @@ from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i8, i32
 
 from agent.group_error_codes import group_code
-from agent.groups.few_at_a_time import few_at_a_time
 from agent.groups.values import Assignment, DescribedMember, GroupDescription, GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.authorized_operations import GROUP_OPERATIONS, told
@@ -31,6 +30,7 @@ from agent.kafka.context import RequestContext
 from sequencer.database import SequencerUnavailable
 from sequencer.topics import Topic
 from storage.identifiers import TopicId
+from storage.side_by_side import few_at_a_time
 
 log = logging.getLogger(__name__)
 

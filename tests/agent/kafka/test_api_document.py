@@ -3,8 +3,7 @@
 from kio.schema.index import api_key_map
 
 from agent.kafka.api_document import PAGE, document
-from agent.kafka.not_served import NOT_SERVED
-from agent.kafka.served import APIS
+from agent.kafka.served import APIS, NOT_SERVED
 
 
 def test_the_page_is_as_the_handlers_say() -> None:

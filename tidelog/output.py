@@ -1,8 +1,17 @@
-"""Spans of time as a person says and reads them (pure)."""
+"""What commands print: numbers of things and spans of time as a person says them, and JSON for programs."""
 
+import json
 import re
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
+
+import typer
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 record`, `1,000 records`; `thing` takes an s."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
 
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 _ISO: Final = re.compile(
@@ -36,3 +45,8 @@ def parse_duration(text: str) -> timedelta:
     if not given:
         raise ValueError(f"'{text}' is no duration such as 1h30m, 7d or PT1H30M")
     return timedelta(**given)
+
+
+def print_json(value: Any) -> None:
+    """Indented, one value."""
+    typer.echo(json.dumps(value, indent=2))
