@@ -5,11 +5,10 @@ the restore horizon. Five minutes of merging's backlog are there in full, whatev
 
 - each statement that agents run on timers is run over and over, and Postgres' CPU per statement is measured. Times how
   often the cluster runs it, that is cores;
-- `--seconds`: all agents' statements run at their real pace, and Postgres' CPU per second is measured. The old ones do
-  not fit into two cores, so these have only the first figure.
+- `--seconds`: all agents' statements run at their real pace, and Postgres' CPU per second is measured.
 
-"Before" are the statements as every agent ran them until there was an observer. They are kept here, with the index that
-they had. Postgres is one of this benchmark alone, embedded, with fsync.
+docs/decisions/one-observer.md has what the statements of before cost that each agent ran. Postgres is one of this
+benchmark alone, embedded, with fsync.
 """
 
 import argparse
@@ -23,12 +22,13 @@ from uuid import uuid4
 
 import psutil
 import uvloop
+from psycopg import AsyncConnection
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.commit_rate import Database, own_postgres, postgres_cpu_s
 from benchmarks.simulation.exact_cpu import cpu_times, spent_s
-from benchmarks.simulation.timers import claims_per_agent_s, timers
+from benchmarks.simulation.timers import timers
 from compactor.observer import bounds_of
 from compactor.settings import HousekeeperSettings
 from sequencer.agents import AgentAddress, LiveAgent
@@ -38,42 +38,12 @@ from sequencer.servers import DURABILITY
 AGENTS: Final = 100
 SHARES: Final = (0.01, 1 / 30, 0.1)
 TOMBSTONES: Final = 37_000_000
+_PARTITIONS: Final = 144
+"""Of a day's tombstones."""
 COMMITS_PER_S: Final = 430
 _HORIZON_S: Final = 3_600
 _MEASURE_S: Final = 1.0
-_OLD_OBSERVATION_S: Final = 15.0
 _LEAST_TIMES: Final = 3
-
-_CENSUS: Final = "count segments on their way out"
-_OLD_INDEX: Final = "CREATE INDEX old_order ON merge_candidates (tier, committed_at, segment_id)"
-_OLD_CENSUS: Final = """
-SELECT
-    (SELECT count(*) FROM segments WHERE state = 'reserved') AS reserved,
-    (SELECT count(*) FROM segments WHERE state = 'committed' AND unreferenced_since IS NOT NULL) AS unreferenced,
-    (SELECT count(*) FROM segments WHERE state = 'doomed' AND deleted_at IS NULL) AS doomed,
-    (SELECT count(*) FROM segments WHERE forget_after IS NOT NULL) AS tombstones"""
-_OLD_BACKLOG: Final = """
-SELECT agents.alive AS agents, c.tier, c.segments, c.units, c.size_bytes, c.oldest_s
-FROM (SELECT count(*) AS alive FROM agents WHERE lease_until > clock_timestamp()) AS agents
-LEFT JOIN (
-    SELECT tier, count(*) AS segments, count(DISTINCT committed_at) AS units, sum(size_bytes)::bigint AS size_bytes,
-        extract(epoch FROM clock_timestamp() - min(committed_at))::float8 AS oldest_s
-    FROM merge_candidates AS c
-    WHERE NOT EXISTS (
-        SELECT FROM holds AS h
-        WHERE h.segment_id = c.segment_id AND h.job_id = c.claimed_by AND h.lease_until > clock_timestamp())
-    GROUP BY tier) AS c ON true
-ORDER BY c.tier"""
-_OLD_CLAIM: Final = """
-INSERT INTO jobs (name, holder, lease_until, last_started_at)
-SELECT %(name)s::text, %(holder)s::uuid, clock_timestamp() + interval '1 minute', clock_timestamp()
-FROM ownership, (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
-WHERE lost_because IS NULL
-ON CONFLICT (name) DO UPDATE
-SET holder = excluded.holder, lease_until = excluded.lease_until, last_started_at = excluded.last_started_at
-WHERE (jobs.holder IS NULL OR jobs.lease_until < clock_timestamp())
-    AND (jobs.last_started_at IS NULL OR jobs.last_started_at <= clock_timestamp() - interval '1 minute')
-RETURNING progress"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +53,6 @@ class Timer:
     name: str
     per_s: float
     run: Callable[[], Awaitable[object]]
-    is_old: bool = False
-    is_new: bool = False
     ends_processes: bool = False
     """Of Postgres, whose CPU is then known by ticks alone."""
 
@@ -108,11 +76,10 @@ class Cluster:
         self._per_s = timers(len(agents))
 
     async def timers(self) -> list[Timer]:
-        return [*await self._same(), *self._old(), *await self._new()]
-
-    async def _same(self) -> list[Timer]:
         sequencer, per_s, one = self._sequencer, self._per_s, self._agents[0]
         known = (await sequencer.topics.changes(None)).number
+        shown = await sequencer.agents.shown(None, not_older_than_s=0.0)
+        bounds = bounds_of(HousekeeperSettings())
         return [
             Timer(
                 name="renew a lease",
@@ -131,71 +98,71 @@ class Cluster:
                 run=sequencer.database.look_afresh,
                 ends_processes=True,
             ),
-        ]
-
-    def _old(self) -> list[Timer]:
-        sequencer, many, settings = self._sequencer, len(self._agents), HousekeeperSettings()
-        observed_per_s = many / _OLD_OBSERVATION_S
-        claims_per_s = many * (claims_per_agent_s(settings) - 1 / settings.observation_interval_s)
-
-        def old(title: str, per_s: float, run: Callable[[], Awaitable[object]], *, is_parallel: bool = False) -> Timer:
-            return Timer(name=title, per_s=per_s, run=run, is_old=True, ends_processes=is_parallel)
-
-        def ask(statement: LiteralString, **parameters: Any) -> Callable[[], Awaitable[object]]:
-            return lambda: sequencer.database.fetch(statement, **parameters)
-
-        return [
-            old(_CENSUS, observed_per_s, ask(_OLD_CENSUS), is_parallel=True),
-            old("add up merging's backlog", observed_per_s + many / settings.merge_interval_s, ask(_OLD_BACKLOG)),
-            old("all agents alive", self._per_s.shown, sequencer.agents.live),
-            old("claim a job in vain", claims_per_s, ask(_OLD_CLAIM, name="taken", holder=uuid4())),
-            old("jobs' statuses", observed_per_s, sequencer.jobs.statuses),
-            old("totals of merging", observed_per_s, sequencer.merges.totals),
-            old("state of the journal", observed_per_s, sequencer.journal.state),
-        ]
-
-    async def _new(self) -> list[Timer]:
-        sequencer, per_s, bounds = self._sequencer, self._per_s, bounds_of(HousekeeperSettings())
-        shown = await sequencer.agents.shown(None, not_older_than_s=0.0)
-
-        def new(title: str, per_s: float, run: Callable[[], Awaitable[object]]) -> Timer:
-            return Timer(name=title, per_s=per_s, run=run, is_new=True)
-
-        return [
-            new("agents that came or went", per_s.shown, lambda: sequencer.agents.shown(shown, not_older_than_s=1e9)),
-            new("read the observation", per_s.observation, sequencer.observations.latest),
-            new(
-                "claim a job in vain",
-                per_s.claim_in_vain,
-                lambda: sequencer.jobs.claim("taken", uuid4(), lease_s=60.0, min_interval_s=60.0),
+            Timer(
+                name="agents that came or went",
+                per_s=per_s.shown,
+                run=lambda: sequencer.agents.shown(shown, not_older_than_s=1e9),
             ),
-            new("one: compare leases", per_s.compared, lambda: sequencer.agents.shown(shown, not_older_than_s=0.0)),
-            new("one: measure", per_s.measurement, lambda: sequencer.observations.observe(bounds)),
-            new("one: lapsed merges", per_s.lapsed_merges, lambda: sequencer.merges.free_lapsed(1_000)),
+            Timer(name="read the observation", per_s=per_s.observation, run=sequencer.observations.latest),
+            Timer(
+                name="claim a job in vain",
+                per_s=per_s.claim_in_vain,
+                run=lambda: sequencer.jobs.claim("taken", uuid4(), lease_s=60.0, min_interval_s=60.0),
+            ),
+            Timer(
+                name="one: compare leases",
+                per_s=per_s.compared,
+                run=lambda: sequencer.agents.shown(shown, not_older_than_s=0.0),
+            ),
+            Timer(name="one: measure", per_s=per_s.measurement, run=lambda: sequencer.observations.observe(bounds)),
+            Timer(
+                name="one: lapsed merges", per_s=per_s.lapsed_merges, run=lambda: sequencer.merges.free_lapsed(1_000)
+            ),
         ]
 
 
 async def fill(sequencer: Sequencer, have: float, share: float) -> None:
     """What a day leaves between two shares of it."""
-    statement = (
+    waiting = (
         "INSERT INTO segments (segment_id, object_key, writer, lease_until, state, committed_at, size_bytes,"
-        " unreferenced_since, doomed_at, deleted_at, forget_after)"
-        " SELECT gen_random_uuid(), 'tidelog/segments/00/' || n, 'agent', at, {state}, at, 2300000, at, {doomed}"
+        " unreferenced_since)"
+        " SELECT gen_random_uuid(), 'tidelog/segments/00/' || n, 'agent', at, 'committed', at, 2300000, at"
         " FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n, LATERAL (SELECT now() - make_interval("
-        "secs => {seconds} * (n %% 1000003) / 1000003.0)) AS t (at)"
+        "secs => %(seconds)s * (n %% 1000003) / 1000003.0)) AS t (at)"
     )
-    tombstones = statement.format(state="'doomed'", doomed="at, at, at + interval '1 day'", seconds=86_400)
-    waiting = statement.format(state="'committed'", doomed="NULL, NULL, NULL", seconds=_HORIZON_S)
-    for text, rows in ((tombstones, TOMBSTONES), (waiting, COMMITS_PER_S * _HORIZON_S)):
-        first, last = round(have * rows), round(share * rows)
-        while first < last:
-            until = min(first + 200_000, last)
-            async with sequencer.database.transaction() as connection:
-                await connection.execute("SET LOCAL statement_timeout = 0")
-                await connection.execute(text.encode(), {"first": first + 1, "last": until})
-            first = until
+    dead = (
+        "INSERT INTO tombstones (number, segment_id, object_key)"
+        " SELECT %(number)s, gen_random_uuid(), 'tidelog/segments/00/' || n"
+        " FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n"
+    )
+    async with sequencer.database.transaction() as connection:
+        await connection.execute("SET LOCAL statement_timeout = 0")
+        rows = COMMITS_PER_S * _HORIZON_S
+        given = {"first": round(have * rows) + 1, "last": round(share * rows), "seconds": _HORIZON_S}
+        await connection.execute(waiting, given)
+    per_partition = TOMBSTONES // _PARTITIONS
+    for partition in range(round(have * _PARTITIONS), round(share * _PARTITIONS)):
+        async with sequencer.database.transaction() as connection:
+            await connection.execute("SET LOCAL statement_timeout = 0")
+            number = await _time_partition(connection, per_partition)
+            first = partition * per_partition
+            await connection.execute(dead, {"number": number, "first": first + 1, "last": first + per_partition})
     await _vacuum(sequencer, "segments")
     await sequencer.database.fetch("CHECKPOINT")
+
+
+async def _time_partition(connection: AsyncConnection[Any], rows: int) -> int:
+    """One that is full, and that is not to be swept yet."""
+    [(number,)] = await (await connection.execute("SELECT nextval('time_partition_numbers')")).fetchall()
+    await connection.execute(f"CREATE TABLE tombstones_{number} (LIKE tombstones INCLUDING ALL)".encode())
+    attach = f"ALTER TABLE tombstones ATTACH PARTITION tombstones_{number} FOR VALUES IN ({number})"
+    await connection.execute(attach.encode())
+    await connection.execute(
+        "INSERT INTO time_partitions (of_table, number, begins_at, ends_at, row_count)"
+        " VALUES ('tombstones', %(number)s, now(), now() + interval '10 minutes', %(rows)s)",
+        {"number": number, "rows": rows},
+    )
+    return int(number)
 
 
 async def fill_backlog(sequencer: Sequencer) -> None:
@@ -210,7 +177,6 @@ async def fill_backlog(sequencer: Sequencer) -> None:
         per_s=COMMITS_PER_S,
         agents=AGENTS,
     )
-    await sequencer.database.fetch(_OLD_INDEX)
     for table in ("merge_candidates", "holds"):
         await _vacuum(sequencer, table)
 
@@ -292,52 +258,33 @@ async def run(database: Database, shares: Sequence[float], seconds: float) -> No
             await fill(sequencer, have, share)
             have = share
             found.append([await measure(timer, database.postmaster) for timer in asked])
-            paces.append(
-                await run_at_pace([timer for timer in asked if not timer.is_old], database.postmaster, seconds)
-            )
+            paces.append(await run_at_pace(asked, database.postmaster, seconds))
             console.print(f"1/{round(1 / share)} of a day is measured")
         console.print(_table(shares, found))
         for share, pace, measured in zip(shares, paces, found, strict=True):
             console.print(
-                f"1/{round(1 / share)} of a day, {TOMBSTONES * share:,.0f} tombstones: before {_before(measured):.3f} "
-                f"cores, after {_after(measured):.3f}; after, at their pace for {seconds:g} s: {pace:.3f}"
+                f"1/{round(1 / share)} of a day, {TOMBSTONES * share:,.0f} tombstones: "
+                f"{sum(each.cores for each in measured):.3f} cores; at their pace for {seconds:g} s: {pace:.3f}"
             )
-        grown = _census(found[-1]).cores - _census(found[0]).cores
-        whole = _census(found[-1]).cores + grown / (shares[-1] - shares[0]) * (1 - shares[-1])
-        console.print(f"before, a whole day by the slope: {whole:.1f} cores to count segments alone")
     finally:
         await sequencer.close()
 
 
-def _census(measured: Sequence[Measured]) -> Measured:
-    """What grows with the day."""
-    return next(each for each in measured if each.timer.name == _CENSUS)
-
-
-def _before(measured: Sequence[Measured]) -> float:
-    return sum(each.cores for each in measured if not each.timer.is_new)
-
-
-def _after(measured: Sequence[Measured]) -> float:
-    return sum(each.cores for each in measured if not each.timer.is_old)
-
-
 def _table(shares: Sequence[float], found: Sequence[Sequence[Measured]]) -> Table:
     table = Table(title=f"{AGENTS} agents with nothing to do")
-    for column in ("", "statement", "per s in the cluster"):
+    for column in ("statement", "per s in the cluster"):
         table.add_column(column)
     for share in shares:
         table.add_column(f"ms of CPU, 1/{round(1 / share)}", justify="right")
         table.add_column("cores", justify="right")
     for number, first in enumerate(found[0]):
         timer = first.timer
-        kind = "before" if timer.is_old else "after" if timer.is_new else "both"
         cells = [
             cell
             for measured in found
             for cell in (f"{measured[number].cpu_s * 1e3:.3f}", f"{measured[number].cores:.4f}")
         ]
-        table.add_row(kind, timer.name, f"{timer.per_s:.1f}", *cells)
+        table.add_row(timer.name, f"{timer.per_s:.1f}", *cells)
     return table
 
 

@@ -105,9 +105,6 @@ class GarbageDeletionJob:
 
     async def step(self, progress: str | None) -> Step:
         deleted = await self._delete()
-        moved = await self._garbage.bury_old(
-            self._cap, outcome_retention_s=self._settings.outcome_retention_s, partitions=self._partitions
-        )
         forgotten, more_tombstones = await self._delete_again_and_forget()
         more_outcomes = await self._garbage.forget_outcomes(
             outcome_retention_s=self._settings.outcome_retention_s,
@@ -117,7 +114,7 @@ class GarbageDeletionJob:
         lapsed = await self._sequencer.holds.purge_lapsed(older_than_s=self._settings.garbage_grace_s, cap=self._cap)
         return Step(
             progress=progress,
-            more=self._cap in (deleted, moved, lapsed) or more_tombstones or more_outcomes,
+            more=self._cap in (deleted, lapsed) or more_tombstones or more_outcomes,
             done={"deleted": deleted, "forgotten": forgotten},
         )
 

@@ -132,7 +132,7 @@ class CommittedOffsets:
 
 
 def commit_parameters(commits: Sequence[OffsetCommit]) -> Mapping[str, Any]:
-    """What `commit_offsets` takes (migrations/0004_groups.sql)."""
+    """What `commit_offsets` takes (functions/commit_offsets.sql)."""
     group_ids = sorted({commit.group_id for commit in commits}, key=str.encode)
     position = {group_id: number for number, group_id in enumerate(group_ids, start=1)}
     offsets = [(number, *offset) for number, commit in enumerate(commits, start=1) for offset in commit.offsets]

@@ -149,12 +149,6 @@ class Garbage:
         )
         return int(row.buried)
 
-    async def bury_old(self, cap: int, *, outcome_retention_s: float, partitions: PartitionRules) -> int:
-        """Moves tombstones that agents of an earlier version left among the segments. Their time begins again."""
-        await self._make_partitions(partitions)
-        [row] = await self._database.fetch(SQL["bury_old"], cap=cap, outcome_retention_s=outcome_retention_s)
-        return int(row.buried)
-
     # --- what goes by partitions
 
     async def due_tombstones(self, *, late_write_window_s: float, cap: int) -> TombstonePage | None:

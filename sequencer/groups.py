@@ -137,7 +137,7 @@ def refuse_impossible_id(text: str) -> None:
 
 
 def write_parameters(group_id: str, coordinator_epoch: int, change: GroupChange) -> Mapping[str, Any]:
-    """What `write_group` takes (migrations/0004_groups.sql)."""
+    """What `write_group` takes (functions/write_group.sql)."""
     written = {member_id: member for member_id, member in change.members.items() if member is not None}
     return {
         "group_id": group_id,

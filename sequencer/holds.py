@@ -3,7 +3,7 @@ References).
 
 Promises that a held object is not doomed while the hold's lease lasts, and that a hold that has lapsed is not renewed.
 Whoever publishes an object looks under its row's lock whether it is doomed, and whether the hold has lapsed
-(`publish_merge` in `migrations/0007_merging.sql`).
+(functions/publish_merge.sql).
 """
 
 from collections.abc import Collection

@@ -10,7 +10,10 @@ Promises:
   changes a bounded number of rows and returns how many. Each step is one transaction. A killed migration goes on where
   it was.
 - A database which knows a later migration than this code refuses (an old agent must not run on a newer schema by
-  accident).
+  accident), and so does one of a development version.
+
+`schema.sql`, `functions/` and `first_rows.sql` say what a database looks like now. A test makes one of them and one of
+the migrations, and compares the two.
 """
 
 import asyncio
@@ -118,7 +121,7 @@ class _Migrating:
                 " run this again once it is done"
             ) from error
         await self._connection.execute(f"SET lock_timeout = {self._settings.migration_lock_timeout_ms}")
-        applied = await self._applied()
+        applied = await self._applied(known)
         if applied and max(applied) > len(known):
             raise MigrationRefused(
                 f"the database is at migration {max(applied)}, this code knows {len(known)}:"
@@ -135,7 +138,7 @@ class _Migrating:
             )
         return [migration.number for migration in pending]
 
-    async def _applied(self) -> dict[int, bool]:
+    async def _applied(self, known: Sequence[Migration]) -> dict[int, bool]:
         """The numbers whose schema is there, each with whether all its steps are done and a standby has them."""
         found = await self._connection.execute("SELECT to_regclass('migrations') IS NOT NULL")
         if not (await found.fetchall())[0][0]:
@@ -143,12 +146,12 @@ class _Migrating:
                 "CREATE TABLE migrations (number integer PRIMARY KEY, name text NOT NULL,"
                 " applied_at timestamptz NOT NULL DEFAULT clock_timestamp(), is_complete boolean NOT NULL DEFAULT true)"
             )
-        columns = await self._connection.execute(
-            "SELECT FROM pg_attribute WHERE attrelid = 'migrations'::regclass AND attname = 'is_complete'"
-        )
-        if columns.rowcount == 0:
-            column = "ALTER TABLE migrations ADD COLUMN is_complete boolean NOT NULL DEFAULT true"
-            await self._patiently("the table of migrations", lambda: self._connection.execute(column))
+        cursor = await self._connection.execute("SELECT number, name FROM migrations WHERE number = 1")
+        if any(name != known[0].name for _, name in await cursor.fetchall()):
+            raise MigrationRefused(
+                "this database was made by a development version of Tidelog, before the first release:"
+                " its tables cannot be brought to this version. Use a new database and a new bucket or prefix"
+            )
         cursor = await self._connection.execute("SELECT number, is_complete FROM migrations")
         return dict(await cursor.fetchall())
 

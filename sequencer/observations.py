@@ -98,7 +98,7 @@ def _observation(seen: Mapping[str, Any], observed_at: float, now: float) -> Obs
             reserved=segments["reserved"],
             unreferenced=segments["unreferenced"],
             doomed=segments["doomed"],
-            tombstones=segments["tombstone"],
+            tombstones=seen["tombstones"],
         ),
         backlog=Backlog(
             tiers=tuple(

@@ -23,7 +23,7 @@ SQL = load_statements("topics")
 
 MOST_PARTITIONS = 100_000
 _MOST_CHANGES = 1_000
-"""As many as are kept (migrations/0016_changed_topics.sql)."""
+"""As many as are kept (functions/count_topic_change.sql)."""
 _NEVER = 2**62
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 

@@ -1,5 +1,5 @@
 -- name: commit
--- The work is in the function sequence_segments (migrations/0008_commit_in_turn.sql, 0017_group_configs_and_log_starts.sql): one round trip, one transaction, which demands in itself
+-- The work is in the function sequence_segments (functions/sequence_segments.sql): one round trip, one transaction, which demands in itself
 -- that it be durable. A repeat writes no more than its locks, which suffice to make it wait for the standby.
 SELECT state, object_key, outcome, log_starts FROM demand_durability() CROSS JOIN sequence_segments(
     segment_ids => %(segment_ids)s, segment_sizes => %(segment_sizes)s,

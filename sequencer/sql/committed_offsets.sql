@@ -1,4 +1,4 @@
--- Committed offsets: written and deleted under the group's row, read together with its epoch. The functions are in migrations/0004_groups.sql.
+-- Committed offsets: written and deleted under the group's row, read together with its epoch. The functions are in `functions/`.
 
 -- name: commit
 SELECT verdicts FROM demand_durability() CROSS JOIN commit_offsets(

@@ -1,5 +1,5 @@
 -- Laterals keep every look-up an index scan of the asked partition, whatever the size of the tables. `doubt` says whether what is read may be on no
--- standby (migrations/0012_durability.sql).
+-- standby (schema.sql, doubts).
 
 -- name: read
 -- The run that covers the asked offset has the greatest base offset at or below it.

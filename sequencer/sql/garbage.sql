@@ -1,5 +1,5 @@
 -- Garbage, found by state (DESIGN §9): committed -> unreferenced -> doomed -> deleted (a tombstone) -> deleted again and forgotten.
--- Tombstones and outcomes are in tables of their own, whose partitions are dropped as a whole (migrations/0019_tombstones.sql).
+-- Tombstones and outcomes are in tables of their own, whose partitions are dropped as a whole (schema.sql).
 -- Every step repeats harmlessly after a crash, and several may work side by side: locks are taken with SKIP LOCKED, so nobody waits here;
 -- what is due is told by statement_timestamp(), which an index can use (clock_timestamp() is volatile).
 
@@ -77,7 +77,7 @@ SELECT count(*) FILTER (WHERE state = 'doomed') AS doomed FROM changed
 -- name: due_for_deletion
 -- What was committed has waited before it was doomed; what never was waits now.
 SELECT segment_id, object_key FROM segments
-WHERE state = 'doomed' AND deleted_at IS NULL
+WHERE state = 'doomed'
     AND coalesce(unreferenced_since, doomed_at) < statement_timestamp() - make_interval(secs => %(grace_s)s)
 ORDER BY coalesce(unreferenced_since, doomed_at) LIMIT %(cap)s
 
@@ -87,9 +87,6 @@ SELECT add_time_partition('tombstones', %(width_s)s, %(lock_timeout_ms)s) AND ad
 -- name: bury
 -- The tombstone stays for PUTs that arrive late, the outcome for agents that ask late what became of their commit.
 SELECT bury_segments(%(segment_ids)s::uuid[], %(outcome_retention_s)s) AS buried
-
--- name: bury_old
-SELECT bury_old_tombstones(%(cap)s, %(outcome_retention_s)s) AS buried
 
 -- name: close_due_tombstones
 -- The oldest partition whose last tombstone has waited long enough. Whoever inserts holds the row: from here on nothing is added to it.

@@ -1,4 +1,4 @@
--- What administrators set for groups (migrations/0017_group_configs.sql). Coordinators read it with what else they ask of groups (groups.sql).
+-- What administrators set for groups. Coordinators read it with what else they ask of groups (groups.sql).
 
 -- name: configs_of
 SELECT group_id, config FROM group_configs WHERE group_id = ANY (%(group_ids)s::text[]) AND config <> '{}'

@@ -1,4 +1,4 @@
--- Groups: claimed, written, deleted by their coordinators, listed for anybody. The functions are in migrations/0004_groups.sql.
+-- Groups: claimed, written, deleted by their coordinators, listed for anybody. The functions are in `functions/`.
 
 -- name: claim
 SELECT coordinator_epoch, kind, generation, state, protocol_type, document, member_ids, member_epochs, member_documents,

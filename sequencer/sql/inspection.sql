@@ -1,7 +1,7 @@
 -- What the doctor reads: the whole database in pages, one statement per page, so that each page is of one moment.
 
 -- name: segments_by_id
-SELECT segment_id, object_key, state, deleted_at IS NOT NULL AS is_tombstone,
+SELECT segment_id, object_key, state, false AS is_tombstone,
     EXISTS (SELECT FROM runs AS r WHERE r.segment_id = s.segment_id) AS has_runs
 FROM segments AS s WHERE segment_id = ANY(%(segment_ids)s::uuid[])
 UNION ALL

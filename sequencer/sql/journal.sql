@@ -68,9 +68,9 @@ WHERE age(t.xmin) <= age(pg_snapshot_xmin(%(since)s::pg_snapshot)::xid)
     AND NOT pg_visible_in_snapshot((%(next_xid)s::bigint - age(t.xmin))::text::xid8, %(since)s::pg_snapshot)
 
 -- name: changed_segments
--- Reserved, or doomed and not deleted yet: from the partial indexes of both.
+-- Reserved, or doomed: from the partial indexes of both.
 SELECT s.* FROM segments AS s
-WHERE (s.state = 'reserved' OR s.state = 'doomed' AND s.deleted_at IS NULL)
+WHERE s.state IN ('reserved', 'doomed')
     AND age(s.xmin) <= age(pg_snapshot_xmin(%(since)s::pg_snapshot)::xid)
     AND NOT pg_visible_in_snapshot((%(next_xid)s::bigint - age(s.xmin))::text::xid8, %(since)s::pg_snapshot)
 

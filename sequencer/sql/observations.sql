@@ -3,13 +3,12 @@
 -- name: observe
 -- What is measured is bounded, whatever the log holds and whatever was deleted:
 -- - Segments on their way out are counted up to a cap, newest first: index entries of rows that went lie at the other end. Beyond the cap Postgres'
---   own estimate of the index serves.
--- - Tombstones are counted as they come, per partition. Those that an earlier version left among the segments are counted like these.
+--   own estimate of the index serves. Below it, entries of rows that went since the last measurement are read, too, once.
+-- - Tombstones are counted as they come, per partition.
 -- - What is ripe for merging is read from its index up to a cap per tier, oldest first. What lies behind is estimated by the time that it spans.
 -- Its time is that of its beginning, before anything was looked at.
 WITH counted AS (
-    SELECT state, CASE WHEN seen < %(most_segments)s THEN seen ELSE greatest(seen, estimate.reltuples::bigint) END
-        + CASE state WHEN 'tombstone' THEN (SELECT coalesce(sum(row_count), 0)::bigint FROM time_partitions WHERE of_table = 'tombstones') ELSE 0 END AS segments
+    SELECT state, CASE WHEN seen < %(most_segments)s THEN seen ELSE greatest(seen, estimate.reltuples::bigint) END AS segments
     FROM (VALUES
         ('reserved', 'segments_reserved', (SELECT count(*) FROM (
             SELECT FROM segments WHERE state = 'reserved' ORDER BY lease_until DESC LIMIT %(most_segments)s) AS newest)),
@@ -17,10 +16,8 @@ WITH counted AS (
             SELECT FROM segments WHERE state = 'committed' AND unreferenced_since IS NOT NULL
             ORDER BY unreferenced_since DESC LIMIT %(most_segments)s) AS newest)),
         ('doomed', 'segments_to_delete', (SELECT count(*) FROM (
-            SELECT FROM segments WHERE state = 'doomed' AND deleted_at IS NULL
-            ORDER BY coalesce(unreferenced_since, doomed_at) DESC LIMIT %(most_segments)s) AS newest)),
-        ('tombstone', 'segments_tombstones', (SELECT count(*) FROM (
-            SELECT FROM segments WHERE forget_after IS NOT NULL ORDER BY forget_after DESC LIMIT %(most_segments)s) AS newest))
+            SELECT FROM segments WHERE state = 'doomed'
+            ORDER BY coalesce(unreferenced_since, doomed_at) DESC LIMIT %(most_segments)s) AS newest))
     ) AS looked (state, index_name, seen)
     CROSS JOIN LATERAL (SELECT reltuples FROM pg_class WHERE oid = looked.index_name::regclass OFFSET 0) AS estimate
 ), ripe AS (
@@ -44,6 +41,7 @@ INSERT INTO observation (observed_at, seen)
 SELECT statement_timestamp(), jsonb_build_object(
     'agents', (SELECT alive FROM agents_shown),
     'segments', (SELECT jsonb_object_agg(state, segments) FROM counted),
+    'tombstones', (SELECT coalesce(sum(row_count), 0)::bigint FROM time_partitions WHERE of_table = 'tombstones'),
     'ripe', (SELECT coalesce(jsonb_agg(jsonb_build_object(
         'tier', tier, 'segments', segments::bigint, 'units', units::bigint, 'size_bytes', size_bytes::bigint,
         'oldest_at', extract(epoch FROM oldest)) ORDER BY tier), '[]') FROM ripe),

@@ -73,7 +73,7 @@ ORDER BY given.segment_id
 ON CONFLICT (segment_id) DO UPDATE
 SET state = 'committed', size_bytes = excluded.size_bytes,
     writer = CASE WHEN segments.writer = %(beyond)s THEN segments.writer ELSE excluded.writer END, committed_at = coalesce(segments.committed_at, excluded.committed_at),
-    unreferenced_since = NULL, doomed_at = NULL, deleted_at = NULL, forget_after = NULL
+    unreferenced_since = NULL, doomed_at = NULL
 
 -- name: adopted_beyond
 -- What a recovery that did not end took over past the end of the log, and which offsets of it.

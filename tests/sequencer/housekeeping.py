@@ -26,8 +26,6 @@ _TIMES = {
         "committed_at",
         "unreferenced_since",
         "doomed_at",
-        "deleted_at",
-        "forget_after",
     ),
     "time_partitions": ("begins_at", "ends_at"),
     "holds": ("lease_until",),

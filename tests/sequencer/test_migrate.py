@@ -1,24 +1,20 @@
-"""Migrations on the real Postgres: commits go on, a killed migration goes on where it was, and old rows come along."""
+"""Migrations on the real Postgres: commits go on, and a killed migration goes on where it was."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import LiteralString
 
-import psycopg
 import pytest
 from psycopg import AsyncConnection
 
 from sequencer import migrate as migrating
 from sequencer.client import Sequencer
-from sequencer.commits import Refused
 from sequencer.database import SequencerUnavailable
-from sequencer.garbage import PartitionRules
 from sequencer.migrate import Migration, MigrationRefused, migrate, migrations
 from sequencer.settings import MigrationSettings
 from tests.sequencer.builders import accepted, reserved
-from tests.sequencer.housekeeping import observed, records_of
-from tidelog.embedded.postgres import EmbeddedPostgres
+from tests.sequencer.housekeeping import records_of
 
 QUICK = MigrationSettings(migration_lock_timeout_ms=20, migration_pause_s=0.05, migration_longest_pause_s=0.05)
 LOCKING = "ALTER TABLE segments ADD COLUMN tried integer; "
@@ -117,77 +113,11 @@ async def tried(sequencer: Sequencer) -> int:
     return int(row.rows)
 
 
-# --- 0019: tombstones that were rows of segments
-
-TOMBSTONES = 19
-OLD_TOMBSTONES = (
-    "INSERT INTO segments (segment_id, object_key, state, writer, lease_until, committed_at, outcome, doomed_at,"
-    " deleted_at, forget_after)"
-    " SELECT gen_random_uuid(), 'key', 'doomed', 'old', now(), now() - make_interval(mins => n %% 120), ARRAY[8 * n],"
-    " now(), now(), now() + interval '1 day' FROM generate_series(1, 12000) AS n"
-)
-
-
-@pytest.fixture
-def old_database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
-    """A database of the version before migration 19."""
-    name = "tidelog_before_tombstones"
-    with psycopg.connect(postgres.url(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    yield postgres.url(name)
-    with psycopg.connect(postgres.url(), autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
-async def test_tombstones_of_an_earlier_version_come_along_and_their_commits_repeat(
-    old_database_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_database_of_a_development_version_is_refused_with_what_to_do(
+    database_url: str, connection: AsyncConnection
 ) -> None:
-    with monkeypatch.context() as earlier:
-        earlier.setattr(migrating, "migrations", lambda: migrations()[: TOMBSTONES - 1])
-        await migrate(old_database_url)
-    sequencer = await Sequencer.open(old_database_url)
-    topic = await sequencer.topics.create("orders", 1, {})
-    lately, long_ago, live = [await reserved(sequencer, [records_of(topic)]) for _ in range(3)]
-    answers = await sequencer.commits.commit([lately, long_ago, live])
-    await sequencer.database.fetch(
-        "UPDATE segments SET state = 'doomed', deleted_at = now(), forget_after = now() + interval '1 day',"
-        " committed_at = CASE WHEN segment_id = %(long_ago)s THEN now() - interval '2 hours' ELSE committed_at END"
-        " WHERE segment_id <> %(live)s",
-        long_ago=long_ago.segment_id,
-        live=live.segment_id,
-    )
-    await sequencer.database.fetch(OLD_TOMBSTONES)
-    before = [(await sequencer.commits.commit([segment]))[0] for segment in (lately, long_ago, live)]
+    await connection.execute("UPDATE migrations SET name = '0001_log.sql' WHERE number = 1")
+    await connection.commit()
 
-    applied = await migrate(old_database_url)
-    after = [(await sequencer.commits.commit([segment]))[0] for segment in (lately, long_ago, live)]
-    rows = await sequencer.database.fetch(
-        "SELECT (SELECT count(*) FROM segments) AS segments, (SELECT count(*) FROM tombstones) AS tombstones,"
-        " (SELECT count(*) FROM outcomes) AS outcomes, (SELECT sum(row_count) FROM time_partitions) AS counted"
-    )
-    await sequencer.close()
-
-    assert applied[0] == TOMBSTONES
-    assert before == list(answers)
-    assert after == [answers[0], Refused(reason="missing"), answers[2]]
-    [found] = rows
-    assert (found.segments, found.tombstones) == (1, 12_002)
-    assert 5_000 < found.outcomes < 7_000
-    assert found.counted == found.tombstones + found.outcomes
-
-
-async def test_agents_of_the_version_before_may_leave_tombstones_after_the_migration(sequencer: Sequencer) -> None:
-    topic = await sequencer.topics.create("orders", 1, {})
-    segment = await reserved(sequencer, [records_of(topic)])
-    [answer] = await sequencer.commits.commit([segment])
-    await sequencer.database.fetch(
-        "UPDATE segments SET state = 'doomed', deleted_at = now(), forget_after = now() + interval '1 day'"
-    )
-    counted = (await observed(sequencer)).census
-
-    rules = PartitionRules(width_s=600, lock_timeout_ms=1000)
-    moved = await sequencer.garbage.bury_old(10, outcome_retention_s=60, partitions=rules)
-
-    assert (counted.tombstones, moved) == (1, 1)
-    assert (await observed(sequencer)).census == counted
-    assert await sequencer.commits.commit([segment]) == (answer,)
+    with pytest.raises(MigrationRefused, match="before the first release"):
+        await migrate(database_url, QUICK)

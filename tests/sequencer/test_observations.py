@@ -128,8 +128,8 @@ async def _census(sequencer: Sequencer) -> Census:
     [row] = await sequencer.database.fetch(
         "SELECT count(*) FILTER (WHERE state = 'reserved') AS reserved,"
         " count(*) FILTER (WHERE state = 'committed' AND unreferenced_since IS NOT NULL) AS unreferenced,"
-        " count(*) FILTER (WHERE state = 'doomed' AND deleted_at IS NULL) AS doomed,"
-        " count(*) FILTER (WHERE forget_after IS NOT NULL) + (SELECT count(*) FROM tombstones) AS tombstones"
+        " count(*) FILTER (WHERE state = 'doomed') AS doomed,"
+        " (SELECT count(*) FROM tombstones) AS tombstones"
         " FROM segments"
     )
     return Census(**row._asdict())
@@ -157,7 +157,7 @@ async def test_beyond_its_bounds_a_measurement_estimates(sequencer: Sequencer) -
     [tier] = seen.backlog.tiers
     assert (tier.segments, tier.units, tier.size_bytes) == pytest.approx((4_000, 4_000, 4_000 * 1_000), rel=0.02)
     assert tier.oldest_s == pytest.approx(6_000, rel=0.1)
-    for state in ("unreferenced", "doomed", "tombstones"):
+    for state in ("unreferenced", "doomed"):
         assert getattr(seen.census, state) == pytest.approx(6_000, rel=0.1), seen.census
 
 
@@ -168,7 +168,7 @@ async def test_counts_beyond_the_bound_are_at_least_the_bound_before_postgres_ha
 
     seen = await observed(sequencer, ObservationBounds(segments=20, candidates=500))
 
-    assert (seen.census.unreferenced, seen.census.doomed, seen.census.tombstones) == (20, 20, 20)
+    assert (seen.census.unreferenced, seen.census.doomed) == (20, 20)
 
 
 async def test_what_a_measurement_costs_does_not_grow_with_what_waits_or_was_deleted(sequencer: Sequencer) -> None:
@@ -227,10 +227,9 @@ async def _fill(sequencer: Sequencer, rows: int, *, segments: int | None = None,
         await connection.execute("SET LOCAL statement_timeout = 0")
         await connection.execute(
             "INSERT INTO segments (segment_id, object_key, writer, lease_until, state, committed_at,"
-            " unreferenced_since, doomed_at, deleted_at, forget_after)"
-            " SELECT gen_random_uuid(), '', '', now(), CASE WHEN kind = 0 THEN 'committed' ELSE 'doomed' END, at, at,"
-            " at, CASE WHEN kind = 2 THEN at END, CASE WHEN kind = 2 THEN at END"
-            " FROM generate_series(0, 2) AS kind, generate_series(1, %(rows)s) AS n,"
+            " unreferenced_since, doomed_at)"
+            " SELECT gen_random_uuid(), '', '', now(), state, at, at, at"
+            " FROM (VALUES ('committed'), ('doomed')) AS kinds (state), generate_series(1, %(rows)s) AS n,"
             " LATERAL (SELECT now() - make_interval(secs => n)) AS t (at)",
             {"rows": segments or rows},
         )

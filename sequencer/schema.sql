@@ -1,0 +1,492 @@
+-- The tables of Tidelog as they are now: who the cluster is, what topics there are, which object holds
+-- which offsets, and who works on it. `functions/` has the stored functions, `first_rows.sql` what a new
+-- database begins with. Developers change these files, and with the same change write a migration
+-- (migrate.py).
+--
+-- Rules for all tables:
+-- - No foreign keys between tables that commits write: their KEY SHARE locks deadlock with the commit's.
+-- - Rows that change often are updated in place: fillfactor, and no index on a column that changes.
+-- - Row locks are taken in one order: topics (with topic_changes, groups and history_tables), segments by id,
+--   partitions by primary key, runs, producer_state.
+-- - Whoever inserts, deletes or replaces runs, or moves log_start_offset, holds the partition's row.
+-- - A table of one row has the column `only_row`, which allows no second one.
+
+-- --- the cluster
+
+CREATE TABLE cluster (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    cluster_id text NOT NULL,                      -- 16 random bytes in URL-safe base64 without padding, as
+                                                   -- Kafka writes it
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    store_id text,                                 -- the id in the store's identity object
+                                                   -- (sequencer/store_identity.py);
+                                                   -- null until an agent has started
+    store_name text                                -- how the first agent reached the store, for messages
+);
+
+-- Whether this database owns the bucket (sequencer/ownership.py). The bucket holds the same epoch and nonce
+-- in the object `<cluster>/ownership`.
+CREATE TABLE ownership (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    epoch bigint NOT NULL DEFAULT 0,               -- raised by every take-over; 0: never ratcheted
+    nonces uuid[] NOT NULL DEFAULT '{}',           -- of this epoch, newest last: those that this database
+                                                   -- wrote or was about to
+    ratchets bigint NOT NULL DEFAULT 0,            -- that were confirmed
+    ratchet_s double precision NOT NULL DEFAULT 60, -- the pause between two, as the last holder had it
+    confirmed_at timestamptz,                      -- just before the put of the last confirmed nonce, by this
+                                                   -- database's clock
+    -- The Postgres that ratcheted last. A copy has another system identifier, database or start. What was
+    -- confirmed before is void there.
+    system_identifier bigint,
+    database_oid bigint,
+    timeline integer,
+    postmaster_started_at timestamptz,
+    watched text,                                  -- what a Postgres that has started since sees in the
+                                                   -- bucket, before it writes
+    watched_since timestamptz,
+    lost_because text,                             -- a sentence for people; not null: agents do not serve,
+                                                   -- merge or delete
+    lost_at timestamptz
+);
+
+-- How often a client saw Postgres give up a commit's wait for its standby. All see such a commit, and
+-- perhaps no standby has it. Whoever reads coordinates reads this number with them, and does not believe
+-- them before a standby has confirmed a later write (sequencer/doubts.py).
+CREATE TABLE doubts (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    number bigint NOT NULL DEFAULT 0
+);
+
+-- With this secret agents prove to each other that they belong to the cluster (cache_ring/peer_proof.py).
+-- The commit journal does not hold it: a database that is rebuilt from the bucket makes its own.
+CREATE TABLE peer_secrets (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    secrets bytea[] NOT NULL,                      -- newest first; two are valid while one is renewed. 244
+                                                   -- random bits each
+    renewed_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+CREATE SEQUENCE node_ids AS integer START 1 CACHE 1;
+
+CREATE TABLE agents (
+    node_id integer PRIMARY KEY,                   -- never reused for another address
+    incarnation bigint NOT NULL,                   -- raised by every join at this address; fences the one
+                                                   -- before
+    zone text NOT NULL,
+    kafka_host text NOT NULL,
+    kafka_port integer NOT NULL,
+    peer_host text NOT NULL,
+    peer_port integer NOT NULL,
+    http_url text NOT NULL,
+    joined_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    lease_until timestamptz NOT NULL,
+    -- What other agents are shown of it. They ask only for what changed since they last looked. Renewals
+    -- change neither column.
+    shown bigint,                                  -- the incarnation that is shown; null: none
+    change bigint NOT NULL DEFAULT 0,              -- number of the change that set it
+    UNIQUE (zone, kafka_host, kafka_port, peer_host, peer_port, http_url)
+) WITH (fillfactor = 50);
+
+CREATE TABLE agents_shown (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    changes bigint NOT NULL DEFAULT 0,             -- number of the last change
+    alive integer NOT NULL DEFAULT 0,
+    looked_at timestamptz NOT NULL DEFAULT 'epoch' -- when leases were last compared with what is shown
+) WITH (fillfactor = 50);
+
+CREATE TABLE jobs (
+    name text PRIMARY KEY,
+    holder uuid,                                   -- who runs it now, until lease_until
+    lease_until timestamptz,
+    last_started_at timestamptz,
+    last_success_at timestamptz,
+    last_error text,
+    progress text                                  -- where a bounded pass left off; null at its beginning
+);
+
+-- What the observer last measured (sequencer/observations.py). An older measurement never replaces a newer
+-- one.
+CREATE TABLE observation (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    observed_at timestamptz NOT NULL,
+    seen jsonb NOT NULL
+) WITH (fillfactor = 50);
+
+-- --- topics
+
+CREATE TABLE topics (
+    topic_id uuid PRIMARY KEY,
+    name text NOT NULL,
+    partition_count integer NOT NULL CHECK (partition_count > 0),
+    config jsonb NOT NULL DEFAULT '{}',            -- what was set; defaults are in the code
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    deleted_at timestamptz                         -- the name is free from then on; the row goes after its
+                                                   -- partitions
+);
+CREATE UNIQUE INDEX topics_by_live_name ON topics (name) WHERE deleted_at IS NULL;
+CREATE INDEX topics_deleted ON topics (deleted_at) WHERE deleted_at IS NOT NULL;
+
+-- How often topics were made, changed or deleted (functions/count_topic_change.sql). An agent that sees
+-- another number than before looks up what changed.
+CREATE TABLE topic_changes (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    changes bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+
+-- Which topics each counted change made, changed or deleted: an agent forgets those, and no others. The
+-- counter's row is locked until its transaction ends, so numbers become visible in their order. Every
+-- number has at least one row, so a reader can tell that rows it lacks are gone. The last thousand numbers
+-- are kept.
+CREATE TABLE changed_topics (
+    change bigint,
+    topic_id uuid,
+    name text NOT NULL,
+    PRIMARY KEY (change, topic_id)
+);
+
+-- --- the log
+
+CREATE TABLE partitions (
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    state text NOT NULL DEFAULT 'live' CHECK (state IN ('live', 'deleting')),
+    log_start_offset bigint NOT NULL DEFAULT 0,
+    high_watermark bigint NOT NULL DEFAULT 0 CHECK (high_watermark >= log_start_offset),
+    max_timestamp_ms bigint NOT NULL DEFAULT -1,   -- of all records ever committed; the running maximum of
+                                                   -- the next run starts here
+    size_bytes bigint NOT NULL DEFAULT 0,          -- of its runs
+    coordinate_epoch bigint NOT NULL DEFAULT 0,    -- raised when coordinates that an agent may have cached
+                                                   -- stop being true
+    PRIMARY KEY (topic_id, partition)
+-- Several writers of a row see each other's snapshots open, so what they replaced cannot be pruned at once:
+-- room for it.
+) WITH (fillfactor = 25);
+
+CREATE TABLE segments (
+    segment_id uuid PRIMARY KEY,
+    object_key text NOT NULL,
+    size_bytes bigint NOT NULL DEFAULT 0,          -- 0 until committed
+    state text NOT NULL DEFAULT 'reserved' CHECK (state IN ('reserved', 'committed', 'doomed')),
+    writer text NOT NULL,
+    reserved_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    lease_until timestamptz NOT NULL,              -- of the reservation
+    committed_at timestamptz,
+    outcome bigint[],                              -- what the commit answered
+                                                   -- (functions/commit_segments.sql); a repeat gets it again
+    unreferenced_since timestamptz,                -- first seen without runs, snapshots and holds; the grace
+                                                   -- period starts here
+    doomed_at timestamptz,
+    tier smallint NOT NULL DEFAULT 0               -- how often its bytes were copied: 0 as uploaded, n by
+                                                   -- merging objects of tier n - 1
+) WITH (fillfactor = 80);
+CREATE INDEX segments_reserved ON segments (lease_until) WHERE state = 'reserved';
+CREATE INDEX segments_committed ON segments (committed_at) WHERE state = 'committed';
+CREATE INDEX segments_unreferenced ON segments (unreferenced_since)
+    WHERE state = 'committed' AND unreferenced_since IS NOT NULL;
+CREATE INDEX segments_to_delete ON segments (coalesce(unreferenced_since, doomed_at)) WHERE state = 'doomed';
+
+-- The first run of a time is found by halving (sql/coordinates.sql), without an index: every run of every
+-- commit would pay for it.
+CREATE TABLE runs (
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    base_offset bigint NOT NULL,
+    last_offset bigint NOT NULL CHECK (last_offset >= base_offset),
+    segment_id uuid NOT NULL,
+    position bigint NOT NULL,                      -- first byte in the object
+    length bigint NOT NULL CHECK (length > 0),     -- bytes
+    format text NOT NULL DEFAULT 'batches' CHECK (format IN ('batches')),
+    min_timestamp_ms bigint NOT NULL,
+    max_timestamp_ms bigint NOT NULL,
+    running_max_timestamp_ms bigint NOT NULL,      -- of this and all earlier runs of the partition, also of
+                                                   -- those deleted since
+    PRIMARY KEY (topic_id, partition, base_offset)
+);
+CREATE INDEX runs_by_segment ON runs (segment_id);
+
+-- A job that reads a segment holds it: it is not doomed before the lease ends.
+CREATE TABLE holds (
+    segment_id uuid NOT NULL,
+    job_id uuid NOT NULL,
+    lease_until timestamptz NOT NULL,
+    PRIMARY KEY (segment_id, job_id)
+);
+CREATE INDEX holds_by_job ON holds (job_id);
+CREATE INDEX holds_by_lease ON holds (lease_until);
+
+-- Offsets that were acknowledged once and that no object holds any more (recovery). The log keeps their
+-- place: an empty batch spans each range, so consumers skip it. A row goes when retention has passed its
+-- range, or with its topic.
+CREATE TABLE gone_ranges (
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    base_offset bigint NOT NULL,
+    last_offset bigint NOT NULL CHECK (last_offset >= base_offset),
+    reason text NOT NULL,
+    found_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (topic_id, partition, base_offset)
+);
+
+-- --- producers
+
+-- The last ten accepted batches, oldest first: five may be in flight at the agent that a partition moves
+-- from, and five at the one that it moves to.
+CREATE TABLE producer_state (
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    producer_id bigint NOT NULL,
+    producer_epoch integer NOT NULL,
+    sequences bigint[] NOT NULL,                   -- base sequence * 2^31 + last sequence
+    base_offsets bigint[] NOT NULL,                -- where they went
+    updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    max_timestamps bigint[] NOT NULL,              -- what the first copy was answered with, for a duplicate
+    PRIMARY KEY (topic_id, partition, producer_id)
+) WITH (fillfactor = 50);
+
+-- An id says when it was given out: milliseconds since 1970 * 2^10 + a count, always rising. With
+-- `forgotten_before` it tells whether a producer can have had a state.
+CREATE TABLE producer_ids (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    last_id bigint NOT NULL DEFAULT 0,
+    -- every state that expiry removed was last written before it
+    forgotten_before timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 50);
+
+-- --- merging
+
+-- What may be merged next. It is apart from segments, so that finding it costs commits nothing. A row goes
+-- when its segment was merged, or was found not to be worth it. Whoever locks a row here locks segments
+-- afterwards, never before.
+CREATE TABLE merge_candidates (
+    segment_id uuid PRIMARY KEY,
+    tier smallint NOT NULL,
+    committed_at timestamptz NOT NULL,             -- the segment's; outputs of one merge have it in common
+    size_bytes bigint NOT NULL,
+    claimed_by uuid                                -- a job; counts as long as it holds the segment (holds)
+);
+CREATE INDEX merge_candidates_ripe ON merge_candidates (tier, committed_at, segment_id)
+    INCLUDE (size_bytes) WHERE claimed_by IS NULL;
+CREATE INDEX merge_candidates_claimed ON merge_candidates (claimed_by)
+    INCLUDE (segment_id) WHERE claimed_by IS NOT NULL;
+
+-- What merging did, ever. bytes_out of tier 0 is what agents uploaded. The ratio of the others to it is the
+-- write amplification.
+CREATE TABLE merge_tiers (
+    tier smallint PRIMARY KEY,
+    merges bigint NOT NULL DEFAULT 0,
+    objects_in bigint NOT NULL DEFAULT 0,
+    objects_out bigint NOT NULL DEFAULT 0,
+    bytes_in bigint NOT NULL DEFAULT 0,            -- of the runs that were replaced
+    bytes_out bigint NOT NULL DEFAULT 0,           -- of the objects that were written
+    runs_in bigint NOT NULL DEFAULT 0,
+    runs_out bigint NOT NULL DEFAULT 0,
+    swaps_refused bigint NOT NULL DEFAULT 0,       -- the partition had changed meanwhile
+    runs_damaged bigint NOT NULL DEFAULT 0,        -- left as they are: missing or corrupt
+    last_success_at timestamptz
+) WITH (fillfactor = 50);
+
+-- --- garbage
+
+-- What the last look at the database found. A longer gap between two looks was an outage, or no housekeeper
+-- ran. Agents could not commit meanwhile, so dooming pauses for a lease. Another system identifier or
+-- timeline is a failover: a commit may have been lost with it.
+CREATE TABLE dooming (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    system_identifier bigint NOT NULL,
+    timeline integer NOT NULL,
+    last_seen_at timestamptz NOT NULL,
+    paused_until timestamptz NOT NULL,
+    pause_reason text NOT NULL CHECK (pause_reason IN ('start', 'outage', 'failover'))
+);
+
+-- Tombstones and outcomes go by whole partitions of their tables, never row by row. A partition takes what
+-- comes within an interval of this database's clock. Only the housekeeper writes here, and makes the
+-- partitions beforehand. If there is none, no row is moved, and its next step tries again. Commits write to
+-- neither table. They read `outcomes` only when a commit is repeated and its segment's row is gone.
+CREATE SEQUENCE time_partition_numbers AS bigint;
+
+CREATE TABLE time_partitions (
+    of_table text NOT NULL CHECK (of_table IN ('tombstones', 'outcomes')),
+    number bigint NOT NULL,                        -- of the partition <of_table>_<number>
+    begins_at timestamptz NOT NULL,
+    ends_at timestamptz NOT NULL,
+    row_count bigint NOT NULL DEFAULT 0,           -- kept in step by whoever inserts
+    is_closed boolean NOT NULL DEFAULT false,      -- set under this row's lock, which whoever inserts holds:
+                                                   -- it changes no more
+    swept_to uuid,                                 -- up to this id the objects of its tombstones were deleted
+                                                   -- again
+    PRIMARY KEY (of_table, number)
+) WITH (fillfactor = 50);
+
+-- An object that was deleted and must be deleted once more, because an upload may arrive late. A segment's
+-- row overrules its tombstone: `tidelog recover` may take a deleted object into use again.
+CREATE TABLE tombstones (
+    number bigint NOT NULL,
+    segment_id uuid NOT NULL,
+    object_key text NOT NULL
+) PARTITION BY LIST (number);
+CREATE INDEX tombstones_by_segment ON tombstones (segment_id);
+
+-- What a commit answered whose segment's row is gone, for an agent that repeats the commit.
+CREATE TABLE outcomes (
+    number bigint NOT NULL,
+    segment_id uuid NOT NULL,
+    object_key text NOT NULL,
+    outcome bigint[] NOT NULL
+) PARTITION BY LIST (number);
+CREATE INDEX outcomes_by_segment ON outcomes (segment_id);
+
+-- --- consumer groups
+
+-- A group's row guards its members and its offsets: whoever writes one of them holds it (FOR NO KEY UPDATE,
+-- several in the order of group_id, ranking with topics). An offset commit locks the row and changes
+-- nothing in it. Ids are compared as bytes (COLLATE "C"), as the client sorts them.
+
+-- One sequence for all groups, so that no epoch is used twice: a coordinator that slept through the
+-- deletion of its group does not match the group's next row.
+CREATE SEQUENCE coordinator_epochs AS bigint START 1 CACHE 1;
+
+CREATE TABLE groups (
+    group_id text COLLATE "C" PRIMARY KEY,
+    coordinator integer NOT NULL,                  -- node id of the agent that claimed it last
+    coordinator_epoch bigint NOT NULL DEFAULT nextval('coordinator_epochs'), -- drawn by each claim: the fence
+    claimed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- null until its coordinator has written it; it may have offsets already
+    kind text CHECK (kind IN ('classic', 'consumer')),
+    generation integer NOT NULL DEFAULT 0,         -- the group epoch in the new protocol (KIP-848)
+    state text NOT NULL DEFAULT 'Empty',           -- in Kafka's spelling, for listings
+    protocol_type text NOT NULL DEFAULT '',        -- empty: no member ever joined, consumers without a group
+                                                   -- commit offsets
+    document json NOT NULL DEFAULT '{}',           -- the state machine's own. jsonb refuses the NUL that a
+                                                   -- client may send
+    empty_since timestamptz DEFAULT clock_timestamp() -- null while it has members
+) WITH (fillfactor = 50);
+
+CREATE TABLE group_members (
+    group_id text COLLATE "C" NOT NULL,
+    member_id text COLLATE "C" NOT NULL,
+    epoch integer NOT NULL,                        -- the member's in the new protocol, the generation in the
+                                                   -- classic one
+    document json NOT NULL,
+    PRIMARY KEY (group_id, member_id)
+) WITH (fillfactor = 70);
+
+CREATE TABLE committed_offsets (
+    group_id text COLLATE "C" NOT NULL,
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    committed_offset bigint NOT NULL,
+    leader_epoch integer NOT NULL,
+    metadata bytea NOT NULL,                       -- UTF-8; a client may write NUL, which text refuses
+    committed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (group_id, topic_id, partition)
+) WITH (fillfactor = 50);
+
+-- Configs that an administrator set; the group need not exist. What is not in `config` has its default. A
+-- row whose configs were all taken back stays, empty: the commit journal sees rows that change, not rows
+-- that go.
+CREATE TABLE group_configs (
+    group_id text PRIMARY KEY,
+    config jsonb NOT NULL
+);
+
+-- --- history: the Parquet form of a topic, an Iceberg table whose pointer is here
+
+-- A topic's history is on from its first row in history_tables. From then on retention stays behind what is
+-- compacted. All writers of one history lock its history_tables row first, then segments, then
+-- history_partitions.
+CREATE TABLE history_tables (
+    topic_id uuid PRIMARY KEY,
+    metadata_key text,                             -- of the current metadata JSON; null until the first
+                                                   -- publish
+    version bigint NOT NULL DEFAULT 0,             -- raised by every publish, which must have been staged on
+                                                   -- the current one
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    published_at timestamptz
+);
+
+CREATE TABLE history_partitions (
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    compacted_to bigint NOT NULL,                  -- lower offsets are in history, expired from it, or in
+                                                   -- history_raw_ranges
+    PRIMARY KEY (topic_id, partition)
+);
+
+-- Ranges that would not decode: they stay raw, are counted, and do not block what follows.
+CREATE TABLE history_raw_ranges (
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    base_offset bigint NOT NULL,
+    last_offset bigint NOT NULL CHECK (last_offset >= base_offset),
+    reason text NOT NULL,
+    found_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (topic_id, partition, base_offset)
+);
+
+-- A job reserves the prefix under which all that it writes lies. What it leaves behind is found by listing
+-- that prefix.
+CREATE TABLE history_jobs (
+    job_id uuid PRIMARY KEY,
+    topic_id uuid NOT NULL,
+    kind text NOT NULL CHECK (kind IN ('compact', 'expire')),
+    prefix text NOT NULL,
+    state text NOT NULL DEFAULT 'running' CHECK (state IN ('running', 'published', 'abandoned')),
+    lease_until timestamptz NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at timestamptz
+);
+CREATE UNIQUE INDEX history_jobs_one_per_topic ON history_jobs (topic_id) WHERE state = 'running';
+CREATE INDEX history_jobs_ended ON history_jobs (ended_at) WHERE state <> 'running';
+
+-- Every object that a published metadata file named: data files, manifests, manifest lists and the metadata
+-- files.
+CREATE TABLE history_objects (
+    object_key text COLLATE "C" PRIMARY KEY,       -- listed by prefix
+    topic_id uuid NOT NULL,
+    written_at timestamptz NOT NULL,               -- stands in for the timestamp of records without one; kept
+                                                   -- when a file is rewritten
+    unreferenced_since timestamptz                 -- no retained snapshot names it; deleted after a grace
+                                                   -- period
+);
+CREATE INDEX history_objects_by_topic ON history_objects (topic_id);
+CREATE INDEX history_objects_unreferenced ON history_objects (unreferenced_since)
+    WHERE unreferenced_since IS NOT NULL;
+
+-- --- the commit journal
+
+-- How far the copy of this database's order in the bucket has come. A writer of the journal changes the row
+-- only if it is as it was read. So of several writers at once one goes on, and the others' objects are left
+-- aside.
+CREATE TABLE journal (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    -- Under which ownership, and by which Postgres, the journal is written. Another one begins with a
+    -- checkpoint.
+    epoch bigint NOT NULL DEFAULT 0,
+    system_identifier bigint,
+    timeline integer,
+    last_number bigint NOT NULL DEFAULT 0,         -- given out to an entry, which may never have been written
+    last_entry bigint NOT NULL DEFAULT 0,          -- the last entry that is in the bucket, or what the first
+                                                   -- checkpoint follows
+    snapshot pg_snapshot,                          -- of that: what it shows is in the bucket; null: the
+                                                   -- journal has not begun
+    taken_at timestamptz,                          -- when that snapshot was taken
+    topic_changes bigint NOT NULL DEFAULT -1,      -- topic_changes.changes in that snapshot
+    -- Moments, and the next transaction id at each: a transaction with a higher id began later. They say
+    -- how far back to look for late commits.
+    mark_times timestamptz[] NOT NULL DEFAULT '{}',
+    mark_xids bigint[] NOT NULL DEFAULT '{}',
+    families jsonb NOT NULL DEFAULT '{}',          -- of the tables read at their own pace: their last
+                                                   -- snapshot, and what it took
+    written_at timestamptz,                        -- when an entry or a checkpoint was last finished
+    entries bigint NOT NULL DEFAULT 0,
+    entry_bytes bigint NOT NULL DEFAULT 0,         -- of all entries ever
+    last_checkpoint_number bigint NOT NULL DEFAULT 0, -- given out
+    checkpoint_number bigint NOT NULL DEFAULT 0,   -- the last complete one; 0: none
+    checkpoint_at timestamptz,                     -- when its snapshot was taken
+    checkpoint_bytes bigint NOT NULL DEFAULT 0,
+    checkpoint_entry_bytes bigint NOT NULL DEFAULT 0, -- entry_bytes when it was taken
+    -- While a database that was loaded from the journal is being recovered: the moment of its producers'
+    -- states.
+    recovering_producers_since timestamptz
+) WITH (fillfactor = 25);
