@@ -4,14 +4,9 @@ from urllib.parse import urlsplit
 
 import urllib3
 from minio import Minio
-from minio.credentials.providers import (
-    AWSConfigProvider,
-    ChainedProvider,
-    EnvAWSProvider,
-    IamAwsProvider,
-    StaticProvider,
-)
+from minio.credentials.providers import Provider, StaticProvider
 
+from storage.credentials import ChainedKeysForMinio
 from storage.object_store import StoreUrl
 
 
@@ -50,7 +45,7 @@ def minio_client(
     )
 
 
-def _credentials(access_key: str | None, secret_key: str | None) -> StaticProvider | ChainedProvider:
+def _credentials(access_key: str | None, secret_key: str | None) -> Provider:
     if access_key and secret_key:
         return StaticProvider(access_key=access_key, secret_key=secret_key)
-    return ChainedProvider([EnvAWSProvider(), AWSConfigProvider(), IamAwsProvider()])
+    return ChainedKeysForMinio()

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, timedelta
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -23,6 +22,7 @@ from obstore.exceptions import AlreadyExistsError, PreconditionError
 from obstore.store import S3Store as Client
 
 from storage.byte_arrays import Buffer
+from storage.credentials import ChainedKeys
 from storage.identifiers import ObjectKey
 from storage.keys import checked_key
 from storage.object_store import (
@@ -42,7 +42,6 @@ from storage.threads import Threads
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode
-    from obstore.store import S3Credential
 
 Result = TypeVar("Result")
 
@@ -50,12 +49,6 @@ _MOST_KEYS_PER_DELETE = 1000
 _KEYS_PER_PAGE = 1000
 _NO_SUCH_OBJECT = ".tidelog-probe"
 _LAST_BUFFERS_S = 0.05
-_KEYS_ELSEWHERE = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-)
 
 
 class S3Store(ObjectStore):
@@ -281,29 +274,11 @@ def _info(found: Any) -> ObjectInfo:
 
 
 def _keys(settings: StoreSettings) -> dict[str, Any]:
-    """The keys of the settings; else those of a profile, if there is one and the environment names none; else none:
-    object_store then asks the environment, a web identity, the container's and the machine's role.
-    """
-    if settings.s3_access_key is not None and settings.s3_secret_key is not None:
-        return {
-            "access_key_id": settings.s3_access_key,
-            "secret_access_key": settings.s3_secret_key.get_secret_value(),
-        }
-    profiles = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or Path.home() / ".aws" / "credentials")
-    if any(os.environ.get(name) for name in _KEYS_ELSEWHERE) or not profiles.exists():
-        return {}
-    return {"credential_provider": partial(_profile_keys, profiles)}
-
-
-def _profile_keys(profiles: Path) -> "S3Credential":
-    from minio.credentials.providers import AWSConfigProvider
-
-    found = AWSConfigProvider(str(profiles)).retrieve()
+    if settings.s3_access_key is None or settings.s3_secret_key is None:
+        return {"credential_provider": ChainedKeys()}
     return {
-        "access_key_id": found.access_key,
-        "secret_access_key": found.secret_key,
-        "token": found.session_token,
-        "expires_at": None,
+        "access_key_id": settings.s3_access_key,
+        "secret_access_key": settings.s3_secret_key.get_secret_value(),
     }
 
 
