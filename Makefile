@@ -37,8 +37,9 @@ demo: install ## the whole path on real data, in under three minutes
 dev: install ## an interactive stack until Ctrl-C
 	$(BIN)/tidelog dev
 
-docs: install ## write docs/kafka-api.md from the handlers
+docs: install ## write docs/kafka-api.md and docs/configuration.md from the code
 	$(BIN)/python -m agent.kafka.api_document
+	$(BIN)/python -m tidelog.configuration_page
 
 lint: install ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
@@ -71,7 +72,7 @@ bench: install ## Tidelog beside its peers and the raw store; writes RESULTS.md
 	$(BIN)/python -W ignore -m benchmarks
 
 lock: ## resolve pyproject.toml into requirements.lock
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra backup --group dev pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra backup --extra all --group dev pyproject.toml -o requirements.lock
 
 clean: ## remove what install and tests made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache tests/clients/node/node_modules

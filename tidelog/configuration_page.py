@@ -1,0 +1,95 @@
+"""`docs/configuration.md`: every setting with its variable, default and meaning, written from the settings classes
+(`make docs`). A test compares the two.
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from pydantic_settings import BaseSettings
+
+from agent.groups.settings import GroupSettings
+from agent.read_path.settings import ReadPathSettings
+from agent.setting_texts import described
+from agent.settings import AgentSettings
+from cache_ring.settings import CacheRingSettings
+from compactor.doctor import DoctorSettings
+from compactor.settings import HousekeeperSettings
+from recovery.settings import RecoverySettings
+from sequencer.settings import MigrationSettings, SequencerSettings
+from spark_compaction.settings import CompactionSettings
+from storage.object_store import StoreSettings
+from tidelog.backup.settings import BackupSettings
+from tidelog.settings import ClientSettings, ProcessSettings, variable_of
+
+PAGE: Final = Path(__file__).parents[1] / "docs" / "configuration.md"
+PARTS: Final[tuple[tuple[str, type[BaseSettings]], ...]] = (
+    ("Where things are", ClientSettings),
+    ("The process", ProcessSettings),
+    ("The agent", AgentSettings),
+    ("Reads", ReadPathSettings),
+    ("Consumer groups", GroupSettings),
+    ("Agents among themselves", CacheRingSettings),
+    ("The object store", StoreSettings),
+    ("Postgres", SequencerSettings),
+    ("Migrations", MigrationSettings),
+    ("Housekeeping", HousekeeperSettings),
+    ("The doctor", DoctorSettings),
+    ("Compaction into Parquet", CompactionSettings),
+    ("Recovery", RecoverySettings),
+    ("Backups", BackupSettings),
+)
+_INTRODUCTION: Final = """# Configuration
+
+Every setting is an environment variable, and an option of the commands that use it: `TIDELOG_LINGER_MS` is
+`--linger-ms`. An option comes before the variable, the variable before the default. `make docs` writes
+this page from the code. [operate.md](operate.md) says which settings one meets first.
+"""
+
+
+def document() -> str:
+    """The whole page."""
+    lines = [_INTRODUCTION]
+    shown: set[str] = set()
+    for title, model in PARTS:
+        rows = list(_rows(model, shown))
+        if rows:
+            lines += [f"## {title}", "", "| variable | default | meaning |", "|---|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def _rows(model: type[BaseSettings], shown: set[str]) -> Iterable[str]:
+    """One for each setting that no part before has shown."""
+    texts = described(model)
+    for name, field in model.model_fields.items():
+        if name not in shown:
+            shown.add(name)
+            text = texts.get(name, "").replace("|", "\\|")
+            yield f"| `{variable_of(name)}` | {_default(field)} | {text}{_choices(field.annotation)} |"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default in (None, PydanticUndefined, ""):
+        return ""
+    if isinstance(field.default, SecretStr):
+        return "(secret)"
+    value = str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
+    return f"`{value}`"
+
+
+def _choices(annotation: Any) -> str:
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = next(part for part in get_args(annotation) if part is not NoneType)
+    if get_origin(annotation) is not Literal:
+        return ""
+    return f" One of {', '.join(f'`{choice}`' for choice in get_args(annotation))}."
+
+
+if __name__ == "__main__":
+    PAGE.write_text(document())
+    sys.stdout.write(f"{PAGE.name} has {document().count('| `TIDELOG_')} settings\n")
