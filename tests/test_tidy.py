@@ -89,9 +89,24 @@ def test_the_map_names_every_folder() -> None:
     assert unnamed == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "DECISIONS.md", "CHANGELOG.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"])
 def test_the_pages_a_reader_looks_for_are_there(page: str) -> None:
     assert len((ROOT / page).read_text().splitlines()) > 5
+
+
+def test_every_decision_is_in_the_index_and_has_its_parts() -> None:
+    folder = ROOT / "docs/decisions"
+    index = re.findall(r"\]\((\d{4}-[^)]+)\)", (folder / "README.md").read_text())
+    pages = {page.name: page.read_text() for page in folder.glob("[0-9]*.md")}
+    numbers = sorted(int(name[:4]) for name in pages)
+    parts = ["Context", "Decision", "Measured", "Consequences"]
+
+    assert sorted(index) == sorted(pages)
+    assert numbers == list(range(1, len(pages) + 1))
+    for name, text in pages.items():
+        headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+        assert headings == [part for part in parts if part in headings], name
+        assert set(headings) >= {"Context", "Decision"}, name
 
 
 def test_every_link_between_pages_leads_somewhere() -> None:

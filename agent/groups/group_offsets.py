@@ -2,7 +2,8 @@
 
 Promises: a commit is judged by the group's machine and again by Postgres, under the epoch and the fence that the
 machine named; what a coordinator answers to a fetch was read together with its epoch; any other agent, and a
-coordinator that cannot load the group, answers a fetch from Postgres alone (docs/decisions/any-agent-reads-offsets.md).
+coordinator that cannot load the group, answers a fetch from Postgres alone
+(docs/decisions/0112-any-agent-reads-offsets.md).
 """
 
 import asyncio
