@@ -1,4 +1,4 @@
-"""The container files say nothing that the program does not know."""
+"""The container files and the pages for operators say nothing that the program does not know."""
 
 import re
 from pathlib import Path
@@ -36,7 +36,13 @@ def compose() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("file", ["infra/Dockerfile", "infra/compose.yaml", "README.md", "docs/operate.md"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "infra/Dockerfile", "infra/compose.yaml", "README.md", "docs/history.md", "docs/operate.md",
+        "docs/quickstart.md", "docs/troubleshooting.md", "docs/tuning.md",
+    ],
+)  # fmt: skip
 def test_every_variable_named_is_a_setting(file: str) -> None:
     named = set(re.findall(r"\bTIDELOG_[A-Z0-9_]+", (ROOT / file).read_text()))
 
@@ -79,20 +85,23 @@ def test_a_container_is_given_longer_to_stop_than_an_agent_drains(compose: dict[
     assert grace_s > AgentSettings(database_url="postgresql://x", store_url="memory://x").drain_timeout_s
 
 
-def test_the_readmes_defaults_are_the_settings_defaults() -> None:
+@pytest.mark.parametrize(("page", "least_rows"), [("docs/operate.md", 28), ("docs/history.md", 5)])
+def test_the_defaults_on_a_page_are_the_settings_defaults(page: str, least_rows: int) -> None:
     defaults = {
         variable_of(name): str(field.default).lower()
         for model in reversed(MODELS)
         for name, field in model.model_fields.items()
     }
+    rows = re.findall(r"^\| `TIDELOG_.*$", (ROOT / page).read_text(), flags=re.MULTILINE)
     wrong = []
-    for row in re.findall(r"^\| `TIDELOG_.*$", (ROOT / "README.md").read_text(), flags=re.MULTILINE):
+    for row in rows:
         _, names, told, _, _ = row.split("|")
         for variable, default in zip(re.findall(r"TIDELOG_\w+", names), re.findall(r"`([^`]+)`", told), strict=False):
             if float_or_text(default) != float_or_text(defaults[variable]):
                 wrong.append((variable, default, defaults[variable]))
 
     assert wrong == []
+    assert len(rows) >= least_rows
 
 
 def float_or_text(text: str) -> float | str:
