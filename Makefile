@@ -27,7 +27,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@echo "4/5 Compile Tidelog to bytecode"  # an agent's start is twice as long without
 	@$(BIN)/python -m compileall -q agent cache_ring compactor recovery sequencer spark_compaction storage tidelog
 	@echo "5/5 Compile native kernels: half a minute the first time"  # once here, not at their first use
-	@$(BIN)/python -W ignore -c "import sequencer.commit_kernels, storage.encode_kernels, storage.produced_batches"
+	@$(BIN)/python -W ignore -c "import sequencer.commits.commit_kernels, storage.arrow.encode_kernels, storage.batches.produced_batches"
 	@touch $@
 	@echo "Installed. Next: make demo, or make dev"
 

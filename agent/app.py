@@ -23,13 +23,13 @@ from agent.health import Health
 from agent.http.client_metrics import ClientMetrics
 from agent.http.read_metrics import ReadMetrics
 from agent.http.readiness import NotReady
-from agent.kafka.connection import Shared
 from agent.kafka.context import ConnectionState
 from agent.kafka.dispatch import Dispatch
-from agent.kafka.forward_protocol import PREFACE as FORWARDED
-from agent.kafka.forwarding import Forwarding
-from agent.kafka.listener import Listener, bound_socket
+from agent.kafka.forwarding.forward_protocol import PREFACE as FORWARDED
+from agent.kafka.forwarding.forwarding import Forwarding
 from agent.kafka.served import APIS
+from agent.kafka.transport.connection import Shared
+from agent.kafka.transport.listener import Listener, bound_socket
 from agent.later import import_all
 from agent.metrics import Metrics
 from agent.ownership_watch import OwnershipWatch
@@ -37,16 +37,16 @@ from agent.producer_notices import ProducerNotices
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
 from agent.write_path.backoff import Backoff
-from cache_ring.membership import Membership
-from cache_ring.probe_protocol import PREFACE as PROBES
+from cache_ring.ring.membership import Membership
+from cache_ring.ring.probe_protocol import PREFACE as PROBES
 from cache_ring.settings import CacheRingSettings
-from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer, SequencerSettings
-from sequencer.database import SequencerUnavailable
-from sequencer.ownership import OwnershipLost
-from sequencer.store_identity import WrongStore
-from storage.object_store import ObjectStore, StoreSettings, StoreUnavailable
-from storage.open_store import open_store
+from sequencer.cluster.agents import AgentAddress
+from sequencer.cluster.ownership import OwnershipLost
+from sequencer.cluster.store_identity import WrongStore
+from sequencer.database.database import SequencerUnavailable
+from storage.stores.object_store import ObjectStore, StoreSettings, StoreUnavailable
+from storage.stores.open_store import open_store
 from storage.threads import Threads
 
 if TYPE_CHECKING:

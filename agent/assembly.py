@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from agent.groups.coordinator import Coordinator
-from agent.groups.group_metrics import GroupMetrics
-from agent.groups.group_offsets import GroupOffsets
-from agent.groups.offset_batches import OffsetBatches
+from agent.groups.coordinator.coordinator import Coordinator
+from agent.groups.coordinator.group_metrics import GroupMetrics
+from agent.groups.offsets.group_offsets import GroupOffsets
+from agent.groups.offsets.offset_batches import OffsetBatches
 from agent.groups.settings import GroupSettings
-from agent.kafka.answer_memory import AnswerMemory
+from agent.kafka.configs.mutation_quota import mutation_quotas
 from agent.kafka.lookup_pace import LookupPace
-from agent.kafka.memory import MemoryBudget
-from agent.kafka.mutation_quota import mutation_quotas
-from agent.kafka.overload import Overload
-from agent.kafka.routing import RoutingTable
+from agent.kafka.routing.routing import RoutingTable
+from agent.kafka.transport.answer_memory import AnswerMemory
+from agent.kafka.transport.memory import MemoryBudget
+from agent.kafka.transport.overload import Overload
 from agent.metrics import Metrics
 from agent.parts import Parts
 from agent.read_path.known_coordinates import KnownCoordinates
@@ -28,27 +28,27 @@ from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
 from agent.write_path.write_path import WritePath
-from cache_ring.coordinate_push import CoordinatePush
-from cache_ring.interests import Interests
-from cache_ring.membership import Membership
-from cache_ring.page_reader import PageReader
-from cache_ring.peer_client import PeerClient
-from cache_ring.peer_server import PeerServer
-from cache_ring.peer_watch import PeerWatch
+from cache_ring.coordinates.coordinate_push import CoordinatePush
+from cache_ring.coordinates.interests import Interests
+from cache_ring.pages.page_reader import PageReader
+from cache_ring.pages.store_pages import StorePages
+from cache_ring.peers.peer_client import PeerClient
+from cache_ring.peers.peer_server import PeerServer
+from cache_ring.ring.membership import Membership
+from cache_ring.ring.peer_watch import PeerWatch
 from cache_ring.settings import CacheRingSettings
-from cache_ring.store_pages import StorePages
-from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer
-from sequencer.coordinates import RunCoordinate
-from sequencer.group_values import StoredGroup
+from sequencer.cluster.agents import AgentAddress
+from sequencer.commits.coordinates import RunCoordinate
+from sequencer.groups.stored_groups import StoredGroup
+from storage.batches.produced_batches import LoneCheck
 from storage.identifiers import ObjectKey
-from storage.keys import merged_prefix, segments_prefix
-from storage.object_store import ObjectStore
-from storage.produced_batches import LoneCheck
+from storage.segments.keys import merged_prefix, segments_prefix
+from storage.stores.object_store import ObjectStore
 from storage.threads import Threads
 
 if TYPE_CHECKING:
-    from agent.groups.group import Group
+    from agent.groups.conversion.group import Group
 
 _ROUTES_KEPT = 100_000
 
@@ -185,7 +185,7 @@ def _build_coordinator(
     clock = time.monotonic
 
     def make_machine(group_id: str, stored: StoredGroup | None, now_ms: int) -> "Group":
-        from agent.groups.group import Group  # see agent/later.py
+        from agent.groups.conversion.group import Group  # see agent/later.py
 
         return Group(group_id, settings, lambda: str(uuid4()), stored, now_ms)
 

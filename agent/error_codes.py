@@ -11,7 +11,7 @@ from kio.schema.errors import ErrorCode
 from agent.read_path.plan_fetch import ReadFailure
 from agent.telemetry.instances import TelemetryFault
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
-from sequencer.commits import (
+from sequencer.commits.commits import (
     Assigned,
     Duplicate,
     FencedEpoch,
@@ -20,10 +20,10 @@ from sequencer.commits import (
     UnknownProducer,
     WrittenBefore,
 )
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.topic_config import InvalidConfig
-from sequencer.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
-from storage.batch_validation import BatchFault, InvalidRecord
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.topics.topic_config import InvalidConfig
+from sequencer.topics.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
+from storage.batches.batch_validation import BatchFault, InvalidRecord
 from storage.identifiers import NodeId, Offset
 
 NO_OFFSET = Offset(-1)

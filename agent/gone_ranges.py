@@ -8,8 +8,8 @@ import logging
 from uuid import UUID
 
 from agent.settings import AgentSettings
-from sequencer.database import SequencerUnavailable
-from sequencer.recovery import GoneRanges
+from sequencer.database.database import SequencerUnavailable
+from sequencer.journal.recovery import GoneRanges
 
 log = logging.getLogger(__name__)
 

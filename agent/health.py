@@ -5,11 +5,11 @@ from collections.abc import Callable
 from agent.http.readiness import Check, NotReady
 from agent.settings import AgentSettings
 from agent.write_path.write_path import WritePath
-from cache_ring.membership import Membership
+from cache_ring.ring.membership import Membership
 from sequencer.client import Sequencer
-from sequencer.database import SequencerUnavailable
-from sequencer.store_identity import WrongStore
-from storage.object_store import ObjectStore
+from sequencer.cluster.store_identity import WrongStore
+from sequencer.database.database import SequencerUnavailable
+from storage.stores.object_store import ObjectStore
 
 
 class Health:

@@ -9,9 +9,9 @@ comes later waits for an import.
 
 def import_all() -> None:
     """Raises ImportError."""
-    import pyarrow  # storage/compression.py: gzip, lz4 and zstd
+    import pyarrow  # storage/batches/compression.py: gzip, lz4 and zstd
 
-    import agent.groups.group
+    import agent.groups.conversion.group
     import agent.http.app
     import agent.http.iceberg
     import agent.http.server

@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import random
 
-from sequencer.database import SequencerUnavailable
-from sequencer.ownership import DEFAULT_RATCHET_S, Ownership, OwnershipLost
-from storage.object_store import ObjectStore, StoreUnavailable
+from sequencer.cluster.ownership import DEFAULT_RATCHET_S, Ownership, OwnershipLost
+from sequencer.database.database import SequencerUnavailable
+from storage.stores.object_store import ObjectStore, StoreUnavailable
 
 _DOUBTED_PAUSE_S = 1.0
 """Between two looks while no client is served."""

@@ -3,15 +3,15 @@ else."""
 
 from dataclasses import dataclass
 
-from agent.groups.coordinator import Coordinator
-from agent.groups.group_offsets import GroupOffsets
+from agent.groups.coordinator.coordinator import Coordinator
+from agent.groups.offsets.group_offsets import GroupOffsets
 from agent.groups.settings import GroupSettings
-from agent.kafka.answer_memory import AnswerMemory
 from agent.kafka.lookup_pace import LookupPace
-from agent.kafka.memory import MemoryBudget
-from agent.kafka.overload import Overload
-from agent.kafka.routing import RoutingTable
-from agent.kafka.token_buckets import TokenBuckets
+from agent.kafka.routing.routing import RoutingTable
+from agent.kafka.transport.answer_memory import AnswerMemory
+from agent.kafka.transport.memory import MemoryBudget
+from agent.kafka.transport.overload import Overload
+from agent.kafka.transport.token_buckets import TokenBuckets
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
@@ -20,12 +20,12 @@ from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
 from agent.write_path.write_path import WritePath
-from cache_ring.membership import Membership
-from cache_ring.page_reader import PageReader
+from cache_ring.pages.page_reader import PageReader
+from cache_ring.ring.membership import Membership
 from sequencer.client import Sequencer
-from sequencer.coordinates import PartitionBounds, PartitionKey
-from storage.object_store import ObjectStore
-from storage.produced_batches import LoneCheck
+from sequencer.commits.coordinates import PartitionBounds, PartitionKey
+from storage.batches.produced_batches import LoneCheck
+from storage.stores.object_store import ObjectStore
 from storage.threads import Threads
 
 
@@ -39,7 +39,7 @@ class Parts:
     topics: TopicDirectory
     bounds: SharedLookups[PartitionKey, PartitionBounds]
     mutations: TokenBuckets
-    """What each client may create and delete (agent/kafka/mutation_quota.py)."""
+    """What each client may create and delete (agent/kafka/configs/mutation_quota.py)."""
     lookup_pace: LookupPace
     write_path: WritePath
     pages: PageReader

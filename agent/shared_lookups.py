@@ -4,7 +4,8 @@ Promises:
 - An answer was asked for after its caller came: it shows whatever was written before.
 - One statement runs at a time. It names a key once, however many wait for it, and fewer than twice `most_keys`. So what
   Postgres has to do does not grow with the number of clients.
-- Askers take turns (`sequencer/fair_queue.py`). A request of many keys waits with `most_keys` of them at a time.
+- Askers take turns (`sequencer/database/fair_queue.py`). A request of many keys waits with `most_keys` of them at a
+  time.
 - At most `most_waiting` requests wait. Past it, the one with most waiting is refused.
 - When a statement fails, it fails for all that wait by then: no request waits longer than for two.
 """
@@ -16,9 +17,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
 
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.database_errors import TooManyWait
-from sequencer.fair_queue import ASKED_BY, Asker, FairQueue
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.database.errors import TooManyWait
+from sequencer.database.fair_queue import ASKED_BY, Asker, FairQueue
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")

@@ -23,9 +23,9 @@ from typing import TypeVar
 
 from agent.settings import AgentSettings
 from agent.shared_lookups import SharedLookups
-from sequencer.database import SequencerUnavailable
-from sequencer.fair_queue import Asker
-from sequencer.topics import Topic, Topics
+from sequencer.database.database import SequencerUnavailable
+from sequencer.database.fair_queue import Asker
+from sequencer.topics.topics import Topic, Topics
 from storage.identifiers import TopicId
 
 _Key = TypeVar("_Key", str, TopicId)

@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from storage.identifiers import TopicId
-from storage.segment_batches import LENGTH, RECORDS, TOPIC
+from storage.segments.segment_batches import LENGTH, RECORDS, TOPIC
 
 OTHER: Final = "(other)"
 _IDLE_S: Final = 900.0
@@ -62,7 +62,7 @@ class TopicTraffic(Collector):
         self._other = _Counts(name=OTHER)
 
     def produced(self, topic_ids: Sequence[TopicId], batches: NDArray[np.int64]) -> None:
-        """Batches of a segment that were acknowledged, as columns (storage/segment_batches.py)."""
+        """Batches of a segment that were acknowledged, as columns (storage/segments/segment_batches.py)."""
         topics, count = batches[TOPIC], len(topic_ids)
         sizes = np.bincount(topics, batches[LENGTH], count).astype(np.int64).tolist()
         records = np.bincount(topics, batches[RECORDS], count).astype(np.int64).tolist()

@@ -35,7 +35,7 @@ from rich.table import Table
 from benchmarks.apache_kafka import kafka_cluster
 from benchmarks.kafka_wire import Connection
 from benchmarks.stalls import CLASSIC, CONSUMER, ROLES, Clients, ClientSettings
-from tidelog.stack import Stack, StackSettings
+from tidelog.devstack.stack import Stack, StackSettings
 
 PARTITIONS = 6
 SERVERS = 3

@@ -19,8 +19,8 @@ from benchmarks.figures import Figures
 from benchmarks.load.batches import full_batches
 from benchmarks.load.frames import BadAnswer, ProduceFrame
 from benchmarks.load.wire import Wire
-from tidelog.agent_process import AgentProcess
-from tidelog.stack import Stack, StackSettings
+from tidelog.devstack.agent_process import AgentProcess
+from tidelog.devstack.stack import Stack, StackSettings
 
 _RETRY_S = 0.003
 _TIMEOUT_S = 60.0

@@ -28,14 +28,14 @@ from benchmarks.systems.meters import scrape, total
 from benchmarks.systems.system import System
 from benchmarks.systems.tidelog import tidelog
 from sequencer.client import Sequencer
-from sequencer.commits import SegmentToCommit
-from storage.batch_validation import BatchLimits, validate_produced
+from sequencer.commits.commits import SegmentToCommit
+from storage.batches.batch_validation import BatchLimits, validate_produced
 from storage.identifiers import Partition, new_segment_id
-from storage.keys import segment_key
-from storage.object_store import ObjectStore
-from storage.open_store import open_store
-from storage.segment import seal_segment
-from storage.segment_batches import PendingBatch, PendingBatches
+from storage.segments.keys import segment_key
+from storage.segments.segment import seal_segment
+from storage.segments.segment_batches import PendingBatch, PendingBatches
+from storage.stores.object_store import ObjectStore
+from storage.stores.open_store import open_store
 from tidelog.embedded.s3_endpoint import S3Endpoint
 
 TAIL_AGE_S: Final = 2.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tidelog.watchdog import Watchdog
+from tidelog.devstack.watchdog import Watchdog
 
 _STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.05

@@ -9,9 +9,9 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from storage.arrow_columns import RECORD_SCHEMA, decode_batches, encode_batch
-from storage.batch_validation import BatchLimits, validate_produced
-from storage.record_batch import Compression
+from storage.arrow.arrow_columns import RECORD_SCHEMA, decode_batches, encode_batch
+from storage.batches.batch_validation import BatchLimits, validate_produced
+from storage.batches.record_batch import Compression
 
 _SECONDS = 1.0
 _RECORDS_PER_BATCH = 1_000

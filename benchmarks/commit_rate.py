@@ -29,12 +29,12 @@ from rich.console import Console
 from rich.table import Table
 
 from sequencer.client import Sequencer, SequencerSettings
-from sequencer.commits import Committed, SegmentToCommit
+from sequencer.commits.commits import Committed, SegmentToCommit
 from sequencer.migrate import migrate
-from storage import segment_batches
 from storage.identifiers import NO_PRODUCER_ID, SegmentId, TopicId, new_segment_id
-from storage.keys import segment_key
-from storage.segment_batches import (
+from storage.segments import segment_batches
+from storage.segments.keys import segment_key
+from storage.segments.segment_batches import (
     BASE_SEQUENCE,
     COLUMNS,
     LENGTH,

@@ -14,8 +14,8 @@ from pydantic import SecretStr
 
 from benchmarks.child import child, free_port, wait_until_open
 from benchmarks.folder import MINIO
-from storage.object_store import StoreSettings, StoreUrl
-from storage.s3_store import S3Store
+from storage.stores.object_store import StoreSettings, StoreUrl
+from storage.stores.s3_store import S3Store
 
 _USER = "tidelog"
 _BUCKET = "benchmarks"

@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.apache_kafka import apache_kafka
 from benchmarks.group_members import ClassicMember, ConsumerMember, Member, Membership
 from benchmarks.systems.meters import cpu_s
-from tidelog.stack import Stack, StackSettings
+from tidelog.devstack.stack import Stack, StackSettings
 
 SESSION_TIMEOUT_S = 6.0
 HEARTBEAT_S = 1.0

@@ -31,9 +31,9 @@ from benchmarks.simulation.exact_cpu import cpu_times, spent_s
 from benchmarks.simulation.timers import timers
 from compactor.observer import bounds_of
 from compactor.settings import HousekeeperSettings
-from sequencer.agents import AgentAddress, LiveAgent
 from sequencer.client import Sequencer
-from sequencer.servers import DURABILITY
+from sequencer.cluster.agents import AgentAddress, LiveAgent
+from sequencer.database.servers import DURABILITY
 
 AGENTS: Final = 100
 SHARES: Final = (0.01, 1 / 30, 0.1)

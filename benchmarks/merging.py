@@ -21,8 +21,8 @@ from prometheus_client import CollectorRegistry
 from benchmarks.commit_rate import Database, own_postgres, postgres_cpu_s
 from benchmarks.endpoints import minio
 from benchmarks.load.batches import full_batches
+from cache_ring.pages.store_pages import StorePages
 from cache_ring.settings import CacheRingSettings
-from cache_ring.store_pages import StorePages
 from compactor.merge_jobs import MergeDiscoveryJob
 from compactor.merge_metrics import MergeMetrics, write_amplification
 from compactor.merge_plan import MergePolicy, choose_inputs, is_worth_merging
@@ -30,18 +30,18 @@ from compactor.merging import Merger
 from compactor.observer import bounds_of
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.commits import SegmentToCommit
-from sequencer.coordinates import CoordinateRequest, RunCoordinate
-from sequencer.merge_values import Backlog, Candidate
-from sequencer.topics import Topic
-from storage.batch_validation import BatchLimits, validate_produced
-from storage.byte_arrays import Buffer
+from sequencer.commits.commits import SegmentToCommit
+from sequencer.commits.coordinates import CoordinateRequest, RunCoordinate
+from sequencer.housekeeping.merge_values import Backlog, Candidate
+from sequencer.topics.topics import Topic
+from storage.batches.batch_validation import BatchLimits, validate_produced
+from storage.batches.byte_arrays import Buffer
 from storage.identifiers import Offset, Partition, SegmentId, new_segment_id
-from storage.keys import segment_key
-from storage.object_store import ObjectInfo, ObjectStore
-from storage.open_store import open_store
-from storage.segment import seal_segment
-from storage.segment_batches import PendingBatch, PendingBatches
+from storage.segments.keys import segment_key
+from storage.segments.segment import seal_segment
+from storage.segments.segment_batches import PendingBatch, PendingBatches
+from storage.stores.object_store import ObjectInfo, ObjectStore
+from storage.stores.open_store import open_store
 
 _CLUSTER = "tidelog"
 _DAY_S = 86_400.0

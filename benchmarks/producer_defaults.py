@@ -24,7 +24,7 @@ from benchmarks.endpoints import minio
 from benchmarks.figures import Figures, per
 from benchmarks.systems.meters import scrape, total
 from benchmarks.systems.tidelog import tidelog
-from tidelog.stack import Stack, StackSettings
+from tidelog.devstack.stack import Stack, StackSettings
 
 IN_FLIGHT: Final = 5
 RECORD_BYTES: Final = 500

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from benchmarks.endpoints import Endpoint
 from benchmarks.figures import Figures, percentile
 from storage.identifiers import ObjectKey
-from storage.object_store import ObjectStore
-from storage.open_store import open_store
+from storage.stores.object_store import ObjectStore
+from storage.stores.open_store import open_store
 
 OBJECT_BYTES = 8 << 20
 AT_A_TIME = 4

@@ -15,19 +15,19 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.read_path.slice_batches import take_batches
-from cache_ring.page_protocol import ReadRange
-from cache_ring.peer_client import PeerClient
-from cache_ring.peer_server import PeerServer
-from cache_ring.run_bytes import RunBytes
+from cache_ring.pages.run_bytes import RunBytes
+from cache_ring.pages.store_pages import StorePages
+from cache_ring.peers.page_protocol import ReadRange
+from cache_ring.peers.peer_client import PeerClient
+from cache_ring.peers.peer_server import PeerServer
 from cache_ring.settings import CacheRingSettings
-from cache_ring.store_pages import StorePages
-from sequencer.agents import AgentAddress, LiveAgent, PeerSecret
-from sequencer.coordinates import RunCoordinate
+from sequencer.cluster.agents import AgentAddress, LiveAgent, PeerSecret
+from sequencer.commits.coordinates import RunCoordinate
+from storage.batches.record_batch import HEADER_BYTES
 from storage.identifiers import BytePosition, NodeId, Offset, Partition, TopicId, new_segment_id
-from storage.keys import segment_key
-from storage.object_store import ObjectStore, StoreSettings
-from storage.open_store import open_store
-from storage.record_batch import HEADER_BYTES
+from storage.segments.keys import segment_key
+from storage.stores.object_store import ObjectStore, StoreSettings
+from storage.stores.open_store import open_store
 from tidelog.embedded.s3_endpoint import S3Endpoint
 
 PAGE_BYTES = 8 << 20

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from cache_ring.ring import Ring
+from cache_ring.ring.ring import Ring
+from cache_ring.ring.suspects import Suspects
 from cache_ring.settings import CacheRingSettings
-from cache_ring.suspects import Suspects
-from sequencer.agents import AgentAddress, LiveAgent
+from sequencer.cluster.agents import AgentAddress, LiveAgent
 from storage.identifiers import NodeId
 
 _SIZES = (10, 100, 1_000)

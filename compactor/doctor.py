@@ -19,12 +19,12 @@ from compactor.object_census import ObjectCensus
 from compactor.segment_check import faults_of_segment
 from compactor.tiling import Tiling
 from sequencer.client import Sequencer
-from sequencer.garbage import BEFORE_ALL as BEFORE_ALL_SEGMENTS
-from sequencer.inspection import PartitionKey, ReferencedSegment
-from sequencer.retention import BEFORE_ALL as BEFORE_ALL_PARTITIONS
+from sequencer.housekeeping.garbage import BEFORE_ALL as BEFORE_ALL_SEGMENTS
+from sequencer.housekeeping.inspection import PartitionKey, ReferencedSegment
+from sequencer.housekeeping.retention import BEFORE_ALL as BEFORE_ALL_PARTITIONS
 from storage.identifiers import ObjectKey
-from storage.object_store import ObjectNotFound, ObjectStore, is_there
-from storage.side_by_side import side_by_side
+from storage.stores.object_store import ObjectNotFound, ObjectStore, is_there
+from storage.stores.side_by_side import side_by_side
 from storage.threads import Threads
 
 __all__ = ["Diagnosis", "DoctorSettings", "examine"]
@@ -85,7 +85,7 @@ class _Doctor:
         self._threads = Threads("doctor", 1)
 
     async def check_ownership(self) -> None:
-        """Whether the bucket is this database's (`sequencer/ownership.py`)."""
+        """Whether the bucket is this database's (`sequencer/cluster/ownership.py`)."""
         because = (await self._sequencer.ownership.state()).lost_because
         if because is not None:
             self._found(Fault.NOT_OWNED, "the bucket", because)

@@ -3,7 +3,7 @@ objects.
 
 Every step may be repeated after a crash at any point: an object that is gone is deleted once more, a row that went on
 is left alone. Nothing is doomed or deleted unless the bucket was confirmed to be this database's just before
-(`sequencer/ownership.py`).
+(`sequencer/cluster/ownership.py`).
 """
 
 import logging
@@ -13,10 +13,10 @@ from uuid import UUID
 from compactor.job import Step
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.garbage import BEFORE_ALL, DoomingPaused, DoomingRules, PartitionRules
-from sequencer.history_garbage import EndedJob
+from sequencer.history.history_garbage import EndedJob
+from sequencer.housekeeping.garbage import BEFORE_ALL, DoomingPaused, DoomingRules, PartitionRules
 from storage.identifiers import ObjectKey, SegmentId
-from storage.object_store import ObjectStore
+from storage.stores.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
 

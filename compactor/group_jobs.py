@@ -6,7 +6,7 @@ from uuid import UUID
 from compactor.job import Step
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.group_retention import OffsetKey
+from sequencer.groups.group_retention import OffsetKey
 from storage.identifiers import Partition, TopicId
 
 

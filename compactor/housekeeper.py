@@ -1,8 +1,8 @@
 """The housekeeper: runs the jobs of the cluster for ever, each at its own pace, beside an agent or alone, and merges.
 
-Promises that a job runs in one housekeeper at a time (`sequencer/jobs.py`), in steps of bounded size; that a failure
-is logged once, counted and retried, and stops no other job; that it may be cancelled at any moment; and that jobs
-left undone are taken over by another housekeeper. None runs while the bucket is not this database's.
+Promises that a job runs in one housekeeper at a time (`sequencer/housekeeping/jobs.py`), in steps of bounded size; that
+a failure is logged once, counted and retried, and stops no other job; that it may be cancelled at any moment; and that
+jobs left undone are taken over by another housekeeper. None runs while the bucket is not this database's.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from compactor.ownership_job import OwnershipJob
 from compactor.retention_jobs import ProducerExpiryJob, RetentionJob, TopicSweepJob
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.jobs import Claim
-from sequencer.ownership import OwnershipUnconfirmed
-from storage.object_store import ObjectChanged, ObjectStore, StoreUnavailable
+from sequencer.cluster.ownership import OwnershipUnconfirmed
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.housekeeping.jobs import Claim
+from storage.stores.object_store import ObjectChanged, ObjectStore, StoreUnavailable
 
 _log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from crc32c import crc32c
 
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.journal_values import CheckpointNumber, CheckpointReading, EntryReading, JournalState
+from sequencer.journal.values import CheckpointNumber, CheckpointReading, EntryReading, JournalState
 from storage.identifiers import ObjectKey
-from storage.journal_format import CopiedRows, CorruptJournal, JournalHeader, Kind, Part, encode, read_header
-from storage.keys import (
+from storage.segments.journal_format import CopiedRows, CorruptJournal, JournalHeader, Kind, Part, encode, read_header
+from storage.segments.keys import (
     checkpoint_manifest_key,
     checkpoint_object_of,
     checkpoint_part_key,
@@ -32,7 +32,7 @@ from storage.keys import (
     journal_key,
     journal_prefix,
 )
-from storage.object_store import ObjectChanged, ObjectNotFound, ObjectStore, StoreUnavailable
+from storage.stores.object_store import ObjectChanged, ObjectNotFound, ObjectStore, StoreUnavailable
 from storage.threads import Threads
 
 _log = logging.getLogger(__name__)

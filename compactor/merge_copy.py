@@ -3,7 +3,8 @@
 Pure: the caller reads and writes. Promises that only ranges around live runs are read, with at most a quarter of
 dead bytes between; that every byte of every record was checked against its batch's checksum, and every run against the
 offsets it should hold; that a run which fails stays out and with it only the swap it is in; and that the result is a
-segment (`storage/segment.py`) whose runs lie in (topic, partition, offset) order, each partition's back to back.
+segment (`storage/segments/segment.py`) whose runs lie in (topic, partition, offset) order, each partition's back to
+back.
 """
 
 import struct
@@ -14,11 +15,11 @@ from dataclasses import dataclass
 from crc32c import crc32c
 
 from compactor.merge_plan import Swap
-from sequencer.merge_values import MergedRun, PartitionKey, PlacedSwap, RunToMerge
-from storage.byte_arrays import Buffer
+from sequencer.housekeeping.merge_values import MergedRun, PartitionKey, PlacedSwap, RunToMerge
+from storage.batches.byte_arrays import Buffer
+from storage.batches.record_batch import CRC_START, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC_V2, index_batches
 from storage.identifiers import BytePosition, Offset, SegmentId
-from storage.record_batch import CRC_START, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC_V2, index_batches
-from storage.segment import MERGED_VERSION, FooterRun, SegmentFooter, footer_bytes, header_bytes
+from storage.segments.segment import MERGED_VERSION, FooterRun, SegmentFooter, footer_bytes, header_bytes
 
 MOST_DEAD_SHARE = 4
 """At most one dead byte is read for so many live ones."""

@@ -7,7 +7,7 @@ from compactor.job import Step
 from compactor.merge_plan import MergePolicy
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.merges import BEGINNING
+from sequencer.housekeeping.merges import BEGINNING
 from storage.identifiers import SegmentId
 
 

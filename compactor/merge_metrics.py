@@ -6,7 +6,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from sequencer.merge_values import Backlog, MergeDone, TierTotals
+from sequencer.housekeeping.merge_values import Backlog, MergeDone, TierTotals
 
 
 class MergeMetrics:

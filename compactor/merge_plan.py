@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from sequencer.merge_values import Backlog, Candidate, MergeInput, PartitionKey, RunToMerge, TierBacklog
-from sequencer.topic_config import TopicConfig
+from sequencer.housekeeping.merge_values import Backlog, Candidate, MergeInput, PartitionKey, RunToMerge, TierBacklog
+from sequencer.topics.topic_config import TopicConfig
 from storage.identifiers import SegmentId, TopicId
 
 _MOST_FAN_INS = 16

@@ -32,14 +32,22 @@ from compactor.merge_plan import (
 )
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.merge_values import Backlog, MergeClaim, MergeDone, MergeOutput, PlacedSwap, PublishRefused, RunToMerge
-from sequencer.merges import BEFORE_ALL
-from sequencer.ownership import OwnershipUnconfirmed
+from sequencer.cluster.ownership import OwnershipUnconfirmed
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.housekeeping.merge_values import (
+    Backlog,
+    MergeClaim,
+    MergeDone,
+    MergeOutput,
+    PlacedSwap,
+    PublishRefused,
+    RunToMerge,
+)
+from sequencer.housekeeping.merges import BEFORE_ALL
 from storage.identifiers import SegmentId, new_segment_id
-from storage.keys import merged_key
-from storage.object_store import ObjectNotFound, ObjectStore, StoreUnavailable
-from storage.side_by_side import side_by_side
+from storage.segments.keys import merged_key
+from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreUnavailable
+from storage.stores.side_by_side import side_by_side
 
 _log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from sequencer.jobs import JobStatus
-from sequencer.observations import Census, JournalProgress, Observation
+from sequencer.housekeeping.jobs import JobStatus
+from sequencer.housekeeping.observations import Census, JournalProgress, Observation
 
 
 class HousekeeperMetrics:

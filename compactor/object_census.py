@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 
 from compactor.diagnosis import Chart, Fault, Finding, Sight
 from sequencer.client import Sequencer
-from sequencer.history import history_prefix
-from sequencer.inspection import SegmentRow
+from sequencer.history.history import history_prefix
+from sequencer.housekeeping.inspection import SegmentRow
 from storage.identifiers import ObjectKey, SegmentId
-from storage.keys import (
+from storage.segments.keys import (
     backups_prefix,
     checkpoints_prefix,
     identity_prefix,
@@ -19,7 +19,7 @@ from storage.keys import (
     ownership_key,
     segment_id_of,
 )
-from storage.object_store import ObjectInfo, ObjectStore, is_there
+from storage.stores.object_store import ObjectInfo, ObjectStore, is_there
 
 
 class ObjectCensus:

@@ -2,7 +2,7 @@
 
 Promises:
 - One agent measures at a time, under the job's lease. When it dies, another one does so at its next turn; if it dies
-  while it measures, when the lease is over. Two at once do no harm (`sequencer/observations.py`).
+  while it measures, when the lease is over. Two at once do no harm (`sequencer/housekeeping/observations.py`).
 - An agent keeps what it read last. Decisions get what is younger than `observation_stale_s`, and nothing otherwise.
 """
 
@@ -11,8 +11,8 @@ import time
 from compactor.job import Step
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.merge_values import Backlog
-from sequencer.observations import Observation, ObservationBounds
+from sequencer.housekeeping.merge_values import Backlog
+from sequencer.housekeeping.observations import Observation, ObservationBounds
 
 
 class ObserverJob:

@@ -1,5 +1,5 @@
-"""Ratchets the ownership of the bucket (`sequencer/ownership.py`): the one job that proves that this database's log is
-the one that the bucket holds.
+"""Ratchets the ownership of the bucket (`sequencer/cluster/ownership.py`): the one job that proves that this database's
+log is the one that the bucket holds.
 """
 
 import logging
@@ -7,9 +7,9 @@ import logging
 from compactor.job import Step
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.ownership import Confirmed, Watching
-from sequencer.ownership_rules import Lost
-from storage.object_store import ObjectStore
+from sequencer.cluster.ownership import Confirmed, Watching
+from sequencer.cluster.ownership_rules import Lost
+from storage.stores.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
 

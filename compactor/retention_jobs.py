@@ -7,8 +7,8 @@ from compactor.job import Step
 from compactor.retention_policy import RetentionPolicy, has_work, keep_from
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.producers import ProducerKey
-from sequencer.retention import BEFORE_ALL, Moved, PartitionKey, PartitionLog
+from sequencer.commits.producers import ProducerKey
+from sequencer.housekeeping.retention import BEFORE_ALL, Moved, PartitionKey, PartitionLog
 from storage.identifiers import Partition, ProducerId, TopicId
 
 

@@ -6,8 +6,8 @@ the log without it still holds `retention_bytes`; the first run that must stay e
 
 from dataclasses import dataclass, replace
 
-from sequencer.retention import AgedRun, PartitionLog
-from sequencer.topic_config import TopicConfig
+from sequencer.housekeeping.retention import AgedRun, PartitionLog
+from sequencer.topics.topic_config import TopicConfig
 from storage.identifiers import Offset
 
 

@@ -5,11 +5,11 @@ records as it has offsets, and that every byte of the segment is as it was seale
 
 from collections.abc import Sequence
 
-from sequencer.inspection import SegmentRun
-from storage.byte_arrays import Buffer
+from sequencer.housekeeping.inspection import SegmentRun
+from storage.batches.byte_arrays import Buffer
+from storage.batches.record_batch import index_batches
 from storage.identifiers import SegmentId
-from storage.record_batch import index_batches
-from storage.segment import CorruptSegment, FooterRun, SegmentFooter, verify_segment
+from storage.segments.segment import CorruptSegment, FooterRun, SegmentFooter, verify_segment
 
 
 def faults_of_segment(segment_id: SegmentId, data: Buffer, runs: Sequence[SegmentRun]) -> list[str]:

@@ -6,7 +6,7 @@ log that only grows and shrinks.
 
 from dataclasses import dataclass, field
 
-from sequencer.inspection import ChunkRun, LogChunk
+from sequencer.housekeeping.inspection import ChunkRun, LogChunk
 from storage.identifiers import Offset
 
 

@@ -5,9 +5,9 @@ here.
 from collections.abc import AsyncIterator, Callable
 
 from recovery.settings import RecoverySettings
-from sequencer.recovery import ListedObject, RecoverySession
-from storage.keys import is_merged, merged_prefix, segment_id_of, segments_prefix
-from storage.object_store import ObjectStore
+from sequencer.journal.recovery import ListedObject, RecoverySession
+from storage.segments.keys import is_merged, merged_prefix, segment_id_of, segments_prefix
+from storage.stores.object_store import ObjectStore
 
 
 async def take_census(

@@ -31,7 +31,8 @@ from recovery.plan import (
 from recovery.producers import SeenBatches
 from recovery.report import Refused, Report
 from recovery.settings import RecoverySettings
-from sequencer.recovery import WRITER, WRITER_BEYOND, RecoverySession
+from sequencer.journal.recovery import WRITER, WRITER_BEYOND, RecoverySession
+from storage.batches.record_batch import HEADER_BYTES, MOST_EMPTY_OFFSETS, ValidBatch, empty_batch, read_header
 from storage.identifiers import (
     NO_PRODUCER_ID,
     BytePosition,
@@ -42,11 +43,10 @@ from storage.identifiers import (
     TopicId,
     new_segment_id,
 )
-from storage.keys import segment_key
-from storage.object_store import ObjectStore
-from storage.record_batch import HEADER_BYTES, MOST_EMPTY_OFFSETS, ValidBatch, empty_batch, read_header
-from storage.segment import SealedSegment, seal_segment
-from storage.segment_batches import RECORDS, PendingBatch, PendingBatches
+from storage.segments.keys import segment_key
+from storage.segments.segment import SealedSegment, seal_segment
+from storage.segments.segment_batches import RECORDS, PendingBatch, PendingBatches
+from storage.stores.object_store import ObjectStore
 
 NO_TIMESTAMP: Final = -1
 _GONE: Final = "the object that held them is not in the bucket, and no merged object has them"

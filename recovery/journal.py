@@ -8,17 +8,17 @@ from recovery.plan import JournalPosition
 from recovery.producers import SeenBatches
 from recovery.settings import RecoverySettings
 from recovery.young import Unreadable, segment_to_commit
-from sequencer.commits import Assigned
-from sequencer.journal_loading import RunLeftOut, empty, finish, load_entry, load_part, load_sequences, stage
-from sequencer.journal_reading import JournalFound, JournalInBucket
-from sequencer.outcomes import decode_outcomes
-from sequencer.recovery import RecoverySession
+from sequencer.commits.commits import Assigned
+from sequencer.commits.outcomes import decode_outcomes
+from sequencer.journal.loading import RunLeftOut, empty, finish, load_entry, load_part, load_sequences, stage
+from sequencer.journal.reading import JournalFound, JournalInBucket
+from sequencer.journal.recovery import RecoverySession
+from storage.batches.record_batch import read_header
 from storage.identifiers import ObjectKey, Partition, SegmentId
-from storage.journal_format import CorruptJournal, JournalHeader
-from storage.object_store import ObjectNotFound, ObjectStore
-from storage.record_batch import read_header
-from storage.segment_batches import PARTITION, POSITION, TOPIC
-from storage.side_by_side import side_by_side
+from storage.segments.journal_format import CorruptJournal, JournalHeader
+from storage.segments.segment_batches import PARTITION, POSITION, TOPIC
+from storage.stores.object_store import ObjectNotFound, ObjectStore
+from storage.stores.side_by_side import side_by_side
 
 _CLOCK_SLACK = timedelta(seconds=10)
 """A commit notes its time a little before its transaction ends."""

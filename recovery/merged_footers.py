@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from crc32c import crc32c
 
 from recovery.plan import PartitionKey, ProvenBatch, ProvenRun
-from storage.byte_arrays import Buffer
+from storage.batches.byte_arrays import Buffer
+from storage.batches.record_batch import index_batches, read_header
 from storage.identifiers import ObjectKey, Offset, SegmentId
-from storage.object_store import ObjectNotFound, ObjectStore
-from storage.record_batch import index_batches, read_header
-from storage.segment import TRAILER_BYTES, CorruptSegment, SegmentFooter, footer_range, read_footer
-from storage.side_by_side import side_by_side
+from storage.segments.segment import TRAILER_BYTES, CorruptSegment, SegmentFooter, footer_range, read_footer
+from storage.stores.object_store import ObjectNotFound, ObjectStore
+from storage.stores.side_by_side import side_by_side
 from storage.threads import Threads
 
 _LIKELY_FOOTER_BYTES = 65_536

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 
+from storage.batches.record_batch import BatchHeader
 from storage.identifiers import BytePosition, Offset, Partition, SegmentId, TopicId
-from storage.record_batch import BatchHeader
 
 PartitionKey = tuple[TopicId, Partition]
 

@@ -5,9 +5,9 @@ recognised as a duplicate.
 from dataclasses import dataclass, field
 
 from recovery.plan import PartitionKey
-from sequencer.recovery import RecoverySession
+from sequencer.journal.recovery import RecoverySession
+from storage.batches.record_batch import BatchHeader
 from storage.identifiers import NO_PRODUCER_ID
-from storage.record_batch import BatchHeader
 
 _LARGEST_SEQUENCE = (1 << 31) - 1
 

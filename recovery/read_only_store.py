@@ -2,9 +2,9 @@
 
 from collections.abc import AsyncIterator, Sequence
 
-from storage.byte_arrays import Buffer
+from storage.batches.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
-from storage.object_store import ObjectInfo, ObjectStore
+from storage.stores.object_store import ObjectInfo, ObjectStore
 
 
 class ReadOnlyStore:

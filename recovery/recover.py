@@ -24,16 +24,16 @@ from recovery.report import Refused, Report
 from recovery.settings import RecoverySettings
 from recovery.undelete import Undelete, undelete_for
 from recovery.young import YoungSegments
-from sequencer.database import Database
-from sequencer.journal_loading import RunLeftOut
+from sequencer.cluster.ownership import Ownership, OwnershipLost
+from sequencer.cluster.store_identity import Identity, WrongStore, identity_of
+from sequencer.database.database import Database
+from sequencer.journal.loading import RunLeftOut
+from sequencer.journal.recovery import WRITER, WRITER_BEYOND, RecoverySession
 from sequencer.migrate import migrate
-from sequencer.ownership import Ownership, OwnershipLost
-from sequencer.recovery import WRITER, WRITER_BEYOND, RecoverySession
-from sequencer.store_identity import Identity, WrongStore, identity_of
 from storage.identifiers import ObjectKey
-from storage.keys import is_merged
-from storage.object_store import ObjectStore, StoreSettings, StoreUnavailable
-from storage.side_by_side import side_by_side
+from storage.segments.keys import is_merged
+from storage.stores.object_store import ObjectStore, StoreSettings, StoreUnavailable
+from storage.stores.side_by_side import side_by_side
 
 BEING_RECOVERED: Final = "this database is being recovered; run `tidelog recover` to its end"
 RATCHETS_WAITED: Final = 2

@@ -10,8 +10,8 @@ from minio.commonconfig import CopySource
 from minio.error import InvalidResponseError, MinioException, S3Error
 
 from storage.identifiers import ObjectKey
-from storage.minio_client import minio_client
-from storage.object_store import StoreSettings, StoreUnavailable, StoreUrl
+from storage.stores.minio_client import minio_client
+from storage.stores.object_store import StoreSettings, StoreUnavailable, StoreUrl
 from storage.threads import Threads
 
 _KEPT: Final = ("Enabled", "Suspended")

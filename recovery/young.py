@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from recovery.holes import BatchMark
 from recovery.report import Refused, Report
 from recovery.settings import RecoverySettings
-from sequencer.commits import (
+from sequencer.commits.commits import (
     BatchOutcome,
     Committed,
     Duplicate,
@@ -32,15 +32,15 @@ from sequencer.commits import (
     UnknownProducer,
     WrittenBefore,
 )
-from sequencer.outcomes import decode_outcomes
-from sequencer.recovery import WRITER, RecoverySession
-from storage.byte_arrays import Buffer
+from sequencer.commits.outcomes import decode_outcomes
+from sequencer.journal.recovery import WRITER, RecoverySession
+from storage.batches.byte_arrays import Buffer
+from storage.batches.record_batch import index_batches, read_header
 from storage.identifiers import NO_PRODUCER_ID, ObjectKey, Partition, SegmentId
-from storage.object_store import ObjectNotFound, ObjectStore
-from storage.record_batch import index_batches, read_header
-from storage.segment import CorruptSegment, empty_segment, verify_segment
-from storage.segment_batches import COLUMNS, CRC, LENGTH, PARTITION, PRODUCER_ID, RECORDS, TOPIC, PlacedBatches
-from storage.side_by_side import side_by_side
+from storage.segments.segment import CorruptSegment, empty_segment, verify_segment
+from storage.segments.segment_batches import COLUMNS, CRC, LENGTH, PARTITION, PRODUCER_ID, RECORDS, TOPIC, PlacedBatches
+from storage.stores.object_store import ObjectNotFound, ObjectStore
+from storage.stores.side_by_side import side_by_side
 from storage.threads import Threads
 
 _MARK: Final = [TOPIC, PARTITION, LENGTH, RECORDS, PRODUCER_ID, CRC]

@@ -31,7 +31,7 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.errors import DeadlockDetected, LockNotAvailable
 
-from sequencer.database import SequencerUnavailable, describe_address
+from sequencer.database.database import SequencerUnavailable, describe_address
 from sequencer.settings import MigrationSettings
 
 _log = logging.getLogger(__name__)

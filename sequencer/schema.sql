@@ -19,12 +19,12 @@ CREATE TABLE cluster (
                                                    -- Kafka writes it
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     store_id text,                                 -- the id in the store's identity object
-                                                   -- (sequencer/store_identity.py);
+                                                   -- (sequencer/cluster/store_identity.py);
                                                    -- null until an agent has started
     store_name text                                -- how the first agent reached the store, for messages
 );
 
--- Whether this database owns the bucket (sequencer/ownership.py). The bucket holds the same epoch and nonce
+-- Whether this database owns the bucket (sequencer/cluster/ownership.py). The bucket holds the same epoch and nonce
 -- in the object `<cluster>/ownership`.
 CREATE TABLE ownership (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -51,13 +51,13 @@ CREATE TABLE ownership (
 
 -- How often a client saw Postgres give up a commit's wait for its standby. All see such a commit, and
 -- perhaps no standby has it. Whoever reads coordinates reads this number with them, and does not believe
--- them before a standby has confirmed a later write (sequencer/doubts.py).
+-- them before a standby has confirmed a later write (sequencer/database/doubts.py).
 CREATE TABLE doubts (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     number bigint NOT NULL DEFAULT 0
 );
 
--- With this secret agents prove to each other that they belong to the cluster (cache_ring/peer_proof.py).
+-- With this secret agents prove to each other that they belong to the cluster (cache_ring/peers/peer_proof.py).
 -- The commit journal does not hold it: a database that is rebuilt from the bucket makes its own.
 CREATE TABLE peer_secrets (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -104,7 +104,7 @@ CREATE TABLE jobs (
     progress text                                  -- where a bounded pass left off; null at its beginning
 );
 
--- What the observer last measured (sequencer/observations.py). An older measurement never replaces a newer
+-- What the observer last measured (sequencer/housekeeping/observations.py). An older measurement never replaces a newer
 -- one.
 CREATE TABLE observation (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),

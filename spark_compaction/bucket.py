@@ -1,9 +1,10 @@
 """The bucket as Spark's executors and driver see it: synchronous, few calls, by the `minio` client or in a local
 directory.
 
-Executors have no event loop, hence not `storage.open_store`. Promises: every call ends within timeouts and a bounded
-number of attempts; an object is visible whole or not at all; a missing object is `ObjectNotFound`, anything else that
-goes wrong `StoreUnavailable`. `BucketAddress` is plain data, so that it travels to executors with the task."""
+Executors have no event loop, hence not `storage.stores.open_store`. Promises: every call ends within timeouts and a
+bounded number of attempts; an object is visible whole or not at all; a missing object is `ObjectNotFound`, anything
+else that goes wrong `StoreUnavailable`. `BucketAddress` is plain data, so that it travels to executors with the
+task."""
 
 import asyncio
 import io
@@ -15,9 +16,9 @@ import urllib3
 from minio.error import InvalidResponseError, MinioException, S3Error
 
 from storage.identifiers import ObjectKey
-from storage.local_store import LocalStore
-from storage.minio_client import endpoint_of, minio_client
-from storage.object_store import ObjectNotFound, StoreSettings, StoreUnavailable, StoreUrl
+from storage.stores.local_store import LocalStore
+from storage.stores.minio_client import endpoint_of, minio_client
+from storage.stores.object_store import ObjectNotFound, StoreSettings, StoreUnavailable, StoreUrl
 
 _SINGLE_PUT_BYTES = 512 << 20
 _MISSING = ("NoSuchKey", "NoSuchObject")
@@ -142,7 +143,7 @@ class S3Bucket:
 
 
 class LocalBucket:
-    """The directory of `storage.local_store`, called without an event loop: not from a coroutine."""
+    """The directory of `storage.stores.local_store`, called without an event loop: not from a coroutine."""
 
     def __init__(self, root: Path) -> None:
         self._store = LocalStore(root)

@@ -16,8 +16,8 @@ from typing import Literal
 from pyspark.sql import SparkSession
 
 from sequencer.client import Sequencer
-from sequencer.history_values import Begun, Busy, HistoryJob, Publication, PublishRefused, RawRange
-from sequencer.topics import Topic, UnknownTopic
+from sequencer.history.history_values import Begun, Busy, HistoryJob, Publication, PublishRefused, RawRange
+from sequencer.topics.topics import Topic, UnknownTopic
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.footers import ExpectedFile
 from spark_compaction.iceberg_table import Change, HistoryTableFiles, publication_of

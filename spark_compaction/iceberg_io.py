@@ -10,7 +10,7 @@ from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStrea
 
 from spark_compaction.bucket import Bucket, BucketAddress
 from storage.identifiers import ObjectKey
-from storage.object_store import ObjectNotFound
+from storage.stores.object_store import ObjectNotFound
 
 _RANGE_BUFFER_BYTES = 256 << 10
 

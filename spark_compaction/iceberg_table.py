@@ -1,8 +1,8 @@
 """Stages a change of a topic's Iceberg table: everything is written under the job's prefix, nothing is published.
 
 PyIceberg makes manifests and metadata; its catalog's commit is replaced by writing the metadata file and remembering
-its key. The change becomes visible when `sequencer.history.publish` moves the pointer to that key, and not before. So a
-crash, a lost race or a lapsed lease leaves objects under a prefix, never a half-changed table."""
+its key. The change becomes visible when `sequencer.history.history.publish` moves the pointer to that key, and not
+before. So a crash, a lost race or a lapsed lease leaves objects under a prefix, never a half-changed table."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_m
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 from pyiceberg.typedef import Record
 
-from sequencer.history_values import Advance, HistoryJob, Publication, RawRange
+from sequencer.history.history_values import Advance, HistoryJob, Publication, RawRange
 from spark_compaction.bucket import Bucket, BucketAddress
 from spark_compaction.footers import ExpectedFile, read_footer
 from spark_compaction.history_schema import new_history_table

@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 
 from sequencer.client import Sequencer
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.history_values import HistoryJob, Publication, Published, PublishRefused
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.history.history_values import HistoryJob, Publication, Published, PublishRefused
 from storage.threads import Threads
 
 _RENEWALS_PER_LEASE = 3

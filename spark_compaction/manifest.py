@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from sequencer.history_values import Advance, RawRange
+from sequencer.history.history_values import Advance, RawRange
 from spark_compaction.planner import PlannedTask
 from storage.identifiers import ObjectKey, Offset, Partition
 

@@ -1,7 +1,7 @@
 """The log that a compaction or a TTL works on: its sequencer, once its store is known to be there and to be its own.
 
 Promises that the ownership of the bucket is confirmed before the work begins, and is kept so while it goes on, whether
-or not an agent that keeps house runs as well (`sequencer/ownership.py`).
+or not an agent that keeps house runs as well (`sequencer/cluster/ownership.py`).
 """
 
 import asyncio
@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sequencer.client import Sequencer
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.ownership import Confirmed, OwnershipUnconfirmed, Watching
-from sequencer.ownership_rules import Lost
+from sequencer.cluster.ownership import Confirmed, OwnershipUnconfirmed, Watching
+from sequencer.cluster.ownership_rules import Lost
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from spark_compaction.settings import CompactionSettings
-from storage.object_store import ObjectStore, StoreUnavailable
-from storage.open_store import open_store
+from storage.stores.object_store import ObjectStore, StoreUnavailable
+from storage.stores.open_store import open_store
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from sequencer.history_values import RunToCompact
+from sequencer.history.history_values import RunToCompact
 from storage.identifiers import Offset, Partition
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from spark_compaction.bucket import Bucket, BucketAddress
 from spark_compaction.expiry import HistoryFileAge
 from spark_compaction.history_file import HistoryFile
-from storage.arrow_schema import RECORD_SCHEMA
+from storage.arrow.arrow_schema import RECORD_SCHEMA
 from storage.identifiers import ObjectKey, Partition, TopicId
 
 _SOURCE_FIELDS: list["pa.Field[Any]"] = [

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from sequencer.history_values import RunToCompact
-from storage.arrow_columns import decode_batches
-from storage.batch_validation import InvalidBatch
-from storage.record_batch import index_batches
+from sequencer.history.history_values import RunToCompact
+from storage.arrow.arrow_columns import decode_batches
+from storage.batches.batch_validation import InvalidBatch
+from storage.batches.record_batch import index_batches
 
 _GROUP_BYTES = 1 << 20
 

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from spark_compaction.java import require_java
 from spark_compaction.settings import CompactionSettings
-from storage.object_store import StoreUrl
+from storage.stores.object_store import StoreUrl
 
 CATALOG = "tidelog"
 NAMESPACE = "topics"

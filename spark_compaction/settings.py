@@ -5,7 +5,7 @@ object says how to reach the bucket, the sequencer, the catalog and Spark."""
 
 from pydantic import Field
 
-from storage.object_store import StoreSettings
+from storage.stores.object_store import StoreSettings
 
 MEBIBYTE = 1 << 20
 

@@ -14,14 +14,14 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from sequencer.history_values import RunToCompact
+from sequencer.history.history_values import RunToCompact
 from spark_compaction.bucket import Bucket, BucketAddress
 from spark_compaction.history_file import HistoryFile
 from spark_compaction.manifest import ManifestRow
 from spark_compaction.planner import PlannedTask
 from spark_compaction.run_decoding import UndecodableRange, decode_run
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
-from storage.object_store import ObjectNotFound
+from storage.stores.object_store import ObjectNotFound
 
 _RUN_FIELDS: list["pa.Field[Any]"] = [
     pa.field("base_offset", pa.int64()),

@@ -16,9 +16,9 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.types import IntegerType, LongType, PrimitiveType
 
 from sequencer.client import Sequencer
-from sequencer.history_values import Busy, HistoryJob, NothingToDo, Publication, PublishRefused
-from sequencer.topic_config import TopicConfig
-from sequencer.topics import Topic
+from sequencer.history.history_values import Busy, HistoryJob, NothingToDo, Publication, PublishRefused
+from sequencer.topics.topic_config import TopicConfig
+from sequencer.topics.topics import Topic
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.compact import chosen_topics
 from spark_compaction.expiry import ExpiryPlan, HistoryFileAge, plan_expiry

@@ -23,9 +23,9 @@ from compactor.settings import HousekeeperSettings
 from recovery.settings import RecoverySettings
 from sequencer.settings import MigrationSettings, SequencerSettings
 from spark_compaction.settings import CompactionSettings
-from storage.object_store import StoreSettings
+from storage.stores.object_store import StoreSettings
 from tidelog.backup.settings import BackupSettings
-from tidelog.settings import ClientSettings, ProcessSettings, variable_of
+from tidelog.process.settings import ClientSettings, ProcessSettings, variable_of
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "configuration.md"
 PARTS: Final[tuple[tuple[str, type[BaseSettings]], ...]] = (

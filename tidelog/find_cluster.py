@@ -12,9 +12,9 @@ from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import ValidationError
 
+from tidelog.devstack.stack_file import read_stack_file
 from tidelog.errors import UserError
-from tidelog.settings import ClientSettings, variable_of
-from tidelog.stack_file import read_stack_file
+from tidelog.process.settings import ClientSettings, variable_of
 
 _NAMES_A_CLUSTER = ("database_url", "store_url", "bootstrap", "http_url")
 

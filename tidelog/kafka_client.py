@@ -7,8 +7,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from tidelog.errors import UserError
+from tidelog.process.settings import ClientSettings
 from tidelog.readiness import complaints_of_cluster
-from tidelog.settings import ClientSettings
 
 _NOT_ANSWERED = frozenset(
     {KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._ALL_BROKERS_DOWN}

@@ -75,7 +75,7 @@ def _print(error: UserError) -> None:
 
 def _run_command() -> None:
     if sys.argv[1:] == ["agent"]:
-        from tidelog.start_agent import start_agent
+        from tidelog.process.start_agent import start_agent
 
         start_agent()
     else:

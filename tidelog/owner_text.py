@@ -2,8 +2,8 @@
 
 from datetime import datetime
 
-from sequencer.ownership import OwnershipState
-from sequencer.ownership_rules import OwnerObject
+from sequencer.cluster.ownership import OwnershipState
+from sequencer.cluster.ownership_rules import OwnerObject
 from tidelog.output import as_text
 
 

@@ -7,7 +7,7 @@ import httpx
 
 from tidelog.errors import UserError
 from tidelog.http_client import ask
-from tidelog.settings import ClientSettings
+from tidelog.process.settings import ClientSettings
 
 _LONGEST_S: Final = 5.0
 

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from pydantic import ValidationError
 from pyspark.logger import PySparkLogger
 
-from sequencer.database import SequencerUnavailable
-from sequencer.store_identity import WrongStore
-from sequencer.topics import UnknownTopic
+from sequencer.cluster.store_identity import WrongStore
+from sequencer.database.database import SequencerUnavailable
+from sequencer.topics.topics import UnknownTopic
 from spark_compaction.java import JavaMissing
 from spark_compaction.job import SparkJobFailed
 from spark_compaction.manifest import ManifestRefused
 from spark_compaction.session import SparkUnavailable, stop_spark
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.sql import QueryFailed
-from storage.object_store import StoreUnavailable
+from storage.stores.object_store import StoreUnavailable
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 

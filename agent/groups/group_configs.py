@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from agent.groups.settings import GroupSettings
-from sequencer.config_checks import InvalidConfig, whole_number
+from sequencer.topics.config_checks import InvalidConfig, whole_number
 
 _SESSION: Final = "consumer.session.timeout.ms"
 _HEARTBEAT: Final = "consumer.heartbeat.interval.ms"

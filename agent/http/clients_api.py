@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from agent.http.parts import HttpParts
-from agent.kafka.client_zone import zone_of_client
 from agent.kafka.context import ConnectionState
+from agent.kafka.routing.client_zone import zone_of_client
 from agent.write_path.producer_advice import advice
 
 _MAX_PAGE = 1_000

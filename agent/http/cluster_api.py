@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from agent.http.parts import HttpParts
-from sequencer.database import SequencerUnavailable
+from sequencer.database.database import SequencerUnavailable
 
 
 class ClusterApi:

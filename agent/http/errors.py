@@ -8,9 +8,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.topic_config import InvalidConfig
-from sequencer.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.topics.topic_config import InvalidConfig
+from sequencer.topics.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
 
 _DOMAIN: dict[type[Exception], tuple[int, str]] = {
     TopicExists: (409, "topic_exists"),

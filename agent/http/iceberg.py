@@ -15,9 +15,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from sequencer.client import Sequencer
-from sequencer.database import SequencerUnavailable
-from sequencer.history_values import HistoryTable
-from storage.object_store import ObjectNotFound, ObjectStore, StoreSettings, StoreUnavailable, StoreUrl
+from sequencer.database.database import SequencerUnavailable
+from sequencer.history.history_values import HistoryTable
+from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreSettings, StoreUnavailable, StoreUrl
 
 NAMESPACE = "topics"
 _ENDPOINTS = (

@@ -12,10 +12,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from agent.read_path.reads import ReadPath
-from cache_ring.page_cache import PageCache
-from cache_ring.page_reader import PageReader
-from cache_ring.peer_server import PeerServer
-from cache_ring.peer_watch import PeerWatch
+from cache_ring.pages.page_cache import PageCache
+from cache_ring.pages.page_reader import PageReader
+from cache_ring.peers.peer_server import PeerServer
+from cache_ring.ring.peer_watch import PeerWatch
 
 
 class ReadMetrics(Collector):

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from agent.http.errors import InvalidRequest
 from agent.http.parts import HttpParts
 from sequencer.client import Sequencer
-from sequencer.database import SequencerUnavailable
-from sequencer.topic_config import KNOWN_CONFIGS, validate_config
-from sequencer.topics import Topic, UnknownTopic
+from sequencer.database.database import SequencerUnavailable
+from sequencer.topics.topic_config import KNOWN_CONFIGS, validate_config
+from sequencer.topics.topics import Topic, UnknownTopic
 from storage.identifiers import Partition
 
 _MAX_PAGE = 1_000

@@ -13,7 +13,7 @@ from typing import Final
 
 from agent.kafka.api import Api
 from agent.kafka.served import APIS, NOT_SERVED
-from sequencer.topic_config import KNOWN_CONFIGS, REFUSED_CONFIGS
+from sequencer.topics.topic_config import KNOWN_CONFIGS, REFUSED_CONFIGS
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "kafka-api.md"
 _FIRST_SENTENCE: Final = re.compile(r"^Kafka API (?P<key>\d+), (?P<name>\w+), v(?P<first>\d+)(?:-v(?P<last>\d+))?")

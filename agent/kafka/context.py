@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from agent.kafka.memory import Reservation
-from agent.kafka.turns import Turn
+from agent.kafka.transport.memory import Reservation
+from agent.kafka.transport.request_order import Turn
 from agent.settings import AgentSettings
 from agent.write_path.producer_window import ProducerWindow
 
@@ -51,7 +51,7 @@ class ConnectionState:
     """The first few groups that its requests named."""
     redirected: "dict[tuple[TopicId, Partition], float]" = field(default_factory=dict)
     """When this connection was first told that another agent is the choice for a partition (see
-    agent/kafka/routing.py)."""
+    agent/kafka/routing/routing.py)."""
     silences_seen: int | None = None
     """How often agents had fallen silent when this connection last asked for a partition; None: it has not asked."""
     refreshed: "tuple[TopicId, int, float] | None" = None

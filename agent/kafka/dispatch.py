@@ -22,9 +22,9 @@ from kio.static.primitive import i32Timedelta
 
 from agent.kafka.api import API_VERSIONS_KEY, Api, Order
 from agent.kafka.context import RequestContext
-from agent.kafka.request_shape import check_shape
-from agent.kafka.sliced_writer import is_long, write_in_slices
-from agent.kafka.vectored import Chunk, Encoded, ResponseBuffer
+from agent.kafka.transport.request_shape import check_shape
+from agent.kafka.transport.sliced_writer import is_long, write_in_slices
+from agent.kafka.transport.vectored import Chunk, Encoded, ResponseBuffer
 from agent.settings import AgentSettings
 
 PRODUCE_KEY: Final = 0

@@ -7,7 +7,7 @@ from typing import Any, Final
 from kio.static.primitive import i32Timedelta
 
 from agent.kafka.context import RequestContext
-from sequencer.topics import Topic
+from sequencer.topics.topics import Topic
 from storage.identifiers import TopicId
 
 _LONGEST_CLIENT_ID: Final = 200

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from agent.kafka.token_buckets import TokenBuckets
+from agent.kafka.transport.token_buckets import TokenBuckets
 from agent.settings import AgentSettings
-from sequencer.fair_queue import ASKED_BY
+from sequencer.database.fair_queue import ASKED_BY
 
 _PARTITIONS_OF_A_LOOKUP: Final = 100
 """A request for many partitions counts as one look-up for each so many."""

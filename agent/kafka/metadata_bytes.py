@@ -20,8 +20,8 @@ from kio.serial import entity_writer
 from kio.serial.writers import Writer, write_unsigned_varint
 from kio.static.primitive import i32, uvarint
 
-from agent.kafka.routing import NO_NODE, Route
-from agent.kafka.vectored import Encoded
+from agent.kafka.routing.routing import NO_NODE, Route
+from agent.kafka.transport.vectored import Encoded
 from agent.slices import Slices
 from storage.identifiers import Partition, TopicId
 

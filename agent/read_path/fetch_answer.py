@@ -5,8 +5,8 @@ from typing import NamedTuple, TypeAlias
 
 from agent.read_path.plan_fetch import PartitionPlan, ReadFailure
 from agent.topic_traffic import Sent
-from cache_ring.byte_budget import ByteBudget
-from cache_ring.coordinate_cache import PartitionView
+from cache_ring.coordinates.coordinate_cache import PartitionView
+from cache_ring.pages.byte_budget import ByteBudget
 
 NO_OFFSET = -1
 

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from agent.read_path.poll_turns import PollTurns
 from agent.read_path.settings import ReadPathSettings
 from agent.read_path.watch import Watch
-from cache_ring.coordinate_cache import Applied, CoordinateCache, CoordinateLimits, Learned, PartitionView
-from cache_ring.interests import Interests
+from cache_ring.coordinates.coordinate_cache import Applied, CoordinateCache, CoordinateLimits, Learned, PartitionView
+from cache_ring.coordinates.interests import Interests
 from sequencer.client import Sequencer
-from sequencer.coordinates import CoordinateRequest, KnownEnd, PartitionCoordinates, PartitionKey, RunCoordinate
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.commits.coordinates import CoordinateRequest, KnownEnd, PartitionCoordinates, PartitionKey, RunCoordinate
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import Offset, TopicId
 
 _log = logging.getLogger(__name__)

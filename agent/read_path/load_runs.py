@@ -9,14 +9,14 @@ from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from agent.read_path.plan_fetch import ReadFailure
-from cache_ring.page_layout import PageKey
-from cache_ring.page_reader import PageReader
-from cache_ring.run_bytes import RunBytes
-from cache_ring.store_pages import DamagedPage
-from sequencer.coordinates import RunCoordinate
+from cache_ring.pages.page_layout import PageKey
+from cache_ring.pages.page_reader import PageReader
+from cache_ring.pages.run_bytes import RunBytes
+from cache_ring.pages.store_pages import DamagedPage
+from sequencer.commits.coordinates import RunCoordinate
 from storage.identifiers import ObjectKey
-from storage.object_store import ObjectNotFound, StoreUnavailable
-from storage.side_by_side import side_by_side
+from storage.stores.object_store import ObjectNotFound, StoreUnavailable
+from storage.stores.side_by_side import side_by_side
 
 _log = logging.getLogger(__name__)
 

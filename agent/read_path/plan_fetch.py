@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple, TypeAlias
 
-from cache_ring.coordinate_cache import PartitionView
-from sequencer.coordinates import PartitionKey, RunCoordinate
+from cache_ring.coordinates.coordinate_cache import PartitionView
+from sequencer.commits.coordinates import PartitionKey, RunCoordinate
 from storage.identifiers import NodeId, Offset, Partition, TopicId
 
 

@@ -10,7 +10,7 @@ those between, which ask for none, need not take place.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sequencer.coordinates import PartitionKey
+from sequencer.commits.coordinates import PartitionKey
 
 _FIRST = 2
 

@@ -19,12 +19,12 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 from agent.read_path.settings import ReadPathSettings
-from cache_ring.page_layout import PageKey, PageRange
-from cache_ring.page_reader import PageReader
-from cache_ring.store_pages import DamagedPage
-from sequencer.coordinates import PartitionKey, RunCoordinate
+from cache_ring.pages.page_layout import PageKey, PageRange
+from cache_ring.pages.page_reader import PageReader
+from cache_ring.pages.store_pages import DamagedPage
+from sequencer.commits.coordinates import PartitionKey, RunCoordinate
 from storage.identifiers import ObjectKey
-from storage.object_store import ObjectNotFound, StoreUnavailable
+from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 
 _log = logging.getLogger(__name__)
 

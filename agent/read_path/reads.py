@@ -35,10 +35,10 @@ from agent.read_path.settings import ReadPathSettings
 from agent.read_path.slice_batches import take_batches
 from agent.read_path.watch import Watch
 from agent.topic_traffic import TopicTraffic
-from cache_ring.byte_budget import ByteBudget
-from cache_ring.page_reader import PageReader
-from sequencer.coordinates import PartitionKey, RunCoordinate
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from cache_ring.pages.byte_budget import ByteBudget
+from cache_ring.pages.page_reader import PageReader
+from sequencer.commits.coordinates import PartitionKey, RunCoordinate
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import ObjectKey
 
 _log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_ring.run_bytes import BatchIndex, Longs, RunBytes
-from storage.record_batch import LENGTH_OVERHEAD_BYTES, PREFIX_BYTES, patch_prefix, patched_prefix
+from cache_ring.pages.run_bytes import BatchIndex, Longs, RunBytes
+from storage.batches.record_batch import LENGTH_OVERHEAD_BYTES, PREFIX_BYTES, patch_prefix, patched_prefix
 
 _COPY_BELOW_BYTES = 8192
 """Batches smaller than this on average are copied and patched in place. Measured to the socket's other end, 1 MiB of

@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
-from cache_ring.page_reader import PageReader
-from cache_ring.run_bytes import RunBytes
-from cache_ring.store_pages import DamagedPage
-from sequencer.coordinates import Coordinates, PartitionBounds, PartitionKey, RunCoordinate
-from storage.batch_kernels import first_since
-from storage.batch_validation import BatchFault, InvalidBatch, check_crc, plain_records, scan, span_row
-from storage.byte_arrays import as_byte_array
+from cache_ring.pages.page_reader import PageReader
+from cache_ring.pages.run_bytes import RunBytes
+from cache_ring.pages.store_pages import DamagedPage
+from sequencer.commits.coordinates import Coordinates, PartitionBounds, PartitionKey, RunCoordinate
+from storage.batches.batch_kernels import first_since
+from storage.batches.batch_validation import BatchFault, InvalidBatch, check_crc, plain_records, scan, span_row
+from storage.batches.byte_arrays import as_byte_array
+from storage.batches.record_batch import BatchHeader, TimestampType, read_header
 from storage.fair_queue import FairQueue
 from storage.identifiers import Offset
-from storage.object_store import ObjectNotFound
-from storage.record_batch import BatchHeader, TimestampType, read_header
+from storage.stores.object_store import ObjectNotFound
 from storage.threads import Threads
 
 _TRIES = 4

@@ -5,7 +5,7 @@ commit wakes looks at the partitions of that commit alone."""
 
 import asyncio
 
-from sequencer.coordinates import PartitionKey
+from sequencer.commits.coordinates import PartitionKey
 
 
 class Watch:

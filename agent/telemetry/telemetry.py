@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
 from agent.telemetry.instances import LONGEST_TEXT, ClientInstances, Push, Sample, Subscription, TelemetryFault
-from storage.compression import DecompressedTooLarge, DecompressionFailed, decompress
-from storage.record_batch import Compression
+from storage.batches.compression import DecompressedTooLarge, DecompressionFailed, decompress
+from storage.batches.record_batch import Compression
 from storage.threads import Threads
 
 _HELP: Final = "Pushed by clients (KIP-714)"

@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from agent.write_path.outcomes import WriteFailed, WriteOutcome
-from sequencer.commits import Assigned
+from sequencer.commits.commits import Assigned
 from storage.identifiers import Offset
-from storage.segment_batches import PendingBatches
+from storage.segments.segment_batches import PendingBatches
 
 _NO_OFFSET = -1
 _NO_BATCHES = PendingBatches.of(())

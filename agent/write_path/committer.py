@@ -15,8 +15,8 @@ from agent.settings import AgentSettings
 from agent.write_path.backoff import Backoff
 from agent.write_path.last_outcomes import LastOutcomes
 from agent.write_path.outcomes import WriteFailed, WriteFailure
-from sequencer.commits import Commits, Committed, Refused, SegmentToCommit
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.commits.commits import Commits, Committed, Refused, SegmentToCommit
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import SegmentId
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
-from sequencer.commits import BatchOutcome
+from sequencer.commits.commits import BatchOutcome
 
 
 class WriteFailure(Enum):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.identifiers import ObjectKey, SegmentId
-from storage.segment_batches import PlacedBatches
+from storage.segments.segment_batches import PlacedBatches
 
 Waiter = TypeVar("Waiter")
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from agent.settings import AgentSettings
 from agent.write_path.backoff import Backoff
-from cache_ring.membership import Membership
-from sequencer.database import SequencerUnavailable
-from sequencer.reservations import Reservations
+from cache_ring.ring.membership import Membership
+from sequencer.commits.reservations import Reservations
+from sequencer.database.database import SequencerUnavailable
 from storage.identifiers import ObjectKey, SegmentId, new_segment_id
-from storage.keys import segment_key
+from storage.segments.keys import segment_key
 
 log = logging.getLogger(__name__)
 

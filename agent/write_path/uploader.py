@@ -15,7 +15,7 @@ from agent.settings import AgentSettings
 from agent.write_path.backoff import Backoff
 from agent.write_path.last_outcomes import LastOutcomes
 from storage.identifiers import ObjectKey
-from storage.object_store import ObjectStore, StoreBusy, StoreUnavailable
+from storage.stores.object_store import ObjectStore, StoreBusy, StoreUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -28,14 +28,14 @@ from agent.write_path.seal_queue import QueuedSegment, SealQueue, Stage
 from agent.write_path.segment_ids import SegmentIds
 from agent.write_path.sequence_gaps import SequenceGaps
 from agent.write_path.uploader import Uploader, UploadFailed
-from cache_ring.membership import Membership
+from cache_ring.ring.membership import Membership
 from sequencer.client import Sequencer
-from sequencer.commits import BatchOutcome, Committed, OutOfOrderSequence, SegmentToCommit
-from sequencer.coordinates import RunCoordinate
+from sequencer.commits.commits import BatchOutcome, Committed, OutOfOrderSequence, SegmentToCommit
+from sequencer.commits.coordinates import RunCoordinate
 from storage.identifiers import NO_PRODUCER_ID, ObjectKey, TopicId
-from storage.object_store import ObjectStore
-from storage.segment import empty_segment, seal_segment
-from storage.segment_batches import LENGTH, RECORDS, PendingBatches, PlacedBatch, PlacedBatches
+from storage.segments.segment import empty_segment, seal_segment
+from storage.segments.segment_batches import LENGTH, RECORDS, PendingBatches, PlacedBatch, PlacedBatches
+from storage.stores.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.load.frames import Batch
-from storage.arrow_columns import RECORD_SCHEMA, encode_batch
-from storage.record_batch import Compression
+from storage.arrow.arrow_columns import RECORD_SCHEMA, encode_batch
+from storage.batches.record_batch import Compression
 
 _SAMPLE = 64
 

@@ -17,12 +17,12 @@ from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.events import Cores, EventLoop
 from benchmarks.simulation.postgres import Postgres, PostgresPlace
 from sequencer.client import Sequencer
-from sequencer.commit_request import SegmentToCommit, commit_request
-from sequencer.commits import SQL
+from sequencer.commits.commit_request import SegmentToCommit, commit_request
+from sequencer.commits.commits import SQL
 from sequencer.settings import SequencerSettings
 from storage.identifiers import BytePosition, Partition, ProducerId, TopicId, new_segment_id
-from storage.keys import segment_key
-from storage.segment_batches import PlacedBatch, PlacedBatches
+from storage.segments.keys import segment_key
+from storage.segments.segment_batches import PlacedBatch, PlacedBatches
 
 _LOG_BYTES_PER_S = 400e6
 _RECORDS, _BATCH_BYTES = 50, 10_000

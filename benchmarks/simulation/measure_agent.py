@@ -14,7 +14,7 @@ from benchmarks.simulation.fitting import fit
 from benchmarks.simulation.measured_cluster import Measured, MeasuredLoad, measure, measured_cluster
 from benchmarks.simulation.scenario import Scenario, place
 from benchmarks.systems.system import System
-from cache_ring.ring import Ring
+from cache_ring.ring.ring import Ring
 
 _PARTITIONS = 200
 _WARM_UP_S = 1.5

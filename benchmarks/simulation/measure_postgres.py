@@ -20,14 +20,14 @@ from benchmarks.simulation.exact_cpu import cpu_times, spent_s
 from benchmarks.simulation.fitting import fit
 from compactor.observer import bounds_of
 from compactor.settings import HousekeeperSettings
-from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer
-from sequencer.commits import Committed, SegmentToCommit
-from sequencer.coordinates import KnownEnd
-from sequencer.servers import DURABILITY
+from sequencer.cluster.agents import AgentAddress
+from sequencer.commits.commits import Committed, SegmentToCommit
+from sequencer.commits.coordinates import KnownEnd
+from sequencer.database.servers import DURABILITY
 from storage.identifiers import BytePosition, Offset, Partition, ProducerId, TopicId, new_segment_id
-from storage.keys import segment_key
-from storage.segment_batches import PlacedBatch, PlacedBatches
+from storage.segments.keys import segment_key
+from storage.segments.segment_batches import PlacedBatch, PlacedBatches
 
 _SHAPES = ((1, 1), (30, 1), (300, 1), (30, 10), (10, 3), (100, 4))
 """Partitions of a commit, and batches in each."""

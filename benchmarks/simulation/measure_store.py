@@ -13,8 +13,8 @@ from benchmarks.simulation.exact_cpu import cpu_times, spent_s
 from benchmarks.simulation.fitting import fit
 from benchmarks.simulation.latency import Latency
 from storage.identifiers import ObjectKey
-from storage.object_store import ObjectStore
-from storage.open_store import open_store
+from storage.stores.object_store import ObjectStore
+from storage.stores.open_store import open_store
 
 _SIZES = (65_536, 1 << 20, 4 << 20)
 _TIMES = 60

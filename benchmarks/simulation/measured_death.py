@@ -10,7 +10,7 @@ from kio.schema.types import TopicName
 from benchmarks.endpoints import Endpoint
 from benchmarks.load.wire import Wire
 from benchmarks.systems.tidelog import system_of
-from tidelog.stack import Stack, StackSettings
+from tidelog.devstack.stack import Stack, StackSettings
 
 _PARTITIONS = 12
 _LONGEST_S = 30.0

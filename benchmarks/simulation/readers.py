@@ -1,7 +1,7 @@
 """Reading: which zone fetches which object, from whose memory, and how often the store is asked.
 
-Pages are kept in the product's own cache (`cache_ring/page_cache.py`), one per agent and lane, and the product's ring
-says whose. Promises that an object that several ask for while it is loaded is fetched once.
+Pages are kept in the product's own cache (`cache_ring/pages/page_cache.py`), one per agent and lane, and the product's
+ring says whose. Promises that an object that several ask for while it is loaded is fetched once.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from benchmarks.simulation.events import EventLoop
 from benchmarks.simulation.latency import Durations
 from benchmarks.simulation.scenario import Group, Placement, Scenario
 from benchmarks.simulation.store import Store
-from cache_ring.page_cache import PageCache
+from cache_ring.pages.page_cache import PageCache
 from cache_ring.settings import CacheRingSettings
 
 _PUSH_S = 0.001

@@ -10,8 +10,8 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_ring.ring import Ring
-from sequencer.agents import AgentAddress, LiveAgent
+from cache_ring.ring.ring import Ring
+from sequencer.cluster.agents import AgentAddress, LiveAgent
 from storage.identifiers import NodeId, Partition, TopicId
 
 _PLACED = 30_000

@@ -18,7 +18,7 @@ from benchmarks.load.frames import BadAnswer
 from benchmarks.load.producers import Target
 from benchmarks.load.wire import Wire
 from benchmarks.systems.meters import Meters
-from tidelog.stack import Stack
+from tidelog.devstack.stack import Stack
 
 _TOPIC_TIMEOUT_S = 60.0
 _POLL_S = 0.1

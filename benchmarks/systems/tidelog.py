@@ -14,7 +14,7 @@ from benchmarks.load.producers import Target
 from benchmarks.systems.meters import Meters, scrape, total
 from benchmarks.systems.store_counters import store_counters
 from benchmarks.systems.system import System
-from tidelog.stack import Stack, StackSettings
+from tidelog.devstack.stack import Stack, StackSettings
 
 _LINGER_MS = str(AgentSettings.model_fields["linger_ms"].default)
 _TRANSACTIONS = "SELECT sum(xact_commit)::bigint FROM pg_stat_database"

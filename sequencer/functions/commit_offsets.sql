@@ -25,7 +25,7 @@
 -- If several accepted commits name a partition of a group, or one names it twice, the last wins.
 --
 -- Returns one number per commit: 0 done, 1 not coordinator, 2 unknown member, 3 illegal generation, 4 stale
--- member epoch. `sequencer/committed_offsets.py` reads them.
+-- member epoch. `sequencer/groups/committed_offsets.py` reads them.
 CREATE FUNCTION commit_offsets(
     group_ids text[],
     commit_groups integer[], commit_epochs bigint[], commit_generations integer[], commit_members text[],

@@ -7,7 +7,7 @@
 -- A reload of the configuration takes effect between two messages of a session. So synchronous_commit, once
 -- it was found strong enough, is set for the rest of the transaction: the commit that follows cannot find
 -- it weakened. synchronous_standby_names cannot be held like this. tidelog.standbys_expected is an option
--- of the session (sequencer/connection_options.py).
+-- of the session (sequencer/database/options.py).
 CREATE FUNCTION demand_durability() RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $function$

@@ -1,5 +1,5 @@
 -- owns_bucket returns true if this database may change the bucket now: its ownership was confirmed within
--- two ratchets, by this Postgres, and is not lost (sequencer/ownership.py).
+-- two ratchets, by this Postgres, and is not lost (sequencer/cluster/ownership.py).
 CREATE FUNCTION owns_bucket() RETURNS boolean LANGUAGE sql STABLE AS $function$
     SELECT coalesce((
         SELECT lost_because IS NULL AND confirmed_at <= clock_timestamp()

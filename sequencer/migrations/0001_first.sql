@@ -22,12 +22,12 @@ CREATE TABLE cluster (
                                                    -- Kafka writes it
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     store_id text,                                 -- the id in the store's identity object
-                                                   -- (sequencer/store_identity.py);
+                                                   -- (sequencer/cluster/store_identity.py);
                                                    -- null until an agent has started
     store_name text                                -- how the first agent reached the store, for messages
 );
 
--- Whether this database owns the bucket (sequencer/ownership.py). The bucket holds the same epoch and nonce
+-- Whether this database owns the bucket (sequencer/cluster/ownership.py). The bucket holds the same epoch and nonce
 -- in the object `<cluster>/ownership`.
 CREATE TABLE ownership (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -54,13 +54,13 @@ CREATE TABLE ownership (
 
 -- How often a client saw Postgres give up a commit's wait for its standby. All see such a commit, and
 -- perhaps no standby has it. Whoever reads coordinates reads this number with them, and does not believe
--- them before a standby has confirmed a later write (sequencer/doubts.py).
+-- them before a standby has confirmed a later write (sequencer/database/doubts.py).
 CREATE TABLE doubts (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     number bigint NOT NULL DEFAULT 0
 );
 
--- With this secret agents prove to each other that they belong to the cluster (cache_ring/peer_proof.py).
+-- With this secret agents prove to each other that they belong to the cluster (cache_ring/peers/peer_proof.py).
 -- The commit journal does not hold it: a database that is rebuilt from the bucket makes its own.
 CREATE TABLE peer_secrets (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -107,7 +107,7 @@ CREATE TABLE jobs (
     progress text                                  -- where a bounded pass left off; null at its beginning
 );
 
--- What the observer last measured (sequencer/observations.py). An older measurement never replaces a newer
+-- What the observer last measured (sequencer/housekeeping/observations.py). An older measurement never replaces a newer
 -- one.
 CREATE TABLE observation (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -658,7 +658,7 @@ $function$;
 -- If several accepted commits name a partition of a group, or one names it twice, the last wins.
 --
 -- Returns one number per commit: 0 done, 1 not coordinator, 2 unknown member, 3 illegal generation, 4 stale
--- member epoch. `sequencer/committed_offsets.py` reads them.
+-- member epoch. `sequencer/groups/committed_offsets.py` reads them.
 CREATE FUNCTION commit_offsets(
     group_ids text[],
     commit_groups integer[], commit_epochs bigint[], commit_generations integer[], commit_members text[],
@@ -765,7 +765,7 @@ $function$;
 --
 -- The number of a batch is kind + 8 * offset. Kinds: 0 assigned, 1 duplicate, 2 out of order, 3 fenced
 -- epoch, 4 unknown producer (the offset is the log start), 5 unknown partition, 6 written before, its
--- offset is forgotten. `sequencer/outcomes.py` reads them. A repeated commit gets the same outcome again,
+-- offset is forgotten. `sequencer/commits/outcomes.py` reads them. A repeated commit gets the same outcome again,
 -- from the segment's row or from `outcomes`.
 CREATE FUNCTION commit_segments(
     segment_ids uuid[], segment_sizes bigint[],
@@ -1112,7 +1112,7 @@ $function$;
 -- A reload of the configuration takes effect between two messages of a session. So synchronous_commit, once
 -- it was found strong enough, is set for the rest of the transaction: the commit that follows cannot find
 -- it weakened. synchronous_standby_names cannot be held like this. tidelog.standbys_expected is an option
--- of the session (sequencer/connection_options.py).
+-- of the session (sequencer/database/options.py).
 CREATE FUNCTION demand_durability() RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $function$
@@ -1175,7 +1175,7 @@ END
 $function$;
 
 -- owns_bucket returns true if this database may change the bucket now: its ownership was confirmed within
--- two ratchets, by this Postgres, and is not lost (sequencer/ownership.py).
+-- two ratchets, by this Postgres, and is not lost (sequencer/cluster/ownership.py).
 CREATE FUNCTION owns_bucket() RETURNS boolean LANGUAGE sql STABLE AS $function$
     SELECT coalesce((
         SELECT lost_because IS NULL AND confirmed_at <= clock_timestamp()

@@ -30,7 +30,7 @@ SELECT node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port,
 FROM (SELECT * FROM back UNION ALL SELECT * FROM first) AS joined
 
 -- name: renew
--- Every agent asks this often enough to learn here that the bucket is another database's (sequencer/ownership.py), and
+-- Every agent asks this often enough to learn here that the bucket is another database's (sequencer/cluster/ownership.py), and
 -- the cluster's secrets: one whose lease holds knows every secret that is older than the lease.
 -- A standby that stalls must not end leases.
 UPDATE agents SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)

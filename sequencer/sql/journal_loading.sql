@@ -1,4 +1,4 @@
--- Loading entries of the commit journal (sequencer/journal_loading.py). `staged` is a temporary table with the rows of one section.
+-- Loading entries of the commit journal (sequencer/journal/loading.py). `staged` is a temporary table with the rows of one section.
 
 -- name: drop_staged
 DROP TABLE IF EXISTS pg_temp.staged

@@ -1,4 +1,4 @@
--- Whether this database owns the bucket (sequencer/ownership.py). One row, locked by whoever changes it; agents read it without a lock.
+-- Whether this database owns the bucket (sequencer/cluster/ownership.py). One row, locked by whoever changes it; agents read it without a lock.
 
 -- name: lock
 -- The time is from before any wait for the lock: what is claimed from it claims too little.

@@ -25,7 +25,7 @@ from agent.groups.settings import GroupSettings
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.client import SequencerSettings
-from storage.object_store import StoreSettings
+from storage.stores.object_store import StoreSettings
 from tests.agent.read_path.wire import request
 
 _stores = itertools.count(1)

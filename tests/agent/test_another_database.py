@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from cache_ring.settings import CacheRingSettings
 from sequencer.client import Sequencer, SequencerSettings
-from storage.memory_store import MemoryStore
+from storage.stores.memory_store import MemoryStore
 from tests.agent.running import Running, Wire, a_batch, a_memory_store, a_produce, partitions_of, running
 from tests.agent.test_app import until_not_ready, until_ready
 from tests.fixtures.postgres import Address

@@ -15,7 +15,7 @@ from kio.schema.errors import ErrorCode
 from cache_ring.settings import CacheRingSettings
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.migrate import migrate
-from storage.object_store import StoreSettings
+from storage.stores.object_store import StoreSettings
 from tests.agent.running import (
     Running,
     Wire,

@@ -11,10 +11,10 @@ import pytest
 
 from agent.ownership_watch import OwnershipWatch
 from sequencer.client import Sequencer
-from sequencer.ownership import Confirmed, OwnershipLost
-from sequencer.ownership_rules import Lost
-from storage.keys import ownership_key
-from storage.memory_store import MemoryStore
+from sequencer.cluster.ownership import Confirmed, OwnershipLost
+from sequencer.cluster.ownership_rules import Lost
+from storage.segments.keys import ownership_key
+from storage.stores.memory_store import MemoryStore
 from tests.agent.running import Wire, a_batch, a_produce, partitions_of, running, until_answered
 from tests.agent.test_app import until_not_ready, until_ready
 from tests.sequencer.ownership import CLUSTER, a_copy

@@ -14,7 +14,7 @@ from minio.credentials.providers import StaticProvider
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from storage.object_store import StoreSettings
+from storage.stores.object_store import StoreSettings
 from tests.agent.running import Running, Wire, a_batch, a_metadata, a_produce, partitions_of, running
 from tests.agent.test_app import readiness, until_not_ready, until_ready
 from tests.fixtures.minio import MinioEndpoint

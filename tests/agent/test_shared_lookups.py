@@ -8,10 +8,10 @@ import pytest
 
 from agent.shared_lookups import SharedLookups
 from sequencer.client import Sequencer
-from sequencer.coordinates import PartitionBounds, PartitionKey
-from sequencer.database import SequencerUnavailable
-from sequencer.database_errors import TooManyWait
-from sequencer.fair_queue import ASKED_BY, THE_AGENT, Asker
+from sequencer.commits.coordinates import PartitionBounds, PartitionKey
+from sequencer.database.database import SequencerUnavailable
+from sequencer.database.errors import TooManyWait
+from sequencer.database.fair_queue import ASKED_BY, THE_AGENT, Asker
 from storage.identifiers import Partition
 from tests.sequencer.builders import reserved
 from tests.sequencer.housekeeping import records_of

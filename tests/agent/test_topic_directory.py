@@ -7,7 +7,7 @@ import pytest
 from agent.settings import AgentSettings
 from agent.topic_directory import TopicDirectory
 from sequencer.client import Sequencer
-from sequencer.topics import Topic, TopicChanges, Topics, UnknownTopic
+from sequencer.topics.topics import Topic, TopicChanges, Topics, UnknownTopic
 
 
 class Lookups:

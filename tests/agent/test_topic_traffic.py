@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from agent.topic_traffic import OTHER, TopicTraffic
 from storage.identifiers import TopicId
-from storage.segment_batches import COLUMNS, LENGTH, RECORDS, TOPIC
+from storage.segments.segment_batches import COLUMNS, LENGTH, RECORDS, TOPIC
 from tests.agent.running import running
 
 FIRST, SECOND, THIRD = (TopicId(UUID(int=number)) for number in (1, 2, 3))

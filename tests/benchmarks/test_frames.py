@@ -24,8 +24,8 @@ from benchmarks.load.frames import (
     fetched_partitions,
 )
 from benchmarks.load.null_agent import Answer
-from storage.batch_validation import BatchLimits, validate_produced
-from storage.record_batch import read_header
+from storage.batches.batch_validation import BatchLimits, validate_produced
+from storage.batches.record_batch import read_header
 
 _HEADER_WITH_CLIENT_ID = 4 + 8 + 2 + len("client") + 1
 

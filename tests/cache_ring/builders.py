@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from uuid import UUID
 
-from cache_ring.peer_connection import Arrivals, Conversation, Secrets
+from cache_ring.peers.peer_connection import Arrivals, Conversation, Secrets
 from cache_ring.settings import CacheRingSettings
-from sequencer.agents import AgentAddress, LiveAgent, PeerSecret
-from sequencer.coordinates import PartitionCoordinates, RunCoordinate
+from sequencer.cluster.agents import AgentAddress, LiveAgent, PeerSecret
+from sequencer.commits.coordinates import PartitionCoordinates, RunCoordinate
 from storage.identifiers import BytePosition, NodeId, ObjectKey, Offset, Partition, TopicId
 
 ORDERS = TopicId(UUID(int=0xA11CE))

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from cache_ring.byte_budget import ByteBudget
+from cache_ring.pages.byte_budget import ByteBudget
 
 
 async def hold(budget: ByteBudget, size_bytes: int, pauses: int = 1_000_000) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_ring.catch_up_pace import HELD_S, LONGEST_REST_S, REST, STEPS, CatchUpPace
+from cache_ring.pages.catch_up_pace import HELD_S, LONGEST_REST_S, REST, STEPS, CatchUpPace
 
 PAGE_BYTES = 1_000
 MOST_BYTES = 4 * PAGE_BYTES

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from cache_ring.coordinate_cache import Applied, CoordinateCache, CoordinateLimits, Learned
-from sequencer.coordinates import PartitionCoordinates, RunCoordinate
+from cache_ring.coordinates.coordinate_cache import Applied, CoordinateCache, CoordinateLimits, Learned
+from sequencer.commits.coordinates import PartitionCoordinates, RunCoordinate
 from storage.identifiers import Offset, Partition
 from tests.cache_ring.builders import ORDERS, a_run, an_answer
 

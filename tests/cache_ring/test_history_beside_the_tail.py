@@ -5,14 +5,14 @@ import random
 from collections.abc import Callable
 from uuid import UUID
 
-from cache_ring.catch_up_pace import HELD_S
-from cache_ring.page_layout import PageKey, PageRange
+from cache_ring.pages.catch_up_pace import HELD_S
+from cache_ring.pages.page_layout import PageKey, PageRange
+from cache_ring.pages.store_pages import StorePages
 from cache_ring.settings import CacheRingSettings
-from cache_ring.store_pages import StorePages
 from storage.identifiers import ObjectKey, SegmentId
-from storage.keys import segment_key
-from storage.memory_store import MemoryStore
-from storage.object_store import StoreUnavailable
+from storage.segments.keys import segment_key
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import StoreUnavailable
 from tests.virtual_time import run_virtually
 
 PAGE = bytes(1_000)

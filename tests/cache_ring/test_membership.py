@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import psycopg
 
-from cache_ring.membership import Membership
+from cache_ring.ring.membership import Membership
 from cache_ring.settings import CacheRingSettings
-from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer
+from sequencer.cluster.agents import AgentAddress
 from tests.cache_ring.builders import an_address
 from tests.waiting import until
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_ring.byte_budget import ByteBudget
-from cache_ring.page_cache import PageCache
+from cache_ring.pages.byte_budget import ByteBudget
+from cache_ring.pages.page_cache import PageCache
 
 
 class Loader:

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_ring.page_layout import PageKey, PageLayout
+from cache_ring.pages.page_layout import PageKey, PageLayout
 from storage.identifiers import new_segment_id
-from storage.keys import merged_key, segment_key
+from storage.segments.keys import merged_key, segment_key
 
 SEGMENT, MERGED = segment_key("tidelog", new_segment_id()), merged_key("tidelog", new_segment_id())
 

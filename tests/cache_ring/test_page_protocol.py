@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache_ring.page_protocol import (
+from cache_ring.peers.page_protocol import (
     LENGTH_BYTES,
     MAX_SMALL_FRAME_BYTES,
     ProtocolViolation,
@@ -28,7 +28,7 @@ from cache_ring.page_protocol import (
     frame_length,
     range_checksum,
 )
-from sequencer.coordinates import RunCoordinate
+from sequencer.commits.coordinates import RunCoordinate
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, TopicId
 from tests.cache_ring.builders import ORDERS, a_run
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_ring.peer_proof import CHALLENGE_BYTES, HELLO_BYTES, NONCE_BYTES, PROOF_BYTES, Asked, Asker, NotAPeer
-from sequencer.agents import PeerSecret
+from cache_ring.peers.peer_proof import CHALLENGE_BYTES, HELLO_BYTES, NONCE_BYTES, PROOF_BYTES, Asked, Asker, NotAPeer
+from sequencer.cluster.agents import PeerSecret
 
 OLD, NEW, OTHER = (PeerSecret(value=bytes([number]) * 32) for number in (1, 2, 3))
 ASKERS_NONCE, ASKEDS_NONCE = b"a" * NONCE_BYTES, b"b" * NONCE_BYTES

@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from cache_ring.membership import Membership
-from cache_ring.peer_connection import open_peer_stream
-from cache_ring.peer_server import PeerServer
-from cache_ring.peer_watch import PeerWatch
-from cache_ring.probe_protocol import PREFACE, Alive, encode
+from cache_ring.pages.store_pages import StorePages
+from cache_ring.peers.peer_connection import open_peer_stream
+from cache_ring.peers.peer_server import PeerServer
+from cache_ring.ring.membership import Membership
+from cache_ring.ring.peer_watch import PeerWatch
+from cache_ring.ring.probe_protocol import PREFACE, Alive, encode
 from cache_ring.settings import CacheRingSettings
-from cache_ring.store_pages import StorePages
 from sequencer.client import Sequencer
 from storage.identifiers import NodeId
-from storage.memory_store import MemoryStore
+from storage.stores.memory_store import MemoryStore
 from tests.cache_ring.builders import an_address
 from tests.waiting import until
 

@@ -11,7 +11,8 @@ from uuid import UUID
 
 import pytest
 
-from cache_ring.page_protocol import (
+from cache_ring.pages.store_pages import StorePages
+from cache_ring.peers.page_protocol import (
     FOUND_OVERHEAD_BYTES,
     PREFACE,
     ReadRange,
@@ -21,14 +22,13 @@ from cache_ring.page_protocol import (
     encode_read,
     encode_subscribe,
 )
-from cache_ring.peer_client import PassedBy, PeerClient
-from cache_ring.peer_connection import Secrets, open_peer_stream
-from cache_ring.peer_server import PeerServer
+from cache_ring.peers.peer_client import PassedBy, PeerClient
+from cache_ring.peers.peer_connection import Secrets, open_peer_stream
+from cache_ring.peers.peer_server import PeerServer
 from cache_ring.settings import CacheRingSettings
-from cache_ring.store_pages import StorePages
 from storage.identifiers import ObjectKey, Partition, SegmentId, new_segment_id
-from storage.keys import segment_key
-from storage.memory_store import MemoryStore
+from storage.segments.keys import segment_key
+from storage.stores.memory_store import MemoryStore
 from tests.cache_ring.builders import ORDERS, a_peer_port, a_run, an_agent, secrets
 from tests.waiting import until
 

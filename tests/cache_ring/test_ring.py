@@ -5,7 +5,7 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache_ring.ring import Ring
+from cache_ring.ring.ring import Ring
 from storage.identifiers import Partition, TopicId
 from tests.cache_ring.builders import ORDERS, an_agent
 

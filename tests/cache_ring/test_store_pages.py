@@ -3,12 +3,12 @@
 import asyncio
 from uuid import UUID
 
-from cache_ring.page_layout import PageKey, PageRange
+from cache_ring.pages.page_layout import PageKey, PageRange
+from cache_ring.pages.store_pages import StorePages
 from cache_ring.settings import CacheRingSettings
-from cache_ring.store_pages import StorePages
 from storage.identifiers import ObjectKey, SegmentId
-from storage.keys import segment_key
-from storage.memory_store import MemoryStore
+from storage.segments.keys import segment_key
+from storage.stores.memory_store import MemoryStore
 
 PAGE_BYTES = 1_000
 AT_ONCE = 4

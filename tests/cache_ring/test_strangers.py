@@ -6,12 +6,12 @@ from contextlib import suppress
 
 import pytest
 
-from cache_ring.page_protocol import PREFACE, encode_read
-from cache_ring.peer_client import PassedBy, PeerClient
-from cache_ring.peer_connection import NotAPeer, PeerHungUp, open_peer_stream
-from cache_ring.peer_proof import PREFACE as HELLO
+from cache_ring.peers.page_protocol import PREFACE, encode_read
+from cache_ring.peers.peer_client import PassedBy, PeerClient
+from cache_ring.peers.peer_connection import NotAPeer, PeerHungUp, open_peer_stream
+from cache_ring.peers.peer_proof import PREFACE as HELLO
 from cache_ring.settings import CacheRingSettings
-from sequencer.agents import PeerSecret
+from sequencer.cluster.agents import PeerSecret
 from tests.cache_ring.builders import SECRET, a_peer_port, an_agent, secrets
 from tests.cache_ring.test_peers import DATA, SETTINGS, Peer, a_key, a_request
 from tests.waiting import until

@@ -1,7 +1,7 @@
 """Subscriptions and interests: leased, bounded, and forgotten in time."""
 
-from cache_ring.interests import Interests
-from cache_ring.subscriptions import Subscriptions
+from cache_ring.coordinates.interests import Interests
+from cache_ring.peers.subscriptions import Subscriptions
 from storage.identifiers import Partition
 from tests.cache_ring.builders import ORDERS
 

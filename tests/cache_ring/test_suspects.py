@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache_ring.ring.suspects import Evidence, PeerName, Suspects
 from cache_ring.settings import CacheRingSettings
-from cache_ring.suspects import Evidence, PeerName, Suspects
 from storage.identifiers import NodeId
 
 POLICY = CacheRingSettings(

@@ -12,7 +12,7 @@ from tests.clients.adapters import AioKafka, Client, Confluent, JavaClient, Kafk
 from tests.clients.foreign import PROGRAMS, Program
 from tests.clients.matrix_plugin import Matrix
 from tests.fixtures.java import Java
-from tidelog.stack import Stack, StackSettings
+from tidelog.devstack.stack import Stack, StackSettings
 
 NewTopic = Callable[..., str]
 

@@ -12,7 +12,7 @@ from tests.clients.adapters import Confluent
 from tests.clients.conftest import NewTopic
 from tests.faults.java_producer import JavaProducer, check_log
 from tests.fixtures.java import Java
-from tidelog.stack import Stack
+from tidelog.devstack.stack import Stack
 
 TIMEOUT_S = 60.0
 

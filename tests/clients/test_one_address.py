@@ -14,7 +14,7 @@ from tests.clients.members.table import VARIANTS, Variant
 from tests.clients.test_groups import PARTITIONS, SESSION_TIMEOUT_MS, Scene, members_join_leave_and_die
 from tests.fixtures.balancer import Balancer
 from tests.fixtures.java import Java
-from tidelog.stack import Stack, StackSettings
+from tidelog.devstack.stack import Stack, StackSettings
 
 # librdkafka's members play in tests/agent/kafka/test_one_address_with_librdkafka.py.
 PLAYED = [variant for variant in VARIANTS if not variant.foreign and variant.client != "confluent-kafka"]

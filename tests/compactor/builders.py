@@ -9,14 +9,14 @@ from kafka.record import MemoryRecordsBuilder
 
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.commits import Committed, SegmentToCommit
-from sequencer.topics import Topic
-from storage.batch_validation import BatchLimits, ValidBatch, validate_produced
+from sequencer.commits.commits import Committed, SegmentToCommit
+from sequencer.topics.topics import Topic
+from storage.batches.batch_validation import BatchLimits, ValidBatch, validate_produced
 from storage.identifiers import ObjectKey, Partition, SegmentId, new_segment_id
-from storage.keys import checkpoints_prefix, journal_prefix, ownership_key, segment_key
-from storage.object_store import ObjectInfo, ObjectNotFound, ObjectStore
-from storage.segment import SealedSegment, seal_segment
-from storage.segment_batches import PendingBatch, PendingBatches
+from storage.segments.keys import checkpoints_prefix, journal_prefix, ownership_key, segment_key
+from storage.segments.segment import SealedSegment, seal_segment
+from storage.segments.segment_batches import PendingBatch, PendingBatches
+from storage.stores.object_store import ObjectInfo, ObjectNotFound, ObjectStore
 
 CLUSTER = "tidelog"
 LEASE_S = 900.0

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.object_store import ObjectStore, StoreSettings
-from storage.open_store import open_store
+from storage.stores.object_store import ObjectStore, StoreSettings
+from storage.stores.open_store import open_store
 
 
 @pytest.fixture(params=["local", "s3"])

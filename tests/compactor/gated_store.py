@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from storage.byte_arrays import Buffer
+from storage.batches.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
-from storage.object_store import ObjectInfo, ObjectStore, TaggedObject
+from storage.stores.object_store import ObjectInfo, ObjectStore, TaggedObject
 
 
 class GatedStore:

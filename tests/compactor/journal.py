@@ -10,14 +10,14 @@ from psycopg import AsyncConnection, sql
 from compactor.journal_writer import JournalWriter, Written
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.database import Database, Row
-from sequencer.journal import CHECKPOINT_TABLES
-from sequencer.journal_loading import RunLeftOut, rebuild
-from sequencer.journal_reading import JournalFound, JournalInBucket
-from storage.byte_arrays import Buffer
+from sequencer.database.database import Database, Row
+from sequencer.journal.journal import CHECKPOINT_TABLES
+from sequencer.journal.loading import RunLeftOut, rebuild
+from sequencer.journal.reading import JournalFound, JournalInBucket
+from storage.batches.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER
 
 NOT_COMPARED = ("agents", "merge_candidates", "topic_changes")

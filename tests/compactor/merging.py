@@ -11,12 +11,12 @@ from compactor.merging import Merger
 from compactor.observer import bounds_of
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.coordinates import CoordinateRequest, PartitionCoordinates
-from sequencer.merge_values import Backlog
-from sequencer.topics import Topic
+from sequencer.commits.coordinates import CoordinateRequest, PartitionCoordinates
+from sequencer.housekeeping.merge_values import Backlog
+from sequencer.topics.topics import Topic
+from storage.batches.record_batch import index_batches
 from storage.identifiers import Offset, Partition, SegmentId
-from storage.object_store import ObjectStore
-from storage.record_batch import index_batches
+from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER, pending, settings, written
 from tests.sequencer.housekeeping import observed
 

@@ -9,10 +9,10 @@ import pytest
 from compactor.diagnosis import Diagnosis, Fault, Sight
 from compactor.doctor import DoctorSettings, examine
 from sequencer.client import Sequencer
-from sequencer.retention import TO_HIGH_WATERMARK
+from sequencer.housekeeping.retention import TO_HIGH_WATERMARK
 from storage.identifiers import ObjectKey, Offset, Partition, new_segment_id
-from storage.keys import backups_prefix, segment_key
-from storage.object_store import ObjectStore
+from storage.segments.keys import backups_prefix, segment_key
+from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER, Segment, pending, reserved, upload, written
 from tests.compactor.journal import a_writer
 

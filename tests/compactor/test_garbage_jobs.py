@@ -12,12 +12,12 @@ from compactor.garbage_jobs import DoomingJob, GarbageDeletionJob, GarbageScanJo
 from compactor.job import Job
 from compactor.retention_jobs import RetentionJob, TopicSweepJob
 from sequencer.client import Sequencer
-from sequencer.commits import Committed, Refused
-from sequencer.garbage import BEFORE_ALL, PartitionRules
-from sequencer.retention import TO_HIGH_WATERMARK, Moved, PartitionKey
+from sequencer.commits.commits import Committed, Refused
+from sequencer.housekeeping.garbage import BEFORE_ALL, PartitionRules
+from sequencer.housekeeping.retention import TO_HIGH_WATERMARK, Moved, PartitionKey
 from storage.identifiers import ObjectKey, Offset, Partition
-from storage.keys import backups_prefix
-from storage.object_store import ObjectStore
+from storage.segments.keys import backups_prefix
+from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import (
     CLUSTER,
     Segment,

@@ -9,8 +9,8 @@ from compactor.housekeeper import Housekeeper
 from compactor.job import Job, Step
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.topics import Topic
-from storage.object_store import ObjectStore
+from sequencer.topics.topics import Topic
+from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import settings
 from tests.sequencer.groups import a_change, a_commit, a_topic, claimed, offsets_of, with_members
 from tests.sequencer.housekeeping import count, time_passes

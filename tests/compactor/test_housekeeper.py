@@ -16,11 +16,11 @@ from compactor.housekeeper import Housekeeper
 from compactor.job import Step
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.retention import TO_HIGH_WATERMARK
+from sequencer.housekeeping.retention import TO_HIGH_WATERMARK
 from sequencer.settings import SequencerSettings
 from storage.identifiers import Partition
-from storage.object_store import ObjectStore, StoreSettings
-from storage.open_store import open_store
+from storage.stores.object_store import ObjectStore, StoreSettings
+from storage.stores.open_store import open_store
 from tests.compactor.builders import CLUSTER, keys_in, pending, reserved, settings, upload, written
 from tests.compactor.journal import rebuilt
 from tests.sequencer.housekeeping import count, observed, time_passes

@@ -10,21 +10,21 @@ from uuid import uuid4
 import pytest
 
 from sequencer.client import Sequencer
-from sequencer.commits import SegmentToCommit
-from sequencer.committed_offsets import CommittedOffset, OffsetCommit
-from sequencer.garbage import PartitionRules
-from sequencer.journal import CHECKPOINT_TABLES, FAMILIES, NOT_IN_THE_JOURNAL, Journal
-from sequencer.journal_loading import IN_TIME_PARTITIONS, KEYS
-from sequencer.journal_values import Look, Mark, next_marks
-from sequencer.ownership import OwnershipUnconfirmed
-from sequencer.retention import TO_HIGH_WATERMARK
-from sequencer.topics import SQL as TOPICS_SQL
-from sequencer.topics import Topic
+from sequencer.cluster.ownership import OwnershipUnconfirmed
+from sequencer.commits.commits import SegmentToCommit
+from sequencer.groups.committed_offsets import CommittedOffset, OffsetCommit
+from sequencer.housekeeping.garbage import PartitionRules
+from sequencer.housekeeping.retention import TO_HIGH_WATERMARK
+from sequencer.journal.journal import CHECKPOINT_TABLES, FAMILIES, NOT_IN_THE_JOURNAL, Journal
+from sequencer.journal.loading import IN_TIME_PARTITIONS, KEYS
+from sequencer.journal.values import Look, Mark, next_marks
+from sequencer.topics.topics import SQL as TOPICS_SQL
+from sequencer.topics.topics import Topic
 from storage.identifiers import NodeId, Offset, Partition, TopicId
-from storage.journal_format import encode, read_container
-from storage.keys import checkpoint_object_of, journal_entry_of
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
+from storage.segments.journal_format import encode, read_container
+from storage.segments.keys import checkpoint_object_of, journal_entry_of
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER, listed, pending, reserved, written
 from tests.compactor.gated_store import GatedStore
 from tests.compactor.journal import Died, DyingStore, PausingDatabase, a_writer, contents, found_in, rebuilt, write_all

@@ -19,7 +19,7 @@ from compactor.merge_plan import (
     next_tier,
     plan_swaps,
 )
-from sequencer.merge_values import Backlog, Candidate, MergeInput, RunToMerge, TierBacklog
+from sequencer.housekeeping.merge_values import Backlog, Candidate, MergeInput, RunToMerge, TierBacklog
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
 
 POLICY = MergePolicy(fan_in=4, tiers=3, object_bytes=1_000, run_bytes=300)

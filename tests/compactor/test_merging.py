@@ -11,12 +11,12 @@ from compactor.garbage_jobs import DoomingJob, GarbageDeletionJob, GarbageScanJo
 from compactor.merging import ClaimLost
 from compactor.retention_jobs import RetentionJob, TopicSweepJob
 from sequencer.client import Sequencer
-from sequencer.merge_values import TierTotals
-from sequencer.topics import Topic
+from sequencer.housekeeping.merge_values import TierTotals
+from sequencer.topics.topics import Topic
 from storage.identifiers import ObjectKey, Offset, Partition
-from storage.keys import is_merged
-from storage.object_store import ObjectStore
-from storage.segment import read_footer
+from storage.segments.keys import is_merged
+from storage.segments.segment import read_footer
+from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER, keys_in, settings
 from tests.compactor.gated_store import GatedStore
 from tests.compactor.merging import (

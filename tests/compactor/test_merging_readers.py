@@ -12,9 +12,9 @@ import pytest
 from agent.read_path.settings import ReadPathSettings
 from compactor.merging import Merger
 from sequencer.client import Sequencer
-from sequencer.coordinates import CoordinateRequest
+from sequencer.commits.coordinates import CoordinateRequest
 from storage.identifiers import Offset, Partition
-from storage.object_store import ObjectStore
+from storage.stores.object_store import ObjectStore
 from tests.agent.read_path.a_log import ALog, an_agent_reading, read_now, values_of
 from tests.agent.read_path.wired import ReadSide
 from tests.compactor.merging import a_merger, discover

@@ -11,8 +11,8 @@ from compactor.merge_metrics import MergeMetrics
 from compactor.merging import Merger
 from compactor.observer import LastObservation, ObserverJob
 from sequencer.client import Sequencer
-from sequencer.database import SequencerUnavailable
-from storage.object_store import ObjectStore
+from sequencer.database.database import SequencerUnavailable
+from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER, settings
 from tests.compactor.merging import FAN_IN, a_log, discover, merge_settings
 from tests.sequencer.housekeeping import observed, time_passes, waits_for_a_lock

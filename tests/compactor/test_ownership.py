@@ -12,12 +12,12 @@ from compactor.housekeeper import Housekeeper
 from compactor.job import Job
 from compactor.ownership_job import OwnershipJob
 from sequencer.client import Sequencer
-from sequencer.garbage import PartitionRules
-from sequencer.ownership import OwnershipUnconfirmed
-from sequencer.retention import TO_HIGH_WATERMARK
+from sequencer.cluster.ownership import OwnershipUnconfirmed
+from sequencer.housekeeping.garbage import PartitionRules
+from sequencer.housekeeping.retention import TO_HIGH_WATERMARK
 from storage.identifiers import ObjectKey, Partition
-from storage.keys import ownership_key
-from storage.object_store import ObjectStore
+from storage.segments.keys import ownership_key
+from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER, is_there, pending, settings, written
 from tests.compactor.gated_store import GatedStore
 from tests.compactor.test_garbage_jobs import finish

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compactor.retention_policy import RetentionPolicy, has_work, keep_from
-from sequencer.retention import AgedRun, PartitionLog
+from sequencer.housekeeping.retention import AgedRun, PartitionLog
 from storage.identifiers import Offset, Partition, TopicId
 from storage.identifiers import new_segment_id as new_id
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compactor.tiling import Tiling
-from sequencer.inspection import ChunkRun, LogChunk
+from sequencer.housekeeping.inspection import ChunkRun, LogChunk
 from storage.identifiers import Offset, new_segment_id
 
 SEGMENT = new_segment_id()

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from tests.waiting import wait_until
-from tidelog.ports import picked_ports
-from tidelog.stack import Stack
+from tidelog.devstack.ports import picked_ports
+from tidelog.devstack.stack import Stack
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ALONE = {

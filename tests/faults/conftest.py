@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import confluent_kafka.admin
 import pytest
 
-from tidelog.agent_process import AgentProcess
-from tidelog.stack import Stack
+from tidelog.devstack.agent_process import AgentProcess
+from tidelog.devstack.stack import Stack
 
 LEASES: Mapping[str, str] = {
     "TIDELOG_MEMBERSHIP_LEASE_S": "3",

@@ -26,12 +26,12 @@ from recovery.recover import Task, recover, rehearse
 from recovery.report import Report
 from recovery.settings import RecoverySettings
 from sequencer.client import Sequencer
-from storage.object_store import ObjectStore, StoreSettings
-from storage.open_store import open_store
-from tidelog.agent_process import AgentAddress, AgentProcess
+from storage.stores.object_store import ObjectStore, StoreSettings
+from storage.stores.open_store import open_store
+from tidelog.devstack.agent_process import AgentAddress, AgentProcess
+from tidelog.devstack.ports import picked_ports
 from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresSettings
 from tidelog.embedded.s3_endpoint import S3Endpoint
-from tidelog.ports import picked_ports
 
 CLUSTER = "tidelog"
 RATCHET_S = 1.0

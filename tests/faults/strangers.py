@@ -9,9 +9,9 @@ import contextlib
 import os
 import sys
 
-from cache_ring.page_protocol import PREFACE as PAGES
-from cache_ring.peer_proof import PREFACE as HELLO
-from cache_ring.probe_protocol import PREFACE as PROBES
+from cache_ring.peers.page_protocol import PREFACE as PAGES
+from cache_ring.peers.peer_proof import PREFACE as HELLO
+from cache_ring.ring.probe_protocol import PREFACE as PROBES
 
 _FRAME = (1 << 20).to_bytes(4, "big") + os.urandom(1 << 20)
 _OPENINGS = (

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.agent_death import Result, measure, of_stack, p50, p99
 from tests.faults.conftest import wait_until_doctor_finds_nothing
-from tidelog.stack import Stack
+from tidelog.devstack.stack import Stack
 
 ROUNDS = {"SIGKILL": 3, "SIGSTOP": 2}
 LEASE_S = 60.0

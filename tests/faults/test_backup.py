@@ -18,8 +18,8 @@ from tests.faults.conftest import LEASES, create_topic, wait_until_doctor_finds_
 from tests.faults.ledger import Contents, Ledger, Place, Record
 from tests.faults.load import Load, LoadSettings
 from tests.seeds import seeds
+from tidelog.devstack.stack import Stack
 from tidelog.embedded.postgres import SYSTEM_USER
-from tidelog.stack import Stack
 
 PARTITIONS = 4
 PATIENCE_S = 90.0

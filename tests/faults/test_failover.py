@@ -18,7 +18,7 @@ from tests.faults.load import Load, LoadSettings
 from tests.fixtures.replication import Replication
 from tests.seeds import seeds
 from tests.waiting import wait_until
-from tidelog.stack import Stack
+from tidelog.devstack.stack import Stack
 
 PARTITIONS = 4
 FAILOVERS = 3

@@ -27,8 +27,8 @@ from tests.agent.read_path.wire import request
 from tests.agent.running import Wire, a_metadata, until_answered
 from tests.faults.conftest import LEASES, create_topic
 from tests.faults.group_load import GroupLoad, GroupLoadSettings
-from tidelog.agent_process import AgentProcess
-from tidelog.stack import Stack
+from tidelog.devstack.agent_process import AgentProcess
+from tidelog.devstack.stack import Stack
 
 PARTITIONS = 6
 KILLS = 2

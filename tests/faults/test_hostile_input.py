@@ -21,7 +21,7 @@ from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
 from tests.faults.wire import ConnectionEnded, Wire, fetch, framed, header, list_offsets, produce
 from tests.seeds import seeds
-from tidelog.stack import Stack, StackSettings
+from tidelog.devstack.stack import Stack, StackSettings
 
 Address = tuple[str, int]
 

@@ -17,7 +17,7 @@ from tests.agent.read_path.wire import a_list_offsets
 from tests.agent.running import Wire
 from tests.faults.conftest import create_topic
 from tests.waiting import wait_until
-from tidelog.stack import Stack, StackSettings
+from tidelog.devstack.stack import Stack, StackSettings
 
 PRODUCERS = 4
 TOPICS_EACH = 10

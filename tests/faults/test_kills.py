@@ -16,8 +16,8 @@ from tests.faults.conftest import LEASES, create_topic, leaders, wait_until_doct
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
 from tests.seeds import seeds
-from tidelog.agent_process import AgentProcess
-from tidelog.stack import Stack
+from tidelog.devstack.agent_process import AgentProcess
+from tidelog.devstack.stack import Stack
 
 SEEDS = 5
 KILLS_PER_SEED = 4

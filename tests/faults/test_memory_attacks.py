@@ -18,7 +18,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
 from tests.faults.conftest import create_topic
 from tests.faults.wire import Batch, Wire, fetch, list_offsets, produce, record
-from tidelog.stack import Stack, StackSettings
+from tidelog.devstack.stack import Stack, StackSettings
 
 Address = tuple[str, int]
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from sequencer.client import Sequencer
-from sequencer.merge_values import TierTotals
+from sequencer.housekeeping.merge_values import TierTotals
 from tests.faults.conftest import LEASES, create_topic, wait_until_doctor_finds_nothing
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Consumer, Load, LoadSettings
 from tests.seeds import seeds
-from tidelog.stack import Stack
+from tidelog.devstack.stack import Stack
 
 PARTITIONS = 6
 HARMS = 4

@@ -18,7 +18,7 @@ from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
 from tests.fixtures.java import Java
 from tests.seeds import seeds
-from tidelog.stack import Stack
+from tidelog.devstack.stack import Stack
 
 PARTITIONS = 6
 STOPPED_S = 6.0

@@ -10,7 +10,7 @@ from tests.faults.conftest import LEASES, create_topic
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
 from tests.seeds import seeds
-from tidelog.stack import Stack
+from tidelog.devstack.stack import Stack
 
 PARTITIONS = 4
 AWAY_S = 4.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cache_ring.page_protocol import (
+from cache_ring.peers.page_protocol import (
     LENGTH_BYTES,
     MAX_SMALL_FRAME_BYTES,
     PREFACE,
@@ -19,16 +19,16 @@ from cache_ring.page_protocol import (
     encode_read,
     frame_length,
 )
-from cache_ring.peer_connection import Secrets, open_peer_stream
-from sequencer.agents import PeerSecret
+from cache_ring.peers.peer_connection import Secrets, open_peer_stream
 from sequencer.client import Sequencer
+from sequencer.cluster.agents import PeerSecret
 from storage.identifiers import new_segment_id
-from storage.keys import segment_key
+from storage.segments.keys import segment_key
 from tests.faults.conftest import create_topic
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
 from tests.seeds import seeds
-from tidelog.stack import Stack, StackSettings
+from tidelog.devstack.stack import Stack, StackSettings
 
 STRANGERS = 500
 ATTACK_S = 15.0

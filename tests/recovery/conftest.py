@@ -13,8 +13,8 @@ from recovery.recover import Task, recover, rehearse
 from recovery.report import Report
 from recovery.settings import RecoverySettings
 from sequencer.client import Sequencer
-from storage.object_store import ObjectStore
-from storage.open_store import open_store
+from storage.stores.object_store import ObjectStore
+from storage.stores.open_store import open_store
 from tests.compactor.builders import CLUSTER
 from tidelog.embedded.postgres import EmbeddedPostgres
 

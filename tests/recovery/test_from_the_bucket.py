@@ -9,11 +9,11 @@ from compactor.doctor import examine
 from compactor.housekeeper import Housekeeper
 from compactor.journal_writer import JournalWriter
 from recovery.plan import Source
-from sequencer.commits import Committed, Duplicate
-from sequencer.journal_reading import JournalFound, JournalInBucket
-from sequencer.topics import Topic
-from storage.journal_format import encode, read_container
-from storage.keys import checkpoints_prefix, journal_prefix, merged_prefix
+from sequencer.commits.commits import Committed, Duplicate
+from sequencer.journal.reading import JournalFound, JournalInBucket
+from sequencer.topics.topics import Topic
+from storage.segments.journal_format import encode, read_container
+from storage.segments.keys import checkpoints_prefix, journal_prefix, merged_prefix
 from tests.compactor.builders import CLUSTER, pending, settings, written
 from tests.compactor.merging import a_log, read_all, read_back
 from tests.fixtures.postgres import TEMPLATE

@@ -11,9 +11,9 @@ from pydantic import SecretStr
 from recovery.plan import Source
 from recovery.recover import recover, rehearse
 from recovery.young import YoungSegments
-from sequencer.topics import Topic
-from storage.object_store import ObjectStore, StoreSettings
-from storage.open_store import open_store
+from sequencer.topics.topics import Topic
+from storage.stores.object_store import ObjectStore, StoreSettings
+from storage.stores.open_store import open_store
 from tests.compactor.builders import pending, written
 from tests.compactor.merging import a_log, merge_everything, read_all, read_back
 from tests.fixtures.minio import MinioEndpoint

@@ -21,8 +21,8 @@ from recovery.plan import (
     newer_side,
     parts_of,
 )
+from storage.batches.record_batch import empty_batch, read_header
 from storage.identifiers import BytePosition, Offset, Partition, SegmentId, TopicId
-from storage.record_batch import empty_batch, read_header
 
 TOPIC, PARTITION = TopicId(UUID(int=1)), Partition(0)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

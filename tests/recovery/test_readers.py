@@ -11,11 +11,11 @@ import confluent_kafka
 import kafka
 import pytest
 
-from sequencer.history_values import RunToCompact
-from sequencer.topics import Topic
+from sequencer.history.history_values import RunToCompact
+from sequencer.topics.topics import Topic
 from spark_compaction.run_decoding import DecodedRows, decode_run
+from storage.batches.record_batch import MOST_EMPTY_OFFSETS, empty_batch, index_batches, read_header
 from storage.identifiers import SegmentId
-from storage.record_batch import MOST_EMPTY_OFFSETS, empty_batch, index_batches, read_header
 from tests.agent.running import running
 from tests.compactor.builders import pending, written
 from tests.compactor.merging import coordinates, merge_everything, read_back

@@ -9,16 +9,16 @@ from compactor.doctor import examine
 from recovery.recover import BEING_RECOVERED, CannotRecover
 from recovery.young import YoungSegments
 from sequencer.client import Sequencer
-from sequencer.commits import Assigned, Committed, Duplicate
-from sequencer.garbage import PartitionRules
-from sequencer.recovery import RecoveryAtWork, RecoverySession
-from sequencer.retention import TO_HIGH_WATERMARK
-from sequencer.topics import Topic
-from storage.batch_validation import BatchLimits, validate_produced
+from sequencer.commits.commits import Assigned, Committed, Duplicate
+from sequencer.housekeeping.garbage import PartitionRules
+from sequencer.housekeeping.retention import TO_HIGH_WATERMARK
+from sequencer.journal.recovery import RecoveryAtWork, RecoverySession
+from sequencer.topics.topics import Topic
+from storage.batches.batch_validation import BatchLimits, validate_produced
 from storage.identifiers import ObjectKey, Partition, new_segment_id
-from storage.keys import segment_key
-from storage.segment import empty_segment, seal_segment
-from storage.segment_batches import PendingBatch, PendingBatches
+from storage.segments.keys import segment_key
+from storage.segments.segment import empty_segment, seal_segment
+from storage.segments.segment_batches import PendingBatch, PendingBatches
 from tests.agent.running import a_batch as produced
 from tests.compactor.builders import CLUSTER, Segment, keys_in, pending, upload, written
 from tests.compactor.merging import a_log, read_all, read_back

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sequencer.client import Sequencer
-from sequencer.commits import Committed, Refused, SegmentToCommit
+from sequencer.commits.commits import Committed, Refused, SegmentToCommit
 from storage.identifiers import (
     NO_PRODUCER_ID,
     BytePosition,
@@ -15,7 +15,7 @@ from storage.identifiers import (
     TopicId,
     new_segment_id,
 )
-from storage.segment_batches import PlacedBatch, PlacedBatches
+from storage.segments.segment_batches import PlacedBatch, PlacedBatches
 
 HEADER_BYTES = 64
 

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore, StoreSettings
-from storage.open_store import open_store
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore, StoreSettings
+from storage.stores.open_store import open_store
 
 
 @pytest.fixture(params=["memory", "rclone"])

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 
 Answer = TypeVar("Answer")
 

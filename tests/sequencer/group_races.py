@@ -9,9 +9,9 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from sequencer.client import Sequencer
-from sequencer.committed_offsets import SQL, CommitVerdict, OffsetCommit, commit_parameters
-from sequencer.groups import SQL as GROUPS_SQL
-from sequencer.groups import write_parameters
+from sequencer.groups.committed_offsets import SQL, CommitVerdict, OffsetCommit, commit_parameters
+from sequencer.groups.groups import SQL as GROUPS_SQL
+from sequencer.groups.groups import write_parameters
 from storage.identifiers import NodeId
 from tests.sequencer.groups import BOB, a_change, a_member
 

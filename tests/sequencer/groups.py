@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from sequencer.client import Sequencer
-from sequencer.committed_offsets import CommittedOffset, OffsetCommit, OffsetQuery
-from sequencer.group_values import GroupChange, GroupKind, StoredMember
-from sequencer.groups import ClaimedGroup
-from sequencer.topics import Topic
+from sequencer.groups.committed_offsets import CommittedOffset, OffsetCommit, OffsetQuery
+from sequencer.groups.groups import ClaimedGroup
+from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredMember
+from sequencer.topics.topics import Topic
 from storage.identifiers import NodeId, Offset, Partition
 
 ANN, BOB = NodeId(1), NodeId(2)

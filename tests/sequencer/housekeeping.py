@@ -5,10 +5,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from sequencer.client import Sequencer
-from sequencer.database import Row
-from sequencer.garbage import Doomed, DoomingRules
-from sequencer.observations import Observation, ObservationBounds
-from sequencer.topics import Topic
+from sequencer.database.database import Row
+from sequencer.housekeeping.garbage import Doomed, DoomingRules
+from sequencer.housekeeping.observations import Observation, ObservationBounds
+from sequencer.topics.topics import Topic
 from storage.identifiers import Partition, SegmentId
 from tests.sequencer.builders import ABatch
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 
 from sequencer.client import Sequencer
-from sequencer.merge_values import (
+from sequencer.housekeeping.merge_values import (
     Candidate,
     MergeClaim,
     MergedRun,
@@ -14,10 +14,10 @@ from sequencer.merge_values import (
     RunToMerge,
     SwapsDone,
 )
-from sequencer.merges import BEFORE_ALL, BEGINNING
-from sequencer.topics import Topic
+from sequencer.housekeeping.merges import BEFORE_ALL, BEGINNING
+from sequencer.topics.topics import Topic
 from storage.identifiers import BytePosition, SegmentId, new_segment_id
-from storage.keys import merged_key
+from storage.segments.keys import merged_key
 from tests.sequencer.builders import committed
 from tests.sequencer.housekeeping import records_of
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sequencer.commits import (
+from sequencer.commits.commits import (
     NO_LOG_START,
     Assigned,
     BatchOutcome,
@@ -25,9 +25,9 @@ from sequencer.commits import (
     UnknownProducer,
     WrittenBefore,
 )
-from sequencer.coordinates import PartitionBounds, PartitionCoordinates, PartitionKey, RunCoordinate
+from sequencer.commits.coordinates import PartitionBounds, PartitionCoordinates, PartitionKey, RunCoordinate
 from storage.identifiers import NO_PRODUCER_ID, ObjectKey, Offset, ProducerId, SegmentId
-from storage.segment_batches import PlacedBatch
+from storage.segments.segment_batches import PlacedBatch
 
 SEQUENCES = 2**31
 REMEMBERED_BATCHES = 10

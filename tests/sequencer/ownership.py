@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 import psycopg
 
 from sequencer.client import Sequencer
-from storage.byte_arrays import Buffer
+from storage.batches.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore, StoreUnavailable, TaggedObject
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore, StoreUnavailable, TaggedObject
 
 CLUSTER = "tidelog"
 _copies = itertools.count(1)

@@ -8,7 +8,7 @@ from psycopg import AsyncClientCursor, AsyncConnection
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import Format
 
-from sequencer.array_parameters import EncodedArray
+from sequencer.database.array_parameters import EncodedArray
 
 _FORMATS = Transformer()
 _BUFFERS = re.compile(r"Buffers: shared hit=(\d+)(?: read=(\d+))?")

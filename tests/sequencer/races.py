@@ -7,9 +7,9 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from sequencer.client import Sequencer
-from sequencer.commit_request import commit_request
-from sequencer.commits import BatchOutcome, SegmentToCommit
-from sequencer.outcomes import decode_outcomes
+from sequencer.commits.commit_request import commit_request
+from sequencer.commits.commits import BatchOutcome, SegmentToCommit
+from sequencer.commits.outcomes import decode_outcomes
 
 IN_TURN, JUDGED = "sequence_segments", "commit_segments"
 """What agents call, and what it calls unless every batch is accepted anyway."""

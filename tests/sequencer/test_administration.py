@@ -2,8 +2,8 @@
 
 from uuid import uuid4
 
-from sequencer.administration import ActiveProducer
 from sequencer.client import Sequencer
+from sequencer.topics.administration import ActiveProducer
 from storage.identifiers import Partition, ProducerId, TopicId
 from tests.sequencer.builders import ABatch, committed
 

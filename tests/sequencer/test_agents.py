@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer
+from sequencer.cluster.agents import AgentAddress
 
 HERE = AgentAddress(
     zone="a", kafka_host="10.0.0.1", kafka_port=9092, peer_host="10.0.0.1", peer_port=9093, http_url="http://10.0.0.1"

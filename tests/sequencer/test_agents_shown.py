@@ -5,8 +5,8 @@ import random
 import pytest
 from psycopg import AsyncClientCursor
 
-from sequencer.agents import SQL, AgentAddress, LiveAgent, Shown
 from sequencer.client import Sequencer
+from sequencer.cluster.agents import SQL, AgentAddress, LiveAgent, Shown
 from tests.cache_ring.builders import an_address
 from tests.sequencer.housekeeping import waits_for_a_lock
 from tests.sequencer.plans import pages_touched

@@ -9,10 +9,10 @@ import psycopg
 import pytest
 
 from sequencer.client import Sequencer, SequencerSettings
-from sequencer.commits import Assigned
-from sequencer.database import SequencerUnavailable
+from sequencer.commits.commits import Assigned
+from sequencer.database.database import SequencerUnavailable
 from storage.identifiers import Offset
-from storage.memory_store import MemoryStore
+from storage.stores.memory_store import MemoryStore
 from tests.fixtures.postgres import Address
 from tests.sequencer.builders import accepted, reserved
 from tests.sequencer.housekeeping import records_of

@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from sequencer.array_parameters import Int4Array, Int8Array
 from sequencer.client import Sequencer
+from sequencer.database.array_parameters import Int4Array, Int8Array
 
 ENDS = {Int4Array: 2**31, Int8Array: 2**63}
 

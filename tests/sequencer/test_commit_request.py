@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sequencer.array_parameters import Int4Encoded, encoded_ints, encoded_longs, encoded_uuids
-from sequencer.commit_request import CommitRequest, SegmentToCommit, commit_request
-from sequencer.outcomes import Assigned, Duplicate, Outcomes, WrittenBefore, decode_outcomes
+from sequencer.commits.commit_request import CommitRequest, SegmentToCommit, commit_request
+from sequencer.commits.outcomes import Assigned, Duplicate, Outcomes, WrittenBefore, decode_outcomes
+from sequencer.database.array_parameters import Int4Encoded, encoded_ints, encoded_longs, encoded_uuids
 from storage.identifiers import NO_PRODUCER_ID, Offset, Partition, ProducerId, TopicId
-from storage.segment_batches import PlacedBatch
+from storage.segments.segment_batches import PlacedBatch
 from tests.sequencer.builders import ABatch, a_segment
 
 SEQUENCES = 2**31

@@ -5,7 +5,7 @@
 import pytest
 
 from sequencer.client import Sequencer
-from sequencer.commits import (
+from sequencer.commits.commits import (
     Assigned,
     BatchOutcome,
     Duplicate,
@@ -16,9 +16,9 @@ from sequencer.commits import (
     UnknownProducer,
     WrittenBefore,
 )
-from sequencer.coordinates import CoordinateRequest, RunCoordinate
-from sequencer.database import SequencerUnavailable
-from sequencer.topics import Topic
+from sequencer.commits.coordinates import CoordinateRequest, RunCoordinate
+from sequencer.database.database import SequencerUnavailable
+from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition, ProducerId
 from tests.sequencer.builders import ABatch, a_key, a_segment, accepted, committed, reserved
 from tests.sequencer.housekeeping import count, records_of, segment_row

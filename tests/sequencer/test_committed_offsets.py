@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 
 from sequencer.client import Sequencer
-from sequencer.committed_offsets import (
+from sequencer.groups.committed_offsets import (
     NO_OFFSET,
     CommittedOffset,
     CommitVerdict,
@@ -14,7 +14,7 @@ from sequencer.committed_offsets import (
     OffsetQuery,
     PartitionKey,
 )
-from sequencer.topics import Topic
+from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition, TopicId
 from tests.sequencer.groups import BOB, a_change, a_commit, a_topic, claimed, offsets_of, with_members
 from tests.sequencer.housekeeping import count

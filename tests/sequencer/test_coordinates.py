@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from sequencer import coordinates as coordinates_module
 from sequencer.client import Sequencer
-from sequencer.coordinates import CoordinateRequest, KnownEnd, PartitionCoordinates, RunCoordinate
-from sequencer.topics import Topic
+from sequencer.commits import coordinates as coordinates_module
+from sequencer.commits.coordinates import CoordinateRequest, KnownEnd, PartitionCoordinates, RunCoordinate
+from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition
 from tests.sequencer.builders import committed
 from tests.sequencer.housekeeping import records_of

@@ -8,10 +8,10 @@ import psycopg
 import pytest
 
 from sequencer.client import Sequencer, SequencerSettings
-from sequencer.commits import Assigned
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable, describe_address
+from sequencer.commits.commits import Assigned
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable, describe_address
+from sequencer.database.named_sql import parse_statements
 from sequencer.migrate import MigrationRefused, migrate, migrations
-from sequencer.named_sql import parse_statements
 from storage.identifiers import Offset
 from tests.sequencer.builders import accepted, reserved
 from tests.sequencer.housekeeping import records_of, waits_for_a_lock

@@ -7,16 +7,16 @@ from functools import partial
 
 import pytest
 
-from cache_ring.membership import Membership
+from cache_ring.ring.membership import Membership
 from cache_ring.settings import CacheRingSettings
 from sequencer import migrate as migrating
-from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer, SequencerSettings
-from sequencer.commits import Assigned
-from sequencer.coordinates import KnownEnd
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.cluster.agents import AgentAddress
+from sequencer.commits.commits import Assigned
+from sequencer.commits.coordinates import KnownEnd
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.migrate import Migration, migrate, migrations
-from sequencer.topics import Topic
+from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition
 from tests.fixtures.replication import Replication
 from tests.sequencer.builders import accepted, reserved

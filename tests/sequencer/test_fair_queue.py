@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sequencer.fair_queue import THE_AGENT, Asker, FairQueue
+from sequencer.database.fair_queue import THE_AGENT, Asker, FairQueue
 
 GREEDY, MODEST, OTHER = Asker("greedy", 1), Asker("modest", 2), Asker("other", 3)
 

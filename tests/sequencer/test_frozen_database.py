@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from sequencer.client import Sequencer, SequencerSettings
-from sequencer.commits import Assigned
-from sequencer.database import CommitOutcomeUnknown
+from sequencer.commits.commits import Assigned
+from sequencer.database.database import CommitOutcomeUnknown
 from storage.identifiers import Offset, Partition
 from tests.sequencer.builders import ABatch, accepted, committed, reserved
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from uuid import uuid4
 
 from sequencer.client import Sequencer
-from sequencer.commits import Assigned, Committed, Refused, SegmentToCommit
-from sequencer.garbage import BEFORE_ALL, Doomed, DoomingPaused, PartitionRules
-from sequencer.observations import Census
-from sequencer.retention import TO_HIGH_WATERMARK
+from sequencer.commits.commits import Assigned, Committed, Refused, SegmentToCommit
+from sequencer.housekeeping.garbage import BEFORE_ALL, Doomed, DoomingPaused, PartitionRules
+from sequencer.housekeeping.observations import Census
+from sequencer.housekeeping.retention import TO_HIGH_WATERMARK
 from storage.identifiers import Offset, Partition, ProducerId, SegmentId
 from tests.sequencer.builders import ABatch, accepted, committed, reserved
 from tests.sequencer.housekeeping import (

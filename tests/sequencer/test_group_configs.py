@@ -2,9 +2,9 @@
 
 import pytest
 
-from sequencer import group_configs
 from sequencer.client import Sequencer
-from sequencer.groups import InvalidId
+from sequencer.groups import group_configs
+from sequencer.groups.groups import InvalidId
 from tests.sequencer.groups import claimed
 
 

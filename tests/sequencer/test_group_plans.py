@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from sequencer.client import Sequencer
-from sequencer.committed_offsets import SQL, OffsetCommit, commit_parameters
-from sequencer.groups import SQL as GROUPS_SQL
-from sequencer.topics import Topic
+from sequencer.groups.committed_offsets import SQL, OffsetCommit, commit_parameters
+from sequencer.groups.groups import SQL as GROUPS_SQL
+from sequencer.topics.topics import Topic
 from tests.sequencer.groups import a_commit, a_topic, with_members
 from tests.sequencer.plans import generic_plan, pages_touched, work_statement
 

@@ -12,9 +12,9 @@ from functools import partial
 import pytest
 
 from sequencer.client import Sequencer
-from sequencer.committed_offsets import CommitVerdict, OffsetCommit, OffsetQuery
-from sequencer.groups import DeleteOutcome
-from sequencer.topics import Topic
+from sequencer.groups.committed_offsets import CommitVerdict, OffsetCommit, OffsetQuery
+from sequencer.groups.groups import DeleteOutcome
+from sequencer.topics.topics import Topic
 from storage.identifiers import NodeId, Partition
 from tests.sequencer.group_races import (
     FENCINGS,

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 
 from sequencer.client import Sequencer
-from sequencer.committed_offsets import CommittedOffset, CommitVerdict, OffsetCommit
-from sequencer.group_retention import SQL, GroupsStep, OffsetKey, OffsetsStep
-from sequencer.topics import Topic
+from sequencer.groups.committed_offsets import CommittedOffset, CommitVerdict, OffsetCommit
+from sequencer.groups.group_retention import SQL, GroupsStep, OffsetKey, OffsetsStep
+from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition
 from tests.sequencer.group_races import claim_within, commit_within, write_within
 from tests.sequencer.groups import BOB, a_change, a_commit, a_member, a_topic, claimed, offsets_of, with_members

@@ -3,9 +3,9 @@
 import pytest
 
 from sequencer.client import Sequencer
-from sequencer.committed_offsets import CommitVerdict, OffsetQuery
-from sequencer.group_values import StoredGroup, StoredMember
-from sequencer.groups import LONGEST_ID_BYTES, DeleteOutcome, InvalidId, ListedGroup
+from sequencer.groups.committed_offsets import CommitVerdict, OffsetQuery
+from sequencer.groups.groups import LONGEST_ID_BYTES, DeleteOutcome, InvalidId, ListedGroup
+from sequencer.groups.stored_groups import StoredGroup, StoredMember
 from storage.identifiers import NodeId
 from tests.sequencer.groups import (
     ANN,
@@ -166,7 +166,7 @@ async def test_emptiness_is_dated_from_when_the_last_member_went(sequencer: Sequ
 async def test_listings_filter_by_state_and_kind_and_go_on_over_pages(
     sequencer: Sequencer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sequencer.groups.GROUPS_PER_PAGE", 2)
+    monkeypatch.setattr("sequencer.groups.groups.GROUPS_PER_PAGE", 2)
     for name, kind, state in (
         ("a", "classic", "Stable"),
         ("b", "consumer", "Stable"),

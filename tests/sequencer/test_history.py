@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from sequencer.client import Sequencer
-from sequencer.history_values import Advance, HistoryJob, NothingToDo, Publication, Published, PublishRefused
+from sequencer.history.history_values import Advance, HistoryJob, NothingToDo, Publication, Published, PublishRefused
 from storage.identifiers import ObjectKey, Offset, Partition, TopicId
 from tests.sequencer.housekeeping import waits_for_a_lock
 

@@ -16,10 +16,10 @@ import uvloop
 from psycopg import AsyncConnection
 
 from sequencer.client import Sequencer
-from sequencer.commits import Assigned, Committed, Refused, SegmentToCommit
-from sequencer.database import CommitOutcomeUnknown, Row, SequencerUnavailable
-from sequencer.kept_connection import KeptConnection, KeptStatement
-from sequencer.topics import Topic
+from sequencer.commits.commits import Assigned, Committed, Refused, SegmentToCommit
+from sequencer.database.commit_connection import KeptConnection, KeptStatement
+from sequencer.database.database import CommitOutcomeUnknown, Row, SequencerUnavailable
+from sequencer.topics.topics import Topic
 from storage.identifiers import Offset
 from tests.sequencer.builders import accepted, committed, reserved
 from tests.sequencer.housekeeping import records_of, waits_for_a_lock

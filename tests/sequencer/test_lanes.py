@@ -9,12 +9,12 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer, SequencerSettings
-from sequencer.connections import Lane
-from sequencer.database import SequencerUnavailable
-from sequencer.database_errors import TooManyWait
-from sequencer.fair_queue import ASKED_BY, Asker
+from sequencer.cluster.agents import AgentAddress
+from sequencer.database.database import SequencerUnavailable
+from sequencer.database.errors import TooManyWait
+from sequencer.database.fair_queue import ASKED_BY, Asker
+from sequencer.database.lanes import Lane
 from storage.identifiers import Partition, TopicId
 from tests.sequencer.builders import accepted, reserved
 from tests.sequencer.housekeeping import observed, records_of

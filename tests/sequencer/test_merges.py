@@ -8,12 +8,20 @@ from uuid import uuid4
 import pytest
 
 from sequencer.client import Sequencer
-from sequencer.garbage import Doomed
-from sequencer.history_values import Advance, Begun, NothingToDo, Publication, Published
-from sequencer.merge_values import Candidate, MergeClaim, MergeDone, MergeOutput, PlacedSwap, PublishRefused, SwapsDone
-from sequencer.merges import BEFORE_ALL, BEGINNING, SQL, publish_parameters
-from sequencer.retention import TO_HIGH_WATERMARK
-from sequencer.topics import Topic
+from sequencer.history.history_values import Advance, Begun, NothingToDo, Publication, Published
+from sequencer.housekeeping.garbage import Doomed
+from sequencer.housekeeping.merge_values import (
+    Candidate,
+    MergeClaim,
+    MergeDone,
+    MergeOutput,
+    PlacedSwap,
+    PublishRefused,
+    SwapsDone,
+)
+from sequencer.housekeeping.merges import BEFORE_ALL, BEGINNING, SQL, publish_parameters
+from sequencer.housekeeping.retention import TO_HIGH_WATERMARK
+from sequencer.topics.topics import Topic
 from storage.identifiers import ObjectKey, Offset, Partition, SegmentId
 from tests.sequencer.builders import reserved
 from tests.sequencer.housekeeping import (

@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 
 from sequencer import migrate as migrating
 from sequencer.client import Sequencer
-from sequencer.database import SequencerUnavailable
+from sequencer.database.database import SequencerUnavailable
 from sequencer.migrate import Migration, MigrationRefused, migrate, migrations
 from sequencer.settings import MigrationSettings
 from tests.sequencer.builders import accepted, reserved

@@ -22,13 +22,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sequencer.array_parameters import encoded_ints
 from sequencer.client import Sequencer
-from sequencer.commit_request import PARAMETERS, CommitRequest, commit_request
-from sequencer.commits import Committed, Refused, SegmentToCommit
-from sequencer.coordinates import CoordinateRequest, KnownEnd, PartitionKey
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.reservations import SQL as RESERVATIONS_SQL
+from sequencer.commits.commit_request import PARAMETERS, CommitRequest, commit_request
+from sequencer.commits.commits import Committed, Refused, SegmentToCommit
+from sequencer.commits.coordinates import CoordinateRequest, KnownEnd, PartitionKey
+from sequencer.commits.reservations import SQL as RESERVATIONS_SQL
+from sequencer.database.array_parameters import encoded_ints
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import NO_PRODUCER_ID, Offset, Partition, ProducerId, SegmentId
 from tests.sequencer.builders import ABatch, a_key, a_segment
 from tests.sequencer.model import (
@@ -443,7 +443,7 @@ def test_every_answer_is_the_models_whatever_the_connections_do(
     monkeypatch: pytest.MonkeyPatch,
     request_of: Callable[[Sequence[SegmentToCommit]], CommitRequest],
 ) -> None:
-    monkeypatch.setattr("sequencer.commits.commit_request", request_of)
+    monkeypatch.setattr("sequencer.commits.commits.commit_request", request_of)
     with asyncio.Runner() as runner:
         clients = Clients(
             steady=runner.run(Sequencer.open(database_url)),

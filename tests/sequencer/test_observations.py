@@ -9,12 +9,12 @@ import pytest
 from psycopg import AsyncClientCursor
 
 from sequencer.client import Sequencer
-from sequencer.garbage import BEFORE_ALL, PartitionRules
-from sequencer.merge_values import MergeClaim, MergeDone, TierBacklog
-from sequencer.merges import SQL as MERGES_SQL
-from sequencer.observations import MOST_TIERS, SQL, Census, ObservationBounds
-from sequencer.retention import BEFORE_ALL as FIRST_PARTITION
-from sequencer.topics import Topic
+from sequencer.housekeeping.garbage import BEFORE_ALL, PartitionRules
+from sequencer.housekeeping.merge_values import MergeClaim, MergeDone, TierBacklog
+from sequencer.housekeeping.merges import SQL as MERGES_SQL
+from sequencer.housekeeping.observations import MOST_TIERS, SQL, Census, ObservationBounds
+from sequencer.housekeeping.retention import BEFORE_ALL as FIRST_PARTITION
+from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition
 from tests.sequencer.builders import reserved
 from tests.sequencer.housekeeping import BOUNDS, doom, observed, records_of, time_passes, waits_for_a_lock

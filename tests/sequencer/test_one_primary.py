@@ -7,12 +7,12 @@ import psycopg
 import pytest
 
 from sequencer.client import Sequencer, SequencerSettings
-from sequencer.commits import Assigned
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.servers import DatabaseIdentity, Primaries, Verdict
-from sequencer.topics import Topic
+from sequencer.commits.commits import Assigned
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.database.servers import DatabaseIdentity, Primaries, Verdict
+from sequencer.topics.topics import Topic
 from storage.identifiers import Offset
-from storage.memory_store import MemoryStore
+from storage.stores.memory_store import MemoryStore
 from tests.fixtures.replication import Replication, Server
 from tests.sequencer.builders import accepted, reserved
 from tests.sequencer.failovers import until_it_answers

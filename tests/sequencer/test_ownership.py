@@ -6,15 +6,15 @@ from typing import cast
 import pytest
 
 from sequencer.client import Sequencer
-from sequencer.history_values import Begun, Publication, Published
-from sequencer.merge_values import SwapsDone
-from sequencer.merges import BEFORE_ALL
-from sequencer.ownership import Confirmed, OwnershipLost, OwnershipUnconfirmed, Watching
-from sequencer.ownership_rules import WATCH_RATCHETS, Lost, OwnerObject
+from sequencer.cluster.ownership import Confirmed, OwnershipLost, OwnershipUnconfirmed, Watching
+from sequencer.cluster.ownership_rules import WATCH_RATCHETS, Lost, OwnerObject
+from sequencer.history.history_values import Begun, Publication, Published
+from sequencer.housekeeping.merge_values import SwapsDone
+from sequencer.housekeeping.merges import BEFORE_ALL
 from storage.identifiers import ObjectKey
-from storage.keys import identity_prefix, ownership_key
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore, StoreUnavailable
+from storage.segments.keys import identity_prefix, ownership_key
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore, StoreUnavailable
 from tests.sequencer.merges import LONG, a_log, an_output, claimed, discovered, everything, one_swap_each, runs_of
 from tests.sequencer.ownership import CLUSTER, BreaksAt, WithoutConditions, a_copy, time_passes
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from sequencer.client import Sequencer
-from sequencer.commit_request import commit_request
-from sequencer.commits import SQL as COMMITS_SQL
-from sequencer.coordinates import SQL as COORDINATES_SQL
-from sequencer.reservations import Reservations
+from sequencer.commits.commit_request import commit_request
+from sequencer.commits.commits import SQL as COMMITS_SQL
+from sequencer.commits.coordinates import SQL as COORDINATES_SQL
+from sequencer.commits.reservations import Reservations
 from storage.identifiers import Partition, ProducerId, SegmentId, TopicId, new_segment_id
 from tests.sequencer.builders import ABatch, reserved
 from tests.sequencer.plans import generic_plan, pages_touched, work_statement

@@ -3,8 +3,8 @@
 import asyncio
 
 from sequencer.client import Sequencer
-from sequencer.commits import Assigned, BatchOutcome, OutOfOrderSequence, UnknownProducer
-from sequencer.producers import LAST_EPOCH, ProducerIdentity
+from sequencer.commits.commits import Assigned, BatchOutcome, OutOfOrderSequence, UnknownProducer
+from sequencer.commits.producers import LAST_EPOCH, ProducerIdentity
 from storage.identifiers import Offset, Partition, ProducerId
 from tests.sequencer.builders import ABatch, committed
 from tests.sequencer.housekeeping import count

@@ -13,15 +13,15 @@ import pytest
 from psycopg import errors
 
 from sequencer.client import Sequencer
-from sequencer.commits import (
+from sequencer.commits.commits import (
     Assigned,
     BatchOutcome,
     Duplicate,
     OutOfOrderSequence,
     SegmentToCommit,
 )
-from sequencer.coordinates import KnownEnd
-from sequencer.topics import Topic
+from sequencer.commits.coordinates import KnownEnd
+from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition, ProducerId
 from tests.sequencer.builders import ABatch, accepted, committed, reserved
 from tests.sequencer.housekeeping import records_of, waits_for_a_lock

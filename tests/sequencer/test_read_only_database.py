@@ -4,8 +4,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from sequencer.client import Sequencer
-from sequencer.commits import Assigned
-from sequencer.database import SequencerUnavailable
+from sequencer.commits.commits import Assigned
+from sequencer.database.database import SequencerUnavailable
 from storage.identifiers import Offset, Partition
 from tests.sequencer.builders import ABatch, accepted, reserved
 

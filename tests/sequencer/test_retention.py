@@ -11,9 +11,16 @@ from compactor.retention_jobs import RetentionJob
 from compactor.retention_policy import RetentionPolicy, has_work
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.commits import Committed, UnknownPartition
-from sequencer.retention import BEFORE_ALL, TO_HIGH_WATERMARK, BeyondHighWatermark, Moved, PartitionKey, PartitionLog
-from sequencer.topics import Topic
+from sequencer.commits.commits import Committed, UnknownPartition
+from sequencer.housekeeping.retention import (
+    BEFORE_ALL,
+    TO_HIGH_WATERMARK,
+    BeyondHighWatermark,
+    Moved,
+    PartitionKey,
+    PartitionLog,
+)
+from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition, TopicId
 from tests.sequencer.builders import a_segment, committed, reserved
 from tests.sequencer.housekeeping import count, records_of, time_passes, waits_for_a_lock

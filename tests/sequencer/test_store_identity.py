@@ -7,11 +7,11 @@ import pytest
 
 from compactor.doctor import examine
 from sequencer.client import Sequencer
-from sequencer.store_identity import WrongStore
+from sequencer.cluster.store_identity import WrongStore
 from storage.identifiers import ObjectKey
-from storage.keys import identity_key
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore, StoreUnavailable
+from storage.segments.keys import identity_key
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore, StoreUnavailable
 from tests.agent.read_path.a_log import ALog
 
 HERE, THERE = "memory://here", "memory://there"

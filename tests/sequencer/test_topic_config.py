@@ -2,7 +2,7 @@
 
 import pytest
 
-from sequencer.topic_config import KNOWN_CONFIGS, REFUSED_CONFIGS, InvalidConfig, TopicConfig, validate_config
+from sequencer.topics.topic_config import KNOWN_CONFIGS, REFUSED_CONFIGS, InvalidConfig, TopicConfig, validate_config
 
 
 @pytest.mark.parametrize("name", KNOWN_CONFIGS)

@@ -6,8 +6,14 @@ from collections import Counter
 import pytest
 
 from sequencer.client import Sequencer
-from sequencer.topic_config import InvalidConfig
-from sequencer.topics import CollidingTopicName, InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
+from sequencer.topics.topic_config import InvalidConfig
+from sequencer.topics.topics import (
+    CollidingTopicName,
+    InvalidPartitionCount,
+    InvalidTopicName,
+    TopicExists,
+    UnknownTopic,
+)
 
 
 async def test_created_topic_is_found_by_name_and_by_id(sequencer: Sequencer) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 from psycopg import AsyncClientCursor, AsyncConnection
 
 from sequencer.client import Sequencer
+from sequencer.database.named_sql import load_statements
 from sequencer.migrate import migrate
-from sequencer.named_sql import load_statements
 from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresSettings
 
 PLANS = Path(__file__).parent / "plans"

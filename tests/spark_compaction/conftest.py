@@ -13,8 +13,8 @@ from fastapi import FastAPI
 from agent.http import iceberg
 from sequencer.client import Sequencer
 from spark_compaction.settings import CompactionSettings
-from storage.object_store import ObjectStore, StoreSettings
-from storage.open_store import open_store
+from storage.stores.object_store import ObjectStore, StoreSettings
+from storage.stores.open_store import open_store
 from tests.spark_compaction.log import Log
 
 _START_TIMEOUT_S = 60.0

@@ -8,15 +8,15 @@ from typing import Any
 import pyarrow as pa
 
 from sequencer.client import Sequencer
-from sequencer.commits import Assigned, Committed, SegmentToCommit
-from storage.arrow_columns import RECORD_SCHEMA, encode_batch
-from storage.batch_validation import BatchLimits, validate_produced
+from sequencer.commits.commits import Assigned, Committed, SegmentToCommit
+from storage.arrow.arrow_columns import RECORD_SCHEMA, encode_batch
+from storage.batches.batch_validation import BatchLimits, validate_produced
+from storage.batches.record_batch import Compression, with_log_append_time
 from storage.identifiers import Partition, TopicId, new_segment_id
-from storage.keys import segment_key
-from storage.object_store import ObjectStore
-from storage.record_batch import Compression, with_log_append_time
-from storage.segment import seal_segment
-from storage.segment_batches import PendingBatch, PendingBatches
+from storage.segments.keys import segment_key
+from storage.segments.segment import seal_segment
+from storage.segments.segment_batches import PendingBatch, PendingBatches
+from storage.stores.object_store import ObjectStore
 
 CLUSTER = "tidelog"
 LEASE_S = 60.0

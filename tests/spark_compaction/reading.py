@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyiceberg.catalog.rest import RestCatalog
 
 from sequencer.client import Sequencer
-from sequencer.history_values import HistoryTable
+from sequencer.history.history_values import HistoryTable
 from spark_compaction.compact import CompactionReport, TopicCompaction, compact_topics
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.sql import query

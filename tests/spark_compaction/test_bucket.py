@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 from spark_compaction.bucket import Bucket, BucketAddress
 from storage.identifiers import ObjectKey
-from storage.object_store import ObjectNotFound, StoreSettings, StoreUnavailable
+from storage.stores.object_store import ObjectNotFound, StoreSettings, StoreUnavailable
 
 KEY = ObjectKey("tidelog/history/a b/file.parquet")
 

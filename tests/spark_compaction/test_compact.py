@@ -8,14 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from sequencer.client import Sequencer
-from sequencer.topics import UnknownTopic
+from sequencer.topics.topics import UnknownTopic
 from spark_compaction.compact import CompactionProgress, compact_topics
 from spark_compaction.history_file import METADATA_KEYS
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.sql import QueryFailed, query
+from storage.batches.record_batch import Compression
 from storage.identifiers import Offset, Partition
-from storage.object_store import ObjectStore
-from storage.record_batch import Compression
+from storage.stores.object_store import ObjectStore
 from tests.spark_compaction.log import Log, Sent, one, records
 from tests.spark_compaction.reading import compact, compact_one, iceberg_rows, spark_rows, the_table, written_rows
 

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from sequencer.client import Sequencer
-from sequencer.history_values import Begun, Busy, HistoryJob, Publication, Published, PublishRefused
+from sequencer.history.history_values import Begun, Busy, HistoryJob, Publication, Published, PublishRefused
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.compact import expected_file
 from spark_compaction.iceberg_table import Change, HistoryTableFiles, publication_of
@@ -16,7 +16,7 @@ from spark_compaction.planner import plan_tasks
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.tasks import TaskContext, manifest_rows, run_tasks, task_table
 from storage.identifiers import ObjectKey, Partition
-from storage.object_store import ObjectStore
+from storage.stores.object_store import ObjectStore
 from tests.spark_compaction.log import EPOCH, Log, one, records
 from tests.spark_compaction.reading import compact_one, iceberg_rows, spark_rows, the_table, written_rows
 

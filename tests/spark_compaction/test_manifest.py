@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sequencer.history_values import Advance, RawRange
+from sequencer.history.history_values import Advance, RawRange
 from spark_compaction.manifest import ManifestRefused, ManifestRow, Stopped, VerifiedManifest, verify_manifest
 from spark_compaction.planner import plan_tasks
 from storage.identifiers import ObjectKey, Offset, Partition

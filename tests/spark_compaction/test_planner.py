@@ -6,7 +6,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sequencer.history_values import RunToCompact
+from sequencer.history.history_values import RunToCompact
 from spark_compaction.planner import plan_tasks
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId
 

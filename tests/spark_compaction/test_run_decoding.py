@@ -5,11 +5,11 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from sequencer.history_values import RunToCompact
+from sequencer.history.history_values import RunToCompact
 from spark_compaction.run_decoding import DecodedRows, UndecodableRange, decode_run
-from storage.arrow_columns import RECORD_SCHEMA, encode_batch
+from storage.arrow.arrow_columns import RECORD_SCHEMA, encode_batch
+from storage.batches.record_batch import Compression
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId
-from storage.record_batch import Compression
 
 BASE = 100
 

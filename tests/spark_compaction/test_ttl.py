@@ -9,7 +9,7 @@ from sequencer.client import Sequencer
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.sql import query
 from spark_compaction.ttl import TopicExpiry, expire_history
-from storage.object_store import ObjectStore
+from storage.stores.object_store import ObjectStore
 from tests.spark_compaction.log import Log, Sent, one, records
 from tests.spark_compaction.reading import compact, iceberg_rows, spark_rows, the_table, written_rows
 

@@ -9,10 +9,10 @@ from uuid import UUID
 
 from crc32c import crc32c
 
-from storage.batch_validation import BatchLimits, validate_produced
+from storage.batches.batch_validation import BatchLimits, validate_produced
 from storage.identifiers import Partition, SegmentId, TopicId
-from storage.segment import SealedSegment, seal_segment
-from storage.segment_batches import PendingBatch, PendingBatches
+from storage.segments.segment import SealedSegment, seal_segment
+from storage.segments.segment_batches import PendingBatch, PendingBatches
 
 LIMITS = BatchLimits()
 ROOMY = BatchLimits(max_message_bytes=64 << 20)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from storage.keys import checked_key
-from storage.object_store import ObjectChanged, ObjectStore, StoreSettings, StoreUrl
-from storage.open_store import open_store
-from storage.s3_store import S3Store
+from storage.segments.keys import checked_key
+from storage.stores.object_store import ObjectChanged, ObjectStore, StoreSettings, StoreUrl
+from storage.stores.open_store import open_store
+from storage.stores.s3_store import S3Store
 from tests.fixtures.s3 import BUCKET
 from tests.storage.unreliable_link import UnreliableLink
 from tidelog.embedded.s3_endpoint import S3Endpoint

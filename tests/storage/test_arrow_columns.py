@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
-from storage.arrow_columns import RECORD_SCHEMA, decode_batches, encode_batch
-from storage.batch_validation import LAST_TIMESTAMP_MS, BatchFault, InvalidBatch, validate_produced
-from storage.record_batch import Compression, TimestampType, read_header, with_log_append_time
+from storage.arrow.arrow_columns import RECORD_SCHEMA, decode_batches, encode_batch
+from storage.batches.batch_validation import LAST_TIMESTAMP_MS, BatchFault, InvalidBatch, validate_produced
+from storage.batches.record_batch import Compression, TimestampType, read_header, with_log_append_time
 from tests.storage.builders import LIMITS, ROOMY, ARecord, a_batch, varint
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

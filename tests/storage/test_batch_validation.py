@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
-from storage.arrow_columns import decode_batches
-from storage.batch_validation import (
+from storage.arrow.arrow_columns import decode_batches
+from storage.batches.batch_validation import (
     LAST_TIMESTAMP_MS,
     BatchFault,
     BatchLimits,
     InvalidBatch,
     validate_produced,
 )
-from storage.record_batch import Compression, read_header
+from storage.batches.record_batch import Compression, read_header
 from tests.storage.builders import LIMITS, ROOMY, ARecord, a_batch, record_bytes, varint
 
 

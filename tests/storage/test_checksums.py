@@ -5,7 +5,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.checksums import combined
+from storage.batches.checksums import combined
 
 
 @given(wholes=st.lists(st.lists(st.binary(max_size=300), max_size=6), max_size=6))

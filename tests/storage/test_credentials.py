@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from storage.credentials import ChainedKeys, ChainedKeysForMinio, NoKeys
-from storage.minio_client import minio_client
-from storage.object_store import StoreSettings, StoreUrl
-from storage.open_store import open_store
+from storage.stores.minio_client import minio_client
+from storage.stores.object_store import StoreSettings, StoreUrl
+from storage.stores.open_store import open_store
 from tests.storage.conftest import BUCKET
 from tidelog.embedded.s3_endpoint import S3Endpoint
 

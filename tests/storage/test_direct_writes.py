@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.direct_writes import DirectWrites
+from storage.stores.direct_writes import DirectWrites
 
 _STAGED = 1 << 20
 

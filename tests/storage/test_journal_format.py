@@ -12,7 +12,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.journal_format import (
+from storage.segments.journal_format import (
     PREFIX_BYTES,
     Column,
     CopiedRows,

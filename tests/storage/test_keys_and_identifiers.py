@@ -3,7 +3,7 @@
 import pytest
 
 from storage.identifiers import new_segment_id
-from storage.keys import (
+from storage.segments.keys import (
     CheckpointObject,
     checked_key,
     checkpoint_manifest_key,
@@ -18,7 +18,7 @@ from storage.keys import (
     segment_id_of,
     segment_key,
 )
-from storage.object_store import StoreUrl
+from storage.stores.object_store import StoreUrl
 from tests.storage.builders import SEGMENT_ID
 
 

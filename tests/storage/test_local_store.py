@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from storage.identifiers import ObjectKey
-from storage.keys import checked_key
-from storage.object_store import ObjectNotFound, ObjectStore, StoreUnavailable
-from storage.open_store import open_store
+from storage.segments.keys import checked_key
+from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreUnavailable
+from storage.stores.open_store import open_store
 
 KEY = checked_key("cluster/segments/ab/one")
 
 _KILLED_WHILE_WRITING = """
 import asyncio, os, signal, sys
-from storage.open_store import open_store
+from storage.stores.open_store import open_store
 
 class Chunks(list):
     def __iter__(self):

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage import batch_kernels, native
-from storage.batch_validation import span_row
-from storage.native import Kernel
-from storage.record_batch import HEADER_BYTES, read_header
+from storage.batches import batch_kernels, native
+from storage.batches.batch_validation import span_row
+from storage.batches.record_batch import HEADER_BYTES, read_header
+from storage.native.kernels import Kernel
 from tests.storage.builders import ARecord, a_batch
 
 _SOURCE = """
-from storage.native import BYTES_IN, LONG, LONGS_OUT, helper, kernel
+from storage.native.kernels import BYTES_IN, LONG, LONGS_OUT, helper, kernel
 
 
 @helper

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from storage.identifiers import ObjectKey
-from storage.keys import checked_key
-from storage.object_store import ObjectChanged, ObjectNotFound, ObjectStore
+from storage.segments.keys import checked_key
+from storage.stores.object_store import ObjectChanged, ObjectNotFound, ObjectStore
 from tests.storage.conftest import ignores_conditions
 
 KEY = checked_key("cluster/segments/ab/one")

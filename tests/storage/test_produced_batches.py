@@ -9,13 +9,13 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import segment_batches
-from storage.batch_validation import BatchLimits, InvalidBatch, validate_produced
-from storage.compression import compress
-from storage.produced_batches import BatchChecks, CheckedBatches, LoneCheck
-from storage.produced_batches import compressed as are_compressed
-from storage.record_batch import Compression, ValidBatch
-from storage.segment_batches import column_of
+from storage.batches.batch_validation import BatchLimits, InvalidBatch, validate_produced
+from storage.batches.compression import compress
+from storage.batches.produced_batches import BatchChecks, CheckedBatches, LoneCheck
+from storage.batches.produced_batches import compressed as are_compressed
+from storage.batches.record_batch import Compression, ValidBatch
+from storage.segments import segment_batches
+from storage.segments.segment_batches import column_of
 from tests.agent.running import a_batch
 
 LONE = LoneCheck()

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from storage.batch_validation import BatchFault, BatchLimits, InvalidBatch, plain_records, validate_produced
-from storage.recompression import recompressed
-from storage.record_batch import Compression
+from storage.batches.batch_validation import BatchFault, BatchLimits, InvalidBatch, plain_records, validate_produced
+from storage.batches.recompression import recompressed
+from storage.batches.record_batch import Compression
 from tests.agent.running import a_batch
 
 LIMITS = BatchLimits()

@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from storage.batch_validation import check_crc, validate_produced
-from storage.record_batch import (
+from storage.batches.batch_validation import check_crc, validate_produced
+from storage.batches.record_batch import (
     PREFIX_BYTES,
     Compression,
     TimestampType,

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storage.keys import checked_key
-from storage.object_store import ObjectStore
-from storage.open_store import open_store
+from storage.segments.keys import checked_key
+from storage.stores.object_store import ObjectStore
+from storage.stores.open_store import open_store
 from tests.fixtures.s3 import settings_of
 from tidelog.embedded.s3_endpoint import EndpointFailed, S3Endpoint
 

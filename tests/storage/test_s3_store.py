@@ -13,17 +13,17 @@ import obstore
 import pytest
 from pydantic import SecretStr
 
-from storage.keys import checked_key
-from storage.object_store import (
+from storage.segments.keys import checked_key
+from storage.stores.object_store import (
     ObjectNotFound,
     StoreBusy,
     StoreSettings,
     StoreUnavailable,
     StoreUrl,
 )
-from storage.open_store import open_store
-from storage.s3_store import S3Store
-from storage.signed_ranges import SignedRanges
+from storage.stores.open_store import open_store
+from storage.stores.s3_store import S3Store
+from storage.stores.signed_ranges import SignedRanges
 from tests.fixtures.s3 import BUCKET
 from tests.storage.unreliable_link import INTERNAL_ERROR, SLOW_DOWN, UnreliableLink, an_answer
 from tidelog.embedded.s3_endpoint import S3Endpoint
@@ -55,7 +55,7 @@ async def test_a_fault_is_retried(linked_store: S3Store, link: UnreliableLink, f
 async def test_a_listing_goes_on_behind_a_page_that_failed(
     linked_store: S3Store, link: UnreliableLink, fault: bytes, listed_before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.s3_store._KEYS_PER_PAGE", 2)
+    monkeypatch.setattr("storage.stores.s3_store._KEYS_PER_PAGE", 2)
     keys = [checked_key(f"listed/{number}") for number in range(5)]
     for key in keys:
         await linked_store.put(key, [b"x"])

@@ -8,9 +8,9 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.batch_validation import validate_produced
+from storage.batches.batch_validation import validate_produced
 from storage.identifiers import BytePosition, Offset, Partition
-from storage.segment import (
+from storage.segments.segment import (
     MERGED_VERSION,
     TRAILER_BYTES,
     CorruptSegment,
@@ -24,7 +24,7 @@ from storage.segment import (
     seal_segment,
     verify_segment,
 )
-from storage.segment_batches import PendingBatch, PendingBatches
+from storage.segments.segment_batches import PendingBatch, PendingBatches
 from tests.storage.builders import LIMITS, ORDERS, PAYMENTS, SEGMENT_ID, ARecord, a_batch, a_pending, a_segment
 
 

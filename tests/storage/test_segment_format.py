@@ -7,7 +7,7 @@ from uuid import UUID
 
 from crc32c import crc32c
 
-from storage.segment import verify_segment
+from storage.segments.segment import verify_segment
 from tests.storage.builders import ORDERS, PAYMENTS, SEGMENT_ID, ARecord, a_batch, a_pending, a_segment
 
 PAGE = Path(__file__).parents[2] / "docs" / "segment-format.md"

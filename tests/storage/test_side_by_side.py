@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from storage.side_by_side import side_by_side
+from storage.stores.side_by_side import side_by_side
 
 
 class _Page:

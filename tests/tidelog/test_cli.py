@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from spark_compaction.job import SparkJobFailed
 from tests.waiting import wait_until
 from tidelog.cli import Commands, app
+from tidelog.devstack.ports import picked_ports
+from tidelog.devstack.stack_file import StackAddresses, locked, read_stack_file, write_stack_file
 from tidelog.embedded.postgres import EmbeddedPostgres
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
-from tidelog.ports import picked_ports
 from tidelog.spark_errors import spark_command
-from tidelog.stack_file import StackAddresses, locked, read_stack_file, write_stack_file
 
 ANSWERS = 3
 """Of /ready, each after a look at the database: by then the agent has tried its database many times."""

@@ -8,8 +8,8 @@ from confluent_kafka import Consumer, Producer
 from typer.testing import CliRunner, Result
 
 from tidelog.cli import app
+from tidelog.devstack.stack import Stack
 from tidelog.errors import UserError
-from tidelog.stack import Stack
 
 Run = Callable[..., Result]
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 from tidelog.cli import app
 from tidelog.demo.flights import as_records, read_flights
 from tidelog.demo.transfer import consume_and_compare, produce_flights
+from tidelog.devstack.stack import Stack
 from tidelog.errors import UserError
-from tidelog.stack import Stack
 from tidelog.topics_client import TopicsClient
 
 Run = Callable[..., Result]

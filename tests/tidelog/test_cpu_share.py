@@ -1,6 +1,6 @@
 """How busy a process keeps a core."""
 
-from tidelog.cpu_share import CpuShare
+from tidelog.process.cpu_share import CpuShare
 
 
 class _Clocks:

@@ -9,7 +9,7 @@ import pytest
 PAGES_OF_AN_OBJECT = 2048
 OBJECTS_FROM_A_THREAD = """
 import resource, threading
-from tidelog.freed_memory import keep_freed_memory
+from tidelog.process.freed_memory import keep_freed_memory
 
 keep_freed_memory()
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from tests.waiting import wait_until
 from tidelog.cli import app
+from tidelog.devstack.stack import Stack
 from tidelog.errors import UserError
-from tidelog.stack import Stack
 
 Run = Callable[..., Result]
 PATIENCE_S = 60.0

@@ -13,9 +13,9 @@ from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
 from spark_compaction.settings import CompactionSettings
-from storage.object_store import StoreSettings
+from storage.stores.object_store import StoreSettings
 from tidelog.backup.settings import BackupSettings
-from tidelog.settings import ClientSettings, ProcessSettings, variable_of
+from tidelog.process.settings import ClientSettings, ProcessSettings, variable_of
 
 ROOT = Path(__file__).resolve().parents[2]
 INFRA = ROOT / "infra"

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from tidelog.logs import FewerRepeats, JsonLines, KeyValueLines
+from tidelog.process.logs import FewerRepeats, JsonLines, KeyValueLines
 
 
 def a_record(message: str, **fields: object) -> logging.LogRecord:

@@ -10,21 +10,21 @@ import pytest
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
 from agent.write_path.sequence_gaps import SequenceGaps
-from cache_ring.coordinate_cache import CoordinateCache, CoordinateLimits
-from cache_ring.interests import Interests
-from cache_ring.run_bytes import RunIndexes
+from cache_ring.coordinates.coordinate_cache import CoordinateCache, CoordinateLimits
+from cache_ring.coordinates.interests import Interests
+from cache_ring.pages.run_bytes import RunIndexes
+from cache_ring.peers.subscriptions import Subscriptions
 from cache_ring.settings import CacheRingSettings
-from cache_ring.subscriptions import Subscriptions
 from compactor.settings import HousekeeperSettings
-from sequencer.coordinates import PartitionCoordinates, RunCoordinate
+from sequencer.commits.coordinates import PartitionCoordinates, RunCoordinate
 from sequencer.settings import SequencerSettings
+from storage.batches.record_batch import empty_batch
 from storage.identifiers import ObjectKey, Offset, Partition, ProducerId, TopicId, new_segment_id
-from storage.keys import segment_key
-from storage.object_store import StoreSettings
-from storage.record_batch import empty_batch
-from tidelog import memory_bound
-from tidelog.memory_bound import PROCESS_BYTES, byte_settings, memory_bound_bytes
-from tidelog.settings_fit import AllSettings
+from storage.segments.keys import segment_key
+from storage.stores.object_store import StoreSettings
+from tidelog.process import memory_bound
+from tidelog.process.memory_bound import PROCESS_BYTES, byte_settings, memory_bound_bytes
+from tidelog.process.settings_fit import AllSettings
 
 BOTH = frozenset({"kafka", "jobs"})
 ENTRIES = 4_096

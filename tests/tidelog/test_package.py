@@ -11,7 +11,7 @@ import pytest
 
 from tests.fixtures.directories import new_directory
 from tests.waiting import wait_until
-from tidelog.ports import picked_ports
+from tidelog.devstack.ports import picked_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = Path(sys.executable).parent / "uv"

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from tidelog import ports
+from tidelog.devstack import ports
+from tidelog.devstack.ports import is_free, picked_ports
 from tidelog.errors import UserError
-from tidelog.ports import is_free, picked_ports
 
 
 def test_what_is_picked_is_free_and_nobody_elses_until_the_block_ends(monkeypatch: pytest.MonkeyPatch) -> None:

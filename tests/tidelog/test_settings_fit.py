@@ -9,9 +9,9 @@ from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
-from storage.object_store import StoreSettings
+from storage.stores.object_store import StoreSettings
 from tidelog.errors import UserError
-from tidelog.settings_fit import AllSettings, check_settings_fit
+from tidelog.process.settings_fit import AllSettings, check_settings_fit
 
 MISFITS = {
     "TIDELOG_COORDINATE_MAX_AGE_S": ("300", "TIDELOG_GARBAGE_GRACE_S"),

@@ -16,10 +16,10 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
 
+from tidelog.devstack.stack import Stack, StackSettings
+from tidelog.devstack.stack_file import locked
 from tidelog.errors import UserError
 from tidelog.kafka_client import client_config
-from tidelog.stack import Stack, StackSettings
-from tidelog.stack_file import locked
 from tidelog.topics_client import TopicsClient
 
 DEADLINE_S = 120.0

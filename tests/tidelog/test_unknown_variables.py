@@ -3,8 +3,8 @@
 import pytest
 
 from agent.settings import AgentSettings
-from tidelog.settings import ProcessSettings
-from tidelog.unknown_variables import unknown_variables
+from tidelog.process.settings import ProcessSettings
+from tidelog.process.unknown_variables import unknown_variables
 
 MODELS = (AgentSettings, ProcessSettings)
 

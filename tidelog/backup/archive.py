@@ -11,8 +11,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.keys import backups_prefix
-from storage.object_store import StoreSettings, StoreUrl
+from storage.segments.keys import backups_prefix
+from storage.stores.object_store import StoreSettings, StoreUrl
 
 ARCHIVE_PROGRAM = "barman-cloud-wal-archive"
 RESTORE_PROGRAM = "barman-cloud-wal-restore"

@@ -21,7 +21,7 @@ import psutil
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo
 
-from storage.object_store import StoreSettings
+from storage.stores.object_store import StoreSettings
 from tidelog.backup.archive import Archive
 from tidelog.errors import UserError
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from storage.keys import backups_prefix
-from storage.object_store import ObjectStore
+from storage.segments.keys import backups_prefix
+from storage.stores.object_store import ObjectStore
 
 _WAL: Final = re.compile(r"(?P<server>[^/]+)/wals/[0-9A-F]{16}/(?P<name>[0-9A-F]{24})(\.[a-z0-9]+)?")
 

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from sequencer.database import describe_address
+from sequencer.database.database import describe_address
 from tidelog.errors import UserError
 
 SETTINGS = (

@@ -11,10 +11,10 @@ from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
-from storage.object_store import StoreSettings
-from tidelog.setting_options import GroupedCommand, with_settings
-from tidelog.settings import ProcessSettings
-from tidelog.start_agent import start_agent
+from storage.stores.object_store import StoreSettings
+from tidelog.process.setting_options import GroupedCommand, with_settings
+from tidelog.process.settings import ProcessSettings
+from tidelog.process.start_agent import start_agent
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from storage.object_store import StoreSettings, StoreUnavailable
-from storage.open_store import open_store
+from storage.stores.object_store import StoreSettings, StoreUnavailable
+from storage.stores.open_store import open_store
 from tidelog.backup import recovery
 from tidelog.backup.archive import (
     ARCHIVE_PROGRAM,
@@ -33,8 +33,8 @@ from tidelog.backup.wanted import Effect, WantedSetting, checks, wanted_settings
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import as_text, counted, print_json
-from tidelog.setting_options import with_settings
-from tidelog.settings import ClientSettings
+from tidelog.process.setting_options import with_settings
+from tidelog.process.settings import ClientSettings
 
 app = typer.Typer(
     add_completion=False,

@@ -20,8 +20,8 @@ from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.http_client import ask
 from tidelog.output import as_text, counted, print_json
-from tidelog.setting_options import with_settings
-from tidelog.settings import ClientSettings
+from tidelog.process.setting_options import with_settings
+from tidelog.process.settings import ClientSettings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

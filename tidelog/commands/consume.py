@@ -20,8 +20,8 @@ from rich.text import Text
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.kafka_client import as_user_error, assigned_partitions, client_config, from_offsets
-from tidelog.setting_options import with_settings
-from tidelog.settings import ClientSettings
+from tidelog.process.setting_options import with_settings
+from tidelog.process.settings import ClientSettings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

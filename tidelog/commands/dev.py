@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tidelog.dev import run_dev
+from tidelog.devstack.dev import run_dev
+from tidelog.devstack.stack import StackSettings
 from tidelog.errors import UserError
-from tidelog.setting_options import with_settings
-from tidelog.settings import ClientSettings
-from tidelog.stack import StackSettings
+from tidelog.process.setting_options import with_settings
+from tidelog.process.settings import ClientSettings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -13,22 +13,22 @@ from rich.table import Table
 from compactor.diagnosis import Diagnosis
 from compactor.doctor import DoctorSettings, examine
 from compactor.merge_metrics import write_amplification
-from sequencer.agents import LiveAgent
 from sequencer.client import Sequencer, SequencerSettings
-from sequencer.database import SequencerUnavailable
-from sequencer.merge_values import TierTotals
-from sequencer.ownership import read_owner
-from sequencer.recovery import GoneRange
-from sequencer.store_identity import WrongStore
-from storage.object_store import StoreSettings, StoreUnavailable
-from storage.open_store import open_store
+from sequencer.cluster.agents import LiveAgent
+from sequencer.cluster.ownership import read_owner
+from sequencer.cluster.store_identity import WrongStore
+from sequencer.database.database import SequencerUnavailable
+from sequencer.housekeeping.merge_values import TierTotals
+from sequencer.journal.recovery import GoneRange
+from storage.stores.object_store import StoreSettings, StoreUnavailable
+from storage.stores.open_store import open_store
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted
 from tidelog.owner_text import owner_text
+from tidelog.process.setting_options import with_settings
+from tidelog.process.settings import ClientSettings
 from tidelog.readiness import complaints
-from tidelog.setting_options import with_settings
-from tidelog.settings import ClientSettings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

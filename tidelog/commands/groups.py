@@ -24,8 +24,8 @@ from tidelog.group_offsets import (
 )
 from tidelog.groups_client import GroupsClient, GroupView, in_use
 from tidelog.output import as_text, counted, print_json
-from tidelog.setting_options import with_settings
-from tidelog.settings import ClientSettings
+from tidelog.process.setting_options import with_settings
+from tidelog.process.settings import ClientSettings
 
 app = typer.Typer(
     add_completion=False,

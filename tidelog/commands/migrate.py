@@ -5,14 +5,14 @@ import asyncio
 import typer
 from rich.console import Console
 
-from sequencer.database import SequencerUnavailable
+from sequencer.database.database import SequencerUnavailable
 from sequencer.migrate import MigrationRefused, migrate
 from sequencer.settings import MigrationSettings
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted
-from tidelog.setting_options import with_settings
-from tidelog.settings import ClientSettings
+from tidelog.process.setting_options import with_settings
+from tidelog.process.settings import ClientSettings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -6,11 +6,11 @@ import typer
 from rich.console import Console
 
 from sequencer.client import Sequencer
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
-from tidelog.setting_options import with_settings
-from tidelog.settings import ClientSettings
+from tidelog.process.setting_options import with_settings
+from tidelog.process.settings import ClientSettings
 
 app = typer.Typer(
     add_completion=False,

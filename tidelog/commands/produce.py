@@ -12,8 +12,8 @@ from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.kafka_client import as_user_error, client_config, not_acknowledged
 from tidelog.output import counted
-from tidelog.setting_options import with_settings
-from tidelog.settings import ClientSettings
+from tidelog.process.setting_options import with_settings
+from tidelog.process.settings import ClientSettings
 
 _REPORT_S = 5.0
 

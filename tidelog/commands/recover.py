@@ -15,21 +15,21 @@ from recovery.plan import JournalPosition, Source
 from recovery.recover import CannotRecover, Task, recover, rehearse
 from recovery.report import PartitionChange, Report
 from recovery.settings import RecoverySettings
-from sequencer.database import CommitOutcomeUnknown, Database, SequencerUnavailable
-from sequencer.journal_loading import JournalMismatch
+from sequencer.cluster.ownership import Ownership, OwnershipUnconfirmed, read_owner
+from sequencer.cluster.store_identity import WrongStore
+from sequencer.database.database import CommitOutcomeUnknown, Database, SequencerUnavailable
+from sequencer.journal.loading import JournalMismatch
+from sequencer.journal.recovery import RecoveryAtWork
 from sequencer.migrate import MigrationRefused
-from sequencer.ownership import Ownership, OwnershipUnconfirmed, read_owner
-from sequencer.recovery import RecoveryAtWork
-from sequencer.store_identity import WrongStore
-from storage.journal_format import CorruptJournal
-from storage.object_store import ObjectNotFound, StoreSettings, StoreUnavailable
-from storage.open_store import open_store
+from storage.segments.journal_format import CorruptJournal
+from storage.stores.object_store import ObjectNotFound, StoreSettings, StoreUnavailable
+from storage.stores.open_store import open_store
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted
 from tidelog.owner_text import owner_text
-from tidelog.setting_options import with_settings
-from tidelog.settings import ClientSettings
+from tidelog.process.setting_options import with_settings
+from tidelog.process.settings import ClientSettings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _LOSSES = 2

@@ -12,8 +12,8 @@ from rich.table import Table
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted, print_json
-from tidelog.setting_options import with_settings
-from tidelog.settings import ClientSettings
+from tidelog.process.setting_options import with_settings
+from tidelog.process.settings import ClientSettings
 from tidelog.topics_client import TopicsClient
 
 app = typer.Typer(

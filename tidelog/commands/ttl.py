@@ -10,8 +10,8 @@ from rich.table import Table
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.ttl import TopicExpiry, TtlProgress, TtlReport, expire_history
 from tidelog.output import counted
-from tidelog.setting_options import with_settings
-from tidelog.settings import ClientSettings
+from tidelog.process.setting_options import with_settings
+from tidelog.process.settings import ClientSettings
 from tidelog.spark_errors import spark_command
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -25,12 +25,12 @@ from spark_compaction.session import spark_session, stop_spark
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.sql import query
 from spark_compaction.ttl import expire_history
-from storage.open_store import open_store
+from storage.stores.open_store import open_store
 from tidelog.demo.agent_metrics import read_agent_metrics
 from tidelog.demo.flights import as_records, mean_arrival_delay, read_flights
 from tidelog.demo.screen import Screen
 from tidelog.demo.transfer import Produced, consume_and_compare, produce_flights
-from tidelog.stack import Stack, StackSettings
+from tidelog.devstack.stack import Stack, StackSettings
 from tidelog.topics_client import TopicsClient
 
 _FLIGHTS = "flights"

@@ -98,7 +98,7 @@ class S3Endpoint:
             self._process.wait()
 
     def store_url(self, bucket: str, prefix: str = "") -> str:
-        """The URL for `storage.open_store`."""
+        """The URL for `storage.stores.open_store`."""
         return f"s3://{bucket}/{prefix}?endpoint={self.url}"
 
     def __enter__(self) -> "S3Endpoint":

@@ -11,7 +11,7 @@ from kio.schema.alter_configs.v2.response import AlterConfigsResponse
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.apis.incremental_alter_configs import alter_all
-from agent.kafka.config_changes import SET, ConfigChange, ConfigRules, Operation, replaced
+from agent.kafka.configs.config_changes import SET, ConfigChange, ConfigRules, Operation, replaced
 from agent.kafka.context import RequestContext
 
 

@@ -17,8 +17,8 @@ from kio.schema.errors import ErrorCode
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
-from agent.kafka.routing import route_of
-from sequencer.topics import Topic
+from agent.kafka.routing.routing import route_of
+from sequencer.topics.topics import Topic
 
 _REFUSED: Final = "replicas cannot be moved: the object store holds the records and every agent serves every partition"
 _NOTHING_TO_CANCEL: Final = "no reassignment is in progress: replicas are never moved here"

@@ -25,12 +25,12 @@ from kio.static.primitive import i8, i32
 from agent.group_error_codes import group_code
 from agent.groups.values import Assignment, DescribedMember, GroupDescription, GroupFault
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.authorized_operations import GROUP_OPERATIONS, told
+from agent.kafka.configs.authorized_operations import GROUP_OPERATIONS, told
 from agent.kafka.context import RequestContext
-from sequencer.database import SequencerUnavailable
-from sequencer.topics import Topic
+from sequencer.database.database import SequencerUnavailable
+from sequencer.topics.topics import Topic
 from storage.identifiers import TopicId
-from storage.side_by_side import few_at_a_time
+from storage.stores.side_by_side import few_at_a_time
 
 log = logging.getLogger(__name__)
 

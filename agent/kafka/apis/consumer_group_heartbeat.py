@@ -22,7 +22,7 @@ from agent.groups.values import Assignment, ConsumerHeartbeat, ConsumerHeartbeat
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import can_be_instance_id, client_host, client_id, duration, milliseconds
-from sequencer.groups import can_be_id
+from sequencer.groups.groups import can_be_id
 from storage.identifiers import Partition, TopicId
 
 _JOINS: Final = 0

@@ -9,12 +9,12 @@ from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, C
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.administration import named_twice, within
+from agent.kafka.configs.administration import named_twice, within
+from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
+from agent.kafka.configs.replica_assignments import check_new_partitions
 from agent.kafka.context import RequestContext
-from agent.kafka.mutation_quota import mutation_throttle, mutations_taken
-from agent.kafka.replica_assignments import check_new_partitions
-from agent.kafka.routing import endpoints_of
-from sequencer.topics import InvalidPartitionCount, UnknownTopic
+from agent.kafka.routing.routing import endpoints_of
+from sequencer.topics.topics import InvalidPartitionCount, UnknownTopic
 
 _REFUSED_FROM = 3
 

@@ -15,14 +15,14 @@ from kio.schema.errors import ErrorCode
 from kio.static.primitive import i16, i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
-from agent.kafka.administration import named_twice, within
-from agent.kafka.config_entries import topic_entries
+from agent.kafka.configs.administration import named_twice, within
+from agent.kafka.configs.config_entries import topic_entries
+from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
+from agent.kafka.configs.replica_assignments import check_new_topic
 from agent.kafka.context import RequestContext
-from agent.kafka.mutation_quota import mutation_throttle, mutations_taken
-from agent.kafka.replica_assignments import check_new_topic
-from agent.kafka.routing import endpoints_of
-from sequencer.topic_config import InvalidConfig, validate_config
-from sequencer.topics import InvalidPartitionCount
+from agent.kafka.routing.routing import endpoints_of
+from sequencer.topics.topic_config import InvalidConfig, validate_config
+from sequencer.topics.topics import InvalidPartitionCount
 from storage.identifiers import TopicId
 
 _DEFAULT = -1

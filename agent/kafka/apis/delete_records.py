@@ -17,11 +17,11 @@ from kio.schema.errors import ErrorCode
 from kio.static.primitive import i64
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
-from agent.kafka.administration import within
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.configs.administration import within
 from agent.kafka.context import RequestContext
-from sequencer.retention import BeyondHighWatermark, Moved
-from sequencer.topics import Topic
+from sequencer.housekeeping.retention import BeyondHighWatermark, Moved
+from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition
 
 _NOTHING: Final = -1

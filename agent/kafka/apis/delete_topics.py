@@ -13,10 +13,10 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 
 from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
-from agent.kafka.administration import named_twice, within
+from agent.kafka.configs.administration import named_twice, within
+from agent.kafka.configs.mutation_quota import count_mutations, mutation_throttle, mutations_taken
 from agent.kafka.context import RequestContext
-from agent.kafka.mutation_quota import count_mutations, mutation_throttle, mutations_taken
-from sequencer.topics import Topic, UnknownTopic
+from sequencer.topics.topics import Topic, UnknownTopic
 from storage.identifiers import TopicId
 
 _FIRST_VERSION_WITH_STATES: Final = 6

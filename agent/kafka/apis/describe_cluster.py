@@ -8,9 +8,9 @@ from kio.static.primitive import i8
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.apis.metadata import brokers
-from agent.kafka.authorized_operations import CLUSTER_OPERATIONS, told
+from agent.kafka.configs.authorized_operations import CLUSTER_OPERATIONS, told
 from agent.kafka.context import RequestContext
-from agent.kafka.routing import controller_of
+from agent.kafka.routing.routing import controller_of
 
 _BROKERS = i8(1)
 _CONTROLLERS = i8(2)

@@ -19,11 +19,11 @@ from kio.schema.describe_configs.v4.response import (
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
-from agent.kafka.administration import check_group_name, configs_of
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.broker_config import broker_entries
-from agent.kafka.config_changes import unknown_resource
-from agent.kafka.config_entries import (
+from agent.kafka.configs.administration import check_group_name, configs_of
+from agent.kafka.configs.broker_config import broker_entries
+from agent.kafka.configs.config_changes import unknown_resource
+from agent.kafka.configs.config_entries import (
     BROKER_RESOURCE,
     GROUP_RESOURCE,
     TOPIC_RESOURCE,
@@ -33,8 +33,8 @@ from agent.kafka.config_entries import (
     topic_entries,
 )
 from agent.kafka.context import RequestContext
-from agent.kafka.routing import controller_of, endpoints_of
-from sequencer.topics import validate_topic_name
+from agent.kafka.routing.routing import controller_of, endpoints_of
+from sequencer.topics.topics import validate_topic_name
 
 _Configs: TypeAlias = Mapping[tuple[int, str], Mapping[str, str]]
 """What is set, by the resource's type and name."""

@@ -15,9 +15,9 @@ from kio.schema.types import GroupId
 from agent.group_error_codes import group_code
 from agent.groups.values import DescribedMember, GroupDescription, GroupFault, GroupState
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.authorized_operations import GROUP_OPERATIONS
+from agent.kafka.configs.authorized_operations import GROUP_OPERATIONS
 from agent.kafka.context import RequestContext
-from storage.side_by_side import few_at_a_time
+from storage.stores.side_by_side import few_at_a_time
 
 _FIRST_WITH_NOT_FOUND: Final = 6
 _DEAD: Final = GroupDescription(

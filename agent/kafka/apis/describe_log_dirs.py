@@ -22,9 +22,9 @@ from kio.static.primitive import i32, i64
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
-from agent.kafka.routing import controller_of, route_of
+from agent.kafka.routing.routing import controller_of, route_of
 from agent.slices import Slices
-from sequencer.coordinates import PartitionKey
+from sequencer.commits.coordinates import PartitionKey
 
 _UNKNOWN: Final = i64(-1)
 _PARTITION_BYTES: Final = 600

@@ -20,8 +20,8 @@ from kio.static.primitive import i32, i64
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
-from sequencer.administration import ActiveProducer
-from sequencer.coordinates import PartitionKey
+from sequencer.commits.coordinates import PartitionKey
+from sequencer.topics.administration import ActiveProducer
 from storage.identifiers import Partition
 
 _NONE: Final = -1

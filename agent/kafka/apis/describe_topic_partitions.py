@@ -22,11 +22,11 @@ from kio.static.primitive import i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE, CloseConnection
-from agent.kafka.authorized_operations import TOPIC_OPERATIONS
+from agent.kafka.configs.authorized_operations import TOPIC_OPERATIONS
 from agent.kafka.context import RequestContext
-from agent.kafka.leader_epochs import OUR_EPOCH
-from agent.kafka.routing import NO_NODE, route_of
-from sequencer.topics import InvalidTopicName, Topic, validate_topic_name
+from agent.kafka.routing.leader_epochs import OUR_EPOCH
+from agent.kafka.routing.routing import NO_NODE, route_of
+from sequencer.topics.topics import InvalidTopicName, Topic, validate_topic_name
 from storage.identifiers import Partition, TopicId
 
 _FIRST: Final = 0

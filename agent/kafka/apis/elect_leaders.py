@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
-from sequencer.topics import Topic
+from sequencer.topics.topics import Topic
 
 _NOT_NEEDED: Final = "every agent serves every partition: there is no leader to elect"
 _KNOWN_TYPES: Final = (0, 1)

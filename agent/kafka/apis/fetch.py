@@ -17,11 +17,11 @@ from agent.kafka.apis.fetch_plan import plan_request
 from agent.kafka.apis.fetch_response import FetchResponse, TopicResults, write_response
 from agent.kafka.apis.fetch_tagged_response import write_tagged_response
 from agent.kafka.context import RequestContext
-from agent.kafka.current_leaders import leader_elsewhere, node_endpoints
-from agent.kafka.vectored import Encoded
+from agent.kafka.routing.current_leaders import leader_elsewhere, node_endpoints
+from agent.kafka.transport.vectored import Encoded
 from agent.read_path.fetch_answer import PartitionResult
 from agent.read_path.plan_fetch import ReadFailure
-from sequencer.database import SequencerUnavailable
+from sequencer.database.database import SequencerUnavailable
 from storage.identifiers import NodeId
 
 _INITIAL_EPOCH: Final = 0

@@ -13,8 +13,8 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import read_failure_code
-from agent.kafka.current_leaders import NodeEndpoint
-from agent.kafka.vectored import Chunk
+from agent.kafka.routing.current_leaders import NodeEndpoint
+from agent.kafka.transport.vectored import Chunk
 from agent.read_path.fetch_answer import PartitionResult
 from storage.identifiers import NodeId, TopicId
 

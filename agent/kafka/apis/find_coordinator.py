@@ -15,7 +15,7 @@ from kio.static.primitive import i32
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
-from agent.kafka.routing import coordinator_of
+from agent.kafka.routing.routing import coordinator_of
 from agent.kafka.transactions import NO_TRANSACTIONS_CODE, TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
 
 _GROUP: Final = 0

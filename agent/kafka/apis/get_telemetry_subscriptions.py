@@ -17,7 +17,7 @@ from agent.error_codes import telemetry_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.telemetry.instances import TelemetryFault
-from storage.record_batch import Compression
+from storage.batches.record_batch import Compression
 
 _ACCEPTED: Final = tuple(
     i8(compression) for compression in (Compression.ZSTD, Compression.LZ4, Compression.GZIP, Compression.SNAPPY)

@@ -18,10 +18,10 @@ from kio.schema.incremental_alter_configs.v1.response import (
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.groups.group_configs import GROUP_CONFIGS
-from agent.kafka.administration import check_group_name, configs_of, named_twice
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.apis.describe_configs import broker_configs
-from agent.kafka.config_changes import (
+from agent.kafka.configs.administration import check_group_name, configs_of, named_twice
+from agent.kafka.configs.config_changes import (
     TOPIC_RULES,
     ConfigChange,
     ConfigRules,
@@ -31,10 +31,10 @@ from agent.kafka.config_changes import (
     group_rules,
     refuse_broker_change,
 )
-from agent.kafka.config_entries import BROKER_RESOURCE, GROUP_RESOURCE
+from agent.kafka.configs.config_entries import BROKER_RESOURCE, GROUP_RESOURCE
 from agent.kafka.context import RequestContext
-from agent.kafka.routing import controller_of
-from sequencer.topics import UnknownTopic
+from agent.kafka.routing.routing import controller_of
+from sequencer.topics.topics import UnknownTopic
 
 ChangeOf: TypeAlias = Callable[[Mapping[str, str], Sequence[Operation], ConfigRules], ConfigChange]
 """From what a resource has set, what is asked, and what may be set."""

@@ -12,7 +12,7 @@ from kio.static.primitive import i16
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import TRANSACTIONS_REFUSED_CODE
-from sequencer.database import SequencerUnavailable
+from sequencer.database.database import SequencerUnavailable
 from storage.identifiers import NO_PRODUCER_ID
 from storage.identifiers import ProducerId as LogProducerId
 

@@ -18,7 +18,7 @@ from agent.groups.values import GroupFault, Join, JoinAnswer, OfferedProtocol
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import can_be_instance_id, client_host, client_id, milliseconds
-from sequencer.groups import can_be_id
+from sequencer.groups.groups import can_be_id
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from kio.static.primitive import i8
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.config_entries import (
+from agent.kafka.configs.config_entries import (
     BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
     CLIENT_METRICS_RESOURCE,
@@ -20,7 +20,7 @@ from agent.kafka.config_entries import (
     TOPIC_RESOURCE,
 )
 from agent.kafka.context import RequestContext
-from agent.kafka.routing import endpoints_of
+from agent.kafka.routing.routing import endpoints_of
 
 _TYPES: Final = (TOPIC_RESOURCE, BROKER_RESOURCE, BROKER_LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE)
 _FIRST_VERSION_WITH_TYPES: Final = 1

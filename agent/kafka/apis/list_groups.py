@@ -15,7 +15,7 @@ from kio.schema.types import GroupId
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.slices import Slices
-from sequencer.database import SequencerUnavailable
+from sequencer.database.database import SequencerUnavailable
 
 log = logging.getLogger(__name__)
 

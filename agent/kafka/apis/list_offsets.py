@@ -24,19 +24,19 @@ from kio.schema.list_offsets.v11.response import (
 from kio.static.primitive import i32, i32Timedelta, i64
 
 from agent.error_codes import read_failure_code
-from agent.kafka.administration import named_twice
+from agent.kafka.configs.administration import named_twice
 from agent.kafka.context import RequestContext
-from agent.kafka.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
+from agent.kafka.routing.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
 from agent.read_path.plan_fetch import ReadFailure
 from agent.read_path.time_lookup import TimedOffset, TimeLookup
 from agent.recurring_log import RecurringLog
 from agent.slices import Slices
-from cache_ring.store_pages import DamagedPage
-from sequencer.coordinates import PartitionBounds, PartitionKey
-from sequencer.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.database_errors import TooManyWait
+from cache_ring.pages.store_pages import DamagedPage
+from sequencer.commits.coordinates import PartitionBounds, PartitionKey
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.database.errors import TooManyWait
 from storage.identifiers import Partition
-from storage.object_store import ObjectNotFound, StoreUnavailable
+from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 
 _log = logging.getLogger(__name__)
 _unanswered = RecurringLog(_log, "list offsets: the sequencer cannot be asked")

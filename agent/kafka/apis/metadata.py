@@ -26,13 +26,13 @@ from kio.static.primitive import i32, i32Timedelta
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE, CloseConnection
-from agent.kafka.authorized_operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNKNOWN_OPERATIONS, told
+from agent.kafka.configs.authorized_operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNKNOWN_OPERATIONS, told
+from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
 from agent.kafka.context import RequestContext
 from agent.kafka.metadata_bytes import MetadataEncoder
-from agent.kafka.mutation_quota import mutation_throttle, mutations_taken
-from agent.kafka.routing import controller_of, endpoints_of, route_of
-from agent.kafka.vectored import Encoded
-from sequencer.topics import Topic, TopicExists
+from agent.kafka.routing.routing import controller_of, endpoints_of, route_of
+from agent.kafka.transport.vectored import Encoded
+from sequencer.topics.topics import Topic, TopicExists
 from storage.identifiers import TopicId
 
 log = logging.getLogger(__name__)

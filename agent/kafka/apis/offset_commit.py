@@ -17,14 +17,14 @@ from kio.schema.offset_commit.v10.response import OffsetCommitResponse, OffsetCo
 from kio.schema.types import TopicName
 
 from agent.group_error_codes import commit_code
-from agent.groups.group_offsets import Committing
+from agent.groups.offsets.group_offsets import Committing
 from agent.groups.values import GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import topics_named
-from sequencer.committed_offsets import CommittedOffset, PartitionKey
-from sequencer.database import SequencerUnavailable
-from sequencer.topics import Topic
+from sequencer.database.database import SequencerUnavailable
+from sequencer.groups.committed_offsets import CommittedOffset, PartitionKey
+from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition
 
 log = logging.getLogger(__name__)

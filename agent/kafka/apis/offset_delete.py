@@ -17,14 +17,14 @@ from kio.schema.offset_delete.v0.response import (
 from kio.static.primitive import i32
 
 from agent.group_error_codes import group_code
-from agent.groups.running_group import RunningGroup
+from agent.groups.coordinator.running_group import RunningGroup
 from agent.groups.values import GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import topics_named
-from sequencer.committed_offsets import PartitionKey
-from sequencer.database import SequencerUnavailable
-from sequencer.topics import Topic
+from sequencer.database.database import SequencerUnavailable
+from sequencer.groups.committed_offsets import PartitionKey
+from sequencer.topics.topics import Topic
 from storage.identifiers import Partition
 
 log = logging.getLogger(__name__)

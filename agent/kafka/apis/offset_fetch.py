@@ -23,14 +23,14 @@ from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i32, i64
 
 from agent.group_error_codes import fetch_code
-from agent.groups.group_offsets import Fetching
+from agent.groups.offsets.group_offsets import Fetching
 from agent.groups.values import GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import topics_named
-from sequencer.committed_offsets import NO_OFFSET, CommittedOffset, PartitionKey
-from sequencer.database import SequencerUnavailable
-from sequencer.topics import Topic
+from sequencer.database.database import SequencerUnavailable
+from sequencer.groups.committed_offsets import NO_OFFSET, CommittedOffset, PartitionKey
+from sequencer.topics.topics import Topic
 from storage.identifiers import Partition, TopicId
 
 log = logging.getLogger(__name__)

@@ -22,17 +22,17 @@ from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, encod
 from agent.kafka.apis.produce_batches import NO_TIME_MS, Accepted, AskedBatches, ClientGone, accept, accept_lone
 from agent.kafka.apis.produce_request import FIRST_VERSION_WITH_TOPIC_IDS, ProduceRequest, read_request
 from agent.kafka.context import RequestContext
-from agent.kafka.current_leaders import node_endpoints
+from agent.kafka.routing.current_leaders import node_endpoints
 from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
-from agent.kafka.vectored import Encoded
+from agent.kafka.transport.vectored import Encoded
 from agent.settings import AgentSettings
 from agent.write_path.appended import Appended
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
-from sequencer.database import SequencerUnavailable
-from sequencer.topics import Topic
+from sequencer.database.database import SequencerUnavailable
+from sequencer.topics.topics import Topic
+from storage.batches.produced_batches import compressed
 from storage.identifiers import Offset, TopicId
-from storage.produced_batches import compressed
-from storage.segment_batches import TOPIC
+from storage.segments.segment_batches import TOPIC
 
 _NO_ACKS: Final = 0
 _TIMED_OUT: Final = WriteFailed(

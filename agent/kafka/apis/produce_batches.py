@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 
 from agent.error_codes import ProduceResult, invalid_batch_code
 from agent.kafka.context import RequestContext
-from agent.kafka.current_leaders import leader_elsewhere
-from agent.kafka.routing import moved_partitions
+from agent.kafka.routing.current_leaders import leader_elsewhere
+from agent.kafka.routing.routing import moved_partitions
 from agent.settings import AgentSettings
-from sequencer.topic_config import TopicConfig
-from sequencer.topics import Topic
-from storage.batch_validation import LAST_TIMESTAMP_MS, NO_TIMESTAMP_MS, BatchLimits, InvalidBatch
+from sequencer.topics.topic_config import TopicConfig
+from sequencer.topics.topics import Topic
+from storage.batches.batch_validation import LAST_TIMESTAMP_MS, NO_TIMESTAMP_MS, BatchLimits, InvalidBatch
+from storage.batches.produced_batches import BatchChecks
+from storage.batches.record_batch import Compression
 from storage.identifiers import Partition, TopicId
-from storage.produced_batches import BatchChecks
-from storage.record_batch import Compression
-from storage.segment_batches import PARTITION, TOPIC, PendingBatches
+from storage.segments.segment_batches import PARTITION, TOPIC, PendingBatches
 
 NO_TIME_MS: Final = -1
 

@@ -15,7 +15,7 @@ from agent.error_codes import telemetry_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.telemetry.instances import Push
-from storage.record_batch import Compression
+from storage.batches.record_batch import Compression
 
 _COMPRESSIONS: Final = frozenset(int(compression) for compression in Compression)
 

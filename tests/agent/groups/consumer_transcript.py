@@ -20,9 +20,9 @@ from kio.schema.types import TopicName
 from kio.serial import entity_writer
 from kio.static.primitive import i32
 
-from agent.groups.consumer_protocol import read_assignment, write_assignment
-from agent.groups.group import Group
-from agent.groups.machine import GroupMachine
+from agent.groups.consumer.consumer_protocol import read_assignment, write_assignment
+from agent.groups.conversion.group import Group
+from agent.groups.coordinator.machine import GroupMachine
 from agent.groups.values import (
     Answer,
     Assignment,

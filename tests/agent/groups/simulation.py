@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from uuid import UUID
 
-from agent.groups.assignments import partitions_of
-from agent.groups.consumer_protocol import by_id, by_name, read_assignment, read_subscription, write_assignment
-from agent.groups.group import Group
+from agent.groups.consumer.assignments import partitions_of
+from agent.groups.consumer.consumer_protocol import by_id, by_name, read_assignment, read_subscription, write_assignment
+from agent.groups.consumer.subscriptions import matching
+from agent.groups.conversion.group import Group
 from agent.groups.settings import GroupSettings
-from agent.groups.subscriptions import matching
 from agent.groups.values import (
     Answer,
     Answered,
@@ -39,7 +39,7 @@ from agent.groups.values import (
     TopicsSeen,
     TopicsWanted,
 )
-from sequencer.group_values import StoredGroup
+from sequencer.groups.stored_groups import StoredGroup
 from storage.identifiers import Partition, TopicId
 from tests.agent.groups.consumer_transcript import subscription_with
 from tests.agent.groups.transcript import written

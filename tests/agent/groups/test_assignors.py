@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.groups.assignments import partitions_of
-from agent.groups.assignors import ASSIGNORS, Assignor, Subscriber, range_, uniform
+from agent.groups.consumer.assignments import partitions_of
+from agent.groups.consumer.assignors import ASSIGNORS, Assignor, Subscriber, range_, uniform
 from agent.groups.values import Assignment
 from storage.identifiers import Partition, TopicId
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.groups.classic import ClassicGroup
-from agent.groups.classic_members import ClassicMember, subscribed_topics
-from agent.groups.classic_rounds import LAST_GENERATION
-from agent.groups.classic_stored import restored_member, stored_member
+from agent.groups.classic.classic import ClassicGroup
+from agent.groups.classic.classic_members import ClassicMember, subscribed_topics
+from agent.groups.classic.classic_rounds import LAST_GENERATION
+from agent.groups.classic.classic_stored import restored_member, stored_member
 from agent.groups.settings import GroupSettings
 from agent.groups.values import (
     Answered,
@@ -30,7 +30,7 @@ from agent.groups.values import (
     SyncAnswer,
     Token,
 )
-from sequencer.group_values import GroupChange, StoredGroup, StoredMember
+from sequencer.groups.stored_groups import GroupChange, StoredGroup, StoredMember
 from tests.agent.groups.subscriptions import subscription
 from tests.agent.groups.transcript import written
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from agent.groups.classic import ClassicGroup
+from agent.groups.classic.classic import ClassicGroup
 from agent.groups.settings import GroupSettings
 from agent.groups.values import (
     Answered,
@@ -33,7 +33,7 @@ from agent.groups.values import (
     SyncAnswer,
     Token,
 )
-from sequencer.group_values import StoredGroup
+from sequencer.groups.stored_groups import StoredGroup
 from tests.agent.groups.classic_clients import PARTITIONS, Phase, SimulatedClient
 from tests.agent.groups.transcript import written
 

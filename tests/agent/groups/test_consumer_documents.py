@@ -6,10 +6,10 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.groups.consumer_documents import member_document, read_member
-from agent.groups.consumer_members import ClassicSide, ConsumerMember
+from agent.groups.consumer.consumer_documents import member_document, read_member
+from agent.groups.consumer.consumer_members import ClassicSide, ConsumerMember
 from agent.groups.values import Assignment, OfferedProtocol
-from sequencer.group_values import StoredMember
+from sequencer.groups.stored_groups import StoredMember
 from storage.identifiers import Partition, TopicId
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)

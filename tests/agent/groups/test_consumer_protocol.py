@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kio.serial import entity_writer
 
-from agent.groups.consumer_protocol import (
+from agent.groups.consumer.consumer_protocol import (
     Malformed,
     by_id,
     by_name,
@@ -83,8 +83,8 @@ def test_other_bytes_are_malformed(data: bytes) -> None:
 
 ON_A_SMALL_MACHINE = """
 import resource
-from agent.groups.classic_members import subscribed_topics
-from agent.groups.consumer_protocol import Malformed, read_assignment, read_subscription
+from agent.groups.classic.classic_members import subscribed_topics
+from agent.groups.consumer.consumer_protocol import Malformed, read_assignment, read_subscription
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 announced = bytes.fromhex("0000 7fffffff 000161")
 assert subscribed_topics(announced) is None

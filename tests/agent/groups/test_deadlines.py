@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.groups.deadlines import Deadlines
+from agent.groups.coordinator.deadlines import Deadlines
 
 KEYS = st.sampled_from("abc")
 STEPS = st.lists(

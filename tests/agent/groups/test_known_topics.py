@@ -2,8 +2,8 @@
 
 from uuid import UUID
 
-from agent.groups.consumer_members import ConsumerMember
-from agent.groups.known_topics import KnownTopics
+from agent.groups.consumer.consumer_members import ConsumerMember
+from agent.groups.consumer.known_topics import KnownTopics
 from agent.groups.values import TopicShape, TopicsSeen, TopicsWanted
 from storage.identifiers import TopicId
 

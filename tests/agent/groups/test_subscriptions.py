@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.groups.subscriptions import InvalidRegex, check_regex, matching
+from agent.groups.consumer.subscriptions import InvalidRegex, check_regex, matching
 
 BOUNDS = {"max_length": 100, "max_program_size": 1_000}
 

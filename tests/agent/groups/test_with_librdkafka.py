@@ -10,7 +10,7 @@ import confluent_kafka.admin
 import pytest
 
 from tests.waiting import wait_until
-from tidelog.stack import Stack, StackSettings
+from tidelog.devstack.stack import Stack, StackSettings
 
 PARTITIONS = 4
 RECORDS = 200

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from agent.groups.classic import ClassicGroup
-from agent.groups.machine import GroupMachine
+from agent.groups.classic.classic import ClassicGroup
+from agent.groups.coordinator.machine import GroupMachine
 from agent.groups.settings import GroupSettings
 from agent.groups.values import (
     Answer,
@@ -43,7 +43,7 @@ from agent.groups.values import (
     SyncAnswer,
     Token,
 )
-from sequencer.group_values import GroupChange, StoredGroup, StoredMember
+from sequencer.groups.stored_groups import GroupChange, StoredGroup, StoredMember
 from tests.agent.groups.subscriptions import subscription, subscription_text
 
 OUTCOME_COLUMN = 60

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from agent.groups.coordinator import Coordinator
-from agent.groups.group import Group
-from agent.groups.group_offsets import Committing, Fetching, GroupOffsets
-from agent.groups.offset_batches import OffsetBatches
-from agent.groups.running_group import RunningGroup
+from agent.groups.conversion.group import Group
+from agent.groups.coordinator.coordinator import Coordinator
+from agent.groups.coordinator.running_group import RunningGroup
+from agent.groups.offsets.group_offsets import Committing, Fetching, GroupOffsets
+from agent.groups.offsets.offset_batches import OffsetBatches
 from agent.groups.settings import GroupSettings
 from agent.groups.values import (
     ConsumerHeartbeat,
@@ -30,10 +30,10 @@ from agent.groups.values import (
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
 from agent.topic_directory import TopicDirectory
-from cache_ring.membership import Membership
+from cache_ring.ring.membership import Membership
 from cache_ring.settings import CacheRingSettings
 from sequencer.client import Sequencer
-from sequencer.committed_offsets import NO_OFFSET, CommittedOffset
+from sequencer.groups.committed_offsets import NO_OFFSET, CommittedOffset
 from storage.identifiers import Offset, Partition, TopicId
 from tests.cache_ring.builders import an_address
 from tests.waiting import until

@@ -12,7 +12,7 @@ from agent.http.app import create_http_app
 from agent.http.parts import HttpParts
 from agent.http.readiness import Check
 from agent.http.server import HttpServer
-from agent.kafka.listener import bound_socket
+from agent.kafka.transport.listener import bound_socket
 from sequencer.client import Sequencer
 
 Client = httpx.AsyncClient

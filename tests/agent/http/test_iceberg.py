@@ -13,9 +13,9 @@ from pydantic import SecretStr
 
 from agent.http import iceberg
 from sequencer.client import Sequencer
-from sequencer.history_values import HistoryJob, Publication, Published
+from sequencer.history.history_values import HistoryJob, Publication, Published
 from storage.identifiers import ObjectKey
-from storage.object_store import ObjectStore, StoreSettings
+from storage.stores.object_store import ObjectStore, StoreSettings
 
 FILE_IO = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "s3.endpoint": "http://127.0.0.1:1"}
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from agent.kafka.answer_memory import AnswerMemory
+from agent.kafka.transport.answer_memory import AnswerMemory
 from tests.waiting import until
 
 

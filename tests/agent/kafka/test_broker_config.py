@@ -1,8 +1,8 @@
 """An agent's settings as a broker's configs."""
 
 from agent.groups.settings import GroupSettings
-from agent.kafka.broker_config import KAFKA_NAMES, broker_entries
-from agent.kafka.config_entries import DEFAULT_SOURCE, STATIC_BROKER_SOURCE, TYPES, ConfigEntry
+from agent.kafka.configs.broker_config import KAFKA_NAMES, broker_entries
+from agent.kafka.configs.config_entries import DEFAULT_SOURCE, STATIC_BROKER_SOURCE, TYPES, ConfigEntry
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
 from storage.identifiers import NodeId

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.kafka.client_zone import zone_of_client
+from agent.kafka.routing.client_zone import zone_of_client
 
 
 @pytest.mark.parametrize(

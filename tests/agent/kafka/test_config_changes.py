@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import Refused
-from agent.kafka.config_changes import (
+from agent.kafka.configs.config_changes import (
     APPEND,
     DELETE,
     SET,
@@ -17,7 +17,7 @@ from agent.kafka.config_changes import (
     refuse_broker_change,
     replaced,
 )
-from sequencer.topic_config import KNOWN_CONFIGS, InvalidConfig
+from sequencer.topics.topic_config import KNOWN_CONFIGS, InvalidConfig
 
 BROKER, TOPIC = 4, 2
 

@@ -1,8 +1,8 @@
 """Configs are shown in the order in which Apache Kafka 4.1 shows its own."""
 
 from agent.groups.settings import GroupSettings
-from agent.kafka.broker_config import broker_entries
-from agent.kafka.config_entries import group_entries, topic_entries
+from agent.kafka.configs.broker_config import broker_entries
+from agent.kafka.configs.config_entries import group_entries, topic_entries
 from agent.settings import AgentSettings
 from storage.identifiers import NodeId
 

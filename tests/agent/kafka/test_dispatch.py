@@ -18,7 +18,7 @@ from agent.kafka.api import Api
 from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, encode
 from agent.kafka.dispatch import BadRequest, Dispatch
 from agent.kafka.served import APIS
-from agent.kafka.vectored import Encoded
+from agent.kafka.transport.vectored import Encoded
 from agent.settings import AgentSettings
 from tests.agent.read_path.wire import request
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kafka.forward_protocol import (
+from agent.kafka.forwarding.forward_protocol import (
     HELLO_LENGTH_BYTES,
     PREFACE,
     BadHello,
@@ -14,7 +14,7 @@ from agent.kafka.forward_protocol import (
     decode_hello,
     encode_hello,
 )
-from cache_ring import page_protocol
+from cache_ring.peers import page_protocol
 from storage.identifiers import NodeId
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=60)

@@ -11,9 +11,9 @@ import pytest_asyncio
 from kio.schema.errors import ErrorCode
 
 from agent.groups.settings import GroupSettings
-from agent.kafka.forward_protocol import ACCEPTED, PREFACE, Hello, encode_hello
-from cache_ring.peer_connection import open_peer_stream
-from cache_ring.ring import Ring
+from agent.kafka.forwarding.forward_protocol import ACCEPTED, PREFACE, Hello, encode_hello
+from cache_ring.peers.peer_connection import open_peer_stream
+from cache_ring.ring.ring import Ring
 from sequencer.client import Sequencer
 from storage.identifiers import NodeId
 from tests.agent.read_path.wire import request

@@ -8,9 +8,9 @@ import psycopg
 import pytest
 from kio.schema.errors import ErrorCode
 
-from agent.kafka.forward_protocol import ACCEPTED, HELLO_LENGTH_BYTES, PREFACE, decode_hello
-from sequencer.agents import AgentAddress
+from agent.kafka.forwarding.forward_protocol import ACCEPTED, HELLO_LENGTH_BYTES, PREFACE, decode_hello
 from sequencer.client import Sequencer
+from sequencer.cluster.agents import AgentAddress
 from tests.agent.kafka.test_forwarding import (
     ADDRESS,
     TOPIC,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kafka.frames import SMALLEST_FRAME_BYTES, BadFrame, FrameReader, NeedData
+from agent.kafka.transport.frames import SMALLEST_FRAME_BYTES, BadFrame, FrameReader, NeedData
 
 MAX_FRAME_BYTES = 300
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from agent.settings import AgentSettings
 from tests.agent.running import running
 from tests.waiting import until
-from tidelog.ports import is_free
+from tidelog.devstack.ports import is_free
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 QUIET = {"log_level": 0, "error_cb": lambda _: None}

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.kafka.memory import MemoryBudget
+from agent.kafka.transport.memory import MemoryBudget
 
 
 async def test_a_request_waits_until_another_one_has_gone() -> None:

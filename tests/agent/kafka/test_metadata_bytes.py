@@ -22,7 +22,7 @@ from kio.serial import entity_writer
 from kio.static.primitive import i32, i32Timedelta
 
 from agent.kafka.metadata_bytes import MetadataEncoder
-from agent.kafka.routing import NO_NODE, Route
+from agent.kafka.routing.routing import NO_NODE, Route
 from storage.identifiers import NodeId, TopicId
 from tests.agent.kafka.apis.asking import create
 from tests.agent.read_path.wire import request

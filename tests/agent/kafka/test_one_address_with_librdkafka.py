@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 
 from tests.fixtures.balancer import Balancer
 from tests.waiting import wait_until
-from tidelog.stack import Stack, StackSettings
+from tidelog.devstack.stack import Stack, StackSettings
 
 PARTITIONS = 6
 PATIENCE_S = 90.0

@@ -6,7 +6,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import Refused
-from agent.kafka.replica_assignments import check_new_partitions, check_new_topic
+from agent.kafka.configs.replica_assignments import check_new_partitions, check_new_topic
 
 AGENTS = {1, 2, 3}
 

@@ -10,10 +10,10 @@ from uuid import UUID
 import pytest
 from kio.index import load_request_schema
 
-from agent.kafka.asking import encode_request
 from agent.kafka.dispatch import BadRequest, Dispatch
-from agent.kafka.request_shape import ImpossibleShape, _shape_of_class, _Walk, check_shape
+from agent.kafka.forwarding.asking import encode_request
 from agent.kafka.served import APIS
+from agent.kafka.transport.request_shape import ImpossibleShape, _shape_of_class, _Walk, check_shape
 from agent.settings import AgentSettings
 
 MANY = 1_000_000

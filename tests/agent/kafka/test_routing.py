@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest_asyncio
 
 from agent.kafka.context import ConnectionState, RequestContext
-from agent.kafka.routing import RoutingTable, moved_partitions
-from cache_ring.ring import Ring
+from agent.kafka.routing.routing import RoutingTable, moved_partitions
+from cache_ring.ring.ring import Ring
 from storage.identifiers import NodeId, Partition
 from tests.agent.running import Running, running
 from tests.cache_ring.builders import ORDERS, an_agent

@@ -15,8 +15,8 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
 
 from agent.kafka.served import APIS
-from agent.kafka.sliced_writer import is_long, write_in_slices
-from agent.kafka.vectored import ResponseBuffer
+from agent.kafka.transport.sliced_writer import is_long, write_in_slices
+from agent.kafka.transport.vectored import ResponseBuffer
 
 VALUES: dict[str, Any] = {
     **dict.fromkeys(("int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"), 7),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kafka.overload import ThrottlePolicy, throttle_ms
+from agent.kafka.transport.overload import ThrottlePolicy, throttle_ms
 
 POLICY = ThrottlePolicy(from_share=0.75, longest_ms=1000)
 

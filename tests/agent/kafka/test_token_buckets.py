@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kafka.token_buckets import TokenBuckets
+from agent.kafka.transport.token_buckets import TokenBuckets
 
 
 class Quotas(TokenBuckets):

@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kafka.turns import Turns
+from agent.kafka.transport.request_order import Turns
 
 
 @given(plans=st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=10))

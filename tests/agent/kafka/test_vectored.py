@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kafka.vectored import RecordSlices, ResponseBuffer
+from agent.kafka.transport.vectored import RecordSlices, ResponseBuffer
 
 pieces = st.lists(st.one_of(st.binary(max_size=20), st.lists(st.binary(max_size=20), max_size=4)), max_size=20)
 

@@ -11,18 +11,18 @@ from agent.read_path.fetch_answer import FetchAnswer, PartitionResult
 from agent.read_path.plan_fetch import FetchPlan, PartitionPlan
 from agent.read_path.settings import ReadPathSettings
 from cache_ring.settings import CacheRingSettings
-from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer
-from sequencer.commits import Committed, SegmentToCommit
-from sequencer.coordinates import RunCoordinate
-from storage.arrow_columns import RECORD_SCHEMA, decode_batches, encode_batch
-from storage.batch_validation import BatchLimits, validate_produced
+from sequencer.cluster.agents import AgentAddress
+from sequencer.commits.commits import Committed, SegmentToCommit
+from sequencer.commits.coordinates import RunCoordinate
+from storage.arrow.arrow_columns import RECORD_SCHEMA, decode_batches, encode_batch
+from storage.batches.batch_validation import BatchLimits, validate_produced
+from storage.batches.record_batch import Compression
 from storage.identifiers import ObjectKey, Partition, TopicId, new_segment_id
-from storage.keys import merged_key, segment_key
-from storage.object_store import ObjectStore
-from storage.record_batch import Compression
-from storage.segment import seal_segment
-from storage.segment_batches import PendingBatch, PendingBatches
+from storage.segments.keys import merged_key, segment_key
+from storage.segments.segment import seal_segment
+from storage.segments.segment_batches import PendingBatch, PendingBatches
+from storage.stores.object_store import ObjectStore
 from tests.agent.read_path.wired import ReadSide, new_peer_server, wire_read_side
 
 RING = CacheRingSettings(

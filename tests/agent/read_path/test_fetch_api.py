@@ -18,9 +18,9 @@ from pydantic import SecretStr
 from agent.app import App
 from agent.settings import AgentSettings
 from sequencer.client import Sequencer
-from sequencer.topics import Topic
-from storage.object_store import StoreSettings
-from storage.open_store import open_store
+from sequencer.topics.topics import Topic
+from storage.stores.object_store import StoreSettings
+from storage.stores.open_store import open_store
 from tests.agent.read_path.a_log import NOON_MS, RING, ALog, a_batch
 from tests.agent.read_path.wire import a_fetch, a_list_offsets, ask
 from tests.fixtures.postgres import TEMPLATE

@@ -4,7 +4,7 @@ import asyncio
 
 from agent.read_path.settings import ReadPathSettings
 from sequencer.client import Sequencer
-from storage.object_store import ObjectStore
+from storage.stores.object_store import ObjectStore
 from tests.agent.read_path.a_log import ALog, an_agent_reading, read_now, values_of
 
 

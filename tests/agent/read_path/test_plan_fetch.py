@@ -19,8 +19,8 @@ from agent.read_path.plan_fetch import (
     decide,
     select_runs,
 )
-from cache_ring.coordinate_cache import PartitionView
-from sequencer.coordinates import RunCoordinate
+from cache_ring.coordinates.coordinate_cache import PartitionView
+from sequencer.commits.coordinates import RunCoordinate
 from storage.identifiers import Offset, Partition, TopicId
 from tests.cache_ring.builders import a_run
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.read_path.poll_turns import PollTurns
-from sequencer.coordinates import PartitionKey
+from sequencer.commits.coordinates import PartitionKey
 from storage.identifiers import Partition, TopicId
 
 TOPIC = TopicId(UUID(int=1))

@@ -9,16 +9,16 @@ import pytest
 
 from agent.read_path.read_ahead import AheadLimits, ReadAhead
 from agent.read_path.settings import ReadPathSettings
-from cache_ring.membership import Membership
-from cache_ring.page_reader import PageReader
-from cache_ring.peer_client import PeerClient
-from cache_ring.store_pages import StorePages
+from cache_ring.pages.page_reader import PageReader
+from cache_ring.pages.store_pages import StorePages
+from cache_ring.peers.peer_client import PeerClient
+from cache_ring.ring.membership import Membership
 from sequencer.client import Sequencer
-from sequencer.coordinates import RunCoordinate
+from sequencer.commits.coordinates import RunCoordinate
 from storage.identifiers import ObjectKey, Offset, Partition, new_segment_id
-from storage.keys import merged_key
-from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore, StoreUnavailable
+from storage.segments.keys import merged_key
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore, StoreUnavailable
 from tests.agent.read_path.a_log import RING, ALog, AReader, an_agent_reading, read_now, values_of
 from tests.cache_ring.builders import a_run, an_address
 from tests.waiting import until

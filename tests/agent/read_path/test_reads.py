@@ -8,7 +8,7 @@ from agent.read_path.plan_fetch import ReadFailure
 from agent.read_path.settings import ReadPathSettings
 from sequencer.client import Sequencer
 from storage.identifiers import Partition
-from storage.object_store import ObjectStore
+from storage.stores.object_store import ObjectStore
 from tests.agent.read_path.a_log import RING, ALog, an_agent_reading, read_now, values_of
 from tests.fixtures.replication import Replication
 from tests.waiting import until

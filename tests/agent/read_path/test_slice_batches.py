@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.read_path.slice_batches import take_batches
-from cache_ring.run_bytes import RunBytes, RunIndexes
-from sequencer.coordinates import RunCoordinate
-from storage.arrow_columns import decode_batches
-from storage.record_batch import read_header
+from cache_ring.pages.run_bytes import RunBytes, RunIndexes
+from sequencer.commits.coordinates import RunCoordinate
+from storage.arrow.arrow_columns import decode_batches
+from storage.batches.record_batch import read_header
 from tests.agent.read_path.a_log import NOON_MS, a_batch
 from tests.cache_ring.builders import a_run
 

@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.read_path.time_lookup import TimedOffset, first_of_run
-from cache_ring.run_bytes import RunBytes
-from cache_ring.store_pages import DamagedPage
-from sequencer.coordinates import RunCoordinate
-from storage.compression import compress
-from storage.identifiers import ObjectKey, Offset, Partition, TopicId
-from storage.record_batch import (
+from cache_ring.pages.run_bytes import RunBytes
+from cache_ring.pages.store_pages import DamagedPage
+from sequencer.commits.coordinates import RunCoordinate
+from storage.batches.compression import compress
+from storage.batches.record_batch import (
     HEADER_BYTES,
     Compression,
     ValidBatch,
     read_header,
     with_log_append_time,
 )
+from storage.identifiers import ObjectKey, Offset, Partition, TopicId
 from tests.faults.wire import Batch, varint
 
 BASE_OFFSET = 1_000

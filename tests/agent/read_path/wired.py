@@ -11,18 +11,18 @@ from agent.read_path.known_coordinates import KnownCoordinates
 from agent.read_path.reads import ReadPath
 from agent.read_path.settings import ReadPathSettings
 from agent.topic_traffic import TopicTraffic
-from cache_ring.coordinate_push import CoordinatePush
-from cache_ring.interests import Interests
-from cache_ring.membership import Membership
-from cache_ring.page_reader import PageReader
-from cache_ring.peer_client import PeerClient
-from cache_ring.peer_server import PeerServer
+from cache_ring.coordinates.coordinate_push import CoordinatePush
+from cache_ring.coordinates.interests import Interests
+from cache_ring.pages.page_reader import PageReader
+from cache_ring.pages.store_pages import StorePages
+from cache_ring.peers.peer_client import PeerClient
+from cache_ring.peers.peer_server import PeerServer
+from cache_ring.ring.membership import Membership
 from cache_ring.settings import CacheRingSettings
-from cache_ring.store_pages import StorePages
-from sequencer.agents import AgentAddress
 from sequencer.client import Sequencer
-from storage.keys import merged_prefix, segments_prefix
-from storage.object_store import ObjectStore
+from sequencer.cluster.agents import AgentAddress
+from storage.segments.keys import merged_prefix, segments_prefix
+from storage.stores.object_store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

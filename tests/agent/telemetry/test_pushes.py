@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 from kio.schema.errors import ErrorCode
 
-from storage.compression import compress
-from storage.record_batch import Compression
+from storage.batches.compression import compress
+from storage.batches.record_batch import Compression
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, running, until_answered
 from tests.agent.telemetry.pushes import a_gauge, a_payload, a_sum

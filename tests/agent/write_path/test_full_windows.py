@@ -9,9 +9,9 @@ from confluent_kafka import Producer
 from agent.write_path.appended import Appended
 from agent.write_path.producer_window import ProducerWindow
 from sequencer.client import Sequencer
-from sequencer.topics import Topic
-from storage.memory_store import MemoryStore
-from storage.segment_batches import PendingBatches
+from sequencer.topics.topics import Topic
+from storage.segments.segment_batches import PendingBatches
+from storage.stores.memory_store import MemoryStore
 from tests.agent.running import Running, running
 from tests.agent.write_path.wired import Writer, pending, writing
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent.write_path.seal_queue import QueuedSegment, SealQueue, Stage
 from storage.identifiers import ObjectKey, new_segment_id
-from storage.segment_batches import PlacedBatches
+from storage.segments.segment_batches import PlacedBatches
 
 
 def a_segment(number: int) -> QueuedSegment[int]:

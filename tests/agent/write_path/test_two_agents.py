@@ -16,10 +16,10 @@ import pytest
 from agent.write_path.appended import Appended
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
 from sequencer.client import Sequencer
-from sequencer.commits import Assigned, Duplicate
-from sequencer.topics import Topic
+from sequencer.commits.commits import Assigned, Duplicate
+from sequencer.topics.topics import Topic
 from storage.identifiers import ObjectKey, ProducerId
-from storage.memory_store import MemoryStore
+from storage.stores.memory_store import MemoryStore
 from tests.agent.write_path.wired import Writer, outcomes_of, writing
 
 IN_FLIGHT = 5

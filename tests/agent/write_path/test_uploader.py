@@ -13,8 +13,8 @@ from agent.metrics import Metrics
 from agent.settings import AgentSettings
 from agent.write_path.uploader import Uploader, UploadFailed
 from storage.identifiers import ObjectKey
-from storage.memory_store import MemoryStore
-from storage.object_store import StoreUnavailable
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import StoreUnavailable
 from tests.virtual_time import run_virtually
 from tests.waiting import until
 

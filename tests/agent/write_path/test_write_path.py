@@ -10,13 +10,13 @@ import pytest
 
 from agent.write_path.outcomes import WriteFailed, WriteFailure
 from sequencer.client import Sequencer, SequencerSettings
-from sequencer.commits import Assigned, OutOfOrderSequence
-from sequencer.topics import Topic
+from sequencer.commits.commits import Assigned, OutOfOrderSequence
+from sequencer.topics.topics import Topic
 from storage.identifiers import ObjectKey, Offset
-from storage.memory_store import MemoryStore
-from storage.object_store import StoreUnavailable
-from storage.segment import verify_segment
-from storage.segment_batches import PendingBatches
+from storage.segments.segment import verify_segment
+from storage.segments.segment_batches import PendingBatches
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import StoreUnavailable
 from tests.agent.running import until_answered
 from tests.agent.write_path.test_uploader import FOREVER_S, UNTIL_JOINED, TroubledStore
 from tests.agent.write_path.wired import outcomes_of, pending, writing

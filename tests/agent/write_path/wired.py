@@ -12,14 +12,14 @@ from agent.settings import AgentSettings
 from agent.write_path.appended import Appended
 from agent.write_path.outcomes import WriteOutcome
 from agent.write_path.write_path import WritePath
-from cache_ring.membership import Membership
+from cache_ring.ring.membership import Membership
 from sequencer.client import Sequencer
-from sequencer.coordinates import RunCoordinate
-from sequencer.topics import Topic
-from storage.batch_validation import BatchLimits, validate_produced
+from sequencer.commits.coordinates import RunCoordinate
+from sequencer.topics.topics import Topic
+from storage.batches.batch_validation import BatchLimits, validate_produced
 from storage.identifiers import ObjectKey, Partition
-from storage.object_store import ObjectStore
-from storage.segment_batches import PendingBatch, PendingBatches
+from storage.segments.segment_batches import PendingBatch, PendingBatches
+from storage.stores.object_store import ObjectStore
 from tests.agent.running import RING, a_batch
 from tests.cache_ring.builders import an_address
 

@@ -9,7 +9,7 @@ from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cluster import Cluster, Result, simulate
 from benchmarks.simulation.readers import _page
 from benchmarks.simulation.scenario import MIB, ZONES, Group, Scenario, place
-from cache_ring.page_cache import PageCache
+from cache_ring.pages.page_cache import PageCache
 
 _SMALL = Scenario(
     agents=6,

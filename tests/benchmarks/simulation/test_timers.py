@@ -7,7 +7,7 @@ from benchmarks.simulation.timers import claims_per_agent_s, cores, timers
 from compactor.housekeeper import Housekeeper
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from storage.memory_store import MemoryStore
+from storage.stores.memory_store import MemoryStore
 
 
 async def test_an_agent_comes_to_every_job(sequencer: Sequencer) -> None:

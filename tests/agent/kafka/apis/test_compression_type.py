@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from storage.batch_validation import BatchLimits, plain_records
-from storage.record_batch import Compression, TimestampType, index_batches, read_header
+from storage.batches.batch_validation import BatchLimits, plain_records
+from storage.batches.record_batch import Compression, TimestampType, index_batches, read_header
 from tests.agent.kafka.apis.asking import alter, create
 from tests.agent.read_path.wire import a_fetch
 from tests.agent.running import Wire, a_batch, a_produce, partitions_of

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sequencer.topic_config import KNOWN_CONFIGS
+from sequencer.topics.topic_config import KNOWN_CONFIGS
 from tests.agent.kafka.apis.asking import alter, create, describe
 from tests.agent.read_path.wire import request
 from tests.agent.running import Wire, a_metadata

@@ -13,7 +13,7 @@ from crc32c import crc32c
 from kio.schema.errors import ErrorCode
 
 from sequencer.client import Sequencer
-from sequencer.topics import Topic
+from sequencer.topics.topics import Topic
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_batch, a_metadata, a_produce, partitions_of
 from tests.waiting import until

@@ -15,8 +15,8 @@ from kio.serial import entity_reader, entity_writer
 from agent.error_codes import ProduceResult
 from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, encode
 from agent.kafka.apis.produce_request import ProducedTopic, read_request
-from agent.kafka.current_leaders import NodeEndpoint
-from storage.batch_validation import InvalidRecord
+from agent.kafka.routing.current_leaders import NodeEndpoint
+from storage.batches.batch_validation import InvalidRecord
 from storage.identifiers import NodeId, Offset
 from tests.agent.read_path.wire import request
 

@@ -8,7 +8,7 @@ import pytest_asyncio
 from kio.schema.errors import ErrorCode
 
 from sequencer.client import Sequencer
-from sequencer.producers import LAST_EPOCH
+from sequencer.commits.producers import LAST_EPOCH
 from tests.agent.kafka.apis.test_produce import a_topic, produced
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_batch

@@ -1,0 +1,1 @@
+"""The new group protocol (KIP-848): members, subscriptions, assignors."""

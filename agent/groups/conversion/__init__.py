@@ -1,0 +1,1 @@
+"""Groups that change from one protocol to the other."""

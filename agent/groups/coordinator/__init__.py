@@ -1,0 +1,1 @@
+"""Groups that this agent coordinates: claimed, run, ended."""

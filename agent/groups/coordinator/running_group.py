@@ -1,0 +1,256 @@
+"""One loaded group: its requests go through its state machine, what changed goes to Postgres, then the answers go out.
+
+Promises: events are handled in the order in which they came; everything queued is handled before one write, offset
+commits that came before are in Postgres by then, and no answer leaves before the write it depends on; nothing is
+answered once the group's lease is over, the agent lost its place in the ring, or another coordinator fenced it; however
+the group ends, each waiting request gets an answer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from agent.groups.consumer.topics_of_groups import look_at
+from agent.groups.coordinator.machine import GroupMachine
+from agent.groups.group_configs import settings_of_group
+from agent.groups.settings import GroupSettings
+from agent.groups.values import (
+    Answer,
+    Answered,
+    CommitFence,
+    ConsumerHeartbeat,
+    GroupFault,
+    Heartbeat,
+    Join,
+    Leave,
+    Sync,
+    Token,
+    TopicsSeen,
+    TopicsWanted,
+)
+from agent.metrics import Metrics
+from agent.topic_directory import TopicDirectory
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.groups.groups import Groups
+from sequencer.groups.stored_groups import GroupChange
+
+log = logging.getLogger(__name__)
+
+Request = Join | Sync | Heartbeat | Leave | ConsumerHeartbeat
+
+_NOTHING = TopicsWanted()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What all loaded groups of an agent share. `may_serve` tells why the agent may not answer for groups, if so."""
+
+    groups: Groups
+    topics: TopicDirectory
+    settings: GroupSettings
+    metrics: Metrics
+    clock: Callable[[], float]
+    may_serve: Callable[[], GroupFault | None]
+
+
+class RunningGroup:
+    """Made with its claim; `run` is its one task, `end` its end. A group that ended is loaded anew."""
+
+    def __init__(
+        self,
+        group_id: str,
+        coordinator_epoch: int,
+        machine: GroupMachine,
+        held_until_s: float,
+        surroundings: Surroundings,
+    ) -> None:
+        self.group_id = group_id
+        self.coordinator_epoch = coordinator_epoch
+        self.machine = machine
+        self.held_until_s = held_until_s
+        """Until when, on the monotonic clock, Postgres is known to name this coordinator's epoch."""
+        self.touched_s = surroundings.clock()
+        self.seen: TopicsSeen | None = None
+        self._config: Mapping[str, str] = {}
+        self._around = surroundings
+        self._events: list[Request | TopicsSeen] = []
+        self._waiting: dict[Token, asyncio.Future[Answer | GroupFault]] = {}
+        self._commits: set[asyncio.Future[GroupFault | None]] = set()
+        self._due = asyncio.Event()
+        self._writing = False
+        self._ended: GroupFault | None = None
+
+    # --- for the coordinator
+
+    def configure(self, config: Mapping[str, str]) -> None:
+        """What an administrator has set for the group, as last heard."""
+        if config != self._config:
+            self._config = config
+            self.machine.configure(settings_of_group(config, self._around.settings))
+
+    @property
+    def ended(self) -> bool:
+        return self._ended is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing but Postgres needs to know of it now."""
+        return self.machine.is_empty and not self._waiting and not self._events and not self._writing
+
+    def standing(self) -> GroupFault | None:
+        """Why nothing may be answered for this group now, if so. Asked after the last await before an answer."""
+        if self._ended is not None:
+            return self._ended
+        fault = self._around.may_serve()
+        if fault is not None:
+            return fault
+        return None if self._around.clock() < self.held_until_s else GroupFault.NOT_COORDINATOR
+
+    def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> CommitFence | GroupFault:
+        """What an offset commit must find in Postgres, or why it is refused."""
+        return self.standing() or self.machine.check_commit(member_id, instance_id, generation, self._now_ms())
+
+    def note_commit(self, commit: asyncio.Future[GroupFault | None]) -> None:
+        """An offset commit that the machine let pass is on its way: what the group writes next waits for it."""
+        self._commits.add(commit)
+        commit.add_done_callback(self._commits.discard)
+
+    def submit(self, event: Request) -> asyncio.Future[Answer | GroupFault] | GroupFault:
+        """Queue a request; a fault if it cannot be."""
+        if self._ended is not None:
+            return self._ended
+        if len(self._waiting) >= self._around.settings.group_queue_events:
+            return GroupFault.OVERLOADED
+        future: asyncio.Future[Answer | GroupFault] = asyncio.get_running_loop().create_future()
+        self._waiting[event.token] = future
+        self._events.append(event)
+        self._due.set()
+        return future
+
+    def show(self, seen: TopicsSeen) -> None:
+        """Tell of topics that were looked at again."""
+        self._events.append(seen)
+        self._due.set()
+
+    def forget(self, token: Token) -> None:
+        """The client that sent this request hung up."""
+        self._waiting.pop(token, None)
+        waiting = [event for event in self._events if isinstance(event, TopicsSeen) or event.token != token]
+        if len(waiting) < len(self._events):
+            self._events = waiting
+        elif self._ended is None:
+            self.machine.forget(token)
+            self._due.set()  # it may now wait for less
+
+    def end(self, fault: GroupFault) -> None:
+        """Stop, and give this answer to everyone who waits. What is being written may still arrive in Postgres: the
+        next claim fences it or finds it."""
+        if self._ended is not None:
+            return
+        self._ended = fault
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_result(fault)
+        self._due.set()
+
+    # --- its task
+
+    async def run(self) -> None:
+        """Until it ends. Raises nothing but cancellation."""
+        try:
+            while self._ended is None:
+                await self._step()
+                await self._until_due()
+        except (SequencerUnavailable, CommitOutcomeUnknown) as error:
+            log.warning("group is unloaded: Postgres is away", extra={"group": self.group_id, "error": str(error)})
+            self.end(GroupFault.COORDINATOR_UNAVAILABLE)
+        except Exception:
+            log.exception("group broke", extra={"group": self.group_id})
+            self.end(GroupFault.COORDINATOR_UNAVAILABLE)
+        finally:
+            self.end(GroupFault.NOT_COORDINATOR)
+
+    async def _until_due(self) -> None:
+        if self._events or self._ended is not None:
+            return
+        self._due.clear()
+        deadline_ms = self.machine.next_deadline_ms()
+        if deadline_ms is None:
+            await self._due.wait()
+            return
+        pause_s = max(0.0, (deadline_ms - self._now_ms()) / 1000)
+        timer = asyncio.get_running_loop().call_later(pause_s, self._due.set)
+        try:
+            await self._due.wait()
+        finally:
+            timer.cancel()
+
+    async def _step(self) -> None:
+        """Everything that is due, in one write. Before time is let pass for members, the lease must hold: after a pause
+        of this process their silence means nothing."""
+        fault = self.standing()
+        if fault is not None:
+            self.end(fault)
+            return
+        generation = self.machine.generation
+        events, self._events = self._events, []
+        answered: list[Answered] = []
+        now_ms = self._now_ms()
+        for event in events:
+            answered += self._handle(event, now_ms)
+        answered += self.machine.tick(now_ms)
+        answered += await self._shown_wanted_topics()
+        change = self.machine.take_changes()
+        if change is not None and not await self._written(change):
+            log.info("group is coordinated elsewhere: fenced", extra={"group": self.group_id})
+            self.end(GroupFault.NOT_COORDINATOR)
+            return
+        self._note_generation(generation)
+        self._release(answered)
+
+    async def _written(self, change: GroupChange) -> bool:
+        """Offset commits that came before go first, as in Kafka's one log: the change may end what fences them."""
+        self._writing = True
+        if self._commits:
+            await asyncio.wait(set(self._commits), timeout=self._around.settings.group_lease_s)
+        held = await self._around.groups.write(self.group_id, self.coordinator_epoch, change)
+        self._writing = False
+        return held
+
+    def _handle(self, event: Request | TopicsSeen, now_ms: int) -> list[Answered]:
+        if isinstance(event, TopicsSeen):
+            self.seen = event
+        return self.machine.handle(event, now_ms)
+
+    async def _shown_wanted_topics(self) -> list[Answered]:
+        """Requests may wait for topics that nobody asked for before."""
+        answered: list[Answered] = []
+        wanted = self.machine.topics_wanted()
+        while wanted is not self._asked and wanted != self._asked:
+            seen = (await look_at(self._around.topics, [wanted]))[wanted]
+            answered += self._handle(seen, self._now_ms())
+            wanted = self.machine.topics_wanted()
+        return answered
+
+    @property
+    def _asked(self) -> TopicsWanted:
+        return _NOTHING if self.seen is None else self.seen.asked
+
+    def _release(self, answered: list[Answered]) -> None:
+        fault = self.standing()
+        if fault is not None:
+            self.end(fault)
+            return
+        for one in answered:
+            future = self._waiting.pop(one.token, None)
+            if future is not None and not future.done():
+                future.set_result(one.answer)
+
+    def _note_generation(self, before: int) -> None:
+        if self.machine.generation != before:
+            self._around.metrics.group_rebalances.labels(self.machine.kind).inc()
+
+    def _now_ms(self) -> int:
+        return int(self._around.clock() * 1000)

@@ -1,0 +1,1 @@
+"""Configs of topics, brokers and groups, as administrators read and change them."""

@@ -1,0 +1,63 @@
+"""What administrative requests have in common: their timeouts, and what may be named only once in them."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Hashable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+from kio.schema.errors import ErrorCode
+
+from agent.error_codes import Refused
+from agent.kafka.configs.config_entries import GROUP_RESOURCE, TOPIC_RESOURCE
+from agent.kafka.context import RequestContext
+from sequencer.groups.groups import can_be_id
+
+_Name = TypeVar("_Name", bound=Hashable)
+
+
+def named_twice(names: Iterable[_Name]) -> set[_Name]:
+    return {name for name, times in Counter(names).items() if times > 1}
+
+
+async def configs_of(
+    resources: Collection[tuple[int, str]], context: RequestContext
+) -> dict[tuple[int, str], Mapping[str, str]]:
+    """What is set, of those topics and groups among resources (type, name) that have configs: every topic, and groups
+    for which something was set. Raises one of ADMINISTRATION_ERRORS.
+    """
+    names = {name for resource_type, name in resources if resource_type == TOPIC_RESOURCE}
+    group_ids = {name for resource_type, name in resources if resource_type == GROUP_RESOURCE}
+    topics = await context.parts.topics.fresh(names) if names else {}
+    groups = await context.parts.sequencer.group_configs.of(group_ids) if group_ids else {}
+    return {
+        **{(TOPIC_RESOURCE, name): topic.config for name, topic in topics.items()},
+        **{(GROUP_RESOURCE, group_id): config for group_id, config in groups.items()},
+    }
+
+
+def check_group_name(name: str) -> None:
+    """Raises Refused."""
+    if not name:
+        raise Refused(ErrorCode.invalid_request, "Group name must not be empty")
+    if not can_be_id(name):
+        raise Refused(ErrorCode.invalid_group_id, "A group's name is 1 to 1,024 bytes, none of them NUL")
+
+
+@asynccontextmanager
+async def within(timeout: timedelta, context: RequestContext) -> AsyncIterator[None]:
+    """Raises Refused with REQUEST_TIMED_OUT once the request's time is over: what it asked for may be done all the
+    same. A timeout of zero or less names no time; no request has longer than `max_admin_timeout_s`.
+    """
+    longest_s = context.settings.max_admin_timeout_s
+    wait_s = min(timeout.total_seconds(), longest_s) if timeout > timedelta(0) else longest_s
+    deadline_s = context.received_at_s + wait_s
+    due = asyncio.timeout_at(deadline_s)
+    try:
+        async with due:
+            yield
+    except TimeoutError as error:
+        if not due.expired():
+            raise
+        raise Refused(ErrorCode.request_timed_out, "the request's timeout was over before its answer") from error

@@ -1,0 +1,72 @@
+"""How fast a client may create and delete topics (KIP-599, Kafka's controller mutation quota).
+
+Each client has a bucket of tokens (`token_buckets.py`), and every partition that it creates or deletes takes one.
+
+Promises:
+- A client over its rate is refused with THROTTLING_QUOTA_EXCEEDED in versions that know it. In older ones its request
+  waits for its turn, within its timeout. Answers carry the pause until the bucket is no longer overdrawn.
+- A client is a host and a client id. Another client's rate does not change.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from kio.schema.errors import ErrorCode
+from kio.static.primitive import i32Timedelta
+
+from agent.error_codes import Refused
+from agent.kafka.transport.token_buckets import TokenBuckets
+from agent.settings import AgentSettings
+from sequencer.topics.topics import TopicExists, UnknownTopic
+
+if TYPE_CHECKING:
+    from agent.kafka.context import RequestContext
+
+_LONGEST_CLIENT_ID: Final = 255
+
+
+def mutation_quotas(settings: AgentSettings, clock: Callable[[], float]) -> TokenBuckets:
+    return TokenBuckets(
+        per_s=settings.topic_mutations_per_s,
+        burst=settings.topic_mutation_burst,
+        most_clients=settings.topic_mutation_clients,
+        clock=clock,
+    )
+
+
+@asynccontextmanager
+async def mutations_taken(mutations: int, context: "RequestContext", *, refused_from: int) -> AsyncIterator[None]:
+    """Counts so many partitions for the client of this request, unless the block makes out that there is nothing to do.
+    `refused_from`: the first version of the API whose clients know the refusal. Raises Refused."""
+    quotas, client = context.parts.mutations, _client(context)
+    while pause_s := quotas.pause_s(client):
+        if context.api_version >= refused_from:
+            raise Refused(ErrorCode.throttling_quota_exceeded, "The throttling quota has been exceeded.")
+        await asyncio.sleep(pause_s)
+    quotas.take(client, mutations)
+    try:
+        yield
+    except (TopicExists, UnknownTopic):
+        quotas.take(client, -mutations)
+        raise
+
+
+def count_mutations(mutations: int, context: "RequestContext") -> None:
+    """Counts so many more, once they were made."""
+    context.parts.mutations.take(_client(context), mutations)
+
+
+def mutation_throttle(context: "RequestContext", api: str) -> i32Timedelta:
+    """The pause that an answer asks this client for."""
+    pause_ms = math.ceil(context.parts.mutations.pause_s(_client(context)) * 1000)
+    context.parts.overload.count_pause(api, pause_ms)
+    return i32Timedelta.parse(timedelta(milliseconds=pause_ms))
+
+
+def _client(context: "RequestContext") -> str:
+    host = context.connection.peer.rpartition(":")[0]
+    return f"{host} {(context.client_id or '')[:_LONGEST_CLIENT_ID]}"

@@ -1,0 +1,1 @@
+"""One-address mode: requests of groups go on to their coordinator."""

@@ -1,0 +1,56 @@
+"""How one agent hands a client's requests to another: the second protocol of the peer port. Pure: bytes in, values out.
+
+The asking agent opens with `PREFACE` and a `Hello` that says for whom it asks; the other answers `ACCEPTED`, or hangs
+up. Then Kafka's own frames follow, the client's bytes as they came. What comes this way is never passed on: one hop
+(DESIGN §7). Promises that whatever bytes are given in, the outcome is a `Hello` or `BadHello`.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from cache_ring.peers.page_protocol import ProtocolViolation
+from storage.identifiers import NodeId
+
+PREFACE: Final = b"TIDELOG KAFKA 1\n"
+ACCEPTED: Final = b"\x06"
+HELLO_LENGTH_BYTES: Final = 2
+_HEAD: Final = struct.Struct(">iHH")
+_LONGEST_TEXT: Final = 255
+
+
+class BadHello(ProtocolViolation):
+    """The other side does not speak this protocol: close the connection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """`client` is the address of the client whose requests follow, `host:port`; `zone` that of the agent it came to,
+    `node_id` that agent."""
+
+    node_id: NodeId
+    zone: str
+    client: str
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """With its length in front."""
+    zone, client = (_cut(text) for text in (hello.zone, hello.client))
+    body = _HEAD.pack(hello.node_id, len(zone), len(client)) + zone + client
+    return len(body).to_bytes(HELLO_LENGTH_BYTES, "big") + body
+
+
+def decode_hello(body: bytes) -> Hello:
+    """Without its length. Raises BadHello."""
+    try:
+        node_id, zone_length, client_length = _HEAD.unpack_from(body)
+        zone, client = body[_HEAD.size : _HEAD.size + zone_length], body[_HEAD.size + zone_length :]
+        if len(zone) != zone_length or len(client) != client_length:
+            raise BadHello("the lengths in a hello do not fit its own")
+        return Hello(node_id=NodeId(node_id), zone=zone.decode(), client=client.decode())
+    except (struct.error, UnicodeDecodeError) as error:
+        raise BadHello(f"a hello that cannot be read: {error}") from error
+
+
+def _cut(text: str) -> bytes:
+    return text.encode()[:_LONGEST_TEXT].decode(errors="ignore").encode()

@@ -1,0 +1,1 @@
+"""Which agent a client is sent to."""

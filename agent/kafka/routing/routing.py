@@ -1,0 +1,199 @@
+"""What clients are told of agents: which there are, which to ask for a partition or a group, and when a connection is
+told that a partition has moved (DESIGN §7).
+
+"Leader" is a routing hint: any agent serves any partition. The choice is the ring's, among the agents of the client's
+zone. Behind one address (`one_address`) there is one node for clients, whichever agents stand behind it, and nothing
+ever moves.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from agent.kafka.context import RequestContext
+from agent.settings import split_address
+from cache_ring.ring.ring import Ring
+from sequencer.cluster.agents import LiveAgent
+from storage.identifiers import NodeId, Partition, TopicId
+
+NO_NODE = NodeId(-1)
+ONE_NODE = NodeId(0)
+"""The node that stands for all agents behind one address. Agents' own ids begin at 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """An agent, or all of them behind one address, as clients are told of it."""
+
+    node_id: NodeId
+    host: str
+    port: int
+    zone: str | None
+    """None: no zone in particular."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """What Metadata says of one partition."""
+
+    leader: NodeId
+    replicas: tuple[NodeId, ...]
+
+
+_ONE_ROUTE = Route(leader=ONE_NODE, replicas=(ONE_NODE,))
+
+
+class RoutingTable:
+    """The routes of one view of the ring, computed once per partition and zone. Bounded by `max_entries`."""
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._ring: Ring | None = None
+        self._routes: dict[tuple[str, TopicId, Partition], Route] = {}
+        self._led: dict[tuple[str, TopicId, NodeId], set[int]] = {}
+
+    def route(self, ring: Ring, zone: str, topic_id: TopicId, partition: Partition) -> Route:
+        if ring is not self._ring or len(self._routes) >= self._max_entries:
+            self._ring = ring
+            self._routes.clear()
+            self._led.clear()
+        key = (zone, topic_id, partition)
+        route = self._routes.get(key)
+        if route is None:
+            route = self._routes[key] = _route(ring, zone, topic_id, partition)
+        return route
+
+    def leads_all(
+        self, ring: Ring, zone: str, topic_id: TopicId, partitions: Collection[int], node_id: NodeId
+    ) -> bool:  # fmt: skip
+        """Whether this agent is the choice for all of these, or no agent is."""
+        if ring is self._ring and self._led.get((zone, topic_id, node_id), frozenset()).issuperset(partitions):
+            return True
+        for partition in map(Partition, partitions):
+            if self.route(ring, zone, topic_id, partition).leader not in (NO_NODE, node_id):
+                return False
+            self._led.setdefault((zone, topic_id, node_id), set()).add(partition)
+        return True
+
+
+def _route(ring: Ring, zone: str, topic_id: TopicId, partition: Partition) -> Route:
+    leader = ring.partition_leader(zone, topic_id, partition)
+    replicas = tuple(agent.node_id for agent in ring.replicas(topic_id, partition))
+    if leader is None:
+        return Route(leader=NO_NODE, replicas=replicas)
+    return Route(
+        leader=leader.node_id, replicas=replicas if leader.node_id in replicas else (leader.node_id, *replicas)
+    )
+
+
+def endpoints_of(context: RequestContext) -> tuple[Endpoint, ...]:
+    """What a client may connect to."""
+    one = _one_endpoint(context)
+    if one is not None:
+        return (one,)
+    return tuple(_endpoint(context, agent) for agent in context.parts.membership.named.agents)
+
+
+def controller_of(context: RequestContext) -> NodeId:
+    """The agent itself: any agent takes administrative requests, and this one is known to be reachable."""
+    if context.settings.one_address is not None:
+        return ONE_NODE
+    self_ = context.parts.membership.self_
+    return NO_NODE if self_ is None else self_.node_id
+
+
+def coordinator_of(context: RequestContext, key: str) -> Endpoint | None:
+    """Where to send what belongs to the coordinator of `key`; None while no agent is a member of the cluster."""
+    agent = context.parts.membership.ring.coordinator(key)
+    return None if agent is None else _one_endpoint(context) or _endpoint(context, agent)
+
+
+def route_of(context: RequestContext, topic_id: TopicId, partition: Partition) -> Route:
+    """The agent for a partition among those of the client's zone, and one replica per zone."""
+    if context.settings.one_address is not None:
+        return _ONE_ROUTE
+    return context.parts.routes.route(context.parts.membership.ring, context.client_zone, topic_id, partition)
+
+
+def preferred_replica_of(context: RequestContext, rack: str, topic_id: TopicId, partition: Partition) -> NodeId | None:
+    """The agent of the client's rack, when that is another zone than this agent's and has one (KIP-392)."""
+    membership = context.parts.membership
+    if context.settings.one_address is not None or rack == membership.zone or rack not in membership.ring.zones:
+        return None
+    agent = membership.ring.partition_leader(rack, topic_id, partition)
+    return None if agent is None else agent.node_id
+
+
+def moved_partitions(context: RequestContext, topic_id: TopicId, partitions: Collection[int]) -> set[int]:
+    """Those to answer NOT_LEADER_OR_FOLLOWER for; of many that have not moved, in little time."""
+    parts, self_ = context.parts, context.parts.membership.self_
+    if context.settings.one_address is not None:
+        return set()
+    ring, zone = parts.membership.ring, context.client_zone
+    refused = refused_to_refresh(context, topic_id, partitions)
+    if self_ is None or (
+        not context.connection.redirected and parts.routes.leads_all(ring, zone, topic_id, partitions, self_.node_id)
+    ):
+        return refused
+    return refused | {partition for partition in partitions if _has_moved(context, topic_id, Partition(partition))}
+
+
+def refused_to_refresh(context: RequestContext, topic_id: TopicId, partitions: Collection[int]) -> set[int]:
+    """One partition, once per connection and agent that fell silent.
+
+    A client of a frozen agent hears nothing: no answer, no lost connection. It finds out by its request timeout, 30 to
+    60 s by default. Refused here, it asks for Metadata, which names new leaders for the silent agent's partitions. What
+    it has pipelined behind is refused too, for `refresh_window_s`.
+    """
+    if context.settings.one_address is not None:
+        return set()
+    connection, silences = context.connection, context.parts.membership.silences
+    if connection.silences_seen != silences:
+        is_news = connection.silences_seen is not None and len(partitions) > 0
+        if connection.silences_seen is None or is_news:
+            connection.silences_seen = silences
+        if is_news:
+            connection.refreshed = (topic_id, min(partitions), context.received_at_s)
+    if connection.refreshed is None:
+        return set()
+    refused_topic, partition, since_s = connection.refreshed
+    if context.received_at_s >= since_s + context.settings.refresh_window_s:
+        connection.refreshed = None
+        return set()
+    return {partition} if refused_topic == topic_id and partition in partitions else set()
+
+
+def _has_moved(context: RequestContext, topic_id: TopicId, partition: Partition) -> bool:
+    """Whether the ring now names another agent, and this connection was not told so before.
+
+    It is told for `redirect_window_s`, since what it has pipelined behind the first such answer is better refused too
+    than written out of order. Afterwards it is served: views of the ring may differ, and a wrong route costs a little,
+    a refused client everything.
+    """
+    self_ = context.parts.membership.self_
+    leader = route_of(context, topic_id, partition).leader
+    redirected = context.connection.redirected
+    if self_ is None or leader in (NO_NODE, self_.node_id):
+        redirected.pop((topic_id, partition), None)  # if it moves away again, that is news
+        return False
+    first_told_s = redirected.get((topic_id, partition))
+    if first_told_s is None:
+        if len(redirected) >= context.settings.max_redirects_per_connection:
+            return False
+        redirected[topic_id, partition] = context.received_at_s
+        return True
+    return context.received_at_s < first_told_s + context.settings.redirect_window_s
+
+
+def _one_endpoint(context: RequestContext) -> Endpoint | None:
+    if context.settings.one_address is None:
+        return None
+    host, port = split_address(context.settings.one_address)
+    return Endpoint(node_id=ONE_NODE, host=host, port=port, zone=None)
+
+
+def _endpoint(context: RequestContext, agent: LiveAgent) -> Endpoint:
+    """As the client reaches the agent: from inside the network by the host that peers use."""
+    address, inside_port = agent.address, context.settings.inside_kafka_port
+    if context.connection.is_inside and inside_port is not None:
+        return Endpoint(node_id=agent.node_id, host=address.peer_host, port=inside_port, zone=address.zone)
+    return Endpoint(node_id=agent.node_id, host=address.kafka_host, port=address.kafka_port, zone=address.zone)

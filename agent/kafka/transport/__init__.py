@@ -1,0 +1,1 @@
+"""Sockets to clients: frames, the order of requests, memory, slow clients."""

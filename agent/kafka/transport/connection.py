@@ -1,0 +1,460 @@
+"""One Kafka connection: requests are handled and answered in order, as `Order` says (DESIGN §5, §10).
+
+Promises: a request starts once those before it are answered, except that Produce and OffsetCommit are pipelined, that
+reads run at the same time, and that a long poll holds up no request. An answer that is ready behind a long poll ends
+its wait. Bytes of requests in memory stay within the agent's and the connection's budgets (past them the socket
+is not read); bad input closes this connection, with one log line, and touches no other; answers leave in request order;
+a client that does not read its answers stops being read. When a client hangs up, what it asked for is cancelled, but
+for requests of APIs that are `carried_out`.
+
+A connection that does nothing has no task and no buffer: it is driven by the event loop's callbacks. A large request is
+received straight into its own buffer, whatever is small into one that all connections share.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, cast
+
+from agent.kafka.api import Api, CloseConnection, Order
+from agent.kafka.context import ConnectionState, RequestContext
+from agent.kafka.dispatch import BadRequest, Dispatch, Request
+from agent.kafka.forwarding.coordinated import groups_of, is_coordinated
+from agent.kafka.forwarding.forward_protocol import Hello
+from agent.kafka.forwarding.forwarding import ConnectionForwards, Forwarding
+from agent.kafka.routing.client_zone import zone_of_client
+from agent.kafka.transport.frames import BadFrame, FrameReader, NeedData
+from agent.kafka.transport.memory import MemoryBudget, Reservation
+from agent.kafka.transport.request_order import Turn, Turns
+from agent.kafka.transport.vectored import Chunk
+from agent.metrics import Metrics
+from agent.parts import Parts
+from agent.read_path.watch import Watch
+from agent.settings import AgentSettings
+from sequencer.database.fair_queue import ASKED_BY, Asker
+
+log = logging.getLogger(__name__)
+
+_SHARED_BUFFER_BYTES: Final = 65_536
+_LEAST_REQUEST_BYTES: Final = 5_120
+"""What a request takes until it is answered, however small it is: the objects that carry it are fifty times the bytes
+of one small record."""
+_TAKES_TURNS: Final = (Order.PIPELINED, Order.PARKED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What all connections of a listener share."""
+
+    settings: AgentSettings
+    parts: Parts
+    dispatch: Dispatch
+    memory: MemoryBudget
+    metrics: Metrics
+    forwarding: Forwarding | None = None
+    """In one-address mode."""
+    buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(_SHARED_BUFFER_BYTES)))
+    """What is received goes here, to be taken out at once: one callback of the event loop fills it, the next reads it.
+    """
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _InFlight:
+    request: Request
+    reservation: Reservation
+    answer: asyncio.Future[list[Chunk] | None]
+    holds_up: bool = False
+    """Whether it has started and the requests behind it wait for it."""
+    turn: Turn | None = None
+    watch: Watch | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """A request that waits for those before it."""
+
+    entry: _InFlight
+    received_at_s: float
+    frame: bytes | memoryview
+
+
+class KafkaConnection(asyncio.BufferedProtocol):
+    """Driven by the event loop's callbacks. The listener hears of its opening, and of its end once everything of it has
+    ended."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        connection_id: int,
+        on_open: Callable[["KafkaConnection"], None],
+        on_end: Callable[["KafkaConnection"], None],
+        forwarded: Hello | None = None,
+    ) -> None:
+        """`forwarded`: another agent opened it, for one of its clients."""
+        self._shared = shared
+        self._on_open = on_open
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self.state = ConnectionState(connection_id=connection_id, peer="?")
+        self._forwards: ConnectionForwards | None = None
+        if forwarded is not None:
+            self.state.peer, self.state.zone = forwarded.client, forwarded.zone
+            self.state.forwarded_by = forwarded.node_id
+        elif shared.forwarding is not None:
+            self._forwards = shared.forwarding.of_connection(self.state)
+        self._transport: asyncio.Transport | None = None
+        self._frames = FrameReader(shared.settings.max_request_bytes)
+        self._turns = Turns()
+        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight_bytes = 0
+        self._holding_up = 0
+        """Requests that others wait for."""
+        self._beside: Api | Order | None = None
+        """What may start while requests hold others up: more of this API or of this order, or nothing."""
+        self._waiting: list[_Waiting] = []
+        """Those in flight that have not started: the last."""
+        self._is_sending = False
+        """Whether the answer of the first in flight is written and waits for its client to read."""
+        self._reserved: Reservation | None = None
+        self._starved: int | None = None
+        self._admission: asyncio.Task[None] | None = None
+        self._is_writable = True
+        self._closing = False
+        self._ended_s: float | None = None
+        """Since when all is answered, and the connection only waits for its client to take the last bytes."""
+        self._lost = self._has_ended = False
+        self._last_received_s = self._last_active_s = self._last_writable_s = self._loop.time()
+
+    # --- the event loop's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._shared.settings.write_buffer_bytes)
+        peer = self._transport.get_extra_info("peername")
+        if self.state.forwarded_by is None:
+            self.state.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+        self._on_open(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        room = self._frames.room
+        return self._shared.buffer if room is None else room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._last_received_s = self._loop.time()
+        if self._frames.room is not None:
+            self._frames.filled(nbytes)
+        elif not self._closing:
+            self._frames.feed(bytes(self._shared.buffer[:nbytes]))
+        if not self._closing:
+            self._start_requests()
+
+    def eof_received(self) -> bool:
+        self.state.is_gone = True  # it may have closed its side alone: nothing tells
+        # A half-closed client still gets its answers; the last one closes. An agent that forwards closes only when its
+        # client is gone.
+        self._stop_reading()
+        return self.state.forwarded_by is None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.state.is_gone = True
+        del exc  # a reset is as good a goodbye as any
+        self._lost = self._closing = True
+        if self._admission is not None:
+            self._admission.cancel()
+        for entry in self._in_flight:
+            if not entry.request.api.carried_out:
+                entry.answer.cancel()
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        self._last_writable_s = self._loop.time()
+        self._is_writable = False
+
+    def resume_writing(self) -> None:
+        self._is_writable = True
+        if self._is_sending:
+            self._is_sending = False
+            self._finish_first()
+        self._send_answers()
+
+    # --- for the listener
+
+    def close(self, reason: str, *, detail: str = "") -> None:
+        """Close at once, without the answers in flight."""
+        if self._transport is not None and not self._lost:
+            self._shared.metrics.connections_closed.labels(reason).inc()
+            log.warning("connection closed reason=%s peer=%s %s", reason, self.state.peer, detail)
+            self._closing = True
+            self._transport.abort()
+
+    def drain(self) -> None:
+        """Take no further request; close once everything in flight is answered."""
+        self._stop_reading()
+
+    async def abandon(self) -> None:
+        """Hang up and cancel what is in flight; returns once it has ended."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+        tasks: list[asyncio.Future[Any]] = [entry.answer for entry in self._in_flight]
+        tasks += [] if self._admission is None else [self._admission]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def overdue(self, now_s: float) -> str | None:
+        """Why the connection should be closed at the loop time `now_s`, if it should."""
+        settings = self._shared.settings
+        if not self._is_writable and now_s - self._last_writable_s > settings.send_timeout_s:
+            return "send_timeout"
+        if self._ended_s is not None and now_s - self._ended_s > settings.send_timeout_s:
+            return "send_timeout"
+        if self._starved is not None or self._closing:
+            return None
+        if self._frames.in_frame and now_s - self._last_received_s > self._patience_s():
+            return "receive_timeout"
+        if self._in_flight:
+            return None
+        if now_s - max(self._last_received_s, self._last_active_s) > settings.idle_timeout_s:
+            return "idle"
+        return None
+
+    def _patience_s(self) -> float:
+        """How long a frame begun may make no progress: not long while others wait for the memory it holds."""
+        settings = self._shared.settings
+        if self._reserved is not None and self._shared.memory.waiters:
+            return min(settings.receive_timeout_s, settings.receive_timeout_when_full_s)
+        return settings.receive_timeout_s
+
+    # --- taking requests
+
+    def _start_requests(self) -> None:
+        try:
+            while not self._closing and self._starved is None and self._start_one():
+                pass
+        except (BadFrame, BadRequest) as error:
+            self._shared.metrics.connections_closed.labels("bad_request").inc()
+            log.warning("connection closed reason=bad_request peer=%s error=%s", self.state.peer, error)
+            self._stop_reading()  # requests before the bad one still get their answers
+
+    def _start_one(self) -> bool:
+        size_bytes = self._frames.next_frame_bytes()
+        if size_bytes is None:
+            return False
+        if self._reserved is None:
+            if self._frames.held_bytes < min(size_bytes, self._shared.settings.unreserved_frame_bytes):
+                return False  # a frame announced and not sent takes no memory from others
+            takes_bytes = max(size_bytes, min(_LEAST_REQUEST_BYTES, self._shared.memory.limit_bytes))
+            if self._has_room(takes_bytes):
+                self._reserved = self._shared.memory.try_reserve(takes_bytes)
+            if self._reserved is None:
+                self._starve(takes_bytes)
+                return False
+        self._frames.allot()
+        frame = self._frames.next_frame()
+        if isinstance(frame, NeedData):
+            return False
+        reservation, self._reserved = self._reserved, None
+        try:
+            request = self._shared.dispatch.decode(frame)
+            groups = groups_of(request.api.key, request.payload)
+        except BaseException:
+            reservation.release()  # nobody else knows of it yet
+            raise
+        self.state.note_request(request.client_id, groups)
+        self._take(request, reservation, frame)
+        return True
+
+    def _has_room(self, size_bytes: int) -> bool:
+        settings = self._shared.settings
+        if not self._in_flight:
+            return True
+        fits = self._in_flight_bytes + size_bytes <= settings.connection_memory_bytes
+        return fits and len(self._in_flight) < settings.max_requests_in_flight
+
+    def _take(self, request: Request, reservation: Reservation, frame: bytes | memoryview) -> None:
+        traffic = self._shared.metrics.traffic
+        traffic.requests[request.api.name] += 1
+        traffic.request_bytes += request.size_bytes
+        entry = _InFlight(request=request, reservation=reservation, answer=self._loop.create_future())
+        self._in_flight.append(entry)
+        self._in_flight_bytes += reservation.size_bytes
+        now_s = self._loop.time()
+        if self._waiting or not self._may_start(request.api):
+            self._waiting.append(_Waiting(entry=entry, received_at_s=now_s, frame=frame))
+        else:
+            self._start(entry, now_s, frame)
+
+    def _may_start(self, api: Api) -> bool:
+        return not self._holding_up or self._beside is api or self._beside is api.order
+
+    def _start_waiting(self) -> None:
+        while self._waiting and self._may_start(self._waiting[0].entry.request.api):
+            waiting = self._waiting.pop(0)
+            if not waiting.entry.answer.done():  # else its client hung up
+                self._start(waiting.entry, waiting.received_at_s, waiting.frame)
+
+    def _start(self, entry: _InFlight, received_at_s: float, frame: bytes | memoryview) -> None:
+        shared, request, api = self._shared, entry.request, entry.request.api
+        if api.order is Order.LONG_POLL:
+            entry.watch = Watch()
+            if self._closing:
+                entry.watch.end_wait()
+        else:
+            entry.holds_up = True
+            self._holding_up += 1
+            self._beside = api if api.order is Order.PIPELINED else api.order if api.order is Order.READ else None
+            if api.order in _TAKES_TURNS:
+                entry.turn = self._turns.next()
+        context = RequestContext(
+            api_key=api.key,
+            api_version=request.version,
+            client_id=request.client_id,
+            client_zone=zone_of_client(request.client_id) or self.state.zone or shared.settings.zone,
+            connection=self.state,
+            settings=shared.settings,
+            parts=shared.parts,
+            received_at_s=received_at_s,
+            memory=entry.reservation,
+            turn=entry.turn,
+            watch=entry.watch,
+        )
+        if not shared.dispatch.begin(request, context, entry.answer):
+            entry.answer = self._loop.create_task(self._handle(request, context, self._to_forward(request, frame)))
+        entry.answer.add_done_callback(partial(self._answered, entry))
+        if api.order is Order.PARKED and entry.turn is not None:
+            entry.turn.passed().add_done_callback(lambda _: self._let_pass(entry))
+
+    def _let_pass(self, entry: _InFlight) -> None:
+        """The requests behind it wait for it no longer."""
+        if entry.holds_up:
+            entry.holds_up = False
+            self._holding_up -= 1
+            self._start_waiting()
+
+    def _to_forward(self, request: Request, frame: bytes | memoryview) -> bytes | None:
+        """The request's bytes, if another agent may have to answer it."""
+        return bytes(frame) if self._forwards is not None and is_coordinated(request.api.key) else None
+
+    async def _handle(self, request: Request, context: RequestContext, frame: bytes | None) -> list[Chunk] | None:
+        ASKED_BY.set(Asker(self.state.peer.rpartition(":")[0], self.state.connection_id))
+        if self._forwards is not None and frame is not None:
+            return await self._forwards.answer(request, frame, context)
+        return await self._shared.dispatch.answer(request, context)
+
+    def _starve(self, size_bytes: int) -> None:
+        """Stop reading until `_admit` has found room for the frame begun."""
+        self._starved = size_bytes
+        self._shared.metrics.request_memory_waits.inc()
+        if self._transport is not None:
+            self._transport.pause_reading()
+        self._admit()
+
+    def _admit(self) -> None:
+        """See to it that a starved frame gets its memory, as soon as this connection may have more."""
+        if (
+            self._starved is not None
+            and self._admission is None
+            and not self._closing
+            and self._has_room(self._starved)
+        ):
+            self._admission = self._loop.create_task(self._reserve(self._starved))
+            self._admission.add_done_callback(self._admitted)
+
+    async def _reserve(self, size_bytes: int) -> None:
+        self._reserved = await self._shared.memory.reserve(size_bytes)
+
+    def _admitted(self, _: asyncio.Task[None]) -> None:
+        self._admission = None
+        if self._closing:
+            self._send_answers()
+            return
+        self._starved = None
+        self._last_received_s = self._loop.time()
+        self._start_requests()
+        if self._starved is None and not self._closing and self._transport is not None:
+            self._transport.resume_reading()
+
+    # --- answering
+
+    def _answered(self, entry: _InFlight, _: asyncio.Future[list[Chunk] | None]) -> None:
+        if entry.turn is not None:
+            entry.turn.done()
+        self._send_answers()
+        self._let_pass(entry)
+
+    def _send_answers(self) -> None:
+        """Send what is ready, in order, as far as the client takes it; end if nothing more can come."""
+        while self._in_flight and not self._is_sending and self._in_flight[0].answer.done():
+            self._send_first()
+            if self._is_writable:
+                self._finish_first()
+            else:
+                self._is_sending = True
+        if len(self._in_flight) > 1:
+            self._end_wait_of_first()
+        if self._closing and not self._in_flight and self._admission is None:
+            self._end()
+
+    def _end_wait_of_first(self) -> None:
+        """If it is a long poll and an answer behind it is ready."""
+        watch = self._in_flight[0].watch
+        if watch is not None and any(entry.answer.done() for entry in self._in_flight):
+            watch.end_wait()
+
+    def _send_first(self) -> None:
+        entry = self._in_flight[0]
+        if entry.answer.cancelled():
+            return
+        error = entry.answer.exception()
+        if isinstance(error, CloseConnection):
+            self.close("refused", detail=f"api={entry.request.api.name} error={error}")
+        elif error is not None:
+            self._shared.metrics.request_failures.labels(entry.request.api.name).inc()
+            log.error("request broke api=%s peer=%s", entry.request.api.name, self.state.peer, exc_info=error)
+            self.close("request_broke")
+        elif (buffers := entry.answer.result()) is not None and self._transport is not None:
+            if self._lost or self._transport.is_closing():
+                return
+            self._shared.metrics.traffic.response_bytes += sum(map(len, buffers))
+            self._transport.writelines(buffers)
+
+    def _finish_first(self) -> None:
+        entry = self._in_flight.popleft()
+        self._in_flight_bytes -= entry.reservation.size_bytes
+        entry.reservation.release()
+        self._last_active_s = self._loop.time()
+        self._admit()
+
+    # --- ending
+
+    def _stop_reading(self) -> None:
+        if not self._closing:
+            self._closing = True
+            if self._admission is not None:
+                self._admission.cancel()
+            if self._transport is not None and not self._lost:
+                self._transport.pause_reading()
+            for entry in self._in_flight:
+                if entry.watch is not None:
+                    entry.watch.end_wait()
+            self._send_answers()
+
+    def _end(self) -> None:
+        """Everything is answered, or will not be: hang up, and give back what the connection still holds."""
+        if self._reserved is not None:
+            self._reserved.release()
+            self._reserved = None
+        if not self._lost and self._transport is not None:
+            if self._ended_s is None:
+                self._ended_s = self._loop.time()
+            self._transport.close()
+        elif not self._has_ended:
+            self._has_ended = True
+            if self._forwards is not None:
+                self._forwards.close()  # not before: what is carried out may still be forwarded
+            self._on_end(self)

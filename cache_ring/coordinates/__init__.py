@@ -1,0 +1,1 @@
+"""Coordinates of new records: remembered, and pushed to agents that read them."""

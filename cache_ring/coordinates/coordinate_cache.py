@@ -1,0 +1,331 @@
+"""What this agent knows of where runs lie: one contiguous interval per partition, up to its known end (DESIGN §6).
+
+Pure: the caller asks the sequencer and owns the clock. Promises: - A run is appended only if it begins at the known
+end. A later one is kept aside until the gap is closed [raced: a push overtaking another], an earlier one is ignored.
+The high watermark served is the known end, so no reader is ever led past a run this agent has not heard of. - The
+known end never goes back, unless the sequencer itself says less than it had said before (`Learned.REGRESSED`). - A
+higher coordinate epoch forgets every run; an answer of a lower one is ignored. - Nothing older than `max_age_s` is
+handed out, and no more than `max_runs` runs are kept.
+
+Readers of history, far behind the end, have windows of their own beside the interval: they are never appended to.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+from sequencer.commits.coordinates import KnownEnd, PartitionCoordinates, PartitionKey, RunCoordinate
+from storage.identifiers import Offset, TopicId
+
+_RUNS_BEYOND = 32
+_TIMES_BEYOND = 2
+"""Named beyond what is asked for, so that their pages can be loaded ahead: so many runs, or as many as hold so many
+times as much."""
+
+
+class Applied(Enum):
+    """What became of a run heard of by a push or an own commit."""
+
+    APPENDED = auto()
+    IGNORED = auto()
+    """It lies below the known end, or nobody reads the partition here."""
+    AHEAD = auto()
+    """There is a gap below it: ask the sequencer."""
+
+
+class Learned(Enum):
+    """What became of an answer of the sequencer."""
+
+    APPLIED = auto()
+    STALE = auto()
+    """It is of an earlier coordinate epoch than what is known."""
+    REGRESSED = auto()
+    """The high watermark is lower than one the sequencer had given before: it has lost commits. All else was
+    forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinateLimits:
+    max_age_s: float
+    max_runs: int
+    max_runs_per_partition: int
+    max_ahead: int
+    max_windows: int
+
+
+class PartitionView(NamedTuple):
+    """What is known of a partition, for a reader at one offset."""
+
+    log_start_offset: Offset
+    high_watermark: Offset
+    last_stable_offset: Offset
+    coordinate_epoch: int
+    runs: tuple[RunCoordinate, ...] | None
+    """From the run that holds the offset on; empty at or past the high watermark; None: the sequencer must be asked."""
+    learned_s: float
+    """When the oldest of this was asked of the sequencer."""
+    confirmed_s: float
+    """When the sequencer was last asked whether there is more."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Window:
+    runs: tuple[RunCoordinate, ...]
+    learned_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _Interval:
+    known_end: Offset
+    log_start_offset: Offset
+    open_transaction: Offset | None
+    """The last stable offset while a transaction is open; None: it is the known end."""
+    coordinate_epoch: int
+    learned_s: float
+    confirmed_s: float
+    runs: list[RunCoordinate] = field(default_factory=list)
+    ahead: dict[Offset, RunCoordinate] = field(default_factory=dict)
+    windows: list[_Window] = field(default_factory=list)
+
+    @property
+    def first_offset(self) -> Offset:
+        return self.runs[0].base_offset if self.runs else self.known_end
+
+    @property
+    def size(self) -> int:
+        return 1 + len(self.runs) + len(self.ahead) + sum(len(window.runs) for window in self.windows)
+
+
+class CoordinateCache:
+    def __init__(self, limits: CoordinateLimits) -> None:
+        self._limits = limits
+        self._intervals: OrderedDict[PartitionKey, _Interval] = OrderedDict()
+        self._topic_ids: dict[TopicId, TopicId] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        """Runs (and partitions) kept."""
+        return self._size
+
+    def same(self, topic_id: TopicId) -> TopicId:
+        """The very object that stands for this topic in the keys kept here: looking up by it compares no UUIDs, which
+        is what takes longest."""
+        if len(self._topic_ids) > self._limits.max_runs:
+            self._topic_ids.clear()
+        return self._topic_ids.setdefault(topic_id, topic_id)
+
+    def known_end(self, key: PartitionKey) -> Offset | None:
+        interval = self._intervals.get(key)
+        return None if interval is None else interval.known_end
+
+    def coordinate_epoch(self, key: PartitionKey) -> int | None:
+        interval = self._intervals.get(key)
+        return None if interval is None else interval.coordinate_epoch
+
+    def known_ends(self, keys: Iterable[PartitionKey]) -> list[KnownEnd]:
+        """What to send with a poll; partitions of which nothing is known are left out."""
+        return [
+            KnownEnd(
+                topic_id=key[0],
+                partition=key[1],
+                known_end=interval.known_end,
+                log_start_offset=interval.log_start_offset,
+                coordinate_epoch=interval.coordinate_epoch,
+            )
+            for key in keys
+            if (interval := self._intervals.get(key)) is not None
+        ]
+
+    def find(self, key: PartitionKey, offset: int, max_bytes: int, now_s: float) -> PartitionView | None:
+        """What a reader at `offset` needs, with runs of at least `max_bytes` if there are; None: nothing is known."""
+        interval = self._intervals.get(key)
+        if interval is None:
+            return None
+        if now_s - interval.learned_s > self._limits.max_age_s:
+            self.drop(key)
+            return None
+        self._intervals.move_to_end(key)
+        runs, learned_s = self._runs_from(interval, offset, max_bytes, now_s)
+        return PartitionView(
+            log_start_offset=interval.log_start_offset,
+            high_watermark=interval.known_end,
+            last_stable_offset=interval.known_end if interval.open_transaction is None else interval.open_transaction,
+            coordinate_epoch=interval.coordinate_epoch,
+            runs=runs,
+            learned_s=learned_s,
+            confirmed_s=interval.confirmed_s,
+        )
+
+    def apply(self, run: RunCoordinate) -> Applied:
+        """A run committed by this agent, or pushed by the agent that committed it."""
+        key = (run.topic_id, run.partition)
+        interval = self._intervals.get(key)
+        if interval is None or run.base_offset < interval.known_end:
+            return Applied.IGNORED
+        before = interval.size
+        if run.base_offset > interval.known_end:
+            if len(interval.ahead) < self._limits.max_ahead:
+                interval.ahead[run.base_offset] = run
+            self._size += interval.size - before
+            return Applied.AHEAD
+        _append(interval, run)
+        self._append_what_was_ahead(interval)
+        self._resized(key, interval, before)
+        return Applied.APPENDED
+
+    def learn(self, read: PartitionCoordinates, known_end_when_asked: Offset | None, asked_s: float) -> Learned:
+        """An answer of the sequencer, to a read or to a poll. Afterwards the known end is at least its high
+        watermark."""
+        key = (self.same(read.topic_id), read.partition)
+        interval = self._intervals.get(key)
+        regressed = known_end_when_asked is not None and read.high_watermark < known_end_when_asked
+        if interval is not None and regressed:
+            self.drop(key)
+            interval = None
+        if interval is None:
+            interval = self._intervals[key] = _Interval(
+                known_end=read.high_watermark,
+                log_start_offset=read.log_start_offset,
+                open_transaction=None,
+                coordinate_epoch=read.coordinate_epoch,
+                learned_s=asked_s,
+                confirmed_s=asked_s,
+            )
+            self._size += 1
+        elif read.coordinate_epoch < interval.coordinate_epoch:
+            return Learned.STALE
+        before = interval.size
+        self._update(interval, read, asked_s)
+        self._resized(key, interval, before)
+        return Learned.REGRESSED if regressed else Learned.APPLIED
+
+    def confirm(self, key: PartitionKey, known_end_when_asked: Offset, asked_s: float) -> None:
+        """The sequencer was polled and knew nothing newer than what was known when it was asked."""
+        interval = self._intervals.get(key)
+        if interval is not None and interval.known_end >= known_end_when_asked:
+            interval.confirmed_s = max(interval.confirmed_s, asked_s)
+
+    def drop(self, key: PartitionKey) -> None:
+        interval = self._intervals.pop(key, None)
+        if interval is not None:
+            self._size -= interval.size
+
+    def drop_all(self) -> None:
+        """After a failover of the database nothing that was known may be trusted (DESIGN §10)."""
+        self._intervals.clear()
+        self._size = 0
+
+    def _runs_from(
+        self, interval: _Interval, offset: int, max_bytes: int, now_s: float
+    ) -> tuple[tuple[RunCoordinate, ...] | None, float]:
+        if offset >= interval.known_end:
+            return (), interval.learned_s
+        if offset >= interval.first_offset:
+            return _slice(interval.runs, offset, max_bytes)[0], interval.learned_s
+        window = self._window_at(interval, offset, now_s)
+        if window is None:
+            return None, interval.learned_s
+        runs, missing_bytes = _slice(window.runs, offset, max_bytes)
+        learned_s = window.learned_s
+        while missing_bytes is not None and (end := _end(runs)) < interval.known_end:
+            following = interval if end >= interval.first_offset else self._window_at(interval, end, now_s)
+            if following is None:
+                break
+            more, missing_bytes = _slice(following.runs, end, missing_bytes)
+            if more[0].base_offset != end:  # runs were merged between the two answers
+                break
+            runs, learned_s = runs + more, min(learned_s, following.learned_s)
+        return runs, learned_s
+
+    def _window_at(self, interval: _Interval, offset: int, now_s: float) -> _Window | None:
+        """The piece of history that holds the offset."""
+        for at, window in enumerate(interval.windows):
+            is_of_age = now_s - window.learned_s > self._limits.max_age_s  # and hides no younger one behind it
+            if not is_of_age and window.runs[0].base_offset <= offset <= window.runs[-1].last_offset:
+                interval.windows.append(interval.windows.pop(at))  # the most recently used is last
+                return window
+        return None
+
+    def _update(self, interval: _Interval, read: PartitionCoordinates, asked_s: float) -> None:
+        if read.coordinate_epoch > interval.coordinate_epoch:
+            interval.coordinate_epoch = read.coordinate_epoch
+            interval.runs.clear()
+            interval.windows.clear()
+            interval.learned_s = asked_s
+        interval.log_start_offset = max(interval.log_start_offset, read.log_start_offset)
+        interval.confirmed_s = max(interval.confirmed_s, asked_s)
+        if read.high_watermark >= interval.known_end:
+            is_open = read.last_stable_offset < read.high_watermark
+            interval.open_transaction = read.last_stable_offset if is_open else None
+        self._place(interval, read, asked_s)
+        self._append_what_was_ahead(interval)
+        del interval.runs[: bisect_left(interval.runs, interval.log_start_offset, key=lambda run: run.last_offset)]
+
+    def _place(self, interval: _Interval, read: PartitionCoordinates, asked_s: float) -> None:
+        """Put the runs of an answer where they belong: at the end of the interval, before it, in its stead, or beside
+        it."""
+        newer = [run for run in read.runs if run.base_offset >= interval.known_end]
+        older = [run for run in read.runs if run.base_offset < interval.first_offset]
+        if read.high_watermark > interval.known_end:
+            if newer and newer[0].base_offset == interval.known_end and _end(newer) == read.high_watermark:
+                for run in newer:
+                    _append(interval, run)
+            else:
+                reaches_end = bool(read.runs) and _end(read.runs) == read.high_watermark
+                interval.runs = list(read.runs) if reaches_end else []
+                interval.known_end = read.high_watermark
+                interval.learned_s = asked_s
+                older = [] if reaches_end else list(read.runs)
+        if older and _end(older) == interval.first_offset:
+            interval.runs[:0] = older
+            interval.learned_s = min(interval.learned_s, asked_s)
+        elif older:
+            interval.windows.append(_Window(runs=tuple(older), learned_s=asked_s))
+            del interval.windows[: -self._limits.max_windows]
+
+    def _append_what_was_ahead(self, interval: _Interval) -> None:
+        while (run := interval.ahead.pop(interval.known_end, None)) is not None:
+            _append(interval, run)
+        for base_offset in [base_offset for base_offset in interval.ahead if base_offset < interval.known_end]:
+            del interval.ahead[base_offset]
+
+    def _resized(self, key: PartitionKey, interval: _Interval, before: int) -> None:
+        """Keep to the limits: the oldest runs of this partition go first, then whole partitions, least recently used
+        first."""
+        excess = len(interval.runs) - self._limits.max_runs_per_partition
+        if excess > 0:
+            del interval.runs[
+                : excess + self._limits.max_runs_per_partition // 8
+            ]  # some more, so that it is not each time
+        self._size += interval.size - before
+        self._intervals.move_to_end(key)
+        while self._size > self._limits.max_runs and len(self._intervals) > 1:
+            _, evicted = self._intervals.popitem(last=False)
+            self._size -= evicted.size
+
+
+def _append(interval: _Interval, run: RunCoordinate) -> None:
+    interval.runs.append(run)
+    interval.known_end = Offset(run.last_offset + 1)
+
+
+def _end(runs: Sequence[RunCoordinate]) -> int:
+    return runs[-1].last_offset + 1
+
+
+def _slice(runs: Sequence[RunCoordinate], offset: int, max_bytes: int) -> tuple[tuple[RunCoordinate, ...], int | None]:
+    """Runs from the one that holds `offset` on, until they hold `max_bytes` in addition to the first, of which only a
+    part may count, and some more. Where there are no more: how much of `max_bytes` they lack."""
+    at = first = bisect_right(runs, offset, key=lambda run: run.base_offset) - 1
+    size_bytes, beyond = 0, 0
+    most_bytes = max_bytes * (1 + _TIMES_BEYOND)
+    while beyond < _RUNS_BEYOND or size_bytes < most_bytes:
+        if at == len(runs):
+            return tuple(runs[first:]), max(0, max_bytes - size_bytes)
+        beyond += size_bytes >= max_bytes
+        size_bytes += runs[at].length if at > first else 0
+        at += 1
+    return tuple(runs[first:at]), None

@@ -1,0 +1,174 @@
+"""Hears of commits at once: subscribes with the agents that write the partitions read here (DESIGN §6).
+
+Only a shortcut: what is missed, because a peer is unknown, gone or slow, the poll of the sequencer repairs. Promises
+one connection per writing agent, subscriptions that are leased and renewed, and that an agent which cannot be reached
+is tried again after `peer_skip_s`."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from cache_ring.coordinates.interests import Interests
+from cache_ring.peers.page_protocol import (
+    LENGTH_BYTES,
+    MAX_SMALL_FRAME_BYTES,
+    PREFACE,
+    ProtocolViolation,
+    RunsCommitted,
+    decode,
+    encode_subscribe,
+    frame_length,
+)
+from cache_ring.peers.peer_connection import Secrets, open_peer_stream
+from cache_ring.ring.membership import Membership
+from cache_ring.settings import CacheRingSettings
+from sequencer.cluster.agents import LiveAgent
+from sequencer.commits.coordinates import PartitionKey, RunCoordinate
+from storage.identifiers import NodeId
+
+_log = logging.getLogger(__name__)
+
+
+class CoordinatePush:
+    """`interests` names the partitions read here now; `on_runs` is told what was committed elsewhere."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        settings: CacheRingSettings,
+        interests: Interests,
+        on_runs: Callable[[Sequence[RunCoordinate]], None],
+    ) -> None:
+        self._membership = membership
+        self._settings = settings
+        self._interests = interests
+        self._on_runs = on_runs
+        self._changed = asyncio.Event()
+        interests.when_new(self._changed.set)
+        membership.when_changed(self._changed.set)
+        self._links: dict[tuple[NodeId, int], _Link] = {}
+        self.runs_received = 0
+
+    async def run(self) -> None:
+        """Keep the subscriptions until cancelled."""
+        try:
+            while True:
+                self._changed.clear()
+                await self._update_links()
+                try:
+                    async with asyncio.timeout(self._settings.subscription_lease_s / 3):
+                        await self._changed.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            await self._end(self._links.values())
+            self._links.clear()
+
+    async def _update_links(self) -> None:
+        wanted = self._wanted()
+        gone = [key for key, link in self._links.items() if key not in wanted or link.has_ended]
+        await self._end([self._links.pop(key) for key in gone])
+        for key, (agent, partitions) in wanted.items():
+            link = self._links.get(key)
+            if link is None:
+                link = self._links[key] = _Link(agent, self._settings, self._membership.peer_secrets, self._received)
+            link.want(partitions)
+
+    def _wanted(self) -> dict[tuple[NodeId, int], tuple[LiveAgent, set[PartitionKey]]]:
+        """The partitions to hear of, by the agent that writes them in each zone."""
+        ring = self._membership.ring
+        self_ = self._membership.self_
+        wanted: dict[tuple[NodeId, int], tuple[LiveAgent, set[PartitionKey]]] = {}
+        for topic_id, partition in self._interests.current():
+            for agent in ring.replicas(topic_id, partition):
+                if self_ is None or agent.node_id != self_.node_id:
+                    key = (agent.node_id, agent.incarnation)
+                    wanted.setdefault(key, (agent, set()))[1].add((topic_id, partition))
+        return wanted
+
+    def _received(self, runs: Sequence[RunCoordinate]) -> None:
+        self.runs_received += len(runs)
+        self._on_runs(runs)
+
+    @staticmethod
+    async def _end(links: Iterable["_Link"]) -> None:
+        tasks = [link.task for link in links]
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
+
+
+class _Link:
+    """The connection to one writing agent."""
+
+    def __init__(
+        self,
+        agent: LiveAgent,
+        settings: CacheRingSettings,
+        secrets: Secrets,
+        on_runs: Callable[[Sequence[RunCoordinate]], None],
+    ) -> None:
+        self._agent = agent
+        self._settings = settings
+        self._secrets = secrets
+        self._on_runs = on_runs
+        self._partitions: set[PartitionKey] = set()
+        self._writer: asyncio.StreamWriter | None = None
+        self._subscribed: set[PartitionKey] = set()
+        self._renew_at_s = 0.0
+        self.task = asyncio.create_task(self._keep_connected())
+
+    @property
+    def has_ended(self) -> bool:
+        return self.task.done()
+
+    def want(self, partitions: set[PartitionKey]) -> None:
+        """Subscribe to these: at once to what is new, and to all again when a third of the lease has passed."""
+        self._partitions = partitions
+        now_s = asyncio.get_running_loop().time()
+        if self._writer is None:
+            return
+        if now_s >= self._renew_at_s:
+            self._subscribe(self._writer, partitions)
+            self._renew_at_s = now_s + self._settings.subscription_lease_s / 3 - 0.1
+        elif partitions - self._subscribed:
+            self._subscribe(self._writer, partitions - self._subscribed)
+        self._subscribed = set(partitions)
+
+    def _subscribe(self, writer: asyncio.StreamWriter, partitions: Iterable[PartitionKey]) -> None:
+        lease_ms = int(self._settings.subscription_lease_s * 1000)
+        writer.writelines(encode_subscribe(lease_ms, sorted(partitions)))
+
+    async def _keep_connected(self) -> None:
+        while True:
+            try:
+                await self._converse()
+            except (OSError, EOFError, TimeoutError, ProtocolViolation) as error:
+                _log.info(
+                    "coordinates: no push from a peer, the poll goes on",
+                    extra={"peer": self._agent.node_id, "reason": str(error) or type(error).__name__},
+                )
+            await asyncio.sleep(self._settings.peer_skip_s)
+
+    async def _converse(self) -> None:
+        address = self._agent.address
+        async with asyncio.timeout(self._settings.peer_answer_ceiling_s):
+            reader, writer = await open_peer_stream(address.peer_host, address.peer_port, self._secrets)
+        try:
+            writer.write(PREFACE)
+            self._writer = writer
+            self._renew_at_s = 0.0
+            self.want(self._partitions)
+            while True:
+                prefix = await reader.readexactly(LENGTH_BYTES)
+                async with asyncio.timeout(self._settings.peer_load_timeout_s):
+                    frame = await reader.readexactly(frame_length(prefix, MAX_SMALL_FRAME_BYTES))
+                message = decode(frame)
+                if not isinstance(message, RunsCommitted):
+                    raise ProtocolViolation(f"a {type(message).__name__} where committed runs belong")
+                self._on_runs(message.runs)
+        finally:
+            self._writer = None
+            writer.transport.abort()

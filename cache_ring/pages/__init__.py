@@ -1,0 +1,1 @@
+"""Pages of objects: in memory, from peers, from the store."""

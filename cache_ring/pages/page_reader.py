@@ -1,0 +1,170 @@
+"""The bytes of a run, from the nearest place that has them: this agent's memory, the page's owner in its zone, the
+store (DESIGN §6).
+
+From a peer only the run's own range is asked and kept, since the rest of the page belongs to partitions that others
+read. Promises: bytes that do not tile into the batches and offsets the coordinate names are never returned; a peer
+that is slow, gone or wrong costs a wait of about one GET of the store and then a GET, never an error."""
+
+import logging
+from collections.abc import Sequence
+
+from cache_ring.pages.page_cache import PageCache
+from cache_ring.pages.page_layout import PageKey, PageRange
+from cache_ring.pages.run_bytes import RunBytes, RunIndexes
+from cache_ring.pages.store_pages import DamagedPage, StorePages
+from cache_ring.peers.page_protocol import ReadRange
+from cache_ring.peers.peer_client import PassedBy, PeerClient
+from cache_ring.ring.membership import Membership
+from cache_ring.ring.ring import Ring
+from cache_ring.settings import CacheRingSettings
+from sequencer.cluster.agents import LiveAgent
+from sequencer.commits.coordinates import RunCoordinate
+from storage.identifiers import ObjectKey
+from storage.stores.side_by_side import side_by_side
+
+_log = logging.getLogger(__name__)
+
+_RangeKey = tuple[ObjectKey, int, int]
+
+
+class PageReader:
+    def __init__(
+        self, membership: Membership, pages: StorePages, peers: PeerClient, settings: CacheRingSettings
+    ) -> None:
+        self._membership = membership
+        self._pages = pages
+        self._peers = peers
+        self._settings = settings
+        self._ranges: PageCache[_RangeKey] = PageCache(settings.peer_range_cache_bytes)
+        self._indexes = RunIndexes(settings.run_index_batches)
+        self._ring_seen: Ring | None = None
+
+    @property
+    def pages(self) -> StorePages:
+        return self._pages
+
+    @property
+    def peers(self) -> PeerClient:
+        return self._peers
+
+    @property
+    def range_cache(self) -> PageCache[_RangeKey]:
+        return self._ranges
+
+    def put_own(self, object_key: ObjectKey, chunks: bytes | Sequence[bytes | memoryview]) -> None:
+        """Keep an object that this agent has just uploaded, whole or in the pieces it was uploaded in."""
+        self._pages.put_own(object_key, chunks if isinstance(chunks, bytes) else b"".join(chunks))
+
+    def ranges_of(self, run: RunCoordinate) -> list[PageRange]:
+        """Where the run's bytes lie, page by page."""
+        return self._pages.layout.ranges_of(
+            run.object_key, run.object_size_bytes, run.position, run.position + run.length
+        )
+
+    def has(self, wanted: PageRange) -> bool:
+        """Whether the bytes are in this agent's memory."""
+        return self._pages.has(wanted.page) or _range_key(wanted) in self._ranges
+
+    def in_memory(self, run: RunCoordinate) -> RunBytes | None:
+        """The run's bytes and batches if they are in this agent's memory, and are the run's."""
+        pieces = []
+        for wanted in self.ranges_of(run):
+            piece = self._kept(wanted)
+            if piece is None:
+                return None
+            pieces.append(piece)
+        return self._indexes.run_bytes(run, pieces)
+
+    def pages_of(self, run: RunCoordinate) -> tuple[PageKey, ...]:
+        return tuple(wanted.page for wanted in self.ranges_of(run))
+
+    def brings_all_of(self, page: PageKey, run: RunCoordinate) -> bool:
+        """Whether reading the run, which lies in this page alone, leaves all of the page in this agent's memory; not if
+        it is a peer's, or too large to be kept."""
+        [wanted] = self.ranges_of(run)
+        return self._pages.keeps(wanted) and self._owner(page) is None
+
+    def is_of_a_peer(self, page: PageKey) -> bool:
+        """Whether the page is asked of a peer: then the range asked for is kept, not the page."""
+        return self._owner(page) is not None
+
+    def is_history(self, coordinate: RunCoordinate) -> bool:
+        return self._pages.is_history(coordinate.object_key)
+
+    async def read_run(self, run: RunCoordinate) -> RunBytes:
+        """The run's bytes and batches; raises ObjectNotFound, StoreUnavailable, or DamagedPage when the store's own
+        bytes are wrong."""
+        ranges = self.ranges_of(run)
+        found = self._indexes.run_bytes(run, await side_by_side(map(self.read, ranges)))
+        if found is not None:
+            return found
+        _log.warning(
+            "read path: bytes of a run were damaged, reading them from the store",
+            extra={"object_key": run.object_key, "base_offset": run.base_offset},
+        )
+        self._forget(ranges)
+        found = self._indexes.run_bytes(run, await side_by_side(map(self._pages.read, ranges)))
+        if found is None:
+            self._forget(ranges)
+            raise DamagedPage(f"{run.object_key} does not hold the run named at {run.position}")
+        return found
+
+    async def read(self, wanted: PageRange) -> memoryview:
+        """The bytes from the nearest place; raises ObjectNotFound, StoreUnavailable or DamagedPage."""
+        kept = self._kept(wanted)
+        if kept is not None:
+            return kept
+        owner = self._owner(wanted.page)
+        if owner is None:
+            return await self._pages.read(wanted)
+        try:
+            return memoryview(
+                await self._ranges.get_or_load(_range_key(wanted), lambda: self._from_peer(owner, wanted))
+            )
+        except PassedBy:
+            return await self._pages.read(wanted)
+
+    async def close(self) -> None:
+        self._peers.close()
+        await self._ranges.close()
+        await self._pages.close()
+
+    def _kept(self, wanted: PageRange) -> memoryview | None:
+        piece = self._pages.kept(wanted)
+        if piece is None and (received := self._ranges.get(_range_key(wanted))) is not None:
+            piece = memoryview(received)
+        return piece
+
+    def _forget(self, ranges: Sequence[PageRange]) -> None:
+        for wanted in ranges:
+            self._pages.forget(wanted.page)
+            self._ranges.drop(_range_key(wanted))
+
+    def _owner(self, page: PageKey) -> LiveAgent | None:
+        """The peer to ask; None when this agent is the owner itself, or nobody is."""
+        ring = self._membership.ring
+        if ring is not self._ring_seen:
+            self._ring_seen = ring
+            self._peers.retain(ring.agents)
+        owner = ring.owner(self._membership.zone, page.ring_key)
+        self_ = self._membership.self_
+        return None if owner is None or self_ is None or owner.node_id == self_.node_id else owner
+
+    async def _from_peer(self, owner: LiveAgent, wanted: PageRange) -> memoryview:
+        request = ReadRange(
+            object_key=wanted.page.object_key,
+            object_size_bytes=wanted.object_size_bytes,
+            start=wanted.start,
+            end=wanted.end,
+        )
+        is_history = self._pages.is_history(request.object_key)
+        return await self._peers.read_range(owner, request, self._answer_timeout_s(), is_history=is_history)
+
+    def _answer_timeout_s(self) -> float:
+        """About the store's median GET: by then a peer must have given a sign of life."""
+        usual_s = self._pages.get_latency.median_s() or self._settings.peer_answer_floor_s
+        return min(max(usual_s, self._settings.peer_answer_floor_s), self._settings.peer_answer_ceiling_s)
+
+
+def _range_key(wanted: PageRange) -> _RangeKey:
+    return wanted.page.object_key, wanted.start, wanted.end

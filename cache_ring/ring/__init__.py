@@ -1,0 +1,1 @@
+"""Which agents live, and which of them serves what."""

@@ -1,0 +1,1 @@
+"""Who the cluster is: its agents, its bucket's owner, its store."""

@@ -1,0 +1,161 @@
+"""Who is there: agents register with a lease and renew it; all agents are shown the same list.
+
+An agent asks for what changed in the list since it last asked. Leases are compared with the list by whichever agent
+finds that this was not done lately, so a look costs what changed, and not the number of agents.
+
+Promises that a node id means one Kafka address for ever (clients remember both), that an agent which restarts there
+keeps it, that a second agent at the same address fences the first (`renew` of an older incarnation answers False), and
+that time is Postgres's alone. Only what gives out a node id waits for a synchronous standby: a failover may lose a
+renewal, which the agent repeats.
+
+An agent also learns here the secrets that prove it to its peers (`cache_ring/peers/peer_proof.py`). They are in
+Postgres alone: not in the commit journal, not in logs, not in what `repr` shows. A database that is rebuilt from the
+bucket has a new one.
+"""
+
+from dataclasses import dataclass, field
+
+from sequencer.database.database import Database, Row
+from sequencer.database.named_sql import load_statements
+from storage.identifiers import NodeId
+
+SQL = load_statements("agents")
+
+FORGET_AFTER_S = 24 * 60 * 60.0
+"""An address not seen for so long loses its row (its node id is not used again), so that short-lived containers leave
+no trail.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentAddress:
+    zone: str
+    kafka_host: str
+    kafka_port: int
+    peer_host: str
+    peer_port: int
+    http_url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveAgent:
+    node_id: NodeId
+    incarnation: int
+    address: AgentAddress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """The agents whose leases held `age_s` before this was read, by node id."""
+
+    agents: tuple[LiveAgent, ...]
+    changes: int
+    """The number of the last change that this has."""
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSecret:
+    """What agents of one cluster know and strangers do not. It stands in Postgres alone."""
+
+    value: bytes = field(repr=False)
+
+
+class Agents:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._peer_secrets: tuple[PeerSecret, ...] = ()
+        self.lost_because: str | None = None
+        """Why the bucket is not this database's, as the last join or renewal found
+        (`sequencer/cluster/ownership.py`)."""
+
+    async def join(self, address: AgentAddress, lease_s: float) -> LiveAgent:
+        """Registers this address, under the node id that its Kafka address had before if that is still known.
+
+        Repeating it is harmless: it fences the try before.
+        """
+        rows = await self._database.fetch(
+            SQL["join"],
+            zone=address.zone,
+            kafka_host=address.kafka_host,
+            kafka_port=address.kafka_port,
+            peer_host=address.peer_host,
+            peer_port=address.peer_port,
+            http_url=address.http_url,
+            lease_s=lease_s,
+        )
+        self._learn(rows[0])
+        await self._database.fetch(SQL["forget_long_gone"], forget_after_s=FORGET_AFTER_S)
+        await self._show(0.0)
+        return _live_agent(rows[0])
+
+    async def renew(self, node_id: NodeId, incarnation: int, lease_s: float) -> bool:
+        """False when another incarnation has taken the address, or the row is gone: join again."""
+        rows = await self._database.fetch_local(SQL["renew"], node_id=node_id, incarnation=incarnation, lease_s=lease_s)
+        if rows:
+            self._learn(rows[0])
+        return bool(rows)
+
+    async def leave(self, node_id: NodeId, incarnation: int) -> None:
+        """Ends the lease now, unless another incarnation holds it."""
+        await self._database.fetch_local(SQL["leave"], node_id=node_id, incarnation=incarnation)
+        await self._show(0.0)
+
+    def peer_secrets(self) -> tuple[PeerSecret, ...]:
+        """The secrets that are valid, newest first, as the last join or renewal found them; none before the first."""
+        return self._peer_secrets
+
+    async def renew_peer_secret(self) -> None:
+        """Make a new secret. The one before stays valid until the next renewal, all older ones are void."""
+        await self._database.fetch(SQL["renew_peer_secret"])
+
+    async def live(self) -> tuple[LiveAgent, ...]:
+        """All agents whose lease has not passed, by node id. Reads all of them: for people, not for timers."""
+        return tuple(_live_agent(row) for row in await self._database.fetch_local(SQL["live"]))
+
+    async def shown(self, before: Shown | None, *, not_older_than_s: float) -> Shown:
+        """The list of now, or of that long ago. `before`, what this database answered last, makes it cheap."""
+        found = await self._shown_since(before)
+        if not 0.0 <= found.age_s <= not_older_than_s:
+            await self._show(not_older_than_s)
+            found = await self._shown_since(found)
+        return found
+
+    async def _shown_since(self, before: Shown | None) -> Shown:
+        since = -1 if before is None else before.changes
+        rows = await self._database.fetch_local(SQL["shown"], since=since)
+        first = rows[0]
+        agents = () if before is None else before.agents
+        if first.node_id is not None:
+            known = {agent.node_id: agent for agent in agents}
+            for row in rows:
+                if row.incarnation is None:
+                    known.pop(row.node_id, None)
+                else:
+                    known[row.node_id] = _live_agent(row)
+            agents = tuple(known[node_id] for node_id in sorted(known))
+        if before is not None and (len(agents) != first.alive or first.changes < since):
+            return await self._shown_since(None)  # rows were deleted, or it is another database
+        return Shown(agents=agents, changes=first.changes, age_s=first.age_s)
+
+    async def _show(self, not_older_than_s: float) -> None:
+        await self._database.fetch_local(SQL["show"], not_older_than_s=not_older_than_s)
+
+    def _learn(self, row: Row) -> None:
+        self.lost_because = row.lost_because
+        self._peer_secrets = tuple(PeerSecret(value=value) for value in row.peer_secrets or ())
+
+
+def _live_agent(row: Row) -> LiveAgent:
+    return LiveAgent(
+        node_id=NodeId(row.node_id),
+        incarnation=row.incarnation,
+        address=AgentAddress(
+            zone=row.zone,
+            kafka_host=row.kafka_host,
+            kafka_port=row.kafka_port,
+            peer_host=row.peer_host,
+            peer_port=row.peer_port,
+            http_url=row.http_url,
+        ),
+    )

@@ -1,0 +1,352 @@
+"""What a commit is told of its batches, and what came of them, natively: a few hundred numbers in one pass, where numpy
+takes a call for each step.
+
+Pure. Promises that a chain holds one producer's batches of one partition and segment whose sequences follow one
+another (modulo 2^31), so that SQL judges chains, not batches; and that what is worked out beside them, relative to
+where each partition stands, is what `commit_segments` would make of the same batches if it accepted them all.
+`sequence_segments` then only checks, adds and writes. Of a commit in which a producer does not go on, or a segment has
+no batch, there are no runs, turns and sums: it has to be judged.
+
+Numbers are rows of an array, each as long as its count says; batches, partitions and segments are numbered from 1. A
+kernel takes time proportional to the batches.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.identifiers import NO_PRODUCER_ID as _NO_PRODUCER_ID
+from storage.native.kernels import BYTES_OUT, LONG, LONG_ROWS_IN, LONG_ROWS_OUT, LONGS_IN, LONGS_OUT, helper, kernel
+from storage.segments.segment_batches import (
+    BASE_SEQUENCE,
+    LENGTH,
+    MAX_TIMESTAMP,
+    MIN_TIMESTAMP,
+    PARTITION,
+    POSITION,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    RECORDS,
+    TOPIC,
+)
+
+# Rows, as many as batches, partitions, chains, runs, turns or batches remembered.
+PARTITION_NUMBERS: Final = 0
+CHAIN_PARTS: Final = 1
+CHAIN_PRODUCERS: Final = 2
+CHAIN_EPOCHS: Final = 3
+BATCH_PARTS: Final = 4
+BATCH_SEGMENTS: Final = 5
+BATCH_POSITIONS: Final = 6
+BATCH_LENGTHS: Final = 7
+BATCH_RECORDS: Final = 8
+BATCH_MIN_TIMESTAMPS: Final = 9
+BATCH_MAX_TIMESTAMPS: Final = 10
+BATCH_CHAINS: Final = 11
+BATCH_MEMBERS: Final = 12
+BATCH_SEQUENCES: Final = 13
+PART_RECORDS: Final = 14
+PART_LENGTHS: Final = 15
+PART_MAX_TIMESTAMPS: Final = 16
+BATCH_STARTS: Final = 17
+RUN_FIRST_BATCHES: Final = 18
+RUN_LAST_BATCHES: Final = 19
+RUN_MIN_TIMESTAMPS: Final = 20
+RUN_MAX_TIMESTAMPS: Final = 21
+RUN_RUNNING_MAX_TIMESTAMPS: Final = 22
+TURN_HEADS: Final = 23
+TURN_PRODUCERS: Final = 24
+TURN_EPOCHS: Final = 25
+TURN_RECENT_FROM: Final = 26
+TURN_RECENT_TO: Final = 27
+RECENT_BATCHES: Final = 28
+SENT: Final = 29
+"""The rows before are sent; those that follow are not."""
+PART_TOPICS: Final = 29
+HEADS: Final = 30
+"""Of each batch with a producer the first of its chain, from 0."""
+TURN_PLACES: Final = 31
+"""Of the first batch of each turn where the turn begins in `by_producer`,"""
+TURN_ENDS: Final = 32
+"""and where it ends; 0 of every other batch."""
+SEEN_SEGMENTS: Final = 33
+ROWS: Final = 34
+
+# Columns of the runs that a segment's outcome makes, in the order of a `RunCoordinate`.
+RUN_TOPIC: Final = 0
+RUN_PARTITION: Final = 1
+RUN_BASE_OFFSET: Final = 2
+RUN_LAST_OFFSET: Final = 3
+RUN_POSITION: Final = 4
+RUN_LENGTH: Final = 5
+RUN_MIN_TIMESTAMP: Final = 6
+RUN_MAX_TIMESTAMP: Final = 7
+RUN_COLUMNS: Final = 8
+
+REMEMBERED_BATCHES: Final = 10
+"""Of a producer in a partition (see `producer_state`)."""
+
+_SEQUENCE_MASK: Final = 2**31 - 1
+_NO_PRODUCER: Final = int(_NO_PRODUCER_ID)
+
+_INT4_LEAST: Final = -(2**31)
+_INT4_MOST: Final = 2**31 - 1
+_INT4_OID: Final = 23
+_INT8_OID: Final = 20
+
+ARRAY_HEADER_BYTES: Final = 20
+LONGEST_ELEMENT_BYTES: Final = 12
+
+
+@helper
+def _is_same_part(columns: NDArray[np.int64], batch: int, other: int) -> Any:
+    return columns[TOPIC, batch] == columns[TOPIC, other] and columns[PARTITION, batch] == columns[PARTITION, other]
+
+
+@helper
+def _number_parts(columns: NDArray[np.int64], numbers: NDArray[np.int64]) -> Any:
+    """What is said of batches and partitions in any case. Returns how many partitions there are."""
+    parts = np.int64(0)
+    for batch in range(columns.shape[1]):
+        if batch == 0 or not _is_same_part(columns, batch, batch - 1):
+            numbers[PARTITION_NUMBERS, parts] = columns[PARTITION, batch]
+            numbers[PART_TOPICS, parts] = columns[TOPIC, batch]
+            parts += 1
+        numbers[BATCH_PARTS, batch] = parts
+        numbers[BATCH_POSITIONS, batch] = columns[POSITION, batch]
+        numbers[BATCH_LENGTHS, batch] = columns[LENGTH, batch]
+        numbers[BATCH_RECORDS, batch] = columns[RECORDS, batch]
+        numbers[BATCH_MIN_TIMESTAMPS, batch] = columns[MIN_TIMESTAMP, batch]
+        numbers[BATCH_MAX_TIMESTAMPS, batch] = columns[MAX_TIMESTAMP, batch]
+        numbers[BATCH_SEQUENCES, batch] = columns[BASE_SEQUENCE, batch]
+    return parts
+
+
+@helper
+def _follow_producers(columns: NDArray[np.int64], by_producer: NDArray[np.int64], numbers: NDArray[np.int64]) -> Any:
+    """Heads and members of chains, where turns begin and end; returns whether every producer goes on."""
+    goes_on = True
+    turn = np.int64(0)
+    for place in range(len(by_producer)):
+        batch = by_producer[place]
+        numbers[TURN_ENDS, batch] = 0
+        numbers[HEADS, batch] = batch
+        numbers[BATCH_MEMBERS, batch] = 1
+        if columns[PRODUCER_ID, batch] == _NO_PRODUCER:
+            continue
+        before = by_producer[place - 1] if place else batch
+        if (
+            place
+            and columns[PRODUCER_ID, before] == columns[PRODUCER_ID, batch]
+            and _is_same_part(columns, before, batch)
+        ):
+            next_sequence = (columns[BASE_SEQUENCE, before] + columns[RECORDS, before]) & _SEQUENCE_MASK
+            if (
+                columns[BASE_SEQUENCE, batch] != next_sequence
+                or columns[PRODUCER_EPOCH, batch] != columns[PRODUCER_EPOCH, before]
+            ):
+                goes_on = False
+            elif numbers[BATCH_SEGMENTS, batch] == numbers[BATCH_SEGMENTS, before]:
+                numbers[HEADS, batch] = numbers[HEADS, before]
+                numbers[BATCH_MEMBERS, batch] = numbers[BATCH_MEMBERS, before] + 1
+        else:
+            turn = batch
+            numbers[TURN_PLACES, turn] = place
+        numbers[TURN_ENDS, turn] = place + 1
+    return goes_on
+
+
+@helper
+def _number_chains(columns: NDArray[np.int64], numbers: NDArray[np.int64]) -> Any:
+    """Chains are numbered in the order of their heads; batches without a producer are in chain 0. Returns how many."""
+    chains = np.int64(0)
+    for batch in range(columns.shape[1]):
+        if columns[PRODUCER_ID, batch] == _NO_PRODUCER:
+            numbers[BATCH_CHAINS, batch] = 0
+            numbers[BATCH_MEMBERS, batch] = 0
+        elif numbers[HEADS, batch] == batch:
+            numbers[CHAIN_PARTS, chains] = numbers[BATCH_PARTS, batch]
+            numbers[CHAIN_PRODUCERS, chains] = columns[PRODUCER_ID, batch]
+            numbers[CHAIN_EPOCHS, chains] = columns[PRODUCER_EPOCH, batch]
+            chains += 1
+            numbers[BATCH_CHAINS, batch] = chains
+        else:
+            numbers[BATCH_CHAINS, batch] = numbers[BATCH_CHAINS, numbers[HEADS, batch]]
+    return chains
+
+
+@helper
+def _has_batches(segments: NDArray[np.int64], segment_count: int, numbers: NDArray[np.int64]) -> Any:
+    """Whether each segment has any."""
+    if segment_count > len(segments):
+        return False
+    for number in range(segment_count):
+        numbers[SEEN_SEGMENTS, number] = 0
+    missing = segment_count
+    for batch in range(len(segments)):
+        if not numbers[SEEN_SEGMENTS, segments[batch] - 1]:
+            numbers[SEEN_SEGMENTS, segments[batch] - 1] = 1
+            missing -= 1
+    return missing == 0
+
+
+@helper
+def _make_runs(columns: NDArray[np.int64], numbers: NDArray[np.int64]) -> Any:
+    """Records before each batch in its partition, sums of partitions, runs; returns how many runs."""
+    runs = np.int64(0)
+    for batch in range(columns.shape[1]):
+        part = numbers[BATCH_PARTS, batch] - 1
+        is_first = batch == 0 or numbers[BATCH_PARTS, batch - 1] != numbers[BATCH_PARTS, batch]
+        least, most = columns[MIN_TIMESTAMP, batch], columns[MAX_TIMESTAMP, batch]
+        if is_first:
+            numbers[PART_RECORDS, part] = 0
+            numbers[PART_LENGTHS, part] = 0
+            numbers[PART_MAX_TIMESTAMPS, part] = most
+        numbers[BATCH_STARTS, batch] = numbers[PART_RECORDS, part]
+        numbers[PART_RECORDS, part] += columns[RECORDS, batch]
+        numbers[PART_LENGTHS, part] += columns[LENGTH, batch]
+        numbers[PART_MAX_TIMESTAMPS, part] = max(numbers[PART_MAX_TIMESTAMPS, part], most)
+        if (
+            is_first
+            or numbers[BATCH_SEGMENTS, batch] != numbers[BATCH_SEGMENTS, batch - 1]
+            or columns[POSITION, batch] != columns[POSITION, batch - 1] + columns[LENGTH, batch - 1]
+        ):
+            numbers[RUN_FIRST_BATCHES, runs] = batch + 1
+            numbers[RUN_MIN_TIMESTAMPS, runs] = least
+            numbers[RUN_MAX_TIMESTAMPS, runs] = most
+            runs += 1
+        run = runs - 1
+        numbers[RUN_LAST_BATCHES, run] = batch + 1
+        numbers[RUN_MIN_TIMESTAMPS, run] = min(numbers[RUN_MIN_TIMESTAMPS, run], least)
+        numbers[RUN_MAX_TIMESTAMPS, run] = max(numbers[RUN_MAX_TIMESTAMPS, run], most)
+        numbers[RUN_RUNNING_MAX_TIMESTAMPS, run] = numbers[PART_MAX_TIMESTAMPS, part]
+    return runs
+
+
+@helper
+def _make_turns(
+    columns: NDArray[np.int64],
+    by_producer: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> Any:
+    """All batches of a producer in a partition, in the order of the first of each, and of each the last ones."""
+    turns, recent = np.int64(0), np.int64(0)
+    for batch in range(columns.shape[1]):
+        end = numbers[TURN_ENDS, batch]
+        if end == 0:
+            continue
+        numbers[TURN_HEADS, turns] = batch + 1
+        numbers[TURN_PRODUCERS, turns] = columns[PRODUCER_ID, batch]
+        numbers[TURN_EPOCHS, turns] = columns[PRODUCER_EPOCH, batch]
+        numbers[TURN_RECENT_FROM, turns] = recent + 1
+        for place in range(max(numbers[TURN_PLACES, batch], end - REMEMBERED_BATCHES), end):
+            numbers[RECENT_BATCHES, recent] = by_producer[place] + 1
+            recent += 1
+        numbers[TURN_RECENT_TO, turns] = recent
+        turns += 1
+    counts[TURN_HEADS:RECENT_BATCHES] = turns
+    counts[RECENT_BATCHES] = recent
+    return turns
+
+
+@kernel(LONG_ROWS_IN, LONGS_IN, LONGS_IN, LONG, LONG_ROWS_OUT, LONGS_OUT)
+def work_out(
+    columns: NDArray[np.int64],
+    segments: NDArray[np.int64],
+    by_producer: NDArray[np.int64],
+    segment_count: int,
+    numbers: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> Any:
+    """Fill `numbers`, and say in `counts` how many there are in each row.
+
+    `columns` (see `segment_batches`) and the `segments` they are of are by partition, then segment; `by_producer` has
+    the same batches, from 0, by partition, then producer. Returns how many partitions there are.
+    """
+    batches = len(segments)
+    for batch in range(batches):
+        numbers[BATCH_SEGMENTS, batch] = segments[batch]
+    parts = _number_parts(columns, numbers)
+    is_in_turn = _follow_producers(columns, by_producer, numbers) and _has_batches(segments, segment_count, numbers)
+    counts[:] = 0
+    counts[PARTITION_NUMBERS] = parts
+    counts[CHAIN_PARTS : CHAIN_EPOCHS + 1] = _number_chains(columns, numbers)
+    counts[BATCH_PARTS : BATCH_SEQUENCES + 1] = batches
+    if is_in_turn:
+        counts[PART_RECORDS : PART_MAX_TIMESTAMPS + 1] = parts
+        counts[BATCH_STARTS] = batches
+        counts[RUN_FIRST_BATCHES : RUN_RUNNING_MAX_TIMESTAMPS + 1] = _make_runs(columns, numbers)
+        _make_turns(columns, by_producer, numbers, counts)
+    return parts
+
+
+@kernel(LONG_ROWS_IN, LONGS_IN, LONG_ROWS_OUT)
+def assigned_runs(columns: NDArray[np.int64], base_offsets: NDArray[np.int64], runs: NDArray[np.int64]) -> Any:
+    """The runs that SQL made of a segment's batches: what is assigned of a partition and byte-adjacent. A base offset
+    is negative where a batch was not assigned. Fills a row for each run, returns how many.
+    """
+    count, last = np.int64(0), -1
+    for batch in range(len(base_offsets)):
+        if base_offsets[batch] < 0:
+            continue
+        if (
+            last < 0
+            or not _is_same_part(columns, last, batch)
+            or columns[POSITION, batch] != columns[POSITION, last] + columns[LENGTH, last]
+        ):
+            runs[count, RUN_TOPIC] = columns[TOPIC, batch]
+            runs[count, RUN_PARTITION] = columns[PARTITION, batch]
+            runs[count, RUN_BASE_OFFSET] = base_offsets[batch]
+            runs[count, RUN_POSITION] = columns[POSITION, batch]
+            runs[count, RUN_LENGTH] = 0
+            runs[count, RUN_MIN_TIMESTAMP] = columns[MIN_TIMESTAMP, batch]
+            runs[count, RUN_MAX_TIMESTAMP] = columns[MAX_TIMESTAMP, batch]
+            count += 1
+        run = count - 1
+        runs[run, RUN_LAST_OFFSET] = base_offsets[batch] + columns[RECORDS, batch] - 1
+        runs[run, RUN_LENGTH] += columns[LENGTH, batch]
+        runs[run, RUN_MIN_TIMESTAMP] = min(runs[run, RUN_MIN_TIMESTAMP], columns[MIN_TIMESTAMP, batch])
+        runs[run, RUN_MAX_TIMESTAMP] = max(runs[run, RUN_MAX_TIMESTAMP], columns[MAX_TIMESTAMP, batch])
+        last = batch
+    return count
+
+
+@helper
+def _put(out: NDArray[np.uint8], position: int, value: int, size: int) -> Any:
+    """Big-endian; returns the position after it."""
+    for place in range(size):
+        out[position + place] = np.uint8((value >> (8 * (size - 1 - place))) & 0xFF)
+    return position + size
+
+
+@kernel(LONG_ROWS_IN, LONGS_IN, LONGS_IN, BYTES_OUT, LONGS_OUT)
+def put_arrays(
+    numbers: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    out: NDArray[np.uint8],
+    ends: NDArray[np.int64],
+) -> Any:
+    """Write the first rows of numbers, of 4 or 8 bytes each as `sizes` says, as Postgres' binary format has arrays of
+    them: dimensions, null flag, type, length, lower bound, then each element with its length before it. `ends` is where
+    each array ends. Returns 0, or 1 if a number does not fit.
+    """
+    position = np.int64(0)
+    for row in range(len(sizes)):
+        size, count = sizes[row], counts[row]
+        position = _put(out, position, 1 if count else 0, 4)
+        position = _put(out, position, 0, 4)
+        position = _put(out, position, _INT8_OID if size == 8 else _INT4_OID, 4)
+        if count:
+            position = _put(out, position, count, 4)
+            position = _put(out, position, 1, 4)
+        for index in range(count):
+            value = numbers[row, index]
+            if size == 4 and not _INT4_LEAST <= value <= _INT4_MOST:
+                return 1
+            position = _put(out, position, size, 4)
+            position = _put(out, position, value, size)
+        ends[row] = position
+    return 0

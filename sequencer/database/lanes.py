@@ -1,0 +1,243 @@
+"""The connections of a client: a pool per lane, one for commits, and new ones that show where the address leads.
+
+Promises:
+- No call waits behind those of another lane: neither for a connection nor in a queue.
+- In each lane, writes leave connections to reads and leases, since all writes may wait for a standby. Reads leave one
+  to writes, since who reads for long may have to write meanwhile.
+- Clients get connections in fair turns (`fair_queue.py`).
+- `follow` ends every connection but one: idle ones are closed, and calls under way on others fail at once.
+- After one connection was lost, the pools do not hand out the idle ones that were made before.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from enum import Enum
+from typing import Any, TypeAlias
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
+
+from sequencer.database.errors import SequencerUnavailable, describe_address, moved
+from sequencer.database.fair_gate import FairGate
+from sequencer.database.fair_queue import ASKED_BY, THE_AGENT, Asker
+from sequencer.database.options import CheckedConnection, connection_options
+from sequencer.settings import SequencerSettings
+
+_Pool: TypeAlias = AsyncConnectionPool[CheckedConnection]
+
+
+class Lane(Enum):
+    """Statements that share connections."""
+
+    CLIENTS = "clients"
+    """What clients ask for, and what is read and written to answer them."""
+    LEASES = "leases"
+    """What an agent lives by: its lease, its reservations, its jobs' leases."""
+    HOUSEKEEPING = "housekeeping"
+    """The work of jobs."""
+
+
+class _LaneConnections:
+    """`size` connections, of which writes leave `reads` to others."""
+
+    def __init__(self, lane: Lane, pool: _Pool, *, size: int, reads: int, most_waiting: int) -> None:
+        self.pool = pool
+        self.places = FairGate(size, most_waiting)
+        """As many as the pool has connections: its own queue, which is not fair, stays empty."""
+        self.writers = FairGate(max(1, size - reads), most_waiting)
+        self.readers = FairGate(size - 1, most_waiting)
+        """Who reads for long may write meanwhile: a place is left for that."""
+        self._lane = lane
+
+    def asker(self) -> Asker:
+        """A task that began with a client's request may do an agent's own work, too."""
+        return ASKED_BY.get() if self._lane is Lane.CLIENTS else THE_AGENT
+
+
+class Connections:
+    """`find_out` checks a new connection before it is used."""
+
+    def __init__(
+        self, database_url: str, settings: SequencerSettings, find_out: Callable[[CheckedConnection], Awaitable[None]]
+    ) -> None:
+        self._url = database_url
+        self._settings = settings
+        self._find_out = find_out
+        self._last_failure: psycopg.Error | None = None
+        self._renewed_at_s = -math.inf
+        self._lanes = {
+            Lane.CLIENTS: self._new_lane(Lane.CLIENTS, 1, settings.database_pool_size, settings.database_pool_reads),
+            Lane.LEASES: self._new_lane(Lane.LEASES, 0, settings.database_lease_connections, 1),
+            Lane.HOUSEKEEPING: self._new_lane(Lane.HOUSEKEEPING, 0, settings.database_housekeeping_connections, 1),
+        }
+        self._kept_pool = self._new_pool("tidelog-commits", 0, 1)
+        self._in_use: set[CheckedConnection] = set()
+
+    def _new_lane(self, lane: Lane, min_size: int, size: int, reads: int) -> _LaneConnections:
+        pool = self._new_pool(f"tidelog-{lane.value}", min_size, size)
+        most_waiting = self._settings.database_pool_max_waiting
+        return _LaneConnections(lane, pool, size=size, reads=reads, most_waiting=most_waiting)
+
+    def _new_pool(self, name: str, min_size: int, max_size: int) -> _Pool:
+        return AsyncConnectionPool(
+            self._url,
+            connection_class=CheckedConnection,
+            kwargs=self._options(),
+            min_size=min_size,
+            max_size=max_size,
+            max_waiting=self._settings.database_pool_max_waiting,
+            timeout=self._settings.database_pool_timeout_s,
+            # The pool retries ever more rarely. If it gives up early, the next call connects at once.
+            reconnect_timeout=self._settings.database_pool_timeout_s / 2,
+            open=False,
+            name=name,
+        )
+
+    def _options(self) -> dict[str, Any]:
+        return connection_options(self._url, self._settings) | {"tell": self._note_made}
+
+    async def open(self) -> None:
+        for pool in self._pools():
+            await pool.open(wait=False)
+
+    async def close(self) -> None:
+        for pool in self._pools():
+            await pool.close()
+
+    def _pools(self) -> list[_Pool]:
+        return [*(lane.pool for lane in self._lanes.values()), self._kept_pool]
+
+    @property
+    def is_closed(self) -> bool:
+        return self._kept_pool.closed
+
+    def unreachable(self) -> SequencerUnavailable | None:
+        """Why the last attempt to connect failed, as Postgres or the network said; None if it did not."""
+        failure = self._last_failure
+        return None if failure is None else SequencerUnavailable.cannot_connect(self._url, failure)
+
+    async def take(self, lane: Lane) -> CheckedConnection:
+        """One for a read. Raises SequencerUnavailable."""
+        own = self._lanes[lane]
+        await self._enter(own.readers, own.asker(), "connections for reads")
+        try:
+            return await self._placed(own)
+        except BaseException:
+            own.readers.leave()
+            raise
+
+    async def give_back(self, lane: Lane, connection: CheckedConnection) -> None:
+        self._lanes[lane].readers.leave()
+        await self._put_back(self._lanes[lane], connection)
+
+    async def take_for_writing(self, lane: Lane) -> CheckedConnection:
+        """One of those that writes may take. `give_back_writers` returns it. Raises SequencerUnavailable."""
+        own = self._lanes[lane]
+        await self._enter(own.writers, own.asker(), "connections for writes")
+        try:
+            return await self._placed(own)
+        except BaseException:
+            own.writers.leave()
+            raise
+
+    async def give_back_writers(self, lane: Lane, connection: CheckedConnection) -> None:
+        self._lanes[lane].writers.leave()
+        await self._put_back(self._lanes[lane], connection)
+
+    def used_share(self, asker: Asker) -> float:
+        """How much of its fair part of the clients' queues this asker uses: 1.0 is all of it."""
+        clients = self._lanes[Lane.CLIENTS]
+        return max(gate.used_share(asker) for gate in (clients.places, clients.readers, clients.writers))
+
+    async def _placed(self, own: _LaneConnections) -> CheckedConnection:
+        await self._enter(own.places, own.asker(), "connections")
+        try:
+            return await self._taken_from(own.pool)
+        except BaseException:
+            own.places.leave()
+            raise
+
+    async def _put_back(self, own: _LaneConnections, connection: CheckedConnection) -> None:
+        self._in_use.discard(connection)
+        try:
+            await own.pool.putconn(connection)
+        finally:
+            own.places.leave()
+
+    async def _enter(self, gate: FairGate, asker: Asker, what: str) -> None:
+        try:
+            async with asyncio.timeout(self._settings.database_pool_timeout_s):
+                await gate.enter(asker)
+        except TimeoutError as error:
+            raise (self.unreachable() or self._all_busy(what)) from error
+
+    async def take_kept(self) -> CheckedConnection:
+        """The one for commits. Raises SequencerUnavailable."""
+        return await self._taken_from(self._kept_pool)
+
+    async def give_back_kept(self, connection: CheckedConnection) -> None:
+        self._in_use.discard(connection)
+        await self._kept_pool.putconn(connection)
+
+    @asynccontextmanager
+    async def fresh(self) -> AsyncIterator[CheckedConnection]:
+        """A new, checked connection outside the pool, which shows where the address leads now. Raises psycopg.Error."""
+        connection = await CheckedConnection.connect(self._url, **self._options())
+        self._in_use.add(connection)
+        try:
+            await self._find_out(connection)
+            yield connection
+        finally:
+            self._in_use.discard(connection)
+            await connection.close()
+
+    def is_up_to_date(self, connection: CheckedConnection) -> bool:
+        """True if it was made after connections were last lost."""
+        return connection.made_at_s >= self._renewed_at_s
+
+    async def renew(self, lost: CheckedConnection) -> None:
+        """After one connection was lost, the idle ones probably are too: the next callers get new ones. One restart of
+        Postgres fails many calls, but renews the pools once, unless the lost connection is newer than the renewal.
+        """
+        if self.is_up_to_date(lost):
+            await self._drain()
+
+    async def follow(self, connection: CheckedConnection) -> None:
+        """Another Postgres answers on this connection: end all others."""
+        for other in tuple(self._in_use):
+            if other is not connection:
+                other.cut(moved())
+        await self._drain()
+
+    async def _drain(self) -> None:
+        self._renewed_at_s = time.monotonic()
+        for pool in self._pools():
+            await pool.drain()
+
+    async def _taken_from(self, pool: _Pool) -> CheckedConnection:
+        task = asyncio.current_task()
+        cancellations = 0 if task is None else task.cancelling()
+        try:
+            connection = await pool.getconn()
+        except (PoolTimeout, TooManyRequests, PoolClosed) as error:
+            raise (self.unreachable() or SequencerUnavailable.cannot_connect(self._url, error)) from error
+        if task is not None and task.cancelling() > cancellations:
+            # The pool waits with asyncio.wait_for, which before Python 3.12 drops a cancellation that comes as its wait
+            # ends: whoever cancelled this task would wait for it for ever.
+            await pool.putconn(connection)
+            raise asyncio.CancelledError
+        self._in_use.add(connection)
+        return connection
+
+    def _all_busy(self, what: str) -> SequencerUnavailable:
+        return SequencerUnavailable(
+            f"all {what} to Postgres at {describe_address(self._url)} were busy for"
+            f" TIDELOG_DATABASE_POOL_TIMEOUT_S ({self._settings.database_pool_timeout_s} s)."
+            " Does a synchronous standby keep them waiting?"
+        )
+
+    def _note_made(self, made: CheckedConnection | psycopg.Error) -> None:
+        self._last_failure = made if isinstance(made, psycopg.Error) else None

@@ -1,0 +1,70 @@
+"""Checks Postgres from time to time for what no statement would show (DESIGN §10).
+
+All pooled connections may lead to an old primary that still answers: only a new connection shows where the address
+leads now. Settings may be weakened while nothing is written.
+"""
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable
+
+import psycopg
+
+from sequencer.database.errors import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.settings import SequencerSettings
+
+log = logging.getLogger(__name__)
+
+_AWAY = (psycopg.Error, SequencerUnavailable, CommitOutcomeUnknown, TimeoutError, OSError)
+
+
+class Confirmation:
+    """Whether the Postgres that answers is still the primary, asked by many at once and answered by one connection."""
+
+    def __init__(self, look_afresh: Callable[[], Awaitable[None]], gap_s: float) -> None:
+        self._look_afresh = look_afresh
+        self._gap_s = gap_s
+        self._one_at_a_time = asyncio.Lock()
+        self._tried_s = self._looked_s = -math.inf
+
+    async def get(self) -> None:
+        """Returns once a connection was checked that was made after this call. Raises SequencerUnavailable."""
+        asked_s = time.monotonic()
+        async with self._one_at_a_time:
+            if self._looked_s >= asked_s:
+                return
+            await asyncio.sleep(max(0.0, self._tried_s + self._gap_s - time.monotonic()))
+            self._tried_s = began_s = time.monotonic()
+            try:
+                await self._look_afresh()
+            except (psycopg.Error, CommitOutcomeUnknown, TimeoutError, OSError) as error:
+                raise SequencerUnavailable(f"it is not known which Postgres is the primary ({error})") from error
+            self._looked_s = began_s
+
+
+async def watch(
+    settings: SequencerSettings,
+    look_afresh: Callable[[], Awaitable[None]],
+    look_at_settings: Callable[[], Awaitable[None]],
+) -> None:
+    """Looks until cancelled. With jitter: agents that started together do not look together."""
+    afresh_at_s, is_away = _later(settings.database_recheck_s), False
+    while True:
+        await asyncio.sleep(settings.database_durability_check_s * random.uniform(0.8, 1.2))
+        try:
+            if time.monotonic() >= afresh_at_s:
+                afresh_at_s = _later(settings.database_recheck_s)
+                await look_afresh()
+            await look_at_settings()
+            is_away = False
+        except _AWAY as error:
+            if not is_away:
+                log.warning("cannot check the address and the settings of Postgres", extra={"error": str(error)})
+            is_away = True
+
+
+def _later(after_s: float) -> float:
+    return time.monotonic() + after_s * random.uniform(0.8, 1.2)

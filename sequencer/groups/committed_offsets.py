@@ -1,0 +1,157 @@
+"""Committed offsets: where each group reads on, written for many groups in one round trip (DESIGN §8).
+
+Promises that a commit is applied only while its coordinator's epoch and its fence (generation, member, member epoch)
+stand, judged when no one else can change them; that a fetch by a group's next coordinator misses no commit that was
+accepted before; that offsets and epoch are read at one moment; and that offsets of deleted topics are never told.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from sequencer.database.array_parameters import BytesArray, Int4Array, Int8Array, TextArray, UuidArray
+from sequencer.database.database import Database
+from sequencer.database.named_sql import load_statements
+from storage.identifiers import Offset, Partition, TopicId
+
+SQL = load_statements("committed_offsets")
+
+PartitionKey = tuple[TopicId, Partition]
+_NO_NUMBER = -1
+_NO_MEMBER = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedOffset:
+    offset: Offset
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+NO_OFFSET = CommittedOffset(offset=Offset(-1))
+"""Of a partition for which the group has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetCommit:
+    """One commit of one group. All that is given of the fence must hold: the group's generation, the member's being in
+    the group, the member's epoch. Nothing given: the group has no members.
+    """
+
+    group_id: str
+    coordinator_epoch: int
+    offsets: Sequence[tuple[TopicId, Partition, CommittedOffset]]
+    """A partition named twice: the last counts."""
+    generation: int | None = None
+    member_id: str | None = None
+    member_epoch: int | None = None
+    """With `member_id`."""
+
+
+class CommitVerdict(Enum):
+    """The values are the function `commit_offsets`'s."""
+
+    DONE = 0
+    NOT_COORDINATOR = 1
+    """Another agent has claimed the group, or it was deleted."""
+    UNKNOWN_MEMBER = 2
+    ILLEGAL_GENERATION = 3
+    STALE_MEMBER_EPOCH = 4
+
+
+_VERDICTS = tuple(CommitVerdict)
+"""By their numbers, which count from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetQuery:
+    """`partitions` None: all that the group has. `coordinator_epoch` None: whoever coordinates it."""
+
+    group_id: str
+    coordinator_epoch: int | None
+    partitions: Collection[PartitionKey] | None
+
+
+class CommittedOffsets:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def commit(self, commits: Sequence[OffsetCommit]) -> list[CommitVerdict]:
+        """Applies commits of any groups in this order, in one transaction and one round trip; one verdict per commit.
+
+        Raises SequencerUnavailable (nothing was written) or CommitOutcomeUnknown: it may be applied, now or a little
+        later. Claim its groups again before committing anything else for them, which waits for it or fences it.
+        """
+        if not commits:
+            return []
+        [row] = await self._database.write(SQL["commit"], **commit_parameters(commits))
+        return [_VERDICTS[verdict] for verdict in row.verdicts]
+
+    async def fetch(self, queries: Sequence[OffsetQuery]) -> list[Mapping[PartitionKey, CommittedOffset] | None]:
+        """One answer per query: every partition asked for (NO_OFFSET where there is none), or all that the group has.
+        None: another agent has claimed the group, or there is none. All answers are of one moment.
+        """
+        if not queries:
+            return []
+        wanted = [frozenset(query.partitions or ()) for query in queries]
+        asked = [(number, *key) for number, keys in enumerate(wanted, start=1) for key in keys]
+        rows = await self._database.read(
+            SQL["fetch"],
+            group_ids=TextArray(query.group_id for query in queries),
+            coordinator_epochs=Int8Array(_number(query.coordinator_epoch) for query in queries),
+            everything=[query.partitions is None for query in queries],
+            of_groups=Int4Array(number for number, _, _ in asked),
+            topic_ids=UuidArray(topic_id for _, topic_id, _ in asked),
+            partitions=Int4Array(partition for _, _, partition in asked),
+        )
+        answers: list[dict[PartitionKey, CommittedOffset] | None] = [None] * len(queries)
+        for row in rows:
+            if row.topic_id is None:
+                answers[row.number - 1] = dict.fromkeys(wanted[row.number - 1], NO_OFFSET)
+        for row in rows:
+            answer = answers[row.number - 1]
+            if row.topic_id is not None and answer is not None:
+                answer[TopicId(row.topic_id), Partition(row.partition)] = CommittedOffset(
+                    offset=Offset(row.committed_offset), leader_epoch=row.leader_epoch, metadata=row.metadata.decode()
+                )
+        return list(answers)
+
+    async def delete(self, group_id: str, coordinator_epoch: int, partitions: Collection[PartitionKey]) -> bool:
+        """Forgets offsets; those that the group does not have are no error. False: another agent has claimed the group,
+        or it was deleted. May be repeated after CommitOutcomeUnknown.
+        """
+        [row] = await self._database.write(
+            SQL["delete"],
+            group_id=group_id,
+            coordinator_epoch=coordinator_epoch,
+            topic_ids=UuidArray(topic_id for topic_id, _ in partitions),
+            partitions=Int4Array(partition for _, partition in partitions),
+        )
+        return bool(row.held)
+
+
+def commit_parameters(commits: Sequence[OffsetCommit]) -> Mapping[str, Any]:
+    """What `commit_offsets` takes (functions/commit_offsets.sql)."""
+    group_ids = sorted({commit.group_id for commit in commits}, key=str.encode)
+    position = {group_id: number for number, group_id in enumerate(group_ids, start=1)}
+    offsets = [(number, *offset) for number, commit in enumerate(commits, start=1) for offset in commit.offsets]
+    metadata = [offset.metadata.encode() for _, _, _, offset in offsets]
+    return {
+        "group_ids": TextArray(group_ids),
+        "commit_groups": Int4Array(position[commit.group_id] for commit in commits),
+        "commit_epochs": Int8Array(commit.coordinator_epoch for commit in commits),
+        "commit_generations": Int4Array(_number(commit.generation) for commit in commits),
+        "commit_members": TextArray(commit.member_id or _NO_MEMBER for commit in commits),
+        "commit_member_epochs": Int4Array(_number(commit.member_epoch) for commit in commits),
+        "offset_commits": Int4Array(number for number, _, _, _ in offsets),
+        "offset_topics": UuidArray(topic_id for _, topic_id, _, _ in offsets),
+        "offset_partitions": Int4Array(partition for _, _, partition, _ in offsets),
+        "offset_values": Int8Array(offset.offset for _, _, _, offset in offsets),
+        "offset_leader_epochs": Int4Array(offset.leader_epoch for _, _, _, offset in offsets),
+        "offset_metadata": BytesArray(metadata if any(metadata) else ()),
+    }
+
+
+def _number(given: int | None) -> int:
+    return _NO_NUMBER if given is None else given

@@ -1,0 +1,178 @@
+"""Groups: who coordinates each, and what its coordinator must find again after a crash (DESIGN §8).
+
+Promises that a claim fences every coordinator before it, for ever: an epoch is never used twice, not even by a group
+that is deleted and made again; that a claim sees all that an earlier coordinator's write or commit which succeeded has
+left; that a write takes place as a whole or not at all, and only while the writer's epoch stands; and that a group
+that is deleted leaves neither members nor offsets.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from psycopg.types.json import Json
+
+from sequencer.database.array_parameters import Int4Array, Int8Array, TextArray
+from sequencer.database.database import Database, Row
+from sequencer.database.named_sql import load_statements
+from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup, StoredMember
+from storage.identifiers import NodeId
+
+SQL = load_statements("groups")
+
+LONGEST_ID_BYTES = 1_024
+"""Of a group's or a member's id, in UTF-8: two of them fit an entry of Postgres's index."""
+GROUPS_PER_PAGE = 1_000
+"""Of a listing; longer ones are read in several statements."""
+
+
+class InvalidId(Exception):
+    """No group and no member can have this id; see `can_be_id`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedGroup:
+    """`stored` is None if the claim made the group, or nobody has written it since it was made; it may have offsets."""
+
+    coordinator_epoch: int
+    stored: StoredGroup | None
+    config: Mapping[str, str]
+    """What an administrator set (`group_configs.py`)."""
+
+
+class DeleteOutcome(Enum):
+    DELETED = "deleted"
+    NOT_EMPTY = "not empty"
+    NOT_COORDINATOR = "not coordinator"
+    """Another agent has claimed it, or it is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedGroup:
+    group_id: str
+    kind: GroupKind
+    protocol_type: str
+    state: str
+    """As last written, in Kafka's spelling."""
+    coordinator: NodeId
+    """The agent that claimed it last; it may be gone."""
+
+
+class Groups:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def claim(self, group_id: str, node_id: NodeId, *, create: bool) -> ClaimedGroup | None:
+        """Makes the agent the group's coordinator under a new epoch. None: there is no such group, and `create` is
+        False. Raises InvalidId. Repeating it is harmless: it fences the try before.
+        """
+        refuse_impossible_id(group_id)
+        rows = await self._database.fetch(SQL["claim"], group_id=group_id, node_id=node_id, create=create)
+        if not rows:
+            return None
+        stored = _stored(group_id, rows[0]) if rows[0].kind is not None else None
+        return ClaimedGroup(coordinator_epoch=rows[0].coordinator_epoch, stored=stored, config=rows[0].config or {})
+
+    async def write(self, group_id: str, coordinator_epoch: int, change: GroupChange) -> bool:
+        """False: fenced, nothing was written. Raises InvalidId for a member's id.
+
+        Raises CommitOutcomeUnknown: it may be applied, now or a little later. Claim the group again, which waits for it
+        or fences it, and go on from what the claim returns.
+        """
+        for member_id, member in change.members.items():
+            if member is not None:
+                refuse_impossible_id(member_id)
+        [row] = await self._database.write(SQL["write"], **write_parameters(group_id, coordinator_epoch, change))
+        return bool(row.held)
+
+    async def still_held(self, held: Mapping[str, int]) -> dict[str, Mapping[str, str]]:
+        """Those groups, of an agent's with the epochs under which it claimed them, that no other agent has claimed
+        since, each with its configs.
+        """
+        rows = await self._database.read(
+            SQL["still_held"], group_ids=TextArray(held), coordinator_epochs=Int8Array(held.values())
+        )
+        return {row.group_id: row.config or {} for row in rows}
+
+    async def delete(self, group_id: str, coordinator_epoch: int) -> DeleteOutcome:
+        """The group with its members and offsets, if it is empty. Raises CommitOutcomeUnknown when it may be gone."""
+        [row] = await self._database.write(SQL["delete"], group_id=group_id, coordinator_epoch=coordinator_epoch)
+        return DeleteOutcome(row.outcome)
+
+    async def list(
+        self, states: Collection[str] = (), kinds: Collection[GroupKind] = (), *, with_members: bool = False
+    ) -> Sequence[ListedGroup]:
+        """All groups of these states and kinds, by id; no states or no kinds: of any. `with_members`: those that have
+        some, as last written; so also those whose coordinator died with all of them. Not of one moment, if many.
+        """
+        found: list[ListedGroup] = []
+        page, after = GROUPS_PER_PAGE, ""
+        while page == GROUPS_PER_PAGE:
+            rows = await self._database.read(
+                SQL["list"],
+                states=list(states),
+                kinds=list(kinds),
+                with_members=with_members,
+                after=after,
+                cap=GROUPS_PER_PAGE,
+            )
+            found += map(_listed, rows)
+            page = len(rows)
+            after = rows[-1].group_id if rows else after
+        return found
+
+
+def can_be_id(text: str) -> bool:
+    """Whether a group or a member can have this id: 1 to 1,024 bytes of UTF-8 without NUL, which Postgres's text does
+    not take."""
+    return 0 < len(text.encode()) <= LONGEST_ID_BYTES and "\0" not in text
+
+
+def refuse_impossible_id(text: str) -> None:
+    """Raises InvalidId."""
+    if not can_be_id(text):
+        raise InvalidId(f"{text[:50]!r} is no id of a group or member: 1 to {LONGEST_ID_BYTES} bytes, none of them NUL")
+
+
+def write_parameters(group_id: str, coordinator_epoch: int, change: GroupChange) -> Mapping[str, Any]:
+    """What `write_group` takes (functions/write_group.sql)."""
+    written = {member_id: member for member_id, member in change.members.items() if member is not None}
+    return {
+        "group_id": group_id,
+        "coordinator_epoch": coordinator_epoch,
+        "kind": change.kind,
+        "generation": change.generation,
+        "state": change.state,
+        "protocol_type": change.protocol_type,
+        "document": Json(change.document),
+        "is_empty": change.is_empty,
+        "removed_ids": TextArray(change.members.keys() - written.keys()),
+        "member_ids": TextArray(written),
+        "member_epochs": Int4Array(member.epoch for member in written.values()),
+        "member_documents": TextArray(json.dumps(member.document) for member in written.values()),
+    }
+
+
+def _stored(group_id: str, row: Row) -> StoredGroup:
+    members = zip(row.member_ids, row.member_epochs, row.member_documents, strict=True)
+    return StoredGroup(
+        group_id=group_id,
+        kind=row.kind,
+        generation=row.generation,
+        state=row.state,
+        protocol_type=row.protocol_type,
+        document=row.document,
+        members={member_id: StoredMember(epoch=epoch, document=document) for member_id, epoch, document in members},
+    )
+
+
+def _listed(row: Row) -> ListedGroup:
+    return ListedGroup(
+        group_id=row.group_id,
+        kind=row.kind,
+        protocol_type=row.protocol_type,
+        state=row.state,
+        coordinator=NodeId(row.coordinator),
+    )

@@ -1,0 +1,1 @@
+"""The Parquet form of topics: tables, their files and jobs."""

@@ -1,0 +1,86 @@
+"""What of history the garbage collector may delete, found by state (DESIGN §9).
+
+Two kinds. *Recorded* objects were named by a published metadata file; once no retained snapshot names one, it waits
+`history_reader_grace` for readers outside and is garbage. Whatever else lies under the *prefix of an ended job* was
+never published: attempts that were retried, jobs that were killed or refused. The collector lists that prefix alone,
+deletes what is not recorded, and forgets the job. It does so only once a late PUT of a killed task can no longer
+arrive."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sequencer.database.database import Database
+from sequencer.database.named_sql import load_statements
+from storage.identifiers import ObjectKey
+
+SQL = load_statements("history")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedJob:
+    job_id: UUID
+    prefix: str
+
+
+class HistoryGarbage:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def drop_deleted(self, cap: int) -> int:
+        """Drops the histories of deleted topics: the pointer goes, their objects become garbage. Returns how many were
+        dropped.
+        """
+        rows = await self._database.fetch(SQL["dropped_tables"], cap=cap)
+        for row in rows:
+            async with self._database.transaction() as connection:
+                parameters = {"topic_id": row.topic_id}
+                await connection.execute(SQL["lock_table"], parameters)
+                cursor = await connection.execute(SQL["abandon_jobs_of"], parameters)
+                job_ids = [job.job_id for job in await cursor.fetchall()]
+                await connection.execute(SQL["release_holds"], {"job_ids": job_ids})
+                for statement in (
+                    "unreference_all_objects",
+                    "delete_partitions_of",
+                    "delete_raw_ranges_of",
+                    "delete_table",
+                ):
+                    await connection.execute(SQL[statement], parameters)
+        return len(rows)
+
+    async def abandon_expired(self, cap: int) -> int:
+        """Ends the jobs whose lease has passed, so that their prefixes get swept. Returns how many."""
+        async with self._database.transaction() as connection:
+            cursor = await connection.execute(SQL["abandon_all_expired"], {"cap": cap})
+            job_ids = [job.job_id for job in await cursor.fetchall()]
+            await connection.execute(SQL["release_holds"], {"job_ids": job_ids})
+            return len(job_ids)
+
+    async def unreferenced(self, *, grace_s: float, cap: int) -> tuple[ObjectKey, ...]:
+        """Recorded objects that no retained snapshot has named for `grace_s`: delete them, then `forget_objects`."""
+        rows = await self._database.fetch(SQL["garbage"], grace_s=grace_s, cap=cap)
+        return tuple(ObjectKey(row.object_key) for row in rows)
+
+    async def forget_objects(self, keys: Collection[ObjectKey]) -> None:
+        """After their deletion."""
+        await self._database.fetch(SQL["forget_objects"], object_keys=list(keys))
+
+    async def ended_jobs(self, *, older_than_s: float, cap: int) -> tuple[EndedJob, ...]:
+        """Jobs that ended that long ago: list each prefix, delete what is not `recorded`, then `forget_jobs`."""
+        rows = await self._database.fetch(SQL["ended_jobs"], older_than_s=older_than_s, cap=cap)
+        return tuple(EndedJob(job_id=row.job_id, prefix=row.prefix) for row in rows)
+
+    async def recorded(self, keys: Collection[ObjectKey]) -> frozenset[ObjectKey]:
+        """Those of the keys that have a row, referenced or not."""
+        rows = await self._database.fetch(SQL["recorded"], object_keys=list(keys))
+        return frozenset(ObjectKey(row.object_key) for row in rows)
+
+    async def forget_jobs(self, job_ids: Collection[UUID]) -> None:
+        """After their prefixes were swept."""
+        await self._database.fetch(SQL["forget_jobs"], job_ids=list(job_ids))
+
+    async def reserved_prefixes(self) -> Sequence[str]:
+        """Prefixes of jobs that run or are not swept yet: an unrecorded object there is reserved or garbage, elsewhere
+        an orphan.
+        """
+        return [row.prefix for row in await self._database.fetch(SQL["unforgotten_prefixes"])]

@@ -1,0 +1,1 @@
+"""Retention, merging, garbage, jobs, and what one agent measures for all."""

@@ -1,0 +1,141 @@
+"""What one agent measures for the whole cluster, as a row that every agent reads.
+
+Promises:
+- A measurement is one statement, whose cost has bounds that do not depend on the log, on the number of agents or on
+  what was deleted. Reading it is a look at one row.
+- An older measurement never replaces a newer one: two observers at once, or one that was paused, do no harm.
+- Ages are those at the time of reading.
+
+Who measures is decided by a job's lease (`compactor/observer.py`). Nothing here is needed to keep the log right, so
+nothing waits for a synchronous standby.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sequencer.database.database import Database
+from sequencer.database.named_sql import load_statements
+from sequencer.housekeeping.jobs import JobStatus
+from sequencer.housekeeping.merge_values import Backlog, MergeDone, TierBacklog, TierTotals
+
+SQL = load_statements("observations")
+
+MOST_TIERS = 8
+"""The highest tier that a setting allows (`merge_tiers`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservationBounds:
+    """How much one measurement looks at."""
+
+    segments: int
+    """Segments of each state that are counted one by one; beyond it their number is Postgres' estimate."""
+    candidates: int
+    """Candidates for merging, in each tier, that are added up; what lies behind them is estimated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Census:
+    """How many segments are in each state on the way out, and how many are reserved. Large numbers are estimates."""
+
+    reserved: int
+    unreferenced: int
+    doomed: int
+    tombstones: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalProgress:
+    """Ages are None before the first entry or checkpoint."""
+
+    age_s: float | None
+    checkpoint_age_s: float | None
+    entries: int
+    entry_bytes: int
+    checkpoint_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    age_s: float
+    """Since it was measured, by the database's clock."""
+    census: Census
+    backlog: Backlog
+    totals: Sequence[TierTotals]
+    jobs: Sequence[JobStatus]
+    journal: JournalProgress
+
+
+class Observations:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def observe(self, bounds: ObservationBounds) -> bool:
+        """Measures and writes the result. False: a newer one is there already."""
+        rows = await self._database.fetch_local(
+            SQL["observe"],
+            most_segments=bounds.segments,
+            most_candidates=bounds.candidates,
+            most_tiers=MOST_TIERS,
+        )
+        return bool(rows)
+
+    async def latest(self) -> Observation | None:
+        """None before the first. Raises SequencerUnavailable."""
+        rows = await self._database.fetch_local(SQL["latest"])
+        return _observation(rows[0].seen, rows[0].observed_at, rows[0].now) if rows else None
+
+
+def _observation(seen: Mapping[str, Any], observed_at: float, now: float) -> Observation:
+    def age_s(at: float | None) -> float | None:
+        return None if at is None else max(0.0, now - at)
+
+    segments, journal = seen["segments"], seen["journal"]
+    return Observation(
+        age_s=max(0.0, now - observed_at),
+        census=Census(
+            reserved=segments["reserved"],
+            unreferenced=segments["unreferenced"],
+            doomed=segments["doomed"],
+            tombstones=seen["tombstones"],
+        ),
+        backlog=Backlog(
+            tiers=tuple(
+                TierBacklog(
+                    tier=ripe["tier"],
+                    segments=ripe["segments"],
+                    units=ripe["units"],
+                    size_bytes=ripe["size_bytes"],
+                    oldest_s=max(0.0, now - ripe["oldest_at"]),
+                )
+                for ripe in seen["ripe"]
+            ),
+            agents=seen["agents"],
+        ),
+        totals=tuple(
+            TierTotals(
+                tier=tier["tier"],
+                merges=tier["merges"],
+                done=MergeDone(**{name: tier[name] for name in MergeDone.__slots__}),
+                success_age_s=age_s(tier["last_success_at"]),
+            )
+            for tier in seen["merged"]
+        ),
+        jobs=tuple(
+            JobStatus(
+                name=job["name"],
+                running=job["running"],
+                success_age_s=age_s(job["last_success_at"]),
+                last_error=job["last_error"],
+            )
+            for job in seen["jobs"]
+        ),
+        journal=JournalProgress(
+            age_s=age_s(journal["taken_at"]),
+            checkpoint_age_s=age_s(journal["checkpoint_at"]),
+            entries=journal["entries"],
+            entry_bytes=journal["entry_bytes"],
+            checkpoint_bytes=journal["checkpoint_bytes"],
+        ),
+    )

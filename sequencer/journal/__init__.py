@@ -1,0 +1,1 @@
+"""The commit journal and recovery from it."""

@@ -1,0 +1,1 @@
+"""Topics, their configs, and what administrators ask about partitions."""

@@ -1,0 +1,221 @@
+"""The topic configs that are accepted, with what each promises here, and those of Kafka that are refused, with why.
+
+Promises that an accepted value is one the log honours: either it changes what the log does, or what it asks for is
+always so, and its documentation says which. Sources: Kafka's TopicConfig, its validators and ServerTopicConfigSynonyms.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal
+
+from sequencer.topics.config_checks import Check, always, list_of, one_of, share, whole_number
+from storage.batches.record_batch import Compression
+
+LARGEST_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+"""Above the largest segment no batch fits; Kafka itself would allow 2 GiB."""
+SMALLEST_SEGMENT_BYTES: Final = 8 * 1024 * 1024
+"""What an agent seals at by default: retention drops what one uploaded object holds of a partition as a whole."""
+SHORTEST_SEGMENT_MS: Final = 1000
+_LONG: Final = 2**63 - 1
+_INT: Final = 2**31 - 1
+_HOUR_MS: Final = 60 * 60 * 1000
+
+COMPRESSIONS: Final[Mapping[str, Compression | None]] = MappingProxyType(
+    {
+        "uncompressed": Compression.NONE,
+        "zstd": Compression.ZSTD,
+        "lz4": Compression.LZ4,
+        "snappy": Compression.SNAPPY,
+        "gzip": Compression.GZIP,
+        "producer": None,
+    }
+)
+"""What `compression.type` may say; None: batches stay as they were sent."""
+
+ConfigKind = Literal["int", "long", "list", "string", "boolean", "double"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigDefinition:
+    """`broker_name` is what Kafka calls the default of this config among a broker's."""
+
+    name: str
+    kind: ConfigKind
+    default: str
+    broker_name: str
+    documentation: str
+    check: Check
+
+
+def _long(name: str, default: int, minimum: int, broker_name: str, documentation: str) -> ConfigDefinition:
+    return ConfigDefinition(
+        name=name,
+        kind="long",
+        default=str(default),
+        broker_name=broker_name,
+        documentation=documentation,
+        check=whole_number(name, minimum, _LONG),
+    )
+
+
+def _int(
+    name: str, default: int, minimum: int, broker_name: str, documentation: str, maximum: int = _INT, hint: str = ""
+) -> ConfigDefinition:
+    return ConfigDefinition(
+        name=name,
+        kind="int",
+        default=str(default),
+        broker_name=broker_name,
+        documentation=documentation,
+        check=whole_number(name, minimum, maximum, hint),
+    )
+
+
+_CHANGING: Final = (
+    _long(
+        "retention.ms", 7 * 24 * _HOUR_MS, -1, "log.retention.ms",
+        "How long records are kept, by their own timestamps; -1 for ever.",
+    ),
+    _long("retention.bytes", -1, -1, "log.retention.bytes", "Bytes of a partition that are kept; -1 without limit."),
+    _int(
+        "max.message.bytes", 1024 * 1024 + 12, 0, "message.max.bytes",
+        "The largest record batch accepted, compressed as the client sent it.", LARGEST_MESSAGE_BYTES,
+    ),
+    ConfigDefinition(
+        name="message.timestamp.type",
+        kind="string",
+        default="CreateTime",
+        broker_name="log.message.timestamp.type",
+        documentation="Whether a record carries its producer's time or that of the agent that took it.",
+        check=one_of("message.timestamp.type", ("CreateTime", "LogAppendTime")),
+    ),
+    _long(
+        "message.timestamp.before.max.ms", _LONG, 0, "log.message.timestamp.before.max.ms",
+        "How far a producer's timestamp may lie behind the agent's clock; beyond it the record is refused. Says "
+        "nothing where message.timestamp.type is LogAppendTime.",
+    ),
+    _long(
+        "message.timestamp.after.max.ms", _HOUR_MS, 0, "log.message.timestamp.after.max.ms",
+        "How far a producer's timestamp may lie ahead of the agent's clock; beyond it the record is refused. Says "
+        "nothing where message.timestamp.type is LogAppendTime.",
+    ),
+)  # fmt: skip
+
+_ONE_WAY: Final = (
+    ConfigDefinition(
+        name="cleanup.policy",
+        kind="list",
+        default="delete",
+        broker_name="log.cleanup.policy",
+        documentation="Old records are deleted. Compaction by key is not available.",
+        check=list_of("cleanup.policy", ("delete",), "Tidelog does not compact a log by key (yet)."),
+    ),
+    ConfigDefinition(
+        name="compression.type",
+        kind="string",
+        default="producer",
+        broker_name="compression.type",
+        documentation="The compression that batches are kept in; producer: as they were sent. Any other recompresses "
+        "what comes differently before it is kept, which costs the agent CPU.",
+        check=one_of("compression.type", tuple(COMPRESSIONS)),
+    ),
+)  # fmt: skip
+
+_ALWAYS_SO: Final = (
+    _int(
+        "min.insync.replicas", 1, 1, "min.insync.replicas",
+        "Always met: an acknowledged record is in the object store, which replicates by itself, and never in fewer "
+        "copies. Any acks but 0 waits for that.",
+    ),
+    ConfigDefinition(
+        name="unclean.leader.election.enable",
+        kind="boolean",
+        default="false",
+        broker_name="unclean.leader.election.enable",
+        documentation="Always false: no agent holds records that another does not, so that none can be lost with it.",
+        check=always("unclean.leader.election.enable", "false", "No acknowledged record is ever given up."),
+    ),
+    ConfigDefinition(
+        name="preallocate",
+        kind="boolean",
+        default="false",
+        broker_name="log.preallocate",
+        documentation="Always false: there are no files to allocate.",
+        check=always("preallocate", "false", "There are no files to allocate."),
+    ),
+    _int(
+        "segment.bytes", 1024 * 1024 * 1024, SMALLEST_SEGMENT_BYTES, "log.segment.bytes",
+        "Always met: an uploaded object is sealed at TIDELOG_SEGMENT_SIZE_BYTES (8 MiB unless set), for all topics "
+        "together, so that retention never works on coarser pieces than this.",
+        hint=", for an uploaded object may be as large as 8 MiB",
+    ),
+    _long(
+        "segment.ms", 7 * 24 * _HOUR_MS, SHORTEST_SEGMENT_MS, "log.roll.ms",
+        "Always met: an uploaded object takes batches for TIDELOG_LINGER_MS (250 unless set), and what is merged later "
+        "spans no more than this and a tenth of retention.ms.",
+    ),
+    _long(
+        "segment.jitter.ms", 0, 0, "log.roll.jitter.ms",
+        "Always met: the most that may be taken off segment.ms, and nothing is.",
+    ),
+    _long(
+        "flush.messages", _LONG, 1, "log.flush.interval.messages",
+        "Always met: every record is in the store before it is acknowledged.",
+    ),
+    _long(
+        "flush.ms", _LONG, 0, "log.flush.interval.ms",
+        "Always met: every record is in the store before it is acknowledged.",
+    ),
+)  # fmt: skip
+
+_OF_COMPACTED_TOPICS: Final = (
+    _long(
+        "delete.retention.ms", 24 * _HOUR_MS, 0, "log.cleaner.delete.retention.ms",
+        "Says how compacted topics keep their tombstones, in Kafka too; no topic here is compacted by key.",
+    ),
+    _long(
+        "min.compaction.lag.ms", 0, 0, "log.cleaner.min.compaction.lag.ms",
+        "Says how long records stay uncompacted; no topic here is compacted by key.",
+    ),
+    _long(
+        "max.compaction.lag.ms", _LONG, 1, "log.cleaner.max.compaction.lag.ms",
+        "Says when records of compacted topics are due, in Kafka too; no topic here is compacted by key.",
+    ),
+    ConfigDefinition(
+        name="min.cleanable.dirty.ratio",
+        kind="double",
+        default="0.5",
+        broker_name="log.cleaner.min.cleanable.ratio",
+        documentation="Says when compacted topics are cleaned, in Kafka too; no topic here is compacted by key.",
+        check=share("min.cleanable.dirty.ratio"),
+    ),
+)  # fmt: skip
+
+KNOWN_CONFIGS: Final[Mapping[str, ConfigDefinition]] = MappingProxyType(
+    {definition.name: definition for definition in (*_CHANGING, *_ONE_WAY, *_ALWAYS_SO, *_OF_COMPACTED_TOPICS)}
+)
+
+_TIERING: Final = "every record is in the object store from the start, there is no local tier"
+_LEVEL: Final = "what compression.type asks for is done at the codec's own level: a producer can choose another"
+_INDEX: Final = "there are no index files"
+_REPLICATION: Final = "agents do not copy records to one another, the object store replicates"
+
+REFUSED_CONFIGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "remote.storage.enable": _TIERING,
+        "local.retention.ms": _TIERING,
+        "local.retention.bytes": _TIERING,
+        "remote.log.copy.disable": _TIERING,
+        "remote.log.delete.on.disable": _TIERING,
+        "compression.gzip.level": _LEVEL,
+        "compression.lz4.level": _LEVEL,
+        "compression.zstd.level": _LEVEL,
+        "segment.index.bytes": _INDEX,
+        "index.interval.bytes": _INDEX,
+        "file.delete.delay.ms": "the grace period of garbage is a setting of the cluster, not of a topic",
+        "leader.replication.throttled.replicas": _REPLICATION,
+        "follower.replication.throttled.replicas": _REPLICATION,
+    }
+)
+"""Configs of Kafka's topics whose promise could not be kept."""

@@ -1,0 +1,213 @@
+"""Topics: their names, partitions and configs.
+
+Promises that a name is free the moment its topic is deleted, that a topic id is never used twice, and that a deleted
+topic's partitions take no further commit: their state is set under each partition's row lock, before anything sweeps
+their runs (DESIGN §4).
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import uuid4
+
+from psycopg.errors import UniqueViolation
+from psycopg.types.json import Jsonb
+
+from sequencer.database.database import Database, Row
+from sequencer.database.named_sql import load_statements
+from sequencer.topics.topic_config import KNOWN_CONFIGS, validate_config
+from storage.identifiers import TopicId
+
+SQL = load_statements("topics")
+
+MOST_PARTITIONS = 100_000
+_MOST_CHANGES = 1_000
+"""As many as are kept (functions/count_topic_change.sql)."""
+_NEVER = 2**62
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+class TopicExists(Exception):
+    """There is a topic of this name."""
+
+
+class UnknownTopic(Exception):
+    """There is no topic of this name."""
+
+
+class InvalidTopicName(Exception):
+    """Kafka's rule: 1 to 249 of a-z A-Z 0-9 . _ - and neither `.` nor `..`."""
+
+
+class CollidingTopicName(InvalidTopicName):
+    """There is a topic whose name differs in `.` and `_` alone."""
+
+
+class InvalidPartitionCount(Exception):
+    """Not a number of partitions that the topic can have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    topic_id: TopicId
+    name: str
+    partition_count: int
+    config: Mapping[str, str]
+    """What was set; see `TopicConfig.of` for what that comes to."""
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicChanges:
+    number: int
+    """How often a topic was made, changed or deleted so far."""
+    topics: tuple[tuple[TopicId, str], ...] | None
+    """The ids and names of those. None: any topic may have been."""
+
+
+def validate_topic_name(name: str) -> None:
+    """Raises InvalidTopicName."""
+    if name in (".", "..") or not _LEGAL_NAME.fullmatch(name):
+        raise InvalidTopicName(
+            f"Topic name {name[:300]!r} is illegal: 1 to 249 of a-z A-Z 0-9 . _ - and neither '.' nor '..'"
+        )
+
+
+class Topics:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, name: str, partition_count: int, config: Mapping[str, str]) -> Topic:
+        """Raises TopicExists, InvalidTopicName, InvalidPartitionCount, InvalidConfig; CommitOutcomeUnknown when it may
+        exist now.
+        """
+        _validate_partition_count(partition_count)
+        await self.check_name(name)
+        for setting, value in config.items():
+            validate_config(setting, value)
+        try:
+            rows = await self._database.write(
+                SQL["create_topic"],
+                topic_id=uuid4(),
+                name=name,
+                partition_count=partition_count,
+                config=Jsonb(_trimmed(config)),
+            )
+        except UniqueViolation as error:
+            raise TopicExists(f"Topic '{name}' already exists.") from error
+        return _topic(rows[0])
+
+    async def check_name(self, name: str) -> None:
+        """Raises InvalidTopicName unless a topic may be called so, CollidingTopicName beside those that there are."""
+        validate_topic_name(name)
+        if "." not in name and "_" not in name:
+            return
+        rows = await self._database.read(SQL["colliding_topic"], name=name)
+        if rows:
+            raise CollidingTopicName(f"Topic '{name}' collides with existing topic: {rows[0].name}")
+
+    async def delete(self, name: str) -> Topic:
+        """Frees the name and stops the partitions; their runs are swept later. Returns what was deleted. Raises
+        UnknownTopic.
+        """
+        _refuse_impossible(name)
+        return await self._delete(f"There is no topic '{name}'.", "mark_topic_deleted", {"name": name})
+
+    async def delete_by_id(self, topic_id: TopicId) -> Topic:
+        """The same for the topic of this id, whatever is called so by now. Raises UnknownTopic."""
+        unknown = f"There is no topic of id {topic_id}."
+        return await self._delete(unknown, "mark_topic_deleted_by_id", {"topic_id": topic_id})
+
+    async def _delete(self, unknown: str, statement: str, parameters: Mapping[str, object]) -> Topic:
+        async with self._database.transaction() as connection:
+            row = await (await connection.execute(SQL[statement], parameters)).fetchone()
+            if row is None:
+                raise UnknownTopic(unknown)
+            await connection.execute(SQL["lock_partitions_of_topic"], {"topic_id": row.topic_id})
+            await connection.execute(SQL["stop_partitions_of_topic"], {"topic_id": row.topic_id})
+        return _topic(row)
+
+    async def list(self) -> Sequence[Topic]:
+        """All live topics, by name."""
+        return [_topic(row) for row in await self._database.read(SQL["list_topics"])]
+
+    async def changes(self, since: int | None = None) -> TopicChanges:
+        """What was made, changed or deleted since `changes(...)` returned this number."""
+        rows = await self._database.read(
+            SQL["topic_changes"], since=_NEVER if since is None else since, most=_MOST_CHANGES
+        )
+        number, found = int(rows[0].changes), [row for row in rows if row.change is not None]
+        if since is None or len({row.change for row in found}) != number - since:
+            return TopicChanges(number=number, topics=None)
+        return TopicChanges(number=number, topics=tuple((TopicId(row.topic_id), row.name) for row in found))
+
+    async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
+        """The live topics among `names`."""
+        possible = [name for name in names if _can_exist(name)]
+        rows = await self._database.read(SQL["topics_by_name"], names=possible)
+        return {row.name: _topic(row) for row in rows}
+
+    async def by_id(self, topic_ids: Collection[TopicId]) -> dict[TopicId, Topic]:
+        """The live topics among `topic_ids`."""
+        rows = await self._database.read(SQL["topics_by_id"], topic_ids=list(topic_ids))
+        return {TopicId(row.topic_id): _topic(row) for row in rows}
+
+    async def add_partitions(self, name: str, total: int) -> Topic:
+        """Raises the number of partitions to `total`. Raises UnknownTopic, and InvalidPartitionCount if it is not a
+        raise.
+        """
+        _refuse_impossible(name)
+        _validate_partition_count(total)
+        async with self._database.transaction() as connection:
+            row = await (await connection.execute(SQL["lock_topic"], {"name": name})).fetchone()
+            if row is None:
+                raise UnknownTopic(f"There is no topic '{name}'.")
+            if total <= row.partition_count:
+                raise InvalidPartitionCount(
+                    f"Topic '{name}' has {row.partition_count} partitions: they can only become more."
+                )
+            parameters = {"topic_id": row.topic_id, "first": row.partition_count, "total": total}
+            grown = await (await connection.execute(SQL["add_partitions"], parameters)).fetchone()
+        return _topic(grown)
+
+    async def alter_config(self, name: str, set: Mapping[str, str], remove: Collection[str] = ()) -> Topic:
+        """Sets some configs and returns others to their defaults, in one step. Raises UnknownTopic, InvalidConfig."""
+        _refuse_impossible(name)
+        for setting, value in set.items():
+            validate_config(setting, value)
+        known = [setting for setting in remove if setting in KNOWN_CONFIGS]  # no other was ever set
+        rows = await self._database.write(SQL["alter_config"], name=name, set=Jsonb(_trimmed(set)), remove=known)
+        if not rows:
+            raise UnknownTopic(f"There is no topic '{name}'.")
+        return _topic(rows[0])
+
+
+def _trimmed(config: Mapping[str, str]) -> dict[str, str]:
+    """Values as they count: white space around them says nothing."""
+    return {name: value.strip() for name, value in config.items()}
+
+
+def _can_exist(name: str) -> bool:
+    """Whether Postgres may be asked for it: clients name topics with any characters, Postgres takes no NUL."""
+    return _LEGAL_NAME.fullmatch(name) is not None
+
+
+def _refuse_impossible(name: str) -> None:
+    if not _can_exist(name):
+        raise UnknownTopic(f"There is no topic {name[:300]!r}.")
+
+
+def _validate_partition_count(count: int) -> None:
+    if not 1 <= count <= MOST_PARTITIONS:
+        raise InvalidPartitionCount(f"A topic has between 1 and {MOST_PARTITIONS} partitions, not {count}.")
+
+
+def _topic(row: Row) -> Topic:
+    return Topic(
+        topic_id=TopicId(row.topic_id),
+        name=row.name,
+        partition_count=row.partition_count,
+        config=row.config,
+        created_at=row.created_at,
+    )

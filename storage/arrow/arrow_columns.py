@@ -1,0 +1,150 @@
+"""Records as Arrow columns, and back (DESIGN P6: what is read back equals what was written).
+
+Promises that no record passes through a Python object of its own: batches are walked in Python, records in native
+code. Offsets are assigned here, from where the run starts; control batches are skipped (they take offsets but hold no
+records of a user); under LogAppendTime every record has its batch's time. Only a timestamp of -1 (none) has no Arrow
+value: it is null, and -1 again on the way back.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from storage.arrow.arrow_encoding import encode_batch
+from storage.arrow.arrow_schema import HISTORY_SCHEMA, MICROSECONDS, RECORD_SCHEMA
+from storage.batches.batch_kernels import (
+    HEADER_KEY_BYTES,
+    HEADER_VALUE_BYTES,
+    HEADERS,
+    KEY_BYTES,
+    RECORDS,
+    SPAN_COLUMNS,
+    VALUE_BYTES,
+    fill_columns,
+)
+from storage.batches.batch_validation import (
+    NO_TIMESTAMP_MS,
+    BatchFault,
+    InvalidBatch,
+    check_crc,
+    plain_records,
+    scan,
+    span_row,
+)
+from storage.batches.byte_arrays import Buffer
+from storage.batches.record_batch import MAGIC_V2, index_batches, read_header
+
+__all__ = ["HISTORY_SCHEMA", "RECORD_SCHEMA", "decode_batches", "encode_batch"]
+
+MOST_PLAIN_BYTES = 2**31 - 1
+"""Most bytes of records in one RecordBatch: Arrow's offsets within a column have 32 bits."""
+
+
+def decode_batches(buffer: Buffer, start: int, end: int, base_offset: int) -> pa.RecordBatch:
+    """The records of the batches that lie back to back in `[start, end)`, the first of which starts at `base_offset`.
+
+    Checks what it reads (CRC32C, structure) and raises InvalidBatch; ValueError if batches do not tile the range.
+    """
+    plain, spans = _plain_spans(memoryview(buffer), start, end, base_offset)
+    findings = scan(plain, spans)
+    columns = _Columns(findings)
+    fill_columns(plain, spans, *columns.arrays())
+    return columns.record_batch()
+
+
+def _plain_spans(
+    data: memoryview, start: int, end: int, base_offset: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The uncompressed records of all batches in one array, and a row per batch that says where its records are."""
+    sections: list[NDArray[np.uint8]] = []
+    rows: list[tuple[int, ...]] = []
+    size = 0
+    for position, size_bytes, last_offset_delta in index_batches(data, start, end).tolist():
+        batch = data[position : position + size_bytes]
+        header = read_header(batch)
+        if header.magic != MAGIC_V2:
+            raise InvalidBatch(BatchFault.UNSUPPORTED_FORMAT, f"message format {header.magic} at byte {position}")
+        check_crc(batch, header)
+        if not header.is_control:
+            plain = plain_records(batch, header, MOST_PLAIN_BYTES - size)
+            rows.append(span_row(header, size, size + len(plain), base_offset))
+            sections.append(plain)
+            size += len(plain)
+        base_offset += last_offset_delta + 1
+    joined = sections[0] if len(sections) == 1 else np.concatenate([*sections, np.empty(0, np.uint8)])
+    joined.flags.writeable = False
+    return joined, np.array(rows, np.int64).reshape(-1, SPAN_COLUMNS)
+
+
+class _Binary:
+    """A nullable binary column about to be filled."""
+
+    def __init__(self, rows: int, content_bytes: int) -> None:
+        self.offsets = np.zeros(rows + 1, np.int32)
+        self.valid = np.empty(rows, np.uint8)
+        self.content = np.empty(content_bytes, np.uint8)
+
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        return self.offsets, self.valid, self.content
+
+    def array(self, kind: pa.DataType) -> "pa.Array[Any]":
+        buffers = [_bitmap(self.valid), pa.py_buffer(self.offsets.data), pa.py_buffer(self.content.data)]
+        return pa.Array.from_buffers(kind, len(self.valid), buffers)
+
+
+class _Columns:
+    """All columns of RECORD_SCHEMA, with the room that a scan found to be needed."""
+
+    def __init__(self, findings: NDArray[np.int64]) -> None:
+        rows, headers = int(findings[RECORDS]), int(findings[HEADERS])
+        self._offsets = np.empty(rows, np.int64)
+        self._timestamps_ms = np.empty(rows, np.int64)
+        self._timestamp_types = np.empty(rows, np.int32)
+        self._key = _Binary(rows, int(findings[KEY_BYTES]))
+        self._value = _Binary(rows, int(findings[VALUE_BYTES]))
+        self._list_offsets = np.zeros(rows + 1, np.int32)
+        self._header_key = _Binary(headers, int(findings[HEADER_KEY_BYTES]))
+        self._header_value = _Binary(headers, int(findings[HEADER_VALUE_BYTES]))
+
+    def arrays(self) -> Sequence[NDArray[Any]]:
+        """In the order in which `fill_columns` takes them."""
+        return (
+            *(self._offsets, self._timestamps_ms, self._timestamp_types),
+            *self._key.arrays(),
+            *self._value.arrays(),
+            self._list_offsets,
+            *self._header_key.arrays(),
+            *self._header_value.arrays(),
+        )
+
+    def record_batch(self) -> pa.RecordBatch:
+        rows = len(self._offsets)
+        timestamps = [
+            _bitmap(self._timestamps_ms != NO_TIMESTAMP_MS),
+            pa.py_buffer((self._timestamps_ms * MICROSECONDS).data),
+        ]
+        headers_type = RECORD_SCHEMA.field("headers").type
+        headers = pa.StructArray.from_arrays(
+            [self._header_key.array(pa.string()), self._header_value.array(pa.binary())],
+            fields=list(headers_type.value_type),
+        )
+        lists = [None, pa.py_buffer(self._list_offsets.data)]
+        columns = [
+            pa.array(self._offsets),
+            pa.Array.from_buffers(RECORD_SCHEMA.field("timestamp").type, rows, timestamps),
+            pa.array(self._timestamp_types),
+            self._key.array(pa.binary()),
+            self._value.array(pa.binary()),
+            pa.Array.from_buffers(headers_type, rows, lists, children=[headers]),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+
+
+def _bitmap(valid: NDArray[Any]) -> pa.Buffer | None:
+    """Arrow's validity bits, or None where all are valid."""
+    if valid.all():
+        return None
+    return pa.py_buffer(np.packbits(valid.astype(np.bool_), bitorder="little").data)

@@ -1,0 +1,1 @@
+"""Kafka's record batches: parsing, validation, compression, native kernels."""

@@ -1,0 +1,141 @@
+"""The headers of produced batches, read and checked in native calls, many at once (see `produced_batches`).
+
+Promises never to read outside the bytes asked for, whatever they are, and that a batch it calls plain is exactly what
+`validate_produced` would accept without looking at its records. The first columns of a row are a span of
+`batch_kernels`, so that rows can be scanned as they are.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.batches.batch_kernels import (
+    APPEND_TIMESTAMP,
+    BASE_OFFSET,
+    BASE_TIMESTAMP,
+    COUNT,
+    END,
+    FAULT,
+    LAST_OFFSET_DELTA,
+    MAX_TIMESTAMP,
+    MIN_TIMESTAMP,
+    SOUND,
+    SPAN_COLUMNS,
+    START,
+    TIMESTAMP_TYPE,
+)
+from storage.native.kernels import BYTES_IN, LONG_ROWS_IN, LONG_ROWS_OUT, LONGS_OUT, helper, kernel
+
+# Columns of a batch asked about: its bytes `[from, to)`, and the CRC32C of what its header's CRC covers.
+FROM, TO, FOUND_CRC = 0, 1, 2
+ASKED_COLUMNS: Final = 3
+
+# Columns of what was read, after those of a span.
+IS_PLAIN = SPAN_COLUMNS
+LEADER_EPOCH = SPAN_COLUMNS + 1
+CRC = SPAN_COLUMNS + 2
+PRODUCER_ID = SPAN_COLUMNS + 3
+PRODUCER_EPOCH = SPAN_COLUMNS + 4
+BASE_SEQUENCE = SPAN_COLUMNS + 5
+HEADER_COLUMNS: Final = SPAN_COLUMNS + 6
+
+# Columns of the limits that a batch must keep.
+MAX_MESSAGE_BYTES, MAX_DECOMPRESSED_BYTES, EARLIEST_TIMESTAMP, LATEST_TIMESTAMP = 0, 1, 2, 3
+LIMIT_COLUMNS: Final = 4
+
+_HEADER_BYTES = 61
+_LENGTH_OVERHEAD_BYTES = 12
+_MAGIC_V2 = 2
+_NO_PRODUCER_ID = -1
+_NO_TIMESTAMP_MS = -1
+_LAST_TIMESTAMP_MS = 253402300799999
+"""As in `batch_validation`."""
+
+
+@helper
+def _int32_at(data: NDArray[np.uint8], position: int) -> Any:
+    return np.int64(
+        np.int32(
+            (np.uint32(data[position]) << np.uint32(24))
+            | (np.uint32(data[position + 1]) << np.uint32(16))
+            | (np.uint32(data[position + 2]) << np.uint32(8))
+            | np.uint32(data[position + 3])
+        )
+    )
+
+
+@helper
+def _int64_at(data: NDArray[np.uint8], position: int) -> Any:
+    return (_int32_at(data, position) << np.int64(32)) | (_int32_at(data, position + 4) & np.int64(0xFFFFFFFF))
+
+
+@helper
+def _int16_at(data: NDArray[np.uint8], position: int) -> Any:
+    return _int32_at(data, position) >> np.int64(16)
+
+
+@helper
+def _is_plain(data: NDArray[np.uint8], start: int, end: int, found_crc: int, row: NDArray[np.int64]) -> Any:
+    """Whether these are exactly one whole batch, as its length and CRC say, uncompressed and with no attribute set."""
+    if data[start + 16] != _MAGIC_V2 or _int64_at(data, start) != 0 or _int16_at(data, start + 21) != 0:
+        return False
+    if _int32_at(data, start + 8) + _LENGTH_OVERHEAD_BYTES != end - start or row[CRC] != found_crc:
+        return False
+    if row[COUNT] < 1 or row[LAST_OFFSET_DELTA] != row[COUNT] - 1 or row[PRODUCER_ID] < _NO_PRODUCER_ID:
+        return False
+    return row[PRODUCER_ID] == _NO_PRODUCER_ID or (row[PRODUCER_EPOCH] >= 0 and row[BASE_SEQUENCE] >= 0)
+
+
+@kernel(BYTES_IN, LONG_ROWS_IN, LONG_ROWS_OUT)
+def read_headers(data: NDArray[np.uint8], asked: NDArray[np.int64], rows: NDArray[np.int64]) -> Any:
+    """Fills a row for each batch asked about and returns how many are plain. The span of one that is not is empty."""
+    plain = 0
+    for index in range(asked.shape[0]):
+        start, end = asked[index, FROM], asked[index, TO]
+        row = rows[index]
+        row[:] = 0
+        if end - start < _HEADER_BYTES:
+            continue
+        row[LEADER_EPOCH] = _int32_at(data, start + 12)
+        row[CRC] = _int32_at(data, start + 17) & np.int64(0xFFFFFFFF)
+        row[LAST_OFFSET_DELTA] = _int32_at(data, start + 23)
+        row[BASE_TIMESTAMP] = _int64_at(data, start + 27)
+        row[APPEND_TIMESTAMP] = _int64_at(data, start + 35)
+        row[PRODUCER_ID] = _int64_at(data, start + 43)
+        row[PRODUCER_EPOCH] = _int16_at(data, start + 51)
+        row[BASE_SEQUENCE] = _int32_at(data, start + 53)
+        row[COUNT] = _int32_at(data, start + 57)
+        if _is_plain(data, start, end, asked[index, FOUND_CRC], row):
+            row[START], row[END] = start + _HEADER_BYTES, end
+            row[BASE_OFFSET], row[TIMESTAMP_TYPE] = 0, 0
+            row[IS_PLAIN] = 1
+            plain += 1
+        else:
+            row[COUNT] = 0
+    return plain
+
+
+@kernel(LONG_ROWS_IN, LONG_ROWS_IN, LONG_ROWS_IN, LONGS_OUT)
+def judge(
+    rows: NDArray[np.int64], found: NDArray[np.int64], limits: NDArray[np.int64], sound: NDArray[np.int64]
+) -> Any:
+    """Says of each batch whether it is sound beyond doubt, given what was read of its header and found by `scan_each`;
+    returns how many are."""
+    count = 0
+    for index in range(rows.shape[0]):
+        row, findings, limit = rows[index], found[index], limits[index]
+        records_bytes = row[END] - row[START]
+        is_sound = (
+            row[IS_PLAIN] != 0
+            and findings[FAULT] == SOUND
+            and findings[MAX_TIMESTAMP] == row[APPEND_TIMESTAMP]
+            and limit[EARLIEST_TIMESTAMP] <= findings[MIN_TIMESTAMP]
+            and findings[MAX_TIMESTAMP] <= limit[LATEST_TIMESTAMP]
+            and _NO_TIMESTAMP_MS <= row[BASE_TIMESTAMP] <= _LAST_TIMESTAMP_MS
+            and records_bytes + _HEADER_BYTES <= limit[MAX_MESSAGE_BYTES]
+            and records_bytes <= limit[MAX_DECOMPRESSED_BYTES]
+        )
+        sound[index] = is_sound
+        count += is_sound
+    return count

@@ -1,0 +1,345 @@
+"""The batches of a Produce request checked together: a few native calls for a request instead of several per batch.
+
+Pure and CPU-bound. Promises for each batch exactly what `validate_produced` says of it: whatever is not sound beyond
+doubt (compressed, faulty, out of the bounds of its topic) is handed to that.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from storage.batches.batch_kernels import COUNT, FINDINGS, MAX_TIMESTAMP, MIN_TIMESTAMP, scan_each
+from storage.batches.batch_validation import NO_TIMESTAMP_MS, BatchFault, BatchLimits, InvalidBatch, validate_counted
+from storage.batches.byte_arrays import as_byte_array
+from storage.batches.header_kernels import (
+    ASKED_COLUMNS,
+    BASE_SEQUENCE,
+    CRC,
+    FOUND_CRC,
+    HEADER_COLUMNS,
+    LIMIT_COLUMNS,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    TO,
+    judge,
+    read_headers,
+)
+from storage.batches.recompression import recompressed
+from storage.batches.record_batch import (
+    CRC_START,
+    HEADER_BYTES,
+    Compression,
+    ValidBatch,
+    read_header,
+    with_log_append_time,
+)
+from storage.segments import segment_batches
+from storage.segments.segment_batches import column_of
+
+_COMPRESSION_POSITION = 22
+_COMPRESSION_MASK = 0x07
+_SMALL_BYTES = 16_384
+_PLAIN_IS_CHEAPER = 4
+"""Checking a plain byte takes about so many times less than decompressing to one and checking that."""
+_EFFORT_OF_A_ROW, _EFFORT_OF_A_BATCH = 256, 8_192
+"""What a batch takes besides its bytes, among many and alone, in bytes that could be decompressed meanwhile."""
+_NO_LIMITS = np.zeros((0, LIMIT_COLUMNS), np.int64)
+_MOST_TOGETHER = 4_096
+"""Batches looked at in one native call."""
+
+_FROM_HEADERS = (
+    (segment_batches.RECORDS, COUNT),
+    (segment_batches.PRODUCER_ID, PRODUCER_ID),
+    (segment_batches.PRODUCER_EPOCH, PRODUCER_EPOCH),
+    (segment_batches.BASE_SEQUENCE, BASE_SEQUENCE),
+    (segment_batches.CRC, CRC),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CheckedBatches:
+    """`columns` and `data` are of all batches asked about, in order; those of the refused mean nothing."""
+
+    columns: NDArray[np.int64]
+    data: list[memoryview]
+    refused: dict[int, InvalidBatch]
+
+    def put(self, index: int, batch: ValidBatch) -> None:
+        self.columns[:, index] = column_of(batch)
+        self.data[index] = batch.data
+
+    def give_time(self, index: int, timestamp_ms: int) -> None:
+        """The batch as of a topic whose log gives times. Copies it."""
+        self.put(index, with_log_append_time(self._batch(index), timestamp_ms))
+
+    def recompress(self, index: int, compression: Compression, limits: BatchLimits) -> None:
+        """The batch as of a topic that has this compression.type. Copies it if it was sent in another."""
+        try:
+            self.put(index, recompressed(self._batch(index), compression, limits))
+        except InvalidBatch as invalid:
+            self.refused[index] = _without_frames(invalid)
+
+    def _batch(self, index: int) -> ValidBatch:
+        numbers = self.columns[:, index].tolist()
+        return ValidBatch(
+            header=read_header(self.data[index]),
+            data=self.data[index],
+            min_timestamp_ms=numbers[segment_batches.MIN_TIMESTAMP],
+            max_timestamp_ms=numbers[segment_batches.MAX_TIMESTAMP],
+        )
+
+
+def compressed(frame: memoryview, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Of each place whether to check its bytes means to decompress them, if they are a batch."""
+    if len(places) == 1 or not len(frame):
+        return np.array([_is_compressed(frame[start:end]) for start, end in places.tolist()], np.bool_)
+    has_records = places[:, 1] - places[:, 0] > HEADER_BYTES
+    attributes = as_byte_array(frame)[np.where(has_records, places[:, 0] + _COMPRESSION_POSITION, 0)]
+    is_compressed: NDArray[np.bool_] = has_records & (attributes & _COMPRESSION_MASK != 0)
+    return is_compressed
+
+
+def _is_compressed(records: memoryview) -> bool:
+    return len(records) > HEADER_BYTES and records[_COMPRESSION_POSITION] & _COMPRESSION_MASK != 0
+
+
+class BatchChecks:
+    """The checks of one request's batches, done step by step: a step takes a few milliseconds, whatever was sent.
+
+    `places` says where in the frame the bytes of each batch are, `are_compressed` is what `compressed` says of them,
+    and `limits_of` names the limits of each. `checked` holds what `validate_produced` says of each, once a step has
+    returned True. All batches together may decompress to `most_bytes`, one of them to `most_bytes_of_one`; what is
+    above is refused. For one thread at a time.
+    """
+
+    def __init__(
+        self,
+        frame: memoryview,
+        places: NDArray[np.int64],
+        are_compressed: NDArray[np.bool_],
+        limits: Sequence[BatchLimits],
+        limits_of: NDArray[np.int64],
+        *,
+        append_times_ms: Sequence[int],
+        compressions: Sequence[Compression | None],
+        most_bytes: int,
+        most_bytes_of_one: int,
+    ) -> None:
+        data = [frame[start:end] for start, end in places.tolist()]
+        self.checked = CheckedBatches(
+            columns=np.zeros((segment_batches.COLUMNS, len(data)), np.int64), data=data, refused={}
+        )
+        self._frame = frame
+        self._places = places
+        self._are_compressed = are_compressed
+        self._limits = limits
+        self._limits_of = limits_of
+        self._limit_rows = _NO_LIMITS if len(data) == 1 else _as_rows(limits)
+        self._append_times_ms = append_times_ms
+        self._compressions = compressions
+        self._recompresses = np.array([one not in (None, Compression.NONE) for one in compressions], np.bool_)
+        """Of each topic whether plain batches, too, are not as it keeps them."""
+        self._gives_times = any(time_ms != NO_TIMESTAMP_MS for time_ms in append_times_ms)
+        self._most_bytes = self._left_bytes = most_bytes
+        self._most_bytes_of_one = most_bytes_of_one
+        # Alone, a batch is checked with less ado.
+        self._looked_at = len(data) if len(data) == 1 else 0
+        self._doubtful = deque([0] if len(data) == 1 else ())
+
+    def step(self, plain_bytes: int, *, at_least_one: bool = True) -> bool:
+        """Check batches until about so many bytes were decompressed, or four times as many were plain as they came.
+        Returns whether all are checked.
+
+        The last batch of a step may decompress to more than that. With `at_least_one` False it is left to the next.
+        """
+        left = plain_bytes
+        while self._looked_at < len(self._places):
+            if left <= 0:
+                return False
+            left -= self._check_next(left * _PLAIN_IS_CHEAPER)
+        while self._doubtful:
+            if left <= 0:
+                return False
+            used = self._check_doubtful(self._doubtful[0], None if at_least_one else left)
+            if used is None:
+                return False
+            self._doubtful.popleft()
+            left -= used
+        return True
+
+    def _check_next(self, most_bytes: int) -> int:
+        """The next batches together: fills in the columns of those that are sound beyond doubt, notes the others."""
+        start = self._looked_at
+        sizes = self._places[start : start + _MOST_TOGETHER, 1] - self._places[start : start + _MOST_TOGETHER, 0]
+        count = max(1, int(np.searchsorted(np.cumsum(sizes), most_bytes, "right")))
+        these = slice(start, start + count)
+        limits = self._limit_rows[self._limits_of[these]]
+        plain = _check_plain(self._frame, self._places[these], self._are_compressed[these], self.checked, these, limits)
+        plain &= ~self._recompresses[self._limits_of[these]]  # those take their time, one by one
+        self._doubtful.extend((np.flatnonzero(~plain) + start).tolist())
+        if self._gives_times:
+            for index in (np.flatnonzero(plain) + start).tolist():
+                self._give_time(index)
+        self._looked_at += count
+        return int(sizes[:count].sum()) // _PLAIN_IS_CHEAPER + count * _EFFORT_OF_A_ROW
+
+    def _give_time(self, index: int) -> None:
+        time_ms = self._append_times_ms[self._limits_of[index]]
+        if time_ms != NO_TIMESTAMP_MS:
+            self.checked.give_time(index, time_ms)
+
+    def _check_doubtful(self, index: int, most_bytes: int | None) -> int | None:
+        """Returns how much effort that took, or None if the batch decompresses to more than `most_bytes`."""
+        if self._are_compressed[index]:
+            found, effort = self._check_compressed(index, most_bytes)
+        else:
+            found, plain_bytes = _judged(self.checked.data[index], self._limits[self._limits_of[index]])
+            effort = plain_bytes // _PLAIN_IS_CHEAPER
+        if found is None:
+            return None
+        if isinstance(found, InvalidBatch):
+            self.checked.refused[index] = found
+        else:
+            self.checked.put(index, found)
+            compression = self._compressions[self._limits_of[index]]
+            if compression is not None:
+                effort += found.header.size_bytes if found.header.compression is not compression else 0
+                self.checked.recompress(index, compression, self._limits[self._limits_of[index]])
+            if index not in self.checked.refused:
+                self._give_time(index)
+        return effort + _EFFORT_OF_A_BATCH
+
+    def _check_compressed(self, index: int, most_bytes: int | None) -> tuple[ValidBatch | InvalidBatch | None, int]:
+        limits = self._limits[self._limits_of[index]]
+        limit = min(limits.max_decompressed_bytes, self._most_bytes_of_one)
+        room = min(limit, self._left_bytes)
+        allowed = room if most_bytes is None else min(room, most_bytes)
+        if allowed < limits.max_decompressed_bytes:
+            limits = replace(limits, max_decompressed_bytes=allowed)
+        found, plain_bytes = _judged(self.checked.data[index], limits)
+        if isinstance(found, InvalidBatch) and found.fault is BatchFault.TOO_LARGE and plain_bytes == allowed:
+            if allowed < room:
+                return None, plain_bytes
+            if room < limit:
+                found = _too_large_together(self._most_bytes)
+        self._left_bytes -= plain_bytes
+        return found, plain_bytes
+
+
+def _too_large_together(most_bytes: int) -> InvalidBatch:
+    message = f"the request's batches together decompress to more than the limit of {most_bytes} bytes"
+    return InvalidBatch(BatchFault.TOO_LARGE, message)
+
+
+def _as_rows(limits: Sequence[BatchLimits]) -> NDArray[np.int64]:
+    return np.array([_row_of(one) for one in limits], np.int64).reshape(-1, LIMIT_COLUMNS)
+
+
+def _row_of(limits: BatchLimits) -> tuple[int, int, int, int]:
+    return (
+        limits.max_message_bytes,
+        limits.max_decompressed_bytes,
+        limits.earliest_timestamp_ms,
+        limits.latest_timestamp_ms,
+    )
+
+
+def _check_plain(
+    frame: memoryview,
+    places: NDArray[np.int64],
+    are_compressed: NDArray[np.bool_],
+    checked: CheckedBatches,
+    these: slice,
+    limits: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Fills in the columns of those of `these` batches that are sound beyond doubt, and says which. The other arguments
+    have a row for each of these.
+    """
+    count = len(places)
+    asked = np.empty((count, ASKED_COLUMNS), np.int64)
+    asked[:, :FOUND_CRC] = places
+    asked[:, FOUND_CRC] = [
+        0 if is_compressed else crc32c(records[CRC_START:])
+        for records, is_compressed in zip(checked.data[these], are_compressed.tolist(), strict=True)
+    ]
+    rows = np.empty((count, HEADER_COLUMNS), np.int64)
+    found = np.empty((count, FINDINGS), np.int64)
+    if not read_headers(as_byte_array(frame), asked, rows):
+        return np.zeros(count, np.bool_)
+    scan_each(as_byte_array(frame), rows, found)
+    columns = checked.columns[:, these]
+    np.subtract(places[:, 1], places[:, 0], out=columns[segment_batches.LENGTH])
+    columns[segment_batches.MIN_TIMESTAMP] = found[:, MIN_TIMESTAMP]
+    columns[segment_batches.MAX_TIMESTAMP] = found[:, MAX_TIMESTAMP]
+    for to, column in _FROM_HEADERS:
+        columns[to] = rows[:, column]
+    sound = np.empty(count, np.int64)
+    judge(rows, found, limits, sound)
+    return sound.astype(np.bool_)
+
+
+class LoneCheck:
+    """Checks one small batch at a time, for requests that bring no other, and promises the columns that `check_all`
+    finds. The batch is copied to where native code knows to look, which takes less time than telling it where the
+    request's bytes are. For one thread.
+    """
+
+    def __init__(self) -> None:
+        self._data = np.empty(_SMALL_BYTES, np.uint8)
+        self._room = self._data.data
+        self._asked = np.zeros((1, ASKED_COLUMNS), np.int64)
+        self._rows = np.empty((1, HEADER_COLUMNS), np.int64)
+        self._found = np.empty((1, FINDINGS), np.int64)
+        self._limits = np.empty((1, LIMIT_COLUMNS), np.int64)
+        self._sound = np.empty(1, np.int64)
+        self._read = read_headers.on(self._data, self._asked, self._rows)
+        self._scan = scan_each.on(self._data, self._rows, self._found)
+        self._judge = judge.on(self._rows, self._found, self._limits, self._sound)
+
+    def columns(self, records: memoryview, limits: BatchLimits, partition: int) -> NDArray[np.int64] | None:
+        """Those of the batch, or None if it is not small, or not sound beyond doubt."""
+        size = len(records)
+        if not HEADER_BYTES < size <= _SMALL_BYTES:
+            return None
+        self._room[:size] = records
+        self._asked[0, TO] = size
+        self._asked[0, FOUND_CRC] = crc32c(self._room[CRC_START:size])
+        self._limits[0] = _row_of(limits)
+        if not self._read():
+            return None
+        self._scan()
+        if not self._judge():
+            return None
+        [row], [found] = self._rows.tolist(), self._found.tolist()
+        column = (
+            0,
+            partition,
+            0,
+            size,
+            row[COUNT],
+            found[MIN_TIMESTAMP],
+            found[MAX_TIMESTAMP],
+            row[PRODUCER_ID],
+            row[PRODUCER_EPOCH],
+            row[BASE_SEQUENCE],
+            row[CRC],
+        )
+        return np.array(column, np.int64).reshape(-1, 1)
+
+
+def _judged(records: memoryview, limits: BatchLimits) -> tuple[ValidBatch | InvalidBatch, int]:
+    """What is to be said of a batch, and how many bytes of plain records were looked at."""
+    try:
+        return validate_counted(records, limits)
+    except InvalidBatch as invalid:
+        return _without_frames(invalid), invalid.plain_bytes
+
+
+def _without_frames(invalid: InvalidBatch) -> InvalidBatch:
+    """As a value it keeps no frames: they hold what was decompressed, and by their callers the value itself."""
+    invalid.__cause__ = invalid.__context__ = None
+    return invalid.with_traceback(None)

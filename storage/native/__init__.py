@@ -1,0 +1,1 @@
+"""Native code: compiled once, loaded without numba."""

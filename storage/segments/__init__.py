@@ -1,0 +1,1 @@
+"""Segments and journal objects: their bytes and their keys."""

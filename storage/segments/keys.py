@@ -1,0 +1,135 @@
+"""Where objects lie in the bucket.
+
+Segments spread over 256 prefixes by the last random byte of their id, because stores limit requests per prefix
+(DESIGN §3); merged segments have a prefix of their own, so that a key tells a reader that it reads history. Promises
+that a key holds the segment's id, so that a bucket can be matched with the sequencer by its listing alone.
+"""
+
+import re
+from dataclasses import dataclass
+from uuid import UUID
+
+from storage.identifiers import ObjectKey, SegmentId
+
+_UPLOADED = "segments"
+_MERGED = "merged"
+_ENTRY = re.compile(r"/journal/(\d{10})/(\d{12})$")
+_CHECKPOINT = re.compile(r"/checkpoints/(\d{10})/(\d{12})/(?:manifest|part-(\d{6}))$")
+
+
+def segments_prefix(cluster: str) -> str:
+    """The prefix under which all segments lie that agents of a cluster upload."""
+    return f"{cluster}/{_UPLOADED}/"
+
+
+def merged_prefix(cluster: str) -> str:
+    """The prefix under which all merged segments of a cluster lie (DESIGN §9)."""
+    return f"{cluster}/{_MERGED}/"
+
+
+def backups_prefix(cluster: str) -> str:
+    """The prefix of Postgres's backups. `tidelog backup prune` deletes there, Tidelog's housekeeping never does."""
+    return f"{cluster}/postgres-backups/"
+
+
+def identity_prefix(cluster: str) -> str:
+    """The prefix of what says whose all the rest is (`sequencer/cluster/store_identity.py`)."""
+    return f"{cluster}/store-identity/"
+
+
+def identity_key(cluster: str, store_id: str) -> ObjectKey:
+    return checked_key(f"{identity_prefix(cluster)}{store_id}")
+
+
+def journal_prefix(cluster: str) -> str:
+    """The prefix of the commit journal's entries (`docs/journal-format.md`)."""
+    return f"{cluster}/journal/"
+
+
+def journal_key(cluster: str, epoch: int, number: int) -> ObjectKey:
+    """Of an entry. Keys sort as (epoch, number)."""
+    return checked_key(f"{journal_prefix(cluster)}{epoch:010d}/{number:012d}")
+
+
+def journal_entry_of(key: ObjectKey) -> tuple[int, int] | None:
+    """(epoch, number) of the entry a key names; None if it names none."""
+    found = _ENTRY.search(key)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def checkpoints_prefix(cluster: str) -> str:
+    """The prefix of the journal's checkpoints."""
+    return f"{cluster}/checkpoints/"
+
+
+def checkpoint_prefix(cluster: str, epoch: int, number: int) -> str:
+    """The prefix of one checkpoint. Prefixes sort as (epoch, number)."""
+    return f"{checkpoints_prefix(cluster)}{epoch:010d}/{number:012d}/"
+
+
+def checkpoint_part_key(cluster: str, epoch: int, number: int, part: int) -> ObjectKey:
+    return checked_key(f"{checkpoint_prefix(cluster, epoch, number)}part-{part:06d}")
+
+
+def checkpoint_manifest_key(cluster: str, epoch: int, number: int) -> ObjectKey:
+    """Written last: a checkpoint without it is not complete."""
+    return checked_key(f"{checkpoint_prefix(cluster, epoch, number)}manifest")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class CheckpointObject:
+    epoch: int
+    number: int
+    part: int
+    """0: the manifest."""
+
+
+def checkpoint_object_of(key: ObjectKey) -> CheckpointObject | None:
+    """What of which checkpoint a key names; None if it names nothing of one."""
+    found = _CHECKPOINT.search(key)
+    if found is None:
+        return None
+    return CheckpointObject(epoch=int(found[1]), number=int(found[2]), part=int(found[3] or 0))
+
+
+def ownership_key(cluster: str) -> ObjectKey:
+    """The object that says which database owns the bucket (`sequencer/cluster/ownership.py`)."""
+    return checked_key(f"{cluster}/ownership")
+
+
+def segment_key(cluster: str, segment_id: SegmentId) -> ObjectKey:
+    return _key(cluster, _UPLOADED, segment_id)
+
+
+def merged_key(cluster: str, segment_id: SegmentId) -> ObjectKey:
+    return _key(cluster, _MERGED, segment_id)
+
+
+def segment_id_of(key: ObjectKey) -> SegmentId | None:
+    """The segment a key names, merged or not, or None if the key is not a segment's."""
+    parts = key.split("/")
+    if len(parts) < 4 or parts[-3] not in (_UPLOADED, _MERGED):
+        return None
+    try:
+        segment_id = SegmentId(UUID(parts[-1]))
+    except ValueError:
+        return None
+    return segment_id if key == _key("/".join(parts[:-3]), parts[-3], segment_id) else None
+
+
+def is_merged(key: ObjectKey) -> bool:
+    """Whether the key is a merged segment's."""
+    parts = key.rsplit("/", 3)
+    return len(parts) == 4 and parts[1] == _MERGED
+
+
+def checked_key(text: str) -> ObjectKey:
+    """`text` as a key that every store can hold: relative, without empty, `.` or `..` parts; raises ValueError."""
+    parts = text.split("/")
+    if any(part in ("", ".", "..") for part in parts) or "\\" in text or not text.isprintable():
+        raise ValueError(f"{text!r} cannot be an object's key: use relative parts separated by single slashes")
+    return ObjectKey(text)
+
+
+def _key(cluster: str, kind: str, segment_id: SegmentId) -> ObjectKey:
+    return checked_key(f"{cluster}/{kind}/{segment_id.bytes[-1]:02x}/{segment_id}")

@@ -1,0 +1,348 @@
+"""The segment: one object holding the batches of many topics (DESIGN §3; byte by byte in `docs/segment-format.md`).
+
+    header | runs | footer | trailer
+
+Sealing is pure: batches in, bytes and places out. Promises that runs lie in (topic id, partition) order without gaps,
+batches within a run in arrival order; that record bytes are not copied; and that a segment can be verified with
+nothing but its own bytes, any single flipped byte being noticed.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from storage.batches.byte_arrays import Buffer
+from storage.batches.checksums import CHECKSUM, PART_COLUMNS, WHOLE, combined
+from storage.batches.checksums import LENGTH as LENGTH_OF_PART
+from storage.batches.record_batch import CRC_START, index_batches
+from storage.identifiers import BytePosition, Offset, Partition, SegmentId, TopicId
+from storage.segments.segment_batches import (
+    CRC,
+    LENGTH,
+    MAX_TIMESTAMP,
+    MIN_TIMESTAMP,
+    PARTITION,
+    POSITION,
+    RECORDS,
+    TOPIC,
+    PendingBatches,
+    PlacedBatches,
+    first_of_each,
+    is_same_partition,
+)
+
+UPLOADED_VERSION = 1
+"""Written before offsets are assigned."""
+MERGED_VERSION = 2
+"""Its footer says which offsets each run holds."""
+HEADER_MAGIC = b"TIDESEGM"
+TRAILER_MAGIC = b"TIDEFOOT"
+_MERGED_TRAILER_MAGIC = b"TIDEFOO2"
+_VERSIONS = {TRAILER_MAGIC: UPLOADED_VERSION, _MERGED_TRAILER_MAGIC: MERGED_VERSION}
+_MAGICS = {version: magic for magic, version in _VERSIONS.items()}
+MAX_WRITER_BYTES = 255
+
+_HEADER = struct.Struct(
+    ">8sHH16s"
+)  # magic, format version, length of the writer, segment id; then the writer and a CRC32C
+_FOOTER = struct.Struct(">16sHI")  # segment id, length of the writer, count of runs; then the writer and the runs
+_RUN = struct.Struct(
+    ">16siQQQqqI"
+)  # topic id, partition, position, length, records, minimum and maximum timestamp, CRC32C
+_MERGED_RUN = struct.Struct(">16siQQQqqIqq")  # the same, then base offset and last offset
+_RUNS = {UPLOADED_VERSION: _RUN, MERGED_VERSION: _MERGED_RUN}
+_TRAILER_BODY = struct.Struct(">QI")  # position and length of the footer
+_CRC = struct.Struct(">I")
+
+TRAILER_BYTES = _TRAILER_BODY.size + _CRC.size + len(TRAILER_MAGIC)
+
+
+class CorruptSegment(Exception):
+    """The bytes are not a whole segment as it was sealed: `what` is wrong at byte `position`."""
+
+    def __init__(self, what: str, position: int) -> None:
+        super().__init__(f"{what} (at byte {position})")
+        self.what = what
+        self.position = position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FooterRun:
+    """One partition's batches within a segment."""
+
+    topic_id: TopicId
+    partition: Partition
+    position: BytePosition
+    length: int
+    record_count: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    crc32c: int
+    base_offset: Offset | None = None
+    last_offset: Offset | None = None
+    """None: the segment was written before offsets were assigned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFooter:
+    """`version` MERGED_VERSION: every run has its offsets."""
+
+    segment_id: SegmentId
+    writer: str
+    runs: tuple[FooterRun, ...]
+    version: int = UPLOADED_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SealedSegment:
+    """What is uploaded (`chunks`) and what is committed (`placed`); `placed[i]` is the input's batch number
+    `order[i]`.
+    """
+
+    segment_id: SegmentId
+    chunks: tuple[bytes | memoryview, ...]
+    size_bytes: int
+    footer: SegmentFooter
+    placed: PlacedBatches
+    order: NDArray[np.int64]
+
+
+def seal_segment(segment_id: SegmentId, writer: str, batches: PendingBatches) -> SealedSegment:
+    """Give every batch its place. Raises ValueError without batches or for a writer's name above 255 bytes."""
+    if not len(batches):
+        raise ValueError("a segment holds at least one batch")
+    header = header_bytes(segment_id, writer)
+    topics = sorted(range(len(batches.topic_ids)), key=batches.topic_ids.__getitem__)
+    ranks = np.empty(len(topics), np.int64)
+    ranks[topics] = np.arange(len(topics))
+    ranked = ranks[batches.columns[TOPIC]]
+    order = np.lexsort((batches.columns[PARTITION], ranked))
+    columns = np.take(batches.columns, order, axis=1)
+    columns[TOPIC] = ranked[order]
+    np.cumsum(columns[LENGTH], out=columns[POSITION])
+    position = len(header) + int(columns[POSITION, -1])
+    columns[POSITION] += len(header) - columns[LENGTH]
+    placed = PlacedBatches(topic_ids=tuple([batches.topic_ids[topic] for topic in topics]), columns=columns)
+    data = [batches.data[index] for index in order.tolist()]
+    footer = SegmentFooter(segment_id=segment_id, writer=writer, runs=tuple(_runs_of(placed, data)))
+    ending = footer_bytes(footer, position)
+    return SealedSegment(
+        segment_id=segment_id,
+        chunks=(header, *data, ending),
+        size_bytes=position + len(ending),
+        footer=footer,
+        placed=placed,
+        order=order,
+    )
+
+
+def empty_segment(segment_id: SegmentId) -> bytes:
+    """An object of a segment's form that holds no run: it can never be committed."""
+    header = header_bytes(segment_id, "")
+    return header + footer_bytes(SegmentFooter(segment_id=segment_id, writer="", runs=()), len(header))
+
+
+def footer_range(trailer: Buffer, size: int) -> tuple[int, int]:
+    """Where to read for `read_footer`: `[start, end)` from the footer to the object's end.
+
+    `trailer` is the last bytes (at least TRAILER_BYTES) of an object of `size` bytes. Raises CorruptSegment.
+    """
+    if len(trailer) < TRAILER_BYTES or size < TRAILER_BYTES:
+        raise CorruptSegment(f"too short for a segment: {size} bytes", 0)
+    if bytes(trailer[-len(TRAILER_MAGIC) :]) not in _VERSIONS:
+        raise CorruptSegment("no segment ends here: the trailer's magic is missing", size - len(TRAILER_MAGIC))
+    position, length = _TRAILER_BODY.unpack_from(trailer, len(trailer) - TRAILER_BYTES)
+    if position + length + TRAILER_BYTES != size:
+        raise CorruptSegment(f"the trailer puts the footer at [{position}, {position + length})", size - TRAILER_BYTES)
+    return position, size
+
+
+def read_footer(data: Buffer) -> SegmentFooter:
+    """The footer from the object's last bytes: at least those of `footer_range`, at most the whole object. Raises
+    CorruptSegment.
+    """
+    if len(data) < TRAILER_BYTES:
+        raise CorruptSegment(f"too short for a segment's footer: {len(data)} bytes", 0)
+    position, length = _TRAILER_BODY.unpack_from(data, len(data) - TRAILER_BYTES)
+    footer_range(data[-TRAILER_BYTES:], position + length + TRAILER_BYTES)
+    start = len(data) - TRAILER_BYTES - length
+    if start < 0:
+        raise CorruptSegment(f"the footer of {length} bytes is not within the {len(data)} bytes given", position)
+    checked = memoryview(data)[start : len(data) - TRAILER_BYTES + _TRAILER_BODY.size]
+    if _CRC.unpack_from(data, len(data) - len(TRAILER_MAGIC) - _CRC.size)[0] != crc32c(checked):
+        raise CorruptSegment("the footer's checksum is wrong", position)
+    return _parse_footer(bytes(checked[:length]), position, _VERSIONS[bytes(data[-len(TRAILER_MAGIC) :])])
+
+
+def verify_segment(data: Buffer) -> SegmentFooter:
+    """Check every byte of a whole segment: bounds, checksums, and that runs tile the object. Raises CorruptSegment."""
+    footer_start, _ = footer_range(data[-TRAILER_BYTES:], len(data))
+    footer = read_footer(data)
+    _check_version(data)
+    header = header_bytes(footer.segment_id, footer.writer, footer.version)
+    if data[: len(header)] != header:
+        differs = next((i for i, byte in enumerate(header) if i >= len(data) or data[i] != byte), 0)
+        raise CorruptSegment("the header does not match the footer", differs)
+    if not footer.runs or footer.runs[0].position != len(header):
+        raise CorruptSegment("the first run does not follow the header", len(header))
+    for run in footer.runs:
+        _verify_run(memoryview(data), run, footer_start)
+    return footer
+
+
+def _check_version(data: Buffer) -> None:
+    magic, version, _, _ = _HEADER.unpack_from(data) if len(data) >= _HEADER.size else (b"", 0, 0, b"")
+    if magic == HEADER_MAGIC and version not in _MAGICS:
+        known = " and ".join(map(str, _MAGICS))
+        raise CorruptSegment(f"segment format version {version}; this reader knows {known}", len(HEADER_MAGIC))
+
+
+def _verify_run(data: memoryview, run: FooterRun, footer_start: int) -> None:
+    name = f"run {run.topic_id}/{run.partition}"
+    end = run.position + run.length
+    if end > footer_start:
+        raise CorruptSegment(f"{name} reaches into the footer", run.position)
+    if crc32c(data[run.position : end]) != run.crc32c:
+        raise CorruptSegment(f"the checksum of {name} is wrong", run.position)
+    try:
+        batches = index_batches(data, run.position, end)
+    except ValueError as error:
+        raise CorruptSegment(f"{name}: {error}", run.position) from error
+    records = int((batches["last_offset_delta"] + 1).sum())
+    if records != run.record_count:
+        raise CorruptSegment(f"{name} holds {records} records, its footer says {run.record_count}", run.position)
+    if run.base_offset is not None and run.last_offset is not None:
+        offsets = run.last_offset - run.base_offset + 1
+        if records != offsets:
+            raise CorruptSegment(f"{name} holds {records} records, its footer says {offsets} offsets", run.position)
+
+
+def _runs_of(placed: PlacedBatches, data: Sequence[memoryview]) -> list[FooterRun]:
+    """Neighbours of one partition are one run. Its checksum is made of those that the batches bring along."""
+    columns = placed.columns
+    starts = first_of_each(is_same_partition(columns), len(placed))
+    parts = np.empty((2 * len(placed), PART_COLUMNS), np.int64)
+    parts[:, WHOLE] = np.repeat(np.arange(len(starts)), 2 * np.diff(starts, append=len(placed)))
+    parts[::2, CHECKSUM] = [crc32c(batch[:CRC_START]) for batch in data]
+    parts[::2, LENGTH_OF_PART] = CRC_START
+    parts[1::2, CHECKSUM] = columns[CRC]
+    parts[1::2, LENGTH_OF_PART] = columns[LENGTH] - CRC_START
+    sums = zip(
+        columns[TOPIC, starts].tolist(),
+        columns[PARTITION, starts].tolist(),
+        columns[POSITION, starts].tolist(),
+        np.add.reduceat(columns[LENGTH], starts).tolist(),
+        np.add.reduceat(columns[RECORDS], starts).tolist(),
+        np.minimum.reduceat(columns[MIN_TIMESTAMP], starts).tolist(),
+        np.maximum.reduceat(columns[MAX_TIMESTAMP], starts).tolist(),
+        combined(parts, len(starts)),
+        strict=True,
+    )
+    return [
+        FooterRun(
+            topic_id=placed.topic_ids[topic],
+            partition=partition,
+            position=position,
+            length=length,
+            record_count=records,
+            min_timestamp_ms=min_timestamp_ms,
+            max_timestamp_ms=max_timestamp_ms,
+            crc32c=checksum,
+        )
+        for topic, partition, position, length, records, min_timestamp_ms, max_timestamp_ms, checksum in sums
+    ]
+
+
+def header_bytes(segment_id: SegmentId, writer: str, version: int = UPLOADED_VERSION) -> bytes:
+    """What a segment begins with, up to its first run. Raises ValueError for a writer's name above 255 bytes."""
+    name = writer.encode()
+    if len(name) > MAX_WRITER_BYTES:
+        raise ValueError(f"a segment's writer has at most {MAX_WRITER_BYTES} bytes, got {len(name)}")
+    body = _HEADER.pack(HEADER_MAGIC, version, len(name), segment_id.bytes) + name
+    return body + _CRC.pack(crc32c(body))
+
+
+def footer_bytes(footer: SegmentFooter, position: int) -> bytes:
+    """What a segment ends with, from `position` on, where its last run ends: footer and trailer."""
+    name = footer.writer.encode()
+    parts = [_FOOTER.pack(footer.segment_id.bytes, len(name), len(footer.runs)), name]
+    parts += [_run_bytes(run, footer.version) for run in footer.runs]
+    body = b"".join(parts)
+    checked = body + _TRAILER_BODY.pack(position, len(body))
+    return checked + _CRC.pack(crc32c(checked)) + _MAGICS[footer.version]
+
+
+def _run_bytes(run: FooterRun, version: int) -> bytes:
+    offsets = () if version == UPLOADED_VERSION else (run.base_offset, run.last_offset)
+    return _RUNS[version].pack(
+        run.topic_id.bytes,
+        run.partition,
+        run.position,
+        run.length,
+        run.record_count,
+        run.min_timestamp_ms,
+        run.max_timestamp_ms,
+        run.crc32c,
+        *offsets,
+    )
+
+
+def _parse_footer(body: Buffer, position: int, version: int) -> SegmentFooter:
+    if len(body) < _FOOTER.size:
+        raise CorruptSegment("the footer is cut short", position)
+    raw_id, name_bytes, run_count = _FOOTER.unpack_from(body)
+    runs_start = _FOOTER.size + name_bytes
+    layout = _RUNS[version]
+    if len(body) != runs_start + run_count * layout.size:
+        raise CorruptSegment(f"a footer of {len(body)} bytes cannot hold {run_count} runs", position)
+    try:
+        writer = bytes(body[_FOOTER.size : runs_start]).decode()
+    except UnicodeDecodeError:
+        raise CorruptSegment("the writer's name is not UTF-8", position + _FOOTER.size) from None
+    runs = tuple(_parse_run(fields) for fields in layout.iter_unpack(body[runs_start:]))
+    _check_tiling(runs, position, position + runs_start, layout.size)
+    return SegmentFooter(segment_id=SegmentId(UUID(bytes=raw_id)), writer=writer, runs=runs, version=version)
+
+
+def _parse_run(fields: tuple[Any, ...]) -> FooterRun:
+    topic_id, partition, position, length, record_count, min_timestamp_ms, max_timestamp_ms, checksum, *offsets = fields
+    base_offset, last_offset = offsets or (None, None)
+    return FooterRun(
+        topic_id=TopicId(UUID(bytes=topic_id)),
+        partition=Partition(partition),
+        position=BytePosition(position),
+        length=length,
+        record_count=record_count,
+        min_timestamp_ms=min_timestamp_ms,
+        max_timestamp_ms=max_timestamp_ms,
+        crc32c=checksum,
+        base_offset=base_offset,
+        last_offset=last_offset,
+    )
+
+
+def _check_tiling(runs: Sequence[FooterRun], footer_position: int, runs_position: int, run_bytes: int) -> None:
+    """Runs follow each other in the order of their keys, and of their offsets, and end where the footer begins."""
+    if not runs:
+        return  # of `empty_segment`
+    ends = [run.position for run in runs[1:]] + [footer_position]
+    for index, (run, end) in enumerate(zip(runs, ends, strict=True)):
+        where = runs_position + index * run_bytes
+        if run.position + run.length != end:
+            raise CorruptSegment(f"run {run.topic_id}/{run.partition} does not end where the next begins", where)
+        if index and not _follows(runs[index - 1], run):
+            raise CorruptSegment(f"run {run.topic_id}/{run.partition} is out of order", where)
+
+
+def _follows(before: FooterRun, run: FooterRun) -> bool:
+    """A partition has one run, or where its offsets are known, one for each range of them without a gap."""
+    keys = (before.topic_id.bytes, before.partition), (run.topic_id.bytes, run.partition)
+    if keys[0] == keys[1] and before.last_offset is not None and run.base_offset is not None:
+        return before.last_offset < run.base_offset
+    return keys[0] < keys[1]

@@ -1,0 +1,196 @@
+"""The bucket, as the rest of Tidelog sees it: whole objects in, byte ranges out.
+
+Promises of every implementation, held by one contract suite (`tests/storage/test_object_stores.py`): an object is
+visible whole or not at all; `get` is Python's slicing (`data[start:end]`), so a range beyond the end is shorter or
+empty; every call ends within a bound that is a setting; a missing object is `ObjectNotFound`, whatever else goes
+wrong is `StoreUnavailable`.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Literal, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from storage.batches.byte_arrays import Buffer
+from storage.identifiers import ObjectKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    key: ObjectKey
+    size_bytes: int
+    modified_at: datetime
+
+
+class ObjectNotFound(Exception):
+    """No object has this key."""
+
+    def __init__(self, key: ObjectKey) -> None:
+        super().__init__(f"no object {key}")
+        self.key = key
+
+
+class ObjectChanged(Exception):
+    """A conditional put was refused: another object than the expected one has this key, or none has."""
+
+    def __init__(self, key: ObjectKey) -> None:
+        super().__init__(f"the object {key} is not the one that was expected")
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedObject:
+    """A small object and the store's tag of this version of it (S3: the ETag), for `put_if`."""
+
+    data: bytes
+    tag: str
+
+
+class StoreUnavailable(Exception):
+    """The store could not be reached, or kept failing until the call's time was over. The message names the fix."""
+
+
+class StoreBusy(StoreUnavailable):
+    """The store asked to slow down (503 SlowDown) until the call's time was over: backpressure, not a fault."""
+
+
+class ObjectStore(Protocol):
+    """Keys are relative to the store's URL prefix."""
+
+    async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None:
+        """Write the chunks as one object, whole or not at all; replaces an object of the same key. They may be read
+        until it returns."""
+
+    async def put_if(self, key: ObjectKey, chunks: Sequence[Buffer], expected_tag: str | None) -> None:
+        """As `put`, but only over the version of this tag; None: only where no object has this key. Raises
+        ObjectChanged.
+
+        Some stores ignore the condition and write anyway, and an attempt whose answer was lost may be why another is
+        refused. Whoever must know what the object is now reads it again.
+        """
+
+    async def get_tagged(self, key: ObjectKey) -> TaggedObject:
+        """The whole object and its tag; raises ObjectNotFound."""
+
+    async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes | memoryview:
+        """The bytes `[start, end)`, as slicing would give them; raises ObjectNotFound."""
+
+    async def head(self, key: ObjectKey) -> ObjectInfo:
+        """Size and age; raises ObjectNotFound."""
+
+    async def delete(self, keys: Sequence[ObjectKey]) -> None:
+        """Delete any number of objects. That one is missing is fine."""
+
+    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        """Every object whose key starts with `prefix`, in key order."""
+
+    async def probe(self) -> None:
+        """A cheap request that fails as real ones would; raises StoreUnavailable."""
+
+    async def close(self) -> None: ...
+
+
+def content_tag(data: bytes) -> str:
+    """The tag of an object in a store that has none itself."""
+    return sha256(data).hexdigest()
+
+
+async def is_there(store: ObjectStore, key: ObjectKey) -> bool:
+    """Whether an object has this key. Raises StoreUnavailable."""
+    try:
+        await store.head(key)
+    except ObjectNotFound:
+        return False
+    return True
+
+
+class StoreSettings(BaseSettings):
+    """How to reach the bucket. Each is also an environment variable, e.g. TIDELOG_S3_REGION."""
+
+    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
+
+    file_store_threads: int = Field(default=8, ge=1)
+    """Calls at once to a store that is a directory."""
+    s3_access_key: str | None = None
+    """The access key; unset, the usual AWS chain is asked (environment, static keys of a profile, roles)."""
+    s3_secret_key: SecretStr | None = None
+    """The secret key that belongs to the access key."""
+    s3_region: str = "us-east-1"
+    """The bucket's region; endpoints other than AWS mostly take any."""
+    s3_connections: int = Field(default=64, ge=1)
+    """Most connections to the store at a time; further requests wait for one."""
+    s3_connect_timeout_s: float = Field(default=5.0, gt=0)
+    """Longest wait for a connection."""
+    s3_read_timeout_s: float = Field(default=20.0, gt=0)
+    """Longest silence of the store within one attempt."""
+    s3_attempt_timeout_s: float = Field(default=30.0, gt=0)
+    """Longest one attempt takes, its wait for a free connection included."""
+    s3_attempts: int = Field(default=5, ge=1)
+    """Most attempts of one call."""
+    s3_retry_base_s: float = Field(default=0.1, gt=0)
+    """The wait before attempt n is random between 0 and this times 2^n (full jitter)."""
+    s3_retry_cap_s: float = Field(default=3.0, gt=0)
+    """Longest wait between two attempts."""
+    s3_call_timeout_s: float = Field(default=60.0, gt=0)
+    """Longest a call takes, all attempts and waits together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreUrl:
+    """Where the objects are: `s3://bucket/prefix?endpoint=http://host:port`, `file:///directory` or `memory://name`."""
+
+    scheme: Literal["s3", "file", "memory"]
+    bucket: str = ""
+    prefix: str = ""
+    endpoint: str | None = None
+    path: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> "StoreUrl":
+        """Raises ValueError with a message that names the fix."""
+        url = urlsplit(text)
+        query = parse_qs(url.query, keep_blank_values=True, strict_parsing=bool(url.query))
+        if url.scheme == "s3":
+            return _parse_s3(text, url.netloc, url.path, query)
+        if query:
+            raise ValueError(f"{text!r}: only s3:// URLs take options ({', '.join(query)})")
+        if url.scheme == "file":
+            if url.netloc or not url.path.startswith("/"):
+                raise ValueError(
+                    f"{text!r} names no absolute directory; write file:///absolute/directory (three slashes)"
+                )
+            return cls(scheme="file", path=url.path)
+        if url.scheme == "memory":
+            if not url.netloc or url.path.strip("/"):
+                raise ValueError(f"{text!r} names no memory store; write memory://name")
+            return cls(scheme="memory", bucket=url.netloc)
+        raise ValueError(
+            f"{text!r} is no store; use s3://bucket/prefix?endpoint=http://..., file:///directory or memory://name"
+        )
+
+    def __str__(self) -> str:
+        if self.scheme == "file":
+            return f"file://{self.path}"
+        base = f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
+        return base + (f"?endpoint={self.endpoint}" if self.endpoint else "")
+
+
+def _parse_s3(text: str, bucket: str, path: str, query: dict[str, list[str]]) -> StoreUrl:
+    if not bucket:
+        raise ValueError(f"{text!r} names no bucket; write s3://bucket/prefix?endpoint=http://host:port")
+    if "@" in bucket or ":" in bucket:
+        raise ValueError(
+            f"the bucket of {text!r} holds '@' or ':'; keys go into TIDELOG_S3_ACCESS_KEY and TIDELOG_S3_SECRET_KEY"
+        )
+    unknown = sorted(query.keys() - {"endpoint"})
+    if unknown:
+        raise ValueError(f"{text!r}: unknown option {', '.join(unknown)}; the only one is endpoint")
+    endpoint = query["endpoint"][-1] if "endpoint" in query else None
+    if endpoint is not None and (urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc):
+        raise ValueError(f"the endpoint of {text!r} must be http://host:port or https://host:port")
+    return StoreUrl(scheme="s3", bucket=bucket, prefix=path.strip("/"), endpoint=endpoint)

@@ -1,0 +1,25 @@
+"""From a URL to an object store: the one place that knows which schemes there are."""
+
+from pathlib import Path
+
+from storage.stores.local_store import LocalStore
+from storage.stores.memory_store import MemoryStore
+from storage.stores.object_store import ObjectStore, StoreSettings, StoreUrl
+from storage.stores.s3_store import S3Store
+from storage.threads import Threads
+
+
+async def open_store(url: str, settings: StoreSettings | None = None) -> ObjectStore:
+    """Open the store that `url` names; the caller closes it.
+
+    Raises ValueError for a URL that names no store, and StoreUnavailable for a directory that cannot be used. An S3
+    endpoint is not asked yet: a store that is away at start-up is found by the first call, so that agents can start
+    degraded (DESIGN §10).
+    """
+    where = StoreUrl.parse(url)
+    if where.scheme == "memory":
+        return MemoryStore.named(where.bucket)
+    if where.scheme == "file":
+        threads = (settings or StoreSettings()).file_store_threads
+        return await Threads("open store", 1).run(LocalStore, Path(where.path), threads)
+    return await S3Store.open(where, settings or StoreSettings())

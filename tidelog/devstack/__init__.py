@@ -1,0 +1,1 @@
+"""A stack on this machine: Postgres, S3 endpoint, agents."""

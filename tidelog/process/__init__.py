@@ -1,0 +1,1 @@
+"""The process of an agent: its start, settings, logs, memory."""

@@ -1,0 +1,95 @@
+"""How much memory a process of `tidelog agent` may take: the sum of its settings (pure).
+
+Promises that everything which grows with what clients, the store or peers send is in the sum: settings in bytes, and
+settings that count entries, with what one entry takes at most. What the process takes besides (code, the interpreter,
+small objects) is `PROCESS_BYTES`.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tidelog.process.settings_fit import AllSettings
+
+PROCESS_BYTES: Final = 200 << 20
+"""Measured: 180 MiB when everything is imported and used."""
+
+# What an entry takes, measured (tests/tidelog/test_memory_bound.py): itself, its key and its place in its table.
+CONNECTION_BYTES: Final = 10 << 10
+CACHED_COORDINATE_BYTES: Final = 480
+INDEXED_BATCH_BYTES: Final = 64
+READ_PARTITION_BYTES: Final = 210
+PAGE_AHEAD_BYTES: Final = 1 << 10
+SUBSCRIPTION_BYTES: Final = 420
+TOPIC_BYTES: Final = 2 << 10
+SEQUENCE_GAP_BYTES: Final = 380
+THREAD_BYTES: Final = 256 << 10
+"""What of a thread's stack and of its allocator's cache is used."""
+
+
+def byte_settings(settings: AllSettings, roles: frozenset[str]) -> Mapping[str, int]:
+    """What may be held at once, by the settings that bound it."""
+    of_jobs = _of_jobs(settings) if "jobs" in roles else {}
+    if "kafka" not in roles:
+        return of_jobs
+    return {**_of_requests(settings), **_of_reads(settings), **_of_entries(settings), **of_jobs}
+
+
+def _of_jobs(settings: AllSettings) -> dict[str, int]:
+    housekeeper = settings.housekeeper
+    return {
+        "merge_memory_bytes": housekeeper.merge_memory_bytes,
+        # As it comes from Postgres, and joined or compressed.
+        "checkpoint_part_bytes": 2 * housekeeper.checkpoint_part_bytes,
+    }
+
+
+def _of_requests(settings: AllSettings) -> dict[str, int]:
+    agent = settings.agent
+    forwarded = agent.max_forwarded_connections if agent.one_address is not None else 0
+    connections = agent.max_connections + forwarded
+    return {
+        "request_memory_bytes": agent.request_memory_bytes,
+        "max_connections and max_forwarded_connections": CONNECTION_BYTES * connections,
+        "unreserved_frame_bytes of max_connections": agent.unreserved_frame_bytes * agent.max_connections,
+        "write_buffer_bytes of max_connections": agent.write_buffer_bytes * agent.max_connections,
+        "large_answer_bytes": agent.large_answer_bytes,
+        "max_decompressed_bytes of validation_threads": agent.max_decompressed_bytes * agent.validation_threads,
+        # A push as it came, decompressed, and read.
+        "telemetry_max_bytes": 3 * agent.telemetry_max_bytes,
+        "telemetry_bytes": agent.telemetry_bytes,
+        "threads": THREAD_BYTES * (agent.validation_threads + settings.store.file_store_threads),
+    }
+
+
+def _of_reads(settings: AllSettings) -> dict[str, int]:
+    ring, read_path = settings.ring, settings.read_path
+    return {
+        "fetch_answer_bytes": read_path.fetch_answer_bytes,
+        # A run's pages, and joined where it lies in several.
+        "time_lookup_bytes": 2 * read_path.time_lookup_bytes,
+        "page_cache_bytes": ring.page_cache_bytes,
+        "peer_range_cache_bytes": ring.peer_range_cache_bytes,
+        "catch_up_cache_bytes": ring.catch_up_cache_bytes,
+        "tail_load_bytes": ring.tail_load_bytes,
+        "catch_up_load_bytes": ring.catch_up_load_bytes,
+        "peer_response_bytes": ring.peer_response_bytes,
+        "push_buffers_bytes": ring.push_buffers_bytes + ring.push_buffer_bytes,
+    }
+
+
+def _of_entries(settings: AllSettings) -> dict[str, int]:
+    agent, ring, read_path = settings.agent, settings.ring, settings.read_path
+    return {
+        "coordinate_cache_runs": CACHED_COORDINATE_BYTES * read_path.coordinate_cache_runs,
+        "run_index_batches": INDEXED_BATCH_BYTES * ring.run_index_batches,
+        "read_partitions": READ_PARTITION_BYTES * read_path.read_partitions,
+        "catch_up_read_ahead_pages": PAGE_AHEAD_BYTES * read_path.catch_up_read_ahead_pages,
+        "max_subscriptions": SUBSCRIPTION_BYTES * ring.max_subscriptions,
+        "topic_cache_entries": TOPIC_BYTES * agent.topic_cache_entries,
+        "max_sequence_gaps": SEQUENCE_GAP_BYTES * agent.max_sequence_gaps,
+    }
+
+
+def memory_bound_bytes(settings: AllSettings, roles: frozenset[str]) -> int:
+    """What to give the process."""
+    return PROCESS_BYTES + sum(byte_settings(settings, roles).values())

@@ -1,0 +1,179 @@
+"""The process of `tidelog agent`: an agent, the housekeeper's jobs, or both, on one event loop until SIGTERM or SIGINT.
+
+Promises that the first signal drains (what is in flight is answered, the agent leaves the ring), that a second one
+ends the process at once, and that a database or store that is away when it starts is waited for, not a crash (DESIGN
+§10). How much memory the process may take, and whether it may open as many files as it has connections, is said when it
+starts.
+"""
+
+import asyncio
+import contextlib
+import errno
+import gc
+import logging
+import os
+import resource
+import signal
+import time
+
+import uvloop
+from prometheus_client import Gauge
+
+from agent.app import App
+from agent.settings import AgentSettings
+from sequencer.client import Sequencer
+from sequencer.cluster.store_identity import WrongStore
+from sequencer.database.database import SequencerUnavailable
+from storage.stores.object_store import StoreUnavailable
+from storage.stores.open_store import open_store
+from tidelog.devstack.ports import is_free
+from tidelog.errors import UserError
+from tidelog.process.cpu_share import CpuShare
+from tidelog.process.memory_bound import memory_bound_bytes
+from tidelog.process.settings import ProcessSettings
+from tidelog.process.settings_fit import AllSettings
+
+_FILES_BESIDE_CONNECTIONS = 256
+_JOBS_AFTER_S = 5.0
+"""The housekeeper begins this long after the start, though Kafka is not served yet."""
+_COLLECT_EVERY_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+def run_agent(every: AllSettings, process: ProcessSettings) -> None:
+    """Returns when the agent has drained; the two roles fail together. Raises `UserError` for an address it cannot
+    bind.
+    """
+    _allow_files(every.agent)
+    try:
+        uvloop.run(_run(every, process))
+    except* OSError as failed:
+        raise _cannot_listen(failed, every.agent) from None
+
+
+def _allow_files(settings: AgentSettings) -> None:
+    """A connection is an open file, of which processes may have 1,024 unless they ask for more."""
+    wanted = settings.max_connections + settings.max_forwarded_connections + _FILES_BESIDE_CONNECTIONS
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and wanted > most:
+        log.warning(
+            "fewer open files are allowed than there may be connections; raise the limit (ulimit -n)",
+            extra={"allowed": most, "wanted": wanted},
+        )
+        wanted = most
+    if allowed != resource.RLIM_INFINITY and wanted > allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+def _cannot_listen(failed: BaseExceptionGroup[OSError], settings: AgentSettings) -> UserError:
+    error: BaseException = failed
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    wanted = (
+        ("KAFKA", settings.kafka_host, settings.kafka_port),
+        ("INSIDE_KAFKA", settings.kafka_host, settings.inside_kafka_port),
+        ("HTTP", settings.http_host, settings.http_port),
+        ("PEER", settings.peer_host, settings.peer_port),
+    )
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        taken = [
+            f"{host}:{port} (TIDELOG_{part}_PORT)" for part, host, port in wanted if port and not is_free(port, host)
+        ]
+        if taken:
+            return UserError(f"In use by another program: {', '.join(taken)}.", "Choose another; 0 takes a free one.")
+    return UserError(
+        f"The agent cannot listen: {error}.",
+        "Correct TIDELOG_KAFKA_HOST or _PORT, TIDELOG_HTTP_HOST or _PORT, TIDELOG_PEER_HOST or _PORT.",
+    )
+
+
+async def _run(every: AllSettings, process: ProcessSettings) -> None:
+    settings = every.agent
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _stop, stopping, number)
+    memory_bytes = memory_bound_bytes(every, process.role_set)
+    log.info(
+        "starting",
+        extra={"pid": os.getpid(), "roles": process.roles, "zone": settings.zone, "memory_mib": memory_bytes >> 20},
+    )
+    app = App(settings)
+    bound = Gauge("tidelog_memory_bound_bytes", "Memory to give this process", registry=app.metrics.registry)
+    bound.set(memory_bytes)
+    async with asyncio.TaskGroup() as group:
+        if "kafka" in process.role_set:
+            group.create_task(app.run(stopping), name="agent")
+            group.create_task(_spare_collections(app, stopping), name="collections")
+        if "jobs" in process.role_set:
+            group.create_task(_keep_house(every, process, app, stopping), name="jobs")
+    log.info("stopped", extra={"pid": os.getpid()})
+
+
+async def _spare_collections(app: App, stopping: asyncio.Event) -> None:
+    """Classes and code are here to stay: no collection need look at them again, nor the process when it ends.
+
+    What is young is looked at by the clock as well: collections that come by the number of objects do not see that the
+    few of a failed upload hold a segment.
+    """
+    imported, stopped = asyncio.ensure_future(app.imported.wait()), asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({imported, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    imported.cancel()
+    stopped.cancel()
+    gc.freeze()
+    while not stopping.is_set():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_COLLECT_EVERY_S):
+                await stopping.wait()
+        gc.collect(1)
+
+
+def _stop(stopping: asyncio.Event, number: signal.Signals) -> None:
+    if stopping.is_set():
+        log.warning("stopped by a second signal; requests in flight are dropped", extra={"signal": number.name})
+        os._exit(128 + number)
+    log.info("draining", extra={"signal": number.name})
+    stopping.set()
+
+
+async def _keep_house(every: AllSettings, process: ProcessSettings, app: App, stopping: asyncio.Event) -> None:
+    """Connections of its own, so that jobs never wait behind, or delay, the agent's."""
+    async with asyncio.TaskGroup() as group:
+        jobs = group.create_task(_run_jobs(every, process, app), name="housekeeper")
+        await stopping.wait()
+        jobs.cancel()
+
+
+async def _run_jobs(every: AllSettings, process: ProcessSettings, app: App) -> None:
+    if "kafka" in process.role_set:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_JOBS_AFTER_S):
+                await app.started.wait()
+    from compactor.housekeeper import Housekeeper  # what clients need comes first (see agent/later.py)
+
+    settings = every.agent
+    busy = CpuShare(time.process_time, time.monotonic)
+    pause_s = settings.connect_backoff_s
+    while True:
+        try:
+            async with contextlib.AsyncExitStack() as opened:
+                sequencer = await Sequencer.open(settings.database_url.get_secret_value())
+                opened.push_async_callback(sequencer.close)
+                store = await open_store(settings.store_url)
+                opened.push_async_callback(store.close)
+                await sequencer.store_identity.bind(store, settings.cluster, settings.store_url)
+                housekeeper = Housekeeper(
+                    sequencer,
+                    store,
+                    every.housekeeper,
+                    app.metrics.registry,
+                    cluster=settings.cluster,
+                    load=lambda: max(app.load(), busy.share()),
+                )
+                await housekeeper.run()
+        except (SequencerUnavailable, StoreUnavailable, WrongStore) as error:
+            level = logging.ERROR if isinstance(error, WrongStore) else logging.WARNING
+            log.log(level, "jobs wait for the database and its store", extra={"reason": str(error), "retry_s": pause_s})
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 5.0)

@@ -1,0 +1,110 @@
+"""Settings as command-line options: every field of a `BaseSettings` class is an option and the environment variable
+`TIDELOG_<FIELD>`.
+
+An option is its environment variable said on the command line: it is put into this process's environment, so whatever
+part reads its settings there (the agent, the object store, the sequencer) sees it, and there is one order of
+precedence: option, variable, default.
+"""
+
+import inspect
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import wraps
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
+import typer.core
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from pydantic_settings import BaseSettings
+
+from agent.setting_texts import described
+from tidelog.process.settings import variable_of
+
+
+class GroupedCommand(typer.core.TyperCommand):
+    """A command whose help has a section for each group of options, in the order of the groups' first options."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            shown = parameter.get_help_record(ctx)
+            if shown is not None:
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(shown)
+        for title, options in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(options)
+
+
+def with_settings(
+    *models: type[BaseSettings],
+    only: Collection[str] | None = None,
+    groups: Mapping[type[BaseSettings], Mapping[str, str]] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds an option for every setting of `models` to a command, or for those named in `only`.
+
+    A setting that two models share is one option. `groups` names, of a model, the first setting of each group of
+    options and the group's title in the help of a `GroupedCommand`.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(command).parameters
+        options: dict[str, inspect.Parameter] = {}
+        for model in models:
+            texts = described(model)
+            for name, field, title in _titled(model, (groups or {}).get(model, {})):
+                if name not in own and (only is None or name in only):
+                    options.setdefault(name, _option(name, field, texts.get(name, ""), title))
+
+        @wraps(command)
+        def run(**given: Any) -> Any:
+            for name in options:
+                value = given.pop(name)
+                if value is not None:
+                    os.environ[variable_of(name)] = _as_text(value)
+            return command(**given)
+
+        parameters = [*own.values(), *options.values()]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+def _titled(model: type[BaseSettings], titles: Mapping[str, str]) -> Iterator[tuple[str, FieldInfo, str | None]]:
+    """Each setting with the title of its group."""
+    title: str | None = None
+    for name, field in model.model_fields.items():
+        title = titles.get(name, title)
+        yield name, field, title
+
+
+def _option(name: str, field: FieldInfo, text: str, title: str | None) -> inspect.Parameter:
+    kind = _option_type(field.annotation)
+    flag = "--" + name.replace("_", "-")
+    declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
+    secret = field.annotation is SecretStr or SecretStr in get_args(field.annotation)
+    hidden = secret or field.default in (None, PydanticUndefined, "")
+    default = "" if hidden else f" [default: {_as_text(field.default)}]"
+    help_text = f"{text}{default} [{variable_of(name)}]".strip()
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            kind | None, typer.Option(declaration, help=help_text, show_default=False, rich_help_panel=title)
+        ],
+    )
+
+
+def _option_type(annotation: Any) -> type:
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = next(part for part in get_args(annotation) if part is not NoneType)
+    return annotation if annotation in (bool, int, float) else str
+
+
+def _as_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
