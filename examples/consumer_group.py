@@ -38,7 +38,8 @@ def work(name: str, done: Counter[str], enough: threading.Event) -> None:
 
 
 def main() -> None:
-    AdminClient({"bootstrap.servers": BOOTSTRAP}).create_topics([NewTopic(TOPIC, 6)])[TOPIC].exception(30)
+    admin = AdminClient({"bootstrap.servers": BOOTSTRAP})
+    admin.create_topics([NewTopic(TOPIC, 6)])[TOPIC].exception(30)  # it may be there from a run before
     producer = Producer({"bootstrap.servers": BOOTSTRAP})
     for number in range(ORDERS):
         producer.produce(TOPIC, key=f"customer-{number % 50}", value=f"order {number}")
