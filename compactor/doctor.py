@@ -188,19 +188,22 @@ class _Doctor:
     async def check_history(self) -> None:
         """Every file that a retained snapshot may name."""
         for table in await self._sequencer.history.tables():
-            keys = sorted(await self._sequencer.history.live_objects(table.topic_id))
-            self._chart.saw(Sight.HISTORY, len(keys))
-            missing: list[ObjectKey] = []
+            after = ""
+            while keys := await self._sequencer.history.live_objects(table.topic_id, after, self._page):
+                await self._check_history_objects(table.topic_name, keys)
+                after = keys[-1]
 
-            async def look(key: ObjectKey, missing: list[ObjectKey] = missing) -> None:
-                if not await is_there(self._store, key):
-                    missing.append(key)
+    async def _check_history_objects(self, topic_name: str, keys: Sequence[ObjectKey]) -> None:
+        self._chart.saw(Sight.HISTORY, len(keys))
+        missing: list[ObjectKey] = []
 
-            await self._for_each(keys, look)
-            still_live = await self._sequencer.history.live_objects(table.topic_id) if missing else {}
-            for key in sorted(missing):
-                if key in still_live:
-                    self._found(Fault.MISSING_HISTORY, key, f"history of topic {table.topic_name} names it")
+        async def look(key: ObjectKey) -> None:
+            if not await is_there(self._store, key):
+                missing.append(key)
+
+        await self._for_each(keys, look)
+        for key in sorted(await self._sequencer.history.live_among(missing)):  # it may have become garbage meanwhile
+            self._found(Fault.MISSING_HISTORY, key, f"history of topic {topic_name} names it")
 
     async def _for_each(self, items: Sequence[T], check: Callable[[T], Awaitable[None]]) -> None:
         """`doctor_requests` at a time."""

@@ -1,13 +1,17 @@
 """Compacts topics into their history: `tidelog compact`.
 
 For each topic: claim and plan (sequencer), decode and write (Spark), verify the manifest, stage the Iceberg metadata,
-publish. Promises that it may be killed anywhere, run twice, or run beside another of its kind, and no record is in
-history twice or left out; that a topic without new records costs one query and starts no Spark; and that what would not
-decode stays in the raw log, is reported, and holds nobody up. The Kafka side keeps serving the raw runs: publishing
-here touches none of them."""
+publish. A call compacts what the topics have when it begins: it ends, however fast they are written to. Topics take
+turns, one job each, so that a large one does not keep the others waiting.
+
+Promises that it may be killed anywhere, run twice, or run at the same time as another compaction or TTL, and no record
+is in history twice or left out; that a topic without new records costs two queries and starts no Spark; and that what
+would not decode stays in the raw log, is reported, and blocks nothing. The Kafka side keeps serving the raw runs:
+publishing here touches none of them."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -16,19 +20,28 @@ from typing import Literal
 from pyspark.sql import SparkSession
 
 from sequencer.client import Sequencer
-from sequencer.history.history_values import Begun, Busy, HistoryJob, Publication, PublishRefused, RawRange
+from sequencer.history.history_values import (
+    Begun,
+    Busy,
+    HistoryJob,
+    Publication,
+    PublishRefused,
+    RawRange,
+    TableVersion,
+)
+from sequencer.topics.topic_config import TopicConfig
 from sequencer.topics.topics import Topic, UnknownTopic
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.footers import ExpectedFile
-from spark_compaction.iceberg_table import Change, HistoryTableFiles, publication_of
-from spark_compaction.job import kept_lease, publish_until_known, run_in_spark
+from spark_compaction.iceberg_table import AddedFile, Change, HistoryTableFiles
+from spark_compaction.job import kept_lease, publish_staged, run_in_spark
 from spark_compaction.manifest import MANIFEST_COLUMNS, Stopped, VerifiedFile, VerifiedManifest, verify_manifest
 from spark_compaction.open_log import open_log
 from spark_compaction.planner import PlannedTask, plan_tasks
 from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.tasks import TaskContext, manifest_rows, run_tasks, task_table
-from storage.identifiers import ObjectKey
+from storage.identifiers import Offset, Partition
 from storage.threads import Threads
 
 _DROPPED_AT_A_TIME = 100
@@ -95,9 +108,18 @@ async def _compact_topics(
 ) -> CompactionReport:
     async with open_log(settings) as sequencer:
         await sequencer.history.garbage.drop_deleted(_DROPPED_AT_A_TIME)
-        chosen = await chosen_topics(sequencer, names)
-        done = [await _TopicCompactor(settings, sequencer, topic, on_progress).run() for topic in chosen]
-        return CompactionReport(topics=tuple(done))
+        chosen = [topic for topic in await chosen_topics(sequencer, names) if _is_compacted(topic)]
+        compactors = [_TopicCompactor(settings, sequencer, topic, on_progress) for topic in chosen]
+        at_work = deque(compactors)
+        while at_work:
+            compactor = at_work.popleft()
+            if await compactor.run_job():
+                at_work.append(compactor)
+        return CompactionReport(topics=tuple(compactor.done for compactor in compactors))
+
+
+def _is_compacted(topic: Topic) -> bool:
+    return TopicConfig.of(topic.config).history != "off"
 
 
 async def chosen_topics(sequencer: Sequencer, names: Sequence[str] | None) -> Sequence[Topic]:
@@ -120,30 +142,31 @@ class _TopicCompactor:
         self._topic = topic
         self._on_progress = on_progress
         self._address = BucketAddress.of(settings.store_url, settings)
-        self._done = TopicCompaction(topic=topic.name)
         self._threads = Threads("spark", 1)
+        self._ends: Mapping[Partition, Offset] | None = None
+        """What this call compacts: the log's ends when the topic's first job began."""
+        self.done = TopicCompaction(topic=topic.name)
 
-    async def run(self) -> TopicCompaction:
-        """Job after job until the topic has nothing new."""
-        settings = self._settings
-        while True:
-            begun = await self._sequencer.history.begin_compaction(
-                self._topic.topic_id,
-                cluster=settings.cluster,
-                lease_s=settings.job_lease_s,
-                runs_per_partition=max(1, settings.compact_job_runs // self._topic.partition_count),
-            )
-            if isinstance(begun, Busy):
-                self._done = replace(self._done, busy=True)
-            if not isinstance(begun, Begun):
-                break
-            advanced = await self._run_job(begun)
-            if not advanced:
-                break
-        self._tell("done")
-        return self._done
+    async def run_job(self) -> bool:
+        """Runs the topic's next job. Whether there may be more to do."""
+        settings, history = self._settings, self._sequencer.history
+        if self._ends is None:
+            self._ends = await history.ends(self._topic.topic_id)
+        begun = await history.begin_compaction(
+            self._topic.topic_id,
+            self._ends,
+            cluster=settings.cluster,
+            lease_s=settings.job_lease_s,
+            runs_per_partition=max(1, settings.compact_job_runs // self._topic.partition_count),
+        )
+        if isinstance(begun, Busy):
+            self.done = replace(self.done, busy=True)
+        more = isinstance(begun, Begun) and await self._compact(begun)
+        if not more:
+            self._tell("done")
+        return more
 
-    async def _run_job(self, begun: Begun) -> bool:
+    async def _compact(self, begun: Begun) -> bool:
         """Whether history advanced, so that there may be more to do."""
         settings, job = self._settings, begun.job
         tasks = plan_tasks(begun.runs, task_bytes=settings.compact_task_bytes, job_bytes=settings.compact_job_bytes)
@@ -156,11 +179,11 @@ class _TopicCompactor:
                 self._add(tasks, verified)
                 return False
             self._tell("publishing", done=len(tasks), total=len(tasks))
-            publication = await self._threads.run(self._stage, job, verified, await self._live_objects(job))
-            outcome = await publish_until_known(self._sequencer, job, publication)
+            added = await self._threads.run(self._describe, job, verified)
+            outcome = await publish_staged(self._sequencer, job, partial(self._stage, job, verified, added))
             if isinstance(outcome, PublishRefused):
                 await self._sequencer.history.abandon(job.job_id)
-                self._done = replace(self._done, busy=True)
+                self.done = replace(self.done, busy=True)
                 return False
         self._add(tasks, verified)
         return True
@@ -184,27 +207,27 @@ class _TopicCompactor:
         )
         return verify_manifest(tasks, manifest_rows(rows))
 
-    async def _live_objects(self, job: HistoryJob) -> frozenset[ObjectKey]:
-        return frozenset(await self._sequencer.history.live_objects(job.topic_id))
+    def _describe(self, job: HistoryJob, verified: VerifiedManifest) -> Sequence[AddedFile]:
+        table = HistoryTableFiles(self._address, self._address.open(), job, job.table)
+        return table.describe([expected_file(file) for file in verified.files])
 
-    def _stage(self, job: HistoryJob, verified: VerifiedManifest, live: frozenset[ObjectKey]) -> Publication:
-        if not verified.files:
-            return Publication(metadata_key=None, added={}, advances=verified.advances, raw_ranges=verified.raw_ranges)
-        table = HistoryTableFiles(self._address, self._address.open(), job, self._topic.name)
-        added = table.describe([expected_file(file) for file in verified.files])
-        staged = table.stage(
-            Change(
-                added=added,
-                summary={"tidelog.job-id": str(job.job_id)},
-                expire_snapshots_before=datetime.now(UTC) - timedelta(seconds=self._settings.history_snapshot_grace_s),
-            )
+    def _stage(
+        self, job: HistoryJob, verified: VerifiedManifest, added: Sequence[AddedFile], on: TableVersion
+    ) -> Publication:
+        publication = Publication(version=None, advances=verified.advances, raw_ranges=verified.raw_ranges)
+        if not added:
+            return publication
+        change = Change(
+            added=added,
+            summary={"tidelog.job-id": str(job.job_id)},
+            expire_snapshots_before=datetime.now(UTC) - timedelta(seconds=self._settings.history_snapshot_grace_s),
         )
-        data_keys = {file.row.object_key: None for file in verified.files}
-        return publication_of(staged, data_keys, live, advances=verified.advances, raw_ranges=verified.raw_ranges)
+        staged = HistoryTableFiles(self._address, self._address.open(), job, on).stage(change)
+        return replace(publication, version=staged, added=[each.file for each in added])
 
     def _add(self, tasks: Sequence[PlannedTask], verified: VerifiedManifest) -> None:
-        before = self._done
-        self._done = replace(
+        before = self.done
+        self.done = replace(
             before,
             rows=before.rows + sum(file.row.row_count for file in verified.files),
             files=before.files + len(verified.files),

@@ -4,6 +4,7 @@ The executors' word is not enough to publish on: the object at that key must be 
 and its row groups must hold the offsets that the manifest claims."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +29,8 @@ class ExpectedFile:
     first_offset: int
     contiguous: bool
     """Every offset from `first_offset` on has a row; not so once TTL has taken some out."""
+    written_at: datetime | None = None
+    """When the records came into history; None if they come with this file."""
 
 
 def read_footer(bucket: Bucket, expected: ExpectedFile) -> pq.FileMetaData:
@@ -44,6 +47,11 @@ def read_footer(bucket: Bucket, expected: ExpectedFile) -> pq.FileMetaData:
     metadata = pq.read_metadata(pa.BufferReader(tail[-footer_bytes:]))
     _check_rows(metadata, expected)
     return metadata
+
+
+def last_offset(metadata: pq.FileMetaData) -> int:
+    """Of a file that `read_footer` has checked."""
+    return int(_bounds(metadata.row_group(metadata.num_row_groups - 1), _OFFSET)[1])
 
 
 def _check_rows(metadata: pq.FileMetaData, expected: ExpectedFile) -> None:

@@ -38,8 +38,9 @@ ICEBERG_SCHEMA = Schema(
     NestedField(7, "headers", ListType(8, _HEADER, element_required=True), required=True),
 )
 
-_MAX_METADATA_FILES = 20
+TIMESTAMP_FIELD = 3
 
+_MAX_METADATA_FILES = 20
 
 _PROPERTIES = {
     "format-version": "2",
@@ -51,8 +52,6 @@ _PROPERTIES = {
         for name in ("partition", "offset", "timestamp", "timestamp_type")
     },
     "write.metadata.previous-versions-max": str(_MAX_METADATA_FILES),
-    "commit.manifest-merge.enabled": "true",
-    "commit.manifest.min-count-to-merge": "20",
     # A publish that lost a race must be planned anew, never repeated on a newer table: its offsets may be there
     # already.
     "commit.retry.num-retries": "0",

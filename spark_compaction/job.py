@@ -19,10 +19,18 @@ from pyspark.sql import SparkSession
 
 from sequencer.client import Sequencer
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.history.history_values import HistoryJob, Publication, Published, PublishRefused
+from sequencer.history.history_values import (
+    HistoryJob,
+    Outrun,
+    Publication,
+    Published,
+    PublishRefused,
+    TableVersion,
+)
 from storage.threads import Threads
 
 _RENEWALS_PER_LEASE = 3
+_STAGINGS = 10
 _PUBLISH_ATTEMPTS = 20
 _PUBLISH_RETRY_S = 0.5
 _PROGRESS_INTERVAL_S = 0.25
@@ -58,10 +66,25 @@ async def _renew(sequencer: Sequencer, job_id: UUID, lease_s: float) -> None:
                 return
 
 
-async def publish_until_known(
-    sequencer: Sequencer, job: HistoryJob, publication: Publication
+async def publish_staged(
+    sequencer: Sequencer, job: HistoryJob, stage: Callable[[TableVersion], Publication]
 ) -> Published | PublishRefused:
-    """Repeats a publish whose answer was lost. Raises CommitOutcomeUnknown or SequencerUnavailable when it gives up."""
+    """Stages and publishes. Where another job published first, it stages the same change on what that job left: the
+    Parquet files stay as they are. Raises as `stage`, CommitOutcomeUnknown or SequencerUnavailable."""
+    threads = Threads("stage", 1)
+    table = job.table
+    for _ in range(_STAGINGS):
+        outcome = await _publish_until_known(sequencer, job, await threads.run(stage, table))
+        if not isinstance(outcome, Outrun):
+            return outcome
+        table = outcome.table
+    return PublishRefused(reason=f"other jobs published first, {_STAGINGS} times")
+
+
+async def _publish_until_known(
+    sequencer: Sequencer, job: HistoryJob, publication: Publication
+) -> Published | Outrun | PublishRefused:
+    """Repeats a publish whose answer was lost."""
     for attempt in range(1, _PUBLISH_ATTEMPTS + 1):
         try:
             return await sequencer.history.publish(job, publication)

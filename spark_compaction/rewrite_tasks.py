@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sequencer.history.history_values import TableFile
 from spark_compaction.bucket import Bucket, BucketAddress
-from spark_compaction.expiry import HistoryFileAge
 from spark_compaction.history_file import HistoryFile
 from storage.arrow.arrow_schema import RECORD_SCHEMA
 from storage.identifiers import ObjectKey, Partition, TopicId
@@ -61,13 +61,17 @@ class RewrittenFile:
     footer_crc32c: int = 0
 
 
-def rewrite_table(files: Sequence[HistoryFileAge], cutoff: datetime) -> pa.Table:
+def rewrite_table(files: Sequence[TableFile], cutoff: datetime) -> pa.Table:
     """The files to rewrite as a table, one row each."""
     rows = [
-        {"source_key": file.object_key, "partition": file.partition, "keep_untimed": file.written_at >= cutoff}
+        {"source_key": file.object_key, "partition": file.partition, "keep_untimed": _keeps_untimed(file, cutoff)}
         for file in files
     ]
     return pa.Table.from_pylist(rows, schema=pa.schema(_SOURCE_FIELDS))
+
+
+def _keeps_untimed(file: TableFile, cutoff: datetime) -> bool:
+    return file.written_at is None or file.written_at >= cutoff
 
 
 def run_rewrites(context: RewriteContext, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

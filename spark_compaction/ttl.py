@@ -1,7 +1,12 @@
 """Drops from history what a topic's `retention.ms` has expired: `tidelog ttl`.
 
-Exact at the moment it runs: whole files by metadata alone, files of which a part has expired by a rewrite in Spark (see
-`expiry`). Promises that no object is deleted: what only expired snapshots name is recorded as unreferenced, for the
+A record has expired when its timestamp is older than the cutoff; one without a timestamp when it came into history
+before the cutoff. A file of which every record has expired is dropped whole, which costs metadata only. A file of which
+a part has expired is rewritten in Spark without that part, oldest first and up to `ttl_rewrite_bytes` per pass: what is
+beyond waits for the next pass. A time-ordered topic has about one such file per partition; a topic whose producers send
+times in disorder has many, hence the bound.
+
+Promises that no object is deleted: what only expired snapshots name is recorded as unreferenced, for the
 garbage collector. The raw log is not touched; `retention.bytes` limits the raw log alone."""
 
 import asyncio
@@ -9,22 +14,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Literal
-
-from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import DataFile
-from pyiceberg.types import IntegerType, LongType, PrimitiveType
+from typing import Literal
 
 from sequencer.client import Sequencer
-from sequencer.history.history_values import Busy, HistoryJob, NothingToDo, Publication, PublishRefused
+from sequencer.history.history_values import (
+    Busy,
+    HistoryJob,
+    NothingToDo,
+    Publication,
+    PublishRefused,
+    TableFile,
+    TableVersion,
+)
 from sequencer.topics.topic_config import TopicConfig
 from sequencer.topics.topics import Topic
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.compact import chosen_topics
-from spark_compaction.expiry import ExpiryPlan, HistoryFileAge, plan_expiry
 from spark_compaction.footers import ExpectedFile
-from spark_compaction.iceberg_table import Change, HistoryTableFiles, publication_of
-from spark_compaction.job import kept_lease, publish_until_known, run_in_spark
+from spark_compaction.iceberg_table import AddedFile, Change, FilesGone, HistoryTableFiles
+from spark_compaction.job import kept_lease, publish_staged, run_in_spark
 from spark_compaction.manifest import ManifestRefused
 from spark_compaction.open_log import open_log
 from spark_compaction.rewrite_tasks import (
@@ -36,11 +44,11 @@ from spark_compaction.rewrite_tasks import (
 )
 from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
-from storage.identifiers import ObjectKey, Partition
+from storage.identifiers import ObjectKey
 from storage.threads import Threads
 
 _DROPPED_AT_A_TIME = 100
-_PARTITION, _OFFSET, _TIMESTAMP = 1, 2, 3
+_FILES_AT_A_TIME = 10_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -55,7 +63,7 @@ class TopicExpiry:
     files_deferred: int = 0
     """Partly expired files beyond `ttl_rewrite_bytes`; the next pass takes them."""
     busy: bool = False
-    """A compaction or another TTL was at work on this topic; it was left to it."""
+    """Another TTL was at work on this topic; it was left to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +108,12 @@ async def _expire_history(
         return TtlReport(topics=tuple(done))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expiry:
+    removed: Sequence[TableFile]
+    added: Sequence[AddedFile]
+
+
 class _TopicExpirer:
     def __init__(
         self,
@@ -134,35 +148,36 @@ class _TopicExpirer:
         return report
 
     async def _expire(self, job: HistoryJob) -> TopicExpiry:
-        table = await self._threads.run(HistoryTableFiles, self._address, self._address.open(), job, self._topic.name)
-        data_files = {table.key_of(file): file for file in await self._threads.run(table.data_files)}
-        live = await self._sequencer.history.live_objects(job.topic_id)
-        ages = [_age(key, file, live[key]) for key, file in data_files.items()]
-        plan = plan_expiry(ages, self._cutoff, rewrite_bytes=self._settings.ttl_rewrite_bytes)
-        if not plan.dropped and not plan.rewritten and not table.has_snapshots_before(self._readers_since):
-            await self._sequencer.history.abandon(job.job_id)
-            return TopicExpiry(topic=self._topic.name, files_deferred=len(plan.deferred))
-        rewritten = await self._rewrite(job, plan)
+        table = await self._threads.run(HistoryTableFiles, self._address, self._address.open(), job, job.table)
+        history, topic_id = self._sequencer.history, job.topic_id
+        dropped = await history.expired_files(topic_id, self._cutoff, _FILES_AT_A_TIME)
+        partly = await history.partly_expired_files(topic_id, self._cutoff, _FILES_AT_A_TIME)
+        due, deferred = first_bytes(partly, self._settings.ttl_rewrite_bytes)
+        if not dropped and not due and not table.has_snapshots_before(self._readers_since):
+            await history.abandon(job.job_id)
+            return TopicExpiry(topic=self._topic.name, files_deferred=len(deferred))
+        rewritten = await self._rewrite(job, due)
         self._tell("publishing")
-        publication = await self._threads.run(self._stage, table, data_files, plan, rewritten, live)
-        outcome = await publish_until_known(self._sequencer, job, publication)
+        change = _Expiry(removed=(*dropped, *due), added=await self._threads.run(self._describe, table, due, rewritten))
+        try:
+            outcome = await publish_staged(self._sequencer, job, partial(self._stage, job, change))
+        except FilesGone as gone:
+            outcome = PublishRefused(reason=str(gone))
         if isinstance(outcome, PublishRefused):
-            await self._sequencer.history.abandon(job.job_id)
+            await history.abandon(job.job_id)
             return TopicExpiry(topic=self._topic.name, busy=True)
-        whole = sum(file.row_count for file in plan.dropped)
         return TopicExpiry(
             topic=self._topic.name,
-            rows_expired=whole + sum(file.expired_rows for file in rewritten),
-            files_dropped=len(plan.dropped),
+            rows_expired=sum(file.row_count for file in dropped) + sum(file.expired_rows for file in rewritten),
+            files_dropped=len(dropped),
             files_rewritten=len(rewritten),
-            files_deferred=len(plan.deferred),
+            files_deferred=len(deferred),
         )
 
-    async def _rewrite(self, job: HistoryJob, plan: ExpiryPlan) -> list[RewrittenFile]:
-        if not plan.rewritten:
+    async def _rewrite(self, job: HistoryJob, due: Sequence[TableFile]) -> list[RewrittenFile]:
+        if not due:
             return []
-        total = len(plan.rewritten)
-        self._tell("rewriting", total=total)
+        self._tell("rewriting", total=len(due))
         context = RewriteContext(
             address=self._address,
             prefix=job.prefix,
@@ -172,38 +187,36 @@ class _TopicExpirer:
         )
         rows = await run_in_spark(
             await self._threads.run(spark_session, self._settings),
-            rewrite_table(plan.rewritten, self._cutoff),
+            rewrite_table(due, self._cutoff),
             function=partial(run_rewrites, context),
             result_columns=REWRITTEN_COLUMNS,
-            on_tasks_done=lambda done: self._tell("rewriting", done=done, total=total),
+            on_tasks_done=lambda done: self._tell("rewriting", done=done, total=len(due)),
         )
         rewritten = [RewrittenFile(**row) for row in rows]
-        counts = {file.object_key: file.row_count for file in plan.rewritten}
+        counts = {file.object_key: file.row_count for file in due}
         if {file.source_key: file.kept_rows + file.expired_rows for file in rewritten} != counts:
             raise ManifestRefused("the rewritten files do not account for every row of their sources")
         return rewritten
 
-    def _stage(
-        self,
-        table: HistoryTableFiles,
-        data_files: dict[ObjectKey, DataFile],
-        plan: ExpiryPlan,
-        rewritten: Sequence[RewrittenFile],
-        live: dict[ObjectKey, datetime],
-    ) -> Publication:
-        sources = {file.object_key: file for file in plan.rewritten}
+    def _describe(
+        self, table: HistoryTableFiles, due: Sequence[TableFile], rewritten: Sequence[RewrittenFile]
+    ) -> Sequence[AddedFile]:
+        sources = {file.object_key: file for file in due}
         kept = [file for file in rewritten if file.object_key]
-        added = table.describe([_expected(file, sources[ObjectKey(file.source_key)]) for file in kept])
-        staged = table.stage(
-            Change(
-                added=added,
-                removed=[data_files[file.object_key] for file in (*plan.dropped, *plan.rewritten)],
-                summary={"tidelog.expired-before": self._cutoff.isoformat()},
-                expire_snapshots_before=self._readers_since,
-            )
+        return table.describe([_expected(file, sources[ObjectKey(file.source_key)]) for file in kept])
+
+    def _stage(self, job: HistoryJob, expiry: "_Expiry", on: TableVersion) -> Publication:
+        change = Change(
+            added=expiry.added,
+            removed=expiry.removed,
+            summary={"tidelog.expired-before": self._cutoff.isoformat()},
+            expire_snapshots_before=self._readers_since,
         )
-        data_keys = {ObjectKey(file.object_key): live[ObjectKey(file.source_key)] for file in kept}
-        return publication_of(staged, data_keys, frozenset(live))
+        return Publication(
+            version=HistoryTableFiles(self._address, self._address.open(), job, on).stage(change),
+            added=[each.file for each in expiry.added],
+            removed=[file.object_key for file in expiry.removed],
+        )
 
     def _tell(
         self, stage: Literal["planning", "rewriting", "publishing", "done"], done: int = 0, total: int = 0
@@ -219,31 +232,17 @@ def _cutoff(now: datetime, retention_ms: int) -> datetime:
     return now - timedelta(milliseconds=min(retention_ms, since_epoch_ms))
 
 
-def _age(key: ObjectKey, file: DataFile, written_at: datetime) -> HistoryFileAge:
-    untimed = (file.null_value_counts or {}).get(_TIMESTAMP, 0)
-    return HistoryFileAge(
-        object_key=key,
-        partition=Partition(_bound(file.lower_bounds, _PARTITION, IntegerType())),
-        first_offset=_bound(file.lower_bounds, _OFFSET, LongType()),
-        row_count=file.record_count,
-        size_bytes=file.file_size_in_bytes,
-        written_at=written_at,
-        oldest=_time(file.lower_bounds),
-        newest=_time(file.upper_bounds),
-        has_untimed=untimed > 0,
-    )
+def first_bytes(files: Sequence[TableFile], limit: int) -> tuple[Sequence[TableFile], Sequence[TableFile]]:
+    """The first files up to `limit` bytes together, and the rest."""
+    total = 0
+    for taken, file in enumerate(files):
+        total += file.size_bytes
+        if total > limit:
+            return files[:taken], files[taken:]
+    return files, ()
 
 
-def _bound(bounds: dict[int, bytes] | None, field_id: int, kind: PrimitiveType) -> Any:
-    return from_bytes(kind, bounds[field_id]) if bounds and field_id in bounds else None
-
-
-def _time(bounds: dict[int, bytes] | None) -> datetime | None:
-    microseconds = _bound(bounds, _TIMESTAMP, LongType())
-    return None if microseconds is None else _EPOCH + timedelta(microseconds=microseconds)
-
-
-def _expected(file: RewrittenFile, source: HistoryFileAge) -> ExpectedFile:
+def _expected(file: RewrittenFile, source: TableFile) -> ExpectedFile:
     return ExpectedFile(
         object_key=ObjectKey(file.object_key),
         partition=source.partition,
@@ -252,4 +251,5 @@ def _expected(file: RewrittenFile, source: HistoryFileAge) -> ExpectedFile:
         footer_crc32c=file.footer_crc32c,
         first_offset=file.first_offset,
         contiguous=False,
+        written_at=source.written_at,
     )

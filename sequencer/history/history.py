@@ -7,10 +7,14 @@ publish was staged on, and only while the job's hold lasts. Repeating a publish 
 outcome. Nothing here deletes an object: what no retained snapshot names any more is recorded with the time since when,
 for the garbage collector.
 
-A topic's history is on from its first compaction; `compacted_to` then tells retention how far it may go.
+A publish costs what it changes, however large the table is. Each object has the version that let it go, and a publish
+says which version its oldest retained snapshot has, so what became garbage is found without reading a manifest.
+
+Retention waits for a topic's history from its first publish on, unless `tidelog.history` is off. A compaction that
+fails before it has ever published holds nothing back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID, uuid4
@@ -27,11 +31,15 @@ from sequencer.history.history_values import (
     HistoryJob,
     HistoryTable,
     NothingToDo,
+    Outrun,
     Publication,
     Published,
     PublishRefused,
     RawRange,
     RunToCompact,
+    StagedVersion,
+    TableFile,
+    TableVersion,
 )
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
 
@@ -48,30 +56,48 @@ def history_prefix(cluster: str) -> str:
 class _Refusal(Exception):
     """Rolls the transaction back."""
 
+    def __init__(self, answer: Outrun | PublishRefused) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+def _refused(reason: str) -> _Refusal:
+    return _Refusal(PublishRefused(reason=reason))
+
 
 class History:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.garbage = HistoryGarbage(database)
 
+    async def ends(self, topic_id: TopicId) -> dict[Partition, Offset]:
+        """Where the log of each live partition ends now."""
+        rows = await self._database.read(SQL["ends"], topic_id=topic_id)
+        return {Partition(row.partition): Offset(row.high_watermark) for row in rows}
+
     async def begin_compaction(
-        self, topic_id: TopicId, *, cluster: str, lease_s: float, runs_per_partition: int
+        self,
+        topic_id: TopicId,
+        ends: Mapping[Partition, Offset],
+        *,
+        cluster: str,
+        lease_s: float,
+        runs_per_partition: int,
     ) -> Begun | Busy | NothingToDo:
-        """Claims the topic's history, reserves a prefix, and holds the objects of the runs not in history yet. Raises
-        OwnershipUnconfirmed, as `begin_expiry` and `publish` do.
+        """Claims the topic's history, reserves a prefix, and holds the objects of the runs that begin below `ends` and
+        are not in history yet. Takes no lock that a commit waits for. Raises OwnershipUnconfirmed, as `begin_expiry`
+        and `publish` do.
         """
-        rows = await self._database.read(SQL["has_work"], topic_id=topic_id)
+        wanted = {"topic_id": topic_id, "partitions": list(ends), "ends": list(ends.values())}
+        rows = await self._database.read(SQL["has_work"], **wanted)
         if not rows[0].has_work:
             return NothingToDo()
         async with self._database.transaction() as connection:
-            await connection.execute(SQL["lock_partitions"], {"topic_id": topic_id})
-            await connection.execute(SQL["turn_on_table"], {"topic_id": topic_id})
-            await connection.execute(SQL["turn_on_partitions"], {"topic_id": topic_id})
-        async with self._database.transaction() as connection:
+            await connection.execute(SQL["add_table"], {"topic_id": topic_id})
             job = await self._claim(connection, topic_id, "compact", cluster, lease_s)
             if not isinstance(job, HistoryJob):
                 return job
-            found = await _rows(connection, "runs_to_compact", topic_id=topic_id, runs_per_partition=runs_per_partition)
+            found = await _rows(connection, "runs_to_compact", **wanted, runs_per_partition=runs_per_partition)
             segment_ids = sorted({row.segment_id for row in found})
             committed = {row.segment_id for row in await _rows(connection, "lock_segments", segment_ids=segment_ids)}
             runs = _contiguous([_run(row) for row in found if row.segment_id in committed])
@@ -97,7 +123,7 @@ class History:
                 await connection.execute(SQL["renew_holds"], {"job_id": job_id, "lease_s": lease_s})
             return bool(renewed)
 
-    async def publish(self, job: HistoryJob, publication: Publication) -> Published | PublishRefused:
+    async def publish(self, job: HistoryJob, publication: Publication) -> Published | Outrun | PublishRefused:
         """Makes the job's output the topic's history. Raises CommitOutcomeUnknown: repeat it with the same arguments
         until known.
         """
@@ -105,7 +131,7 @@ class History:
             async with self._database.transaction() as connection:
                 return await self._publish(connection, job, publication)
         except _Refusal as refusal:
-            return PublishRefused(reason=str(refusal))
+            return refusal.answer
 
     async def abandon(self, job_id: UUID) -> None:
         """Ends the job without a publish and lets its inputs go. Harmless after a publish."""
@@ -132,10 +158,25 @@ class History:
         rows = await self._database.read(SQL["raw_ranges"], topic_id=topic_id)
         return tuple(_raw_range(row) for row in rows)
 
-    async def live_objects(self, topic_id: TopicId) -> dict[ObjectKey, datetime]:
-        """Objects that a retained snapshot may name, with the time that stands in for records without a timestamp."""
-        rows = await self._database.read(SQL["live_objects"], topic_id=topic_id)
-        return {ObjectKey(row.object_key): row.written_at for row in rows}
+    async def live_objects(self, topic_id: TopicId, after: str, cap: int) -> tuple[ObjectKey, ...]:
+        """Objects that a retained snapshot may name, in key order: the first `cap` after `after` (first: "")."""
+        rows = await self._database.read(SQL["live_objects"], topic_id=topic_id, after=after, cap=cap)
+        return tuple(ObjectKey(row.object_key) for row in rows)
+
+    async def live_among(self, keys: Sequence[ObjectKey]) -> frozenset[ObjectKey]:
+        """Those of the keys that a retained snapshot may name."""
+        rows = await self._database.read(SQL["live_among"], object_keys=list(keys))
+        return frozenset(ObjectKey(row.object_key) for row in rows)
+
+    async def expired_files(self, topic_id: TopicId, cutoff: datetime, cap: int) -> tuple[TableFile, ...]:
+        """The first `cap` files of the current snapshot of which every record is older than `cutoff`."""
+        rows = await self._database.read(SQL["expired_files"], topic_id=topic_id, cutoff=cutoff, cap=cap)
+        return tuple(map(_file, rows))
+
+    async def partly_expired_files(self, topic_id: TopicId, cutoff: datetime, cap: int) -> tuple[TableFile, ...]:
+        """The first `cap` files of the current snapshot of which some records are older than `cutoff`."""
+        rows = await self._database.read(SQL["partly_expired_files"], topic_id=topic_id, cutoff=cutoff, cap=cap)
+        return tuple(map(_file, rows))
 
     async def _claim(
         self, connection: AsyncConnection[Row], topic_id: TopicId, kind: JobKind, cluster: str, lease_s: float
@@ -146,7 +187,7 @@ class History:
             return NothingToDo()
         expired = await _rows(connection, "abandon_expired", topic_id=topic_id)
         await connection.execute(SQL["release_holds"], {"job_ids": [job.job_id for job in expired]})
-        running = await _rows(connection, "running_job", topic_id=topic_id)
+        running = await _rows(connection, "running_job", topic_id=topic_id, kind=kind)
         if running:
             return Busy(until=running[0].lease_until)
         job_id = uuid4()
@@ -157,8 +198,7 @@ class History:
             job_id=job_id,
             topic_id=topic_id,
             prefix=prefix,
-            version=tables[0].version,
-            metadata_key=tables[0].metadata_key,
+            table=TableVersion(number=tables[0].version, metadata_key=tables[0].metadata_key),
         )
 
     async def _publish(self, connection: AsyncConnection[Row], job: HistoryJob, publication: Publication) -> Published:
@@ -168,21 +208,56 @@ class History:
             return Published()  # the answer to an earlier attempt was lost
         await demand_ownership(connection)
         if not tables:
-            raise _Refusal("the topic was deleted")
+            raise _refused("the topic was deleted")
         if not found or found[0].state != "running" or not found[0].held:
-            raise _Refusal("the job's lease has passed")
-        if tables[0].version != job.version:
-            raise _Refusal("another job published first")
+            raise _refused("the job's lease has passed")
+        if publication.version is not None:
+            now = TableVersion(number=tables[0].version, metadata_key=tables[0].metadata_key)
+            if now != publication.version.on:
+                raise _Refusal(Outrun(table=now))
+            await self._move(connection, job, publication, publication.version)
         await self._advance(connection, job, publication)
-        if publication.metadata_key is not None:
-            moved = {"topic_id": job.topic_id, "version": job.version, "metadata_key": publication.metadata_key}
-            await connection.execute(SQL["move_pointer"], moved)
+        await connection.execute(SQL["note_publish"], {"topic_id": job.topic_id})
         await connection.execute(SQL["end_job"], {"job_id": job.job_id, "state": "published"})
         await connection.execute(SQL["release_holds"], {"job_ids": [job.job_id]})
         return Published()
 
+    async def _move(
+        self, connection: AsyncConnection[Row], job: HistoryJob, publication: Publication, staged: StagedVersion
+    ) -> None:
+        """Makes the staged version the current one, with its files and objects."""
+        added, removed = publication.added, list(publication.removed)
+        topic = {"topic_id": job.topic_id}
+        deleted = await _rows(connection, "delete_files", **topic, object_keys=removed)
+        if len(deleted) != len(removed):
+            raise _refused("another job replaced these files first")
+        parameters: dict[str, Any] = {
+            "object_keys": [file.object_key for file in added],
+            "partitions": [file.partition for file in added],
+            "first_offsets": [file.first_offset for file in added],
+            "last_offsets": [file.last_offset for file in added],
+            "row_counts": [file.row_count for file in added],
+            "size_bytes": [file.size_bytes for file in added],
+            "written_ats": [file.written_at for file in added],
+            "oldest": [file.oldest for file in added],
+            "newest": [file.newest for file in added],
+            "has_untimed": [file.has_untimed for file in added],
+        }
+        await connection.execute(
+            SQL["insert_files"], {**topic, **parameters, "sequence_number": staged.sequence_number}
+        )
+        written = [*staged.written, *parameters["object_keys"]]
+        await connection.execute(SQL["insert_objects"], {**topic, "object_keys": written})
+        version = staged.on.number + 1
+        await connection.execute(
+            SQL["let_objects_go"], {**topic, "version": version, "object_keys": [*staged.let_go, *removed]}
+        )
+        await connection.execute(SQL["unreference_objects"], {**topic, "oldest_version": staged.oldest_version})
+        await connection.execute(
+            SQL["move_pointer"], {**topic, "version": staged.on.number, "metadata_key": staged.metadata_key}
+        )
+
     async def _advance(self, connection: AsyncConnection[Row], job: HistoryJob, publication: Publication) -> None:
-        await connection.execute(SQL["lock_history_partitions"], {"topic_id": job.topic_id})
         advances = publication.advances
         parameters: dict[str, Any] = {
             "topic_id": job.topic_id,
@@ -192,7 +267,7 @@ class History:
         }
         advanced = await _rows(connection, "advance_partitions", **parameters)
         if len(advanced) != len(advances):
-            raise _Refusal("another job published these offsets first")
+            raise _refused("another job published these offsets first")
         raw = publication.raw_ranges
         parameters = {
             "topic_id": job.topic_id,
@@ -202,14 +277,6 @@ class History:
             "reasons": [each.reason for each in raw],
         }
         await connection.execute(SQL["insert_raw_ranges"], parameters)
-        parameters = {
-            "topic_id": job.topic_id,
-            "object_keys": list(publication.added),
-            "written_ats": list(publication.added.values()),
-        }
-        await connection.execute(SQL["insert_objects"], parameters)
-        parameters = {"topic_id": job.topic_id, "object_keys": list(publication.unreferenced)}
-        await connection.execute(SQL["unreference_objects"], parameters)
 
 
 async def _rows(connection: AsyncConnection[Row], statement: str, **parameters: Any) -> list[Row]:
@@ -248,6 +315,22 @@ def _contiguous(runs: Sequence[RunToCompact]) -> tuple[RunToCompact, ...]:
 def _table(row: Row) -> HistoryTable:
     return HistoryTable(
         topic_id=TopicId(row.topic_id), topic_name=row.name, config=row.config, metadata_key=row.metadata_key
+    )
+
+
+def _file(row: Row) -> TableFile:
+    return TableFile(
+        object_key=ObjectKey(row.object_key),
+        partition=Partition(row.partition),
+        first_offset=Offset(row.first_offset),
+        last_offset=Offset(row.last_offset),
+        row_count=row.row_count,
+        size_bytes=row.size_bytes,
+        oldest=row.oldest,
+        newest=row.newest,
+        has_untimed=row.has_untimed,
+        written_at=row.written_at,
+        sequence_number=row.sequence_number,
     )
 
 

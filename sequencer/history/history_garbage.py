@@ -42,6 +42,7 @@ class HistoryGarbage:
                 for statement in (
                     "unreference_all_objects",
                     "delete_partitions_of",
+                    "delete_files_of",
                     "delete_raw_ranges_of",
                     "delete_table",
                 ):

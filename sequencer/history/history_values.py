@@ -36,14 +36,21 @@ class RunToCompact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableVersion:
+    """A state of a topic's table: its number, and the metadata JSON that describes it, if there is one."""
+
+    number: int
+    metadata_key: ObjectKey | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryJob:
-    """A claimed topic, a reserved prefix, and the version of the table on which the publish must be staged."""
+    """A claimed topic and a reserved prefix. `table` is the table as it was when the job began."""
 
     job_id: UUID
     topic_id: TopicId
     prefix: str
-    version: int
-    metadata_key: ObjectKey | None
+    table: TableVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +62,9 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """Another job works on this topic's history; at the latest at `until` it has ended or renewed its lease."""
+    """Another job of this kind works on the topic's history; at the latest at `until` it has ended or renewed its
+    lease.
+    """
 
     until: datetime
 
@@ -85,14 +94,51 @@ class RawRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableFile:
+    """A data file of a topic's table: the rows of one partition, in offset order."""
+
+    object_key: ObjectKey
+    partition: Partition
+    first_offset: Offset
+    last_offset: Offset
+    row_count: int
+    size_bytes: int
+    oldest: datetime | None
+    """The least timestamp; None if no record has one."""
+    newest: datetime | None
+    has_untimed: bool
+    """Some records have no timestamp. They expire by `written_at`."""
+    written_at: datetime | None = None
+    """When the records came into history; None before the publish, which sets it."""
+    sequence_number: int = 0
+    """Iceberg's, of the snapshot that added the file; 0 before the publish, which sets it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedVersion:
+    """The next version of a table, staged in the bucket on the version before it."""
+
+    on: TableVersion
+    metadata_key: ObjectKey
+    sequence_number: int
+    """Of its snapshot."""
+    written: Sequence[ObjectKey]
+    """The metadata objects that it names and the version before did not, the metadata JSON included."""
+    let_go: Sequence[ObjectKey]
+    """The metadata objects that the version before named and it does not."""
+    oldest_version: int
+    """The version of the oldest snapshot that it retains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    metadata_key: ObjectKey | None
-    """The new metadata JSON, or None if only raw ranges were found and the table stays as it is."""
-    added: Mapping[ObjectKey, datetime | None]
-    """Every object that the new metadata names and the one before did not; with the age of the records in a rewritten
-    file.
-    """
-    unreferenced: Sequence[ObjectKey] = ()
+    """What a job publishes in one transaction."""
+
+    version: StagedVersion | None
+    """None if only raw ranges were found and the table stays as it is."""
+    added: Sequence[TableFile] = ()
+    removed: Sequence[ObjectKey] = ()
+    """Data files of the version before that go."""
     advances: Sequence[Advance] = ()
     raw_ranges: Sequence[RawRange] = ()
 
@@ -100,6 +146,13 @@ class Publication:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
     pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outrun:
+    """Nothing was published: another job published first. Stage the same change on `table` and publish again."""
+
+    table: TableVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

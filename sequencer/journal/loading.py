@@ -42,6 +42,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "history_partitions": ("topic_id", "partition"),
     "history_raw_ranges": ("topic_id", "partition", "base_offset"),
     "history_jobs": ("job_id",),
+    "history_files": ("object_key",),
     "history_objects": ("object_key",),
     "gone_ranges": ("topic_id", "partition", "base_offset"),
     "merge_candidates": ("segment_id",),

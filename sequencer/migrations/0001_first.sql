@@ -395,17 +395,17 @@ CREATE TABLE group_configs (
 
 -- --- history: the Parquet form of a topic, an Iceberg table whose pointer is here
 
--- A topic's history is on from its first row in history_tables. From then on retention stays behind what is
--- compacted. All writers of one history lock its history_tables row first, then segments, then
--- history_partitions.
+-- The Iceberg table of each topic that was ever compacted. From the first publish on, retention stays behind what
+-- is compacted, unless the topic's history is off. All writers of one history lock its history_tables row first,
+-- then segments, then history_partitions.
 CREATE TABLE history_tables (
     topic_id uuid PRIMARY KEY,
     metadata_key text,                             -- of the current metadata JSON; null until the first
-                                                   -- publish
-    version bigint NOT NULL DEFAULT 0,             -- raised by every publish, which must have been staged on
-                                                   -- the current one
+                                                   -- publish of a file
+    version bigint NOT NULL DEFAULT 0,             -- raised by every publish of metadata, which must have been
+                                                   -- staged on the current one
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    published_at timestamptz
+    published_at timestamptz                       -- null: nothing was published, and retention does not wait
 );
 
 CREATE TABLE history_partitions (
@@ -428,7 +428,7 @@ CREATE TABLE history_raw_ranges (
 );
 
 -- A job reserves the prefix under which all that it writes lies. What it leaves behind is found by listing
--- that prefix.
+-- that prefix. A compaction and a TTL may work on one topic at the same time; two of a kind may not.
 CREATE TABLE history_jobs (
     job_id uuid PRIMARY KEY,
     topic_id uuid NOT NULL,
@@ -439,20 +439,43 @@ CREATE TABLE history_jobs (
     started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     ended_at timestamptz
 );
-CREATE UNIQUE INDEX history_jobs_one_per_topic ON history_jobs (topic_id) WHERE state = 'running';
+CREATE UNIQUE INDEX history_jobs_one_of_a_kind ON history_jobs (topic_id, kind) WHERE state = 'running';
 CREATE INDEX history_jobs_ended ON history_jobs (ended_at) WHERE state <> 'running';
+
+-- The data files of each table's current snapshot. A job plans from these rows and reads no manifest for it.
+CREATE TABLE history_files (
+    object_key text COLLATE "C" PRIMARY KEY,
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    first_offset bigint NOT NULL,
+    last_offset bigint NOT NULL CHECK (last_offset >= first_offset),
+    row_count bigint NOT NULL CHECK (row_count > 0),
+    size_bytes bigint NOT NULL,
+    sequence_number bigint NOT NULL,               -- Iceberg's: of the snapshot that added the file
+    written_at timestamptz NOT NULL,               -- stands in for the timestamp of records without one; kept
+                                                   -- when a file is rewritten
+    oldest timestamptz,                            -- the least timestamp; null: no record has one
+    newest timestamptz,
+    has_untimed boolean NOT NULL,                  -- some records have no timestamp
+    begins_at timestamptz NOT NULL,                -- the time of the record that expires first
+    ends_at timestamptz NOT NULL                   -- the time of the record that expires last
+);
+CREATE INDEX history_files_by_beginning ON history_files (topic_id, begins_at);
+CREATE INDEX history_files_by_end ON history_files (topic_id, ends_at);
 
 -- Every object that a published metadata file named: data files, manifests, manifest lists and the metadata
 -- files.
 CREATE TABLE history_objects (
     object_key text COLLATE "C" PRIMARY KEY,       -- listed by prefix
     topic_id uuid NOT NULL,
-    written_at timestamptz NOT NULL,               -- stands in for the timestamp of records without one; kept
-                                                   -- when a file is rewritten
+    let_go_in bigint,                              -- the first version of the table that no longer names it;
+                                                   -- null: the current one does
     unreferenced_since timestamptz                 -- no retained snapshot names it; deleted after a grace
                                                    -- period
 );
-CREATE INDEX history_objects_by_topic ON history_objects (topic_id);
+CREATE INDEX history_objects_by_topic ON history_objects (topic_id, object_key) WHERE unreferenced_since IS NULL;
+CREATE INDEX history_objects_let_go ON history_objects (topic_id, let_go_in)
+    WHERE let_go_in IS NOT NULL AND unreferenced_since IS NULL;
 CREATE INDEX history_objects_unreferenced ON history_objects (unreferenced_since)
     WHERE unreferenced_since IS NOT NULL;
 

@@ -2,28 +2,24 @@
 --
 -- Lock order (DESIGN §4): history_tables ranks with topics; then segments by id, partitions, history_partitions, each in key order.
 
+-- name: ends
+-- Where a topic's log ends now: what a compaction that begins now is to reach.
+SELECT partition, high_watermark FROM partitions WHERE topic_id = %(topic_id)s AND state = 'live'
+
 -- name: has_work
--- Whether a topic that is not deleted has committed records past its history. Reads the log's ends only.
+-- Whether a topic that is not deleted has committed records past its history, below the ends given. Reads the
+-- log's ends only.
 SELECT EXISTS (
-    SELECT FROM partitions AS p
-    LEFT JOIN history_partitions AS h USING (topic_id, partition)
-    WHERE p.topic_id = %(topic_id)s AND p.state = 'live' AND p.high_watermark > greatest(h.compacted_to, p.log_start_offset)
+    SELECT FROM unnest(%(partitions)s::integer[], %(ends)s::bigint[]) AS e (partition, end_offset)
+    JOIN partitions AS p ON p.topic_id = %(topic_id)s AND p.partition = e.partition
+    LEFT JOIN history_partitions AS h ON h.topic_id = p.topic_id AND h.partition = p.partition
+    WHERE p.state = 'live'
+        AND least(p.high_watermark, e.end_offset) > greatest(h.compacted_to, p.log_start_offset)
 ) AS has_work
 
--- name: lock_partitions
--- Turning history on must not race retention, which holds the partition row: from here on it sees the history's rows.
-SELECT partition FROM partitions WHERE topic_id = %(topic_id)s AND state = 'live' ORDER BY topic_id, partition FOR NO KEY UPDATE
-
--- name: turn_on_table
+-- name: add_table
 INSERT INTO history_tables (topic_id)
 SELECT topic_id FROM topics WHERE topic_id = %(topic_id)s AND deleted_at IS NULL
-ON CONFLICT DO NOTHING
-
--- name: turn_on_partitions
--- Also for partitions that were added since.
-INSERT INTO history_partitions (topic_id, partition, compacted_to)
-SELECT topic_id, partition, log_start_offset FROM partitions WHERE topic_id = %(topic_id)s AND state = 'live'
-ORDER BY topic_id, partition
 ON CONFLICT DO NOTHING
 
 -- name: lock_table
@@ -36,35 +32,37 @@ WHERE topic_id = %(topic_id)s AND state = 'running' AND lease_until <= clock_tim
 RETURNING job_id
 
 -- name: running_job
-SELECT lease_until FROM history_jobs WHERE topic_id = %(topic_id)s AND state = 'running'
+SELECT lease_until FROM history_jobs WHERE topic_id = %(topic_id)s AND kind = %(kind)s AND state = 'running'
 
 -- name: insert_job
 INSERT INTO history_jobs (job_id, topic_id, kind, prefix, lease_until)
 VALUES (%(job_id)s, %(topic_id)s, %(kind)s, %(prefix)s, clock_timestamp() + make_interval(secs => %(lease_s)s))
 
 -- name: runs_to_compact
--- The runs of each partition from where its history ends, below the high watermark (the last stable offset, while no topic has
--- transactions). A run may begin before from_offset: DeleteRecords moves the log start into a run.
-SELECT r.partition, greatest(h.compacted_to, p.log_start_offset) AS from_offset, r.base_offset, r.last_offset, r.segment_id, s.object_key,
-    r.position, r.length
-FROM history_partitions AS h
-JOIN partitions AS p USING (topic_id, partition)
+-- The runs of each partition from where its history ends to the end given, below the high watermark (the last
+-- stable offset, while no topic has transactions). The last run may go beyond that end. A run may begin before
+-- from_offset: DeleteRecords moves the log start into a run.
+SELECT p.partition, greatest(h.compacted_to, p.log_start_offset) AS from_offset, r.base_offset, r.last_offset,
+    r.segment_id, s.object_key, r.position, r.length
+FROM unnest(%(partitions)s::integer[], %(ends)s::bigint[]) AS e (partition, end_offset)
+JOIN partitions AS p ON p.topic_id = %(topic_id)s AND p.partition = e.partition
+LEFT JOIN history_partitions AS h ON h.topic_id = p.topic_id AND h.partition = p.partition
 CROSS JOIN LATERAL (
     SELECT * FROM (
         -- The run that holds from_offset, found from its side of the index.
-        (SELECT * FROM runs WHERE topic_id = h.topic_id AND partition = h.partition
+        (SELECT * FROM runs WHERE topic_id = p.topic_id AND partition = p.partition
             AND base_offset < greatest(h.compacted_to, p.log_start_offset)
         ORDER BY base_offset DESC LIMIT 1)
         UNION ALL
-        (SELECT * FROM runs WHERE topic_id = h.topic_id AND partition = h.partition
-            AND base_offset >= greatest(h.compacted_to, p.log_start_offset)
+        (SELECT * FROM runs WHERE topic_id = p.topic_id AND partition = p.partition
+            AND base_offset >= greatest(h.compacted_to, p.log_start_offset) AND base_offset < e.end_offset
         ORDER BY base_offset LIMIT %(runs_per_partition)s)
     ) AS near
     WHERE near.last_offset >= greatest(h.compacted_to, p.log_start_offset) AND near.last_offset < p.high_watermark
 ) AS r
 JOIN segments AS s ON s.segment_id = r.segment_id
-WHERE h.topic_id = %(topic_id)s AND p.state = 'live'
-ORDER BY r.partition, r.base_offset
+WHERE p.state = 'live' AND least(p.high_watermark, e.end_offset) > greatest(h.compacted_to, p.log_start_offset)
+ORDER BY p.partition, r.base_offset
 
 -- name: lock_segments
 -- Shared: dooming takes the row for itself, so that either it sees the holds or this finds the segment doomed.
@@ -86,35 +84,66 @@ UPDATE holds SET lease_until = clock_timestamp() + make_interval(secs => %(lease
 -- name: lock_job
 SELECT state, lease_until > clock_timestamp() AS held FROM history_jobs WHERE job_id = %(job_id)s FOR NO KEY UPDATE
 
--- name: lock_history_partitions
-SELECT partition FROM history_partitions WHERE topic_id = %(topic_id)s ORDER BY topic_id, partition FOR NO KEY UPDATE
-
 -- name: advance_partitions
--- Each only from where the plan began: a range is published once.
-UPDATE history_partitions AS h SET compacted_to = advance.compacted_to
-FROM unnest(%(partitions)s::integer[], %(from_offsets)s::bigint[], %(to_offsets)s::bigint[])
-    AS advance (partition, planned_from, compacted_to)
-WHERE h.topic_id = %(topic_id)s AND h.partition = advance.partition AND h.compacted_to <= advance.planned_from
-    AND advance.compacted_to > h.compacted_to
+-- Each only from where the plan began: a range is published once. The row of a partition appears with its first
+-- publish.
+INSERT INTO history_partitions AS h (topic_id, partition, compacted_to)
+SELECT %(topic_id)s, partition, compacted_to
+FROM unnest(%(partitions)s::integer[], %(to_offsets)s::bigint[]) AS advance (partition, compacted_to)
+ORDER BY partition
+ON CONFLICT (topic_id, partition) DO UPDATE SET compacted_to = excluded.compacted_to
+WHERE h.compacted_to < excluded.compacted_to
+    AND h.compacted_to <= (
+        SELECT planned.from_offset
+        FROM unnest(%(partitions)s::integer[], %(from_offsets)s::bigint[]) AS planned (partition, from_offset)
+        WHERE planned.partition = excluded.partition)
 RETURNING h.partition
 
+-- name: insert_files
+INSERT INTO history_files (object_key, topic_id, partition, first_offset, last_offset, row_count, size_bytes,
+    sequence_number, written_at, oldest, newest, has_untimed, begins_at, ends_at)
+SELECT object_key, %(topic_id)s, partition, first_offset, last_offset, row_count, size_bytes,
+    %(sequence_number)s, written, oldest, newest, has_untimed,
+    least(oldest, CASE WHEN has_untimed OR oldest IS NULL THEN written END),
+    greatest(newest, CASE WHEN has_untimed OR newest IS NULL THEN written END)
+FROM unnest(%(object_keys)s::text[], %(partitions)s::integer[], %(first_offsets)s::bigint[],
+        %(last_offsets)s::bigint[], %(row_counts)s::bigint[], %(size_bytes)s::bigint[],
+        %(written_ats)s::timestamptz[], %(oldest)s::timestamptz[], %(newest)s::timestamptz[],
+        %(has_untimed)s::boolean[])
+    AS f (object_key, partition, first_offset, last_offset, row_count, size_bytes, written_at, oldest, newest,
+        has_untimed)
+CROSS JOIN LATERAL (SELECT coalesce(f.written_at, clock_timestamp())) AS w (written)
+
+-- name: delete_files
+-- Of the current snapshot only: another job may have replaced or dropped one.
+DELETE FROM history_files WHERE topic_id = %(topic_id)s AND object_key = ANY(%(object_keys)s)
+RETURNING object_key
+
 -- name: insert_objects
-INSERT INTO history_objects (object_key, topic_id, written_at)
-SELECT object_key, %(topic_id)s, coalesce(written_at, clock_timestamp())
-FROM unnest(%(object_keys)s::text[], %(written_ats)s::timestamptz[]) AS added (object_key, written_at)
+INSERT INTO history_objects (object_key, topic_id)
+SELECT object_key, %(topic_id)s FROM unnest(%(object_keys)s::text[]) AS added (object_key)
+
+-- name: let_objects_go
+UPDATE history_objects SET let_go_in = %(version)s
+WHERE object_key = ANY(%(object_keys)s) AND topic_id = %(topic_id)s AND let_go_in IS NULL
 
 -- name: unreference_objects
+-- No retained snapshot is older than the version given, so none names what that version or an older one let go.
 UPDATE history_objects SET unreferenced_since = clock_timestamp()
-WHERE topic_id = %(topic_id)s AND object_key = ANY(%(object_keys)s) AND unreferenced_since IS NULL
+WHERE topic_id = %(topic_id)s AND let_go_in <= %(oldest_version)s AND unreferenced_since IS NULL
 
 -- name: insert_raw_ranges
 INSERT INTO history_raw_ranges (topic_id, partition, base_offset, last_offset, reason)
-SELECT %(topic_id)s, * FROM unnest(%(partitions)s::integer[], %(base_offsets)s::bigint[], %(last_offsets)s::bigint[], %(reasons)s::text[])
+SELECT %(topic_id)s, *
+FROM unnest(%(partitions)s::integer[], %(base_offsets)s::bigint[], %(last_offsets)s::bigint[], %(reasons)s::text[])
 
 -- name: move_pointer
-UPDATE history_tables SET metadata_key = %(metadata_key)s, version = version + 1, published_at = clock_timestamp()
+UPDATE history_tables SET metadata_key = %(metadata_key)s, version = version + 1
 WHERE topic_id = %(topic_id)s AND version = %(version)s
-RETURNING version
+
+-- name: note_publish
+-- From the first on, retention waits for the history.
+UPDATE history_tables SET published_at = clock_timestamp() WHERE topic_id = %(topic_id)s
 
 -- name: end_job
 UPDATE history_jobs SET state = %(state)s, ended_at = clock_timestamp() WHERE job_id = %(job_id)s AND state = 'running'
@@ -123,12 +152,15 @@ UPDATE history_jobs SET state = %(state)s, ended_at = clock_timestamp() WHERE jo
 DELETE FROM holds WHERE job_id = ANY(%(job_ids)s)
 
 -- name: compacted_to
--- For every live partition of the given topics whose history is on; a partition added since the last compaction counts from 0.
+-- For every live partition of the given topics that retention waits for; one that was never compacted counts
+-- from 0.
 SELECT t.topic_id, p.partition, coalesce(h.compacted_to, 0) AS compacted_to
 FROM history_tables AS t
+JOIN topics USING (topic_id)
 JOIN partitions AS p ON p.topic_id = t.topic_id AND p.state = 'live'
 LEFT JOIN history_partitions AS h ON h.topic_id = p.topic_id AND h.partition = p.partition
-WHERE t.topic_id = ANY(%(topic_ids)s)
+WHERE t.topic_id = ANY(%(topic_ids)s) AND t.published_at IS NOT NULL
+    AND topics.config ->> 'tidelog.history' IS DISTINCT FROM 'off'
 
 -- name: tables
 SELECT t.topic_id, t.name, t.config, h.metadata_key, h.version
@@ -146,7 +178,22 @@ SELECT partition, base_offset, last_offset, reason FROM history_raw_ranges
 WHERE topic_id = %(topic_id)s ORDER BY partition, base_offset
 
 -- name: live_objects
-SELECT object_key, written_at FROM history_objects WHERE topic_id = %(topic_id)s AND unreferenced_since IS NULL
+-- Objects that a retained snapshot may name, in pages.
+SELECT object_key FROM history_objects
+WHERE topic_id = %(topic_id)s AND unreferenced_since IS NULL AND object_key > %(after)s
+ORDER BY object_key LIMIT %(cap)s
+
+-- name: live_among
+SELECT object_key FROM history_objects WHERE object_key = ANY(%(object_keys)s) AND unreferenced_since IS NULL
+
+-- name: expired_files
+-- Files of which every record is older than the cutoff, oldest first.
+SELECT * FROM history_files WHERE topic_id = %(topic_id)s AND ends_at < %(cutoff)s
+ORDER BY ends_at, object_key LIMIT %(cap)s
+
+-- name: partly_expired_files
+SELECT * FROM history_files WHERE topic_id = %(topic_id)s AND begins_at < %(cutoff)s AND ends_at >= %(cutoff)s
+ORDER BY begins_at, object_key LIMIT %(cap)s
 
 -- name: dropped_tables
 -- Histories whose topic was deleted.
@@ -163,6 +210,9 @@ UPDATE history_objects SET unreferenced_since = clock_timestamp() WHERE topic_id
 
 -- name: delete_partitions_of
 DELETE FROM history_partitions WHERE topic_id = %(topic_id)s
+
+-- name: delete_files_of
+DELETE FROM history_files WHERE topic_id = %(topic_id)s
 
 -- name: delete_raw_ranges_of
 DELETE FROM history_raw_ranges WHERE topic_id = %(topic_id)s

@@ -59,11 +59,13 @@ WHERE p.state = 'live'
 ORDER BY p.topic_id, p.partition FOR NO KEY UPDATE OF p
 
 -- name: history_limits
--- What is not in history yet stays, once a topic's history is on. Turning it on takes the partition rows, so it is seen here or waits.
+-- What is not in history yet stays, once a publish has shown that the topic's history works, and unless it is off.
 SELECT d.topic_id, d.partition, coalesce(h.compacted_to, 0) AS compacted_to
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
 JOIN history_tables AS t USING (topic_id)
+JOIN topics USING (topic_id)
 LEFT JOIN history_partitions AS h ON h.topic_id = d.topic_id AND h.partition = d.partition
+WHERE t.published_at IS NOT NULL AND topics.config ->> 'tidelog.history' IS DISTINCT FROM 'off'
 
 -- name: move_log_starts
 -- Only ever forward. Agents that cached coordinates see the epoch change.

@@ -100,6 +100,16 @@ _CHANGING: Final = (
         "How far a producer's timestamp may lie ahead of the agent's clock; beyond it the record is refused. Says "
         "nothing where message.timestamp.type is LogAppendTime.",
     ),
+    ConfigDefinition(
+        name="tidelog.history",
+        kind="string",
+        default="table",
+        broker_name="tidelog.history",
+        documentation="table: compaction writes the topic's records to its Iceberg table, and from the first publish "
+        "on retention keeps what is not there yet. off: compaction leaves the topic out, and retention does not wait; "
+        "what the table has stays there. Switched on again, compaction goes on with the oldest record still kept.",
+        check=one_of("tidelog.history", ("off", "table")),
+    ),
 )  # fmt: skip
 
 _ONE_WAY: Final = (

@@ -53,6 +53,7 @@ class TopicConfig:
     cleanup_policy: Literal["delete"]
     compression: Compression | None
     """What batches are kept in; None: as their producers sent them."""
+    history: Literal["off", "table"]
 
     @classmethod
     def of(cls, config: Mapping[str, str]) -> "TopicConfig":
@@ -72,4 +73,5 @@ class TopicConfig:
             message_timestamp_after_max_ms=int(value("message.timestamp.after.max.ms")),
             cleanup_policy="delete",
             compression=COMPRESSIONS[value("compression.type").strip()],
+            history="off" if value("tidelog.history").strip() == "off" else "table",
         )

@@ -231,8 +231,8 @@ async def test_missing_history_is_found(sequencer: Sequencer, local_store: Objec
             "INSERT INTO history_tables (topic_id, metadata_key) VALUES (%s, %s)", (topic.topic_id, f"{prefix}/m.json")
         )
         await connection.execute(
-            "INSERT INTO history_objects (object_key, topic_id, written_at)"
-            " SELECT %s || name, %s, now() FROM unnest(ARRAY['/m.json', '/a.parquet', '/b.parquet']) AS file (name)",
+            "INSERT INTO history_objects (object_key, topic_id)"
+            " SELECT %s || name, %s FROM unnest(ARRAY['/m.json', '/a.parquet', '/b.parquet']) AS file (name)",
             (prefix, topic.topic_id),
         )
     for name in ("m.json", "a.parquet"):

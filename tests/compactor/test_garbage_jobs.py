@@ -342,7 +342,7 @@ async def test_what_history_jobs_left_is_swept_by_their_prefix_and_published_fil
     for name in names:
         await any_store.put(ObjectKey(f"{prefix}/{name}"), [b"x"])
     await sequencer.database.fetch(
-        "INSERT INTO history_objects (object_key, topic_id, written_at) VALUES (%(key)s, %(topic)s, now())",
+        "INSERT INTO history_objects (object_key, topic_id) VALUES (%(key)s, %(topic)s)",
         key=f"{prefix}/published/a.parquet",
         topic=topic.topic_id,
     )
@@ -367,8 +367,8 @@ async def test_history_files_that_no_snapshot_names_wait_for_readers_and_go(
     for key in keys:
         await any_store.put(key, [b"x"])
     await sequencer.database.fetch(
-        "INSERT INTO history_objects (object_key, topic_id, written_at, unreferenced_since)"
-        " SELECT key, %(topic)s, now(), CASE WHEN key <> %(live)s THEN now() END"
+        "INSERT INTO history_objects (object_key, topic_id, unreferenced_since)"
+        " SELECT key, %(topic)s, CASE WHEN key <> %(live)s THEN now() END"
         " FROM unnest(%(keys)s::text[]) AS given (key)",
         keys=keys,
         live=keys[0],

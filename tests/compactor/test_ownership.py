@@ -85,8 +85,8 @@ async def test_a_tombstones_second_deletion_and_historys_wait_for_the_ownership(
     await owned.garbage.bury([segment.segment_id], outcome_retention_s=0, partitions=partitions)
     await time_passes(owned, 86_400)
     await owned.database.fetch(
-        "INSERT INTO history_objects (object_key, topic_id, written_at, unreferenced_since)"
-        " VALUES (%(key)s, %(topic_id)s, clock_timestamp(), clock_timestamp() - interval '2 days')",
+        "INSERT INTO history_objects (object_key, topic_id, unreferenced_since)"
+        " VALUES (%(key)s, %(topic_id)s, clock_timestamp() - interval '2 days')",
         key=f"{CLUSTER}/history/x",
         topic_id=topic.topic_id,
     )

@@ -49,7 +49,9 @@ async def partition_row(sequencer: Sequencer, key: PartitionKey):  # type: ignor
 
 
 async def turn_history_on(sequencer: Sequencer, topic: Topic, compacted_to: int) -> None:
-    await sequencer.database.fetch("INSERT INTO history_tables (topic_id) VALUES (%(topic)s)", topic=topic.topic_id)
+    await sequencer.database.fetch(
+        "INSERT INTO history_tables (topic_id, published_at) VALUES (%(topic)s, now())", topic=topic.topic_id
+    )
     await sequencer.database.fetch(
         "INSERT INTO history_partitions VALUES (%(topic)s, 0, %(to)s)", topic=topic.topic_id, to=compacted_to
     )
@@ -364,7 +366,9 @@ async def test_raced_retention_that_waits_while_history_is_turned_on_stays_behin
     async with sequencer.database.transaction() as compaction:
         await compaction.execute("SELECT FROM partitions FOR NO KEY UPDATE")
         expiry = await waits_for_a_lock(sequencer, lambda: expired(sequencer, key, Offset(10), 10))
-        await compaction.execute("INSERT INTO history_tables (topic_id) VALUES (%s)", (topic.topic_id,))
+        await compaction.execute(
+            "INSERT INTO history_tables (topic_id, published_at) VALUES (%s, now())", (topic.topic_id,)
+        )
         await compaction.execute("INSERT INTO history_partitions VALUES (%s, 0, 0)", (topic.topic_id,))
     moved = await expiry
 

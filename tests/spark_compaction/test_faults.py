@@ -1,20 +1,23 @@
 """Compaction killed, raced, answered too late, or given bytes that do not decode (DESIGN §9)."""
 
 import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 
 import pytest
 
 from sequencer.client import Sequencer
-from sequencer.history.history_values import Begun, Busy, HistoryJob, Publication, Published, PublishRefused
+from sequencer.history.history_values import Begun, Publication, Published, PublishRefused
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.compact import expected_file
-from spark_compaction.iceberg_table import Change, HistoryTableFiles, publication_of
-from spark_compaction.job import SparkJobFailed
+from spark_compaction.iceberg_table import Change, HistoryTableFiles
+from spark_compaction.job import SparkJobFailed, publish_staged
 from spark_compaction.manifest import ManifestRefused, verify_manifest
 from spark_compaction.planner import plan_tasks
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.tasks import TaskContext, manifest_rows, run_tasks, task_table
+from spark_compaction.ttl import expire_history
 from storage.identifiers import ObjectKey, Partition
 from storage.stores.object_store import ObjectStore
 from tests.spark_compaction.log import EPOCH, Log, one, records
@@ -25,14 +28,15 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.t
 
 async def begun(settings: CompactionSettings, sequencer: Sequencer, topic: str, lease_s: float) -> Begun:
     table = await the_table(sequencer, topic)
+    ends = await sequencer.history.ends(table.topic_id)
     answer = await sequencer.history.begin_compaction(
-        table.topic_id, cluster=settings.cluster, lease_s=lease_s, runs_per_partition=1000
+        table.topic_id, ends, cluster=settings.cluster, lease_s=lease_s, runs_per_partition=1000
     )
     assert isinstance(answer, Begun)
     return answer
 
 
-def staged(settings: CompactionSettings, begun: Begun, topic: str) -> Publication:
+def staged(settings: CompactionSettings, begun: Begun) -> Publication:
     """All of a compaction but its publish, without Spark: what a job has done when it is killed at the worst moment."""
     address = BucketAddress.of(settings.store_url, settings)
     context = TaskContext(
@@ -46,11 +50,14 @@ def staged(settings: CompactionSettings, begun: Begun, topic: str) -> Publicatio
     tasks = plan_tasks(begun.runs, task_bytes=1 << 30, job_bytes=1 << 30)
     answers = list(run_tasks(context, task_table(tasks).to_batches()))
     verified = verify_manifest(tasks, manifest_rows([row for batch in answers for row in batch.to_pylist()]))
-    table = HistoryTableFiles(address, address.open(), begun.job, topic)
+    table = HistoryTableFiles(address, address.open(), begun.job, begun.job.table)
     added = table.describe([expected_file(file) for file in verified.files])
-    change = table.stage(Change(added=added, summary={}, expire_snapshots_before=EPOCH))
-    keys = dict.fromkeys(file.row.object_key for file in verified.files)
-    return publication_of(change, keys, frozenset(), advances=verified.advances, raw_ranges=verified.raw_ranges)
+    return Publication(
+        version=table.stage(Change(added=added, summary={}, expire_snapshots_before=EPOCH)),
+        added=[each.file for each in added],
+        advances=verified.advances,
+        raw_ranges=verified.raw_ranges,
+    )
 
 
 async def test_a_compaction_killed_before_its_publish_publishes_nothing_later(
@@ -59,7 +66,7 @@ async def test_a_compaction_killed_before_its_publish_publishes_nothing_later(
     await log.topic("orders", partitions=2)
     await log.write("orders", one(0, *records(10)), one(1, *records(10)))
     killed = await begun(settings, sequencer, "orders", lease_s=0.3)
-    too_late = await asyncio.to_thread(staged, settings, killed, "orders")
+    too_late = await asyncio.to_thread(staged, settings, killed)
     await asyncio.sleep(0.3)
 
     report = await compact_one(settings, "orders")
@@ -69,7 +76,8 @@ async def test_a_compaction_killed_before_its_publish_publishes_nothing_later(
     assert await spark_rows(settings, "orders") == written_rows(log, "orders")
     ended = await sequencer.history.garbage.ended_jobs(older_than_s=0, cap=10)
     assert killed.job.prefix in {job.prefix for job in ended}
-    assert await sequencer.history.garbage.recorded(too_late.added) == frozenset()
+    keys = [file.object_key for file in too_late.added]
+    assert await sequencer.history.garbage.recorded(keys) == frozenset()
 
 
 async def test_a_publish_whose_answer_was_lost_is_published_once(
@@ -78,7 +86,7 @@ async def test_a_publish_whose_answer_was_lost_is_published_once(
     await log.topic("orders")
     await log.write("orders", one(0, *records(10)))
     job = await begun(settings, sequencer, "orders", lease_s=60)
-    publication = await asyncio.to_thread(staged, settings, job, "orders")
+    publication = await asyncio.to_thread(staged, settings, job)
 
     answers = [await sequencer.history.publish(job.job, publication) for _ in range(2)]
 
@@ -97,21 +105,42 @@ async def test_two_compactions_at_once_publish_each_record_once(log: Log, settin
     assert await spark_rows(settings, "orders") == written_rows(log, "orders")
 
 
-async def test_a_topic_has_one_job_at_a_time_and_a_killed_one_blocks_for_a_lease(
+async def test_a_topic_has_one_job_of_a_kind_and_a_killed_one_blocks_for_a_lease(
     log: Log, settings: CompactionSettings, sequencer: Sequencer
 ) -> None:
-    topic_id = await log.topic("orders")
+    await log.topic("orders")
     await log.write("orders", one(0, *records(10)))
     first = await begun(settings, sequencer, "orders", lease_s=60)
 
-    while_held = await sequencer.history.begin_expiry(topic_id, cluster="tidelog", lease_s=60)
+    while_held = await compact_one(settings, "orders")
     await sequencer.database.fetch("UPDATE history_jobs SET lease_until = clock_timestamp()")
-    after = await sequencer.history.begin_expiry(topic_id, cluster="tidelog", lease_s=60)
+    after = await begun(settings, sequencer, "orders", lease_s=60)
 
-    assert isinstance(while_held, Busy)
-    assert isinstance(after, HistoryJob)
+    assert while_held.busy
     assert not await sequencer.history.renew(first.job.job_id, 60)
-    assert await sequencer.history.renew(after.job_id, 60)
+    assert await sequencer.history.renew(after.job.job_id, 60)
+
+
+async def test_ttl_and_compaction_publish_on_one_another(
+    log: Log, settings: CompactionSettings, sequencer: Sequencer
+) -> None:
+    """A compaction that was outrun by TTL stages its files on what TTL left, and loses no work."""
+    await log.topic("orders", retention_ms="1000")
+    await log.write("orders", one(0, *records(10)))
+    await compact_one(settings, "orders")
+    now = int(datetime.now(UTC).timestamp() * 1000)
+    await log.write("orders", one(0, *records(10, timestamp_ms=now + 3_600_000)))
+    job = await begun(settings, sequencer, "orders", lease_s=60)
+
+    [expired] = (await asyncio.to_thread(expire_history, settings, ["orders"])).topics
+    outcome = await publish_staged(
+        sequencer, job.job, lambda on: staged(settings, replace(job, job=replace(job.job, table=on)))
+    )
+
+    assert (expired.busy, expired.files_dropped) == (False, 1)
+    assert outcome == Published()
+    assert await iceberg_rows(settings, "orders") == written_rows(log, "orders")[10:]
+    assert await spark_rows(settings, "orders") == written_rows(log, "orders")[10:]
 
 
 async def test_the_objects_that_a_job_reads_are_held_until_it_ends(
@@ -194,7 +223,7 @@ async def test_a_file_that_is_not_the_one_written_is_not_published(
 
     await asyncio.to_thread(bucket.put, first.row.object_key, bucket.get(second.row.object_key))
 
-    table = HistoryTableFiles(address, bucket, job.job, "orders")
+    table = HistoryTableFiles(address, bucket, job.job, job.job.table)
     with pytest.raises(ManifestRefused, match="footer"):
         await asyncio.to_thread(partial(table.describe, [expected_file(first)]))
 
