@@ -11,6 +11,7 @@ from sequencer.client import Sequencer
 from sequencer.topics.topics import UnknownTopic
 from spark_compaction.compact import CompactionProgress, compact_topics
 from spark_compaction.history_file import METADATA_KEYS
+from spark_compaction.job import SparkJobFailed
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.sql import QueryFailed, query
 from storage.batches.record_batch import Compression
@@ -92,6 +93,67 @@ async def test_small_jobs_and_files_make_the_same_history(log: Log, settings: Co
     assert report.files >= 12
     assert {stage.stage for stage in stages} == {"starting spark", "writing", "publishing", "done"}
     assert await iceberg_rows(settings, "orders") == written_rows(log, "orders")
+
+
+async def test_a_call_compacts_what_was_there_when_it_began_however_fast_a_topic_is_written(
+    log: Log, settings: CompactionSettings
+) -> None:
+    """And topics take turns: the large one has several jobs, the small one is done before its last."""
+    await log.topic("busy")
+    await log.topic("small")
+    for start in range(3):
+        await log.write("busy", one(0, *records(20, start)))
+    await log.write("small", one(0, *records(5)))
+    loop, stages = asyncio.get_running_loop(), list[CompactionProgress]()
+
+    def write_more(progress: CompactionProgress) -> None:
+        stages.append(progress)
+        if progress.topic == "busy" and progress.stage == "publishing":
+            writing = log.write("busy", one(0, *records(10)))
+            asyncio.run_coroutine_threadsafe(writing, loop).result(60)
+
+    one_run_a_job = settings.model_copy(update={"compact_job_runs": 1})
+    report = await asyncio.to_thread(compact_topics, one_run_a_job, ["busy", "small"], write_more)
+
+    assert [(topic.topic, topic.rows) for topic in report.topics] == [("busy", 60), ("small", 5)]
+    published = [progress.topic for progress in stages if progress.stage == "publishing"]
+    assert published == ["busy", "small", "busy", "busy"]
+
+
+async def test_a_topic_whose_history_is_off_is_left_out_and_goes_on_when_it_is_on_again(
+    log: Log, settings: CompactionSettings, sequencer: Sequencer
+) -> None:
+    await log.topic("orders")
+    await log.write("orders", one(0, *records(10)))
+    await compact(settings)
+    await sequencer.topics.alter_config("orders", {"tidelog.history": "off"})
+    await log.write("orders", one(0, *records(10)))
+    assert (await compact(settings)).topics == ()
+    key = (log.topic_ids["orders"], Partition(0))
+    moved = (await sequencer.retention.expire({key: Offset(20)}, cap=100))[key]
+    await log.write("orders", one(0, *records(10)))
+    await sequencer.topics.alter_config("orders", {"tidelog.history": "table"})
+
+    await compact(settings)
+
+    assert moved.log_start_offset == 20
+    rows = written_rows(log, "orders")
+    assert await spark_rows(settings, "orders") == rows[:10] + rows[20:]
+
+
+async def test_a_compaction_that_fails_holds_no_retention_back(
+    log: Log, settings: CompactionSettings, sequencer: Sequencer
+) -> None:
+    topic_id = await log.topic("orders")
+    await log.write("orders", one(0, *records(10)))
+    away = {"store_url": "s3://bucket?endpoint=http://127.0.0.1:1", "s3_attempts": 1}
+    with pytest.raises(SparkJobFailed):
+        await compact(settings.model_copy(update=away))
+
+    key = (topic_id, Partition(0))
+    moved = (await sequencer.retention.expire({key: Offset(10)}, cap=100))[key]
+
+    assert moved.log_start_offset == 10
 
 
 async def test_a_files_footer_alone_says_what_of_the_log_it_holds(
