@@ -196,7 +196,8 @@ class _Staging:
         if change.added or change.removed:
             updates += self._new_snapshot(change)
         if expired:
-            updates.append(RemoveSnapshotsUpdate(snapshot_ids=[snapshot.snapshot_id for snapshot in expired]))
+            ids = [snapshot.snapshot_id for snapshot in expired]
+            updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": ids}))
         before = self._on.metadata_key
         metadata = update_table_metadata(
             self._metadata, tuple(updates), metadata_location=self._address.location(before) if before else None
@@ -239,19 +240,19 @@ class _Staging:
             _FORMAT, self._io.new_output(location), self._snapshot_id, parent_id, self._sequence_number, _CODEC
         ) as writer:
             writer.add_manifests(manifests)
-        snapshot = Snapshot(
-            snapshot_id=self._snapshot_id,
-            parent_snapshot_id=parent_id,
-            sequence_number=self._sequence_number,
-            timestamp_ms=max(time.time_ns() // 1_000_000, self._metadata.last_updated_ms),
-            manifest_list=location,
-            summary=self._summary(change, parent),
-            schema_id=self._metadata.current_schema_id,
+        snapshot = Snapshot.model_validate(
+            {
+                "snapshot-id": self._snapshot_id,
+                "parent-snapshot-id": parent_id,
+                "sequence-number": self._sequence_number,
+                "timestamp-ms": max(time.time_ns() // 1_000_000, self._metadata.last_updated_ms),
+                "manifest-list": location,
+                "summary": self._summary(change, parent),
+                "schema-id": self._metadata.current_schema_id,
+            }
         )
-        return [
-            AddSnapshotUpdate(snapshot=snapshot),
-            SetSnapshotRefUpdate(ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH, snapshot_id=self._snapshot_id),
-        ]
+        main = {"ref-name": MAIN_BRANCH, "type": SnapshotRefType.BRANCH, "snapshot-id": self._snapshot_id}
+        return [AddSnapshotUpdate(snapshot=snapshot), SetSnapshotRefUpdate.model_validate(main)]
 
     def _without(self, manifests: Sequence[ManifestFile], removed: Sequence[TableFile]) -> list[ManifestFile]:
         """The manifests with the removed files' entries marked as deleted. A manifest that has none stays as it is."""
@@ -377,4 +378,5 @@ def _version_of(metadata_location: str) -> int:
 def _time(bounds: Mapping[int, bytes] | None) -> datetime | None:
     if not bounds or TIMESTAMP_FIELD not in bounds:
         return None
-    return _EPOCH + timedelta(microseconds=from_bytes(LongType(), bounds[TIMESTAMP_FIELD]))
+    microseconds: int = from_bytes(LongType(), bounds[TIMESTAMP_FIELD])  # type: ignore[assignment]
+    return _EPOCH + timedelta(microseconds=microseconds)
