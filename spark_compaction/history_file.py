@@ -5,18 +5,23 @@ Promises:
   until TTL takes some out.
 - The footer's key-value metadata names the topic id, the partition, and the first and last offset (`METADATA_KEYS`), so
   that the file alone says what of the log it holds.
+- The file is read back before it is put, and has the very records that were added: their checksums are equal.
 - The object appears in the bucket whole, under a name that no other attempt of any task uses.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from spark_compaction.bucket import Bucket
+from spark_compaction.record_digest import RecordDigest
+from storage.arrow.arrow_schema import RECORD_SCHEMA
 from storage.identifiers import ObjectKey, Partition, TopicId
 
 METADATA_KEYS: Final = ("tidelog.topic_id", "tidelog.partition", "tidelog.base_offset", "tidelog.last_offset")
@@ -34,10 +39,15 @@ _COLUMNS_WITH_DICTIONARY = [
 _ENCODINGS = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
 
 
+class FileDiffers(Exception):
+    """What was written does not read back as what was added; it was not put."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFile:
     object_key: ObjectKey
     first_offset: int
+    last_offset: int
     row_count: int
     size_bytes: int
     footer_crc32c: int
@@ -70,6 +80,7 @@ class HistoryFile:
         self._pending_bytes = 0
         self._first_offset = self._last_offset = -1
         self._row_count = 0
+        self._added = RecordDigest()
 
     @property
     def row_count(self) -> int:
@@ -90,11 +101,12 @@ class HistoryFile:
         self._pending.append(rows)
         self._pending_bytes += rows.nbytes
         self._row_count += rows.num_rows
+        self._added.add(rows)
         if self._pending_bytes >= self._row_group_bytes:
             self._flush()
 
     def close(self) -> WrittenFile:
-        """Puts the object; needs at least one row."""
+        """Puts the object; needs at least one row. Raises FileDiffers."""
         self._flush()
         values = (
             str(self._topic_id),
@@ -104,17 +116,30 @@ class HistoryFile:
         )
         self._writer.add_key_value_metadata(dict(zip(METADATA_KEYS, values, strict=True)))
         self._writer.close()
-        data = memoryview(self._sink.getvalue())
+        written = self._sink.getvalue()
+        self._check(written)
+        data = memoryview(written)
         name = f"{self._partition:05d}-{self._first_offset:020d}-{uuid4().hex}.parquet"
         key = ObjectKey(f"{self._prefix}{name}")
         self._bucket.put(key, data)
         return WrittenFile(
             object_key=key,
             first_offset=self._first_offset,
+            last_offset=self._last_offset,
             row_count=self._row_count,
             size_bytes=len(data),
             footer_crc32c=footer_crc32c(data),
         )
+
+    def _check(self, written: pa.Buffer) -> None:
+        found = RecordDigest()
+        for rows in record_batches(pq.ParquetFile(pa.BufferReader(written)), self._partition):
+            found.add(rows)
+        if found.value != self._added.value:
+            raise FileDiffers(
+                f"partition {self._partition}, offsets {self._first_offset} to {self._last_offset}: the file has "
+                f"{found.value}, its records have {self._added.value}"
+            )
 
     def _flush(self) -> None:
         if not self._pending:
@@ -124,6 +149,17 @@ class HistoryFile:
         self._writer.write_table(_table(self._partition, self._pending), row_group_size=per_group)
         self._pending = []
         self._pending_bytes = 0
+
+
+def record_batches(file: pq.ParquetFile, partition: Partition) -> Iterator[pa.RecordBatch]:
+    """The file's rows as RECORD_SCHEMA has them, a row group at a time. Raises FileDiffers for a row of another
+    partition.
+    """
+    for position in range(file.num_row_groups):
+        rows = file.read_row_group(position)
+        if pc.unique(rows.column("partition")).to_pylist() != [partition]:
+            raise FileDiffers(f"row group {position} has rows of other partitions than {partition}")
+        yield from rows.drop_columns(["partition"]).cast(RECORD_SCHEMA).combine_chunks().to_batches()
 
 
 def footer_crc32c(tail: bytes | memoryview) -> int:
