@@ -81,7 +81,7 @@ class _History:
         return await self._publish(job, [], [oldest])
 
     async def _job(self) -> HistoryJob:
-        job = await self._sequencer.history.begin_expiry(self._topic_id, cluster=_CLUSTER, lease_s=600.0)
+        job = await self._sequencer.history.begin(self._topic_id, "expire", cluster=_CLUSTER, lease_s=600.0)
         assert isinstance(job, HistoryJob), job
         return job
 
@@ -111,7 +111,7 @@ def _file(address: BucketAddress, prefix: str, number: int) -> AddedFile:
     time_of_it = datetime.fromtimestamp(number, UTC)
     file = TableFile(
         object_key=key, partition=Partition(0), first_offset=Offset(number), last_offset=Offset(number), row_count=1,
-        size_bytes=10_000, oldest=time_of_it, newest=time_of_it, has_untimed=False,
+        size_bytes=10_000, is_full=False, oldest=time_of_it, newest=time_of_it, has_untimed=False,
     )  # fmt: skip
     return AddedFile(file=file, entry=entry)
 

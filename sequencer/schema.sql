@@ -425,11 +425,11 @@ CREATE TABLE history_raw_ranges (
 );
 
 -- A job reserves the prefix under which all that it writes lies. What it leaves behind is found by listing
--- that prefix. A compaction and a TTL may work on one topic at the same time; two of a kind may not.
+-- that prefix. Jobs of different kinds may work on one topic at the same time; two of a kind may not.
 CREATE TABLE history_jobs (
     job_id uuid PRIMARY KEY,
     topic_id uuid NOT NULL,
-    kind text NOT NULL CHECK (kind IN ('compact', 'expire')),
+    kind text NOT NULL CHECK (kind IN ('compact', 'expire', 'merge')),
     prefix text NOT NULL,
     state text NOT NULL DEFAULT 'running' CHECK (state IN ('running', 'published', 'abandoned')),
     lease_until timestamptz NOT NULL,
@@ -448,6 +448,7 @@ CREATE TABLE history_files (
     last_offset bigint NOT NULL CHECK (last_offset >= first_offset),
     row_count bigint NOT NULL CHECK (row_count > 0),
     size_bytes bigint NOT NULL,
+    is_full boolean NOT NULL,                      -- large enough: merging leaves it alone
     sequence_number bigint NOT NULL,               -- Iceberg's: of the snapshot that added the file
     written_at timestamptz NOT NULL,               -- stands in for the timestamp of records without one; kept
                                                    -- when a file is rewritten
@@ -457,6 +458,8 @@ CREATE TABLE history_files (
     begins_at timestamptz NOT NULL,                -- the time of the record that expires first
     ends_at timestamptz NOT NULL                   -- the time of the record that expires last
 );
+CREATE UNIQUE INDEX history_files_in_order ON history_files (topic_id, partition, first_offset);
+CREATE INDEX history_files_small ON history_files (topic_id, partition, first_offset) WHERE NOT is_full;
 CREATE INDEX history_files_by_beginning ON history_files (topic_id, begins_at);
 CREATE INDEX history_files_by_end ON history_files (topic_id, ends_at);
 

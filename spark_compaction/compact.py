@@ -32,10 +32,11 @@ from sequencer.history.history_values import (
 from sequencer.topics.topic_config import TopicConfig
 from sequencer.topics.topics import Topic, UnknownTopic
 from spark_compaction.bucket import BucketAddress
-from spark_compaction.footers import ExpectedFile
+from spark_compaction.footers import ExpectedFile, is_full
 from spark_compaction.iceberg_table import AddedFile, Change, HistoryTableFiles
 from spark_compaction.job import kept_lease, publish_staged, run_in_spark
 from spark_compaction.manifest import MANIFEST_COLUMNS, Stopped, VerifiedFile, VerifiedManifest, verify_manifest
+from spark_compaction.merge_files import FileMerger
 from spark_compaction.open_log import open_log
 from spark_compaction.planner import PlannedTask, plan_tasks
 from spark_compaction.session import spark_session
@@ -59,6 +60,8 @@ class TopicCompaction:
     """Of the runs that were read."""
     raw_ranges: tuple[RawRange, ...] = ()
     """Ranges found now that would not decode."""
+    merged_files: int = 0
+    """Small files that went into larger ones."""
     stopped: tuple[Stopped, ...] = ()
     """Partitions whose history cannot go on: an object of theirs is missing."""
     busy: bool = False
@@ -115,6 +118,8 @@ async def _compact_topics(
             compactor = at_work.popleft()
             if await compactor.run_job():
                 at_work.append(compactor)
+            else:
+                await compactor.merge_files()
         return CompactionReport(topics=tuple(compactor.done for compactor in compactors))
 
 
@@ -166,6 +171,12 @@ class _TopicCompactor:
             self._tell("done")
         return more
 
+    async def merge_files(self) -> None:
+        """Merges the topic's small files until none are left to merge."""
+        merger = FileMerger(self._settings, self._sequencer, self._topic)
+        while (merged := await merger.run_job()) is not None:
+            self.done = replace(self.done, merged_files=self.done.merged_files + merged)
+
     async def _compact(self, begun: Begun) -> bool:
         """Whether history advanced, so that there may be more to do."""
         settings, job = self._settings, begun.job
@@ -209,7 +220,7 @@ class _TopicCompactor:
 
     def _describe(self, job: HistoryJob, verified: VerifiedManifest) -> Sequence[AddedFile]:
         table = HistoryTableFiles(self._address, self._address.open(), job, job.table)
-        return table.describe([expected_file(file) for file in verified.files])
+        return table.describe([expected_file(file, self._settings.parquet_file_bytes) for file in verified.files])
 
     def _stage(
         self, job: HistoryJob, verified: VerifiedManifest, added: Sequence[AddedFile], on: TableVersion
@@ -243,7 +254,7 @@ class _TopicCompactor:
         self._on_progress(CompactionProgress(topic=self._topic.name, stage=stage, tasks_done=done, tasks_total=total))
 
 
-def expected_file(file: VerifiedFile) -> ExpectedFile:
+def expected_file(file: VerifiedFile, file_bytes: int) -> ExpectedFile:
     """What the bucket must hold for a file of the manifest."""
     return ExpectedFile(
         object_key=file.row.object_key,
@@ -252,5 +263,6 @@ def expected_file(file: VerifiedFile) -> ExpectedFile:
         size_bytes=file.row.size_bytes,
         footer_crc32c=file.row.footer_crc32c,
         first_offset=file.row.first_offset,
+        is_full=is_full(file.row.size_bytes, file_bytes),
         contiguous=True,
     )

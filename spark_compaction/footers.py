@@ -27,10 +27,17 @@ class ExpectedFile:
     size_bytes: int
     footer_crc32c: int
     first_offset: int
+    is_full: bool
+    """As `TableFile.is_full`."""
     contiguous: bool
     """Every offset from `first_offset` on has a row; not so once TTL has taken some out."""
     written_at: datetime | None = None
     """When the records came into history; None if they come with this file."""
+
+
+def is_full(size_bytes: int, file_bytes: int) -> bool:
+    """Whether merging leaves a file alone where files are closed at `file_bytes`."""
+    return size_bytes * 2 >= file_bytes
 
 
 def read_footer(bucket: Bucket, expected: ExpectedFile) -> pq.FileMetaData:

@@ -137,6 +137,7 @@ class HistoryTableFiles:
             last_offset=Offset(last_offset(footer)),
             row_count=expected.row_count,
             size_bytes=expected.size_bytes,
+            is_full=expected.is_full,
             oldest=_time(entry.lower_bounds),
             newest=_time(entry.upper_bounds),
             has_untimed=(entry.null_value_counts or {}).get(TIMESTAMP_FIELD, 0) > 0,

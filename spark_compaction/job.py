@@ -27,6 +27,7 @@ from sequencer.history.history_values import (
     PublishRefused,
     TableVersion,
 )
+from spark_compaction.iceberg_table import FilesGone
 from storage.threads import Threads
 
 _RENEWALS_PER_LEASE = 3
@@ -74,7 +75,11 @@ async def publish_staged(
     threads = Threads("stage", 1)
     table = job.table
     for _ in range(_STAGINGS):
-        outcome = await _publish_until_known(sequencer, job, await threads.run(stage, table))
+        try:
+            publication = await threads.run(stage, table)
+        except FilesGone as gone:
+            return PublishRefused(reason=str(gone))
+        outcome = await _publish_until_known(sequencer, job, publication)
         if not isinstance(outcome, Outrun):
             return outcome
         table = outcome.table

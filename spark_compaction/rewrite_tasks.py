@@ -1,11 +1,15 @@
-"""What runs in Spark's executors for TTL: one partly expired Parquet file in, one without the expired rows out.
+"""What runs in Spark's executors for TTL and for merging: Parquet files of one partition in, new ones with the same
+offsets out.
 
-The source stays where it is; it is the publish that puts the new file in its place, and the garbage collector that
-deletes the old one once no reader can need it."""
+TTL gives one file and a cutoff, and gets it without the expired rows. Merging gives small neighbours, and gets one file
+of their rows, or several of `file_bytes`. The sources stay where they are: the publish puts the new files in their
+place, and the garbage collector deletes the old ones once no reader can need them.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -14,25 +18,29 @@ import pyarrow.parquet as pq
 
 from sequencer.history.history_values import TableFile
 from spark_compaction.bucket import Bucket, BucketAddress
-from spark_compaction.history_file import HistoryFile
+from spark_compaction.footers import ExpectedFile, is_full
+from spark_compaction.history_file import HistoryFile, WrittenFile, record_batches
+from spark_compaction.manifest import ManifestRefused
 from storage.arrow.arrow_schema import RECORD_SCHEMA
 from storage.identifiers import ObjectKey, Partition, TopicId
 
-_SOURCE_FIELDS: list["pa.Field[Any]"] = [
-    pa.field("source_key", pa.string()),
+_SOURCE: Any = pa.struct([pa.field("object_key", pa.string()), pa.field("keep_untimed", pa.bool_())])
+_TASK_FIELDS: list["pa.Field[Any]"] = [
+    pa.field("task_id", pa.int32()),
     pa.field("partition", pa.int32()),
-    pa.field("keep_untimed", pa.bool_()),
+    pa.field("sources", pa.list_(_SOURCE)),
 ]
 REWRITTEN_COLUMNS = (
-    "source_key string, object_key string, kept_rows long, expired_rows long, first_offset long, size_bytes long, "
-    "footer_crc32c long"
+    "task_id int, object_key string, kept_rows long, expired_rows long, first_offset long, last_offset long, "
+    "size_bytes long, footer_crc32c long"
 )
 _FIELDS: list["pa.Field[Any]"] = [
-    pa.field("source_key", pa.string()),
+    pa.field("task_id", pa.int32()),
     pa.field("object_key", pa.string()),
     pa.field("kept_rows", pa.int64()),
     pa.field("expired_rows", pa.int64()),
     pa.field("first_offset", pa.int64()),
+    pa.field("last_offset", pa.int64()),
     pa.field("size_bytes", pa.int64()),
     pa.field("footer_crc32c", pa.int64()),
 ]
@@ -44,71 +52,165 @@ class RewriteContext:
     address: BucketAddress
     prefix: str
     topic_id: TopicId
-    cutoff: datetime
+    cutoff: datetime | None
+    """Older rows are left out."""
     row_group_bytes: int
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """One task: files of one partition in offset order, with nothing of the table between them."""
+
+    sources: tuple[TableFile, ...]
+
+    @property
+    def partition(self) -> Partition:
+        return self.sources[0].partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenFile:
-    """`object_key` is empty where nothing was left to keep."""
+    """A file that a task wrote, or, with an empty `object_key`, the rows that it left out."""
 
-    source_key: str
+    task_id: int
     object_key: str = ""
     kept_rows: int = 0
     expired_rows: int = 0
     first_offset: int = -1
+    last_offset: int = -1
     size_bytes: int = 0
     footer_crc32c: int = 0
 
 
-def rewrite_table(files: Sequence[TableFile], cutoff: datetime) -> pa.Table:
-    """The files to rewrite as a table, one row each."""
+def rewrite_table(rewrites: Sequence[Rewrite], cutoff: datetime | None) -> pa.Table:
+    """The tasks as a table, one row each."""
     rows = [
-        {"source_key": file.object_key, "partition": file.partition, "keep_untimed": _keeps_untimed(file, cutoff)}
-        for file in files
+        {
+            "task_id": task_id,
+            "partition": rewrite.partition,
+            "sources": [
+                {"object_key": file.object_key, "keep_untimed": _keeps_untimed(file, cutoff)}
+                for file in rewrite.sources
+            ],
+        }
+        for task_id, rewrite in enumerate(rewrites)
     ]
-    return pa.Table.from_pylist(rows, schema=pa.schema(_SOURCE_FIELDS))
+    return pa.Table.from_pylist(rows, schema=pa.schema(_TASK_FIELDS))
 
 
-def _keeps_untimed(file: TableFile, cutoff: datetime) -> bool:
-    return file.written_at is None or file.written_at >= cutoff
+def _keeps_untimed(file: TableFile, cutoff: datetime | None) -> bool:
+    """Rows without a timestamp expire by when they came into history."""
+    return cutoff is None or file.written_at is None or file.written_at >= cutoff
+
+
+def expected_files(
+    rewrites: Sequence[Rewrite], rows: Iterable[RewrittenFile], *, file_bytes: int
+) -> list[ExpectedFile]:
+    """What the bucket must hold of what the tasks wrote. Raises ManifestRefused unless every row of every source is in
+    a new file or was left out, and the new files of a task lie within its sources' offsets, one behind the other.
+    """
+    by_task = {task_id: list(own) for task_id, own in groupby(sorted(rows, key=_in_order), key=lambda row: row.task_id)}
+    expected: list[ExpectedFile] = []
+    for task_id, rewrite in enumerate(rewrites):
+        own = by_task.pop(task_id, [])
+        counted = sum(row.kept_rows + row.expired_rows for row in own)
+        if counted != sum(file.row_count for file in rewrite.sources):
+            raise ManifestRefused(f"rewrite {task_id} accounts for {counted} of its sources' rows")
+        reached = int(rewrite.sources[0].first_offset)
+        for row in own:
+            if not row.object_key:
+                continue
+            if row.first_offset < reached or not row.first_offset <= row.last_offset <= rewrite.sources[-1].last_offset:
+                raise ManifestRefused(f"{row.object_key} has offsets from {row.first_offset}, after {reached}")
+            reached = row.last_offset + 1
+            expected.append(_expected(row, rewrite, file_bytes))
+    if by_task:
+        raise ManifestRefused(f"tasks that were not planned reported: {sorted(by_task)}")
+    return expected
+
+
+def _in_order(row: RewrittenFile) -> tuple[int, int]:
+    return row.task_id, row.first_offset
+
+
+def _expected(row: RewrittenFile, rewrite: Rewrite, file_bytes: int) -> ExpectedFile:
+    return ExpectedFile(
+        object_key=ObjectKey(row.object_key),
+        partition=rewrite.partition,
+        row_count=row.kept_rows,
+        size_bytes=row.size_bytes,
+        footer_crc32c=row.footer_crc32c,
+        first_offset=row.first_offset,
+        is_full=is_full(row.size_bytes, file_bytes),
+        contiguous=False,
+        # The latest: a record without a timestamp is never taken for older than it is.
+        written_at=max(file.written_at for file in rewrite.sources if file.written_at is not None),
+    )
 
 
 def run_rewrites(context: RewriteContext, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The function given to `mapInArrow`."""
     bucket = context.address.open()
     for batch in batches:
-        for row in batch.to_pylist():
-            rewritten = _rewrite(context, bucket, **row)
-            yield pa.RecordBatch.from_pylist([asdict(rewritten)], schema=_REWRITTEN_SCHEMA)
+        for task in batch.to_pylist():
+            rows = [asdict(row) for row in _Rewriting(context, bucket, task["task_id"], task["partition"]).run(task)]
+            yield pa.RecordBatch.from_pylist(rows, schema=_REWRITTEN_SCHEMA)
 
 
-def _rewrite(
-    context: RewriteContext, bucket: Bucket, source_key: str, partition: int, keep_untimed: bool
-) -> RewrittenFile:
-    source = pq.ParquetFile(pa.BufferReader(bucket.get(ObjectKey(source_key))))
-    target = HistoryFile(
-        bucket, context.prefix, context.topic_id, Partition(partition), row_group_bytes=context.row_group_bytes
-    )
-    cutoff = pa.scalar(context.cutoff, RECORD_SCHEMA.field("timestamp").type)
-    seen = 0
-    for position in range(source.num_row_groups):
-        rows = source.read_row_group(position)
-        seen += rows.num_rows
+class _Rewriting:
+    """One attempt at one task."""
+
+    def __init__(self, context: RewriteContext, bucket: Bucket, task_id: int, partition: int) -> None:
+        self._context = context
+        self._bucket = bucket
+        self._task_id = task_id
+        self._partition = Partition(partition)
+        self._target: HistoryFile | None = None
+        self._expired_rows = 0
+
+    def run(self, task: dict[str, Any]) -> Iterator[RewrittenFile]:
+        for source in task["sources"]:
+            file = pq.ParquetFile(pa.BufferReader(self._bucket.get(ObjectKey(source["object_key"]))))
+            for rows in record_batches(file, self._partition):
+                self._add(self._kept(rows, keep_untimed=source["keep_untimed"]))
+                if self._target is not None and self._target.size_bytes >= self._context.file_bytes:
+                    yield self._closed(self._target)
+        if self._target is not None:
+            yield self._closed(self._target)
+        yield RewrittenFile(task_id=self._task_id, expired_rows=self._expired_rows)
+
+    def _kept(self, rows: pa.RecordBatch, *, keep_untimed: bool) -> pa.RecordBatch:
+        if self._context.cutoff is None:
+            return rows
+        cutoff = pa.scalar(self._context.cutoff, RECORD_SCHEMA.field("timestamp").type)
         is_kept: Any = pc.greater_equal(rows.column("timestamp"), cutoff)
         kept = rows.filter(pc.fill_null(is_kept, keep_untimed))
-        for batch in kept.drop_columns(["partition"]).to_batches():
-            target.add(batch)
-    kept_rows = target.row_count
-    if kept_rows == 0:
-        return RewrittenFile(source_key=source_key, expired_rows=seen)
-    written = target.close()
-    return RewrittenFile(
-        source_key=source_key,
-        object_key=written.object_key,
-        kept_rows=kept_rows,
-        expired_rows=seen - kept_rows,
-        first_offset=written.first_offset,
-        size_bytes=written.size_bytes,
-        footer_crc32c=written.footer_crc32c,
-    )
+        self._expired_rows += rows.num_rows - kept.num_rows
+        return kept
+
+    def _add(self, rows: pa.RecordBatch) -> None:
+        if rows.num_rows == 0:
+            return
+        if self._target is None:
+            self._target = HistoryFile(
+                self._bucket,
+                self._context.prefix,
+                self._context.topic_id,
+                self._partition,
+                row_group_bytes=self._context.row_group_bytes,
+            )
+        self._target.add(rows)
+
+    def _closed(self, target: HistoryFile) -> RewrittenFile:
+        written: WrittenFile = target.close()
+        self._target = None
+        return RewrittenFile(
+            task_id=self._task_id,
+            object_key=written.object_key,
+            kept_rows=written.row_count,
+            first_offset=written.first_offset,
+            last_offset=written.last_offset,
+            size_bytes=written.size_bytes,
+            footer_crc32c=written.footer_crc32c,
+        )

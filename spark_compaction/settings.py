@@ -45,6 +45,10 @@ class CompactionSettings(StoreSettings):
     """The Arrow bytes of one row group: what must be read to serve a record of it."""
     parquet_file_bytes: int = Field(default=256 * MEBIBYTE, ge=1)
     """A Parquet file is closed at the first row group's end past this."""
+    parquet_merge_files: int = Field(default=8, ge=2)
+    """So many small neighbours become one file, up to TIDELOG_PARQUET_FILE_BYTES."""
+    parquet_merge_job_bytes: int = Field(default=8 * 1024 * MEBIBYTE, ge=1)
+    """The most Parquet bytes that one job merges, but at least one group of neighbours."""
     job_lease_s: float = Field(default=60.0, gt=0)
     """How long a job's hold outlives its last renewal; a killed job keeps others off its topic for no longer."""
 

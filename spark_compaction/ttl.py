@@ -30,21 +30,20 @@ from sequencer.topics.topic_config import TopicConfig
 from sequencer.topics.topics import Topic
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.compact import chosen_topics
-from spark_compaction.footers import ExpectedFile
-from spark_compaction.iceberg_table import AddedFile, Change, FilesGone, HistoryTableFiles
+from spark_compaction.iceberg_table import AddedFile, Change, HistoryTableFiles
 from spark_compaction.job import kept_lease, publish_staged, run_in_spark
-from spark_compaction.manifest import ManifestRefused
 from spark_compaction.open_log import open_log
 from spark_compaction.rewrite_tasks import (
     REWRITTEN_COLUMNS,
+    Rewrite,
     RewriteContext,
     RewrittenFile,
+    expected_files,
     rewrite_table,
     run_rewrites,
 )
 from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
-from storage.identifiers import ObjectKey
 from storage.threads import Threads
 
 _DROPPED_AT_A_TIME = 100
@@ -135,8 +134,8 @@ class _TopicExpirer:
     async def run(self) -> TopicExpiry:
         settings = self._settings
         self._tell("planning")
-        job = await self._sequencer.history.begin_expiry(
-            self._topic.topic_id, cluster=settings.cluster, lease_s=settings.job_lease_s
+        job = await self._sequencer.history.begin(
+            self._topic.topic_id, "expire", cluster=settings.cluster, lease_s=settings.job_lease_s
         )
         if isinstance(job, Busy):
             return TopicExpiry(topic=self._topic.name, busy=True)
@@ -156,13 +155,13 @@ class _TopicExpirer:
         if not dropped and not due and not table.has_snapshots_before(self._readers_since):
             await history.abandon(job.job_id)
             return TopicExpiry(topic=self._topic.name, files_deferred=len(deferred))
-        rewritten = await self._rewrite(job, due)
+        rewrites = [Rewrite(sources=(file,)) for file in due]
+        rewritten = await self._rewrite(job, rewrites)
+        expected = expected_files(rewrites, rewritten, file_bytes=self._settings.parquet_file_bytes)
+        added = await self._threads.run(table.describe, expected)
         self._tell("publishing")
-        change = _Expiry(removed=(*dropped, *due), added=await self._threads.run(self._describe, table, due, rewritten))
-        try:
-            outcome = await publish_staged(self._sequencer, job, partial(self._stage, job, change))
-        except FilesGone as gone:
-            outcome = PublishRefused(reason=str(gone))
+        change = _Expiry(removed=(*dropped, *due), added=added)
+        outcome = await publish_staged(self._sequencer, job, partial(self._stage, job, change))
         if isinstance(outcome, PublishRefused):
             await history.abandon(job.job_id)
             return TopicExpiry(topic=self._topic.name, busy=True)
@@ -170,40 +169,30 @@ class _TopicExpirer:
             topic=self._topic.name,
             rows_expired=sum(file.row_count for file in dropped) + sum(file.expired_rows for file in rewritten),
             files_dropped=len(dropped),
-            files_rewritten=len(rewritten),
+            files_rewritten=len(due),
             files_deferred=len(deferred),
         )
 
-    async def _rewrite(self, job: HistoryJob, due: Sequence[TableFile]) -> list[RewrittenFile]:
-        if not due:
+    async def _rewrite(self, job: HistoryJob, rewrites: Sequence[Rewrite]) -> list[RewrittenFile]:
+        if not rewrites:
             return []
-        self._tell("rewriting", total=len(due))
+        self._tell("rewriting", total=len(rewrites))
         context = RewriteContext(
             address=self._address,
             prefix=job.prefix,
             topic_id=job.topic_id,
             cutoff=self._cutoff,
             row_group_bytes=self._settings.parquet_row_group_bytes,
+            file_bytes=self._settings.parquet_file_bytes,
         )
         rows = await run_in_spark(
             await self._threads.run(spark_session, self._settings),
-            rewrite_table(due, self._cutoff),
+            rewrite_table(rewrites, self._cutoff),
             function=partial(run_rewrites, context),
             result_columns=REWRITTEN_COLUMNS,
-            on_tasks_done=lambda done: self._tell("rewriting", done=done, total=len(due)),
+            on_tasks_done=lambda done: self._tell("rewriting", done=done, total=len(rewrites)),
         )
-        rewritten = [RewrittenFile(**row) for row in rows]
-        counts = {file.object_key: file.row_count for file in due}
-        if {file.source_key: file.kept_rows + file.expired_rows for file in rewritten} != counts:
-            raise ManifestRefused("the rewritten files do not account for every row of their sources")
-        return rewritten
-
-    def _describe(
-        self, table: HistoryTableFiles, due: Sequence[TableFile], rewritten: Sequence[RewrittenFile]
-    ) -> Sequence[AddedFile]:
-        sources = {file.object_key: file for file in due}
-        kept = [file for file in rewritten if file.object_key]
-        return table.describe([_expected(file, sources[ObjectKey(file.source_key)]) for file in kept])
+        return [RewrittenFile(**row) for row in rows]
 
     def _stage(self, job: HistoryJob, expiry: "_Expiry", on: TableVersion) -> Publication:
         change = Change(
@@ -240,16 +229,3 @@ def first_bytes(files: Sequence[TableFile], limit: int) -> tuple[Sequence[TableF
         if total > limit:
             return files[:taken], files[taken:]
     return files, ()
-
-
-def _expected(file: RewrittenFile, source: TableFile) -> ExpectedFile:
-    return ExpectedFile(
-        object_key=ObjectKey(file.object_key),
-        partition=source.partition,
-        row_count=file.kept_rows,
-        size_bytes=file.size_bytes,
-        footer_crc32c=file.footer_crc32c,
-        first_offset=file.first_offset,
-        contiguous=False,
-        written_at=source.written_at,
-    )

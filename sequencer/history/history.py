@@ -45,7 +45,7 @@ from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, Segm
 
 SQL = load_statements("history")
 
-JobKind = Literal["compact", "expire"]
+JobKind = Literal["compact", "expire", "merge"]
 
 
 def history_prefix(cluster: str) -> str:
@@ -85,8 +85,8 @@ class History:
         runs_per_partition: int,
     ) -> Begun | Busy | NothingToDo:
         """Claims the topic's history, reserves a prefix, and holds the objects of the runs that begin below `ends` and
-        are not in history yet. Takes no lock that a commit waits for. Raises OwnershipUnconfirmed, as `begin_expiry`
-        and `publish` do.
+        are not in history yet. Takes no lock that a commit waits for. Raises OwnershipUnconfirmed, as `begin` and
+        `publish` do.
         """
         wanted = {"topic_id": topic_id, "partitions": list(ends), "ends": list(ends.values())}
         rows = await self._database.read(SQL["has_work"], **wanted)
@@ -110,10 +110,12 @@ class History:
             )
             return Begun(job=job, runs=runs)
 
-    async def begin_expiry(self, topic_id: TopicId, *, cluster: str, lease_s: float) -> HistoryJob | Busy | NothingToDo:
-        """Claims the topic's history to drop what has expired from it."""
+    async def begin(
+        self, topic_id: TopicId, kind: Literal["expire", "merge"], *, cluster: str, lease_s: float
+    ) -> HistoryJob | Busy | NothingToDo:
+        """Claims the topic's history to drop what has expired from it, or to merge small files."""
         async with self._database.transaction() as connection:
-            return await self._claim(connection, topic_id, "expire", cluster, lease_s)
+            return await self._claim(connection, topic_id, kind, cluster, lease_s)
 
     async def renew(self, job_id: UUID, lease_s: float) -> bool:
         """Prolongs the job's hold; False once it has lapsed, which is final."""
@@ -178,6 +180,20 @@ class History:
         rows = await self._database.read(SQL["partly_expired_files"], topic_id=topic_id, cutoff=cutoff, cap=cap)
         return tuple(map(_file, rows))
 
+    async def small_files(
+        self, topic_id: TopicId, from_partition: Partition, cap: int
+    ) -> tuple[Sequence[TableFile], ...]:
+        """Files of the current snapshot that are not full: the first `cap` from a partition on, in groups of neighbours
+        of one partition, in the order of their offsets.
+        """
+        rows = await self._database.read(SQL["small_files"], topic_id=topic_id, from_partition=from_partition, cap=cap)
+        groups: list[list[TableFile]] = []
+        for row in rows:
+            if row.previous is None or row.follows_full:
+                groups.append([])
+            groups[-1].append(_file(row))
+        return tuple(groups)
+
     async def _claim(
         self, connection: AsyncConnection[Row], topic_id: TopicId, kind: JobKind, cluster: str, lease_s: float
     ) -> HistoryJob | Busy | NothingToDo:
@@ -238,6 +254,7 @@ class History:
             "last_offsets": [file.last_offset for file in added],
             "row_counts": [file.row_count for file in added],
             "size_bytes": [file.size_bytes for file in added],
+            "is_full": [file.is_full for file in added],
             "written_ats": [file.written_at for file in added],
             "oldest": [file.oldest for file in added],
             "newest": [file.newest for file in added],
@@ -326,6 +343,7 @@ def _file(row: Row) -> TableFile:
         last_offset=Offset(row.last_offset),
         row_count=row.row_count,
         size_bytes=row.size_bytes,
+        is_full=row.is_full,
         oldest=row.oldest,
         newest=row.newest,
         has_untimed=row.has_untimed,

@@ -103,6 +103,8 @@ class TableFile:
     last_offset: Offset
     row_count: int
     size_bytes: int
+    is_full: bool
+    """Large enough: merging leaves it alone."""
     oldest: datetime | None
     """The least timestamp; None if no record has one."""
     newest: datetime | None

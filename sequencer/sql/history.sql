@@ -101,17 +101,17 @@ RETURNING h.partition
 
 -- name: insert_files
 INSERT INTO history_files (object_key, topic_id, partition, first_offset, last_offset, row_count, size_bytes,
-    sequence_number, written_at, oldest, newest, has_untimed, begins_at, ends_at)
+    is_full, sequence_number, written_at, oldest, newest, has_untimed, begins_at, ends_at)
 SELECT object_key, %(topic_id)s, partition, first_offset, last_offset, row_count, size_bytes,
-    %(sequence_number)s, written, oldest, newest, has_untimed,
+    is_full, %(sequence_number)s, written, oldest, newest, has_untimed,
     least(oldest, CASE WHEN has_untimed OR oldest IS NULL THEN written END),
     greatest(newest, CASE WHEN has_untimed OR newest IS NULL THEN written END)
 FROM unnest(%(object_keys)s::text[], %(partitions)s::integer[], %(first_offsets)s::bigint[],
         %(last_offsets)s::bigint[], %(row_counts)s::bigint[], %(size_bytes)s::bigint[],
-        %(written_ats)s::timestamptz[], %(oldest)s::timestamptz[], %(newest)s::timestamptz[],
+        %(is_full)s::boolean[], %(written_ats)s::timestamptz[], %(oldest)s::timestamptz[], %(newest)s::timestamptz[],
         %(has_untimed)s::boolean[])
-    AS f (object_key, partition, first_offset, last_offset, row_count, size_bytes, written_at, oldest, newest,
-        has_untimed)
+    AS f (object_key, partition, first_offset, last_offset, row_count, size_bytes, is_full, written_at,
+        oldest, newest, has_untimed)
 CROSS JOIN LATERAL (SELECT coalesce(f.written_at, clock_timestamp())) AS w (written)
 
 -- name: delete_files
@@ -194,6 +194,23 @@ ORDER BY ends_at, object_key LIMIT %(cap)s
 -- name: partly_expired_files
 SELECT * FROM history_files WHERE topic_id = %(topic_id)s AND begins_at < %(cutoff)s AND ends_at >= %(cutoff)s
 ORDER BY begins_at, object_key LIMIT %(cap)s
+
+-- name: small_files
+-- In the order of their offsets, from a partition on. Between one and the file before it may lie a full one.
+SELECT small.*, EXISTS (
+        SELECT FROM history_files AS f
+        WHERE f.topic_id = %(topic_id)s AND f.partition = small.partition
+            AND f.first_offset > small.previous AND f.first_offset < small.first_offset
+    ) AS follows_full
+FROM (
+    SELECT *, lag(last_offset) OVER (PARTITION BY partition ORDER BY first_offset) AS previous
+    FROM (
+        SELECT * FROM history_files
+        WHERE topic_id = %(topic_id)s AND NOT is_full AND partition >= %(from_partition)s
+        ORDER BY partition, first_offset LIMIT %(cap)s
+    ) AS page
+) AS small
+ORDER BY small.partition, small.first_offset
 
 -- name: dropped_tables
 -- Histories whose topic was deleted.

@@ -34,7 +34,7 @@ async def topic_with_history(sequencer: Sequencer, partitions: int = 1) -> Topic
 
 
 async def claimed(sequencer: Sequencer, topic_id: TopicId, lease_s: float = 60) -> HistoryJob:
-    job = await sequencer.history.begin_expiry(topic_id, cluster="c", lease_s=lease_s)
+    job = await sequencer.history.begin(topic_id, "expire", cluster="c", lease_s=lease_s)
     assert isinstance(job, HistoryJob)
     return job
 
@@ -64,6 +64,7 @@ def a_file(name: str, first: int = 0, **times: Any) -> TableFile:
         last_offset=Offset(first + 9),
         row_count=10,
         size_bytes=100,
+        is_full=False,
         **bounds,
     )
 
@@ -143,7 +144,7 @@ async def test_a_topic_deleted_meanwhile_takes_the_publish_with_it(sequencer: Se
     assert dropped == 1
     assert isinstance(await sequencer.history.publish(job, publication("2", job)), PublishRefused)
     assert await sequencer.history.garbage.unreferenced(grace_s=0, cap=10) == ("c/history/1",)
-    assert await sequencer.history.begin_expiry(topic_id, cluster="c", lease_s=1) == NothingToDo()
+    assert await sequencer.history.begin(topic_id, "expire", cluster="c", lease_s=1) == NothingToDo()
     assert await sequencer.history.tables() == ()
 
 
@@ -293,7 +294,11 @@ async def test_files_expire_by_their_records_and_records_without_a_time_by_when_
             a_file("older than it came", oldest=BEFORE - timedelta(days=1), newest=BEFORE, **timed), written_at=AFTER
         ),
     ]
-    await published(sequencer, topic_id, "1", added=files)
+    apart = [
+        replace(file, first_offset=Offset(10 * number), last_offset=Offset(10 * number + 9))
+        for number, file in enumerate(files)
+    ]
+    await published(sequencer, topic_id, "1", added=apart)
 
     expired = await sequencer.history.expired_files(topic_id, CUTOFF, 10)
     partly = await sequencer.history.partly_expired_files(topic_id, CUTOFF, 10)
@@ -301,6 +306,19 @@ async def test_files_expire_by_their_records_and_records_without_a_time_by_when_
     assert {file.object_key[10:] for file in expired} == {"old", "untimed and old", "older than it came"}
     assert [file.object_key[10:] for file in partly] == ["both", "kept by the untimed"]
     assert await sequencer.history.expired_files(topic_id, CUTOFF, 1) == expired[:1]
+
+
+async def test_small_files_come_in_groups_of_neighbours(sequencer: Sequencer) -> None:
+    topic_id = await topic_with_history(sequencer, partitions=2)
+    files = [replace(a_file(str(first), first), is_full=first == 20) for first in (0, 10, 20, 30, 60)]
+    other = replace(a_file("other"), partition=Partition(1))
+    await published(sequencer, topic_id, "1", added=[*files, other])
+
+    groups = await sequencer.history.small_files(topic_id, Partition(0), 10)
+    later = await sequencer.history.small_files(topic_id, Partition(1), 10)
+
+    assert [[file.object_key[10:] for file in group] for group in groups] == [["0", "10"], ["30", "60"], ["other"]]
+    assert [[file.object_key[10:] for file in group] for group in later] == [["other"]]
 
 
 async def test_retention_waits_for_history_from_its_first_publish_and_while_it_is_not_off(

@@ -335,7 +335,7 @@ async def test_no_job_of_history_begins_or_publishes_without_the_ownership(seque
     with pytest.raises(OwnershipUnconfirmed):
         await sequencer.history.publish(begun.job, publication)
     with pytest.raises(OwnershipUnconfirmed):
-        await sequencer.history.begin_expiry(topic.topic_id, cluster="c", lease_s=60)
+        await sequencer.history.begin(topic.topic_id, "expire", cluster="c", lease_s=60)
 
     await sequencer.database.fetch("UPDATE ownership SET confirmed_at = clock_timestamp()")
     assert await sequencer.history.publish(begun.job, publication) == Published()

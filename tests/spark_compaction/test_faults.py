@@ -51,7 +51,7 @@ def staged(settings: CompactionSettings, begun: Begun) -> Publication:
     answers = list(run_tasks(context, task_table(tasks).to_batches()))
     verified = verify_manifest(tasks, manifest_rows([row for batch in answers for row in batch.to_pylist()]))
     table = HistoryTableFiles(address, address.open(), begun.job, begun.job.table)
-    added = table.describe([expected_file(file) for file in verified.files])
+    added = table.describe([expected_file(file, 1 << 30) for file in verified.files])
     return Publication(
         version=table.stage(Change(added=added, summary={}, expire_snapshots_before=EPOCH)),
         added=[each.file for each in added],
@@ -225,7 +225,7 @@ async def test_a_file_that_is_not_the_one_written_is_not_published(
 
     table = HistoryTableFiles(address, bucket, job.job, job.job.table)
     with pytest.raises(ManifestRefused, match="footer"):
-        await asyncio.to_thread(partial(table.describe, [expected_file(first)]))
+        await asyncio.to_thread(partial(table.describe, [expected_file(first, 1 << 30)]))
 
 
 async def test_a_store_that_cannot_be_reached_is_named(log: Log, settings: CompactionSettings) -> None:

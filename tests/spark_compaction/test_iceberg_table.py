@@ -108,7 +108,7 @@ def a_file(address: BucketAddress, prefix: str, number: int) -> AddedFile:
     )  # fmt: skip
     file = TableFile(
         object_key=key, partition=Partition(0), first_offset=Offset(number), last_offset=Offset(number), row_count=1,
-        size_bytes=1000, oldest=None, newest=None, has_untimed=True,
+        size_bytes=1000, is_full=False, oldest=None, newest=None, has_untimed=True,
     )  # fmt: skip
     return AddedFile(file=file, entry=entry)
 

@@ -36,7 +36,7 @@ async def published(sequencer: Sequencer, store: ObjectStore, topic: str) -> dic
     """A topic whose history has this metadata, without the data that it would name."""
     created = await sequencer.topics.create(topic, 1, {})
     await sequencer.database.fetch("INSERT INTO history_tables (topic_id) VALUES (%(id)s)", id=created.topic_id)
-    job = await sequencer.history.begin_expiry(created.topic_id, cluster="c", lease_s=60)
+    job = await sequencer.history.begin(created.topic_id, "expire", cluster="c", lease_s=60)
     assert isinstance(job, HistoryJob)
     location = f"s3://bucket/prefix/c/history/{created.topic_id}"
     metadata = {"format-version": 2, "location": location, "table-uuid": str(created.topic_id)}
