@@ -27,12 +27,14 @@ class RetentionJob:
         after = _key(progress)
         page = await self._sequencer.retention.page(after, self._settings.retention_partitions_per_step)
         busy = [log for log in page.logs if has_work(log, RetentionPolicy.of(log))]
-        dropped_runs = dropped_bytes = 0
+        dropped_runs = dropped_bytes = held = 0
         unfinished: set[PartitionKey] = set()
         for start in range(0, len(busy), self._settings.retention_partitions_at_once):
             some = busy[start : start + self._settings.retention_partitions_at_once]
             share = max(1, self._settings.retention_runs_per_step // len(some))
-            for key, moved in (await self._expire(some, share)).items():
+            expired, still_held = await self._expire(some, share)
+            held += still_held
+            for key, moved in expired.items():
                 dropped_runs, dropped_bytes = dropped_runs + moved.dropped_runs, dropped_bytes + moved.dropped_bytes
                 if moved.dropped_runs == share:
                     unfinished.add(key)
@@ -45,14 +47,17 @@ class RetentionJob:
         return Step(
             progress=None if next_after is None else _text(next_after),
             more=next_after is not None,
-            done=_dropped(dropped_runs, dropped_bytes),
+            done={**_dropped(dropped_runs, dropped_bytes), "held_for_history": held},
         )
 
-    async def _expire(self, logs: Sequence[PartitionLog], share: int) -> Mapping[PartitionKey, Moved]:
-        """Drops at most `share` runs of each, in one transaction."""
+    async def _expire(self, logs: Sequence[PartitionLog], share: int) -> tuple[Mapping[PartitionKey, Moved], int]:
+        """Drops at most `share` runs of each, in one transaction. Returns with it how many partitions keep expired
+        records because these are not in history yet.
+        """
         oldest = await self._sequencer.retention.with_oldest_runs(logs, share)
         before = {(log.topic_id, log.partition): keep_from(log, RetentionPolicy.of(log)) for log in oldest}
-        return await self._sequencer.retention.expire(before, share)
+        moved = await self._sequencer.retention.expire(before, share)
+        return moved, sum(each.log_start_offset < before[key] for key, each in moved.items())
 
 
 class TopicSweepJob:

@@ -230,6 +230,21 @@ async def test_retention_waits_for_history_and_an_explicit_deletion_does_not(seq
     assert deleted == Moved(log_start_offset=Offset(25), dropped_runs=1, dropped_bytes=100)
 
 
+async def test_the_job_counts_the_partitions_that_history_holds_back(sequencer: Sequencer) -> None:
+    topic = await a_topic(sequencer, retention_ms="1000")
+    for _ in range(3):
+        await committed(sequencer, [records_of(topic, 10)])
+    job = RetentionJob(sequencer, HousekeeperSettings())
+    await turn_history_on(sequencer, topic, compacted_to=20)
+
+    held = (await job.step(None)).done["held_for_history"]
+    await sequencer.topics.alter_config(topic.name, {"tidelog.history": "off"})
+    step = await job.step(None)
+
+    assert held == 1
+    assert (step.done["held_for_history"], step.done["runs"]) == (0, 1)
+
+
 async def test_delete_records_moves_into_a_run_and_keeps_what_is_left_of_it(sequencer: Sequencer) -> None:
     topic = await a_topic(sequencer)
     await committed(sequencer, [records_of(topic, 10)])

@@ -1,0 +1,89 @@
+"""A Parquet file that is not what was added is never put."""
+
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_compaction import history_file
+from spark_compaction.history_file import FileDiffers, HistoryFile, record_batches
+from storage.arrow.arrow_schema import RECORD_SCHEMA
+from storage.identifiers import ObjectKey, Partition, TopicId
+
+
+class Puts:
+    """Stands for the bucket, which is not what is tried here."""
+
+    def __init__(self) -> None:
+        self.objects: dict[ObjectKey, bytes] = {}
+
+    def put(self, key: ObjectKey, data: memoryview) -> None:
+        self.objects[key] = bytes(data)
+
+
+def rows(count: int = 10) -> pa.RecordBatch:
+    columns = {
+        "offset": list(range(count)),
+        "timestamp": [None] * count,
+        "timestamp_type": [0] * count,
+        "key": [f"key-{n}".encode() for n in range(count)],
+        "value": [None if n % 3 == 0 else f"value-{n}".encode() for n in range(count)],
+        "headers": [[{"key": "h", "value": b""}] * (n % 2) for n in range(count)],
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=RECORD_SCHEMA)
+
+
+def a_file(bucket: Any) -> HistoryFile:
+    return HistoryFile(bucket, "prefix/", TopicId(uuid4()), Partition(3), row_group_bytes=100)
+
+
+def test_what_is_put_reads_back_as_what_was_added() -> None:
+    bucket = Puts()
+    file = a_file(bucket)
+    file.add(rows(20).slice(0, 7))
+    file.add(rows(20).slice(7, 13))
+
+    written = file.close()
+
+    read = pq.ParquetFile(pa.BufferReader(bucket.objects[written.object_key]))
+    assert read.num_row_groups > 1
+    found = pa.Table.from_batches(list(record_batches(read, Partition(3))))
+    assert found.equals(pa.Table.from_batches([rows(20)]))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda table: table.slice(1),
+        lambda table: table.slice(0, 9),
+        lambda table: _with(table, "offset", lambda column: pa.array([value + 1 for value in column])),
+        lambda table: _with(table, "partition", lambda column: pa.array([4] * len(column), pa.int32())),
+        lambda table: _with(table, "value", lambda column: column[::-1]),
+        lambda table: _with(table, "value", lambda column: [value or b"" for value in column]),
+        lambda table: _with(table, "key", lambda column: [None, *column[1:]]),
+    ],
+    ids=["first row gone", "last row gone", "shifted", "another partition", "swapped", "null as empty", "key gone"],
+)
+def test_a_file_that_differs_is_not_put(
+    monkeypatch: pytest.MonkeyPatch, damage: Callable[[pa.Table], pa.Table]
+) -> None:
+    made = history_file._table
+    monkeypatch.setattr(history_file, "_table", lambda *given: damage(made(*given)))
+    bucket = Puts()
+    file = a_file(bucket)
+    file.add(rows())
+
+    with pytest.raises(FileDiffers):
+        file.close()
+
+    assert bucket.objects == {}
+
+
+def _with(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa.Table:
+    position = table.schema.get_field_index(name)
+    field = table.schema.field(name)
+    changed = pa.array(change(table.column(name).to_pylist()), field.type)
+    return table.set_column(position, field, changed)
