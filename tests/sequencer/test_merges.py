@@ -22,7 +22,7 @@ from sequencer.housekeeping.merge_values import (
 from sequencer.housekeeping.merges import BEFORE_ALL, BEGINNING, SQL, publish_parameters
 from sequencer.housekeeping.retention import TO_HIGH_WATERMARK
 from sequencer.topics.topics import Topic
-from storage.identifiers import ObjectKey, Offset, Partition, SegmentId
+from storage.identifiers import Offset, Partition, SegmentId
 from tests.sequencer.builders import reserved
 from tests.sequencer.housekeeping import (
     GRACE_S,
@@ -281,8 +281,9 @@ async def test_history_of_runs_that_were_merged_meanwhile_is_published_and_its_i
     sequencer: Sequencer, topic: Topic
 ) -> None:
     await a_log(sequencer, topic, 4)
+    ends = await sequencer.history.ends(topic.topic_id)
     begun = await sequencer.history.begin_compaction(
-        topic.topic_id, cluster="c", lease_s=LEASE_S, runs_per_partition=100
+        topic.topic_id, ends, cluster="c", lease_s=LEASE_S, runs_per_partition=100
     )
     assert isinstance(begun, Begun)
     claim, output, merged = await merge_all(sequencer)
@@ -292,16 +293,14 @@ async def test_history_of_runs_that_were_merged_meanwhile_is_published_and_its_i
     advances = tuple(
         Advance(partition=Partition(partition), from_offset=Offset(0), to_offset=Offset(8)) for partition in range(3)
     )
-    published = await sequencer.history.publish(
-        begun.job, Publication(metadata_key=ObjectKey("m"), added={ObjectKey("m"): None}, advances=advances)
-    )
+    published = await sequencer.history.publish(begun.job, Publication(version=None, advances=advances))
     free = await sequencer.garbage.mark_unreferenced(SegmentId(BEFORE_ALL[0]), 100)
 
     assert merged == ALL
     assert published == Published()
     assert (held.marked, free.marked) == (0, 4)
     again = await sequencer.history.begin_compaction(
-        topic.topic_id, cluster="c", lease_s=LEASE_S, runs_per_partition=100
+        topic.topic_id, ends, cluster="c", lease_s=LEASE_S, runs_per_partition=100
     )
     assert again == NothingToDo()
 

@@ -8,7 +8,7 @@ import pytest
 from sequencer.client import Sequencer
 from sequencer.cluster.ownership import Confirmed, OwnershipLost, OwnershipUnconfirmed, Watching
 from sequencer.cluster.ownership_rules import WATCH_RATCHETS, Lost, OwnerObject
-from sequencer.history.history_values import Begun, Publication, Published
+from sequencer.history.history_values import Begun, Publication, Published, StagedVersion
 from sequencer.housekeeping.merge_values import SwapsDone
 from sequencer.housekeeping.merges import BEFORE_ALL
 from storage.identifiers import ObjectKey
@@ -325,11 +325,16 @@ async def test_no_merge_is_claimed_or_published_without_the_ownership(sequencer:
 async def test_no_job_of_history_begins_or_publishes_without_the_ownership(sequencer: Sequencer) -> None:
     topic = await sequencer.topics.create("orders", 1, {})
     await a_log(sequencer, topic, 2)
-    begun = await sequencer.history.begin_compaction(topic.topic_id, cluster="c", lease_s=60, runs_per_partition=10)
-    assert isinstance(begun, Begun)
-    publication = Publication(
-        metadata_key=ObjectKey("c/history/1"), added={ObjectKey("c/history/1"): None}, advances=()
+    ends = await sequencer.history.ends(topic.topic_id)
+    begun = await sequencer.history.begin_compaction(
+        topic.topic_id, ends, cluster="c", lease_s=60, runs_per_partition=10
     )
+    assert isinstance(begun, Begun)
+    key = ObjectKey("c/history/1")
+    version = StagedVersion(
+        on=begun.job.table, metadata_key=key, sequence_number=1, written=[key], let_go=[], oldest_version=1
+    )
+    publication = Publication(version=version)
 
     await sequencer.database.fetch("UPDATE ownership SET confirmed_at = NULL")
     with pytest.raises(OwnershipUnconfirmed):

@@ -88,8 +88,10 @@ def broker_ordered(entries: Iterable[ConfigEntry]) -> tuple[ConfigEntry, ...]:
 
 
 def _ordered(entries: Iterable[ConfigEntry], buckets: int) -> tuple[ConfigEntry, ...]:
-    """In the order in which Kafka's hash table of so many buckets, made for all configs of the type, gives them out."""
-    return tuple(sorted(entries, key=lambda entry: _place(entry.name, buckets)))
+    """In the order in which Kafka's hash table of so many buckets, made for all configs of the type, gives them out.
+    Configs that Kafka does not have come last.
+    """
+    return tuple(sorted(entries, key=lambda entry: (entry.name.startswith("tidelog."), _place(entry.name, buckets))))
 
 
 @lru_cache(maxsize=1024)

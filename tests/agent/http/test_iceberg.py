@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from agent.http import iceberg
 from sequencer.client import Sequencer
-from sequencer.history.history_values import HistoryJob, Publication, Published
+from sequencer.history.history_values import HistoryJob, Publication, Published, StagedVersion
 from storage.identifiers import ObjectKey
 from storage.stores.object_store import ObjectStore, StoreSettings
 
@@ -42,7 +42,10 @@ async def published(sequencer: Sequencer, store: ObjectStore, topic: str) -> dic
     metadata = {"format-version": 2, "location": location, "table-uuid": str(created.topic_id)}
     key = ObjectKey(f"{job.prefix}00001.metadata.json")
     await store.put(key, [json.dumps(metadata).encode()])
-    answer = await sequencer.history.publish(job, Publication(metadata_key=key, added={key: None}))
+    version = StagedVersion(
+        on=job.table, metadata_key=key, sequence_number=1, written=[key], let_go=[], oldest_version=1
+    )
+    answer = await sequencer.history.publish(job, Publication(version=version))
     assert answer == Published()
     return {"metadata": metadata, "location": f"s3://bucket/prefix/{key}"}
 

@@ -27,6 +27,7 @@ TOPIC = (
     "message.timestamp.after.max.ms",
     "message.timestamp.before.max.ms",
     "segment.ms",
+    "tidelog.history",
 )
 GROUP = (
     "consumer.session.timeout.ms",
@@ -80,6 +81,7 @@ BROKER = (
     "broker.id",
     "advertised.listeners",
     "queued.max.request.bytes",
+    "tidelog.history",
 )
 """What a broker of Kafka 4.1.0 answered, without what there is not here."""
 
