@@ -1,17 +1,20 @@
 """Compacts topics into their history: `tidelog compact`.
 
 For each topic: claim and plan (sequencer), decode and write (Spark), verify the manifest, stage the Iceberg metadata,
-publish. A call compacts what the topics have when it begins: it ends, however fast they are written to. Topics take
-turns, one job each, so that a large one does not keep the others waiting.
+publish. Work goes in rounds: a round has one job of each of many topics, writes all their files in one Spark stage, and
+publishes each topic in a transaction of its own. Topics share a round's bytes, so that a large one does not keep the
+others waiting. A call compacts what the topics have when it begins: it ends, however fast they are written to.
 
 Promises that it may be killed anywhere, run twice, or run at the same time as another compaction or TTL, and no record
 is in history twice or left out; that a topic without new records costs two queries and starts no Spark; and that what
-would not decode stays in the raw log, is reported, and blocks nothing. The Kafka side keeps serving the raw runs:
+would not decode stays in the raw log, is reported, and blocks nothing; that a topic whose job fails keeps no other from
+being published. The Kafka side keeps serving the raw runs:
 publishing here touches none of them."""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -35,7 +38,14 @@ from spark_compaction.bucket import BucketAddress
 from spark_compaction.footers import ExpectedFile, is_full
 from spark_compaction.iceberg_table import AddedFile, Change, HistoryTableFiles
 from spark_compaction.job import kept_lease, publish_staged, run_in_spark
-from spark_compaction.manifest import MANIFEST_COLUMNS, Stopped, VerifiedFile, VerifiedManifest, verify_manifest
+from spark_compaction.manifest import (
+    MANIFEST_COLUMNS,
+    ManifestRow,
+    Stopped,
+    VerifiedFile,
+    VerifiedManifest,
+    verify_manifest,
+)
 from spark_compaction.merge_files import FileMerger
 from spark_compaction.open_log import open_log
 from spark_compaction.planner import PlannedTask, plan_tasks
@@ -46,6 +56,7 @@ from storage.identifiers import Offset, Partition
 from storage.threads import Threads
 
 _DROPPED_AT_A_TIME = 100
+_PUBLISHED_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +75,8 @@ class TopicCompaction:
     """Small files that went into larger ones."""
     stopped: tuple[Stopped, ...] = ()
     """Partitions whose history cannot go on: an object of theirs is missing."""
+    failed: tuple[Stopped, ...] = ()
+    """Partitions for which a task failed; the next call tries again."""
     busy: bool = False
     """Another compaction or TTL was at work on this topic; it was left to it."""
 
@@ -85,10 +98,14 @@ class CompactionReport:
         return sum(topic.parquet_bytes for topic in self.topics)
 
 
+Stage = Literal["starting spark", "writing", "publishing", "done"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionProgress:
-    topic: str
-    stage: Literal["starting spark", "writing", "publishing", "done"]
+    topics: tuple[str, ...]
+    """Of this round."""
+    stage: Stage
     tasks_done: int = 0
     tasks_total: int = 0
 
@@ -112,14 +129,12 @@ async def _compact_topics(
     async with open_log(settings) as sequencer:
         await sequencer.history.garbage.drop_deleted(_DROPPED_AT_A_TIME)
         chosen = [topic for topic in await chosen_topics(sequencer, names) if _is_compacted(topic)]
-        compactors = [_TopicCompactor(settings, sequencer, topic, on_progress) for topic in chosen]
+        compaction = _Compaction(settings, sequencer, on_progress)
+        compactors = [_TopicCompactor(settings, sequencer, topic) for topic in chosen]
         at_work = deque(compactors)
         while at_work:
-            compactor = at_work.popleft()
-            if await compactor.run_job():
-                at_work.append(compactor)
-            else:
-                await compactor.merge_files()
+            some = [at_work.popleft() for _ in range(min(len(at_work), settings.compact_round_topics))]
+            at_work += await compaction.run_round(some)
         return CompactionReport(topics=tuple(compactor.done for compactor in compactors))
 
 
@@ -138,22 +153,114 @@ async def chosen_topics(sequencer: Sequencer, names: Sequence[str] | None) -> Se
     return [found[name] for name in dict.fromkeys(names)]
 
 
-class _TopicCompactor:
-    def __init__(
-        self, settings: CompactionSettings, sequencer: Sequencer, topic: Topic, on_progress: OnProgress
-    ) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A topic's part of a round."""
+
+    compactor: "_TopicCompactor"
+    job: HistoryJob
+    tasks: Sequence[PlannedTask]
+
+
+class _Compaction:
+    """Runs rounds."""
+
+    def __init__(self, settings: CompactionSettings, sequencer: Sequencer, on_progress: OnProgress) -> None:
         self._settings = settings
         self._sequencer = sequencer
-        self._topic = topic
         self._on_progress = on_progress
         self._address = BucketAddress.of(settings.store_url, settings)
         self._threads = Threads("spark", 1)
+
+    async def run_round(self, compactors: Sequence["_TopicCompactor"]) -> Sequence["_TopicCompactor"]:
+        """One job of each topic. Returns the topics that may have more to do; files of the others are merged."""
+        jobs: list[_Job] = []
+        async with AsyncExitStack() as leases:
+            for compactor in compactors:
+                begun = await compactor.begin()
+                if begun is not None:
+                    await leases.enter_async_context(kept_lease(self._sequencer, begun.job, self._settings.job_lease_s))
+                    jobs.append(self._planned(compactor, begun, len(compactors), jobs))
+            advanced = await self._run(jobs) if jobs else []
+        for compactor in compactors:
+            if compactor not in advanced:
+                await compactor.merge_files()
+                self._tell("done", [compactor])
+        return advanced
+
+    def _planned(self, compactor: "_TopicCompactor", begun: Begun, topics: int, before: Sequence[_Job]) -> _Job:
+        settings = self._settings
+        tasks = plan_tasks(
+            begun.runs,
+            task_bytes=settings.compact_task_bytes,
+            job_bytes=max(1, settings.compact_job_bytes // topics),
+            first_task_id=sum(len(job.tasks) for job in before),
+        )
+        return _Job(compactor=compactor, job=begun.job, tasks=tasks)
+
+    async def _run(self, jobs: Sequence[_Job]) -> list["_TopicCompactor"]:
+        compactors = [job.compactor for job in jobs]
+        total = sum(len(job.tasks) for job in jobs)
+        self._tell("starting spark", compactors, total=total)
+        session = await self._threads.run(spark_session, self._settings)
+        rows = await self._write(session, jobs, total)
+        self._tell("publishing", compactors, done=total, total=total)
+        gate = asyncio.Semaphore(_PUBLISHED_AT_ONCE)
+
+        async def finish(job: _Job) -> bool:
+            async with gate:
+                return await job.compactor.finish(job.job, job.tasks, rows)
+
+        finished = await asyncio.gather(*map(finish, jobs), return_exceptions=True)
+        for outcome in finished:  # once all topics that could be published are
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [compactor for compactor, more in zip(compactors, finished, strict=True) if more]
+
+    async def _write(
+        self, session: SparkSession, jobs: Sequence[_Job], total: int
+    ) -> Mapping[int, Sequence[ManifestRow]]:
+        """What became of each task."""
+        settings = self._settings
+        context = TaskContext(
+            address=self._address,
+            prefetch_runs=settings.compact_prefetch_runs,
+            row_group_bytes=settings.parquet_row_group_bytes,
+            file_bytes=settings.parquet_file_bytes,
+        )
+        compactors = [job.compactor for job in jobs]
+        rows = await run_in_spark(
+            session,
+            task_table([(job.job, task) for job in jobs for task in job.tasks]),
+            function=partial(run_tasks, context),
+            result_columns=MANIFEST_COLUMNS,
+            on_tasks_done=lambda done: self._tell("writing", compactors, done=done, total=total),
+        )
+        by_task: dict[int, list[ManifestRow]] = {}
+        for row in manifest_rows(rows):
+            by_task.setdefault(row.task_id, []).append(row)
+        return by_task
+
+    def _tell(self, stage: Stage, compactors: Sequence["_TopicCompactor"], done: int = 0, total: int = 0) -> None:
+        topics = tuple(compactor.done.topic for compactor in compactors)
+        self._on_progress(CompactionProgress(topics=topics, stage=stage, tasks_done=done, tasks_total=total))
+
+
+class _TopicCompactor:
+    """A topic's side of the rounds: what is claimed for it, and what is published."""
+
+    def __init__(self, settings: CompactionSettings, sequencer: Sequencer, topic: Topic) -> None:
+        self._settings = settings
+        self._sequencer = sequencer
+        self._topic = topic
+        self._address = BucketAddress.of(settings.store_url, settings)
+        self._threads = Threads("publish", 1)
         self._ends: Mapping[Partition, Offset] | None = None
         """What this call compacts: the log's ends when the topic's first job began."""
         self.done = TopicCompaction(topic=topic.name)
 
-    async def run_job(self) -> bool:
-        """Runs the topic's next job. Whether there may be more to do."""
+    async def begin(self) -> Begun | None:
+        """Claims the topic's next job; None if there is nothing to do, or another one is at it."""
         settings, history = self._settings, self._sequencer.history
         if self._ends is None:
             self._ends = await history.ends(self._topic.topic_id)
@@ -166,10 +273,7 @@ class _TopicCompactor:
         )
         if isinstance(begun, Busy):
             self.done = replace(self.done, busy=True)
-        more = isinstance(begun, Begun) and await self._compact(begun)
-        if not more:
-            self._tell("done")
-        return more
+        return begun if isinstance(begun, Begun) else None
 
     async def merge_files(self) -> None:
         """Merges the topic's small files until none are left to merge."""
@@ -177,46 +281,22 @@ class _TopicCompactor:
         while (merged := await merger.run_job()) is not None:
             self.done = replace(self.done, merged_files=self.done.merged_files + merged)
 
-    async def _compact(self, begun: Begun) -> bool:
-        """Whether history advanced, so that there may be more to do."""
-        settings, job = self._settings, begun.job
-        tasks = plan_tasks(begun.runs, task_bytes=settings.compact_task_bytes, job_bytes=settings.compact_job_bytes)
-        async with kept_lease(self._sequencer, job, settings.job_lease_s):
-            self._tell("starting spark", total=len(tasks))
-            session = await self._threads.run(spark_session, settings)
-            verified = await self._write(session, job, tasks)
-            if not verified.advances:
-                await self._sequencer.history.abandon(job.job_id)
-                self._add(tasks, verified)
-                return False
-            self._tell("publishing", done=len(tasks), total=len(tasks))
+    async def finish(
+        self, job: HistoryJob, tasks: Sequence[PlannedTask], rows: Mapping[int, Sequence[ManifestRow]]
+    ) -> bool:
+        """Publishes what the tasks wrote. Whether history advanced, so that there may be more to do."""
+        verified = verify_manifest(tasks, [row for task in tasks for row in rows.get(task.task_id, ())])
+        if verified.advances:
             added = await self._threads.run(self._describe, job, verified)
             outcome = await publish_staged(self._sequencer, job, partial(self._stage, job, verified, added))
             if isinstance(outcome, PublishRefused):
                 await self._sequencer.history.abandon(job.job_id)
                 self.done = replace(self.done, busy=True)
                 return False
+        else:
+            await self._sequencer.history.abandon(job.job_id)
         self._add(tasks, verified)
-        return True
-
-    async def _write(self, session: SparkSession, job: HistoryJob, tasks: Sequence[PlannedTask]) -> VerifiedManifest:
-        settings = self._settings
-        context = TaskContext(
-            address=self._address,
-            prefix=job.prefix,
-            topic_id=job.topic_id,
-            prefetch_runs=settings.compact_prefetch_runs,
-            row_group_bytes=settings.parquet_row_group_bytes,
-            file_bytes=settings.parquet_file_bytes,
-        )
-        rows = await run_in_spark(
-            session,
-            task_table(tasks),
-            function=partial(run_tasks, context),
-            result_columns=MANIFEST_COLUMNS,
-            on_tasks_done=lambda done: self._tell("writing", done=done, total=len(tasks)),
-        )
-        return verify_manifest(tasks, manifest_rows(rows))
+        return bool(verified.advances) and not verified.failed
 
     def _describe(self, job: HistoryJob, verified: VerifiedManifest) -> Sequence[AddedFile]:
         table = HistoryTableFiles(self._address, self._address.open(), job, job.table)
@@ -246,12 +326,8 @@ class _TopicCompactor:
             raw_bytes=before.raw_bytes + sum(task.size_bytes for task in tasks),
             raw_ranges=before.raw_ranges + verified.raw_ranges,
             stopped=verified.stopped,
+            failed=before.failed + verified.failed,
         )
-
-    def _tell(
-        self, stage: Literal["starting spark", "writing", "publishing", "done"], done: int = 0, total: int = 0
-    ) -> None:
-        self._on_progress(CompactionProgress(topic=self._topic.name, stage=stage, tasks_done=done, tasks_total=total))
 
 
 def expected_file(file: VerifiedFile, file_bytes: int) -> ExpectedFile:

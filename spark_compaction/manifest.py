@@ -20,6 +20,7 @@ MANIFEST_COLUMNS = (
 
 
 _NO_OBJECT = ObjectKey("")
+_ENDS = ("missing", "failed")
 
 
 class ManifestRefused(Exception):
@@ -31,11 +32,12 @@ class ManifestRow:
     """What became of offsets `[first_offset, end_offset)` of a task.
 
     `file`: they are the rows of one Parquet file. `raw`: they would not decode. `missing`: their object is not there;
-    the task stopped here, and so does the partition's history until a person has looked.
+    the task stopped here, and so does the partition's history until a person has looked. `failed`: the task failed
+    there, and a later job tries again.
     """
 
     task_id: int
-    kind: Literal["file", "raw", "missing"]
+    kind: Literal["file", "raw", "missing", "failed"]
     first_offset: Offset
     end_offset: Offset
     object_key: ObjectKey = _NO_OBJECT
@@ -66,6 +68,7 @@ class VerifiedManifest:
     advances: tuple[Advance, ...]
     raw_ranges: tuple[RawRange, ...]
     stopped: tuple[Stopped, ...]
+    failed: tuple[Stopped, ...]
 
 
 def verify_manifest(tasks: Sequence[PlannedTask], rows: Iterable[ManifestRow]) -> VerifiedManifest:
@@ -79,23 +82,29 @@ def verify_manifest(tasks: Sequence[PlannedTask], rows: Iterable[ManifestRow]) -
     advances: list[Advance] = []
     raw_ranges: list[RawRange] = []
     stopped: list[Stopped] = []
+    failed: list[Stopped] = []
     for partition, own_tasks in groupby(tasks, key=lambda task: task.partition):
         planned = list(own_tasks)
         reached = planned[0].from_offset
         for task in planned:
             own = sorted(by_task[task.task_id], key=lambda row: row.first_offset)
             _check_tiling(task, own)
-            kept = own if own[-1].kind != "missing" else own[:-1]
+            kept = own if own[-1].kind not in _ENDS else own[:-1]
             files += [VerifiedFile(partition=partition, row=row) for row in kept if row.kind == "file"]
             raw_ranges += [_raw_range(partition, row) for row in kept if row.kind == "raw"]
             reached = kept[-1].end_offset if kept else reached
             if kept != own:
-                stopped.append(Stopped(partition=partition, offset=own[-1].first_offset, reason=own[-1].reason))
+                stop = Stopped(partition=partition, offset=own[-1].first_offset, reason=own[-1].reason)
+                (stopped if own[-1].kind == "missing" else failed).append(stop)
                 break  # what later tasks wrote of this partition is garbage under the job's prefix
         if reached > planned[0].from_offset:
             advances.append(Advance(partition=partition, from_offset=planned[0].from_offset, to_offset=reached))
     return VerifiedManifest(
-        files=tuple(files), advances=tuple(advances), raw_ranges=tuple(raw_ranges), stopped=tuple(stopped)
+        files=tuple(files),
+        advances=tuple(advances),
+        raw_ranges=tuple(raw_ranges),
+        stopped=tuple(stopped),
+        failed=tuple(failed),
     )
 
 
@@ -107,8 +116,8 @@ def _check_tiling(task: PlannedTask, rows: Sequence[ManifestRow]) -> None:
         if row.kind == "file" and row.row_count != row.end_offset - row.first_offset:
             covered = row.end_offset - row.first_offset
             raise ManifestRefused(f"{row.object_key} has {row.row_count} rows for {covered} offsets")
-        if row.kind == "missing" and position != len(rows) - 1:
-            raise ManifestRefused(f"task {task.task_id} went on after an object was missing")
+        if row.kind in _ENDS and position != len(rows) - 1:
+            raise ManifestRefused(f"task {task.task_id} went on after it had ended ({row.kind})")
         reached = row.end_offset
     if reached != task.end_offset:
         raise ManifestRefused(f"task {task.task_id} covers offsets up to {reached} of {task.end_offset}")

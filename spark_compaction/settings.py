@@ -36,7 +36,9 @@ class CompactionSettings(StoreSettings):
     compact_task_bytes: int = Field(default=64 * MEBIBYTE, ge=1)
     """The bytes of raw runs that one Spark task turns into Parquet."""
     compact_job_bytes: int = Field(default=16 * 1024 * MEBIBYTE, ge=1)
-    """The most bytes of raw runs that one job plans; what is beyond is taken by the next job of the same call."""
+    """The most bytes of raw runs that one round plans, shared evenly by its topics; the next round takes the rest."""
+    compact_round_topics: int = Field(default=100, ge=1)
+    """The most topics that one round compacts, all in one Spark stage."""
     compact_job_runs: int = Field(default=50_000, ge=1)
     """The most runs that one job plans."""
     compact_prefetch_runs: int = Field(default=8, ge=1)

@@ -3,7 +3,7 @@
 An executor needs the bucket and nothing else. Runs are read ahead by a few threads while one decodes, so that a small
 run costs no round trip of its own. A store that cannot be reached fails the attempt, which Spark repeats; what an
 attempt wrote before is garbage under the job's prefix, because only the rows that an attempt returns to the driver are
-published."""
+published. Any other failure is the task's alone, and is reported: the tasks of other topics go on."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,14 +14,14 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from sequencer.history.history_values import RunToCompact
+from sequencer.history.history_values import HistoryJob, RunToCompact
 from spark_compaction.bucket import Bucket, BucketAddress
 from spark_compaction.history_file import HistoryFile
 from spark_compaction.manifest import ManifestRow
 from spark_compaction.planner import PlannedTask
 from spark_compaction.run_decoding import UndecodableRange, decode_run
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
-from storage.stores.object_store import ObjectNotFound
+from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 
 _RUN_FIELDS: list["pa.Field[Any]"] = [
     pa.field("base_offset", pa.int64()),
@@ -33,6 +33,8 @@ _RUN_FIELDS: list["pa.Field[Any]"] = [
 ]
 _TASK_FIELDS: list["pa.Field[Any]"] = [
     pa.field("task_id", pa.int32()),
+    pa.field("topic_id", pa.string()),
+    pa.field("prefix", pa.string()),
     pa.field("partition", pa.int32()),
     pa.field("from_offset", pa.int64()),
     pa.field("end_offset", pa.int64()),
@@ -50,31 +52,32 @@ _FIELDS: list["pa.Field[Any]"] = [
     pa.field("reason", pa.string()),
 ]
 _MANIFEST_SCHEMA = pa.schema(_FIELDS)
+_MAX_REASON = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskContext:
-    """What all tasks of a job share; travels to the executors."""
+    """What all tasks of a round share; travels to the executors."""
 
     address: BucketAddress
-    prefix: str
-    topic_id: TopicId
     prefetch_runs: int
     row_group_bytes: int
     file_bytes: int
 
 
-def task_table(tasks: Sequence[PlannedTask]) -> pa.Table:
-    """The tasks as a table, one row each."""
+def task_table(tasks: Iterable[tuple[HistoryJob, PlannedTask]]) -> pa.Table:
+    """The tasks as a table, one row each. Task ids are unique among them."""
     rows = [
         {
             "task_id": task.task_id,
+            "topic_id": str(job.topic_id),
+            "prefix": job.prefix,
             "partition": task.partition,
             "from_offset": task.from_offset,
             "end_offset": task.end_offset,
             "runs": [{**asdict(run), "segment_id": str(run.segment_id)} for run in task.runs],
         }
-        for task in tasks
+        for job, task in tasks
     ]
     return pa.Table.from_pylist(rows, schema=pa.schema(_TASK_FIELDS))
 
@@ -84,21 +87,42 @@ def run_tasks(context: TaskContext, batches: Iterable[pa.RecordBatch]) -> Iterat
     bucket = context.address.open()
     for batch in batches:
         for row in batch.to_pylist():
-            rows = list(_TaskRun(context, bucket, _task(row)).rows())
+            topic_id = TopicId(UUID(row["topic_id"]))
+            rows = _TaskRun(context, bucket, topic_id, row["prefix"], _task(row)).run()
             yield pa.RecordBatch.from_pylist([asdict(each) for each in rows], schema=_MANIFEST_SCHEMA)
 
 
 class _TaskRun:
     """One attempt at one task."""
 
-    def __init__(self, context: TaskContext, bucket: Bucket, task: PlannedTask) -> None:
+    def __init__(self, context: TaskContext, bucket: Bucket, topic_id: TopicId, prefix: str, task: PlannedTask) -> None:
         self._context = context
         self._bucket = bucket
+        self._topic_id = topic_id
+        self._prefix = prefix
         self._task = task
         self._file: HistoryFile | None = None
         self._reached = task.from_offset
 
-    def rows(self) -> Iterator[ManifestRow]:
+    def run(self) -> list[ManifestRow]:
+        """Raises StoreUnavailable."""
+        rows: list[ManifestRow] = []
+        try:
+            rows.extend(self._rows())  # keeps those before a failure
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this task's alone
+            end = self._task.end_offset
+            reached = rows[-1].end_offset if rows else self._task.from_offset
+            reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
+            rows.append(
+                ManifestRow(
+                    task_id=self._task.task_id, kind="failed", first_offset=reached, end_offset=end, reason=reason
+                )
+            )
+        return rows
+
+    def _rows(self) -> Iterator[ManifestRow]:
         for run, data in self._read_ahead():
             if data is None:
                 yield from self._close_file()
@@ -120,8 +144,8 @@ class _TaskRun:
             context = self._context
             self._file = HistoryFile(
                 self._bucket,
-                context.prefix,
-                context.topic_id,
+                self._prefix,
+                self._topic_id,
                 self._task.partition,
                 row_group_bytes=context.row_group_bytes,
             )

@@ -4,11 +4,14 @@ import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sequencer.client import Sequencer
 from sequencer.history.history_values import Begun, Publication, Published, PublishRefused
+from spark_compaction import compact as compact_module
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.compact import expected_file
 from spark_compaction.iceberg_table import Change, HistoryTableFiles
@@ -21,7 +24,7 @@ from spark_compaction.ttl import expire_history
 from storage.identifiers import ObjectKey, Partition
 from storage.stores.object_store import ObjectStore
 from tests.spark_compaction.log import EPOCH, Log, one, records
-from tests.spark_compaction.reading import compact_one, iceberg_rows, spark_rows, the_table, written_rows
+from tests.spark_compaction.reading import compact, compact_one, iceberg_rows, spark_rows, the_table, written_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
 
@@ -41,14 +44,12 @@ def staged(settings: CompactionSettings, begun: Begun) -> Publication:
     address = BucketAddress.of(settings.store_url, settings)
     context = TaskContext(
         address=address,
-        prefix=begun.job.prefix,
-        topic_id=begun.job.topic_id,
         prefetch_runs=4,
         row_group_bytes=1 << 20,
         file_bytes=1 << 30,
     )
     tasks = plan_tasks(begun.runs, task_bytes=1 << 30, job_bytes=1 << 30)
-    answers = list(run_tasks(context, task_table(tasks).to_batches()))
+    answers = list(run_tasks(context, task_table([(begun.job, task) for task in tasks]).to_batches()))
     verified = verify_manifest(tasks, manifest_rows([row for batch in answers for row in batch.to_pylist()]))
     table = HistoryTableFiles(address, address.open(), begun.job, begun.job.table)
     added = table.describe([expected_file(file, 1 << 30) for file in verified.files])
@@ -211,14 +212,13 @@ async def test_a_file_that_is_not_the_one_written_is_not_published(
     bucket = address.open()
     context = TaskContext(
         address=address,
-        prefix=job.job.prefix,
-        topic_id=job.job.topic_id,
         prefetch_runs=4,
         row_group_bytes=1 << 20,
         file_bytes=1 << 30,
     )
     tasks = plan_tasks(job.runs, task_bytes=1, job_bytes=1 << 30)
-    batches = await asyncio.to_thread(lambda: list(run_tasks(context, task_table(tasks).to_batches())))
+    table = task_table([(job.job, task) for task in tasks])
+    batches = await asyncio.to_thread(lambda: list(run_tasks(context, table.to_batches())))
     first, second = verify_manifest(tasks, manifest_rows([row for batch in batches for row in batch.to_pylist()])).files
 
     await asyncio.to_thread(bucket.put, first.row.object_key, bucket.get(second.row.object_key))
@@ -226,6 +226,28 @@ async def test_a_file_that_is_not_the_one_written_is_not_published(
     table = HistoryTableFiles(address, bucket, job.job, job.job.table)
     with pytest.raises(ManifestRefused, match="footer"):
         await asyncio.to_thread(partial(table.describe, [expected_file(first, 1 << 30)]))
+
+
+async def test_a_topic_whose_task_fails_keeps_no_other_from_being_published(
+    log: Log, settings: CompactionSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bad", "good"):
+        await log.topic(name)
+        await log.write(name, one(0, *records(10)))
+    run_in_spark = compact_module.run_in_spark
+
+    async def fail_one(session: object, rows: pa.Table, **how: Any) -> object:
+        """The first task gets a partition that it cannot write."""
+        position = rows.schema.get_field_index("partition")
+        broken = pa.array([None, 0], pa.int32())
+        return await run_in_spark(session, rows.set_column(position, "partition", broken), **how)
+
+    monkeypatch.setattr(compact_module, "run_in_spark", fail_one)
+    bad, good = (await compact(settings, "bad", "good")).topics
+    monkeypatch.undo()
+
+    assert (len(bad.failed), bad.rows, good.failed, good.rows) == (1, 0, (), 10)
+    assert (await compact_one(settings, "bad")).rows == 10
 
 
 async def test_a_store_that_cannot_be_reached_is_named(log: Log, settings: CompactionSettings) -> None:

@@ -36,7 +36,7 @@ def test_files_that_tile_the_plan_are_published_in_any_order_of_arrival() -> Non
 
     assert [file.row.object_key for file in manifest.files] == ["0-0", "1-10", "1-15", "2-5"]
     assert advanced(manifest) == {0: (0, 20), 1: (5, 10)}
-    assert (manifest.raw_ranges, manifest.stopped) == ((), ())
+    assert (manifest.raw_ranges, manifest.stopped, manifest.failed) == ((), (), ())
 
 
 def test_a_raw_range_is_recorded_and_passed() -> None:

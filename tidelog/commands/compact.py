@@ -1,5 +1,6 @@
 """`tidelog compact [TOPIC...]`: new records of topics become Parquet."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -38,13 +39,17 @@ def compact(
         bar = progress.add_task("Looking for new records", total=None)
 
         def show(now: CompactionProgress) -> None:
-            text = f"{now.topic}: {now.stage}"
+            text = f"{_named(now.topics)}: {now.stage}"
             progress.update(bar, description=text, completed=now.tasks_done, total=now.tasks_total or None)
 
         report = compact_topics(settings, topics or None, show)
     console.print(_table(report))
-    if any(topic.stopped or topic.raw_ranges for topic in report.topics):
+    if any(topic.stopped or topic.raw_ranges or topic.failed for topic in report.topics):
         raise typer.Exit(1)
+
+
+def _named(topics: Sequence[str]) -> str:
+    return topics[0] if len(topics) == 1 else counted(len(topics), "topic")
 
 
 def _table(report: CompactionReport) -> Table:
@@ -62,6 +67,8 @@ def _remark(topic: TopicCompaction) -> str:
     if topic.stopped:
         stopped = counted(len(topic.stopped), "partition")
         return f"[bold red]{stopped} stopped: an object is missing; see `tidelog doctor`[/]"
+    if topic.failed:
+        return f"[bold red]a task failed, to be tried again: {topic.failed[0].reason}[/]"
     if topic.raw_ranges:
         return f"[red]{len(topic.raw_ranges)} ranges would not decode and stay raw[/]"
     if topic.busy:
