@@ -402,7 +402,8 @@ CREATE TABLE history_tables (
     version bigint NOT NULL DEFAULT 0,             -- raised by every publish of metadata, which must have been
                                                    -- staged on the current one
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    published_at timestamptz                       -- null: nothing was published, and retention does not wait
+    published_at timestamptz,                      -- null: nothing was published, and retention does not wait
+    complete_at timestamptz                        -- all that was committed before is in history
 );
 
 CREATE TABLE history_partitions (

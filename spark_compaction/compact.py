@@ -26,6 +26,7 @@ from sequencer.client import Sequencer
 from sequencer.history.history_values import (
     Begun,
     Busy,
+    Ends,
     HistoryJob,
     Publication,
     PublishRefused,
@@ -52,7 +53,6 @@ from spark_compaction.planner import PlannedTask, plan_tasks
 from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.tasks import TaskContext, manifest_rows, run_tasks, task_table
-from storage.identifiers import Offset, Partition
 from storage.threads import Threads
 
 _DROPPED_AT_A_TIME = 100
@@ -129,8 +129,8 @@ async def _compact_topics(
     async with open_log(settings) as sequencer:
         await sequencer.history.garbage.drop_deleted(_DROPPED_AT_A_TIME)
         chosen = [topic for topic in await chosen_topics(sequencer, names) if _is_compacted(topic)]
-        compaction = _Compaction(settings, sequencer, on_progress)
-        compactors = [_TopicCompactor(settings, sequencer, topic) for topic in chosen]
+        compaction = Compaction(settings, sequencer, on_progress)
+        compactors = [TopicCompactor(settings, sequencer, topic) for topic in chosen]
         at_work = deque(compactors)
         while at_work:
             some = [at_work.popleft() for _ in range(min(len(at_work), settings.compact_round_topics))]
@@ -157,12 +157,12 @@ async def chosen_topics(sequencer: Sequencer, names: Sequence[str] | None) -> Se
 class _Job:
     """A topic's part of a round."""
 
-    compactor: "_TopicCompactor"
+    compactor: "TopicCompactor"
     job: HistoryJob
     tasks: Sequence[PlannedTask]
 
 
-class _Compaction:
+class Compaction:
     """Runs rounds."""
 
     def __init__(self, settings: CompactionSettings, sequencer: Sequencer, on_progress: OnProgress) -> None:
@@ -172,7 +172,7 @@ class _Compaction:
         self._address = BucketAddress.of(settings.store_url, settings)
         self._threads = Threads("spark", 1)
 
-    async def run_round(self, compactors: Sequence["_TopicCompactor"]) -> Sequence["_TopicCompactor"]:
+    async def run_round(self, compactors: Sequence["TopicCompactor"]) -> Sequence["TopicCompactor"]:
         """One job of each topic. Returns the topics that may have more to do; files of the others are merged."""
         jobs: list[_Job] = []
         async with AsyncExitStack() as leases:
@@ -188,7 +188,7 @@ class _Compaction:
                 self._tell("done", [compactor])
         return advanced
 
-    def _planned(self, compactor: "_TopicCompactor", begun: Begun, topics: int, before: Sequence[_Job]) -> _Job:
+    def _planned(self, compactor: "TopicCompactor", begun: Begun, topics: int, before: Sequence[_Job]) -> _Job:
         settings = self._settings
         tasks = plan_tasks(
             begun.runs,
@@ -198,7 +198,7 @@ class _Compaction:
         )
         return _Job(compactor=compactor, job=begun.job, tasks=tasks)
 
-    async def _run(self, jobs: Sequence[_Job]) -> list["_TopicCompactor"]:
+    async def _run(self, jobs: Sequence[_Job]) -> list["TopicCompactor"]:
         compactors = [job.compactor for job in jobs]
         total = sum(len(job.tasks) for job in jobs)
         self._tell("starting spark", compactors, total=total)
@@ -241,12 +241,12 @@ class _Compaction:
             by_task.setdefault(row.task_id, []).append(row)
         return by_task
 
-    def _tell(self, stage: Stage, compactors: Sequence["_TopicCompactor"], done: int = 0, total: int = 0) -> None:
+    def _tell(self, stage: Stage, compactors: Sequence["TopicCompactor"], done: int = 0, total: int = 0) -> None:
         topics = tuple(compactor.done.topic for compactor in compactors)
         self._on_progress(CompactionProgress(topics=topics, stage=stage, tasks_done=done, tasks_total=total))
 
 
-class _TopicCompactor:
+class TopicCompactor:
     """A topic's side of the rounds: what is claimed for it, and what is published."""
 
     def __init__(self, settings: CompactionSettings, sequencer: Sequencer, topic: Topic) -> None:
@@ -255,7 +255,7 @@ class _TopicCompactor:
         self._topic = topic
         self._address = BucketAddress.of(settings.store_url, settings)
         self._threads = Threads("publish", 1)
-        self._ends: Mapping[Partition, Offset] | None = None
+        self._ends: Ends | None = None
         """What this call compacts: the log's ends when the topic's first job began."""
         self.done = TopicCompaction(topic=topic.name)
 
@@ -296,7 +296,9 @@ class _TopicCompactor:
         else:
             await self._sequencer.history.abandon(job.job_id)
         self._add(tasks, verified)
-        return bool(verified.advances) and not verified.failed
+        assert self._ends is not None, "a job was begun"
+        is_complete = await self._sequencer.history.is_complete(self._topic.topic_id, self._ends)
+        return bool(verified.advances) and not verified.failed and not is_complete
 
     def _describe(self, job: HistoryJob, verified: VerifiedManifest) -> Sequence[AddedFile]:
         table = HistoryTableFiles(self._address, self._address.open(), job, job.table)

@@ -54,6 +54,13 @@ class CompactionSettings(StoreSettings):
     job_lease_s: float = Field(default=60.0, gt=0)
     """How long a job's hold outlives its last renewal; a killed job keeps others off its topic for no longer."""
 
+    history_poll_s: float = Field(default=5.0, gt=0)
+    """How often `tidelog history run` looks which topics are due, if its look is quick."""
+    history_ttl_interval_s: float = Field(default=600.0, gt=0)
+    """How often `tidelog history run` applies TTL."""
+    history_metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Where `tidelog history run` serves /metrics; 0: nowhere."""
+
     history_snapshot_grace_s: float = Field(default=3600.0, ge=0)
     """How long snapshots that are no longer current stay in a table, for readers outside. Their files stay longer, by
     the agents' TIDELOG_HISTORY_READER_GRACE_S."""

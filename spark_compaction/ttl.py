@@ -103,7 +103,7 @@ async def _expire_history(
     async with open_log(settings) as sequencer:
         await sequencer.history.garbage.drop_deleted(_DROPPED_AT_A_TIME)
         chosen = await chosen_topics(sequencer, names)
-        done = [await _TopicExpirer(settings, sequencer, topic, on_progress, now).run() for topic in chosen]
+        done = [await TopicExpirer(settings, sequencer, topic, on_progress, now).run() for topic in chosen]
         return TtlReport(topics=tuple(done))
 
 
@@ -113,15 +113,16 @@ class _Expiry:
     added: Sequence[AddedFile]
 
 
-class _TopicExpirer:
+class TopicExpirer:
     def __init__(
         self,
         settings: CompactionSettings,
         sequencer: Sequencer,
         topic: Topic,
-        on_progress: OnProgress,
-        now: datetime,
+        on_progress: OnProgress = lambda _: None,
+        now: datetime | None = None,
     ) -> None:
+        now = now or datetime.now(UTC)
         self._settings = settings
         self._sequencer = sequencer
         self._topic = topic

@@ -21,6 +21,7 @@ class Commands(LazyGroup):
             ("produce", "Produce lines from standard input."),
             ("consume", "Print the records of a topic."),
             ("compact", "Compact topics into Parquet with Spark."),
+            ("history", "Keep the topics' tables fresh; show what they have."),
             ("ttl", "Drop history that its topic's retention has expired."),
             ("sql", "Ask Spark SQL about compacted topics."),
             ("doctor", "Check the log and the bucket against each other, both ways."),

@@ -14,7 +14,7 @@ Retention waits for a topic's history from its first publish on, unless `tidelog
 fails before it has ever published holds nothing back.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID, uuid4
@@ -28,6 +28,7 @@ from sequencer.history.history_garbage import HistoryGarbage
 from sequencer.history.history_values import (
     Begun,
     Busy,
+    Ends,
     HistoryJob,
     HistoryTable,
     NothingToDo,
@@ -40,10 +41,16 @@ from sequencer.history.history_values import (
     StagedVersion,
     TableFile,
     TableVersion,
+    TopicBehind,
+    TopicShown,
 )
+from sequencer.topics.topic_config import KNOWN_CONFIGS
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
 
 SQL = load_statements("history")
+
+_LONGEST_RETENTION_MS = 1_000 * 365 * 86_400_000
+"""Beyond, nothing expires, and no time of Postgres reaches back so far."""
 
 JobKind = Literal["compact", "expire", "merge"]
 
@@ -70,15 +77,67 @@ class History:
         self._database = database
         self.garbage = HistoryGarbage(database)
 
-    async def ends(self, topic_id: TopicId) -> dict[Partition, Offset]:
+    async def ends(self, topic_id: TopicId) -> Ends:
         """Where the log of each live partition ends now."""
         rows = await self._database.read(SQL["ends"], topic_id=topic_id)
-        return {Partition(row.partition): Offset(row.high_watermark) for row in rows}
+        return Ends(
+            at=rows[0].now if rows else None,
+            offsets={Partition(row.partition): Offset(row.high_watermark) for row in rows},
+        )
+
+    async def is_complete(self, topic_id: TopicId, ends: Ends) -> bool:
+        """Whether all records below the ends are in history. If so, it is noted."""
+        wanted = {"topic_id": topic_id, **_wanted(ends)}
+        if (await self._database.read(SQL["has_work"], **wanted))[0].has_work:
+            return False
+        await self._database.fetch(SQL["note_complete"], topic_id=topic_id, complete_at=ends.at)
+        return True
+
+    async def behind(self) -> tuple[TopicBehind, ...]:
+        """The topics whose history is on and lacks records. Looks at the row of every live partition."""
+        return tuple(
+            TopicBehind(
+                topic_id=TopicId(row.topic_id),
+                topic_name=row.name,
+                config=row.config,
+                partition_count=row.partitions,
+                records=row.records,
+                raw_bytes=row.raw_bytes,
+                behind_s=row.behind_s,
+            )
+            for row in await self._database.read(SQL["behind"])
+        )
+
+    async def topics_with_expired_files(self) -> tuple[str, ...]:
+        """The names of the topics of whose history a file may have expired, whole or in part."""
+        rows = await self._database.read(
+            SQL["with_expired_files"],
+            default_retention_ms=int(KNOWN_CONFIGS["retention.ms"].default),
+            longest_ms=_LONGEST_RETENTION_MS,
+        )
+        return tuple(row.name for row in rows)
+
+    async def shown(self, topic_name: str | None = None) -> tuple[TopicShown, ...]:
+        """What the history of each topic has, or of one, by name. Counts the rows of its files."""
+        return tuple(
+            TopicShown(
+                topic_name=row.name,
+                config=row.config,
+                files=row.files,
+                records=row.records,
+                parquet_bytes=row.parquet_bytes,
+                raw_bytes=row.raw_bytes or 0,
+                raw_ranges=row.raw_ranges,
+                complete_at=row.complete_at,
+                published_at=row.published_at,
+            )
+            for row in await self._database.read(SQL["shown"], name=topic_name)
+        )
 
     async def begin_compaction(
         self,
         topic_id: TopicId,
-        ends: Mapping[Partition, Offset],
+        ends: Ends,
         *,
         cluster: str,
         lease_s: float,
@@ -88,7 +147,7 @@ class History:
         are not in history yet. Takes no lock that a commit waits for. Raises OwnershipUnconfirmed, as `begin` and
         `publish` do.
         """
-        wanted = {"topic_id": topic_id, "partitions": list(ends), "ends": list(ends.values())}
+        wanted = {"topic_id": topic_id, **_wanted(ends)}
         rows = await self._database.read(SQL["has_work"], **wanted)
         if not rows[0].has_work:
             return NothingToDo()
@@ -294,6 +353,10 @@ class History:
             "reasons": [each.reason for each in raw],
         }
         await connection.execute(SQL["insert_raw_ranges"], parameters)
+
+
+def _wanted(ends: Ends) -> dict[str, Any]:
+    return {"partitions": list(ends.offsets), "ends": list(ends.offsets.values())}
 
 
 async def _rows(connection: AsyncConnection[Row], statement: str, **parameters: Any) -> list[Row]:

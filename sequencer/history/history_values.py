@@ -22,6 +22,48 @@ class HistoryTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """Where a topic's log ended at a moment of the database's clock."""
+
+    at: datetime | None
+    """None if the topic has no live partition."""
+    offsets: Mapping[Partition, Offset]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicBehind:
+    """A topic whose history lacks records."""
+
+    topic_id: TopicId
+    topic_name: str
+    config: Mapping[str, str]
+    partition_count: int
+    """Of those that have records to compact."""
+    records: int
+    raw_bytes: int
+    """An estimate."""
+    behind_s: float
+    """How long ago its history was complete. The oldest record that it lacks may be younger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicShown:
+    """What a topic's history has."""
+
+    topic_name: str
+    config: Mapping[str, str]
+    files: int
+    records: int
+    parquet_bytes: int
+    raw_bytes: int
+    """Of the log that agents serve."""
+    raw_ranges: int
+    """That would not decode."""
+    complete_at: datetime | None
+    published_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunToCompact:
     """A committed run of which `[from_offset, last_offset]` is not in history yet."""
 

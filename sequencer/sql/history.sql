@@ -4,7 +4,51 @@
 
 -- name: ends
 -- Where a topic's log ends now: what a compaction that begins now is to reach.
-SELECT partition, high_watermark FROM partitions WHERE topic_id = %(topic_id)s AND state = 'live'
+SELECT partition, high_watermark, clock_timestamp() AS now FROM partitions
+WHERE topic_id = %(topic_id)s AND state = 'live'
+
+-- name: note_complete
+UPDATE history_tables SET complete_at = greatest(complete_at, %(complete_at)s) WHERE topic_id = %(topic_id)s
+
+-- name: behind
+-- The topics whose history is on and lacks records, with how many and since when at most.
+SELECT t.topic_id, t.name, t.config, count(*) AS partitions,
+    sum(p.high_watermark - greatest(h.compacted_to, p.log_start_offset))::bigint AS records,
+    sum(p.size_bytes * (p.high_watermark - greatest(h.compacted_to, p.log_start_offset))::float8
+        / greatest(p.high_watermark - p.log_start_offset, 1))::bigint AS raw_bytes,
+    extract(epoch FROM clock_timestamp() - coalesce(b.complete_at, t.created_at))::float8 AS behind_s
+FROM topics AS t
+JOIN partitions AS p ON p.topic_id = t.topic_id AND p.state = 'live'
+LEFT JOIN history_tables AS b ON b.topic_id = t.topic_id
+LEFT JOIN history_partitions AS h ON h.topic_id = p.topic_id AND h.partition = p.partition
+WHERE t.deleted_at IS NULL AND t.config ->> 'tidelog.history' IS DISTINCT FROM 'off'
+    AND p.high_watermark > greatest(h.compacted_to, p.log_start_offset)
+GROUP BY t.topic_id, t.name, t.config, b.complete_at, t.created_at
+
+-- name: with_expired_files
+-- The topics that have a file of which a record may have expired.
+SELECT t.topic_id, t.name, t.config FROM topics AS t
+WHERE t.deleted_at IS NULL
+    AND coalesce((t.config ->> 'retention.ms')::bigint, %(default_retention_ms)s) BETWEEN 0 AND %(longest_ms)s
+    AND EXISTS (
+        SELECT FROM history_files AS f
+        WHERE f.topic_id = t.topic_id AND f.begins_at < clock_timestamp() - make_interval(
+            secs => coalesce((t.config ->> 'retention.ms')::bigint, %(default_retention_ms)s) / 1000.0))
+
+-- name: shown
+-- Of each topic what its history has.
+SELECT t.topic_id, t.name, t.config, b.complete_at, b.published_at, f.files, f.records, f.parquet_bytes,
+    (SELECT sum(size_bytes) FROM partitions AS p WHERE p.topic_id = t.topic_id)::bigint AS raw_bytes,
+    (SELECT count(*) FROM history_raw_ranges AS r WHERE r.topic_id = t.topic_id) AS raw_ranges
+FROM topics AS t
+LEFT JOIN history_tables AS b USING (topic_id)
+LEFT JOIN LATERAL (
+    SELECT count(*) AS files, coalesce(sum(row_count), 0)::bigint AS records,
+        coalesce(sum(size_bytes), 0)::bigint AS parquet_bytes
+    FROM history_files AS h WHERE h.topic_id = t.topic_id
+) AS f ON true
+WHERE t.deleted_at IS NULL AND (%(name)s::text IS NULL OR t.name = %(name)s)
+ORDER BY t.name
 
 -- name: has_work
 -- Whether a topic that is not deleted has committed records past its history, below the ends given. Reads the

@@ -110,6 +110,10 @@ _CHANGING: Final = (
         "what the table has stays there. Switched on again, compaction goes on with the oldest record still kept.",
         check=one_of("tidelog.history", ("off", "table")),
     ),
+    _long(
+        "tidelog.history.freshness.ms", 5 * 60 * 1000, 0, "tidelog.history.freshness.ms",
+        "How long after its commit a record is in the topic's Iceberg table, where `tidelog history run` works.",
+    ),
 )  # fmt: skip
 
 _ONE_WAY: Final = (

@@ -54,6 +54,7 @@ class TopicConfig:
     compression: Compression | None
     """What batches are kept in; None: as their producers sent them."""
     history: Literal["off", "table"]
+    history_freshness_ms: int
 
     @classmethod
     def of(cls, config: Mapping[str, str]) -> "TopicConfig":
@@ -73,5 +74,6 @@ class TopicConfig:
             message_timestamp_after_max_ms=int(value("message.timestamp.after.max.ms")),
             cleanup_policy="delete",
             compression=COMPRESSIONS[value("compression.type").strip()],
+            history_freshness_ms=int(value("tidelog.history.freshness.ms")),
             history="off" if value("tidelog.history").strip() == "off" else "table",
         )

@@ -339,11 +339,12 @@ async def test_retention_waits_for_history_from_its_first_publish_and_while_it_i
 async def test_a_compaction_begins_while_a_commit_holds_the_partition(sequencer: Sequencer) -> None:
     created = await sequencer.topics.create("orders", 1, {})
     await sequencer.database.fetch("UPDATE partitions SET high_watermark = 10")
+    ends = await sequencer.history.ends(created.topic_id)
     async with sequencer.database.transaction() as commit:
         await commit.execute("SELECT FROM partitions WHERE topic_id = %s FOR NO KEY UPDATE", (created.topic_id,))
         async with asyncio.timeout(60):
             began = await sequencer.history.begin_compaction(
-                created.topic_id, {Partition(0): Offset(10)}, cluster="c", lease_s=60, runs_per_partition=10
+                created.topic_id, ends, cluster="c", lease_s=60, runs_per_partition=10
             )
 
     assert began == NothingToDo()  # there are no runs; it did not wait

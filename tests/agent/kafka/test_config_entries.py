@@ -28,6 +28,7 @@ TOPIC = (
     "message.timestamp.before.max.ms",
     "segment.ms",
     "tidelog.history",
+    "tidelog.history.freshness.ms",
 )
 GROUP = (
     "consumer.session.timeout.ms",
@@ -81,6 +82,7 @@ BROKER = (
     "broker.id",
     "advertised.listeners",
     "queued.max.request.bytes",
+    "tidelog.history.freshness.ms",
     "tidelog.history",
 )
 """What a broker of Kafka 4.1.0 answered, without what there is not here."""

@@ -1,0 +1,155 @@
+"""The service that keeps history fresh: which topics it takes, and that it keeps them fresh by itself."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from sequencer.client import Sequencer
+from sequencer.history.history_values import TopicBehind
+from spark_compaction.service import Retries, due_topics, lateness, run_service
+from spark_compaction.settings import CompactionSettings
+from storage.identifiers import TopicId
+from storage.stores.object_store import ObjectStore
+from tests.spark_compaction.log import Log, one, records
+from tests.spark_compaction.reading import iceberg_rows, written_rows
+
+_PATIENCE_S = 120.0
+
+
+def behind(name: str, behind_s: float, raw_bytes: int = 0, freshness_ms: int = 100_000) -> TopicBehind:
+    return TopicBehind(
+        topic_id=TopicId(UUID(int=int(name))),
+        topic_name=name,
+        config={"tidelog.history.freshness.ms": str(freshness_ms)},
+        partition_count=1,
+        records=1,
+        raw_bytes=raw_bytes,
+        behind_s=behind_s,
+    )
+
+
+def test_topics_are_due_at_half_their_freshness_and_the_latest_come_first() -> None:
+    topics = [behind("1", 49), behind("2", 50), behind("3", 90), behind("4", 60, freshness_ms=30_000)]
+
+    assert [topic.topic_name for topic in due_topics(topics, 10)] == ["4", "3", "2"]
+    assert [topic.topic_name for topic in due_topics(topics, 2)] == ["4", "3"]
+
+
+def test_among_topics_that_are_equally_late_the_larger_come_first() -> None:
+    assert [topic.topic_name for topic in due_topics([behind("1", 60, 1), behind("2", 60, 2)], 10)] == ["2", "1"]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 10**6)), max_size=30))
+def test_no_topic_that_is_later_than_one_taken_is_left_out(given_topics: list[tuple[float, int]]) -> None:
+    topics = [behind(str(number), *values) for number, values in enumerate(given_topics)]
+    taken = due_topics(topics, 5)
+    left = [lateness(topic) for topic in topics if topic not in taken]
+
+    assert not taken or len(taken) == 5 or max(left, default=0) < 0.5
+    assert all(lateness(topic) >= max(left, default=0) or len(taken) < 5 for topic in taken)
+
+
+def test_topics_that_cannot_go_on_leave_the_rounds_to_the_others() -> None:
+    stuck, well = behind("1", 1000), behind("2", 60)
+    retries, now_s = Retries(), time.monotonic()
+    for _ in range(3):
+        retries.note(stuck.topic_id, advanced=False)
+
+    assert retries.without_waiting([stuck, well], now_s) == [well]
+    assert retries.without_waiting([stuck, well], now_s + 1000) == [stuck, well]
+    retries.note(stuck.topic_id, advanced=True)
+    assert retries.without_waiting([stuck, well], now_s) == [stuck, well]
+
+
+@asynccontextmanager
+async def serving(settings: CompactionSettings) -> AsyncIterator[CollectorRegistry]:
+    registry, stop = CollectorRegistry(), asyncio.Event()
+    service = asyncio.create_task(run_service(settings, registry, stop))
+    try:
+        yield registry
+    finally:
+        stop.set()
+        await asyncio.wait_for(service, _PATIENCE_S)
+
+
+async def complete(sequencer: Sequencer, *names: str) -> None:
+    """Waits until nothing of these topics is missing in history."""
+    async with asyncio.timeout(_PATIENCE_S):
+        while {topic.topic_name for topic in await sequencer.history.behind()} & set(names):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+@pytest.mark.timeout(600)
+async def test_topics_become_tables_by_themselves(log: Log, settings: CompactionSettings, sequencer: Sequencer) -> None:
+    names = ("one", "two", "three")
+    for name in names:
+        await log.topic(name, partitions=2, tidelog_history_freshness_ms="1", retention_ms="-1")
+    await log.topic("off", tidelog_history="off")
+    at_once = settings.model_copy(update={"history_poll_s": 0.1})
+
+    async with serving(at_once) as registry:
+        for start in range(0, 30, 10):
+            for name in (*names, "off"):
+                await log.write(name, one(0, *records(10, start)))
+            await complete(sequencer, *names)
+        counted = registry.get_sample_value("tidelog_history_records_total")
+
+    assert counted == 90
+    for name in names:
+        assert await iceberg_rows(settings, name) == written_rows(log, name)
+    [off] = await sequencer.history.shown("off")
+    assert (off.files, off.complete_at) == (0, None)
+    [shown] = await sequencer.history.shown("one")
+    assert (shown.records, shown.files > 0, shown.parquet_bytes > 0) == (30, True, True)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+@pytest.mark.timeout(600)
+async def test_two_services_share_the_topics_and_write_each_record_once(
+    log: Log, settings: CompactionSettings, sequencer: Sequencer
+) -> None:
+    names = [f"topic-{number}" for number in range(6)]
+    for name in names:
+        await log.topic(name, tidelog_history_freshness_ms="1", retention_ms="-1")
+    few = settings.model_copy(update={"history_poll_s": 0.1, "compact_round_topics": 2, "history_ttl_interval_s": 1.0})
+
+    async with serving(few), serving(few):
+        for start in range(0, 20, 10):
+            for name in names:
+                await log.write(name, one(0, *records(10, start)))
+            await complete(sequencer, *names)
+
+    for name in names:
+        assert await iceberg_rows(settings, name) == written_rows(log, name)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+@pytest.mark.timeout(600)
+async def test_a_topic_that_cannot_go_on_keeps_no_other_from_being_fresh(
+    log: Log, settings: CompactionSettings, sequencer: Sequencer, store: ObjectStore
+) -> None:
+    for name in ("broken", "well"):
+        await log.topic(name, tidelog_history_freshness_ms="1", retention_ms="-1")
+    await log.write("broken", one(0, *records(10)))
+    [run] = await sequencer.database.fetch("SELECT object_key FROM segments WHERE state = 'committed'")
+    await store.delete([run.object_key])
+    await log.write("well", one(0, *records(10)))
+
+    async with serving(settings.model_copy(update={"history_poll_s": 0.1, "compact_round_topics": 1})) as registry:
+        await complete(sequencer, "well")
+        failures = registry.get_sample_value("tidelog_history_failures_total", {"error": "task"})
+
+    assert await iceberg_rows(settings, "well") == written_rows(log, "well")
+    assert failures is not None
+    assert failures >= 1
