@@ -6,6 +6,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
+MERMAID := .cache/mermaid.min.js
+MERMAID_VERSION := 11.9.0
+MERMAID_SHA256 := 0b3ed4374117363815daefdadfcc20ff704d7dd4513b55ed803abddcbd86a898
+
 QUICK := "not clients and not faults"
 
 .DEFAULT_GOAL := help
@@ -37,9 +41,20 @@ demo: install ## the whole path on real data, in under three minutes
 dev: install ## an interactive stack until Ctrl-C
 	$(BIN)/tidelog dev
 
-docs: install ## write docs/kafka-api.md and docs/configuration.md from the code
+docs: install $(MERMAID) ## write docs/kafka-api.md and docs/configuration.md from the code; build the site into site/
 	$(BIN)/python -m agent.kafka.api_document
 	$(BIN)/python -m tidelog.configuration_page
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "Built. Open site/index.html"
+
+# What draws the site's diagrams: 2.7 MB, so it is not in the repository. Without npm they are shown as text.
+$(MERMAID):
+	@mkdir -p $(@D)
+	@if npm pack --silent --pack-destination $(@D) mermaid@$(MERMAID_VERSION) > /dev/null \
+		&& tar -xzOf $(@D)/mermaid-$(MERMAID_VERSION).tgz package/dist/mermaid.min.js > $@.part \
+		&& echo "$(MERMAID_SHA256)  $@.part" | sha256sum --check --status; \
+	then mv $@.part $@; else rm -f $@.part; echo "No mermaid from npm: the site shows diagrams as text"; fi
+	@rm -f $(@D)/mermaid-$(MERMAID_VERSION).tgz
 
 lint: install ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
@@ -72,7 +87,7 @@ bench: install ## Tidelog beside its peers and the raw store; writes RESULTS.md
 	$(BIN)/python -W ignore -m benchmarks
 
 lock: ## resolve pyproject.toml into requirements.lock
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra backup --extra all --group dev pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra backup --extra all --group dev --group docs pyproject.toml -o requirements.lock
 
 clean: ## remove what install and tests made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache tests/clients/node/node_modules
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache site tests/clients/node/node_modules

@@ -39,8 +39,9 @@ def compose() -> dict[str, Any]:
 @pytest.mark.parametrize(
     "file",
     [
-        "infra/Dockerfile", "infra/compose.yaml", "README.md", "docs/history.md", "docs/operate.md",
-        "docs/quickstart.md", "docs/troubleshooting.md", "docs/tuning.md",
+        "infra/Dockerfile", "infra/compose.yaml", "README.md", "docs/backup.md", "docs/concepts.md", "docs/history.md",
+        "docs/operate.md", "docs/quickstart.md", "docs/sizing.md", "docs/troubleshooting.md", "docs/tuning.md",
+        "docs/upgrade.md",
     ],
 )  # fmt: skip
 def test_every_variable_named_is_a_setting(file: str) -> None:

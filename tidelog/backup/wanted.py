@@ -156,7 +156,7 @@ def _standby_check(state: ServerState) -> Check:
         return Check(
             what="synchronous standby",
             now="none",
-            fix="a lost primary loses what was acknowledged since the last archived WAL; see docs/operate.md",
+            fix="a lost primary loses what was acknowledged since the last archived WAL; see docs/backup.md",
         )
     if state.synchronous_standbys == 0:
         return Check(

@@ -1,5 +1,6 @@
 """`tidelog demo`: the whole path on real data."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,11 +15,15 @@ def demo(
     flights: Annotated[
         int | None, typer.Option(min=10_000, help="Only the first so many; by default all.", show_default=False)
     ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Write the last screen into this file, as SVG.", show_default=False),
+    ] = None,
 ) -> None:
     """Start a stack, produce, consume and compare 336,776 flights, compact them with Spark, ask SQL, check, stop."""
     console = Console()
     console.print("Loading Tidelog, Spark and Arrow ...")
     from tidelog.demo.run import run_demo  # seconds of imports, during which there is already something to see
 
-    if not run_demo(console, flights):
+    if not run_demo(console, flights, picture):
         raise typer.Exit(1)

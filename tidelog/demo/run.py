@@ -47,8 +47,12 @@ WHERE flight.arr_delay IS NOT NULL GROUP BY 1
 """
 
 
-def run_demo(console: Console, flights: int | None = None) -> bool:
-    """Whether all checks passed. `flights` takes only the first so many. Raises `UserError`."""
+def run_demo(console: Console, flights: int | None = None, picture: Path | None = None) -> bool:
+    """Whether all checks passed. Raises `UserError`.
+
+    - `flights`: how many of the flights it takes; without it, all.
+    - `picture`: the file into which it writes its last screen, as SVG.
+    """
     began = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="tidelog-demo-"))
     screen = Screen(console)
@@ -68,6 +72,8 @@ def run_demo(console: Console, flights: int | None = None) -> bool:
         stop_spark()
         stack.stop()
         shutil.rmtree(directory, ignore_errors=True)
+    if picture is not None:
+        screen.save_picture(picture)
     return screen.all_passed
 
 

@@ -1,17 +1,23 @@
 """What the demonstration shows: steps while it runs, one screen at its end."""
 
+import io
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 _STEPS = 6
+_PICTURE_COLUMNS: Final = 108
+_FETCHED_FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # rich's own, from another host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,7 @@ class Screen:
 
     console: Console
     checks: list[Check] = field(default_factory=list)
+    _lasting: list[RenderableType] = field(default_factory=list)
 
     @contextmanager
     def step(self, number: int, title: str, total: int | None = None) -> Iterator[Step]:
@@ -69,13 +76,13 @@ class Screen:
             running = Step(progress)
             yield running
         took = f"[dim]({time.monotonic() - began:.1f} s)[/]"
-        self.console.print(f"[green]✓[/] {label}: {running.detail} {took}", soft_wrap=True)
+        self._print_lasting(f"[green]✓[/] {label}: {running.detail} {took}")
 
     def check(self, name: str, passed: bool, detail: str) -> None:
         """Notes a check; a failed one is also told at once."""
         self.checks.append(Check(name=name, passed=passed, detail=detail))
         if not passed:
-            self.console.print(f"[bold red]✗ {name}[/]: {detail}")
+            self._print_lasting(f"[bold red]✗ {name}[/]: {detail}")
 
     @property
     def all_passed(self) -> bool:
@@ -95,7 +102,20 @@ class Screen:
         )
         title = Text.assemble(verdict, f" in {seconds:.0f} s")
         style = "green" if self.all_passed else "red"
-        self.console.print(Panel(Group(top, _checks(self.checks)), title=title, border_style=style, expand=False))
+        self._print_lasting(Panel(Group(top, _checks(self.checks)), title=title, border_style=style, expand=False))
+
+    def save_picture(self, file: Path) -> None:
+        """Write the screen at the demonstration's end as an SVG file: what was printed, without the moving bars."""
+        console = Console(
+            record=True, file=io.StringIO(), width=_PICTURE_COLUMNS, force_terminal=True, color_system="truecolor"
+        )
+        for renderable in self._lasting:
+            console.print(renderable)
+        file.write_text(_FETCHED_FONT.sub("", console.export_svg(title="tidelog demo", unique_id="demo")))
+
+    def _print_lasting(self, renderable: RenderableType) -> None:
+        self._lasting.append(renderable)
+        self.console.print(renderable, soft_wrap=isinstance(renderable, str))
 
 
 def _figures(figures: Mapping[str, str]) -> Table:
