@@ -2,7 +2,7 @@
 -- segment is still reserved, every partition lives, every producer goes on where it left off. Nearly all
 -- commits are so. The client has worked out everything relative to where each partition stands; this
 -- function checks, adds and writes. Otherwise it calls commit_segments, under the same locks and in the
--- same transaction. Both decide the same commit alike (docs/commit.md).
+-- same transaction. Both decide the same commit alike (docs/design/commit.md).
 --
 -- It first locks, in the order of commit_segments: segments by id, then partitions by primary key. It keeps
 -- the counters of the locked partitions' rows, which Postgres reads again after a wait. The statements
