@@ -184,10 +184,10 @@ def _build_coordinator(
 ) -> tuple[Coordinator, OffsetBatches]:
     clock = time.monotonic
 
-    def make_machine(group_id: str, stored: StoredGroup | None, now_ms: int) -> "Group":
+    def make_machine(stored: StoredGroup | None, now_ms: int) -> "Group":
         from agent.groups.conversion.group import Group  # see agent/later.py
 
-        return Group(group_id, settings, lambda: str(uuid4()), stored, now_ms)
+        return Group(settings, lambda: str(uuid4()), stored, now_ms)
 
     coordinator = Coordinator(
         groups=sequencer.groups,

@@ -56,13 +56,11 @@ class ConsumerGroup:
 
     def __init__(
         self,
-        group_id: str,
         settings: GroupSettings,
         new_id: Callable[[], str],
         stored: StoredGroup | None,
         now_ms: int,
     ) -> None:
-        self.group_id = group_id
         self._roster = Roster(stored)
         self._topics = KnownTopics()
         self._group = ConsumerMembership(settings, new_id, self._roster, self._topics, now_ms)
@@ -73,7 +71,6 @@ class ConsumerGroup:
     @classmethod
     def converted(
         cls,
-        group_id: str,
         settings: GroupSettings,
         new_id: Callable[[], str],
         *,
@@ -87,7 +84,7 @@ class ConsumerGroup:
         Its epoch is above that if the targets leave partitions to nobody: then they are made anew. `seen` must show all
         their topics. `stored_member_ids` are those that Postgres has; the first change writes the members and deletes
         the rest."""
-        group = cls(group_id, settings, new_id, None, now_ms)
+        group = cls(settings, new_id, None, now_ms)
         for member, target in members:
             group._group.settle_in(member, target, now_ms)
         group._topics.see(seen)

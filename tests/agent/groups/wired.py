@@ -174,9 +174,7 @@ async def coordinating(sequencer: Sequencer, **settings: Any) -> AsyncIterator[C
         membership=membership,
         settings=group_settings,
         metrics=metrics,
-        make_machine=lambda group_id, stored, now_ms: Group(
-            group_id, group_settings, lambda: str(uuid4()), stored, now_ms
-        ),
+        make_machine=lambda stored, now_ms: Group(group_settings, lambda: str(uuid4()), stored, now_ms),
         clock=time.monotonic,
     )
     sequencer.database.on_change(coordinator.forget_all)
