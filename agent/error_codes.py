@@ -132,7 +132,7 @@ _BATCH_FAULTS = {
 }
 
 
-class Refused(Exception):
+class AdministrationRefused(Exception):
     """An administrative request that Kafka's rules refuse before the sequencer is asked."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
@@ -141,7 +141,7 @@ class Refused(Exception):
 
 
 ADMINISTRATION_ERRORS: tuple[type[Exception], ...] = (
-    Refused,
+    AdministrationRefused,
     TopicExists,
     UnknownTopic,
     InvalidConfig,
@@ -155,7 +155,7 @@ ADMINISTRATION_ERRORS: tuple[type[Exception], ...] = (
 
 def administration_code(error: Exception) -> ErrorCode:
     """The code for one of ADMINISTRATION_ERRORS."""
-    if isinstance(error, Refused):
+    if isinstance(error, AdministrationRefused):
         return error.code
     return next(code for kind, code in _ADMINISTRATION.items() if isinstance(error, kind))
 

@@ -43,7 +43,7 @@ __all__ = [
     "FencedEpoch",
     "OutOfOrderSequence",
     "Outcomes",
-    "Refused",
+    "SegmentRefused",
     "SegmentToCommit",
     "UnknownPartition",
     "UnknownProducer",
@@ -73,9 +73,9 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """The reservation is gone. On a first attempt nothing was committed; on a repeat the outcome stays unknown for
-    ever.
+class SegmentRefused:
+    """The segment's reservation is gone. On a first attempt nothing was committed; on a repeat the outcome stays
+    unknown for ever.
     """
 
     reason: Literal["doomed", "missing"]
@@ -85,7 +85,7 @@ class Commits:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def commit(self, segments: Sequence[SegmentToCommit]) -> tuple[Committed | Refused, ...]:
+    async def commit(self, segments: Sequence[SegmentToCommit]) -> tuple[Committed | SegmentRefused, ...]:
         """Sequences uploaded segments in this order, in one transaction and one round trip; one answer per segment.
 
         Raises CommitOutcomeUnknown (repeat it with the same segments until known) or SequencerUnavailable (nothing
@@ -98,7 +98,7 @@ class Commits:
 
 async def commit_on(
     connection: AsyncConnection[Row], segments: Sequence[SegmentToCommit]
-) -> tuple[Committed | Refused, ...]:
+) -> tuple[Committed | SegmentRefused, ...]:
     """As `Commits.commit`, within the transaction of a connection that the caller has. Raises what psycopg raises."""
     request = commit_request(segments)
     async with connection.cursor(binary=True) as cursor:
@@ -110,7 +110,7 @@ async def commit_on(
 
 def _answers(
     segments: Sequence[SegmentToCommit], rows: Sequence[Values], request: CommitRequest
-) -> tuple[Committed | Refused, ...]:
+) -> tuple[Committed | SegmentRefused, ...]:
     return tuple(
         [
             _answer(segment, row, places, parts)
@@ -121,13 +121,13 @@ def _answers(
 
 def _answer(
     segment: SegmentToCommit, row: Values, places: NDArray[np.int64], parts: NDArray[np.int64]
-) -> Committed | Refused:
+) -> Committed | SegmentRefused:
     """`places` and `parts` tell for each number of the outcome which batch of the segment it is for, and which of the
     commit's partitions.
     """
     state, object_key, outcome, log_starts = row
     if state != b"committed":
-        return Refused(reason="doomed" if state == b"doomed" else "missing")
+        return SegmentRefused(reason="doomed" if state == b"doomed" else "missing")
     assert object_key is not None
     assert outcome is not None
     found = decode_outcomes(longs_of(outcome), len(segment.batches)).placed(places)

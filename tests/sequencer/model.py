@@ -19,7 +19,7 @@ from sequencer.commits.commits import (
     FencedEpoch,
     Outcomes,
     OutOfOrderSequence,
-    Refused,
+    SegmentRefused,
     SegmentToCommit,
     UnknownPartition,
     UnknownProducer,
@@ -66,7 +66,7 @@ class ModelSequencer:
     partitions: dict[PartitionKey, ModelPartition] = field(default_factory=dict)
     segments: dict[SegmentId, ModelSegment] = field(default_factory=dict)
 
-    def commit(self, segments: Sequence[SegmentToCommit]) -> tuple[Committed | Refused, ...]:
+    def commit(self, segments: Sequence[SegmentToCommit]) -> tuple[Committed | SegmentRefused, ...]:
         answers = tuple(self._commit_one(segment) for segment in segments)
         keys = [(batch.topic_id, batch.partition) for segment in segments for batch in segment.batches]
         all_exist = all(key in self.partitions for key in keys)
@@ -131,12 +131,12 @@ class ModelSequencer:
                 return run
         return None
 
-    def _commit_one(self, segment: SegmentToCommit) -> Committed | Refused:
+    def _commit_one(self, segment: SegmentToCommit) -> Committed | SegmentRefused:
         stored = self.segments.get(segment.segment_id)
         if stored is None:
-            return Refused(reason="missing")
+            return SegmentRefused(reason="missing")
         if stored.state == "doomed":
-            return Refused(reason="doomed")
+            return SegmentRefused(reason="doomed")
         if stored.answer is None:
             outcomes = tuple(self._judge(batch) for batch in segment.batches)
             runs = self._append(segment, stored.object_key, outcomes)

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from agent.groups.classic.classic_members import CONSUMER_PROTOCOL_TYPE, ClassicMember, subscribed_topics
 from agent.groups.classic.classic_rounds import Rounds
-from agent.groups.classic.classic_stored import Written, restored_member
+from agent.groups.classic.classic_stored import WrittenGroup, restored_member
 from agent.groups.settings import GroupSettings
 from agent.groups.values import (
     Answered,
@@ -58,7 +58,7 @@ class ClassicGroup:
         self._settings = settings
         self._new_id = new_id
         self._rounds = Rounds(settings.group_initial_rebalance_delay_ms)
-        self._written = Written(stored)
+        self._written = WrittenGroup(stored)
         if stored is not None:
             self._take_over(stored, now_ms)
 

@@ -14,7 +14,7 @@ from agent.groups.values import GroupState, OfferedProtocol
 from sequencer.groups.stored_groups import GroupChange, StoredGroup, StoredMember
 
 
-class Written:
+class WrittenGroup:
     """What Postgres has of a group once all changes taken so far are written."""
 
     def __init__(self, stored: StoredGroup | None) -> None:

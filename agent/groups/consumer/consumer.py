@@ -16,7 +16,7 @@ from typing import TypeAlias, assert_never
 from agent.groups.classic.classic_members import CONSUMER_PROTOCOL_TYPE
 from agent.groups.consumer import consumer_heartbeats
 from agent.groups.consumer.consumer_members import ConsumerMember
-from agent.groups.consumer.consumer_membership import ConsumerMembership, Refused
+from agent.groups.consumer.consumer_membership import ConsumerMembership, MemberRefused
 from agent.groups.consumer.consumer_roster import Roster
 from agent.groups.consumer.known_topics import KnownTopics, both
 from agent.groups.conversion import consumer_classic
@@ -230,7 +230,7 @@ class ConsumerGroup:
                     return consumer_classic.answer_leave(self._group, event)
                 case _:
                     assert_never(event)
-        except Refused as refused:
+        except MemberRefused as refused:
             return _refusal(event, refused)
 
     def _check_member(self, member_id: str, epoch: int) -> GroupFault | None:
@@ -267,7 +267,7 @@ def _topics_of(event: Request) -> TopicsWanted:
             return _NO_TOPICS
 
 
-def _refusal(event: Request, refused: Refused) -> Answer:
+def _refusal(event: Request, refused: MemberRefused) -> Answer:
     match event:
         case ConsumerHeartbeat():
             return ConsumerHeartbeatAnswer(fault=refused.fault, message=refused.message)

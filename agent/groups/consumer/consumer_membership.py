@@ -23,8 +23,8 @@ from agent.groups.values import Assignment, GroupFault, TopicsSeen, TopicsWanted
 from storage.identifiers import TopicId
 
 
-class Refused(Exception):
-    """A request is answered with a fault; nothing has changed."""
+class MemberRefused(Exception):
+    """A member's request is answered with a fault; nothing has changed."""
 
     def __init__(self, fault: GroupFault, message: str) -> None:
         super().__init__(message)
@@ -100,10 +100,10 @@ class ConsumerMembership:
             self.roster.raise_epoch(fingerprint)
 
     def admit(self, member_id: str) -> None:
-        """Raises `Refused` if the group is full and this member is not in it."""
+        """Raises `MemberRefused` if the group is full and this member is not in it."""
         full = len(self.roster.members) >= self.settings.group_max_size
         if full and member_id not in self.roster.members:
-            raise Refused(
+            raise MemberRefused(
                 GroupFault.GROUP_FULL, f"The group has its maximum of {self.settings.group_max_size} members."
             )
 

@@ -14,7 +14,7 @@ from kio.schema.create_topics.v7.response import CreatableTopicConfigs, Creatabl
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i16, i32
 
-from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
+from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.configs.administration import named_twice, within
 from agent.kafka.configs.config_entries import topic_entries
 from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
@@ -73,11 +73,11 @@ async def _create(topic: CreatableTopic, validate_only: bool, context: RequestCo
 
 
 def _partition_count(topic: CreatableTopic, context: RequestContext) -> int:
-    """Raises Refused, InvalidPartitionCount."""
+    """Raises AdministrationRefused, InvalidPartitionCount."""
     if topic.assignments:
         return _assigned_count(topic, context)
     if topic.replication_factor == 0 or topic.replication_factor < _DEFAULT:
-        raise Refused(
+        raise AdministrationRefused(
             ErrorCode.invalid_replication_factor,
             "Replication factor must be larger than 0, or -1 to use the default value.",
         )
@@ -94,7 +94,7 @@ def _assigned_count(topic: CreatableTopic, context: RequestContext) -> int:
     for named, value in (("numPartitions", topic.num_partitions), ("replicationFactor", topic.replication_factor)):
         if value != _DEFAULT:
             message = f"A manual partition assignment was specified, but {named} was not set to -1."
-            raise Refused(ErrorCode.invalid_request, message)
+            raise AdministrationRefused(ErrorCode.invalid_request, message)
     check_new_topic(
         [(assignment.partition_index, assignment.broker_ids) for assignment in topic.assignments],
         {endpoint.node_id for endpoint in endpoints_of(context)},

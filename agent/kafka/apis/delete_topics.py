@@ -12,7 +12,7 @@ from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTop
 from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 
-from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
+from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.configs.administration import named_twice, within
 from agent.kafka.configs.mutation_quota import count_mutations, mutation_throttle, mutations_taken
 from agent.kafka.context import RequestContext
@@ -41,7 +41,7 @@ async def handle(request: Any, context: RequestContext) -> DeleteTopicsResponse:
     for topic, repeated in (await _once(doomed, context)).items():
         try:
             if repeated is not None:
-                raise Refused(ErrorCode.invalid_request, repeated)
+                raise AdministrationRefused(ErrorCode.invalid_request, repeated)
             async with within(request.timeout, context):
                 async with mutations_taken(1, context, refused_from=_REFUSED_FROM):
                     deleted = await _delete(topic, context)
@@ -86,15 +86,15 @@ async def _delete(doomed: _Doomed, context: RequestContext) -> Topic:
     """Raises one of ADMINISTRATION_ERRORS."""
     topics = context.parts.topics
     if doomed.name is not None and doomed.topic_id is not None:
-        raise Refused(ErrorCode.invalid_request, "You may not specify both topic name and topic id.")
+        raise AdministrationRefused(ErrorCode.invalid_request, "You may not specify both topic name and topic id.")
     if doomed.name is not None:
         return await topics.delete(doomed.name)
     if doomed.topic_id is None:
-        raise Refused(ErrorCode.invalid_request, "Neither topic name nor id were specified.")
+        raise AdministrationRefused(ErrorCode.invalid_request, "Neither topic name nor id were specified.")
     try:
         return await topics.delete_by_id(doomed.topic_id)
     except UnknownTopic as error:
-        raise Refused(ErrorCode.unknown_topic_id, str(error)) from error
+        raise AdministrationRefused(ErrorCode.unknown_topic_id, str(error)) from error
 
 
 def _result(doomed: _Doomed, code: ErrorCode, message: str) -> DeletableTopicResult:

@@ -18,7 +18,7 @@ from kio.schema.describe_configs.v4.response import (
 )
 from kio.schema.errors import ErrorCode
 
-from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
+from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.configs.administration import check_group_name, configs_of
 from agent.kafka.configs.broker_config import broker_entries
@@ -85,19 +85,20 @@ def _entries(
         return group_entries(config or {}, context.parts.group_settings)
     validate_topic_name(name)
     if config is None:
-        raise Refused(ErrorCode.unknown_topic_or_partition, f"There is no topic '{name}'.")
+        raise AdministrationRefused(ErrorCode.unknown_topic_or_partition, f"There is no topic '{name}'.")
     return topic_entries(config)
 
 
 def broker_configs(name: str, context: RequestContext) -> Sequence[ConfigEntry]:
-    """The configs of this agent; none for the cluster-wide default, whose name is empty. Raises Refused otherwise."""
+    """The configs of this agent; none for the cluster-wide default, whose name is empty. Raises AdministrationRefused
+    if this is another's name."""
     if not name:
         return ()
     node_id = controller_of(context)
     if not name.lstrip("-").isdecimal() or not name.isascii():
-        raise Refused(ErrorCode.invalid_request, f"Broker id must be an integer, but it is: {name[:100]}")
+        raise AdministrationRefused(ErrorCode.invalid_request, f"Broker id must be an integer, but it is: {name[:100]}")
     if int(name) != node_id:
-        raise Refused(
+        raise AdministrationRefused(
             ErrorCode.invalid_request, f"Unexpected broker id, expected {node_id} or empty string, but received {name}"
         )
     settings = context.settings

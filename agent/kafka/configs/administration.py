@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from kio.schema.errors import ErrorCode
 
-from agent.error_codes import Refused
+from agent.error_codes import AdministrationRefused
 from agent.kafka.configs.config_entries import GROUP_RESOURCE, TOPIC_RESOURCE
 from agent.kafka.context import RequestContext
 from sequencer.groups.groups import can_be_id
@@ -38,17 +38,17 @@ async def configs_of(
 
 
 def check_group_name(name: str) -> None:
-    """Raises Refused."""
+    """Raises AdministrationRefused."""
     if not name:
-        raise Refused(ErrorCode.invalid_request, "Group name must not be empty")
+        raise AdministrationRefused(ErrorCode.invalid_request, "Group name must not be empty")
     if not can_be_id(name):
-        raise Refused(ErrorCode.invalid_group_id, "A group's name is 1 to 1,024 bytes, none of them NUL")
+        raise AdministrationRefused(ErrorCode.invalid_group_id, "A group's name is 1 to 1,024 bytes, none of them NUL")
 
 
 @asynccontextmanager
 async def within(timeout: timedelta, context: RequestContext) -> AsyncIterator[None]:
-    """Raises Refused with REQUEST_TIMED_OUT once the request's time is over: what it asked for may be done all the
-    same. A timeout of zero or less names no time; no request has longer than `max_admin_timeout_s`.
+    """Raises AdministrationRefused with REQUEST_TIMED_OUT once the request's time is over: what it asked for may
+    be done all the same. A timeout of zero or less names no time; no request has longer than `max_admin_timeout_s`.
     """
     longest_s = context.settings.max_admin_timeout_s
     wait_s = min(timeout.total_seconds(), longest_s) if timeout > timedelta(0) else longest_s
@@ -60,4 +60,6 @@ async def within(timeout: timedelta, context: RequestContext) -> AsyncIterator[N
     except TimeoutError as error:
         if not due.expired():
             raise
-        raise Refused(ErrorCode.request_timed_out, "the request's timeout was over before its answer") from error
+        raise AdministrationRefused(
+            ErrorCode.request_timed_out, "the request's timeout was over before its answer"
+        ) from error

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
 
-from agent.error_codes import Refused
+from agent.error_codes import AdministrationRefused
 from agent.kafka.transport.token_buckets import TokenBuckets
 from agent.settings import AgentSettings
 from sequencer.topics.topics import TopicExists, UnknownTopic
@@ -41,11 +41,11 @@ def mutation_quotas(settings: AgentSettings, clock: Callable[[], float]) -> Toke
 @asynccontextmanager
 async def mutations_taken(mutations: int, context: "RequestContext", *, refused_from: int) -> AsyncIterator[None]:
     """Counts so many partitions for the client of this request, unless the block makes out that there is nothing to do.
-    `refused_from`: the first version of the API whose clients know the refusal. Raises Refused."""
+    `refused_from`: the first version of the API whose clients know the refusal. Raises AdministrationRefused."""
     quotas, client = context.parts.mutations, _client(context)
     while pause_s := quotas.pause_s(client):
         if context.api_version >= refused_from:
-            raise Refused(ErrorCode.throttling_quota_exceeded, "The throttling quota has been exceeded.")
+            raise AdministrationRefused(ErrorCode.throttling_quota_exceeded, "The throttling quota has been exceeded.")
         await asyncio.sleep(pause_s)
     quotas.take(client, mutations)
     try:
