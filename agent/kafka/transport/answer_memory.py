@@ -14,7 +14,7 @@ from typing import Final
 
 from agent.kafka.api import CloseConnection
 from agent.kafka.context import RequestContext
-from storage.fair_queue import FairQueue
+from storage.fair_limit import FairLimit
 
 _SMALL_BYTES: Final = 65_536
 """An answer of no more takes no reserved memory."""
@@ -25,8 +25,8 @@ class AnswerMemory:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._all = FairQueue(limit_bytes)
-        self._hosts: dict[str, FairQueue] = {}
+        self._all = FairLimit(limit_bytes)
+        self._hosts: dict[str, FairLimit] = {}
         """Of those with answers in memory, or that wait."""
         self.all_groups_bytes = 0
         """What the last answer about all groups took: how many there are is known only once they are read."""
@@ -54,7 +54,7 @@ class AnswerMemory:
         context.memory.when_released(partial(self.give_back, host, size_bytes))
 
     async def take(self, host: str, connection_id: int, size_bytes: int) -> None:
-        of_host = self._hosts.setdefault(host, FairQueue(self._limit_bytes // 2))
+        of_host = self._hosts.setdefault(host, FairLimit(self._limit_bytes // 2))
         try:
             await of_host.take(connection_id, size_bytes)
         except BaseException:
