@@ -24,9 +24,7 @@ from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailab
 from sequencer.topics.topic_config import InvalidConfig
 from sequencer.topics.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
 from storage.batches.batch_validation import BatchFault, InvalidRecord
-from storage.identifiers import NodeId, Offset
-
-NO_OFFSET = Offset(-1)
+from storage.identifiers import NO_OFFSET, NodeId, Offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

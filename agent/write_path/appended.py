@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 
 from agent.write_path.outcomes import WriteFailed, WriteOutcome
 from sequencer.commits.commits import Assigned
-from storage.identifiers import Offset
+from storage.identifiers import NO_OFFSET, Offset
 from storage.segments.segment_batches import PendingBatches
 
-_NO_OFFSET = -1
 _NO_BATCHES = PendingBatches.of(())
 
 
@@ -32,9 +31,9 @@ class Appended:
     def __init__(self, batches: PendingBatches) -> None:
         self.batches = batches
         """Until all of them are sealed: then their bytes are in segments, and the request's frame need not live."""
-        self.base_offsets: list[int] = [_NO_OFFSET] * len(batches)
+        self.base_offsets: list[int] = [NO_OFFSET] * len(batches)
         """Of each batch that was assigned one; negative for the others."""
-        self.log_starts: list[int] = [_NO_OFFSET] * len(batches)
+        self.log_starts: list[int] = [NO_OFFSET] * len(batches)
         """Of each batch that has an outcome the log start offset of its partition; negative if it is not known."""
         self.others: dict[int, WriteOutcome] = {}
         """What else came of batches, which the request is told in any case."""

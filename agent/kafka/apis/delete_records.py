@@ -22,9 +22,8 @@ from agent.kafka.configs.administration import within
 from agent.kafka.context import RequestContext
 from sequencer.housekeeping.retention import BeyondHighWatermark, Moved
 from sequencer.topics.topics import Topic
-from storage.identifiers import Offset, Partition
+from storage.identifiers import NO_OFFSET, Offset, Partition
 
-_NOTHING: Final = -1
 _LOWEST: Final = -1
 
 
@@ -38,7 +37,7 @@ async def handle(request: DeleteRecordsRequest, context: RequestContext) -> Dele
     for topic in request.topics:
         partitions = []
         for partition in {partition.partition_index: partition for partition in topic.partitions}.values():
-            code, low_watermark = failure or ErrorCode.none, _NOTHING
+            code, low_watermark = failure or ErrorCode.none, NO_OFFSET
             if failure is None:
                 try:
                     async with within(request.timeout, context):
@@ -54,14 +53,16 @@ async def handle(request: DeleteRecordsRequest, context: RequestContext) -> Dele
     return DeleteRecordsResponse(throttle_time=NO_THROTTLE, topics=tuple(results))
 
 
-async def _delete(topic: Topic | None, asked: DeleteRecordsPartition, context: RequestContext) -> tuple[ErrorCode, int]:
+async def _delete(
+    topic: Topic | None, asked: DeleteRecordsPartition, context: RequestContext
+) -> tuple[ErrorCode, Offset]:
     """The code and where the log starts now. Raises one of ADMINISTRATION_ERRORS."""
     if topic is None or not 0 <= asked.partition_index < topic.partition_count:
-        return ErrorCode.unknown_topic_or_partition, _NOTHING
+        return ErrorCode.unknown_topic_or_partition, NO_OFFSET
     if not context.parts.membership.is_serving():
-        return ErrorCode.not_leader_or_follower, _NOTHING
+        return ErrorCode.not_leader_or_follower, NO_OFFSET
     if asked.offset < _LOWEST:
-        return ErrorCode.offset_out_of_range, _NOTHING
+        return ErrorCode.offset_out_of_range, NO_OFFSET
     key = (topic.topic_id, Partition(asked.partition_index))
     outcome = await context.parts.sequencer.retention.delete_records(*key, Offset(asked.offset))
     # This agent's readers see it with their next fetch, those of others with the next poll.
@@ -69,6 +70,6 @@ async def _delete(topic: Topic | None, asked: DeleteRecordsPartition, context: R
     if isinstance(outcome, Moved):
         return ErrorCode.none, outcome.log_start_offset
     if isinstance(outcome, BeyondHighWatermark):
-        return ErrorCode.offset_out_of_range, _NOTHING
+        return ErrorCode.offset_out_of_range, NO_OFFSET
     context.parts.topics.forget(topic.topic_id)
-    return ErrorCode.unknown_topic_or_partition, _NOTHING
+    return ErrorCode.unknown_topic_or_partition, NO_OFFSET

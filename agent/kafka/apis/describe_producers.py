@@ -22,9 +22,9 @@ from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from sequencer.commits.coordinates import PartitionKey
 from sequencer.topics.administration import ActiveProducer
-from storage.identifiers import Partition
+from storage.identifiers import NO_OFFSET, Partition
 
-_NONE: Final = -1
+_NO_EPOCH: Final = -1
 
 
 async def handle(request: DescribeProducersRequest, context: RequestContext) -> DescribeProducersResponse:
@@ -80,8 +80,8 @@ def _partition(
                 producer_epoch=i32(producer.producer_epoch),
                 last_sequence=i32(producer.last_sequence),
                 last_timestamp=i64(producer.last_timestamp_ms),
-                coordinator_epoch=i32(_NONE),
-                current_txn_start_offset=i64(_NONE),
+                coordinator_epoch=i32(_NO_EPOCH),
+                current_txn_start_offset=i64(NO_OFFSET),
             )
             for producer in producers or ()
         ),

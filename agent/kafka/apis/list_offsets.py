@@ -35,7 +35,7 @@ from cache_ring.pages.store_pages import DamagedPage
 from sequencer.commits.coordinates import PartitionBounds, PartitionKey
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.database.errors import TooManyWait
-from storage.identifiers import Partition
+from storage.identifiers import NO_OFFSET, Partition
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 
 _log = logging.getLogger(__name__)
@@ -58,13 +58,12 @@ _KNOWN_FROM: Final = {
 }
 _READ_COMMITTED: Final = 1
 _NO_TIMESTAMP: Final = -1
-_NO_OFFSET: Final = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
     code: ErrorCode = ErrorCode.none
-    offset: int = _NO_OFFSET
+    offset: int = NO_OFFSET
     timestamp_ms: int = _NO_TIMESTAMP
 
 
@@ -216,5 +215,5 @@ def _partition(asked: Any, answer: _Answer) -> ListOffsetsPartitionResponse:
         error_code=answer.code,
         timestamp=i64(answer.timestamp_ms),
         offset=i64(answer.offset),
-        leader_epoch=i32(NO_EPOCH if answer.offset == _NO_OFFSET else OUR_EPOCH),
+        leader_epoch=i32(NO_EPOCH if answer.offset == NO_OFFSET else OUR_EPOCH),
     )

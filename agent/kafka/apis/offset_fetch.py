@@ -29,7 +29,7 @@ from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import topics_named
 from sequencer.database.database import SequencerUnavailable
-from sequencer.groups.committed_offsets import NO_OFFSET, CommittedOffset, PartitionKey
+from sequencer.groups.committed_offsets import NOT_COMMITTED, CommittedOffset, PartitionKey
 from sequencer.topics.topics import Topic
 from storage.identifiers import Partition, TopicId
 
@@ -155,9 +155,9 @@ def _topics(
         _asked_topic(
             asked,
             [
-                _partition(partition, NO_OFFSET, missing)
+                _partition(partition, NOT_COMMITTED, missing)
                 if topic is None
-                else _partition(partition, found.get((topic.topic_id, Partition(partition)), NO_OFFSET))
+                else _partition(partition, found.get((topic.topic_id, Partition(partition)), NOT_COMMITTED))
                 for partition in asked.partition_indexes
             ],
         )
@@ -171,7 +171,7 @@ def _refused(group: Any, fault: GroupFault, context: RequestContext) -> OffsetFe
     topics: tuple[_Topic, ...] = ()
     if context.api_version < _FIRST_WITH_GROUP_ERROR:
         topics = tuple(
-            _asked_topic(asked, [_partition(partition, NO_OFFSET, code) for partition in asked.partition_indexes])
+            _asked_topic(asked, [_partition(partition, NOT_COMMITTED, code) for partition in asked.partition_indexes])
             for asked in group.topics
         )
     return _group(group.group_id, topics, code)

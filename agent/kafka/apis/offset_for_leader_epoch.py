@@ -6,7 +6,7 @@ UNKNOWN_LEADER_EPOCH).
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 from kio.schema.offset_for_leader_epoch.v4.response import (
@@ -23,9 +23,7 @@ from agent.kafka.routing.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
 from agent.read_path.plan_fetch import ReadFailure
 from sequencer.commits.coordinates import PartitionBounds, PartitionKey
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
-from storage.identifiers import Partition, TopicId
-
-_NO_OFFSET: Final = -1
+from storage.identifiers import NO_OFFSET, Partition, TopicId
 
 
 async def handle(request: Any, context: RequestContext) -> OffsetForLeaderEpochResponse:
@@ -75,5 +73,5 @@ def _end(
         error_code=code,
         partition=i32(asked.partition),
         leader_epoch=i32(OUR_EPOCH if is_ours else NO_EPOCH),
-        end_offset=i64(found.high_watermark if is_ours and found is not None else _NO_OFFSET),
+        end_offset=i64(found.high_watermark if is_ours and found is not None else NO_OFFSET),
     )

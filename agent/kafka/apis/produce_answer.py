@@ -10,10 +10,11 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from agent.error_codes import NO_OFFSET, ProduceResult
+from agent.error_codes import ProduceResult
 from agent.kafka.apis.produce_request import FIRST_FLEXIBLE_VERSION, FIRST_VERSION_WITH_TOPIC_IDS, ProducedTopic
 from agent.kafka.routing.current_leaders import NodeEndpoint
 from agent.kafka.routing.leader_epochs import OUR_EPOCH
+from storage.identifiers import NO_OFFSET
 
 _WITH_LOG_START: Final = 5
 _WITH_RECORD_ERRORS: Final = 8
