@@ -8,7 +8,7 @@ really accepted before it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +53,6 @@ __all__ = [
 SQL = load_statements("commits")
 _COMMIT = KeptStatement(name="commit", text=SQL["commit"], kinds=PARAMETERS)
 
-NO_LOG_START: Final = -1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
@@ -62,9 +60,8 @@ class Committed:
     """Of the segment's batches, in its order."""
     runs: tuple[RunCoordinate, ...]
     """Where the assigned batches are, as the first commit wrote it down."""
-    log_starts: NDArray[np.int64] = field(compare=False)
-    """Of each batch the log start offset of its partition now; -1 while the commit has a partition that does not
-    exist."""
+    log_starts: NDArray[np.int64] | None = field(compare=False)
+    """The log start offset of each batch's partition now; None while the commit has a partition that does not exist."""
 
     @property
     def outcomes(self) -> tuple[BatchOutcome, ...]:
@@ -135,8 +132,11 @@ def _answer(
     return Committed(found=found, runs=runs, log_starts=_log_starts(log_starts, parts, places))
 
 
-def _log_starts(of_parts: bytes | None, parts: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    found = np.full(len(places), NO_LOG_START, np.int64)
-    if of_parts is not None:
-        found[places] = longs_of(of_parts)[parts - 1]
+def _log_starts(
+    of_parts: bytes | None, parts: NDArray[np.int64], places: NDArray[np.int64]
+) -> NDArray[np.int64] | None:
+    if of_parts is None:
+        return None
+    found = np.empty(len(places), np.int64)
+    found[places] = longs_of(of_parts)[parts - 1]
     return found

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -18,8 +19,8 @@ from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ProduceResult, produce_result
 from agent.kafka.api import CloseConnection, Respond
-from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, encode
-from agent.kafka.apis.produce_batches import NO_TIME_MS, Accepted, AskedBatches, ClientGone, accept, accept_lone
+from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, WrittenBatch, encode
+from agent.kafka.apis.produce_batches import Accepted, AskedBatches, ClientGone, accept, accept_lone
 from agent.kafka.apis.produce_request import FIRST_VERSION_WITH_TOPIC_IDS, ProduceRequest, read_request
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import node_endpoints
@@ -27,11 +28,12 @@ from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_
 from agent.kafka.transport.vectored import Encoded
 from agent.settings import AgentSettings
 from agent.write_path.appended import Appended
-from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
+from agent.write_path.outcomes import Unassigned, WriteFailed, WriteFailure
 from sequencer.database.database import SequencerUnavailable
 from sequencer.topics.topics import Topic
+from storage.batches.batch_validation import NO_TIMESTAMP_MS
 from storage.batches.produced_batches import compressed
-from storage.identifiers import Offset, TopicId
+from storage.identifiers import TopicId
 from storage.segments.segment_batches import TOPIC
 
 _NO_ACKS: Final = 0
@@ -74,7 +76,7 @@ def begin(request: ProduceRequest, context: RequestContext, respond: Respond) ->
     call_soon = asyncio.get_running_loop().call_soon
 
     def answer() -> None:
-        respond(lambda: _answer(request, _results(under_way, request, context), context))
+        respond(lambda: _answer(request, _results(under_way, context), context))
 
     under_way.appended.when_answered(lambda: call_soon(answer))  # the commit's readers, woken before, come first
     return True
@@ -88,7 +90,7 @@ async def handle(request: ProduceRequest, context: RequestContext) -> Encoded | 
         except ClientGone:
             raise CloseConnection("its client hung up before its batches were checked") from None
     else:
-        results = ProduceResults.of(dict.fromkeys(range(len(request.records)), verdict), len(request.records))
+        results = _all(request, verdict)
     if request.acks == _NO_ACKS:
         _count(results, context)
         _hang_up_on_errors(results)
@@ -164,18 +166,17 @@ async def _find_topics(request: ProduceRequest, context: RequestContext) -> list
 async def _write(
     accepted: Accepted | ProduceResult, request: ProduceRequest, context: RequestContext
 ) -> ProduceResults:
-    count = len(request.records)
     assert context.turn is not None, "produce requests take turns"
     await context.turn.my_turn()
     if isinstance(accepted, ProduceResult):
         context.turn.done()
-        return ProduceResults.of(dict.fromkeys(range(count), accepted), count)
+        return _all(request, accepted)
     under_way = _hand_over(accepted, request, context)
     del accepted
     if request.acks == _NO_ACKS or not under_way.numbers:
-        return ProduceResults.of(under_way.refusals, count)
+        return ProduceResults(written={}, others=under_way.refusals)
     await under_way.appended.answered()
-    return _results(under_way, request, context)
+    return _results(under_way, context)
 
 
 def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestContext) -> _UnderWay:
@@ -202,31 +203,35 @@ def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestCont
     )
 
 
-def _results(under_way: _UnderWay, request: ProduceRequest, context: RequestContext) -> ProduceResults:
+def _all(request: ProduceRequest, result: ProduceResult) -> ProduceResults:
+    """The same for every partition."""
+    return ProduceResults(written={}, others=dict.fromkeys(range(len(request.records)), result))
+
+
+def _results(under_way: _UnderWay, context: RequestContext) -> ProduceResults:
     """What came of a request's batches, all of which have an outcome."""
     context.parts.metrics.produce_seconds.observe(time.monotonic() - context.received_at_s)
-    appended = under_way.appended
-    assert appended.others.keys() >= set(appended.unassigned), "without an outcome nothing may be answered as written"
-    results = ProduceResults.of(under_way.refusals, len(request.records))
-    for number, base_offset, time_ms, log_start in zip(
-        under_way.numbers, appended.base_offsets, under_way.times_ms, appended.log_starts, strict=True
-    ):
-        results.base_offsets[number], results.log_append_times_ms[number] = base_offset, time_ms
-        results.log_starts[number] = log_start
-    for index, outcome in appended.others.items():
-        results.others[under_way.numbers[index]] = _result_of(outcome, under_way, index, context)
-    return results
+    written: dict[int, WrittenBatch] = {}
+    for start, base_offsets, log_starts in under_way.appended.assigned:
+        end = start + len(base_offsets)
+        each = zip(base_offsets, under_way.times_ms[start:end], log_starts or repeat(None), strict=False)
+        written.update(zip(under_way.numbers[start:end], each, strict=True))
+    others = dict(under_way.refusals)
+    for index, unassigned in under_way.appended.unassigned.items():
+        written.pop(under_way.numbers[index], None)  # its time was over before it was written
+        others[under_way.numbers[index]] = _result_of(unassigned, under_way, index, context)
+    return ProduceResults(written=written, others=others)
 
 
-def _result_of(outcome: WriteOutcome, under_way: _UnderWay, index: int, context: RequestContext) -> ProduceResult:
+def _result_of(unassigned: Unassigned, under_way: _UnderWay, index: int, context: RequestContext) -> ProduceResult:
     """Of a batch that was not written now."""
-    result = produce_result(outcome)
-    if result.code is ErrorCode.none:
-        result = replace(result, log_start_offset=Offset(under_way.appended.log_starts[index]))
+    result = produce_result(unassigned.outcome)
+    if result.code is ErrorCode.none and unassigned.log_start_offset is not None:
+        result = replace(result, log_start_offset=unassigned.log_start_offset)
     if result.code is ErrorCode.unknown_topic_or_partition:
         context.parts.topics.forget(under_way.topic_ids[under_way.topic_of[index]])
         return ProduceResult(code=_unknown_topic(context))
-    gives_times = under_way.times_ms[index] != NO_TIME_MS
+    gives_times = under_way.times_ms[index] != NO_TIMESTAMP_MS
     return result if gives_times or result.log_append_time_ms is None else result.at(None)
 
 

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
 
 import numpy as np
 from kio.schema.errors import ErrorCode
@@ -30,8 +29,6 @@ from storage.batches.produced_batches import BatchChecks
 from storage.batches.record_batch import Compression
 from storage.identifiers import Partition, TopicId
 from storage.segments.segment_batches import PARTITION, TOPIC, PendingBatches
-
-NO_TIME_MS: Final = -1
 
 _TWICE = ProduceResult(code=ErrorCode.invalid_request, message="the request names the partition more than once")
 _NO_ROOM = ProduceResult(
@@ -91,13 +88,13 @@ def accept_lone(topic: Topic, partition: int, records: memoryview, context: Requ
     if not 0 <= partition < topic.partition_count or moved_partitions(context, topic.topic_id, (partition,)):
         return None
     rules = _rules_of(topic, context.settings.validation_loop_decompressed_bytes, _now_ms())
-    if rules.log_append_time_ms != NO_TIME_MS or rules.compression not in (None, Compression.NONE):
+    if rules.log_append_time_ms != NO_TIMESTAMP_MS or rules.compression not in (None, Compression.NONE):
         return None
     columns = context.parts.lone_check.columns(records, rules.limits, partition)
     if columns is None:
         return None
     batches = PendingBatches(topic_ids=(topic.topic_id,), columns=columns, data=(records,))
-    return Accepted(batches=batches, numbers=(0,), times_ms=(NO_TIME_MS,), refusals={})
+    return Accepted(batches=batches, numbers=(0,), times_ms=(NO_TIMESTAMP_MS,), refusals={})
 
 
 class ClientGone(Exception):
@@ -264,7 +261,7 @@ def _config_of(settings: tuple[tuple[str, str], ...]) -> TopicConfig:
 def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int) -> _Rules:
     """Producers' times are bounded only where they count."""
     if topic is None:  # its batches are refused before
-        return _Rules(limits=BatchLimits(), log_append_time_ms=NO_TIME_MS)
+        return _Rules(limits=BatchLimits(), log_append_time_ms=NO_TIMESTAMP_MS)
     config = _config_of(tuple(topic.config.items()))
     gives_times = config.message_timestamp_type == "LogAppendTime"
     earliest_ms = NO_TIMESTAMP_MS if gives_times else now_ms - config.message_timestamp_before_max_ms
@@ -277,6 +274,6 @@ def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int) -> 
     )
     return _Rules(
         limits=limits,
-        log_append_time_ms=now_ms if gives_times else NO_TIME_MS,
+        log_append_time_ms=now_ms if gives_times else NO_TIMESTAMP_MS,
         compression=config.compression,
     )
