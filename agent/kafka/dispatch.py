@@ -22,6 +22,7 @@ from kio.static.primitive import i32Timedelta
 
 from agent.kafka.api import API_VERSIONS_KEY, Api, Order
 from agent.kafka.context import RequestContext
+from agent.kafka.older_requests import complete
 from agent.kafka.transport.request_shape import check_shape
 from agent.kafka.transport.sliced_writer import is_long, write_in_slices
 from agent.kafka.transport.vectored import Chunk, Encoded, ResponseBuffer
@@ -152,6 +153,7 @@ class Dispatch:
         if decode is not None:
             return decode(frame, body_start, version, self._settings)
         codec = _codec(api.key, version)
+        complete(codec.schema, api.code.request)
         check_shape(frame, body_start, codec.schema, self._settings.max_entries_per_request)
         # Bytes after the payload are let pass, as by Kafka: librdkafka's Metadata v13 ends with three.
         payload, _ = codec.read(frame, body_start)

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final, Protocol
+from uuid import UUID
 
 from kio.static.primitive import i32Timedelta
 
@@ -13,6 +14,16 @@ from storage.identifiers import TopicId
 _LONGEST_CLIENT_ID: Final = 200
 """Characters. A classic member's id begins with its client's, and must fit where ids are kept."""
 _LONGEST_INSTANCE_ID_BYTES: Final = 900
+
+
+class NamedTopic(Protocol):
+    """An entry of a request that names a topic, by the one or the other."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def topic_id(self) -> UUID | None: ...
 
 
 def client_host(context: RequestContext) -> str:
@@ -39,7 +50,7 @@ def duration(duration_ms: int) -> i32Timedelta:
     return i32Timedelta.parse(timedelta(milliseconds=duration_ms))
 
 
-async def topics_named(asked: Sequence[Any], context: RequestContext, *, by_id: bool) -> list[Topic | None]:
+async def topics_named(asked: Sequence[NamedTopic], context: RequestContext, *, by_id: bool) -> list[Topic | None]:
     """The topic of each entry of a request, by its `topic_id` or its `name`; None where there is none. Raises
     SequencerUnavailable."""
     directory = context.parts.topics

@@ -7,8 +7,9 @@ are left out. Authorized operations are all that there are: there is no authoriz
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
+from kio.schema.consumer_group_describe.v1.request import ConsumerGroupDescribeRequest
 from kio.schema.consumer_group_describe.v1.response import (
     Assignment as AssignmentAnswer,
 )
@@ -41,7 +42,7 @@ _Topics = Mapping[TopicId, Topic]
 _Described = GroupDescription | tuple[ErrorCode, str | None]
 
 
-async def handle(request: Any, context: RequestContext) -> ConsumerGroupDescribeResponse:
+async def handle(request: ConsumerGroupDescribeRequest, context: RequestContext) -> ConsumerGroupDescribeResponse:
     operations = told(GROUP_OPERATIONS, asked=request.include_authorized_operations)
     described = await few_at_a_time(partial(_describe, context=context), request.group_ids)
     try:

@@ -1,7 +1,6 @@
 """Kafka API 42, DeleteGroups, v0-v2 (KIP-229). Only groups without members are deleted, their offsets with them."""
 
-from typing import Any
-
+from kio.schema.delete_groups.v2.request import DeleteGroupsRequest
 from kio.schema.delete_groups.v2.response import DeletableGroupResult, DeleteGroupsResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
@@ -12,7 +11,7 @@ from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 
 
-async def handle(request: Any, context: RequestContext) -> DeleteGroupsResponse:
+async def handle(request: DeleteGroupsRequest, context: RequestContext) -> DeleteGroupsResponse:
     results = [await _delete(group_id, context) for group_id in dict.fromkeys(request.groups_names)]
     return DeleteGroupsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
 

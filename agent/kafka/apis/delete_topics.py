@@ -6,8 +6,10 @@ by meanwhile. Refused: a topic named twice, by neither name nor id, or by both.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from datetime import timedelta
+from typing import Final, Protocol
 
+from kio.schema.delete_topics.v6.request import DeleteTopicState
 from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTopicsResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
@@ -23,6 +25,15 @@ _FIRST_VERSION_WITH_STATES: Final = 6
 _REFUSED_FROM: Final = 5
 
 
+class DeleteTopicsRequest(Protocol):
+    """A request of any version."""
+
+    timeout: timedelta
+    topics: Sequence[DeleteTopicState] = ()
+    topic_names: Sequence[TopicName] = ()
+    """Until version 5."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Doomed:
     name: TopicName | None
@@ -32,9 +43,12 @@ class _Doomed:
 _NOTHING: Final = _Doomed(name=None, topic_id=None)
 
 
-async def handle(request: Any, context: RequestContext) -> DeleteTopicsResponse:
+async def handle(request: DeleteTopicsRequest, context: RequestContext) -> DeleteTopicsResponse:
     if context.api_version >= _FIRST_VERSION_WITH_STATES:
-        doomed = [_Doomed(name=topic.name, topic_id=topic.topic_id) for topic in request.topics]
+        doomed = [
+            _Doomed(name=topic.name, topic_id=None if topic.topic_id is None else TopicId(topic.topic_id))
+            for topic in request.topics
+        ]
     else:
         doomed = [_Doomed(name=name, topic_id=None) for name in request.topic_names]
     results = []

@@ -17,7 +17,7 @@ _CONTROLLERS = i8(2)
 
 
 async def handle(request: DescribeClusterRequest, context: RequestContext) -> DescribeClusterResponse:
-    endpoint_type = getattr(request, "endpoint_type", _BROKERS)
+    endpoint_type = request.endpoint_type
     is_brokers = endpoint_type == _BROKERS
     code, message = _refusal(endpoint_type)
     return DescribeClusterResponse(

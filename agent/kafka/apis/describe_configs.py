@@ -41,7 +41,6 @@ _Configs: TypeAlias = Mapping[tuple[int, str], Mapping[str, str]]
 
 
 async def handle(request: DescribeConfigsRequest, context: RequestContext) -> DescribeConfigsResponse:
-    documented = getattr(request, "include_documentation", False)
     asked = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
     configs: _Configs | Exception
     try:
@@ -49,7 +48,8 @@ async def handle(request: DescribeConfigsRequest, context: RequestContext) -> De
     except ADMINISTRATION_ERRORS as error:
         configs = error
     results = [
-        _describe(resource, configs, request.include_synonyms, documented, context) for resource in asked.values()
+        _describe(resource, configs, request.include_synonyms, request.include_documentation, context)
+        for resource in asked.values()
     ]
     return DescribeConfigsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
 

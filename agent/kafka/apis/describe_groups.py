@@ -6,8 +6,9 @@ are all that there are: there is no authorizer.
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
+from kio.schema.describe_groups.v6.request import DescribeGroupsRequest
 from kio.schema.describe_groups.v6.response import DescribedGroup, DescribedGroupMember, DescribeGroupsResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
@@ -31,9 +32,9 @@ _DEAD: Final = GroupDescription(
 )
 
 
-async def handle(request: Any, context: RequestContext) -> DescribeGroupsResponse:
+async def handle(request: DescribeGroupsRequest, context: RequestContext) -> DescribeGroupsResponse:
     groups = await few_at_a_time(partial(_describe, context=context), request.groups)
-    if getattr(request, "include_authorized_operations", False):
+    if request.include_authorized_operations:
         groups = [
             replace(group, authorized_operations=GROUP_OPERATIONS) if group.error_code is ErrorCode.none else group
             for group in groups

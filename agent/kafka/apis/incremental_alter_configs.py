@@ -7,7 +7,7 @@ coordinator goes by them within TIDELOG_GROUP_LEASE_RENEW_S.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from kio.schema.errors import ErrorCode
 from kio.schema.incremental_alter_configs.v1.request import AlterConfigsResource, IncrementalAlterConfigsRequest
@@ -15,6 +15,7 @@ from kio.schema.incremental_alter_configs.v1.response import (
     AlterConfigsResourceResponse,
     IncrementalAlterConfigsResponse,
 )
+from kio.static.primitive import i8
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.groups.group_configs import GROUP_CONFIGS
@@ -36,6 +37,29 @@ from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import controller_of
 from sequencer.topics.topics import UnknownTopic
 
+
+class NamedResource(Protocol):
+    @property
+    def resource_type(self) -> i8: ...
+
+    @property
+    def resource_name(self) -> str: ...
+
+
+Resource = TypeVar("Resource", bound=NamedResource)
+ResourceOut = TypeVar("ResourceOut", bound=NamedResource, covariant=True)
+
+
+class AlteringRequest(Protocol[ResourceOut]):
+    """A request of this API or of AlterConfigs."""
+
+    @property
+    def resources(self) -> Sequence[ResourceOut]: ...
+
+    @property
+    def validate_only(self) -> bool: ...
+
+
 ChangeOf: TypeAlias = Callable[[Mapping[str, str], Sequence[Operation], ConfigRules], ConfigChange]
 """From what a resource has set, what is asked, and what may be set."""
 
@@ -54,9 +78,9 @@ def _operations(resource: AlterConfigsResource) -> list[Operation]:
 
 
 async def alter_all(
-    request: Any,
+    request: AlteringRequest[Resource],
     context: RequestContext,
-    operations_of: Callable[[Any], Sequence[Operation]],
+    operations_of: Callable[[Resource], Sequence[Operation]],
     change_of: ChangeOf,
 ) -> tuple[AlterConfigsResourceResponse, ...]:
     """One answer per resource of a request of this API or of AlterConfigs, which differ in what their resources say."""
@@ -82,7 +106,7 @@ async def alter_all(
 
 
 def _checked(
-    resource: Any,
+    resource: NamedResource,
     current: Mapping[str, str] | None,
     operations: Sequence[Operation],
     change_of: ChangeOf,
@@ -105,7 +129,7 @@ def _checked(
     return change_of(current, operations, TOPIC_RULES)
 
 
-async def _apply(resource: Any, change: ConfigChange, context: RequestContext) -> None:
+async def _apply(resource: NamedResource, change: ConfigChange, context: RequestContext) -> None:
     """Raises one of ADMINISTRATION_ERRORS."""
     if resource.resource_type == GROUP_RESOURCE:
         known = [name for name in change.remove if name in GROUP_CONFIGS]  # no other was ever set
@@ -114,7 +138,7 @@ async def _apply(resource: Any, change: ConfigChange, context: RequestContext) -
         await context.parts.topics.alter_config(resource.resource_name, change.set, change.remove)
 
 
-def _response(resource: Any, code: ErrorCode, message: str | None) -> AlterConfigsResourceResponse:
+def _response(resource: NamedResource, code: ErrorCode, message: str | None) -> AlterConfigsResourceResponse:
     return AlterConfigsResourceResponse(
         error_code=code,
         error_message=message,

@@ -20,8 +20,8 @@ from storage.identifiers import ProducerId as LogProducerId
 async def handle(request: InitProducerIdRequest, context: RequestContext) -> InitProducerIdResponse:
     if request.transactional_id is not None:
         return _refused(TRANSACTIONS_REFUSED_CODE)
-    producer_id = LogProducerId(getattr(request, "producer_id", NO_PRODUCER_ID))
-    producer_epoch = getattr(request, "producer_epoch", -1)
+    producer_id = LogProducerId(request.producer_id)
+    producer_epoch = request.producer_epoch
     if (producer_id < 0) != (producer_epoch < 0):
         return _refused(ErrorCode.invalid_request)
     try:

@@ -4,9 +4,11 @@ Carried out though its client hangs up, as closing clients do. In a group that d
 """
 
 import logging
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from kio.schema.errors import ErrorCode
+from kio.schema.leave_group.v5.request import MemberIdentity
 from kio.schema.leave_group.v5.response import LeaveGroupResponse, MemberResponse
 
 from agent.group_error_codes import group_code, member_code
@@ -19,9 +21,18 @@ log = logging.getLogger(__name__)
 _FIRST_WITH_MANY: Final = 3
 
 
-async def handle(request: Any, context: RequestContext) -> LeaveGroupResponse:
+class LeaveGroupRequest(Protocol):
+    """A request of any version."""
+
+    group_id: str
+    members: Sequence[MemberIdentity] = ()
+    member_id: str = ""
+    """Until version 2."""
+
+
+async def handle(request: LeaveGroupRequest, context: RequestContext) -> LeaveGroupResponse:
     members = _members(request, context)
-    for reason in {member.reason for member in getattr(request, "members", ()) if getattr(member, "reason", None)}:
+    for reason in {member.reason for member in request.members if member.reason}:
         log.info("members leave", extra={"group": request.group_id, "reason": reason[:255]})
     event = Leave(token=context.parts.coordinator.next_token(), members=members)
     answer = await context.parts.coordinator.ask(request.group_id, event, LeaveAnswer)
@@ -32,7 +43,7 @@ async def handle(request: Any, context: RequestContext) -> LeaveGroupResponse:
     return _respond(answer, context)
 
 
-def _members(request: Any, context: RequestContext) -> tuple[LeavingMember, ...]:
+def _members(request: LeaveGroupRequest, context: RequestContext) -> tuple[LeavingMember, ...]:
     if context.api_version < _FIRST_WITH_MANY:
         return (LeavingMember(member_id=request.member_id, instance_id=None),)
     return tuple(

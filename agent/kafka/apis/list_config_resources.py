@@ -4,9 +4,10 @@ Topics and brokers have configs here and are listed by name, and so are groups f
 client metrics have none, so that their lists are empty. Refused: types that Kafka does not know (UNSUPPORTED_VERSION).
 """
 
-from typing import Any, Final
+from typing import Final
 
 from kio.schema.errors import ErrorCode
+from kio.schema.list_config_resources.v1.request import ListConfigResourcesRequest
 from kio.schema.list_config_resources.v1.response import ConfigResource, ListConfigResourcesResponse
 from kio.static.primitive import i8
 
@@ -26,8 +27,8 @@ _TYPES: Final = (TOPIC_RESOURCE, BROKER_RESOURCE, BROKER_LOGGER_RESOURCE, CLIENT
 _FIRST_VERSION_WITH_TYPES: Final = 1
 
 
-async def handle(request: Any, context: RequestContext) -> ListConfigResourcesResponse:
-    asked = (CLIENT_METRICS_RESOURCE,)
+async def handle(request: ListConfigResourcesRequest, context: RequestContext) -> ListConfigResourcesResponse:
+    asked: tuple[int, ...] = (CLIENT_METRICS_RESOURCE,)
     if context.api_version >= _FIRST_VERSION_WITH_TYPES:
         asked = tuple(request.resource_types) or _TYPES
     if not set(asked) <= set(_TYPES):

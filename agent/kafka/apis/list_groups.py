@@ -6,9 +6,10 @@ type filters everything out.
 """
 
 import logging
-from typing import Any, Final
+from typing import Final
 
 from kio.schema.errors import ErrorCode
+from kio.schema.list_groups.v5.request import ListGroupsRequest
 from kio.schema.list_groups.v5.response import ListedGroup, ListGroupsResponse
 from kio.schema.types import GroupId
 
@@ -16,6 +17,7 @@ from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.slices import Slices
 from sequencer.database.database import SequencerUnavailable
+from sequencer.groups.groups import ListedGroup as StoredListing
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +25,7 @@ _GROUP_BYTES: Final = 700
 """While the answer is made."""
 
 
-async def handle(request: Any, context: RequestContext) -> ListGroupsResponse:
+async def handle(request: ListGroupsRequest, context: RequestContext) -> ListGroupsResponse:
     try:
         groups = await _list(request, context)
     except SequencerUnavailable as error:
@@ -34,9 +36,9 @@ async def handle(request: Any, context: RequestContext) -> ListGroupsResponse:
     return ListGroupsResponse(throttle_time=NO_THROTTLE, error_code=ErrorCode.none, groups=tuple(groups))
 
 
-async def _list(request: Any, context: RequestContext) -> list[ListedGroup]:
-    states = frozenset(state.strip().lower() for state in getattr(request, "states_filter", ()))
-    kinds = frozenset(kind.strip().lower() for kind in getattr(request, "types_filter", ()))
+async def _list(request: ListGroupsRequest, context: RequestContext) -> list[ListedGroup]:
+    states = frozenset(state.strip().lower() for state in request.states_filter)
+    kinds = frozenset(kind.strip().lower() for kind in request.types_filter)
     memory = context.parts.answer_memory
     await memory.reserve(memory.all_groups_bytes, context)
     listed = await context.parts.sequencer.groups.list()
@@ -54,7 +56,7 @@ async def _list(request: Any, context: RequestContext) -> list[ListedGroup]:
     return found
 
 
-def _now(listed: Any, context: RequestContext) -> ListedGroup | None:
+def _now(listed: StoredListing, context: RequestContext) -> ListedGroup | None:
     """None: another agent's to list."""
     coordinator = context.parts.coordinator
     if context.settings.one_address is None and not coordinator.coordinates(listed.group_id):

@@ -10,12 +10,13 @@ partition named twice INVALID_REQUEST."""
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final, Protocol
 
 from kio.schema.errors import ErrorCode
+from kio.schema.list_offsets.v11.request import ListOffsetsPartition, ListOffsetsTopic
 from kio.schema.list_offsets.v11.response import (
     ListOffsetsPartitionResponse,
     ListOffsetsResponse,
@@ -60,6 +61,13 @@ _READ_COMMITTED: Final = 1
 _NO_TIMESTAMP: Final = -1
 
 
+class ListOffsetsRequest(Protocol):
+    """A request of any version."""
+
+    isolation_level: int = 0
+    topics: Sequence[ListOffsetsTopic]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
     code: ErrorCode = ErrorCode.none
@@ -67,8 +75,8 @@ class _Answer:
     timestamp_ms: int = _NO_TIMESTAMP
 
 
-async def handle(request: Any, context: RequestContext) -> ListOffsetsResponse:
-    read_committed = getattr(request, "isolation_level", 0) == _READ_COMMITTED
+async def handle(request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
+    read_committed = request.isolation_level == _READ_COMMITTED
     pace = context.parts.lookup_pace
     await pace.wait(sum(len(topic.partitions) for topic in request.topics))
     try:
@@ -82,7 +90,7 @@ async def handle(request: Any, context: RequestContext) -> ListOffsetsResponse:
         (topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions
     )
     answers: dict[tuple[str, int], _Answer] = {}
-    by_time: list[tuple[tuple[str, int], Any]] = []
+    by_time: list[tuple[tuple[str, int], ListOffsetsPartition]] = []
     slices = Slices()
     for topic in request.topics:
         for partition in topic.partitions:
@@ -98,18 +106,18 @@ async def handle(request: Any, context: RequestContext) -> ListOffsetsResponse:
             await slices.look()
     at_once = asyncio.Semaphore(context.parts.reads.settings.time_lookups)
 
-    async def look_up(place: tuple[str, int], partition: Any) -> None:
+    async def look_up(place: tuple[str, int], partition: ListOffsetsPartition) -> None:
         async with at_once:
             key = keys[place]
             answers[place] = await _answer_by_time(key, bounds[key], partition, context, read_committed=read_committed)
 
     async with asyncio.TaskGroup() as tasks:
-        for place, partition in by_time:
-            tasks.create_task(look_up(place, partition))
+        for one in by_time:
+            tasks.create_task(look_up(*one))
     return _respond(request, answers, pace.pause_ms())
 
 
-async def _keys(request: Any, context: RequestContext) -> dict[tuple[str, int], PartitionKey]:
+async def _keys(request: ListOffsetsRequest, context: RequestContext) -> dict[tuple[str, int], PartitionKey]:
     """Topic ids in place of names; unknown topics are left out."""
     topics = await context.parts.topics.by_name([topic.name for topic in request.topics])
     return {
@@ -123,7 +131,7 @@ async def _keys(request: Any, context: RequestContext) -> dict[tuple[str, int], 
 def _answer_from_bounds(
     key: PartitionKey | None,
     bounds: PartitionBounds | None,
-    partition: Any,
+    partition: ListOffsetsPartition,
     context: RequestContext,
     *,
     read_committed: bool,
@@ -136,7 +144,12 @@ def _answer_from_bounds(
 
 
 async def _answer_by_time(
-    key: PartitionKey, bounds: PartitionBounds, partition: Any, context: RequestContext, *, read_committed: bool
+    key: PartitionKey,
+    bounds: PartitionBounds,
+    partition: ListOffsetsPartition,
+    context: RequestContext,
+    *,
+    read_committed: bool,
 ) -> _Answer:
     settings, client = context.parts.reads.settings, context.connection.connection_id
     try:
@@ -160,13 +173,13 @@ async def _look_up(
 
 
 def _refusal(
-    key: PartitionKey | None, bounds: PartitionBounds | None, partition: Any, context: RequestContext
+    key: PartitionKey | None, bounds: PartitionBounds | None, partition: ListOffsetsPartition, context: RequestContext
 ) -> ErrorCode | None:
     if key is None or bounds is None:
         return read_failure_code(ReadFailure.UNKNOWN_PARTITION, by_id=False)
     if not context.parts.membership.is_serving():
         return read_failure_code(ReadFailure.MOVED, by_id=False)
-    stale = epoch_failure(getattr(partition, "current_leader_epoch", NO_EPOCH))
+    stale = epoch_failure(partition.current_leader_epoch)
     if stale is not None:
         return read_failure_code(stale, by_id=False)
     if partition.timestamp < 0 and _KNOWN_FROM.get(partition.timestamp, 1 << 15) > context.api_version:
@@ -188,7 +201,7 @@ def _at(found: TimedOffset) -> _Answer:
 
 
 def _respond(
-    request: Any,
+    request: ListOffsetsRequest,
     answers: Mapping[tuple[str, int], _Answer],
     pause_ms: int,
     failed: ErrorCode = ErrorCode.none,
@@ -209,7 +222,7 @@ def _respond(
     )
 
 
-def _partition(asked: Any, answer: _Answer) -> ListOffsetsPartitionResponse:
+def _partition(asked: ListOffsetsPartition, answer: _Answer) -> ListOffsetsPartitionResponse:
     return ListOffsetsPartitionResponse(
         partition_index=asked.partition_index,
         error_code=answer.code,

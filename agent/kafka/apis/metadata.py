@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
+from uuid import UUID
 
 from kio.schema.errors import ErrorCode
-from kio.schema.metadata.v13.request import MetadataRequest
+from kio.schema.metadata.v13.request import MetadataRequestTopic
 from kio.schema.metadata.v13.response import (
     MetadataResponseBroker,
     MetadataResponseTopic,
@@ -56,6 +57,16 @@ class _Response:
     error_code: ErrorCode = ErrorCode.none
 
 
+class MetadataRequest(Protocol):
+    """A request of any version."""
+
+    topics: Sequence[MetadataRequestTopic] | None
+    allow_auto_topic_creation: bool = True
+    include_topic_authorized_operations: bool = False
+    include_cluster_authorized_operations: bool = False
+    """From version 8 to 10."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
     said: MetadataResponseTopic
@@ -66,10 +77,13 @@ class _Found:
 async def handle(request: MetadataRequest, context: RequestContext) -> Encoded:
     found = await _topics(request, context)
     await context.parts.answer_memory.reserve(sum(map(_size, found)), context)
-    asked = getattr(request, "include_topic_authorized_operations", False)
     answer = MetadataEncoder(context.api_version, partial(route_of, context))
     for topic in found:
-        said = replace(topic.said, topic_authorized_operations=TOPIC_OPERATIONS) if asked else topic.said
+        said = (
+            replace(topic.said, topic_authorized_operations=TOPIC_OPERATIONS)
+            if request.include_topic_authorized_operations
+            else topic.said
+        )
         await answer.add(said, topic.partitions)
     alive = brokers(context)  # last: whoever joined meanwhile may lead what was asked for
     if not alive:
@@ -79,9 +93,7 @@ async def handle(request: MetadataRequest, context: RequestContext) -> Encoded:
         brokers=alive,
         cluster_id=context.parts.cluster_id,
         controller_id=BrokerId(controller_of(context)),
-        cluster_authorized_operations=told(
-            CLUSTER_OPERATIONS, asked=getattr(request, "include_cluster_authorized_operations", False)
-        ),
+        cluster_authorized_operations=told(CLUSTER_OPERATIONS, asked=request.include_cluster_authorized_operations),
     )
     return answer.response(response)
 
@@ -121,7 +133,7 @@ async def _topics(request: MetadataRequest, context: RequestContext) -> list[_Fo
         # Retriable per topic; the brokers, which come from memory, are answered all the same.
         log.warning("metadata without topics", extra={"error": str(error)})
         return [
-            _missing(ErrorCode.leader_not_available, asked.name, getattr(asked, "topic_id", None), context)
+            _missing(ErrorCode.leader_not_available, asked.name, asked.topic_id, context)
             for asked in request.topics or ()
         ]
 
@@ -130,11 +142,11 @@ async def _asked_topics(request: MetadataRequest, context: RequestContext) -> li
     topics = context.parts.topics
     asked = request.topics or ()
     # The id counts where there is one: Java's consumer sends an empty name beside it.
-    ids = {TopicId(topic_id) for topic in asked if (topic_id := getattr(topic, "topic_id", None)) is not None}
-    names = {topic.name for topic in asked if topic.name is not None and getattr(topic, "topic_id", None) is None}
+    ids = {TopicId(topic_id) for topic in asked if (topic_id := topic.topic_id) is not None}
+    names = {topic.name for topic in asked if topic.name is not None and topic.topic_id is None}
     by_name = await topics.by_name(names) if names else {}
     by_id = await topics.by_id(ids) if ids else {}
-    may_create = context.settings.auto_create_topics and getattr(request, "allow_auto_topic_creation", True)
+    may_create = context.settings.auto_create_topics and request.allow_auto_topic_creation
     answers = []
     for name in names:
         if name in by_name:
@@ -168,7 +180,7 @@ async def _created(name: TopicName, context: RequestContext) -> _Found:
         return _missing(ErrorCode.leader_not_available if code.retriable else code, name, None, context)
 
 
-def _missing(code: ErrorCode, name: TopicName | None, topic_id: TopicId | None, context: RequestContext) -> _Found:
+def _missing(code: ErrorCode, name: TopicName | None, topic_id: UUID | None, context: RequestContext) -> _Found:
     if name is None and context.api_version < _FIRST_VERSION_WITHOUT_NAMES:
         name = TopicName("")
     return _Found(said=MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id, partitions=()))

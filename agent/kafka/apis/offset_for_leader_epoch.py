@@ -6,9 +6,9 @@ UNKNOWN_LEADER_EPOCH).
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from kio.schema.errors import ErrorCode
+from kio.schema.offset_for_leader_epoch.v4.request import OffsetForLeaderEpochRequest, OffsetForLeaderPartition
 from kio.schema.offset_for_leader_epoch.v4.response import (
     EpochEndOffset,
     OffsetForLeaderEpochResponse,
@@ -26,7 +26,7 @@ from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailab
 from storage.identifiers import NO_OFFSET, Partition, TopicId
 
 
-async def handle(request: Any, context: RequestContext) -> OffsetForLeaderEpochResponse:
+async def handle(request: OffsetForLeaderEpochRequest, context: RequestContext) -> OffsetForLeaderEpochResponse:
     failure: ReadFailure | None = None
     topic_ids: dict[str, TopicId] = {}
     bounds: Mapping[PartitionKey, PartitionBounds] = {}
@@ -60,7 +60,10 @@ async def handle(request: Any, context: RequestContext) -> OffsetForLeaderEpochR
 
 
 def _end(
-    asked: Any, topic_id: TopicId | None, bounds: Mapping[PartitionKey, PartitionBounds], failure: ReadFailure | None
+    asked: OffsetForLeaderPartition,
+    topic_id: TopicId | None,
+    bounds: Mapping[PartitionKey, PartitionBounds],
+    failure: ReadFailure | None,
 ) -> EpochEndOffset:
     found = None if topic_id is None else bounds.get((topic_id, Partition(asked.partition)))
     if failure is None and found is None:

@@ -52,7 +52,7 @@ def groups_of(api_key: int, request: Any) -> tuple[str, ...]:
     many = _NAME_MANY.get(api_key)
     if many is None:
         return ()
-    if not hasattr(request, many.asked):
+    if many.asked not in type(request).__dataclass_fields__:
         return (request.group_id,)  # OffsetFetch before version 8
     return tuple(_name(entry) for entry in getattr(request, many.asked) or ())  # kio lets a null through
 
