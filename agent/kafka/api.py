@@ -20,14 +20,14 @@ NO_THROTTLE: Final = i32Timedelta.parse(timedelta(0))
 # response is written by the writer of that version and may be any object with the attributes it reads: handlers build
 # the newest version's classes, older writers take what they know. Or it is `Encoded` already. None: the request wants
 # no answer.
-Handler: TypeAlias = Callable[[Any, RequestContext], Awaitable[object | None]]
+Handler: TypeAlias = Callable[[Any, RequestContext[Any]], Awaitable[object | None]]
 
 # Calls back with what makes the response. What that raises breaks this request alone.
 Respond: TypeAlias = Callable[[Callable[[], object]], None]
 
 # Takes a request that waits for nothing but one event, without a task of its own, and sees to it that it is responded
 # to, once; or returns False, and the handler takes it.
-Beginner: TypeAlias = Callable[[Any, RequestContext, Respond], bool]
+Beginner: TypeAlias = Callable[[Any, RequestContext[Any], Respond], bool]
 
 # Instead of kio's reader, for what comes most: takes the frame, where its body begins and the version, and raises for
 # whatever is no such request.

@@ -26,6 +26,7 @@ from agent.kafka.older_requests import complete
 from agent.kafka.transport.request_shape import check_shape
 from agent.kafka.transport.sliced_writer import is_long, write_in_slices
 from agent.kafka.transport.vectored import Chunk, Encoded, ResponseBuffer
+from agent.kafka.uses import UsesOverload
 from agent.settings import AgentSettings
 
 PRODUCE_KEY: Final = 0
@@ -99,7 +100,7 @@ def _response_header(request: Request, codec: _Codec) -> bytes:
     return correlation_id + b"\x00" if codec.flexible_response_header else correlation_id  # no tagged fields
 
 
-def _with_pause(response: Any, api: Api, context: RequestContext) -> Any:
+def _with_pause(response: Any, api: Api, context: RequestContext[UsesOverload]) -> Any:
     """Asks the client to pause if it has much waiting for the database."""
     pause = timedelta(milliseconds=context.parts.overload.of_lookup(api.name))
     if not pause or pause <= getattr(response, "throttle_time", pause):
@@ -159,7 +160,9 @@ class Dispatch:
         payload, _ = codec.read(frame, body_start)
         return payload
 
-    def begin(self, request: Request, context: RequestContext, answer: asyncio.Future[list[Chunk] | None]) -> bool:
+    def begin(
+        self, request: Request, context: RequestContext[UsesOverload], answer: asyncio.Future[list[Chunk] | None]
+    ) -> bool:
         """Take a request that needs no task: `answer` is then what `answer` would return. False: it needs one."""
         begin = request.api.code.begin
         if begin is None:
@@ -180,7 +183,7 @@ class Dispatch:
                 answer.set_exception(error)
             return True
 
-    async def answer(self, request: Request, context: RequestContext) -> list[Chunk] | None:
+    async def answer(self, request: Request, context: RequestContext[UsesOverload]) -> list[Chunk] | None:
         """The response's buffers, or None if the request wants none."""
         response = await request.api.code.handle(request.payload, context)
         if response is None:

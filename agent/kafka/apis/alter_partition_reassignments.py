@@ -6,7 +6,7 @@ no move to cancel (NO_REASSIGNMENT_IN_PROGRESS).
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from kio.schema.alter_partition_reassignments.v1.request import (
     AlterPartitionReassignmentsRequest,
@@ -22,16 +22,22 @@ from kio.schema.errors import ErrorCode
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
-from agent.kafka.routing.routing import route_of
+from agent.kafka.routing.routing import UsesRouting, route_of
+from agent.kafka.uses import UsesTopics
 from sequencer.topics.topics import Topic
 from storage.identifiers import Partition
+
+
+class Uses(UsesRouting, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 _REFUSED: Final = "replicas cannot be moved: the object store holds the records and every agent serves every partition"
 _NOTHING_TO_CANCEL: Final = "no reassignment is in progress: replicas are never moved here"
 
 
 async def handle(
-    request: AlterPartitionReassignmentsRequest, context: RequestContext
+    request: AlterPartitionReassignmentsRequest, context: RequestContext[Uses]
 ) -> AlterPartitionReassignmentsResponse:
     code, message, topics = ErrorCode.none, None, {}
     try:
@@ -56,7 +62,7 @@ async def handle(
 
 
 def _answer(
-    topic: Topic | None, asked: ReassignablePartition, context: RequestContext
+    topic: Topic | None, asked: ReassignablePartition, context: RequestContext[Uses]
 ) -> ReassignablePartitionResponse:
     code: ErrorCode
     message: str | None
@@ -71,6 +77,6 @@ def _answer(
     return ReassignablePartitionResponse(partition_index=asked.partition_index, error_code=code, error_message=message)
 
 
-def _are_current(replicas: Sequence[int], topic: Topic, partition: Partition, context: RequestContext) -> bool:
+def _are_current(replicas: Sequence[int], topic: Topic, partition: Partition, context: RequestContext[Uses]) -> bool:
     current: Sequence[int] = route_of(context, topic.topic_id, partition).replicas
     return len(replicas) == len(current) and set(replicas) == set(current)

@@ -27,7 +27,7 @@ _RANGES: Final = tuple(
 )
 
 
-async def handle(request: ApiVersionsRequest | None, context: RequestContext) -> ApiVersionsResponse:
+async def handle(request: ApiVersionsRequest | None, context: RequestContext[object]) -> ApiVersionsResponse:
     code = ErrorCode.unsupported_version if request is None else _note_software(request, context)
     return ApiVersionsResponse(
         error_code=code,
@@ -36,7 +36,7 @@ async def handle(request: ApiVersionsRequest | None, context: RequestContext) ->
     )
 
 
-def _note_software(request: ApiVersionsRequest, context: RequestContext) -> ErrorCode:
+def _note_software(request: ApiVersionsRequest, context: RequestContext[object]) -> ErrorCode:
     if context.api_version < _FIRST_WITH_SOFTWARE:
         return ErrorCode.none
     connection, name, version = context.connection, request.client_software_name, request.client_software_version

@@ -24,6 +24,7 @@ from agent.groups.values import Assignment, ConsumerHeartbeat, ConsumerHeartbeat
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import can_be_instance_id, client_host, client_id, duration, milliseconds
+from agent.kafka.uses import UsesCoordinator
 from sequencer.groups.groups import can_be_id
 from storage.identifiers import Partition, TopicId
 
@@ -34,7 +35,9 @@ _FIRST_WITH_CLIENTS_MEMBER_ID: Final = 1
 _NO_TOPIC: Final = UUID(int=0)
 
 
-async def handle(request: ConsumerGroupHeartbeatRequest, context: RequestContext) -> ConsumerGroupHeartbeatResponse:
+async def handle(
+    request: ConsumerGroupHeartbeatRequest, context: RequestContext[UsesCoordinator]
+) -> ConsumerGroupHeartbeatResponse:
     problem = next(_problems(request, context), None)
     if problem is not None:
         return _respond(ConsumerHeartbeatAnswer(fault=GroupFault.INVALID_REQUEST, message=problem))
@@ -62,7 +65,7 @@ async def handle(request: ConsumerGroupHeartbeatRequest, context: RequestContext
     return _respond(answer)
 
 
-def _problems(request: ConsumerGroupHeartbeatRequest, context: RequestContext) -> Iterator[str]:
+def _problems(request: ConsumerGroupHeartbeatRequest, context: RequestContext[UsesCoordinator]) -> Iterator[str]:
     """What Kafka finds wrong before it looks at the group, in its words and order."""
     epoch = request.member_epoch
     names_itself = context.api_version >= _FIRST_WITH_CLIENTS_MEMBER_ID or epoch > _JOINS or epoch == _LEAVES

@@ -9,14 +9,15 @@ from agent.group_error_codes import group_code
 from agent.groups.values import GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesCoordinator
 
 
-async def handle(request: DeleteGroupsRequest, context: RequestContext) -> DeleteGroupsResponse:
+async def handle(request: DeleteGroupsRequest, context: RequestContext[UsesCoordinator]) -> DeleteGroupsResponse:
     results = [await _delete(group_id, context) for group_id in dict.fromkeys(request.groups_names)]
     return DeleteGroupsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
 
 
-async def _delete(group_id: str, context: RequestContext) -> DeletableGroupResult:
+async def _delete(group_id: str, context: RequestContext[UsesCoordinator]) -> DeletableGroupResult:
     fault = await context.parts.coordinator.delete(group_id)
     code = ErrorCode.group_id_not_found if fault is GroupFault.INVALID_GROUP else group_code(fault)
     return DeletableGroupResult(group_id=GroupId(group_id), error_code=code)

@@ -5,7 +5,7 @@ objects go once nothing refers to them. -1 stands for the high watermark. Of a p
 counts, as in Kafka. Refused: an offset beyond the high watermark or below -1 (OFFSET_OUT_OF_RANGE).
 """
 
-from typing import Final
+from typing import Final, Protocol
 
 from kio.schema.delete_records.v2.request import DeleteRecordsPartition, DeleteRecordsRequest
 from kio.schema.delete_records.v2.response import (
@@ -20,14 +20,20 @@ from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.configs.administration import within
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesMembership, UsesReads, UsesSequencer, UsesTopics
 from sequencer.housekeeping.retention import BeyondHighWatermark, Moved
 from sequencer.topics.topics import Topic
 from storage.identifiers import NO_OFFSET, Offset, Partition
 
+
+class Uses(UsesMembership, UsesReads, UsesSequencer, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
+
 _LOWEST: Final = -1
 
 
-async def handle(request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
+async def handle(request: DeleteRecordsRequest, context: RequestContext[Uses]) -> DeleteRecordsResponse:
     failure, topics = None, {}
     try:
         topics = await context.parts.topics.fresh([topic.name for topic in request.topics])
@@ -54,7 +60,7 @@ async def handle(request: DeleteRecordsRequest, context: RequestContext) -> Dele
 
 
 async def _delete(
-    topic: Topic | None, asked: DeleteRecordsPartition, context: RequestContext
+    topic: Topic | None, asked: DeleteRecordsPartition, context: RequestContext[Uses]
 ) -> tuple[ErrorCode, Offset]:
     """The code and where the log starts now. Raises one of ADMINISTRATION_ERRORS."""
     if topic is None or not 0 <= asked.partition_index < topic.partition_count:

@@ -7,7 +7,7 @@ types of resource (loggers, client metrics), each for itself.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from kio.schema.describe_configs.v4.request import DescribeConfigsRequest, DescribeConfigsResource
 from kio.schema.describe_configs.v4.response import (
@@ -33,14 +33,24 @@ from agent.kafka.configs.config_entries import (
     topic_entries,
 )
 from agent.kafka.context import RequestContext
-from agent.kafka.routing.routing import controller_of, endpoints_of
+from agent.kafka.routing.routing import UsesRouting, controller_of, endpoints_of
+from agent.kafka.uses import UsesGroupSettings, UsesReads, UsesSequencer, UsesTopics
 from sequencer.topics.topics import validate_topic_name
+
+
+class UsesBrokerConfigs(UsesRouting, UsesGroupSettings, UsesReads, Protocol):
+    """The parts whose settings are shown as those of a broker."""
+
+
+class Uses(UsesBrokerConfigs, UsesSequencer, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 _Configs: TypeAlias = Mapping[tuple[int, str], Mapping[str, str]]
 """What is set, by the resource's type and name."""
 
 
-async def handle(request: DescribeConfigsRequest, context: RequestContext) -> DescribeConfigsResponse:
+async def handle(request: DescribeConfigsRequest, context: RequestContext[Uses]) -> DescribeConfigsResponse:
     asked = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
     configs: _Configs | Exception
     try:
@@ -59,7 +69,7 @@ def _describe(
     configs: _Configs | Exception,
     synonyms: bool,
     documented: bool,
-    context: RequestContext,
+    context: RequestContext[Uses],
 ) -> DescribeConfigsResult:
     try:
         entries = _entries(resource.resource_type, resource.resource_name, configs, context)
@@ -70,7 +80,7 @@ def _describe(
 
 
 def _entries(
-    resource_type: int, name: str, configs: _Configs | Exception, context: RequestContext
+    resource_type: int, name: str, configs: _Configs | Exception, context: RequestContext[Uses]
 ) -> Sequence[ConfigEntry]:
     """Raises one of ADMINISTRATION_ERRORS."""
     if resource_type == BROKER_RESOURCE:
@@ -89,7 +99,7 @@ def _entries(
     return topic_entries(config)
 
 
-def broker_configs(name: str, context: RequestContext) -> Sequence[ConfigEntry]:
+def broker_configs(name: str, context: RequestContext[UsesBrokerConfigs]) -> Sequence[ConfigEntry]:
     """The configs of this agent; none for the cluster-wide default, whose name is empty. Raises AdministrationRefused
     if this is another's name."""
     if not name:

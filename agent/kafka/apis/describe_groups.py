@@ -18,6 +18,7 @@ from agent.groups.values import DescribedMember, GroupDescription, GroupFault, G
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.configs.authorized_operations import GROUP_OPERATIONS
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesCoordinator
 from storage.stores.side_by_side import few_at_a_time
 
 _FIRST_WITH_NOT_FOUND: Final = 6
@@ -32,7 +33,7 @@ _DEAD: Final = GroupDescription(
 )
 
 
-async def handle(request: DescribeGroupsRequest, context: RequestContext) -> DescribeGroupsResponse:
+async def handle(request: DescribeGroupsRequest, context: RequestContext[UsesCoordinator]) -> DescribeGroupsResponse:
     groups = await few_at_a_time(partial(_describe, context=context), request.groups)
     if request.include_authorized_operations:
         groups = [
@@ -42,7 +43,7 @@ async def handle(request: DescribeGroupsRequest, context: RequestContext) -> Des
     return DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
 
 
-async def _describe(group_id: str, context: RequestContext) -> DescribedGroup:
+async def _describe(group_id: str, context: RequestContext[UsesCoordinator]) -> DescribedGroup:
     running = await context.parts.coordinator.group(group_id)
     if isinstance(running, GroupFault):
         if running in (GroupFault.GROUP_NOT_FOUND, GroupFault.INVALID_GROUP):
@@ -54,7 +55,7 @@ async def _describe(group_id: str, context: RequestContext) -> DescribedGroup:
     return _group(group_id, description)
 
 
-def _dead(group_id: str, message: str, context: RequestContext) -> DescribedGroup:
+def _dead(group_id: str, message: str, context: RequestContext[UsesCoordinator]) -> DescribedGroup:
     if context.api_version < _FIRST_WITH_NOT_FOUND:
         return _group(group_id, _DEAD)
     return _group(group_id, _DEAD, ErrorCode.group_id_not_found, message)

@@ -9,25 +9,31 @@ another zone is answered with that zone's agent and without records. The answer 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from kio.schema.errors import ErrorCode
 
-from agent.kafka.apis.fetch_plan import FINAL_EPOCH, FetchRequest, plan_request
+from agent.kafka.apis.fetch_plan import FINAL_EPOCH, FetchRequest, UsesFetchPlan, plan_request
 from agent.kafka.apis.fetch_response import FetchResponse, TopicResults, write_response
 from agent.kafka.apis.fetch_tagged_response import write_tagged_response
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import leader_elsewhere, node_endpoints
 from agent.kafka.transport.vectored import Encoded
+from agent.kafka.uses import UsesOverload
 from agent.read_path.fetch_answer import PartitionResult
 from agent.read_path.plan_fetch import ReadFailure
 from sequencer.database.database import SequencerUnavailable
 from storage.identifiers import NodeId
 
+
+class Uses(UsesFetchPlan, UsesOverload, Protocol):
+    """The parts that this API uses."""
+
+
 _INITIAL_EPOCH: Final = 0
 
 
-async def handle(request: FetchRequest, context: RequestContext) -> Encoded:
+async def handle(request: FetchRequest, context: RequestContext[Uses]) -> Encoded:
     response = await _respond(request, context)
     has_tags = response.leaders or response.diverges
     write = write_tagged_response if has_tags else write_response
@@ -35,7 +41,7 @@ async def handle(request: FetchRequest, context: RequestContext) -> Encoded:
     return Encoded(buffers=buffers, size_bytes=sum(map(len, buffers)))
 
 
-async def _respond(request: FetchRequest, context: RequestContext) -> FetchResponse:
+async def _respond(request: FetchRequest, context: RequestContext[Uses]) -> FetchResponse:
     refused = _session_error(request)
     if refused is not None:
         return FetchResponse(error_code=refused)
@@ -63,7 +69,7 @@ def _session_error(request: FetchRequest) -> ErrorCode | None:
     return ErrorCode.fetch_session_id_not_found
 
 
-async def _named(results: Sequence[PartitionResult], context: RequestContext) -> Sequence[PartitionResult]:
+async def _named(results: Sequence[PartitionResult], context: RequestContext[Uses]) -> Sequence[PartitionResult]:
     """Tell an unknown topic from an unknown partition, and let a topic that was made anew be looked up again."""
     unknown = {result.plan.topic_id for result in results if result.failure is ReadFailure.UNKNOWN_PARTITION}
     if not unknown:
@@ -83,7 +89,7 @@ async def _named(results: Sequence[PartitionResult], context: RequestContext) ->
     ]
 
 
-def _leaders(results: Sequence[PartitionResult], context: RequestContext) -> Mapping[int, NodeId]:
+def _leaders(results: Sequence[PartitionResult], context: RequestContext[Uses]) -> Mapping[int, NodeId]:
     """Of each place whose partition moved, who serves it now (KIP-951)."""
     return {
         place: leader

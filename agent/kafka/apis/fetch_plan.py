@@ -12,12 +12,18 @@ from uuid import UUID
 from agent.kafka.apis.fetch_response import FIRST_VERSION_WITH_TOPIC_IDS
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
-from agent.kafka.routing.routing import moved_partitions, preferred_replica_of, refused_to_refresh
+from agent.kafka.routing.routing import UsesRouting, moved_partitions, preferred_replica_of, refused_to_refresh
+from agent.kafka.uses import UsesReads, UsesTopics
 from agent.read_path.plan_fetch import FetchPlan, PartitionPlan, ReadFailure
 from cache_ring.ring.membership import Membership
 from sequencer.database.database import SequencerUnavailable
 from sequencer.topics.topics import Topic
 from storage.identifiers import NodeId, Offset, Partition, TopicId
+
+
+class UsesFetchPlan(UsesRouting, UsesReads, UsesTopics, Protocol):
+    """The parts that planning uses."""
+
 
 FINAL_EPOCH: Final = -1
 """Of a request outside sessions: it asks for everything, and ends the session that it names."""
@@ -52,7 +58,7 @@ class FetchRequest(Protocol):
     topics: Sequence[FetchedTopic]
 
 
-async def plan_request(request: FetchRequest, context: RequestContext) -> FetchPlan:
+async def plan_request(request: FetchRequest, context: RequestContext[UsesFetchPlan]) -> FetchPlan:
     """The plan, with the limits of this agent."""
     reads = context.parts.reads
     max_bytes = min(max(0, request.max_bytes), reads.settings.fetch_max_bytes)
@@ -77,7 +83,7 @@ async def plan_request(request: FetchRequest, context: RequestContext) -> FetchP
     )
 
 
-async def _find_topics(request: FetchRequest, context: RequestContext) -> dict[str, Topic]:
+async def _find_topics(request: FetchRequest, context: RequestContext[UsesFetchPlan]) -> dict[str, Topic]:
     """The topics asked for by name; those asked for by id need no looking up."""
     if context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS:
         return {}
@@ -107,7 +113,7 @@ def _all_fail(asked: Sequence[FetchedPartition], failure: ReadFailure) -> list[P
 class _Planner:
     """Plans the partitions of one request."""
 
-    def __init__(self, request: FetchRequest, context: RequestContext) -> None:
+    def __init__(self, request: FetchRequest, context: RequestContext[UsesFetchPlan]) -> None:
         membership: Membership = context.parts.membership
         self._context = context
         self._rack = request.rack_id

@@ -16,7 +16,7 @@ from kio.static.primitive import i32
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
-from agent.kafka.routing.routing import coordinator_of
+from agent.kafka.routing.routing import UsesRouting, coordinator_of
 from agent.kafka.transactions import NO_TRANSACTIONS_CODE, TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
 
 _GROUP: Final = 0
@@ -45,7 +45,9 @@ class _OneCoordinator:
     port: i32
 
 
-async def handle(request: FindCoordinatorRequest, context: RequestContext) -> FindCoordinatorResponse | _OneCoordinator:
+async def handle(
+    request: FindCoordinatorRequest, context: RequestContext[UsesRouting]
+) -> FindCoordinatorResponse | _OneCoordinator:
     if context.api_version >= _FIRST_BATCHED_VERSION:
         return FindCoordinatorResponse(
             throttle_time=NO_THROTTLE,
@@ -62,7 +64,7 @@ async def handle(request: FindCoordinatorRequest, context: RequestContext) -> Fi
     )
 
 
-def _find(key: str, key_type: int, context: RequestContext) -> Coordinator:
+def _find(key: str, key_type: int, context: RequestContext[UsesRouting]) -> Coordinator:
     if key_type == _TRANSACTION:
         is_batched = context.api_version >= _FIRST_BATCHED_VERSION
         return _refused(key, NO_TRANSACTIONS_CODE if is_batched else TRANSACTIONS_REFUSED_CODE, TRANSACTIONS_REFUSED)

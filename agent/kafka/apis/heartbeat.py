@@ -7,9 +7,10 @@ from agent.group_error_codes import heartbeat_code
 from agent.groups.values import GroupFault, Heartbeat, HeartbeatAnswer
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesCoordinator
 
 
-async def handle(request: HeartbeatRequest, context: RequestContext) -> HeartbeatResponse:
+async def handle(request: HeartbeatRequest, context: RequestContext[UsesCoordinator]) -> HeartbeatResponse:
     event = Heartbeat(
         token=context.parts.coordinator.next_token(),
         member_id=request.member_id,

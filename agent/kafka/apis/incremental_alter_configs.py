@@ -20,7 +20,7 @@ from kio.static.primitive import i8
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.groups.group_configs import GROUP_CONFIGS
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.apis.describe_configs import broker_configs
+from agent.kafka.apis.describe_configs import UsesBrokerConfigs, broker_configs
 from agent.kafka.configs.administration import check_group_name, configs_of, named_twice
 from agent.kafka.configs.config_changes import (
     TOPIC_RULES,
@@ -35,7 +35,12 @@ from agent.kafka.configs.config_changes import (
 from agent.kafka.configs.config_entries import BROKER_RESOURCE, GROUP_RESOURCE
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import controller_of
+from agent.kafka.uses import UsesSequencer, UsesTopics
 from sequencer.topics.topics import UnknownTopic
+
+
+class UsesConfigs(UsesBrokerConfigs, UsesSequencer, UsesTopics, Protocol):
+    """The parts that this API and AlterConfigs use."""
 
 
 class NamedResource(Protocol):
@@ -65,7 +70,7 @@ ChangeOf: TypeAlias = Callable[[Mapping[str, str], Sequence[Operation], ConfigRu
 
 
 async def handle(
-    request: IncrementalAlterConfigsRequest, context: RequestContext
+    request: IncrementalAlterConfigsRequest, context: RequestContext[UsesConfigs]
 ) -> IncrementalAlterConfigsResponse:  # fmt: skip
     responses = await alter_all(request, context, _operations, changed)
     return IncrementalAlterConfigsResponse(throttle_time=NO_THROTTLE, responses=responses)
@@ -79,7 +84,7 @@ def _operations(resource: AlterConfigsResource) -> list[Operation]:
 
 async def alter_all(
     request: AlteringRequest[Resource],
-    context: RequestContext,
+    context: RequestContext[UsesConfigs],
     operations_of: Callable[[Resource], Sequence[Operation]],
     change_of: ChangeOf,
 ) -> tuple[AlterConfigsResourceResponse, ...]:
@@ -110,7 +115,7 @@ def _checked(
     current: Mapping[str, str] | None,
     operations: Sequence[Operation],
     change_of: ChangeOf,
-    context: RequestContext,
+    context: RequestContext[UsesConfigs],
 ) -> ConfigChange | None:
     """What is to change of a topic or a group; None for a broker, of which nothing does.
 
@@ -129,7 +134,7 @@ def _checked(
     return change_of(current, operations, TOPIC_RULES)
 
 
-async def _apply(resource: NamedResource, change: ConfigChange, context: RequestContext) -> None:
+async def _apply(resource: NamedResource, change: ConfigChange, context: RequestContext[UsesConfigs]) -> None:
     """Raises one of ADMINISTRATION_ERRORS."""
     if resource.resource_type == GROUP_RESOURCE:
         known = [name for name in change.remove if name in GROUP_CONFIGS]  # no other was ever set

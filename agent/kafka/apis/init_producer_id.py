@@ -12,12 +12,13 @@ from kio.static.primitive import i16
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import TRANSACTIONS_REFUSED_CODE
+from agent.kafka.uses import UsesSequencer
 from sequencer.database.database import SequencerUnavailable
 from storage.identifiers import NO_PRODUCER_ID
 from storage.identifiers import ProducerId as LogProducerId
 
 
-async def handle(request: InitProducerIdRequest, context: RequestContext) -> InitProducerIdResponse:
+async def handle(request: InitProducerIdRequest, context: RequestContext[UsesSequencer]) -> InitProducerIdResponse:
     if request.transactional_id is not None:
         return _refused(TRANSACTIONS_REFUSED_CODE)
     producer_id = LogProducerId(request.producer_id)

@@ -19,6 +19,7 @@ from agent.groups.values import GroupFault, Join, JoinAnswer, OfferedProtocol
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import can_be_instance_id, client_host, client_id, milliseconds
+from agent.kafka.uses import UsesCoordinator
 from sequencer.groups.groups import can_be_id
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ _FIRST_WITH_NULL_PROTOCOL: Final = 7
 _FIRST_WITH_SKIPPED_ASSIGNMENT: Final = 9
 
 
-async def handle(request: JoinGroupRequest, context: RequestContext) -> JoinGroupResponse:
+async def handle(request: JoinGroupRequest, context: RequestContext[UsesCoordinator]) -> JoinGroupResponse:
     event = _event(request, context)
     refused = _fault(event)
     if refused is not None:
@@ -54,7 +55,7 @@ def _fault(event: Join) -> GroupFault | None:
     return GroupFault.INCONSISTENT_PROTOCOL if "\0" in event.protocol_type else None
 
 
-def _event(request: JoinGroupRequest, context: RequestContext) -> Join:
+def _event(request: JoinGroupRequest, context: RequestContext[UsesCoordinator]) -> Join:
     session_timeout_ms = milliseconds(request.session_timeout)
     has_rebalance_timeout = context.api_version > 0
     return Join(
@@ -74,7 +75,7 @@ def _event(request: JoinGroupRequest, context: RequestContext) -> Join:
     )
 
 
-def _respond(answer: JoinAnswer, context: RequestContext) -> JoinGroupResponse:
+def _respond(answer: JoinAnswer, context: RequestContext[UsesCoordinator]) -> JoinGroupResponse:
     protocol_name = answer.protocol_name
     if protocol_name is None and context.api_version < _FIRST_WITH_NULL_PROTOCOL:
         protocol_name = ""

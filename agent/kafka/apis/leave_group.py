@@ -15,6 +15,7 @@ from agent.group_error_codes import group_code, member_code
 from agent.groups.values import GroupFault, Leave, LeaveAnswer, LeavingMember
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesCoordinator
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class LeaveGroupRequest(Protocol):
     """Until version 2."""
 
 
-async def handle(request: LeaveGroupRequest, context: RequestContext) -> LeaveGroupResponse:
+async def handle(request: LeaveGroupRequest, context: RequestContext[UsesCoordinator]) -> LeaveGroupResponse:
     members = _members(request, context)
     for reason in {member.reason for member in request.members if member.reason}:
         log.info("members leave", extra={"group": request.group_id, "reason": reason[:255]})
@@ -43,7 +44,7 @@ async def handle(request: LeaveGroupRequest, context: RequestContext) -> LeaveGr
     return _respond(answer, context)
 
 
-def _members(request: LeaveGroupRequest, context: RequestContext) -> tuple[LeavingMember, ...]:
+def _members(request: LeaveGroupRequest, context: RequestContext[UsesCoordinator]) -> tuple[LeavingMember, ...]:
     if context.api_version < _FIRST_WITH_MANY:
         return (LeavingMember(member_id=request.member_id, instance_id=None),)
     return tuple(
@@ -51,7 +52,7 @@ def _members(request: LeaveGroupRequest, context: RequestContext) -> tuple[Leavi
     )
 
 
-def _respond(answer: LeaveAnswer, context: RequestContext) -> LeaveGroupResponse:
+def _respond(answer: LeaveAnswer, context: RequestContext[UsesCoordinator]) -> LeaveGroupResponse:
     code = group_code(answer.fault)
     if context.api_version < _FIRST_WITH_MANY and code is ErrorCode.none:
         code = next((member_code(fault) for _, fault in answer.members if fault is not None), code)

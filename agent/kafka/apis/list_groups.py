@@ -6,7 +6,7 @@ type filters everything out.
 """
 
 import logging
-from typing import Final
+from typing import Final, Protocol
 
 from kio.schema.errors import ErrorCode
 from kio.schema.list_groups.v5.request import ListGroupsRequest
@@ -15,9 +15,15 @@ from kio.schema.types import GroupId
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesAnswerMemory, UsesCoordinator, UsesSequencer
 from agent.slices import Slices
 from sequencer.database.database import SequencerUnavailable
 from sequencer.groups.groups import ListedGroup as StoredListing
+
+
+class Uses(UsesAnswerMemory, UsesCoordinator, UsesSequencer, Protocol):
+    """The parts that this API uses."""
+
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +31,7 @@ _GROUP_BYTES: Final = 700
 """While the answer is made."""
 
 
-async def handle(request: ListGroupsRequest, context: RequestContext) -> ListGroupsResponse:
+async def handle(request: ListGroupsRequest, context: RequestContext[Uses]) -> ListGroupsResponse:
     try:
         groups = await _list(request, context)
     except SequencerUnavailable as error:
@@ -36,7 +42,7 @@ async def handle(request: ListGroupsRequest, context: RequestContext) -> ListGro
     return ListGroupsResponse(throttle_time=NO_THROTTLE, error_code=ErrorCode.none, groups=tuple(groups))
 
 
-async def _list(request: ListGroupsRequest, context: RequestContext) -> list[ListedGroup]:
+async def _list(request: ListGroupsRequest, context: RequestContext[Uses]) -> list[ListedGroup]:
     states = frozenset(state.strip().lower() for state in request.states_filter)
     kinds = frozenset(kind.strip().lower() for kind in request.types_filter)
     memory = context.parts.answer_memory
@@ -56,7 +62,7 @@ async def _list(request: ListGroupsRequest, context: RequestContext) -> list[Lis
     return found
 
 
-def _now(listed: StoredListing, context: RequestContext) -> ListedGroup | None:
+def _now(listed: StoredListing, context: RequestContext[Uses]) -> ListedGroup | None:
     """None: another agent's to list."""
     coordinator = context.parts.coordinator
     if context.settings.one_address is None and not coordinator.coordinates(listed.group_id):

@@ -28,6 +28,7 @@ from agent.error_codes import read_failure_code
 from agent.kafka.configs.administration import named_twice
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
+from agent.kafka.uses import UsesBounds, UsesLookupPace, UsesMembership, UsesOverload, UsesReads, UsesTimes, UsesTopics
 from agent.read_path.plan_fetch import ReadFailure
 from agent.read_path.time_lookup import TimedOffset, TimeLookup
 from agent.recurring_log import RecurringLog
@@ -38,6 +39,11 @@ from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailab
 from sequencer.database.errors import TooManyWait
 from storage.identifiers import NO_OFFSET, Partition
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
+
+
+class Uses(UsesBounds, UsesLookupPace, UsesMembership, UsesOverload, UsesReads, UsesTimes, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 _log = logging.getLogger(__name__)
 _unanswered = RecurringLog(_log, "list offsets: the sequencer cannot be asked")
@@ -75,7 +81,7 @@ class _Answer:
     timestamp_ms: int = _NO_TIMESTAMP
 
 
-async def handle(request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
+async def handle(request: ListOffsetsRequest, context: RequestContext[Uses]) -> ListOffsetsResponse:
     read_committed = request.isolation_level == _READ_COMMITTED
     pace = context.parts.lookup_pace
     await pace.wait(sum(len(topic.partitions) for topic in request.topics))
@@ -117,7 +123,7 @@ async def handle(request: ListOffsetsRequest, context: RequestContext) -> ListOf
     return _respond(request, answers, pace.pause_ms())
 
 
-async def _keys(request: ListOffsetsRequest, context: RequestContext) -> dict[tuple[str, int], PartitionKey]:
+async def _keys(request: ListOffsetsRequest, context: RequestContext[Uses]) -> dict[tuple[str, int], PartitionKey]:
     """Topic ids in place of names; unknown topics are left out."""
     topics = await context.parts.topics.by_name([topic.name for topic in request.topics])
     return {
@@ -132,7 +138,7 @@ def _answer_from_bounds(
     key: PartitionKey | None,
     bounds: PartitionBounds | None,
     partition: ListOffsetsPartition,
-    context: RequestContext,
+    context: RequestContext[Uses],
     *,
     read_committed: bool,
 ) -> _Answer | None:
@@ -147,7 +153,7 @@ async def _answer_by_time(
     key: PartitionKey,
     bounds: PartitionBounds,
     partition: ListOffsetsPartition,
-    context: RequestContext,
+    context: RequestContext[Uses],
     *,
     read_committed: bool,
 ) -> _Answer:
@@ -173,7 +179,10 @@ async def _look_up(
 
 
 def _refusal(
-    key: PartitionKey | None, bounds: PartitionBounds | None, partition: ListOffsetsPartition, context: RequestContext
+    key: PartitionKey | None,
+    bounds: PartitionBounds | None,
+    partition: ListOffsetsPartition,
+    context: RequestContext[Uses],
 ) -> ErrorCode | None:
     if key is None or bounds is None:
         return read_failure_code(ReadFailure.UNKNOWN_PARTITION, by_id=False)

@@ -28,7 +28,7 @@ _STATES: Final = frozenset(
 )
 
 
-async def handle(request: ListTransactionsRequest, context: RequestContext) -> ListTransactionsResponse:
+async def handle(request: ListTransactionsRequest, context: RequestContext[object]) -> ListTransactionsResponse:
     del context
     is_pattern = _is_pattern(request.transactional_id_pattern)
     return ListTransactionsResponse(

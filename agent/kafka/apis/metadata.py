@@ -31,10 +31,16 @@ from agent.kafka.configs.authorized_operations import CLUSTER_OPERATIONS, TOPIC_
 from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
 from agent.kafka.context import RequestContext
 from agent.kafka.metadata_bytes import MetadataEncoder
-from agent.kafka.routing.routing import controller_of, endpoints_of, route_of
+from agent.kafka.routing.routing import UsesRouting, controller_of, endpoints_of, route_of
 from agent.kafka.transport.vectored import Encoded
+from agent.kafka.uses import UsesAnswerMemory, UsesClusterId, UsesMutations, UsesOverload, UsesTopics
 from sequencer.topics.topics import Topic, TopicExists
 from storage.identifiers import TopicId
+
+
+class Uses(UsesRouting, UsesAnswerMemory, UsesClusterId, UsesMutations, UsesOverload, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +80,7 @@ class _Found:
     partitions: int = 0
 
 
-async def handle(request: MetadataRequest, context: RequestContext) -> Encoded:
+async def handle(request: MetadataRequest, context: RequestContext[Uses]) -> Encoded:
     found = await _topics(request, context)
     await context.parts.answer_memory.reserve(sum(map(_size, found)), context)
     answer = MetadataEncoder(context.api_version, partial(route_of, context))
@@ -102,7 +108,7 @@ def _size(topic: _Found) -> int:
     return _TOPIC_BYTES + len(topic.said.name or "") + topic.partitions * _PARTITION_BYTES
 
 
-def _pause(topics: Sequence[_Found], context: RequestContext) -> i32Timedelta:
+def _pause(topics: Sequence[_Found], context: RequestContext[Uses]) -> i32Timedelta:
     """For a client that has much waiting for the database, or creates topics faster than it may. Not for long: what it
     produces waits for as long."""
     waits = i32Timedelta.parse(timedelta(milliseconds=context.parts.overload.of_lookup("Metadata")))
@@ -112,7 +118,7 @@ def _pause(topics: Sequence[_Found], context: RequestContext) -> i32Timedelta:
     return max(waits, min(mutation_throttle(context, "Metadata"), longest))
 
 
-def brokers(context: RequestContext) -> tuple[MetadataResponseBroker, ...]:
+def brokers(context: RequestContext[UsesRouting]) -> tuple[MetadataResponseBroker, ...]:
     return tuple(
         MetadataResponseBroker(
             node_id=BrokerId(endpoint.node_id), host=endpoint.host, port=i32(endpoint.port), rack=endpoint.zone
@@ -121,7 +127,7 @@ def brokers(context: RequestContext) -> tuple[MetadataResponseBroker, ...]:
     )
 
 
-async def _topics(request: MetadataRequest, context: RequestContext) -> list[_Found]:
+async def _topics(request: MetadataRequest, context: RequestContext[Uses]) -> list[_Found]:
     asks_for_all = request.topics is None or (not request.topics and context.api_version == 0)
     try:
         if asks_for_all:
@@ -138,7 +144,7 @@ async def _topics(request: MetadataRequest, context: RequestContext) -> list[_Fo
         ]
 
 
-async def _asked_topics(request: MetadataRequest, context: RequestContext) -> list[_Found]:
+async def _asked_topics(request: MetadataRequest, context: RequestContext[Uses]) -> list[_Found]:
     topics = context.parts.topics
     asked = request.topics or ()
     # The id counts where there is one: Java's consumer sends an empty name beside it.
@@ -163,7 +169,7 @@ async def _asked_topics(request: MetadataRequest, context: RequestContext) -> li
     return answers
 
 
-async def _created(name: TopicName, context: RequestContext) -> _Found:
+async def _created(name: TopicName, context: RequestContext[Uses]) -> _Found:
     topics = context.parts.topics
     try:
         async with mutations_taken(context.settings.default_partitions, context, refused_from=0):
@@ -180,7 +186,7 @@ async def _created(name: TopicName, context: RequestContext) -> _Found:
         return _missing(ErrorCode.leader_not_available if code.retriable else code, name, None, context)
 
 
-def _missing(code: ErrorCode, name: TopicName | None, topic_id: UUID | None, context: RequestContext) -> _Found:
+def _missing(code: ErrorCode, name: TopicName | None, topic_id: UUID | None, context: RequestContext[Uses]) -> _Found:
     if name is None and context.api_version < _FIRST_VERSION_WITHOUT_NAMES:
         name = TopicName("")
     return _Found(said=MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id, partitions=()))

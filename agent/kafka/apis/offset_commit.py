@@ -23,10 +23,16 @@ from agent.groups.values import GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import topics_named
+from agent.kafka.uses import UsesCoordinator, UsesGroupOffsets, UsesGroupSettings, UsesTopics
 from sequencer.database.database import SequencerUnavailable
 from sequencer.groups.committed_offsets import CommittedOffset, PartitionKey
 from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition
+
+
+class Uses(UsesCoordinator, UsesGroupOffsets, UsesGroupSettings, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +68,7 @@ class _Topic:
     partitions: tuple[OffsetCommitResponsePartition, ...]
 
 
-async def handle(request: OffsetCommitRequest, context: RequestContext) -> OffsetCommitResponse:
+async def handle(request: OffsetCommitRequest, context: RequestContext[Uses]) -> OffsetCommitResponse:
     try:
         topics = await topics_named(request.topics, context, by_id=context.api_version >= _FIRST_BY_TOPIC_ID)
     except SequencerUnavailable as error:
@@ -80,7 +86,7 @@ async def handle(request: OffsetCommitRequest, context: RequestContext) -> Offse
     return _respond(request, [[one if isinstance(one, ErrorCode) else code for one in topic] for topic in judged])
 
 
-def _judge(partition: OffsetCommitRequestPartition, topic: Topic | None, context: RequestContext) -> _Judged:
+def _judge(partition: OffsetCommitRequestPartition, topic: Topic | None, context: RequestContext[Uses]) -> _Judged:
     if topic is None:
         by_id = context.api_version >= _FIRST_BY_TOPIC_ID
         return ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
@@ -98,7 +104,7 @@ def _judge(partition: OffsetCommitRequestPartition, topic: Topic | None, context
 
 
 async def _commit(
-    request: OffsetCommitRequest, offsets: Sequence[tuple[PartitionKey, CommittedOffset]], context: RequestContext
+    request: OffsetCommitRequest, offsets: Sequence[tuple[PartitionKey, CommittedOffset]], context: RequestContext[Uses]
 ) -> GroupFault | None:
     committing = Committing(
         member_id=request.member_id,

@@ -6,6 +6,7 @@ subscriptions cannot be read (NON_EMPTY_GROUP). To forget what was never committ
 
 import logging
 from collections.abc import Iterable
+from typing import Protocol
 
 from kio.schema.errors import ErrorCode
 from kio.schema.offset_delete.v0.request import OffsetDeleteRequest, OffsetDeleteRequestTopic
@@ -21,17 +22,23 @@ from agent.groups.coordinator.running_group import RunningGroup
 from agent.groups.values import GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesCoordinator, UsesGroupOffsets, UsesTopics
 from sequencer.database.database import SequencerUnavailable
 from sequencer.groups.committed_offsets import PartitionKey
 from sequencer.topics.topics import Topic
 from storage.identifiers import Partition
+
+
+class Uses(UsesCoordinator, UsesGroupOffsets, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 log = logging.getLogger(__name__)
 
 _Judged = PartitionKey | ErrorCode
 
 
-async def handle(request: OffsetDeleteRequest, context: RequestContext) -> OffsetDeleteResponse:
+async def handle(request: OffsetDeleteRequest, context: RequestContext[Uses]) -> OffsetDeleteResponse:
     running = await context.parts.coordinator.group(request.group_id)
     if isinstance(running, GroupFault):
         return _refused(running)

@@ -6,6 +6,7 @@ UNKNOWN_LEADER_EPOCH).
 """
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from kio.schema.errors import ErrorCode
 from kio.schema.offset_for_leader_epoch.v4.request import OffsetForLeaderEpochRequest, OffsetForLeaderPartition
@@ -20,13 +21,18 @@ from agent.error_codes import read_failure_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
+from agent.kafka.uses import UsesMembership, UsesSequencer, UsesTopics
 from agent.read_path.plan_fetch import ReadFailure
 from sequencer.commits.coordinates import PartitionBounds, PartitionKey
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import NO_OFFSET, Partition, TopicId
 
 
-async def handle(request: OffsetForLeaderEpochRequest, context: RequestContext) -> OffsetForLeaderEpochResponse:
+class Uses(UsesMembership, UsesSequencer, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
+
+async def handle(request: OffsetForLeaderEpochRequest, context: RequestContext[Uses]) -> OffsetForLeaderEpochResponse:
     failure: ReadFailure | None = None
     topic_ids: dict[str, TopicId] = {}
     bounds: Mapping[PartitionKey, PartitionBounds] = {}

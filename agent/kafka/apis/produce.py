@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from kio.schema.errors import ErrorCode
@@ -20,12 +20,13 @@ from kio.schema.errors import ErrorCode
 from agent.error_codes import ProduceResult, produce_result
 from agent.kafka.api import CloseConnection, Respond
 from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, WrittenBatch, encode
-from agent.kafka.apis.produce_batches import Accepted, AskedBatches, ClientGone, accept, accept_lone
+from agent.kafka.apis.produce_batches import Accepted, AskedBatches, ClientGone, UsesChecks, accept, accept_lone
 from agent.kafka.apis.produce_request import FIRST_VERSION_WITH_TOPIC_IDS, ProduceRequest, read_request
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import node_endpoints
 from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
 from agent.kafka.transport.vectored import Encoded
+from agent.kafka.uses import UsesMetrics, UsesOverload, UsesTopics, UsesWritePath
 from agent.settings import AgentSettings
 from agent.write_path.appended import Appended
 from agent.write_path.outcomes import Unassigned, WriteFailed, WriteFailure
@@ -35,6 +36,11 @@ from storage.batches.batch_validation import NO_TIMESTAMP_MS
 from storage.batches.produced_batches import compressed
 from storage.identifiers import TopicId
 from storage.segments.segment_batches import TOPIC
+
+
+class Uses(UsesChecks, UsesMetrics, UsesOverload, UsesTopics, UsesWritePath, Protocol):
+    """The parts that this API uses."""
+
 
 _NO_ACKS: Final = 0
 _TIMED_OUT: Final = WriteFailed(
@@ -59,7 +65,7 @@ def decode(frame: bytes | memoryview, body_start: int, version: int, settings: A
     return read_request(frame, body_start, version, settings.max_partitions_per_request)
 
 
-def begin(request: ProduceRequest, context: RequestContext, respond: Respond) -> bool:
+def begin(request: ProduceRequest, context: RequestContext[Uses], respond: Respond) -> bool:
     """A request of one small batch that is sure to be accepted, and waits for nothing but its commit."""
     assert context.turn is not None, "produce requests take turns"
     if len(request.records) != 1 or request.acks == _NO_ACKS or _refusal(request) or not context.turn.is_next:
@@ -82,7 +88,7 @@ def begin(request: ProduceRequest, context: RequestContext, respond: Respond) ->
     return True
 
 
-async def handle(request: ProduceRequest, context: RequestContext) -> Encoded | None:
+async def handle(request: ProduceRequest, context: RequestContext[Uses]) -> Encoded | None:
     verdict = _refusal(request)
     if verdict is None:
         try:
@@ -98,7 +104,7 @@ async def handle(request: ProduceRequest, context: RequestContext) -> Encoded | 
     return _answer(request, results, context)
 
 
-def _answer(request: ProduceRequest, results: ProduceResults, context: RequestContext) -> Encoded:
+def _answer(request: ProduceRequest, results: ProduceResults, context: RequestContext[Uses]) -> Encoded:
     _count(results, context)
     leaders = {result.leader for result in results.others.values() if result.leader is not None}
     answer = ProduceAnswer(
@@ -120,7 +126,7 @@ def _refusal(request: ProduceRequest) -> ProduceResult | None:
     return None
 
 
-async def _accept(request: ProduceRequest, context: RequestContext) -> Accepted | ProduceResult:
+async def _accept(request: ProduceRequest, context: RequestContext[Uses]) -> Accepted | ProduceResult:
     """Everything that may wait: finding topics, checking batches. Or what is said of all of them. Raises ClientGone."""
     try:
         topics = await _find_topics(request, context)
@@ -146,13 +152,13 @@ async def _accept(request: ProduceRequest, context: RequestContext) -> Accepted 
         )
 
 
-def _unknown_topic(context: RequestContext) -> ErrorCode:
+def _unknown_topic(context: RequestContext[Uses]) -> ErrorCode:
     if context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS:
         return ErrorCode.unknown_topic_id
     return ErrorCode.unknown_topic_or_partition
 
 
-async def _find_topics(request: ProduceRequest, context: RequestContext) -> list[Topic | None]:
+async def _find_topics(request: ProduceRequest, context: RequestContext[Uses]) -> list[Topic | None]:
     directory = context.parts.topics
     if context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS:
         ids = [topic.topic_id for topic in request.topics]
@@ -164,7 +170,7 @@ async def _find_topics(request: ProduceRequest, context: RequestContext) -> list
 
 
 async def _write(
-    accepted: Accepted | ProduceResult, request: ProduceRequest, context: RequestContext
+    accepted: Accepted | ProduceResult, request: ProduceRequest, context: RequestContext[Uses]
 ) -> ProduceResults:
     assert context.turn is not None, "produce requests take turns"
     await context.turn.my_turn()
@@ -179,7 +185,7 @@ async def _write(
     return _results(under_way, context)
 
 
-def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestContext) -> _UnderWay:
+def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestContext[Uses]) -> _UnderWay:
     """To the write path, whose alone the batches' bytes are from here on: it lets go of them as it seals them. The
     request's bytes stay reserved until nothing of it is on its way, also when its time is over before."""
     assert context.turn is not None, "produce requests take turns"
@@ -208,7 +214,7 @@ def _all(request: ProduceRequest, result: ProduceResult) -> ProduceResults:
     return ProduceResults(written={}, others=dict.fromkeys(range(len(request.records)), result))
 
 
-def _results(under_way: _UnderWay, context: RequestContext) -> ProduceResults:
+def _results(under_way: _UnderWay, context: RequestContext[Uses]) -> ProduceResults:
     """What came of a request's batches, all of which have an outcome."""
     context.parts.metrics.produce_seconds.observe(time.monotonic() - context.received_at_s)
     written: dict[int, WrittenBatch] = {}
@@ -223,7 +229,9 @@ def _results(under_way: _UnderWay, context: RequestContext) -> ProduceResults:
     return ProduceResults(written=written, others=others)
 
 
-def _result_of(unassigned: Unassigned, under_way: _UnderWay, index: int, context: RequestContext) -> ProduceResult:
+def _result_of(
+    unassigned: Unassigned, under_way: _UnderWay, index: int, context: RequestContext[Uses]
+) -> ProduceResult:
     """Of a batch that was not written now."""
     result = produce_result(unassigned.outcome)
     if result.code is ErrorCode.none and unassigned.log_start_offset is not None:
@@ -235,7 +243,7 @@ def _result_of(unassigned: Unassigned, under_way: _UnderWay, index: int, context
     return result if gives_times or result.log_append_time_ms is None else result.at(None)
 
 
-def _count(results: ProduceResults, context: RequestContext) -> None:
+def _count(results: ProduceResults, context: RequestContext[Uses]) -> None:
     for result in results.others.values():
         if result.code is not ErrorCode.none:
             context.parts.metrics.produce_errors.labels(result.code.name).inc()

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from kio.schema.errors import ErrorCode
@@ -20,7 +21,8 @@ from numpy.typing import NDArray
 from agent.error_codes import ProduceResult, invalid_batch_code
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import leader_elsewhere
-from agent.kafka.routing.routing import moved_partitions
+from agent.kafka.routing.routing import UsesRouting, moved_partitions
+from agent.kafka.uses import UsesChecking, UsesLoneCheck
 from agent.settings import AgentSettings
 from sequencer.topics.topic_config import TopicConfig
 from sequencer.topics.topics import Topic
@@ -29,6 +31,11 @@ from storage.batches.produced_batches import BatchChecks
 from storage.batches.record_batch import Compression
 from storage.identifiers import Partition, TopicId
 from storage.segments.segment_batches import PARTITION, TOPIC, PendingBatches
+
+
+class UsesChecks(UsesRouting, UsesChecking, UsesLoneCheck, Protocol):
+    """The parts that the checks use."""
+
 
 _TWICE = ProduceResult(code=ErrorCode.invalid_request, message="the request names the partition more than once")
 _NO_ROOM = ProduceResult(
@@ -82,7 +89,9 @@ class _Rules:
     """None: as the producer sent it."""
 
 
-def accept_lone(topic: Topic, partition: int, records: memoryview, context: RequestContext) -> Accepted | None:
+def accept_lone(
+    topic: Topic, partition: int, records: memoryview, context: RequestContext[UsesChecks]
+) -> Accepted | None:
     """The one batch of a request that brings no other, if it is accepted beyond doubt and nothing has to be waited for:
     found out in a tenth of the time that `accept` takes."""
     if not 0 <= partition < topic.partition_count or moved_partitions(context, topic.topic_id, (partition,)):
@@ -102,7 +111,12 @@ class ClientGone(Exception):
 
 
 async def accept(
-    asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext, deadline_s: float, *, needs_client: bool
+    asked: AskedBatches,
+    unknown_topic: ErrorCode,
+    context: RequestContext[UsesChecks],
+    deadline_s: float,
+    *,
+    needs_client: bool,
 ) -> Accepted | ProduceResult:
     """`needs_client`: whether to stop once the client has hung up. Raises ClientGone, or TimeoutError at `deadline_s`
     on the loop's clock."""
@@ -134,7 +148,9 @@ def _without(refused: Collection[int], count: int) -> NDArray[np.int64]:
     return np.delete(everyone, list(refused)) if refused else everyone
 
 
-def _misplaced(asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext) -> dict[int, ProduceResult]:
+def _misplaced(
+    asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext[UsesChecks]
+) -> dict[int, ProduceResult]:
     """Why batches cannot go where they are sent, whatever they hold."""
     refusals: dict[int, ProduceResult] = {}
     twice = _named_twice(asked)
@@ -163,7 +179,7 @@ def _misplaced(asked: AskedBatches, unknown_topic: ErrorCode, context: RequestCo
     return refusals
 
 
-def _moved(topic: Topic, partition: Partition, context: RequestContext) -> ProduceResult:
+def _moved(topic: Topic, partition: Partition, context: RequestContext[UsesChecks]) -> ProduceResult:
     """Without a leader if it is this agent itself: a client that is told one does not ask for Metadata."""
     leader = leader_elsewhere(context, topic.topic_id, partition)
     return ProduceResult(

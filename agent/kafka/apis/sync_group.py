@@ -12,11 +12,12 @@ from agent.group_error_codes import sync_code
 from agent.groups.values import GroupFault, Sync, SyncAnswer
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesCoordinator
 
 _FIRST_WITH_PROTOCOL: Final = 5
 
 
-async def handle(request: SyncGroupRequest, context: RequestContext) -> SyncGroupResponse:
+async def handle(request: SyncGroupRequest, context: RequestContext[UsesCoordinator]) -> SyncGroupResponse:
     answer = await _answer(request, context)
     if isinstance(answer, GroupFault):
         answer = SyncAnswer(fault=answer)
@@ -29,7 +30,7 @@ async def handle(request: SyncGroupRequest, context: RequestContext) -> SyncGrou
     )
 
 
-async def _answer(request: SyncGroupRequest, context: RequestContext) -> SyncAnswer | GroupFault:
+async def _answer(request: SyncGroupRequest, context: RequestContext[UsesCoordinator]) -> SyncAnswer | GroupFault:
     has_protocol = request.protocol_type is not None and request.protocol_name is not None
     if context.api_version >= _FIRST_WITH_PROTOCOL and not has_protocol:
         return GroupFault.INCONSISTENT_PROTOCOL

@@ -24,6 +24,7 @@ from agent.kafka.forwarding.forward_link import ForwardLink, LinkLost
 from agent.kafka.forwarding.forward_protocol import Hello
 from agent.kafka.transport.frames import LENGTH_BYTES
 from agent.kafka.transport.vectored import Chunk
+from agent.kafka.uses import UsesOverload
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
 from cache_ring.ring.membership import Membership
@@ -83,7 +84,7 @@ class ConnectionForwards:
         self._state = state
         self._links: dict[_LinkKey, ForwardLink] = {}
 
-    async def answer(self, request: Request, frame: bytes, context: RequestContext) -> list[Chunk] | None:
+    async def answer(self, request: Request, frame: bytes, context: RequestContext[UsesOverload]) -> list[Chunk] | None:
         """The answer to a request about groups, whoever gives it."""
         places = {self._coordinator(group) for group in groups_of(request.api.key, request.payload)}
         if len(places) > 1:
@@ -126,14 +127,16 @@ class ConnectionForwards:
             return None
         return agent
 
-    async def _answer_in_parts(self, request: Request, context: RequestContext) -> list[Chunk]:
+    async def _answer_in_parts(self, request: Request, context: RequestContext[UsesOverload]) -> list[Chunk]:
         parts = split(request.api.key, request.payload, self._coordinator)
         answers = await asyncio.gather(
             *(self._part(replace(request, payload=part), place, context) for place, part in parts.items())
         )
         return self._forwarding.dispatch.encode(request, join(request.api.key, request.payload, answers))
 
-    async def _part(self, request: Request, coordinator: LiveAgent | None, context: RequestContext) -> Any:
+    async def _part(
+        self, request: Request, coordinator: LiveAgent | None, context: RequestContext[UsesOverload]
+    ) -> Any:
         if coordinator is not None:
             frame = encode_request(
                 request.api.key, request.version, request.correlation_id, request.client_id, request.payload
@@ -148,7 +151,7 @@ class ConnectionForwards:
         return await request.api.code.handle(request.payload, context)
 
     async def _ask(
-        self, coordinator: LiveAgent, frame: bytes, request: Request, context: RequestContext
+        self, coordinator: LiveAgent, frame: bytes, request: Request, context: RequestContext[UsesOverload]
     ) -> bytes:  # fmt: skip
         forwarding = self._forwarding
         takes_long = waits_for_members(request.api.key)

@@ -39,7 +39,7 @@ class AnswerMemory:
     def waiting(self) -> int:
         return self._all.waiting + sum(of_host.waiting for of_host in self._hosts.values())
 
-    async def reserve(self, size_bytes: int, context: RequestContext) -> None:
+    async def reserve(self, size_bytes: int, context: RequestContext[object]) -> None:
         """Waits for room for the answer to this request. It is given back once the answer is sent. Raises
         CloseConnection."""
         if size_bytes <= _SMALL_BYTES:

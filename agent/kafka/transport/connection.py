@@ -340,7 +340,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         """The request's bytes, if another agent may have to answer it."""
         return bytes(frame) if self._forwards is not None and is_coordinated(request.api.key) else None
 
-    async def _handle(self, request: Request, context: RequestContext, frame: bytes | None) -> list[Chunk] | None:
+    async def _handle(
+        self, request: Request, context: RequestContext[Parts], frame: bytes | None
+    ) -> list[Chunk] | None:
         ASKED_BY.set(Asker(self.state.peer.rpartition(":")[0], self.state.connection_id))
         if self._forwards is not None and frame is not None:
             return await self._forwards.answer(request, frame, context)
