@@ -15,7 +15,7 @@ from kio.serial import entity_reader, entity_writer
 
 from agent.error_codes import ProduceResult
 from agent.kafka.api import Api
-from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, encode
+from agent.kafka.apis.produce.produce_answer import ProduceAnswer, ProduceResults, encode
 from agent.kafka.dispatch import BadRequest, Dispatch
 from agent.kafka.served import APIS
 from agent.kafka.transport.vectored import Encoded

@@ -17,7 +17,7 @@ from kio.static.primitive import i32, i64
 
 from agent.error_codes import read_failure_code
 from agent.kafka.api import ABSENT
-from agent.kafka.apis.fetch_response import FIRST_VERSION_WITH_TOPIC_IDS, FetchResponse
+from agent.kafka.apis.fetch.fetch_response import FIRST_VERSION_WITH_TOPIC_IDS, FetchResponse
 from agent.kafka.routing.current_leaders import CurrentLeader, NodeEndpoint
 from agent.kafka.routing.leader_epochs import OUR_EPOCH
 from agent.kafka.transport.vectored import Chunk, RecordSlices, ResponseBuffer

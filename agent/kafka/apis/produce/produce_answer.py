@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ProduceResult
-from agent.kafka.apis.produce_request import FIRST_FLEXIBLE_VERSION, FIRST_VERSION_WITH_TOPIC_IDS, ProducedTopic
+from agent.kafka.apis.produce.produce_request import FIRST_FLEXIBLE_VERSION, FIRST_VERSION_WITH_TOPIC_IDS, ProducedTopic
 from agent.kafka.routing.current_leaders import NodeEndpoint
 from agent.kafka.routing.leader_epochs import OUR_EPOCH
 from storage.batches.batch_validation import NO_TIMESTAMP_MS

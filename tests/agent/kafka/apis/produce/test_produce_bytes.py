@@ -13,8 +13,8 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from agent.error_codes import ProduceResult
-from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, WrittenBatch, encode
-from agent.kafka.apis.produce_request import ProducedTopic, read_request
+from agent.kafka.apis.produce.produce_answer import ProduceAnswer, ProduceResults, WrittenBatch, encode
+from agent.kafka.apis.produce.produce_request import ProducedTopic, read_request
 from agent.kafka.routing.current_leaders import NodeEndpoint
 from storage.batches.batch_validation import InvalidRecord
 from storage.identifiers import NodeId, Offset

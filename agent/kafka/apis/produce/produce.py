@@ -19,9 +19,9 @@ from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ProduceResult, produce_result
 from agent.kafka.api import CloseConnection, Respond
-from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, WrittenBatch, encode
-from agent.kafka.apis.produce_batches import Accepted, AskedBatches, ClientGone, UsesChecks, accept, accept_lone
-from agent.kafka.apis.produce_request import FIRST_VERSION_WITH_TOPIC_IDS, ProduceRequest, read_request
+from agent.kafka.apis.produce.produce_answer import ProduceAnswer, ProduceResults, WrittenBatch, encode
+from agent.kafka.apis.produce.produce_batches import Accepted, AskedBatches, ClientGone, UsesChecks, accept, accept_lone
+from agent.kafka.apis.produce.produce_request import FIRST_VERSION_WITH_TOPIC_IDS, ProduceRequest, read_request
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import node_endpoints
 from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Final, Protocol
 from uuid import UUID
 
-from agent.kafka.apis.fetch_response import FIRST_VERSION_WITH_TOPIC_IDS
+from agent.kafka.apis.fetch.fetch_response import FIRST_VERSION_WITH_TOPIC_IDS
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
 from agent.kafka.routing.routing import UsesRouting, moved_partitions, preferred_replica_of, refused_to_refresh
