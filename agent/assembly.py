@@ -14,9 +14,9 @@ from agent.groups.settings import GroupSettings
 from agent.kafka.configs.mutation_quota import mutation_quotas
 from agent.kafka.lookup_pace import LookupPace
 from agent.kafka.routing.routing import RoutingTable
-from agent.kafka.transport.answer_memory import AnswerMemory
 from agent.kafka.transport.memory import MemoryBudget
 from agent.kafka.transport.overload import Overload
+from agent.kafka.transport.response_memory import ResponseMemory
 from agent.metrics import Metrics
 from agent.parts import Parts
 from agent.read_path.known_coordinates import KnownCoordinates
@@ -161,7 +161,7 @@ def assemble(
         coordinator=coordinator,
         group_offsets=GroupOffsets(coordinator, offset_batches, sequencer.committed_offsets),
         request_memory=request_memory,
-        answer_memory=AnswerMemory(settings.agent.large_answer_bytes),
+        response_memory=ResponseMemory(settings.agent.large_answer_bytes),
         overload=Overload(request_memory, write_path, reads, lookups, settings.agent, metrics),
         telemetry=Telemetry(settings.agent, metrics, clock),
         metrics=metrics,

@@ -161,26 +161,26 @@ class Dispatch:
         return payload
 
     def begin(
-        self, request: Request, context: RequestContext[UsesOverload], answer: asyncio.Future[list[Chunk] | None]
+        self, request: Request, context: RequestContext[UsesOverload], response: asyncio.Future[list[Chunk] | None]
     ) -> bool:
-        """Take a request that needs no task: `answer` is then what `answer` would return. False: it needs one."""
+        """Take a request that needs no task: `response` is then what `answer` would return. False: it needs one."""
         begin = request.api.code.begin
         if begin is None:
             return False
 
         def respond(make: Callable[[], object]) -> None:
-            if answer.done():  # nobody waits for it any more
+            if response.done():  # nobody waits for it any more
                 return
             try:
-                answer.set_result(self.encode(request, make()))
+                response.set_result(self.encode(request, make()))
             except Exception as error:  # noqa: BLE001 - raised where the answer is sent
-                answer.set_exception(error)
+                response.set_exception(error)
 
         try:
             return begin(request.payload, context, respond)
         except Exception as error:  # noqa: BLE001 - raised where the answer is sent
-            if not answer.done():
-                answer.set_exception(error)
+            if not response.done():
+                response.set_exception(error)
             return True
 
     async def answer(self, request: Request, context: RequestContext[UsesOverload]) -> list[Chunk] | None:

@@ -10,8 +10,8 @@ from agent.groups.coordinator.coordinator import Coordinator
 from agent.groups.offsets.group_offsets import GroupOffsets
 from agent.groups.settings import GroupSettings
 from agent.kafka.lookup_pace import LookupPace
-from agent.kafka.transport.answer_memory import AnswerMemory
 from agent.kafka.transport.overload import Overload
+from agent.kafka.transport.response_memory import ResponseMemory
 from agent.kafka.transport.token_buckets import TokenBuckets
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
@@ -87,9 +87,9 @@ class UsesGroupOffsets(Protocol):
     def group_offsets(self) -> GroupOffsets: ...
 
 
-class UsesAnswerMemory(Protocol):
+class UsesResponseMemory(Protocol):
     @property
-    def answer_memory(self) -> AnswerMemory: ...
+    def response_memory(self) -> ResponseMemory: ...
 
 
 class UsesOverload(Protocol):

@@ -23,12 +23,12 @@ from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, controller_of, route_of
-from agent.kafka.uses import UsesAnswerMemory, UsesSequencer, UsesTopics
+from agent.kafka.uses import UsesResponseMemory, UsesSequencer, UsesTopics
 from agent.slices import Slices
 from sequencer.commits.coordinates import PartitionKey
 
 
-class Uses(UsesRouting, UsesAnswerMemory, UsesSequencer, UsesTopics, Protocol):
+class Uses(UsesRouting, UsesResponseMemory, UsesSequencer, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
@@ -63,7 +63,7 @@ async def _found(
         topics = await directory.fresh([asked.topic for asked in request.topics])
         wanted = {(str(asked.topic), int(partition)) for asked in request.topics for partition in asked.partitions}
     partitions = sum(topic.partition_count for topic in topics.values())
-    await context.parts.answer_memory.reserve(partitions * _PARTITION_BYTES, context)
+    await context.parts.response_memory.reserve(partitions * _PARTITION_BYTES, context)
     names = {topic.topic_id: topic.name for topic in topics.values()}
     sizes = await context.parts.sequencer.administration.sizes(list(names))
     found: dict[str, list[DescribeLogDirsPartition]] = defaultdict(list)

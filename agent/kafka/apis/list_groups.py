@@ -15,13 +15,13 @@ from kio.schema.types import GroupId
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
-from agent.kafka.uses import UsesAnswerMemory, UsesCoordinator, UsesSequencer
+from agent.kafka.uses import UsesCoordinator, UsesResponseMemory, UsesSequencer
 from agent.slices import Slices
 from sequencer.database.database import SequencerUnavailable
 from sequencer.groups.groups import ListedGroup as StoredListing
 
 
-class Uses(UsesAnswerMemory, UsesCoordinator, UsesSequencer, Protocol):
+class Uses(UsesResponseMemory, UsesCoordinator, UsesSequencer, Protocol):
     """The parts that this API uses."""
 
 
@@ -45,7 +45,7 @@ async def handle(request: ListGroupsRequest, context: RequestContext[Uses]) -> L
 async def _list(request: ListGroupsRequest, context: RequestContext[Uses]) -> list[ListedGroup]:
     states = frozenset(state.strip().lower() for state in request.states_filter)
     kinds = frozenset(kind.strip().lower() for kind in request.types_filter)
-    memory = context.parts.answer_memory
+    memory = context.parts.response_memory
     await memory.reserve(memory.all_groups_bytes, context)
     listed = await context.parts.sequencer.groups.list()
     memory.all_groups_bytes = len(listed) * _GROUP_BYTES

@@ -33,12 +33,12 @@ from agent.kafka.context import RequestContext
 from agent.kafka.metadata_bytes import MetadataEncoder
 from agent.kafka.routing.routing import UsesRouting, controller_of, endpoints_of, route_of
 from agent.kafka.transport.vectored import Encoded
-from agent.kafka.uses import UsesAnswerMemory, UsesClusterId, UsesMutations, UsesOverload, UsesTopics
+from agent.kafka.uses import UsesClusterId, UsesMutations, UsesOverload, UsesResponseMemory, UsesTopics
 from sequencer.topics.topics import Topic, TopicExists
 from storage.identifiers import TopicId
 
 
-class Uses(UsesRouting, UsesAnswerMemory, UsesClusterId, UsesMutations, UsesOverload, UsesTopics, Protocol):
+class Uses(UsesRouting, UsesResponseMemory, UsesClusterId, UsesMutations, UsesOverload, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
@@ -82,15 +82,15 @@ class _Found:
 
 async def handle(request: MetadataRequest, context: RequestContext[Uses]) -> Encoded:
     found = await _topics(request, context)
-    await context.parts.answer_memory.reserve(sum(map(_size, found)), context)
-    answer = MetadataEncoder(context.api_version, partial(route_of, context))
+    await context.parts.response_memory.reserve(sum(map(_size, found)), context)
+    encoder = MetadataEncoder(context.api_version, partial(route_of, context))
     for topic in found:
         said = (
             replace(topic.said, topic_authorized_operations=TOPIC_OPERATIONS)
             if request.include_topic_authorized_operations
             else topic.said
         )
-        await answer.add(said, topic.partitions)
+        await encoder.add(said, topic.partitions)
     alive = brokers(context)  # last: whoever joined meanwhile may lead what was asked for
     if not alive:
         raise CloseConnection("no agent is known to be alive")
@@ -101,7 +101,7 @@ async def handle(request: MetadataRequest, context: RequestContext[Uses]) -> Enc
         controller_id=BrokerId(controller_of(context)),
         cluster_authorized_operations=told(CLUSTER_OPERATIONS, asked=request.include_cluster_authorized_operations),
     )
-    return answer.response(response)
+    return encoder.response(response)
 
 
 def _size(topic: _Found) -> int:
@@ -153,20 +153,20 @@ async def _asked_topics(request: MetadataRequest, context: RequestContext[Uses])
     by_name = await topics.by_name(names) if names else {}
     by_id = await topics.by_id(ids) if ids else {}
     may_create = context.settings.auto_create_topics and request.allow_auto_topic_creation
-    answers = []
+    found = []
     for name in names:
         if name in by_name:
-            answers.append(_found(by_name[name]))
+            found.append(_found(by_name[name]))
         elif may_create:
-            answers.append(await _created(name, context))
+            found.append(await _created(name, context))
         else:
-            answers.append(_missing(ErrorCode.unknown_topic_or_partition, name, None, context))
+            found.append(_missing(ErrorCode.unknown_topic_or_partition, name, None, context))
     for topic_id in ids:
         if topic_id in by_id:
-            answers.append(_found(by_id[topic_id]))
+            found.append(_found(by_id[topic_id]))
         else:
-            answers.append(_missing(ErrorCode.unknown_topic_id, None, topic_id, context))
-    return answers
+            found.append(_missing(ErrorCode.unknown_topic_id, None, topic_id, context))
+    return found
 
 
 async def _created(name: TopicName, context: RequestContext[Uses]) -> _Found:

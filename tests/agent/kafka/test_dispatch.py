@@ -15,7 +15,7 @@ from kio.serial import entity_reader, entity_writer
 
 from agent.error_codes import ProduceResult
 from agent.kafka.api import Api
-from agent.kafka.apis.produce.produce_answer import ProduceAnswer, ProduceResults, encode
+from agent.kafka.apis.produce.produce_response import ProduceResponse, ProduceResults, encode
 from agent.kafka.dispatch import BadRequest, Dispatch
 from agent.kafka.served import APIS
 from agent.kafka.transport.vectored import Encoded
@@ -128,7 +128,7 @@ def test_a_produce_answer_says_in_every_version_what_it_means_and_no_more(versio
         others={1: ProduceResult(code=ErrorCode.corrupt_message, message="it is broken")},
     )
 
-    body = encode(ProduceAnswer(topics=asked.payload.topics, results=results, throttle_ms=0), version)
+    body = encode(ProduceResponse(topics=asked.payload.topics, results=results, throttle_ms=0), version)
     wire = b"".join(DISPATCH.encode(asked, Encoded(buffers=[body], size_bytes=len(body))))
 
     schema = load_response_schema(0, version)

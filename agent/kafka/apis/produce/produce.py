@@ -19,9 +19,9 @@ from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ProduceResult, produce_result
 from agent.kafka.api import CloseConnection, Respond
-from agent.kafka.apis.produce.produce_answer import ProduceAnswer, ProduceResults, WrittenBatch, encode
 from agent.kafka.apis.produce.produce_batches import Accepted, AskedBatches, ClientGone, UsesChecks, accept, accept_lone
 from agent.kafka.apis.produce.produce_request import FIRST_VERSION_WITH_TOPIC_IDS, ProduceRequest, read_request
+from agent.kafka.apis.produce.produce_response import ProduceResponse, ProduceResults, WrittenBatch, encode
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import node_endpoints
 from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
@@ -82,7 +82,7 @@ def begin(request: ProduceRequest, context: RequestContext[Uses], respond: Respo
     call_soon = asyncio.get_running_loop().call_soon
 
     def answer() -> None:
-        respond(lambda: _answer(request, _results(under_way, context), context))
+        respond(lambda: _respond(request, _results(under_way, context), context))
 
     under_way.appended.when_answered(lambda: call_soon(answer))  # the commit's readers, woken before, come first
     return True
@@ -101,19 +101,19 @@ async def handle(request: ProduceRequest, context: RequestContext[Uses]) -> Enco
         _count(results, context)
         _hang_up_on_errors(results)
         return None
-    return _answer(request, results, context)
+    return _respond(request, results, context)
 
 
-def _answer(request: ProduceRequest, results: ProduceResults, context: RequestContext[Uses]) -> Encoded:
+def _respond(request: ProduceRequest, results: ProduceResults, context: RequestContext[Uses]) -> Encoded:
     _count(results, context)
     leaders = {result.leader for result in results.others.values() if result.leader is not None}
-    answer = ProduceAnswer(
+    response = ProduceResponse(
         topics=request.topics,
         results=results,
         throttle_ms=context.parts.overload.of_produce(),
         leaders=node_endpoints(context, leaders),
     )
-    body = encode(answer, context.api_version)
+    body = encode(response, context.api_version)
     return Encoded(buffers=[body], size_bytes=len(body))
 
 

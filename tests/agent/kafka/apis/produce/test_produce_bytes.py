@@ -13,8 +13,8 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from agent.error_codes import ProduceResult
-from agent.kafka.apis.produce.produce_answer import ProduceAnswer, ProduceResults, WrittenBatch, encode
 from agent.kafka.apis.produce.produce_request import ProducedTopic, read_request
+from agent.kafka.apis.produce.produce_response import ProduceResponse, ProduceResults, WrittenBatch, encode
 from agent.kafka.routing.current_leaders import NodeEndpoint
 from storage.batches.batch_validation import InvalidRecord
 from storage.identifiers import NodeId, Offset
@@ -177,7 +177,7 @@ def test_an_answer_is_read_as_it_was_written(
     throttle_ms: int,
     leaders: tuple[NodeEndpoint, ...],
 ) -> None:
-    answer = ProduceAnswer(
+    answer = ProduceResponse(
         topics=[
             ProducedTopic(name=name, topic_id=topic_id, partitions=tuple(index for index, _ in within))
             for name, topic_id, within in answered

@@ -1,6 +1,6 @@
-"""Answers to Produce as bytes, v3 to v13 (KIP-467 record errors from v8 on, KIP-951 the new leader from v10 on).
+"""Produce responses as bytes, v3 to v13 (KIP-467 record errors from v8 on, KIP-951 the new leader from v10 on).
 
-Pure. An answer to fifty partitions that all went well is one pack for each of them.
+Pure. A response for fifty partitions that all went well is one pack for each of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ long to make."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceResults:
-    """What became of a request's batches, by the number of the partition within the request. An answer takes an entry
+    """What became of a request's batches, by the number of the partition within the request. A response takes an entry
     in one of the two for each of them."""
 
     written: Mapping[int, WrittenBatch]
@@ -45,7 +45,7 @@ class ProduceResults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProduceAnswer:
+class ProduceResponse:
     """`results` are numbered through all partitions of all topics, in order."""
 
     topics: Sequence[ProducedTopic]
@@ -54,22 +54,22 @@ class ProduceAnswer:
     leaders: tuple[NodeEndpoint, ...] = ()
 
 
-def encode(answer: ProduceAnswer, version: int) -> bytes:
+def encode(response: ProduceResponse, version: int) -> bytes:
     """The response's body, after its header."""
     write = _Writer(version)
     start = 0
-    write.count(len(answer.topics))
-    for topic in answer.topics:
+    write.count(len(response.topics))
+    for topic in response.topics:
         if version >= FIRST_VERSION_WITH_TOPIC_IDS:
             write.out += topic.topic_id.bytes if topic.topic_id is not None else bytes(16)
         else:
             write.string(topic.name)
         write.count(len(topic.partitions))
-        _write_partitions(write, topic.partitions, answer.results, start)
+        _write_partitions(write, topic.partitions, response.results, start)
         start += len(topic.partitions)
         write.tags()
-    write.out += _INT32.pack(answer.throttle_ms)
-    _write_endpoints(write, answer.leaders if version >= _WITH_LEADERS else ())
+    write.out += _INT32.pack(response.throttle_ms)
+    _write_endpoints(write, response.leaders if version >= _WITH_LEADERS else ())
     return bytes(write.out)
 
 
