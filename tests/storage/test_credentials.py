@@ -104,7 +104,9 @@ async def test_a_chain_without_keys_says_what_to_set(chain: Chain) -> None:
 
 
 def test_the_chain_is_imported_when_it_is_asked_and_not_before() -> None:
-    script = "import sys, json, storage.s3_store, storage.minio_client; print(json.dumps(sorted(sys.modules)))"
+    script = (
+        "import sys, json, storage.stores.s3_store, storage.stores.minio_client; print(json.dumps(sorted(sys.modules)))"
+    )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
 
     imported: list[Any] = json.loads(ran.stdout)

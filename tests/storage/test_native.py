@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.batches import batch_kernels, native
+from storage.batches import batch_kernels
 from storage.batches.batch_validation import span_row
 from storage.batches.record_batch import HEADER_BYTES, read_header
+from storage.native import kernels
 from storage.native.kernels import Kernel
 from tests.storage.builders import ARecord, a_batch
 
@@ -178,4 +179,4 @@ def test_a_kernel_that_allocates_is_refused() -> None:
         return len(data.copy())
 
     with pytest.raises(ValueError, match="allocates or raises"):
-        native.kernel(native.BYTES_IN)(allocates)
+        kernels.kernel(kernels.BYTES_IN)(allocates)
