@@ -43,7 +43,7 @@ class ClassicMember:
         return next((offered.metadata for offered in self.protocols if offered.name == protocol_name), b"")
 
 
-class Roster:
+class ClassicRoster:
     """The members in the order in which they came. Any two share a protocol that all share: who does not is not let
     in (`supports`)."""
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent.groups.classic.classic_members import ClassicMember, Roster
+from agent.groups.classic.classic_members import ClassicMember, ClassicRoster
 from agent.groups.coordinator.deadlines import Deadlines
 from agent.groups.values import Answer, Answered, GroupFault, GroupState, JoinAnswer, JoinedMember, SyncAnswer, Token
 
@@ -86,7 +86,7 @@ class Rounds:
         self.protocol_type = ""
         self.protocol_name: str | None = None
         self.leader: str | None = None
-        self.roster = Roster()
+        self.roster = ClassicRoster()
         self.pending: set[str] = set()
         """Member ids given out (KIP-394) that did not join yet."""
         self._newcomers: set[str] = set()

@@ -17,7 +17,7 @@ from agent.groups.classic.classic_members import CONSUMER_PROTOCOL_TYPE
 from agent.groups.consumer import consumer_heartbeats
 from agent.groups.consumer.consumer_members import ConsumerMember
 from agent.groups.consumer.consumer_membership import ConsumerMembership, MemberRefused
-from agent.groups.consumer.consumer_roster import Roster
+from agent.groups.consumer.consumer_roster import ConsumerRoster
 from agent.groups.consumer.known_topics import KnownTopics, both
 from agent.groups.conversion import consumer_classic
 from agent.groups.settings import GroupSettings
@@ -61,7 +61,7 @@ class ConsumerGroup:
         stored: StoredGroup | None,
         now_ms: int,
     ) -> None:
-        self._roster = Roster(stored)
+        self._roster = ConsumerRoster(stored)
         self._topics = KnownTopics()
         self._group = ConsumerMembership(settings, new_id, self._roster, self._topics, now_ms)
         self._parked: dict[Token, Request] = {}

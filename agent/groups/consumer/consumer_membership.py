@@ -15,7 +15,7 @@ from typing import TypeAlias
 from agent.groups.consumer.assignments import chosen, partitions_of, without
 from agent.groups.consumer.assignors import ASSIGNORS, Subscriber
 from agent.groups.consumer.consumer_members import STATIC_LEAVE_EPOCH, ConsumerMember, reconciled
-from agent.groups.consumer.consumer_roster import Roster
+from agent.groups.consumer.consumer_roster import ConsumerRoster
 from agent.groups.consumer.known_topics import KnownTopics, wanted_by
 from agent.groups.coordinator.deadlines import Deadlines
 from agent.groups.settings import GroupSettings
@@ -47,7 +47,12 @@ TimerKey: TypeAlias = tuple[Timer, str]
 
 class ConsumerMembership:
     def __init__(
-        self, settings: GroupSettings, new_id: Callable[[], str], roster: Roster, topics: KnownTopics, now_ms: int
+        self,
+        settings: GroupSettings,
+        new_id: Callable[[], str],
+        roster: ConsumerRoster,
+        topics: KnownTopics,
+        now_ms: int,
     ) -> None:
         self.settings = settings
         self.new_id = new_id

@@ -28,7 +28,7 @@ from sequencer.topics.topics import Topic
 from storage.identifiers import Partition
 
 
-class Uses(UsesRouting, UsesTopics, Protocol):
+class _Uses(UsesRouting, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
@@ -37,7 +37,7 @@ _NOTHING_TO_CANCEL: Final = "no reassignment is in progress: replicas are never 
 
 
 async def handle(
-    request: AlterPartitionReassignmentsRequest, context: RequestContext[Uses]
+    request: AlterPartitionReassignmentsRequest, context: RequestContext[_Uses]
 ) -> AlterPartitionReassignmentsResponse:
     code, message, topics = ErrorCode.none, None, {}
     try:
@@ -62,7 +62,7 @@ async def handle(
 
 
 def _answer(
-    topic: Topic | None, asked: ReassignablePartition, context: RequestContext[Uses]
+    topic: Topic | None, asked: ReassignablePartition, context: RequestContext[_Uses]
 ) -> ReassignablePartitionResponse:
     code: ErrorCode
     message: str | None
@@ -77,6 +77,6 @@ def _answer(
     return ReassignablePartitionResponse(partition_index=asked.partition_index, error_code=code, error_message=message)
 
 
-def _are_current(replicas: Sequence[int], topic: Topic, partition: Partition, context: RequestContext[Uses]) -> bool:
+def _are_current(replicas: Sequence[int], topic: Topic, partition: Partition, context: RequestContext[_Uses]) -> bool:
     current: Sequence[int] = route_of(context, topic.topic_id, partition).replicas
     return len(replicas) == len(current) and set(replicas) == set(current)

@@ -35,7 +35,7 @@ from storage.identifiers import TopicId
 from storage.stores.side_by_side import few_at_a_time
 
 
-class Uses(UsesCoordinator, UsesTopics, Protocol):
+class _Uses(UsesCoordinator, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
@@ -48,7 +48,9 @@ _Topics = Mapping[TopicId, Topic]
 _Described = GroupDescription | tuple[ErrorCode, str | None]
 
 
-async def handle(request: ConsumerGroupDescribeRequest, context: RequestContext[Uses]) -> ConsumerGroupDescribeResponse:
+async def handle(
+    request: ConsumerGroupDescribeRequest, context: RequestContext[_Uses]
+) -> ConsumerGroupDescribeResponse:
     operations = told(GROUP_OPERATIONS, asked=request.include_authorized_operations)
     described = await few_at_a_time(partial(_describe, context=context), request.group_ids)
     try:
@@ -65,7 +67,7 @@ async def handle(request: ConsumerGroupDescribeRequest, context: RequestContext[
     )
 
 
-async def _describe(group_id: str, context: RequestContext[Uses]) -> _Described:
+async def _describe(group_id: str, context: RequestContext[_Uses]) -> _Described:
     running = await context.parts.coordinator.group(group_id)
     if isinstance(running, GroupFault):
         message = f"Group {group_id} not found." if running is GroupFault.GROUP_NOT_FOUND else None
@@ -76,7 +78,7 @@ async def _describe(group_id: str, context: RequestContext[Uses]) -> _Described:
     return description
 
 
-async def _topics(described: Sequence[_Described], context: RequestContext[Uses]) -> _Topics:
+async def _topics(described: Sequence[_Described], context: RequestContext[_Uses]) -> _Topics:
     topic_ids = {
         topic_id
         for group in described

@@ -20,14 +20,14 @@ from agent.kafka.uses import UsesMutations, UsesOverload, UsesTopics
 from sequencer.topics.topics import InvalidPartitionCount, UnknownTopic
 
 
-class Uses(UsesRouting, UsesMutations, UsesOverload, UsesTopics, Protocol):
+class _Uses(UsesRouting, UsesMutations, UsesOverload, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
 _REFUSED_FROM = 3
 
 
-async def handle(request: CreatePartitionsRequest, context: RequestContext[Uses]) -> CreatePartitionsResponse:
+async def handle(request: CreatePartitionsRequest, context: RequestContext[_Uses]) -> CreatePartitionsResponse:
     twice = named_twice(topic.name for topic in request.topics)
     results = []
     for topic in {topic.name: topic for topic in request.topics}.values():
@@ -45,7 +45,7 @@ async def handle(request: CreatePartitionsRequest, context: RequestContext[Uses]
     )
 
 
-async def _grow(topic: CreatePartitionsTopic, validate_only: bool, context: RequestContext[Uses]) -> None:
+async def _grow(topic: CreatePartitionsTopic, validate_only: bool, context: RequestContext[_Uses]) -> None:
     """Raises one of ADMINISTRATION_ERRORS."""
     topics, most = context.parts.topics, context.settings.max_partitions_per_topic
     found = (await topics.fresh([topic.name])).get(topic.name)

@@ -28,7 +28,7 @@ from sequencer.topics.topics import InvalidPartitionCount
 from storage.identifiers import TopicId
 
 
-class Uses(UsesRouting, UsesMutations, UsesOverload, UsesTopics, Protocol):
+class _Uses(UsesRouting, UsesMutations, UsesOverload, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
@@ -36,7 +36,7 @@ _DEFAULT = -1
 _REFUSED_FROM = 6
 
 
-async def handle(request: CreateTopicsRequest, context: RequestContext[Uses]) -> CreateTopicsResponse:
+async def handle(request: CreateTopicsRequest, context: RequestContext[_Uses]) -> CreateTopicsResponse:
     twice = named_twice(topic.name for topic in request.topics)
     existing = await _existing(request, context)
     results = []
@@ -55,7 +55,7 @@ async def handle(request: CreateTopicsRequest, context: RequestContext[Uses]) ->
     return CreateTopicsResponse(throttle_time=mutation_throttle(context, "CreateTopics"), topics=tuple(results))
 
 
-async def _existing(request: CreateTopicsRequest, context: RequestContext[Uses]) -> Collection[str]:
+async def _existing(request: CreateTopicsRequest, context: RequestContext[_Uses]) -> Collection[str]:
     """Of the names asked for. As in Kafka, that a topic exists counts before what else is wrong with the request."""
     try:
         async with within(request.timeout, context):
@@ -64,7 +64,7 @@ async def _existing(request: CreateTopicsRequest, context: RequestContext[Uses])
         return ()  # the creation says so, too
 
 
-async def _create(topic: CreatableTopic, validate_only: bool, context: RequestContext[Uses]) -> CreatableTopicResult:
+async def _create(topic: CreatableTopic, validate_only: bool, context: RequestContext[_Uses]) -> CreatableTopicResult:
     """Raises one of ADMINISTRATION_ERRORS."""
     topics = context.parts.topics
     count = _partition_count(topic, context)
@@ -79,7 +79,7 @@ async def _create(topic: CreatableTopic, validate_only: bool, context: RequestCo
     return _created(topic, None, count, config, context)
 
 
-def _partition_count(topic: CreatableTopic, context: RequestContext[Uses]) -> int:
+def _partition_count(topic: CreatableTopic, context: RequestContext[_Uses]) -> int:
     """Raises AdministrationRefused, InvalidPartitionCount."""
     if topic.assignments:
         return _assigned_count(topic, context)
@@ -97,7 +97,7 @@ def _partition_count(topic: CreatableTopic, context: RequestContext[Uses]) -> in
     return count
 
 
-def _assigned_count(topic: CreatableTopic, context: RequestContext[Uses]) -> int:
+def _assigned_count(topic: CreatableTopic, context: RequestContext[_Uses]) -> int:
     for named, value in (("numPartitions", topic.num_partitions), ("replicationFactor", topic.replication_factor)):
         if value != _DEFAULT:
             message = f"A manual partition assignment was specified, but {named} was not set to -1."
@@ -120,7 +120,7 @@ def _config(topic: CreatableTopic) -> dict[str, str]:
 
 
 def _created(
-    topic: CreatableTopic, topic_id: TopicId | None, count: int, config: dict[str, str], context: RequestContext[Uses]
+    topic: CreatableTopic, topic_id: TopicId | None, count: int, config: dict[str, str], context: RequestContext[_Uses]
 ) -> CreatableTopicResult:
     zones = {endpoint.zone for endpoint in endpoints_of(context)}
     return CreatableTopicResult(

@@ -26,14 +26,14 @@ from sequencer.topics.topics import Topic
 from storage.identifiers import NO_OFFSET, Offset, Partition
 
 
-class Uses(UsesMembership, UsesReads, UsesSequencer, UsesTopics, Protocol):
+class _Uses(UsesMembership, UsesReads, UsesSequencer, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
 _LOWEST: Final = -1
 
 
-async def handle(request: DeleteRecordsRequest, context: RequestContext[Uses]) -> DeleteRecordsResponse:
+async def handle(request: DeleteRecordsRequest, context: RequestContext[_Uses]) -> DeleteRecordsResponse:
     failure, topics = None, {}
     try:
         topics = await context.parts.topics.fresh([topic.name for topic in request.topics])
@@ -60,7 +60,7 @@ async def handle(request: DeleteRecordsRequest, context: RequestContext[Uses]) -
 
 
 async def _delete(
-    topic: Topic | None, asked: DeleteRecordsPartition, context: RequestContext[Uses]
+    topic: Topic | None, asked: DeleteRecordsPartition, context: RequestContext[_Uses]
 ) -> tuple[ErrorCode, Offset]:
     """The code and where the log starts now. Raises one of ADMINISTRATION_ERRORS."""
     if topic is None or not 0 <= asked.partition_index < topic.partition_count:

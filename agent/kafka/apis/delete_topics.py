@@ -23,7 +23,7 @@ from sequencer.topics.topics import Topic, UnknownTopic
 from storage.identifiers import TopicId
 
 
-class Uses(UsesMutations, UsesOverload, UsesTopics, Protocol):
+class _Uses(UsesMutations, UsesOverload, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
@@ -49,7 +49,7 @@ class _Doomed:
 _NOTHING: Final = _Doomed(name=None, topic_id=None)
 
 
-async def handle(request: DeleteTopicsRequest, context: RequestContext[Uses]) -> DeleteTopicsResponse:
+async def handle(request: DeleteTopicsRequest, context: RequestContext[_Uses]) -> DeleteTopicsResponse:
     if context.api_version >= _FIRST_VERSION_WITH_STATES:
         doomed = [
             _Doomed(name=topic.name, topic_id=None if topic.topic_id is None else TopicId(topic.topic_id))
@@ -80,7 +80,7 @@ async def handle(request: DeleteTopicsRequest, context: RequestContext[Uses]) ->
     return DeleteTopicsResponse(throttle_time=mutation_throttle(context, "DeleteTopics"), responses=tuple(results))
 
 
-async def _once(doomed: Sequence[_Doomed], context: RequestContext[Uses]) -> dict[_Doomed, str | None]:
+async def _once(doomed: Sequence[_Doomed], context: RequestContext[_Uses]) -> dict[_Doomed, str | None]:
     """Each topic once, with what is wrong with it if it is named more often: by name, by id, or by both in turn."""
     twice = named_twice(doomed)
     found: dict[_Doomed, str | None] = {}
@@ -102,7 +102,7 @@ async def _once(doomed: Sequence[_Doomed], context: RequestContext[Uses]) -> dic
     return found
 
 
-async def _delete(doomed: _Doomed, context: RequestContext[Uses]) -> Topic:
+async def _delete(doomed: _Doomed, context: RequestContext[_Uses]) -> Topic:
     """Raises one of ADMINISTRATION_ERRORS."""
     topics = context.parts.topics
     if doomed.name is not None and doomed.topic_id is not None:

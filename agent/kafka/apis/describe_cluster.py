@@ -16,7 +16,7 @@ from agent.kafka.routing.routing import UsesRouting, controller_of
 from agent.kafka.uses import UsesClusterId
 
 
-class Uses(UsesRouting, UsesClusterId, Protocol):
+class _Uses(UsesRouting, UsesClusterId, Protocol):
     """The parts that this API uses."""
 
 
@@ -24,7 +24,7 @@ _BROKERS = i8(1)
 _CONTROLLERS = i8(2)
 
 
-async def handle(request: DescribeClusterRequest, context: RequestContext[Uses]) -> DescribeClusterResponse:
+async def handle(request: DescribeClusterRequest, context: RequestContext[_Uses]) -> DescribeClusterResponse:
     endpoint_type = request.endpoint_type
     is_brokers = endpoint_type == _BROKERS
     code, message = _refusal(endpoint_type)

@@ -42,7 +42,7 @@ class UsesBrokerConfigs(UsesRouting, UsesGroupSettings, UsesReads, Protocol):
     """The parts whose settings are shown as those of a broker."""
 
 
-class Uses(UsesBrokerConfigs, UsesSequencer, UsesTopics, Protocol):
+class _Uses(UsesBrokerConfigs, UsesSequencer, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
@@ -50,7 +50,7 @@ _Configs: TypeAlias = Mapping[tuple[int, str], Mapping[str, str]]
 """What is set, by the resource's type and name."""
 
 
-async def handle(request: DescribeConfigsRequest, context: RequestContext[Uses]) -> DescribeConfigsResponse:
+async def handle(request: DescribeConfigsRequest, context: RequestContext[_Uses]) -> DescribeConfigsResponse:
     asked = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
     configs: _Configs | Exception
     try:
@@ -69,7 +69,7 @@ def _describe(
     configs: _Configs | Exception,
     synonyms: bool,
     documented: bool,
-    context: RequestContext[Uses],
+    context: RequestContext[_Uses],
 ) -> DescribeConfigsResult:
     try:
         entries = _entries(resource.resource_type, resource.resource_name, configs, context)
@@ -80,7 +80,7 @@ def _describe(
 
 
 def _entries(
-    resource_type: int, name: str, configs: _Configs | Exception, context: RequestContext[Uses]
+    resource_type: int, name: str, configs: _Configs | Exception, context: RequestContext[_Uses]
 ) -> Sequence[ConfigEntry]:
     """Raises one of ADMINISTRATION_ERRORS."""
     if resource_type == BROKER_RESOURCE:

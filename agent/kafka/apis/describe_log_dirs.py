@@ -28,7 +28,7 @@ from agent.slices import Slices
 from sequencer.commits.coordinates import PartitionKey
 
 
-class Uses(UsesRouting, UsesResponseMemory, UsesSequencer, UsesTopics, Protocol):
+class _Uses(UsesRouting, UsesResponseMemory, UsesSequencer, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
@@ -37,7 +37,7 @@ _PARTITION_BYTES: Final = 600
 """While the answer is made."""
 
 
-async def handle(request: DescribeLogDirsRequest, context: RequestContext[Uses]) -> DescribeLogDirsResponse:
+async def handle(request: DescribeLogDirsRequest, context: RequestContext[_Uses]) -> DescribeLogDirsResponse:
     try:
         found = await _found(request, context)
     except ADMINISTRATION_ERRORS as error:
@@ -52,7 +52,7 @@ async def handle(request: DescribeLogDirsRequest, context: RequestContext[Uses])
 
 
 async def _found(
-    request: DescribeLogDirsRequest, context: RequestContext[Uses]
+    request: DescribeLogDirsRequest, context: RequestContext[_Uses]
 ) -> dict[str, list[DescribeLogDirsPartition]]:
     """By topic: what is asked for and shown by this agent. Raises one of ADMINISTRATION_ERRORS."""
     directory = context.parts.topics
@@ -80,12 +80,12 @@ async def _found(
     return found
 
 
-def _is_shown_here(key: PartitionKey, context: RequestContext[Uses]) -> bool:
+def _is_shown_here(key: PartitionKey, context: RequestContext[_Uses]) -> bool:
     return controller_of(context) in route_of(context, *key).replicas
 
 
 def _response(
-    context: RequestContext[Uses], code: ErrorCode, topics: tuple[DescribeLogDirsTopic, ...]
+    context: RequestContext[_Uses], code: ErrorCode, topics: tuple[DescribeLogDirsTopic, ...]
 ) -> DescribeLogDirsResponse:
     store = context.settings.store_url.split("?", 1)[0]
     result = DescribeLogDirsResult(

@@ -26,14 +26,14 @@ from sequencer.topics.administration import ActiveProducer
 from storage.identifiers import NO_OFFSET, Partition
 
 
-class Uses(UsesSequencer, UsesTopics, Protocol):
+class _Uses(UsesSequencer, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
 _NO_EPOCH: Final = -1
 
 
-async def handle(request: DescribeProducersRequest, context: RequestContext[Uses]) -> DescribeProducersResponse:
+async def handle(request: DescribeProducersRequest, context: RequestContext[_Uses]) -> DescribeProducersResponse:
     failure: ErrorCode = ErrorCode.unknown_topic_or_partition
     message: str | None = None
     found: dict[tuple[str, int], tuple[ActiveProducer, ...]] = {}
@@ -57,7 +57,7 @@ async def handle(request: DescribeProducersRequest, context: RequestContext[Uses
 
 
 async def _find(
-    request: DescribeProducersRequest, context: RequestContext[Uses]
+    request: DescribeProducersRequest, context: RequestContext[_Uses]
 ) -> dict[tuple[str, int], tuple[ActiveProducer, ...]]:
     """Raises one of ADMINISTRATION_ERRORS."""
     topics = await context.parts.topics.fresh([topic.name for topic in request.topics])

@@ -31,7 +31,7 @@ from sequencer.topics.topics import InvalidTopicName, Topic, validate_topic_name
 from storage.identifiers import Partition, TopicId
 
 
-class Uses(UsesRouting, UsesTopics, Protocol):
+class _Uses(UsesRouting, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
@@ -39,7 +39,7 @@ _FIRST: Final = 0
 
 
 async def handle(
-    request: DescribeTopicPartitionsRequest, context: RequestContext[Uses]
+    request: DescribeTopicPartitionsRequest, context: RequestContext[_Uses]
 ) -> DescribeTopicPartitionsResponse:
     names: list[str] = sorted({topic.name for topic in request.topics})
     cursor = request.cursor
@@ -72,7 +72,7 @@ async def handle(
     return _response(described)
 
 
-async def _find(names: Sequence[str], context: RequestContext[Uses]) -> dict[str, Topic]:
+async def _find(names: Sequence[str], context: RequestContext[_Uses]) -> dict[str, Topic]:
     """Raises one of ADMINISTRATION_ERRORS."""
     if names:
         return await context.parts.topics.fresh(names)
@@ -99,7 +99,7 @@ def _failed(name: str, code: ErrorCode) -> DescribeTopicPartitionsResponseTopic:
 
 
 def _described(
-    topic: Topic, partitions: Iterable[int], context: RequestContext[Uses]
+    topic: Topic, partitions: Iterable[int], context: RequestContext[_Uses]
 ) -> DescribeTopicPartitionsResponseTopic:
     return DescribeTopicPartitionsResponseTopic(
         error_code=ErrorCode.none,
@@ -112,7 +112,7 @@ def _described(
 
 
 def _partition(
-    topic_id: TopicId, partition: Partition, context: RequestContext[Uses]
+    topic_id: TopicId, partition: Partition, context: RequestContext[_Uses]
 ) -> DescribeTopicPartitionsResponsePartition:
     route = route_of(context, topic_id, partition)
     replicas = tuple(BrokerId(node_id) for node_id in route.replicas)

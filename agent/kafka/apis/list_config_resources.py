@@ -25,7 +25,7 @@ from agent.kafka.routing.routing import UsesRouting, endpoints_of
 from agent.kafka.uses import UsesSequencer, UsesTopics
 
 
-class Uses(UsesRouting, UsesSequencer, UsesTopics, Protocol):
+class _Uses(UsesRouting, UsesSequencer, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
@@ -33,7 +33,7 @@ _TYPES: Final = (TOPIC_RESOURCE, BROKER_RESOURCE, BROKER_LOGGER_RESOURCE, CLIENT
 _FIRST_VERSION_WITH_TYPES: Final = 1
 
 
-async def handle(request: ListConfigResourcesRequest, context: RequestContext[Uses]) -> ListConfigResourcesResponse:
+async def handle(request: ListConfigResourcesRequest, context: RequestContext[_Uses]) -> ListConfigResourcesResponse:
     asked: tuple[int, ...] = (CLIENT_METRICS_RESOURCE,)
     if context.api_version >= _FIRST_VERSION_WITH_TYPES:
         asked = tuple(request.resource_types) or _TYPES

@@ -21,7 +21,7 @@ from sequencer.database.database import SequencerUnavailable
 from sequencer.groups.groups import ListedGroup as StoredListing
 
 
-class Uses(UsesResponseMemory, UsesCoordinator, UsesSequencer, Protocol):
+class _Uses(UsesResponseMemory, UsesCoordinator, UsesSequencer, Protocol):
     """The parts that this API uses."""
 
 
@@ -31,7 +31,7 @@ _GROUP_BYTES: Final = 700
 """While the answer is made."""
 
 
-async def handle(request: ListGroupsRequest, context: RequestContext[Uses]) -> ListGroupsResponse:
+async def handle(request: ListGroupsRequest, context: RequestContext[_Uses]) -> ListGroupsResponse:
     try:
         groups = await _list(request, context)
     except SequencerUnavailable as error:
@@ -42,7 +42,7 @@ async def handle(request: ListGroupsRequest, context: RequestContext[Uses]) -> L
     return ListGroupsResponse(throttle_time=NO_THROTTLE, error_code=ErrorCode.none, groups=tuple(groups))
 
 
-async def _list(request: ListGroupsRequest, context: RequestContext[Uses]) -> list[ListedGroup]:
+async def _list(request: ListGroupsRequest, context: RequestContext[_Uses]) -> list[ListedGroup]:
     states = frozenset(state.strip().lower() for state in request.states_filter)
     kinds = frozenset(kind.strip().lower() for kind in request.types_filter)
     memory = context.parts.response_memory
@@ -62,7 +62,7 @@ async def _list(request: ListGroupsRequest, context: RequestContext[Uses]) -> li
     return found
 
 
-def _now(listed: StoredListing, context: RequestContext[Uses]) -> ListedGroup | None:
+def _now(listed: StoredListing, context: RequestContext[_Uses]) -> ListedGroup | None:
     """None: another agent's to list."""
     coordinator = context.parts.coordinator
     if context.settings.one_address is None and not coordinator.coordinates(listed.group_id):

@@ -41,7 +41,7 @@ from storage.identifiers import NO_OFFSET, Partition
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 
 
-class Uses(UsesBounds, UsesLookupPace, UsesMembership, UsesOverload, UsesReads, UsesTimes, UsesTopics, Protocol):
+class _Uses(UsesBounds, UsesLookupPace, UsesMembership, UsesOverload, UsesReads, UsesTimes, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
@@ -81,7 +81,7 @@ class _Result:
     timestamp_ms: int = _NO_TIMESTAMP
 
 
-async def handle(request: ListOffsetsRequest, context: RequestContext[Uses]) -> ListOffsetsResponse:
+async def handle(request: ListOffsetsRequest, context: RequestContext[_Uses]) -> ListOffsetsResponse:
     read_committed = request.isolation_level == _READ_COMMITTED
     pace = context.parts.lookup_pace
     await pace.wait(sum(len(topic.partitions) for topic in request.topics))
@@ -123,7 +123,7 @@ async def handle(request: ListOffsetsRequest, context: RequestContext[Uses]) -> 
     return _respond(request, results, pace.pause_ms())
 
 
-async def _keys(request: ListOffsetsRequest, context: RequestContext[Uses]) -> dict[tuple[str, int], PartitionKey]:
+async def _keys(request: ListOffsetsRequest, context: RequestContext[_Uses]) -> dict[tuple[str, int], PartitionKey]:
     """Topic ids in place of names; unknown topics are left out."""
     topics = await context.parts.topics.by_name([topic.name for topic in request.topics])
     return {
@@ -138,7 +138,7 @@ def _result_from_bounds(
     key: PartitionKey | None,
     bounds: PartitionBounds | None,
     partition: ListOffsetsPartition,
-    context: RequestContext[Uses],
+    context: RequestContext[_Uses],
     *,
     read_committed: bool,
 ) -> _Result | None:
@@ -153,7 +153,7 @@ async def _result_by_time(
     key: PartitionKey,
     bounds: PartitionBounds,
     partition: ListOffsetsPartition,
-    context: RequestContext[Uses],
+    context: RequestContext[_Uses],
     *,
     read_committed: bool,
 ) -> _Result:
@@ -182,7 +182,7 @@ def _refusal(
     key: PartitionKey | None,
     bounds: PartitionBounds | None,
     partition: ListOffsetsPartition,
-    context: RequestContext[Uses],
+    context: RequestContext[_Uses],
 ) -> ErrorCode | None:
     if key is None or bounds is None:
         return read_failure_code(ReadFailure.UNKNOWN_PARTITION, by_id=False)

@@ -38,7 +38,7 @@ from sequencer.topics.topics import Topic, TopicExists
 from storage.identifiers import TopicId
 
 
-class Uses(UsesRouting, UsesResponseMemory, UsesClusterId, UsesMutations, UsesOverload, UsesTopics, Protocol):
+class _Uses(UsesRouting, UsesResponseMemory, UsesClusterId, UsesMutations, UsesOverload, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
@@ -80,7 +80,7 @@ class _Found:
     partitions: int = 0
 
 
-async def handle(request: MetadataRequest, context: RequestContext[Uses]) -> Encoded:
+async def handle(request: MetadataRequest, context: RequestContext[_Uses]) -> Encoded:
     found = await _topics(request, context)
     await context.parts.response_memory.reserve(sum(map(_size, found)), context)
     encoder = MetadataEncoder(context.api_version, partial(route_of, context))
@@ -108,7 +108,7 @@ def _size(topic: _Found) -> int:
     return _TOPIC_BYTES + len(topic.said.name or "") + topic.partitions * _PARTITION_BYTES
 
 
-def _pause(topics: Sequence[_Found], context: RequestContext[Uses]) -> i32Timedelta:
+def _pause(topics: Sequence[_Found], context: RequestContext[_Uses]) -> i32Timedelta:
     """For a client that has much waiting for the database, or creates topics faster than it may. Not for long: what it
     produces waits for as long."""
     waits = i32Timedelta.parse(timedelta(milliseconds=context.parts.overload.of_lookup("Metadata")))
@@ -127,7 +127,7 @@ def brokers(context: RequestContext[UsesRouting]) -> tuple[MetadataResponseBroke
     )
 
 
-async def _topics(request: MetadataRequest, context: RequestContext[Uses]) -> list[_Found]:
+async def _topics(request: MetadataRequest, context: RequestContext[_Uses]) -> list[_Found]:
     asks_for_all = request.topics is None or (not request.topics and context.api_version == 0)
     try:
         if asks_for_all:
@@ -144,7 +144,7 @@ async def _topics(request: MetadataRequest, context: RequestContext[Uses]) -> li
         ]
 
 
-async def _asked_topics(request: MetadataRequest, context: RequestContext[Uses]) -> list[_Found]:
+async def _asked_topics(request: MetadataRequest, context: RequestContext[_Uses]) -> list[_Found]:
     topics = context.parts.topics
     asked = request.topics or ()
     # The id counts where there is one: Java's consumer sends an empty name beside it.
@@ -169,7 +169,7 @@ async def _asked_topics(request: MetadataRequest, context: RequestContext[Uses])
     return found
 
 
-async def _created(name: TopicName, context: RequestContext[Uses]) -> _Found:
+async def _created(name: TopicName, context: RequestContext[_Uses]) -> _Found:
     topics = context.parts.topics
     try:
         async with mutations_taken(context.settings.default_partitions, context, refused_from=0):
@@ -186,7 +186,7 @@ async def _created(name: TopicName, context: RequestContext[Uses]) -> _Found:
         return _missing(ErrorCode.leader_not_available if code.retriable else code, name, None, context)
 
 
-def _missing(code: ErrorCode, name: TopicName | None, topic_id: UUID | None, context: RequestContext[Uses]) -> _Found:
+def _missing(code: ErrorCode, name: TopicName | None, topic_id: UUID | None, context: RequestContext[_Uses]) -> _Found:
     if name is None and context.api_version < _FIRST_VERSION_WITHOUT_NAMES:
         name = TopicName("")
     return _Found(said=MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id, partitions=()))

@@ -30,7 +30,7 @@ from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition
 
 
-class Uses(UsesCoordinator, UsesGroupOffsets, UsesGroupSettings, UsesTopics, Protocol):
+class _Uses(UsesCoordinator, UsesGroupOffsets, UsesGroupSettings, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
@@ -68,7 +68,7 @@ class _Topic:
     partitions: tuple[OffsetCommitResponsePartition, ...]
 
 
-async def handle(request: OffsetCommitRequest, context: RequestContext[Uses]) -> OffsetCommitResponse:
+async def handle(request: OffsetCommitRequest, context: RequestContext[_Uses]) -> OffsetCommitResponse:
     try:
         topics = await topics_named(request.topics, context, by_id=context.api_version >= _FIRST_BY_TOPIC_ID)
     except SequencerUnavailable as error:
@@ -86,7 +86,7 @@ async def handle(request: OffsetCommitRequest, context: RequestContext[Uses]) ->
     return _respond(request, [[one if isinstance(one, ErrorCode) else code for one in topic] for topic in judged])
 
 
-def _judge(partition: OffsetCommitRequestPartition, topic: Topic | None, context: RequestContext[Uses]) -> _Judged:
+def _judge(partition: OffsetCommitRequestPartition, topic: Topic | None, context: RequestContext[_Uses]) -> _Judged:
     if topic is None:
         by_id = context.api_version >= _FIRST_BY_TOPIC_ID
         return ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
@@ -104,7 +104,9 @@ def _judge(partition: OffsetCommitRequestPartition, topic: Topic | None, context
 
 
 async def _commit(
-    request: OffsetCommitRequest, offsets: Sequence[tuple[PartitionKey, CommittedOffset]], context: RequestContext[Uses]
+    request: OffsetCommitRequest,
+    offsets: Sequence[tuple[PartitionKey, CommittedOffset]],
+    context: RequestContext[_Uses],
 ) -> GroupFault | None:
     committing = Committing(
         member_id=request.member_id,

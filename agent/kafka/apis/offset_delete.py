@@ -29,7 +29,7 @@ from sequencer.topics.topics import Topic
 from storage.identifiers import Partition
 
 
-class Uses(UsesCoordinator, UsesGroupOffsets, UsesTopics, Protocol):
+class _Uses(UsesCoordinator, UsesGroupOffsets, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _Judged = PartitionKey | ErrorCode
 
 
-async def handle(request: OffsetDeleteRequest, context: RequestContext[Uses]) -> OffsetDeleteResponse:
+async def handle(request: OffsetDeleteRequest, context: RequestContext[_Uses]) -> OffsetDeleteResponse:
     running = await context.parts.coordinator.group(request.group_id)
     if isinstance(running, GroupFault):
         return _refused(running)

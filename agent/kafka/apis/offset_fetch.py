@@ -35,7 +35,7 @@ from sequencer.topics.topics import Topic
 from storage.identifiers import Partition, TopicId
 
 
-class Uses(UsesGroupOffsets, UsesTopics, Protocol):
+class _Uses(UsesGroupOffsets, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
@@ -98,7 +98,7 @@ class _Asked:
 _Found = Mapping[PartitionKey, CommittedOffset] | GroupFault
 
 
-async def handle(request: OffsetFetchRequest, context: RequestContext[Uses]) -> OffsetFetchResponse | _OneGroup:
+async def handle(request: OffsetFetchRequest, context: RequestContext[_Uses]) -> OffsetFetchResponse | _OneGroup:
     asked = request.groups if context.api_version >= _FIRST_OF_MANY_GROUPS else (request,)
     groups = await _answers(asked, context)
     if context.api_version >= _FIRST_OF_MANY_GROUPS:
@@ -106,7 +106,7 @@ async def handle(request: OffsetFetchRequest, context: RequestContext[Uses]) -> 
     return _OneGroup(throttle_time=NO_THROTTLE, topics=groups[0].topics, error_code=groups[0].error_code)  # type: ignore[arg-type]
 
 
-async def _answers(asked: Sequence[AskedGroup], context: RequestContext[Uses]) -> list[OffsetFetchResponseGroup]:
+async def _answers(asked: Sequence[AskedGroup], context: RequestContext[_Uses]) -> list[OffsetFetchResponseGroup]:
     try:
         groups = [await _with_topics(group, context) for group in asked]
         found = await context.parts.group_offsets.fetch([_fetching(group) for group in groups])
@@ -122,7 +122,7 @@ async def _answers(asked: Sequence[AskedGroup], context: RequestContext[Uses]) -
     ]
 
 
-async def _with_topics(group: AskedGroup, context: RequestContext[Uses]) -> _Asked:
+async def _with_topics(group: AskedGroup, context: RequestContext[_Uses]) -> _Asked:
     topics = None
     if group.topics is not None:
         found = await topics_named(group.topics, context, by_id=context.api_version >= _FIRST_BY_TOPIC_ID)
@@ -150,7 +150,7 @@ def _fetching(group: _Asked) -> Fetching:
 
 
 async def _topics_of(
-    groups: Sequence[_Asked], found: Sequence[_Found], context: RequestContext[Uses]
+    groups: Sequence[_Asked], found: Sequence[_Found], context: RequestContext[_Uses]
 ) -> Mapping[TopicId, Topic]:
     """The names of what was found for groups that asked for everything."""
     topic_ids = {
@@ -166,7 +166,7 @@ def _topics(
     group: _Asked,
     found: Mapping[PartitionKey, CommittedOffset],
     by_id: Mapping[TopicId, Topic],
-    context: RequestContext[Uses],
+    context: RequestContext[_Uses],
 ) -> tuple[_Topic, ...]:
     if group.topics is None:
         committed: dict[TopicId, list[OffsetFetchResponsePartitions]] = {}
@@ -192,7 +192,7 @@ def _topics(
     )
 
 
-def _refused(group: AskedGroup, fault: GroupFault, context: RequestContext[Uses]) -> OffsetFetchResponseGroup:
+def _refused(group: AskedGroup, fault: GroupFault, context: RequestContext[_Uses]) -> OffsetFetchResponseGroup:
     """Version 1 has no error for a group, but for each partition."""
     code = fetch_code(fault)
     topics: tuple[_Topic, ...] = ()

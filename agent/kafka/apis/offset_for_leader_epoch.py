@@ -28,11 +28,11 @@ from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailab
 from storage.identifiers import NO_OFFSET, Partition, TopicId
 
 
-class Uses(UsesMembership, UsesSequencer, UsesTopics, Protocol):
+class _Uses(UsesMembership, UsesSequencer, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
-async def handle(request: OffsetForLeaderEpochRequest, context: RequestContext[Uses]) -> OffsetForLeaderEpochResponse:
+async def handle(request: OffsetForLeaderEpochRequest, context: RequestContext[_Uses]) -> OffsetForLeaderEpochResponse:
     failure: ReadFailure | None = None
     topic_ids: dict[str, TopicId] = {}
     bounds: Mapping[PartitionKey, PartitionBounds] = {}

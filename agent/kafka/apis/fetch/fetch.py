@@ -26,14 +26,14 @@ from sequencer.database.database import SequencerUnavailable
 from storage.identifiers import NodeId
 
 
-class Uses(UsesFetchPlan, UsesOverload, Protocol):
+class _Uses(UsesFetchPlan, UsesOverload, Protocol):
     """The parts that this API uses."""
 
 
 _INITIAL_EPOCH: Final = 0
 
 
-async def handle(request: FetchRequest, context: RequestContext[Uses]) -> Encoded:
+async def handle(request: FetchRequest, context: RequestContext[_Uses]) -> Encoded:
     response = await _respond(request, context)
     has_tags = response.leaders or response.diverges
     write = write_tagged_response if has_tags else write_response
@@ -41,7 +41,7 @@ async def handle(request: FetchRequest, context: RequestContext[Uses]) -> Encode
     return Encoded(buffers=buffers, size_bytes=sum(map(len, buffers)))
 
 
-async def _respond(request: FetchRequest, context: RequestContext[Uses]) -> FetchResponse:
+async def _respond(request: FetchRequest, context: RequestContext[_Uses]) -> FetchResponse:
     refused = _session_error(request)
     if refused is not None:
         return FetchResponse(error_code=refused)
@@ -69,7 +69,7 @@ def _session_error(request: FetchRequest) -> ErrorCode | None:
     return ErrorCode.fetch_session_id_not_found
 
 
-async def _named(results: Sequence[PartitionResult], context: RequestContext[Uses]) -> Sequence[PartitionResult]:
+async def _named(results: Sequence[PartitionResult], context: RequestContext[_Uses]) -> Sequence[PartitionResult]:
     """Tell an unknown topic from an unknown partition, and let a topic that was made anew be looked up again."""
     unknown = {result.plan.topic_id for result in results if result.failure is ReadFailure.UNKNOWN_PARTITION}
     if not unknown:
@@ -89,7 +89,7 @@ async def _named(results: Sequence[PartitionResult], context: RequestContext[Use
     ]
 
 
-def _leaders(results: Sequence[PartitionResult], context: RequestContext[Uses]) -> Mapping[int, NodeId]:
+def _leaders(results: Sequence[PartitionResult], context: RequestContext[_Uses]) -> Mapping[int, NodeId]:
     """Of each place whose partition moved, who serves it now (KIP-951)."""
     return {
         place: leader

@@ -38,7 +38,7 @@ from storage.identifiers import TopicId
 from storage.segments.segment_batches import TOPIC
 
 
-class Uses(UsesChecks, UsesMetrics, UsesOverload, UsesTopics, UsesWritePath, Protocol):
+class _Uses(UsesChecks, UsesMetrics, UsesOverload, UsesTopics, UsesWritePath, Protocol):
     """The parts that this API uses."""
 
 
@@ -65,7 +65,7 @@ def decode(frame: bytes | memoryview, body_start: int, version: int, settings: A
     return read_request(frame, body_start, version, settings.max_partitions_per_request)
 
 
-def begin(request: ProduceRequest, context: RequestContext[Uses], respond: Respond) -> bool:
+def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Respond) -> bool:
     """A request of one small batch that is sure to be accepted, and waits for nothing but its commit."""
     assert context.turn is not None, "produce requests take turns"
     if len(request.records) != 1 or request.acks == _NO_ACKS or _refusal(request) or not context.turn.is_next:
@@ -88,7 +88,7 @@ def begin(request: ProduceRequest, context: RequestContext[Uses], respond: Respo
     return True
 
 
-async def handle(request: ProduceRequest, context: RequestContext[Uses]) -> Encoded | None:
+async def handle(request: ProduceRequest, context: RequestContext[_Uses]) -> Encoded | None:
     verdict = _refusal(request)
     if verdict is None:
         try:
@@ -104,7 +104,7 @@ async def handle(request: ProduceRequest, context: RequestContext[Uses]) -> Enco
     return _respond(request, results, context)
 
 
-def _respond(request: ProduceRequest, results: ProduceResults, context: RequestContext[Uses]) -> Encoded:
+def _respond(request: ProduceRequest, results: ProduceResults, context: RequestContext[_Uses]) -> Encoded:
     _count(results, context)
     leaders = {result.leader for result in results.others.values() if result.leader is not None}
     response = ProduceResponse(
@@ -126,7 +126,7 @@ def _refusal(request: ProduceRequest) -> ProduceResult | None:
     return None
 
 
-async def _accept(request: ProduceRequest, context: RequestContext[Uses]) -> Accepted | ProduceResult:
+async def _accept(request: ProduceRequest, context: RequestContext[_Uses]) -> Accepted | ProduceResult:
     """Everything that may wait: finding topics, checking batches. Or what is said of all of them. Raises ClientGone."""
     try:
         topics = await _find_topics(request, context)
@@ -152,13 +152,13 @@ async def _accept(request: ProduceRequest, context: RequestContext[Uses]) -> Acc
         )
 
 
-def _unknown_topic(context: RequestContext[Uses]) -> ErrorCode:
+def _unknown_topic(context: RequestContext[_Uses]) -> ErrorCode:
     if context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS:
         return ErrorCode.unknown_topic_id
     return ErrorCode.unknown_topic_or_partition
 
 
-async def _find_topics(request: ProduceRequest, context: RequestContext[Uses]) -> list[Topic | None]:
+async def _find_topics(request: ProduceRequest, context: RequestContext[_Uses]) -> list[Topic | None]:
     directory = context.parts.topics
     if context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS:
         ids = [topic.topic_id for topic in request.topics]
@@ -170,7 +170,7 @@ async def _find_topics(request: ProduceRequest, context: RequestContext[Uses]) -
 
 
 async def _write(
-    accepted: Accepted | ProduceResult, request: ProduceRequest, context: RequestContext[Uses]
+    accepted: Accepted | ProduceResult, request: ProduceRequest, context: RequestContext[_Uses]
 ) -> ProduceResults:
     assert context.turn is not None, "produce requests take turns"
     await context.turn.my_turn()
@@ -185,7 +185,7 @@ async def _write(
     return _results(under_way, context)
 
 
-def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestContext[Uses]) -> _UnderWay:
+def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestContext[_Uses]) -> _UnderWay:
     """To the write path, whose alone the batches' bytes are from here on: it lets go of them as it seals them. The
     request's bytes stay reserved until nothing of it is on its way, also when its time is over before."""
     assert context.turn is not None, "produce requests take turns"
@@ -214,7 +214,7 @@ def _all(request: ProduceRequest, result: ProduceResult) -> ProduceResults:
     return ProduceResults(written={}, others=dict.fromkeys(range(len(request.records)), result))
 
 
-def _results(under_way: _UnderWay, context: RequestContext[Uses]) -> ProduceResults:
+def _results(under_way: _UnderWay, context: RequestContext[_Uses]) -> ProduceResults:
     """What came of a request's batches, all of which have an outcome."""
     context.parts.metrics.produce_seconds.observe(time.monotonic() - context.received_at_s)
     written: dict[int, WrittenBatch] = {}
@@ -230,7 +230,7 @@ def _results(under_way: _UnderWay, context: RequestContext[Uses]) -> ProduceResu
 
 
 def _result_of(
-    unassigned: Unassigned, under_way: _UnderWay, index: int, context: RequestContext[Uses]
+    unassigned: Unassigned, under_way: _UnderWay, index: int, context: RequestContext[_Uses]
 ) -> ProduceResult:
     """Of a batch that was not written now."""
     result = produce_result(unassigned.outcome)
@@ -243,7 +243,7 @@ def _result_of(
     return result if gives_times or result.log_append_time_ms is None else result.at(None)
 
 
-def _count(results: ProduceResults, context: RequestContext[Uses]) -> None:
+def _count(results: ProduceResults, context: RequestContext[_Uses]) -> None:
     for result in results.others.values():
         if result.code is not ErrorCode.none:
             context.parts.metrics.produce_errors.labels(result.code.name).inc()
