@@ -14,8 +14,7 @@ from typing import Final, Protocol
 from kio.schema.errors import ErrorCode
 
 from agent.kafka.apis.fetch.fetch_plan import FINAL_EPOCH, FetchRequest, UsesFetchPlan, plan_request
-from agent.kafka.apis.fetch.fetch_response import FetchResponse, TopicResults, write_response
-from agent.kafka.apis.fetch.fetch_tagged_response import write_tagged_response
+from agent.kafka.apis.fetch.fetch_response import FetchResponse, TopicResults, write_response, write_tagged_response
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import leader_elsewhere, node_endpoints
 from agent.kafka.transport.vectored import Encoded
