@@ -14,9 +14,9 @@ from agent.groups.settings import GroupSettings
 from agent.kafka.configs.mutation_quota import mutation_quotas
 from agent.kafka.lookup_pace import LookupPace
 from agent.kafka.routing.routing import RoutingTable
-from agent.kafka.transport.answer_memory import AnswerMemory
 from agent.kafka.transport.memory import MemoryBudget
 from agent.kafka.transport.overload import Overload
+from agent.kafka.transport.response_memory import ResponseMemory
 from agent.metrics import Metrics
 from agent.parts import Parts
 from agent.read_path.known_coordinates import KnownCoordinates
@@ -161,7 +161,7 @@ def assemble(
         coordinator=coordinator,
         group_offsets=GroupOffsets(coordinator, offset_batches, sequencer.committed_offsets),
         request_memory=request_memory,
-        answer_memory=AnswerMemory(settings.agent.large_answer_bytes),
+        response_memory=ResponseMemory(settings.agent.large_answer_bytes),
         overload=Overload(request_memory, write_path, reads, lookups, settings.agent, metrics),
         telemetry=Telemetry(settings.agent, metrics, clock),
         metrics=metrics,
@@ -184,10 +184,10 @@ def _build_coordinator(
 ) -> tuple[Coordinator, OffsetBatches]:
     clock = time.monotonic
 
-    def make_machine(group_id: str, stored: StoredGroup | None, now_ms: int) -> "Group":
+    def make_machine(stored: StoredGroup | None, now_ms: int) -> "Group":
         from agent.groups.conversion.group import Group  # see agent/later.py
 
-        return Group(group_id, settings, lambda: str(uuid4()), stored, now_ms)
+        return Group(settings, lambda: str(uuid4()), stored, now_ms)
 
     coordinator = Coordinator(
         groups=sequencer.groups,

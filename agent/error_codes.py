@@ -24,9 +24,7 @@ from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailab
 from sequencer.topics.topic_config import InvalidConfig
 from sequencer.topics.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
 from storage.batches.batch_validation import BatchFault, InvalidRecord
-from storage.identifiers import NodeId, Offset
-
-NO_OFFSET = Offset(-1)
+from storage.identifiers import NO_OFFSET, NodeId, Offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +130,7 @@ _BATCH_FAULTS = {
 }
 
 
-class Refused(Exception):
+class AdministrationRefused(Exception):
     """An administrative request that Kafka's rules refuse before the sequencer is asked."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
@@ -141,7 +139,7 @@ class Refused(Exception):
 
 
 ADMINISTRATION_ERRORS: tuple[type[Exception], ...] = (
-    Refused,
+    AdministrationRefused,
     TopicExists,
     UnknownTopic,
     InvalidConfig,
@@ -155,7 +153,7 @@ ADMINISTRATION_ERRORS: tuple[type[Exception], ...] = (
 
 def administration_code(error: Exception) -> ErrorCode:
     """The code for one of ADMINISTRATION_ERRORS."""
-    if isinstance(error, Refused):
+    if isinstance(error, AdministrationRefused):
         return error.code
     return next(code for kind, code in _ADMINISTRATION.items() if isinstance(error, kind))
 

@@ -8,9 +8,9 @@ from agent.groups.offsets.group_offsets import GroupOffsets
 from agent.groups.settings import GroupSettings
 from agent.kafka.lookup_pace import LookupPace
 from agent.kafka.routing.routing import RoutingTable
-from agent.kafka.transport.answer_memory import AnswerMemory
 from agent.kafka.transport.memory import MemoryBudget
 from agent.kafka.transport.overload import Overload
+from agent.kafka.transport.response_memory import ResponseMemory
 from agent.kafka.transport.token_buckets import TokenBuckets
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
@@ -49,8 +49,8 @@ class Parts:
     coordinator: Coordinator
     group_offsets: GroupOffsets
     request_memory: MemoryBudget
-    answer_memory: AnswerMemory
-    """For answers about all topics or groups."""
+    response_memory: ResponseMemory
+    """For responses about all topics or groups."""
     overload: Overload
     telemetry: Telemetry
     metrics: Metrics

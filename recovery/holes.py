@@ -29,7 +29,7 @@ from recovery.plan import (
     parts_of,
 )
 from recovery.producers import SeenBatches
-from recovery.report import Refused, Report
+from recovery.report import RecordsRefused, Report
 from recovery.settings import RecoverySettings
 from sequencer.journal.recovery import WRITER, WRITER_BEYOND, RecoverySession
 from storage.batches.record_batch import HEADER_BYTES, MOST_EMPTY_OFFSETS, ValidBatch, empty_batch, read_header
@@ -219,7 +219,7 @@ class Holes:
         self._refuse(what, reason, last_offset - base_offset + 1)
 
     def _refuse(self, what: str, reason: str, records: int | None) -> None:
-        self._report.refuse(Refused(what=what, reason=reason, records=records), self._settings.recovery_listed)
+        self._report.refuse(RecordsRefused(what=what, reason=reason, records=records), self._settings.recovery_listed)
 
     async def _publish(self, filling: _Filling) -> None:
         """The object first, then the coordinates, in one transaction."""

@@ -20,7 +20,7 @@ from recovery.holes import Holes
 from recovery.journal import BucketJournal, replay_producers
 from recovery.plan import JournalPosition, Side, Source, newer_side, young_since
 from recovery.read_only_store import ReadOnlyStore
-from recovery.report import Refused, Report
+from recovery.report import RecordsRefused, Report
 from recovery.settings import RecoverySettings
 from recovery.undelete import Undelete, undelete_for
 from recovery.young import YoungSegments
@@ -229,7 +229,7 @@ class _Recovery:
         change.refused += records
         what_is_missing = "what lies before it" if run.is_partition_known else "its partition"
         self._report.refuse(
-            Refused(
+            RecordsRefused(
                 what=f"{change.name} [{run.base_offset}, {run.last_offset}]",
                 reason=f"{what_is_missing} is in no entry of the journal",
                 records=records,

@@ -34,7 +34,7 @@ class PartitionChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RecordsRefused:
     """Records that were found and are not in the log, and why."""
 
     what: str
@@ -84,7 +84,7 @@ class Report:
     gone_ranges: list[GoneOffsets] = field(default_factory=list)
     gone_more: int = 0
     """Ranges that are counted only."""
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RecordsRefused] = field(default_factory=list)
     refused_more: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     """How long each step took."""
@@ -105,7 +105,7 @@ class Report:
         else:
             self.gone_more += 1
 
-    def refuse(self, one: Refused, most_listed: int) -> None:
+    def refuse(self, one: RecordsRefused, most_listed: int) -> None:
         if len(self.refused) < most_listed:
             self.refused.append(one)
         else:

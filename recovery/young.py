@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recovery.holes import BatchMark
-from recovery.report import Refused, Report
+from recovery.report import RecordsRefused, Report
 from recovery.settings import RecoverySettings
 from sequencer.commits.commits import (
     BatchOutcome,
@@ -244,7 +244,7 @@ class YoungSegments:
             self._refuse(key, reason, records)
 
     def _refuse(self, key: ObjectKey, reason: str, records: int | None) -> None:
-        self._report.refuse(Refused(what=key, reason=reason, records=records), self._settings.recovery_listed)
+        self._report.refuse(RecordsRefused(what=key, reason=reason, records=records), self._settings.recovery_listed)
 
 
 def _some(batches: PlacedBatches, which: NDArray[np.int64]) -> PlacedBatches:

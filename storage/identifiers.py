@@ -17,6 +17,8 @@ SegmentId = NewType("SegmentId", UUID)
 NodeId = NewType("NodeId", int)
 ObjectKey = NewType("ObjectKey", str)
 
+NO_OFFSET = Offset(-1)
+"""Where there is no offset, or none is known: Kafka's own number for it in requests and answers."""
 NO_PRODUCER_ID = ProducerId(-1)
 """The producer id of a batch whose producer is not idempotent."""
 

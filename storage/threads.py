@@ -5,7 +5,7 @@ without a bound: the slow calls of one would hold up those of all others.
 
 Promises:
 - At most `count` calls run at once. The others wait on the event loop. The client whose calls took the least
-  CPU since calls began to wait goes next (`fair_queue.py`).
+  CPU since calls began to wait goes next (`fair_limit.py`).
 - A caller that is cancelled while it waits takes no thread. If its call is already running, the call ends first; only
   then is its thread free again.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from storage.fair_queue import FairQueue
+from storage.fair_limit import FairLimit
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -26,18 +26,18 @@ class Threads:
     """Threads start when they are first needed. They end with `close`, or with this object."""
 
     def __init__(self, name: str, count: int) -> None:
-        self._queue = FairQueue(count)
+        self._running = FairLimit(count)
         self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
 
     @property
     def running(self) -> int:
         """Calls that have a thread."""
-        return self._queue.taken
+        return self._running.taken
 
     @property
     def waiting(self) -> int:
         """Calls that wait for a thread."""
-        return self._queue.waiting
+        return self._running.waiting
 
     async def run(
         self, call: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
@@ -61,21 +61,21 @@ class Threads:
                 took_s = time.thread_time() - began_s
 
         def ended(running: "asyncio.Future[Result]") -> None:
-            self._queue.charge(client, took_s)
-            self._queue.give_back()
+            self._running.charge(client, took_s)
+            self._running.give_back()
             then()
             if not running.cancelled():
                 running.exception()  # a caller that was cancelled does not ask for it
 
         try:
-            await self._queue.take(client)
+            await self._running.take(client)
         except BaseException:
             then()
             raise
         try:
             running = asyncio.get_running_loop().run_in_executor(self._pool, timed)
         except BaseException:
-            self._queue.give_back()
+            self._running.give_back()
             then()
             raise
         running.add_done_callback(ended)

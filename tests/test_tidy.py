@@ -3,7 +3,8 @@
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,29 @@ def test_a_function_fits_a_screen() -> None:
                     long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name} ({lines} lines)")
 
     assert long == []
+
+
+def imported(tree: ast.AST, modules: Collection[str]) -> Iterator[str]:
+    """The modules that one imports as it is imported, or for its types alone; not those that its functions import."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names} & set(modules)
+            yield from inner or {node.module} & set(modules)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from imported(node, modules)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in source_files()
+    }
+
+    graph = {name: set(imported(ast.parse(path.read_text()), modules)) - {name} for name, path in modules.items()}
+
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 def test_nothing_is_left_for_later() -> None:

@@ -16,17 +16,18 @@ from agent.settings import AgentSettings
 API_VERSIONS_KEY: Final = 18
 NO_THROTTLE: Final = i32Timedelta.parse(timedelta(0))
 
-# Requests are kio's class of the version asked. A response is written by the writer of that version and may be any
-# object with the attributes it reads: handlers build the newest version's classes, older writers take what they know.
-# Or it is `Encoded` already. None: the request wants no answer.
-Handler: TypeAlias = Callable[[Any, RequestContext], Awaitable[object | None]]
+# Requests are kio's class of the version asked, with what that version lacks (agent/kafka/older_requests.py). A
+# response is written by the writer of that version and may be any object with the attributes it reads: handlers build
+# the newest version's classes, older writers take what they know. Or it is `Encoded` already. None: the request wants
+# no answer.
+Handler: TypeAlias = Callable[[Any, RequestContext[Any]], Awaitable[object | None]]
 
 # Calls back with what makes the response. What that raises breaks this request alone.
 Respond: TypeAlias = Callable[[Callable[[], object]], None]
 
 # Takes a request that waits for nothing but one event, without a task of its own, and sees to it that it is responded
 # to, once; or returns False, and the handler takes it.
-Beginner: TypeAlias = Callable[[Any, RequestContext, Respond], bool]
+Beginner: TypeAlias = Callable[[Any, RequestContext[Any], Respond], bool]
 
 # Instead of kio's reader, for what comes most: takes the frame, where its body begins and the version, and raises for
 # whatever is no such request.
@@ -53,6 +54,8 @@ class ApiCode:
     where kio's reader is passed by."""
 
     handle: Handler
+    request: object
+    """The type of the requests that `handle` takes, of all versions (agent/kafka/older_requests.py)."""
     begin: Beginner | None
     decode: Decoder | None
     documentation: str
@@ -107,6 +110,7 @@ def _code_of(module: str) -> ApiCode:
     found = import_module(f"agent.kafka.apis.{module}")
     return ApiCode(
         handle=found.handle,
+        request=found.handle.__annotations__["request"],
         begin=getattr(found, "begin", None),
         decode=getattr(found, "decode", None),
         documentation=found.__doc__ or "",

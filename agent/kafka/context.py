@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from agent.kafka.transport.memory import Reservation
 from agent.kafka.transport.request_order import Turn
@@ -12,10 +12,11 @@ from agent.settings import AgentSettings
 from agent.write_path.producer_window import ProducerWindow
 
 if TYPE_CHECKING:
-    from agent.parts import Parts
     from agent.read_path.watch import Watch
     from storage.identifiers import NodeId, Partition, TopicId
 
+
+Parts_co = TypeVar("Parts_co", covariant=True)
 
 _GROUPS_NOTED: Final = 8
 _LONGEST_NAME: Final = 255
@@ -68,7 +69,9 @@ class ConnectionState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestContext:
+class RequestContext(Generic[Parts_co]):
+    """`Parts_co`: the parts of the agent that the handler uses (agent/kafka/uses.py)."""
+
     api_key: int
     api_version: int
     client_id: str | None
@@ -76,7 +79,7 @@ class RequestContext:
     """The zone the client says it is in, else this agent's."""
     connection: ConnectionState
     settings: AgentSettings
-    parts: "Parts"
+    parts: Parts_co
     received_at_s: float
     """On the event loop's clock: `asyncio.get_running_loop().time()`."""
     memory: Reservation

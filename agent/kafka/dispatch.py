@@ -22,9 +22,11 @@ from kio.static.primitive import i32Timedelta
 
 from agent.kafka.api import API_VERSIONS_KEY, Api, Order
 from agent.kafka.context import RequestContext
+from agent.kafka.older_requests import complete
 from agent.kafka.transport.request_shape import check_shape
 from agent.kafka.transport.sliced_writer import is_long, write_in_slices
 from agent.kafka.transport.vectored import Chunk, Encoded, ResponseBuffer
+from agent.kafka.uses import UsesOverload
 from agent.settings import AgentSettings
 
 PRODUCE_KEY: Final = 0
@@ -98,7 +100,7 @@ def _response_header(request: Request, codec: _Codec) -> bytes:
     return correlation_id + b"\x00" if codec.flexible_response_header else correlation_id  # no tagged fields
 
 
-def _with_pause(response: Any, api: Api, context: RequestContext) -> Any:
+def _with_pause(response: Any, api: Api, context: RequestContext[UsesOverload]) -> Any:
     """Asks the client to pause if it has much waiting for the database."""
     pause = timedelta(milliseconds=context.parts.overload.of_lookup(api.name))
     if not pause or pause <= getattr(response, "throttle_time", pause):
@@ -152,33 +154,36 @@ class Dispatch:
         if decode is not None:
             return decode(frame, body_start, version, self._settings)
         codec = _codec(api.key, version)
+        complete(codec.schema, api.code.request)
         check_shape(frame, body_start, codec.schema, self._settings.max_entries_per_request)
         # Bytes after the payload are let pass, as by Kafka: librdkafka's Metadata v13 ends with three.
         payload, _ = codec.read(frame, body_start)
         return payload
 
-    def begin(self, request: Request, context: RequestContext, answer: asyncio.Future[list[Chunk] | None]) -> bool:
-        """Take a request that needs no task: `answer` is then what `answer` would return. False: it needs one."""
+    def begin(
+        self, request: Request, context: RequestContext[UsesOverload], response: asyncio.Future[list[Chunk] | None]
+    ) -> bool:
+        """Take a request that needs no task: `response` is then what `answer` would return. False: it needs one."""
         begin = request.api.code.begin
         if begin is None:
             return False
 
         def respond(make: Callable[[], object]) -> None:
-            if answer.done():  # nobody waits for it any more
+            if response.done():  # nobody waits for it any more
                 return
             try:
-                answer.set_result(self.encode(request, make()))
+                response.set_result(self.encode(request, make()))
             except Exception as error:  # noqa: BLE001 - raised where the answer is sent
-                answer.set_exception(error)
+                response.set_exception(error)
 
         try:
             return begin(request.payload, context, respond)
         except Exception as error:  # noqa: BLE001 - raised where the answer is sent
-            if not answer.done():
-                answer.set_exception(error)
+            if not response.done():
+                response.set_exception(error)
             return True
 
-    async def answer(self, request: Request, context: RequestContext) -> list[Chunk] | None:
+    async def answer(self, request: Request, context: RequestContext[UsesOverload]) -> list[Chunk] | None:
         """The response's buffers, or None if the request wants none."""
         response = await request.api.code.handle(request.payload, context)
         if response is None:

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final, Protocol
+from uuid import UUID
 
 from kio.static.primitive import i32Timedelta
 
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesTopics
 from sequencer.topics.topics import Topic
 from storage.identifiers import TopicId
 
@@ -15,12 +17,22 @@ _LONGEST_CLIENT_ID: Final = 200
 _LONGEST_INSTANCE_ID_BYTES: Final = 900
 
 
-def client_host(context: RequestContext) -> str:
+class NamedTopic(Protocol):
+    """An entry of a request that names a topic, by the one or the other."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def topic_id(self) -> UUID | None: ...
+
+
+def client_host(context: RequestContext[object]) -> str:
     """As Kafka writes it: Java's text for an address without a name."""
     return "/" + context.connection.peer.rpartition(":")[0]
 
 
-def client_id(context: RequestContext) -> str:
+def client_id(context: RequestContext[object]) -> str:
     return (context.client_id or "").replace("\0", "\ufffd")[:_LONGEST_CLIENT_ID]
 
 
@@ -39,7 +51,9 @@ def duration(duration_ms: int) -> i32Timedelta:
     return i32Timedelta.parse(timedelta(milliseconds=duration_ms))
 
 
-async def topics_named(asked: Sequence[Any], context: RequestContext, *, by_id: bool) -> list[Topic | None]:
+async def topics_named(
+    asked: Sequence[NamedTopic], context: RequestContext[UsesTopics], *, by_id: bool
+) -> list[Topic | None]:
     """The topic of each entry of a request, by its `topic_id` or its `name`; None where there is none. Raises
     SequencerUnavailable."""
     directory = context.parts.topics

@@ -15,11 +15,11 @@ APIS: Final = (
         name="Produce",
         versions=range(14),
         served_from=3,
-        module="produce",
+        module="produce.produce",
         order=Order.PIPELINED,
         carried_out=True,
     ),
-    Api(key=1, name="Fetch", versions=range(4, 19), module="fetch", order=Order.LONG_POLL),
+    Api(key=1, name="Fetch", versions=range(4, 19), module="fetch.fetch", order=Order.LONG_POLL),
     Api(key=2, name="ListOffsets", versions=range(1, 12), module="list_offsets", order=Order.READ),
     Api(key=3, name="Metadata", versions=range(14), module="metadata"),
     Api(

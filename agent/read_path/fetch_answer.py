@@ -7,8 +7,7 @@ from agent.read_path.plan_fetch import PartitionPlan, ReadFailure
 from agent.topic_traffic import Sent
 from cache_ring.coordinates.coordinate_cache import PartitionView
 from cache_ring.pages.byte_budget import ByteBudget
-
-NO_OFFSET = -1
+from storage.identifiers import NO_OFFSET
 
 Chunks: TypeAlias = Sequence[bytes | bytearray | memoryview]
 

@@ -31,7 +31,7 @@ from storage.batches.batch_kernels import first_since
 from storage.batches.batch_validation import BatchFault, InvalidBatch, check_crc, plain_records, scan, span_row
 from storage.batches.byte_arrays import as_byte_array
 from storage.batches.record_batch import BatchHeader, TimestampType, read_header
-from storage.fair_queue import FairQueue
+from storage.fair_limit import FairLimit
 from storage.identifiers import Offset
 from storage.stores.object_store import ObjectNotFound
 from storage.threads import Threads
@@ -61,7 +61,7 @@ class TimeLookup:
         self._coordinates = coordinates
         self._pages = pages
         self._threads = threads
-        self._reading = FairQueue(read_path.time_lookup_bytes)
+        self._reading = FairLimit(read_path.time_lookup_bytes)
         self._most_plain_bytes = settings.max_decompressed_bytes
 
     async def first_since(

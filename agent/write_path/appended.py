@@ -8,38 +8,34 @@ also where nobody waits for them by then.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from agent.write_path.outcomes import WriteFailed, WriteOutcome
+from agent.write_path.outcomes import AssignedBatches, Unassigned, WriteFailed, WriteOutcome
 from sequencer.commits.commits import Assigned
 from storage.identifiers import Offset
 from storage.segments.segment_batches import PendingBatches
 
-_NO_OFFSET = -1
 _NO_BATCHES = PendingBatches.of(())
 
 
 class Appended:
     __slots__ = (
+        "_count",
         "_missing",
         "_when_answered",
         "_when_done",
-        "base_offsets",
+        "assigned",
         "batches",
-        "log_starts",
         "number",
-        "others",
+        "unassigned",
     )
 
     def __init__(self, batches: PendingBatches) -> None:
         self.batches = batches
         """Until all of them are sealed: then their bytes are in segments, and the request's frame need not live."""
-        self.base_offsets: list[int] = [_NO_OFFSET] * len(batches)
-        """Of each batch that was assigned one; negative for the others."""
-        self.log_starts: list[int] = [_NO_OFFSET] * len(batches)
-        """Of each batch that has an outcome the log start offset of its partition; negative if it is not known."""
-        self.others: dict[int, WriteOutcome] = {}
-        """What else came of batches, which the request is told in any case."""
+        self.assigned: list[AssignedBatches] = []
+        self.unassigned: dict[int, Unassigned] = {}
+        """What else came of batches, by their numbers. The request is told this even if a batch is assigned later."""
         self.number = 0
-        self._missing = len(batches)
+        self._count = self._missing = len(batches)
         self._when_answered: list[Callable[[], object]] = []
         self._when_done: list[Callable[[], object]] = []
 
@@ -48,17 +44,15 @@ class Appended:
         return not self._missing
 
     @property
-    def unassigned(self) -> list[int]:
-        """The batches that have no offset."""
-        return [index for index, offset in enumerate(self.base_offsets) if offset < 0]
-
-    @property
     def outcomes(self) -> list[WriteOutcome | None]:
-        """Of each batch; None while there is none."""
-        return [
-            self.others.get(index, None if offset < 0 else Assigned(base_offset=Offset(offset)))
-            for index, offset in enumerate(self.base_offsets)
-        ]
+        """Of each batch, as its request is told; None while there is none."""
+        outcomes: list[WriteOutcome | None] = [None] * self._count
+        for part in self.assigned:
+            for index, base_offset in enumerate(part.base_offsets, part.start):
+                outcomes[index] = Assigned(base_offset=base_offset)
+        for index, unassigned in self.unassigned.items():
+            outcomes[index] = unassigned.outcome
+        return outcomes
 
     def when_answered(self, callback: Callable[[], object]) -> None:
         """Call this as soon as every batch has an outcome for its request: from within the write path, which it must
@@ -87,38 +81,38 @@ class Appended:
         await waiter
 
     def sealed_until(self, end: int) -> None:
-        if end == len(self.base_offsets):
+        if end == self._count:
             self.batches = _NO_BATCHES
 
-    def assign(self, start: int, base_offsets: Sequence[int], log_starts: Sequence[int]) -> None:
+    def assign(self, start: int, base_offsets: Sequence[Offset], log_starts: Sequence[Offset] | None) -> None:
         """Batches from `start` on are written. What their request was told before stands."""
-        self.base_offsets[start : start + len(base_offsets)] = base_offsets
-        self.log_starts[start : start + len(base_offsets)] = log_starts
+        self.assigned.append(AssignedBatches(start, base_offsets, log_starts))
         self._settled(len(base_offsets))
 
-    def settle(self, index: int, outcome: WriteOutcome) -> None:
+    def settle(self, index: int, outcome: WriteOutcome, log_start_offset: Offset | None) -> None:
         """This batch is on its way no more. What its request was told before stands."""
         if isinstance(outcome, Assigned):
-            self.base_offsets[index] = outcome.base_offset
+            self.assign(index, (outcome.base_offset,), None if log_start_offset is None else (log_start_offset,))
         else:
-            self.others.setdefault(index, outcome)
-        self._settled(1)
+            self.unassigned.setdefault(index, Unassigned(outcome, log_start_offset))
+            self._settled(1)
 
     def settle_part(self, start: int, end: int, failure: WriteFailed) -> None:
         """These are on their way no more, and were not written."""
         for index in range(start, end):
-            self.others.setdefault(index, failure)
+            self.unassigned.setdefault(index, Unassigned(failure))
         self._settled(end - start)
 
     def settle_last(self, count: int, failure: WriteFailed) -> None:
         """The last so many will not be written."""
         self.batches = _NO_BATCHES
-        self.settle_part(len(self.base_offsets) - count, len(self.base_offsets), failure)
+        self.settle_part(self._count - count, self._count, failure)
 
     def answer_all(self, failure: WriteFailed) -> None:
         """Give every batch an outcome for its request, which waits no longer; some may still be on their way."""
-        for index in self.unassigned:
-            self.others.setdefault(index, failure)
+        for index, outcome in enumerate(self.outcomes):
+            if outcome is None:
+                self.unassigned[index] = Unassigned(failure)
         self._call(self._when_answered)
 
     def _settled(self, count: int) -> None:

@@ -15,7 +15,7 @@ from agent.settings import AgentSettings
 from agent.write_path.backoff import Backoff
 from agent.write_path.last_outcomes import LastOutcomes
 from agent.write_path.outcomes import WriteFailed, WriteFailure
-from sequencer.commits.commits import Commits, Committed, Refused, SegmentToCommit
+from sequencer.commits.commits import Commits, Committed, SegmentRefused, SegmentToCommit
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import SegmentId
 
@@ -75,7 +75,7 @@ class Committer:
         self.outcomes.failed(str(error), time.monotonic())
         log.warning("commit is repeated", extra={"reason": reason, "error": str(error)})
 
-    def _settled(self, segment: SegmentToCommit, answer: Committed | Refused) -> Committed | WriteFailed:
+    def _settled(self, segment: SegmentToCommit, answer: Committed | SegmentRefused) -> Committed | WriteFailed:
         sent_before = segment.segment_id in self._sent
         self._sent.discard(segment.segment_id)
         if isinstance(answer, Committed):

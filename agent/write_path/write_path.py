@@ -32,7 +32,7 @@ from cache_ring.ring.membership import Membership
 from sequencer.client import Sequencer
 from sequencer.commits.commits import BatchOutcome, Committed, OutOfOrderSequence, SegmentToCommit
 from sequencer.commits.coordinates import RunCoordinate
-from storage.identifiers import NO_PRODUCER_ID, ObjectKey, TopicId
+from storage.identifiers import NO_PRODUCER_ID, ObjectKey, Offset, TopicId
 from storage.segments.segment import empty_segment, seal_segment
 from storage.segments.segment_batches import LENGTH, RECORDS, PendingBatches, PlacedBatch, PlacedBatches
 from storage.stores.object_store import ObjectStore
@@ -301,21 +301,21 @@ class WritePath:
         if self._gaps or len(assigned) < len(segment.placed):
             self._settle_each(segment, answer)
         else:
-            offsets, start = answer.found.placed(segment.order).base_offsets.tolist(), 0
-            log_starts = _placed(answer.log_starts, segment.order)
+            offsets, start = _placed(answer.found.base_offsets, segment.order), 0
+            log_starts = None if answer.log_starts is None else _placed(answer.log_starts, segment.order)
             for part in segment.waiters:
                 end = start + part.end - part.start
-                part.owner.assign(part.start, offsets[start:end], log_starts[start:end])
+                part.owner.assign(part.start, offsets[start:end], None if log_starts is None else log_starts[start:end])
                 start = end
         self._account(-_size_bytes(segment.placed))
 
     def _settle_each(self, segment: _Queued, answer: Committed) -> None:
         waiters = [(part.owner, index) for part in segment.waiters for index in range(part.start, part.end)]
-        found = zip(segment.placed, answer.found.each, answer.log_starts.tolist(), segment.order.tolist(), strict=True)
+        log_starts = [None] * len(segment.placed) if answer.log_starts is None else answer.log_starts.tolist()
+        found = zip(segment.placed, answer.found.each, log_starts, segment.order.tolist(), strict=True)
         for batch, outcome, log_start, number in found:
             appended, index = waiters[number]
-            appended.log_starts[index] = log_start
-            appended.settle(index, self._judged(batch, outcome))
+            appended.settle(index, self._judged(batch, outcome), log_start)
 
     def _count(self, topic_ids: Sequence[TopicId], written: NDArray[np.int64]) -> None:
         self._metrics.topics.produced(topic_ids, written)
@@ -363,9 +363,9 @@ def _size_bytes(placed: PlacedBatches) -> int:
     return int(placed.columns[LENGTH].sum())
 
 
-def _placed(numbers: NDArray[np.int64], places: NDArray[np.int64]) -> list[int]:
+def _placed(offsets: NDArray[np.int64], places: NDArray[np.int64]) -> list[Offset]:
     """The same in another order: what is number `i` here is number `places[i]` there."""
-    placed = np.empty_like(numbers)
-    placed[places] = numbers
-    found: list[int] = placed.tolist()
+    placed = np.empty_like(offsets)
+    placed[places] = offsets
+    found: list[Offset] = placed.tolist()
     return found

@@ -8,7 +8,7 @@ really accepted before it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ __all__ = [
     "FencedEpoch",
     "OutOfOrderSequence",
     "Outcomes",
-    "Refused",
+    "SegmentRefused",
     "SegmentToCommit",
     "UnknownPartition",
     "UnknownProducer",
@@ -53,8 +53,6 @@ __all__ = [
 SQL = load_statements("commits")
 _COMMIT = KeptStatement(name="commit", text=SQL["commit"], kinds=PARAMETERS)
 
-NO_LOG_START: Final = -1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
@@ -62,9 +60,8 @@ class Committed:
     """Of the segment's batches, in its order."""
     runs: tuple[RunCoordinate, ...]
     """Where the assigned batches are, as the first commit wrote it down."""
-    log_starts: NDArray[np.int64] = field(compare=False)
-    """Of each batch the log start offset of its partition now; -1 while the commit has a partition that does not
-    exist."""
+    log_starts: NDArray[np.int64] | None = field(compare=False)
+    """The log start offset of each batch's partition now; None while the commit has a partition that does not exist."""
 
     @property
     def outcomes(self) -> tuple[BatchOutcome, ...]:
@@ -73,9 +70,9 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """The reservation is gone. On a first attempt nothing was committed; on a repeat the outcome stays unknown for
-    ever.
+class SegmentRefused:
+    """The segment's reservation is gone. On a first attempt nothing was committed; on a repeat the outcome stays
+    unknown for ever.
     """
 
     reason: Literal["doomed", "missing"]
@@ -85,7 +82,7 @@ class Commits:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def commit(self, segments: Sequence[SegmentToCommit]) -> tuple[Committed | Refused, ...]:
+    async def commit(self, segments: Sequence[SegmentToCommit]) -> tuple[Committed | SegmentRefused, ...]:
         """Sequences uploaded segments in this order, in one transaction and one round trip; one answer per segment.
 
         Raises CommitOutcomeUnknown (repeat it with the same segments until known) or SequencerUnavailable (nothing
@@ -98,7 +95,7 @@ class Commits:
 
 async def commit_on(
     connection: AsyncConnection[Row], segments: Sequence[SegmentToCommit]
-) -> tuple[Committed | Refused, ...]:
+) -> tuple[Committed | SegmentRefused, ...]:
     """As `Commits.commit`, within the transaction of a connection that the caller has. Raises what psycopg raises."""
     request = commit_request(segments)
     async with connection.cursor(binary=True) as cursor:
@@ -110,7 +107,7 @@ async def commit_on(
 
 def _answers(
     segments: Sequence[SegmentToCommit], rows: Sequence[Values], request: CommitRequest
-) -> tuple[Committed | Refused, ...]:
+) -> tuple[Committed | SegmentRefused, ...]:
     return tuple(
         [
             _answer(segment, row, places, parts)
@@ -121,13 +118,13 @@ def _answers(
 
 def _answer(
     segment: SegmentToCommit, row: Values, places: NDArray[np.int64], parts: NDArray[np.int64]
-) -> Committed | Refused:
+) -> Committed | SegmentRefused:
     """`places` and `parts` tell for each number of the outcome which batch of the segment it is for, and which of the
     commit's partitions.
     """
     state, object_key, outcome, log_starts = row
     if state != b"committed":
-        return Refused(reason="doomed" if state == b"doomed" else "missing")
+        return SegmentRefused(reason="doomed" if state == b"doomed" else "missing")
     assert object_key is not None
     assert outcome is not None
     found = decode_outcomes(longs_of(outcome), len(segment.batches)).placed(places)
@@ -135,8 +132,11 @@ def _answer(
     return Committed(found=found, runs=runs, log_starts=_log_starts(log_starts, parts, places))
 
 
-def _log_starts(of_parts: bytes | None, parts: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    found = np.full(len(places), NO_LOG_START, np.int64)
-    if of_parts is not None:
-        found[places] = longs_of(of_parts)[parts - 1]
+def _log_starts(
+    of_parts: bytes | None, parts: NDArray[np.int64], places: NDArray[np.int64]
+) -> NDArray[np.int64] | None:
+    if of_parts is None:
+        return None
+    found = np.empty(len(places), np.int64)
+    found[places] = longs_of(of_parts)[parts - 1]
     return found

@@ -13,7 +13,7 @@ from typing import Any
 from sequencer.database.array_parameters import BytesArray, Int4Array, Int8Array, TextArray, UuidArray
 from sequencer.database.database import Database
 from sequencer.database.named_sql import load_statements
-from storage.identifiers import Offset, Partition, TopicId
+from storage.identifiers import NO_OFFSET, Offset, Partition, TopicId
 
 SQL = load_statements("committed_offsets")
 
@@ -29,7 +29,7 @@ class CommittedOffset:
     metadata: str = ""
 
 
-NO_OFFSET = CommittedOffset(offset=Offset(-1))
+NOT_COMMITTED = CommittedOffset(offset=NO_OFFSET)
 """Of a partition for which the group has none."""
 
 
@@ -89,7 +89,7 @@ class CommittedOffsets:
         return [_VERDICTS[verdict] for verdict in row.verdicts]
 
     async def fetch(self, queries: Sequence[OffsetQuery]) -> list[Mapping[PartitionKey, CommittedOffset] | None]:
-        """One answer per query: every partition asked for (NO_OFFSET where there is none), or all that the group has.
+        """One answer per query: each partition asked for (NOT_COMMITTED if there is none), or all that the group has.
         None: another agent has claimed the group, or there is none. All answers are of one moment.
         """
         if not queries:
@@ -108,7 +108,7 @@ class CommittedOffsets:
         answers: list[dict[PartitionKey, CommittedOffset] | None] = [None] * len(queries)
         for row in rows:
             if row.topic_id is None:
-                answers[row.number - 1] = dict.fromkeys(wanted[row.number - 1], NO_OFFSET)
+                answers[row.number - 1] = dict.fromkeys(wanted[row.number - 1], NOT_COMMITTED)
         for row in rows:
             answer = answers[row.number - 1]
             if row.topic_id is not None and answer is not None:

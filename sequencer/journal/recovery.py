@@ -15,7 +15,7 @@ import psycopg
 from psycopg import AsyncConnection, sql
 from psycopg.rows import namedtuple_row
 
-from sequencer.commits.commits import Committed, Refused, SegmentToCommit, commit_on
+from sequencer.commits.commits import Committed, SegmentRefused, SegmentToCommit, commit_on
 from sequencer.commits.outcomes import Outcomes, encode_outcomes
 from sequencer.database.database import Database, Row, SequencerUnavailable
 from sequencer.database.named_sql import load_statements
@@ -163,7 +163,7 @@ class RecoverySession:
         counts = await self.row("count_listing")
         return counts.uploaded, counts.merged
 
-    async def commit(self, segments: Sequence[SegmentToCommit]) -> tuple[Committed | Refused, ...]:
+    async def commit(self, segments: Sequence[SegmentToCommit]) -> tuple[Committed | SegmentRefused, ...]:
         return await commit_on(self.connection, segments)
 
     async def set_outcome(self, segment_id: SegmentId, outcomes: Outcomes) -> None:

@@ -12,7 +12,7 @@ from compactor.garbage_jobs import DoomingJob, GarbageDeletionJob, GarbageScanJo
 from compactor.job import Job
 from compactor.retention_jobs import RetentionJob, TopicSweepJob
 from sequencer.client import Sequencer
-from sequencer.commits.commits import Committed, Refused
+from sequencer.commits.commits import Committed, SegmentRefused
 from sequencer.housekeeping.garbage import BEFORE_ALL, PartitionRules
 from sequencer.housekeeping.retention import TO_HIGH_WATERMARK, Moved, PartitionKey
 from storage.identifiers import ObjectKey, Offset, Partition
@@ -137,7 +137,7 @@ async def test_an_upload_that_arrives_after_the_deletion_is_deleted_again(
     await time_passes(sequencer, LATE_S + settings().tombstone_partition_s)
     await collect(sequencer, any_store)
 
-    assert refused == (Refused(reason="missing"),)
+    assert refused == (SegmentRefused(reason="missing"),)
     assert late.is_healthy
     assert not await is_there(any_store, stalled)
     assert await state_of(sequencer, stalled.segment_id) == "gone"

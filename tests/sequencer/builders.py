@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sequencer.client import Sequencer
-from sequencer.commits.commits import Committed, Refused, SegmentToCommit
+from sequencer.commits.commits import Committed, SegmentRefused, SegmentToCommit
 from storage.identifiers import (
     NO_PRODUCER_ID,
     BytePosition,
@@ -75,6 +75,6 @@ async def committed(sequencer: Sequencer, batches: Sequence[ABatch]) -> Committe
     return accepted((await sequencer.commits.commit([await reserved(sequencer, batches)]))[0])
 
 
-def accepted(answer: Committed | Refused) -> Committed:
+def accepted(answer: Committed | SegmentRefused) -> Committed:
     assert isinstance(answer, Committed), answer
     return answer

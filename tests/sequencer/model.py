@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sequencer.commits.commits import (
-    NO_LOG_START,
     Assigned,
     BatchOutcome,
     Committed,
@@ -19,7 +18,7 @@ from sequencer.commits.commits import (
     FencedEpoch,
     Outcomes,
     OutOfOrderSequence,
-    Refused,
+    SegmentRefused,
     SegmentToCommit,
     UnknownPartition,
     UnknownProducer,
@@ -66,20 +65,20 @@ class ModelSequencer:
     partitions: dict[PartitionKey, ModelPartition] = field(default_factory=dict)
     segments: dict[SegmentId, ModelSegment] = field(default_factory=dict)
 
-    def commit(self, segments: Sequence[SegmentToCommit]) -> tuple[Committed | Refused, ...]:
+    def commit(self, segments: Sequence[SegmentToCommit]) -> tuple[Committed | SegmentRefused, ...]:
         answers = tuple(self._commit_one(segment) for segment in segments)
         keys = [(batch.topic_id, batch.partition) for segment in segments for batch in segment.batches]
         all_exist = all(key in self.partitions for key in keys)
         return tuple(
-            replace(answer, log_starts=self._log_starts(segment, known=all_exist))
+            replace(answer, log_starts=self._log_starts(segment) if all_exist else None)
             if isinstance(answer, Committed)
             else answer
             for segment, answer in zip(segments, answers, strict=True)
         )
 
-    def _log_starts(self, segment: SegmentToCommit, *, known: bool) -> NDArray[np.int64]:
+    def _log_starts(self, segment: SegmentToCommit) -> NDArray[np.int64]:
         keys = [(batch.topic_id, batch.partition) for batch in segment.batches]
-        return np.array([self.partitions[key].log_start if known else NO_LOG_START for key in keys], np.int64)
+        return np.array([self.partitions[key].log_start for key in keys], np.int64)
 
     def doom(self, segment_ids: Sequence[SegmentId]) -> None:
         for segment_id in segment_ids:
@@ -131,16 +130,16 @@ class ModelSequencer:
                 return run
         return None
 
-    def _commit_one(self, segment: SegmentToCommit) -> Committed | Refused:
+    def _commit_one(self, segment: SegmentToCommit) -> Committed | SegmentRefused:
         stored = self.segments.get(segment.segment_id)
         if stored is None:
-            return Refused(reason="missing")
+            return SegmentRefused(reason="missing")
         if stored.state == "doomed":
-            return Refused(reason="doomed")
+            return SegmentRefused(reason="doomed")
         if stored.answer is None:
             outcomes = tuple(self._judge(batch) for batch in segment.batches)
             runs = self._append(segment, stored.object_key, outcomes)
-            stored.answer = Committed(found=Outcomes.of(outcomes), runs=runs, log_starts=np.empty(0, np.int64))
+            stored.answer = Committed(found=Outcomes.of(outcomes), runs=runs, log_starts=None)
             stored.state = "committed"
         return stored.answer
 

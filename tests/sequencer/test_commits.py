@@ -11,7 +11,7 @@ from sequencer.commits.commits import (
     Duplicate,
     FencedEpoch,
     OutOfOrderSequence,
-    Refused,
+    SegmentRefused,
     UnknownPartition,
     UnknownProducer,
     WrittenBefore,
@@ -112,7 +112,7 @@ async def test_segments_of_one_commit_follow_one_another(sequencer: Sequencer, t
 
     answers = await sequencer.commits.commit(segments)
 
-    assert answers[1] == Refused(reason="missing")
+    assert answers[1] == SegmentRefused(reason="missing")
     assert [accepted(answers[i]).outcomes for i in (0, 2, 3)] == [assigned(0, 1), assigned(2, 3), assigned(4, 5)]
     assert await sequencer.commits.commit(segments[2:3]) == (answers[2],)
 

@@ -7,7 +7,7 @@ import pytest
 
 from sequencer.client import Sequencer
 from sequencer.groups.committed_offsets import (
-    NO_OFFSET,
+    NOT_COMMITTED,
     CommittedOffset,
     CommitVerdict,
     OffsetCommit,
@@ -53,7 +53,7 @@ async def test_offsets_are_told_as_they_were_committed(sequencer: Sequencer, top
     asked = keys(topic, 0, 2, 3)
     everything, some = await sequencer.committed_offsets.fetch([a_query("g", epoch), a_query("g", epoch, asked)])
     assert everything == dict(zip(keys(topic, 0, 1, 2), offsets, strict=True))
-    assert some == {asked[0]: offsets[0], asked[1]: offsets[2], asked[2]: NO_OFFSET}
+    assert some == {asked[0]: offsets[0], asked[1]: offsets[2], asked[2]: NOT_COMMITTED}
 
 
 async def test_commits_of_many_groups_go_in_one_call(sequencer: Sequencer, topic: Topic) -> None:
@@ -171,7 +171,7 @@ async def test_offsets_of_a_deleted_topic_are_told_to_nobody_not_even_under_its_
 
     everything, some = await sequencer.committed_offsets.fetch([a_query("g", epoch), a_query("g", epoch, asked)])
     assert everything == {}
-    assert some == dict.fromkeys(asked, NO_OFFSET)
+    assert some == dict.fromkeys(asked, NOT_COMMITTED)
 
 
 async def test_offsets_are_forgotten_one_by_one_by_the_coordinator_alone(sequencer: Sequencer, topic: Topic) -> None:

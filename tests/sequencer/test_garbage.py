@@ -5,7 +5,7 @@ from dataclasses import replace
 from uuid import uuid4
 
 from sequencer.client import Sequencer
-from sequencer.commits.commits import Assigned, Committed, Refused, SegmentToCommit
+from sequencer.commits.commits import Assigned, Committed, SegmentRefused, SegmentToCommit
 from sequencer.housekeeping.garbage import BEFORE_ALL, Doomed, DoomingPaused, PartitionRules
 from sequencer.housekeeping.observations import Census
 from sequencer.housekeeping.retention import TO_HIGH_WATERMARK
@@ -109,7 +109,7 @@ async def test_an_expired_reservation_is_doomed_and_its_commit_refused(sequencer
 
     assert doomed == Doomed(reservations=1, unreferenced=0)
     assert isinstance(answers[0], Committed)
-    assert answers[1] == Refused(reason="doomed")
+    assert answers[1] == SegmentRefused(reason="doomed")
 
 
 async def test_raced_a_commit_that_waits_for_dooming_is_refused(sequencer: Sequencer) -> None:
@@ -120,7 +120,7 @@ async def test_raced_a_commit_that_waits_for_dooming_is_refused(sequencer: Seque
         await dooming.execute("UPDATE segments SET state = 'doomed', doomed_at = clock_timestamp()")
         commit = await waits_for_a_lock(sequencer, lambda: sequencer.commits.commit([segment]))
 
-    assert await commit == (Refused(reason="doomed"),)
+    assert await commit == (SegmentRefused(reason="doomed"),)
 
 
 async def test_raced_dooming_passes_by_a_reservation_that_is_being_committed(sequencer: Sequencer) -> None:
@@ -251,7 +251,7 @@ async def test_tombstones_go_after_the_late_write_window_and_outcomes_when_nobod
 ) -> None:
     [segment] = await a_grave(sequencer)
     forgotten: list[list[SegmentId]] = []
-    answers: list[Committed | Refused] = []
+    answers: list[Committed | SegmentRefused] = []
 
     for seconds in (0, LATE_S, PARTITIONS.width_s, DAY_S):
         await time_passes(sequencer, seconds)
@@ -262,7 +262,7 @@ async def test_tombstones_go_after_the_late_write_window_and_outcomes_when_nobod
 
     assert forgotten == [[], [], [segment.segment_id], []]
     assert [accepted(answer).outcomes for answer in answers[:3]] == [(Assigned(base_offset=Offset(0)),)] * 3
-    assert answers[3] == Refused(reason="missing")
+    assert answers[3] == SegmentRefused(reason="missing")
     assert await count(sequencer, "tombstones") == await count(sequencer, "outcomes") == 0
 
 
@@ -276,7 +276,7 @@ async def test_a_segment_that_never_was_committed_leaves_a_tombstone_alone(seque
 
     assert (await observed(sequencer)).census == Census(reserved=0, unreferenced=0, doomed=0, tombstones=1)
     assert await count(sequencer, "outcomes") == 0
-    assert await sequencer.commits.commit([segment]) == (Refused(reason="missing"),)
+    assert await sequencer.commits.commit([segment]) == (SegmentRefused(reason="missing"),)
 
 
 async def test_a_live_segment_is_not_buried(sequencer: Sequencer) -> None:
@@ -383,7 +383,7 @@ async def test_a_partition_in_use_is_not_dropped_and_keeps_nobody_waiting(sequen
 
     assert not dropped
     assert isinstance(meanwhile, Committed)
-    assert afterwards == Refused(reason="missing")
+    assert afterwards == SegmentRefused(reason="missing")
 
 
 async def test_outcomes_stay_while_dooming_pauses_after_an_outage(sequencer: Sequencer) -> None:
@@ -433,7 +433,7 @@ async def test_raced_a_repeat_that_comes_as_its_outcome_expires_is_committed_at_
     [after] = await sequencer.commits.commit([segment])
 
     assert isinstance(before, Committed)
-    assert (during, after) == (Refused(reason="missing"), Refused(reason="missing"))
+    assert (during, after) == (SegmentRefused(reason="missing"), SegmentRefused(reason="missing"))
     assert await count(sequencer, "runs") == 0
     [bounds] = (await sequencer.coordinates.bounds([(segment.batches[0].topic_id, Partition(0))])).values()
     assert bounds.high_watermark == 1

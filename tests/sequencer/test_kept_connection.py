@@ -16,7 +16,7 @@ import uvloop
 from psycopg import AsyncConnection
 
 from sequencer.client import Sequencer
-from sequencer.commits.commits import Assigned, Committed, Refused, SegmentToCommit
+from sequencer.commits.commits import Assigned, Committed, SegmentRefused, SegmentToCommit
 from sequencer.database.commit_connection import KeptConnection, KeptStatement
 from sequencer.database.database import CommitOutcomeUnknown, Row, SequencerUnavailable
 from sequencer.topics.topics import Topic
@@ -61,7 +61,7 @@ async def commits_at(sequencer: Sequencer, topic: Topic, offset: int) -> None:
 @asynccontextmanager
 async def held_up(
     sequencer: Sequencer, segment: SegmentToCommit
-) -> AsyncIterator[tuple[AsyncConnection[Row], asyncio.Task[Sequence[Committed | Refused]]]]:
+) -> AsyncIterator[tuple[AsyncConnection[Row], asyncio.Task[Sequence[Committed | SegmentRefused]]]]:
     """Its commit, and the connection whose lock it waits for."""
     async with sequencer.database.transaction() as held:
         await held.execute("SELECT 1 FROM partitions FOR NO KEY UPDATE")

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from sequencer.client import Sequencer
 from sequencer.commits.commit_request import PARAMETERS, CommitRequest, commit_request
-from sequencer.commits.commits import Committed, Refused, SegmentToCommit
+from sequencer.commits.commits import Committed, SegmentRefused, SegmentToCommit
 from sequencer.commits.coordinates import CoordinateRequest, KnownEnd, PartitionKey
 from sequencer.commits.reservations import SQL as RESERVATIONS_SQL
 from sequencer.database.array_parameters import encoded_ints
@@ -131,7 +131,9 @@ async def perform(clients: Clients, operation: Operation) -> Any:
             return type(moved).__name__
 
 
-async def until_known(sequencer: Sequencer, segments: Sequence[SegmentToCommit]) -> tuple[Committed | Refused, ...]:
+async def until_known(
+    sequencer: Sequencer, segments: Sequence[SegmentToCommit]
+) -> tuple[Committed | SegmentRefused, ...]:
     for _ in range(50):
         try:
             return await sequencer.commits.commit(segments)
@@ -148,10 +150,14 @@ async def cut_connections(clients: Clients) -> None:
     )
 
 
-def log_starts_in(answer: Any) -> list[list[int]]:
+def log_starts_in(answer: Any) -> list[list[int | None]]:
     """Of the segments that were committed. Two `Committed` are equal without them."""
     answers = answer if isinstance(answer, tuple) else ()
-    return [one.log_starts.tolist() for one in answers if isinstance(one, Committed)]
+    return [
+        [None] * len(one.outcomes) if one.log_starts is None else one.log_starts.tolist()
+        for one in answers
+        if isinstance(one, Committed)
+    ]
 
 
 def expected(model: ModelSequencer, operation: Operation, answer: Any) -> Any:

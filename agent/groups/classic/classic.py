@@ -1,56 +1,70 @@
-"""The classic consumer group protocol: a group as its coordinator has it (`machine.py`), taken over from Postgres.
+"""The classic consumer group protocol: a group as its coordinator has it (`machine.py`), and how it answers JoinGroup,
+SyncGroup, Heartbeat and LeaveGroup (KIP-62, 134, 345, 389, 394, 814).
 
-Pure: events and the time come in, answers and changes go out. How generations follow each other is told in
-`classic_rounds.py`, what each request is answered in `classic_requests.py`.
+Pure: events and the time come in, answers and changes go out. `classic_rounds.py` says how generations follow each
+other, `classic_stored.py` what must be in Postgres before the answers go out.
 
-What must be in Postgres before the answers go out (`take_changes`): each new state with its generation, so that one who
-takes over begins an interrupted rebalance again and no generation is given out twice; the members when a generation is
-assigned and when a static member is replaced; and whenever the state is written, that those who left are gone.
+Requests are answered as Kafka's coordinator answers them, code by code, but for these, on purpose:
+- Where Kafka leaves a waiting request without an answer, there is one: the earlier of two joins or syncs of one member
+  is told REBALANCE_IN_PROGRESS, and a member that is removed while it syncs UNKNOWN_MEMBER.
+- A static member that returns with other topics than it left with begins a rebalance; Kafka leaves that to the client.
+- A static member that returns to a full group is let in: it replaces itself. Ids given out are bounded by the group's
+  limit too, and one that is turned away is not waited for any longer.
+- Where Kafka's choice falls as its hash tables lie, equal votes are settled by name, and the longest-standing of the
+  members that came leads.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
-from agent.groups.classic.classic_members import CONSUMER_PROTOCOL_TYPE, ClassicMember
-from agent.groups.classic.classic_requests import ClassicRequests
-from agent.groups.classic.classic_stored import group_document, restored_member, stored_member
-from agent.groups.coordinator.deadlines import Deadlines
+from agent.groups.classic.classic_members import CONSUMER_PROTOCOL_TYPE, ClassicMember, subscribed_topics
+from agent.groups.classic.classic_rounds import Rounds
+from agent.groups.classic.classic_stored import WrittenGroup, restored_member
 from agent.groups.settings import GroupSettings
 from agent.groups.values import (
     Answered,
     CommitFence,
+    ConsumerHeartbeat,
+    ConsumerHeartbeatAnswer,
     DescribedMember,
     GroupDescription,
+    GroupEvent,
     GroupFault,
     GroupState,
+    Heartbeat,
+    HeartbeatAnswer,
+    Join,
     JoinAnswer,
+    Leave,
+    LeaveAnswer,
+    LeavingMember,
+    Sync,
     SyncAnswer,
+    Token,
+    TopicsSeen,
     TopicsWanted,
 )
-from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup, StoredMember
+from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup
 
 
-class ClassicGroup(ClassicRequests):
+class ClassicGroup:
     def __init__(
         self,
-        group_id: str,
         settings: GroupSettings,
         new_id: Callable[[], str],
         stored: StoredGroup | None,
         now_ms: int,
     ) -> None:
-        super().__init__(group_id, settings, new_id)
-        self._written = (GroupState.EMPTY.value, 0, "")
-        """State, generation and protocol type that Postgres has."""
-        self._stored_ids: set[str] = set()
-        self._members_due = False
-        """Members are to be written although the state is not new."""
+        self._settings = settings
+        self._new_id = new_id
+        self._rounds = Rounds(settings.group_initial_rebalance_delay_ms)
+        self._written = WrittenGroup(stored)
         if stored is not None:
             self._take_over(stored, now_ms)
 
     @classmethod
     def converted(
         cls,
-        group_id: str,
         settings: GroupSettings,
         new_id: Callable[[], str],
         *,
@@ -65,71 +79,52 @@ class ClassicGroup(ClassicRequests):
         generation, the first member leading; with a rebalance begun if asked (`False`: the event handled next begins
         one). Without members it is Empty. `stored_member_ids` are those that Postgres has; the first change writes the
         members and deletes the rest."""
-        group = cls(group_id, settings, new_id, None, now_ms)
-        group._settle_in(members, None, now_ms)
-        group._generation = generation
-        group._protocol_type = protocol_type
-        group._protocol_name = group._roster.vote() if members else None
-        group._stored_ids = set(stored_member_ids)
-        group._members_due = True
+        group = cls(settings, new_id, None, now_ms)
+        rounds = group._rounds
+        rounds.settle_in(members, None, now_ms)
+        rounds.resume(generation, protocol_type, rounds.roster.vote() if members else None)
+        group._written.replace_members(stored_member_ids)
         if begin_rebalance and members:
-            group._begin_rebalance(now_ms)
+            rounds.begin_rebalance(now_ms)
         return group
 
     def _take_over(self, stored: StoredGroup, now_ms: int) -> None:
         """Every member has a session timeout to say that it is there. A rebalance that was under way begins again."""
+        rounds = self._rounds
         members = [restored_member(member_id, member) for member_id, member in stored.members.items()]
-        self._settle_in(members, stored.document.get("leader"), now_ms)
-        self._generation = stored.generation
-        self._protocol_type = stored.protocol_type
-        self._protocol_name = stored.document.get("protocol_name")
-        self._written = (stored.state, stored.generation, stored.protocol_type)
-        self._stored_ids = set(stored.members)
-        self._roster.settle(stored.members)
+        rounds.settle_in(members, stored.document.get("leader"), now_ms)
+        rounds.resume(stored.generation, stored.protocol_type, stored.document.get("protocol_name"))
+        rounds.roster.settle(stored.members)
         if members and stored.state != GroupState.STABLE.value:
-            self._begin_rebalance(now_ms)
-
-    def _settle_in(self, members: Sequence[ClassicMember], leader: str | None, now_ms: int) -> None:
-        for member in members:
-            self._roster.put(member)
-            self._keep_alive(member.member_id, now_ms)
-        if members:
-            self._state = GroupState.STABLE
-            self._leader = leader if leader and leader in self._roster else members[0].member_id
+            rounds.begin_rebalance(now_ms)
 
     # --- what a conversion to the new protocol reads
 
     @property
     def members(self) -> Mapping[str, ClassicMember]:
         """By member id, without pending ones."""
-        return self._roster.by_id
+        return self._rounds.roster.by_id
 
     @property
     def stored_member_ids(self) -> frozenset[str]:
         """The members that Postgres has once the changes taken so far are written."""
-        return frozenset(self._stored_ids)
+        return self._written.member_ids
 
     @property
     def protocol_type(self) -> str:
         """Empty while no member ever joined."""
-        return self._protocol_type
+        return self._rounds.protocol_type
 
     @property
     def protocol_name(self) -> str | None:
         """The assignor that the members voted for; None while there is none."""
-        return self._protocol_name
+        return self._rounds.protocol_name
 
     def dismiss(self, fault: GroupFault) -> list[Answered]:
         """Answers every waiting JoinGroup and SyncGroup with this fault, and is Dead: before a conversion
         (REBALANCE_IN_PROGRESS), or when the group is unloaded. What was known of the members can still be read."""
-        self._state = GroupState.DEAD
-        self._sessions = Deadlines()
-        self._initial = self._join_due_ms = self._sync_due_ms = None
-        for member_id in self._joining.member_ids():
-            self._answer(self._joining.take(member_id), JoinAnswer(fault=fault, member_id=member_id))
-        for member_id in self._syncing.member_ids():
-            self._answer(self._syncing.take(member_id), SyncAnswer(fault=fault))
-        return self._take_answers()
+        self._rounds.dismiss(fault)
+        return self._rounds.take_answers()
 
     # --- the interface of every machine (`machine.py`)
 
@@ -139,97 +134,110 @@ class ClassicGroup(ClassicRequests):
 
     @property
     def state(self) -> GroupState:
-        return self._state
+        return self._rounds.state
 
     @property
     def is_empty(self) -> bool:
-        return not len(self._roster)
+        return not len(self._rounds.roster)
 
     @property
     def generation(self) -> int:
-        return self._generation
+        return self._rounds.generation
+
+    def handle(self, event: GroupEvent, now_ms: int) -> list[Answered]:
+        rounds = self._rounds
+        match event:
+            case Join():
+                self._join(event, now_ms)
+            case Sync():
+                self._sync(event, now_ms)
+            case Heartbeat():
+                rounds.answer(event.token, HeartbeatAnswer(fault=self._heartbeat_fault(event, now_ms)))
+            case Leave():
+                self._leave(event, now_ms)
+            case ConsumerHeartbeat():
+                rounds.answer(event.token, ConsumerHeartbeatAnswer(fault=GroupFault.GROUP_NOT_FOUND))
+            case TopicsSeen():
+                pass
+        return rounds.take_answers()
 
     def topics_wanted(self) -> TopicsWanted:
         """None: the members' leader assigns."""
         return TopicsWanted()
 
+    def tick(self, now_ms: int) -> list[Answered]:
+        self._rounds.tick(now_ms)
+        return self._rounds.take_answers()
+
+    def next_deadline_ms(self) -> int | None:
+        return self._rounds.next_deadline_ms()
+
     def take_changes(self) -> GroupChange | None:
-        now_written = (self._state.value, self._generation, self._protocol_type)
-        if now_written == self._written and not self._members_due:
-            return None
-        members: dict[str, StoredMember | None] = dict.fromkeys(sorted(self._stored_ids - self._roster.by_id.keys()))
-        if self._state is GroupState.STABLE or self._members_due:
-            members |= {
-                member.member_id: stored_member(member, self._generation)
-                for member in self._roster
-                if member.member_id in self._roster.touched
-            }
-        self._roster.settle(members)
-        self._stored_ids = {member_id for member_id in self._stored_ids | members.keys() if member_id in self._roster}
-        self._written = now_written
-        self._members_due = False
-        return GroupChange(
-            kind="classic",
-            generation=self._generation,
-            state=self._state.value,
-            protocol_type=self._protocol_type,
-            document=group_document(self._protocol_name, self._leader),
-            members=members,
-            is_empty=self.is_empty,
-        )
+        return self._written.take_changes(self._rounds)
+
+    def forget(self, token: Token) -> None:
+        """Its member stays and goes on waiting; the answer is dropped."""
+        self._rounds.forget(token)
+
+    def configure(self, settings: GroupSettings) -> None:
+        self._settings = settings
+        self._rounds.initial_delay_ms = settings.group_initial_rebalance_delay_ms
 
     def check_commit(
         self, member_id: str, instance_id: str | None, generation: int, now_ms: int
     ) -> CommitFence | GroupFault:
         """Without a member only to a group that has none. While members gather they may still commit what they had; a
         new generation's members may not before they know what they have."""
-        if self._state is GroupState.DEAD:
+        rounds = self._rounds
+        if rounds.state is GroupState.DEAD:
             return GroupFault.COORDINATOR_UNAVAILABLE
-        if generation < 0 and self._state is GroupState.EMPTY:
+        if generation < 0 and rounds.state is GroupState.EMPTY:
             return CommitFence()
         if generation < 0 and not member_id and instance_id is None:
             return GroupFault.UNKNOWN_MEMBER
         fault = self._identity_fault(member_id, instance_id)
         if fault is not None:
             return fault
-        if generation != self._generation:
+        if generation != rounds.generation:
             return GroupFault.ILLEGAL_GENERATION
-        if self._state is GroupState.COMPLETING_REBALANCE:
+        if rounds.state is GroupState.COMPLETING_REBALANCE:
             return GroupFault.REBALANCE_IN_PROGRESS
-        self._keep_alive(member_id, now_ms)
+        rounds.keep_alive(member_id, now_ms)
         return CommitFence(generation=generation)
 
     def check_fetch(self, member_id: str | None, member_epoch: int) -> GroupFault | None:  # noqa: ARG002
         """Anybody may read the offsets of a classic group."""
-        return GroupFault.GROUP_NOT_FOUND if self._state is GroupState.DEAD else None
+        return GroupFault.GROUP_NOT_FOUND if self._rounds.state is GroupState.DEAD else None
 
     def check_delete(self) -> GroupFault | None:
-        if self._state is GroupState.DEAD:
+        if self._rounds.state is GroupState.DEAD:
             return GroupFault.GROUP_NOT_FOUND
-        return None if self._state is GroupState.EMPTY else GroupFault.GROUP_NOT_EMPTY
+        return None if self._rounds.state is GroupState.EMPTY else GroupFault.GROUP_NOT_EMPTY
 
     def check_offset_delete(self) -> GroupFault | None:
         """Only of consumers is known what they subscribe to (`subscribed`)."""
-        if self._protocol_type == CONSUMER_PROTOCOL_TYPE and self._state is not GroupState.DEAD:
+        if self._rounds.protocol_type == CONSUMER_PROTOCOL_TYPE and self._rounds.state is not GroupState.DEAD:
             return None
         return self.check_delete()
 
     def subscribed(self, topic: str) -> bool:
         """Consumers that have no protocol yet, or whose subscription cannot be read, may subscribe to anything."""
-        if self._protocol_type != CONSUMER_PROTOCOL_TYPE or self.is_empty:
+        rounds = self._rounds
+        if rounds.protocol_type != CONSUMER_PROTOCOL_TYPE or self.is_empty:
             return False
-        topics = None if self._protocol_name is None else self._roster.subscribed_topics(self._protocol_name)
+        topics = None if rounds.protocol_name is None else rounds.roster.subscribed_topics(rounds.protocol_name)
         return topics is None or topic in topics
 
     def describe(self) -> GroupDescription:
         """What members subscribe to is told only of a Stable group: before, they have not agreed on a protocol."""
-        protocol = (self._protocol_name if self._state is GroupState.STABLE else None) or ""
+        rounds = self._rounds
+        protocol = (rounds.protocol_name if rounds.state is GroupState.STABLE else None) or ""
         return GroupDescription(
-            state=self._state,
+            state=rounds.state,
             kind=self.kind,
-            generation=self._generation,
-            assignment_epoch=self._generation,
-            protocol_type=self._protocol_type,
+            generation=rounds.generation,
+            assignment_epoch=rounds.generation,
+            protocol_type=rounds.protocol_type,
             protocol=protocol,
             members=tuple(
                 DescribedMember(
@@ -240,6 +248,213 @@ class ClassicGroup(ClassicRequests):
                     metadata=member.metadata(protocol),
                     assignment_bytes=member.assignment,
                 )
-                for member in self._roster
+                for member in rounds.roster
             ),
         )
+
+    # --- JoinGroup
+
+    def _join(self, join: Join, now_ms: int) -> None:
+        rounds = self._rounds
+        shortest_ms = self._settings.group_min_session_timeout_ms
+        longest_ms = self._settings.group_max_session_timeout_ms
+        if rounds.state is GroupState.DEAD:
+            self._refuse(join, GroupFault.COORDINATOR_UNAVAILABLE, join.member_id)
+        elif not shortest_ms <= join.session_timeout_ms <= longest_ms:
+            self._refuse(join, GroupFault.INVALID_SESSION_TIMEOUT, join.member_id)
+        elif not self._has_room(join):
+            self._turn_away(join, now_ms)
+        elif not self._supports(join):
+            self._refuse(join, GroupFault.INCONSISTENT_PROTOCOL, join.member_id)
+        elif not join.member_id:
+            self._join_new(join, now_ms)
+        elif join.member_id in rounds.pending and join.instance_id is None:
+            rounds.admit(_member(join, join.member_id), join.protocol_type, join.token, now_ms)
+        elif (fault := self._identity_fault(join.member_id, join.instance_id)) is not None:
+            self._refuse(join, fault, join.member_id)
+        else:
+            self._rejoin(join, now_ms)
+
+    def _refuse(self, join: Join, fault: GroupFault, told_id: str) -> None:
+        self._rounds.answer(join.token, JoinAnswer(fault=fault, member_id=told_id))
+
+    def _has_room(self, join: Join) -> bool:
+        """While members gather, those that wait count: the last to come are left out. Ids given out count among
+        themselves."""
+        rounds = self._rounds
+        most = self._settings.group_max_size
+        member_id = join.member_id or rounds.roster.of_instance(join.instance_id or "") or ""
+        if not member_id and len(rounds.pending) >= most:
+            return False
+        if rounds.state is GroupState.EMPTY:
+            return True
+        if rounds.state is GroupState.PREPARING_REBALANCE:
+            return member_id in rounds.joining or len(rounds.joining) < most
+        return member_id in rounds.roster or len(rounds.roster) < most
+
+    def _turn_away(self, join: Join, now_ms: int) -> None:
+        rounds = self._rounds
+        if join.member_id in rounds.roster:
+            rounds.remove(join.member_id)
+        elif join.member_id in rounds.pending:
+            rounds.take_back(join.member_id)
+        self._refuse(join, GroupFault.GROUP_FULL, "")
+        rounds.end_joining_if_all_joined(now_ms)
+
+    def _supports(self, join: Join) -> bool:
+        rounds = self._rounds
+        if rounds.state is GroupState.EMPTY:
+            return bool(join.protocol_type and join.protocols)
+        return join.protocol_type == rounds.protocol_type and rounds.roster.supports(join.protocols)
+
+    def _join_new(self, join: Join, now_ms: int) -> None:
+        rounds = self._rounds
+        member_id = f"{join.client_id if join.instance_id is None else join.instance_id}-{self._new_id()}"
+        replaced_id = None if join.instance_id is None else rounds.roster.of_instance(join.instance_id)
+        if replaced_id is not None:
+            self._replace_static(join, replaced_id, member_id, now_ms)
+        elif join.instance_id is None and join.requires_known_member_id:
+            rounds.give_out(member_id, join.session_timeout_ms, now_ms)
+            self._refuse(join, GroupFault.MEMBER_ID_REQUIRED, member_id)
+        else:
+            rounds.admit(_member(join, member_id), join.protocol_type, join.token, now_ms)
+
+    def _replace_static(self, join: Join, replaced_id: str, member_id: str, now_ms: int) -> None:
+        """A static member is back under a new id."""
+        rounds = self._rounds
+        led_before = rounds.leader
+        replaced = rounds.roster[replaced_id]
+        now = _told_anew(replace(replaced, member_id=member_id), join)
+        rounds.replace_member(replaced_id, now, now_ms)
+        if rounds.state is not GroupState.STABLE or self._subscribes_anew(replaced, now):
+            rounds.gather(member_id, join.token, now_ms)
+            return
+        self._written.write_members()
+        answer = rounds.joined(member_id)
+        if join.can_skip_assignment:
+            answer = replace(answer, skip_assignment=rounds.leader == member_id)
+        else:  # it must not take itself for the leader: it would assign
+            answer = replace(answer, leader=led_before or "", members=())
+        rounds.answer(join.token, answer)
+
+    def _subscribes_anew(self, before: ClassicMember, now: ClassicMember) -> bool:
+        """Whether the assignment is no longer right. What a consumer owned is no part of it: it differs after any
+        restart."""
+        rounds = self._rounds
+        if rounds.roster.vote() != rounds.protocol_name:
+            return True
+        if rounds.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return False
+        topics_before = subscribed_topics(before.metadata(rounds.protocol_name))
+        return topics_before != subscribed_topics(now.metadata(rounds.protocol_name))
+
+    def _rejoin(self, join: Join, now_ms: int) -> None:
+        rounds = self._rounds
+        member = rounds.roster[join.member_id]
+        knows_all = rounds.state is GroupState.COMPLETING_REBALANCE or (
+            rounds.state is GroupState.STABLE and rounds.leader != join.member_id
+        )  # the leader's join in Stable says that topics changed
+        if knows_all and member.protocols == join.protocols:
+            rounds.answer(join.token, rounds.joined(join.member_id))
+        else:
+            rounds.change(_told_anew(member, join))
+            rounds.gather(join.member_id, join.token, now_ms)
+
+    # --- SyncGroup, Heartbeat, LeaveGroup
+
+    def _sync(self, sync: Sync, now_ms: int) -> None:
+        rounds = self._rounds
+        fault = self._sync_fault(sync)
+        if fault is not None:
+            rounds.answer(sync.token, SyncAnswer(fault=fault))
+            return
+        rounds.synced(sync.member_id)
+        if rounds.state is GroupState.STABLE:
+            rounds.keep_alive(sync.member_id, now_ms)
+            rounds.answer(sync.token, rounds.assigned(sync.member_id))
+            return
+        rounds.await_assignment(sync.member_id, sync.token)
+        if sync.member_id == rounds.leader:
+            rounds.assign(sync.assignments, now_ms)
+
+    def _sync_fault(self, sync: Sync) -> GroupFault | None:
+        rounds = self._rounds
+        if rounds.state is GroupState.DEAD:
+            return GroupFault.COORDINATOR_UNAVAILABLE
+        fault = self._identity_fault(sync.member_id, sync.instance_id)
+        if fault is not None:
+            return fault
+        if sync.generation != rounds.generation:
+            return GroupFault.ILLEGAL_GENERATION
+        if sync.protocol_type not in (None, rounds.protocol_type) or sync.protocol_name not in (
+            None,
+            rounds.protocol_name,
+        ):
+            return GroupFault.INCONSISTENT_PROTOCOL
+        if rounds.state is GroupState.PREPARING_REBALANCE:
+            return GroupFault.REBALANCE_IN_PROGRESS
+        return None
+
+    def _heartbeat_fault(self, heartbeat: Heartbeat, now_ms: int) -> GroupFault | None:
+        rounds = self._rounds
+        if rounds.state is GroupState.DEAD:
+            return GroupFault.COORDINATOR_UNAVAILABLE
+        fault = self._identity_fault(heartbeat.member_id, heartbeat.instance_id)
+        if fault is not None:
+            return fault
+        if heartbeat.generation != rounds.generation:
+            return GroupFault.ILLEGAL_GENERATION
+        rounds.keep_alive(heartbeat.member_id, now_ms)
+        return GroupFault.REBALANCE_IN_PROGRESS if rounds.state is GroupState.PREPARING_REBALANCE else None
+
+    def _leave(self, leave: Leave, now_ms: int) -> None:
+        rounds = self._rounds
+        if rounds.state is GroupState.DEAD:
+            rounds.answer(leave.token, LeaveAnswer(fault=GroupFault.COORDINATOR_UNAVAILABLE))
+            return
+        members_before = len(rounds.roster)
+        left = tuple((leaving, self._leave_one(leaving)) for leaving in leave.members)
+        if len(rounds.roster) < members_before:
+            rounds.rebalance(now_ms)
+        else:  # an id that was given out may have been waited for
+            rounds.end_joining_if_all_joined(now_ms)
+        rounds.answer(leave.token, LeaveAnswer(members=left))
+
+    def _leave_one(self, leaving: LeavingMember) -> GroupFault | None:
+        rounds = self._rounds
+        member_id = leaving.member_id
+        if not member_id:  # an administrator knows the instance alone
+            member_id = rounds.roster.of_instance(leaving.instance_id or "") or ""
+        if member_id in rounds.pending:
+            rounds.take_back(member_id)
+            return None
+        fault = self._identity_fault(member_id, leaving.instance_id)
+        if fault is None:
+            rounds.remove(member_id)
+        return fault
+
+    def _identity_fault(self, member_id: str, instance_id: str | None) -> GroupFault | None:
+        if instance_id is not None:
+            known_id = self._rounds.roster.of_instance(instance_id)
+            if known_id is not None and known_id != member_id:
+                return GroupFault.FENCED_INSTANCE
+            if known_id is None:
+                return GroupFault.UNKNOWN_MEMBER
+        return None if member_id in self._rounds.roster else GroupFault.UNKNOWN_MEMBER
+
+
+def _member(join: Join, member_id: str) -> ClassicMember:
+    return ClassicMember(
+        member_id=member_id,
+        instance_id=join.instance_id,
+        client_id=join.client_id,
+        client_host=join.client_host,
+        session_timeout_ms=join.session_timeout_ms,
+        rebalance_timeout_ms=join.rebalance_timeout_ms,
+        protocols=join.protocols,
+    )
+
+
+def _told_anew(member: ClassicMember, join: Join) -> ClassicMember:
+    """Who it is and what it was assigned stays."""
+    return replace(_member(join, member.member_id), instance_id=member.instance_id, assignment=member.assignment)

@@ -43,7 +43,7 @@ class ClassicMember:
         return next((offered.metadata for offered in self.protocols if offered.name == protocol_name), b"")
 
 
-class Roster:
+class ClassicRoster:
     """The members in the order in which they came. Any two share a protocol that all share: who does not is not let
     in (`supports`)."""
 
@@ -80,13 +80,12 @@ class Roster:
             self._instances[member.instance_id] = member.member_id
         self._touched.add(member.member_id)
 
-    def remove(self, member_id: str) -> ClassicMember:
+    def remove(self, member_id: str) -> None:
         member = self._members.pop(member_id)
         self._supporters.subtract(_names(member.protocols))
         if member.instance_id is not None and self._instances.get(member.instance_id) == member_id:
             del self._instances[member.instance_id]
         self._touched.add(member_id)
-        return member
 
     def of_instance(self, instance_id: str) -> str | None:
         """The member id that this instance has now."""

@@ -4,19 +4,20 @@
     PreparingRebalance --end_joining--> CompletingRebalance: a generation with a leader; all sync and wait
     CompletingRebalance --the leader's sync--> Stable
 
-Pure. Promises: every waiting request is answered within the rebalance timeout of the slowest member (a first generation
+Pure. Where a member waits for an answer, its request waits with it; a member goes on waiting when its request is gone.
+One that joined and then lost its connection still takes part in the rebalance, as in Kafka; only the answer is dropped.
+
+Promises: every waiting request is answered within the rebalance timeout of the slowest member (a first generation
 waits for `group_initial_rebalance_delay_ms` after each newcomer, but no longer than that timeout); a rebalance ends
 within it, without those who did not come; generations only rise.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent.groups.classic.classic_members import ClassicMember, Roster
-from agent.groups.classic.classic_waiting import Waiting
+from agent.groups.classic.classic_members import ClassicMember, ClassicRoster
 from agent.groups.coordinator.deadlines import Deadlines
-from agent.groups.settings import GroupSettings
 from agent.groups.values import Answer, Answered, GroupFault, GroupState, JoinAnswer, JoinedMember, SyncAnswer, Token
 
 NEWCOMER_TIMEOUT_MS: Final = 300_000
@@ -38,22 +39,59 @@ class InitialDelay:
     """Somebody came meanwhile: wait on."""
 
 
-class ClassicRounds:
-    def __init__(self, group_id: str, settings: GroupSettings, new_id: Callable[[], str]) -> None:
-        self._group_id = group_id
-        self._settings = settings
-        self._new_id = new_id
-        self._state = GroupState.EMPTY
-        self._generation = 0
-        self._protocol_type = ""
-        self._protocol_name: str | None = None
-        self._leader: str | None = None
-        self._roster = Roster()
-        self._pending: set[str] = set()
+class Waiting:
+    """Members that wait for an answer: at most one request per member, and one member per request."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, Token | None] = {}
+        self._members: dict[Token, str] = {}
+
+    def __contains__(self, member_id: str) -> bool:
+        return member_id in self._tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def put(self, member_id: str, token: Token) -> Token | None:
+        """The member waits with this request. Returns its earlier request, which must be answered now."""
+        earlier = self.take(member_id)
+        self._tokens[member_id] = token
+        self._members[token] = member_id
+        return earlier
+
+    def take(self, member_id: str) -> Token | None:
+        """The member waits no more; the request to answer, if there still is one."""
+        token = self._tokens.pop(member_id, None)
+        if token is not None:
+            del self._members[token]
+        return token
+
+    def forget(self, token: Token) -> None:
+        member_id = self._members.pop(token, None)
+        if member_id is not None:
+            self._tokens[member_id] = None
+
+    def member_ids(self) -> Iterable[str]:
+        return tuple(self._tokens)
+
+
+class Rounds:
+    """A group's members and the generation that they are in. The public attributes are for reading; only this class
+    changes them, but for `initial_delay_ms`."""
+
+    def __init__(self, initial_delay_ms: int) -> None:
+        self.initial_delay_ms = initial_delay_ms
+        self.state = GroupState.EMPTY
+        self.generation = 0
+        self.protocol_type = ""
+        self.protocol_name: str | None = None
+        self.leader: str | None = None
+        self.roster = ClassicRoster()
+        self.pending: set[str] = set()
         """Member ids given out (KIP-394) that did not join yet."""
         self._newcomers: set[str] = set()
         """Members that wait for their first generation."""
-        self._joining = Waiting()
+        self.joining = Waiting()
         self._syncing = Waiting()
         self._unsynced: set[str] = set()
         """Members of this generation that did not sync yet."""
@@ -64,12 +102,35 @@ class ClassicRounds:
         self._sync_due_ms: int | None = None
         self._answers: list[Answered] = []
 
-    def configure(self, settings: GroupSettings) -> None:
-        self._settings = settings
+    # --- from outside: taken over, converted, unloaded
+
+    def settle_in(self, members: Iterable[ClassicMember], leader: str | None, now_ms: int) -> None:
+        """The group is Stable with these members, if there are any; the first leads if `leader` is none of them."""
+        for member in members:
+            self.roster.put(member)
+            self.keep_alive(member.member_id, now_ms)
+        if len(self.roster):
+            self.state = GroupState.STABLE
+            self.leader = leader if leader and leader in self.roster else next(iter(self.roster.by_id))
+
+    def resume(self, generation: int, protocol_type: str, protocol_name: str | None) -> None:
+        self.generation = generation
+        self.protocol_type = protocol_type
+        self.protocol_name = protocol_name
+
+    def dismiss(self, fault: GroupFault) -> None:
+        """Answers everyone who waits with this fault, and is Dead. What was known of the members can still be read."""
+        self.state = GroupState.DEAD
+        self._sessions = Deadlines()
+        self._initial = self._join_due_ms = self._sync_due_ms = None
+        for member_id in self.joining.member_ids():
+            self.answer(self.joining.take(member_id), JoinAnswer(fault=fault, member_id=member_id))
+        for member_id in self._syncing.member_ids():
+            self.answer(self._syncing.take(member_id), SyncAnswer(fault=fault))
 
     # --- time
 
-    def tick(self, now_ms: int) -> list[Answered]:
+    def tick(self, now_ms: int) -> None:
         """Lets go off what is due. What a timer sets anew is later than `now_ms`, so this ends."""
         while (due_ms := self.next_deadline_ms()) is not None and due_ms <= now_ms:
             if self._sessions.next_ms() == due_ms:
@@ -78,57 +139,56 @@ class ClassicRounds:
                 self._join_time_is_up(now_ms)
             else:
                 self._sync_time_is_up(now_ms)
-        return self._take_answers()
 
     def next_deadline_ms(self) -> int | None:
         due = (self._sessions.next_ms(), self._join_due_ms, self._sync_due_ms)
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
     def _expire_session(self, member_id: str, now_ms: int) -> None:
-        if member_id in self._pending:
-            self._pending.discard(member_id)
-            self._end_joining_if_all_joined(now_ms)
-        elif member_id in self._newcomers or not (member_id in self._joining or member_id in self._syncing):
-            self._remove(member_id)
-            self._rebalance(now_ms)
+        if member_id in self.pending:
+            self.pending.discard(member_id)
+            self.end_joining_if_all_joined(now_ms)
+        elif member_id in self._newcomers or not (member_id in self.joining or member_id in self._syncing):
+            self.remove(member_id)
+            self.rebalance(now_ms)
 
     def _join_time_is_up(self, now_ms: int) -> None:
         initial = self._initial
         if initial is None or not initial.newcomers or initial.remaining_ms == 0:
             self._end_joining(now_ms)
             return
-        step_ms = min(self._settings.group_initial_rebalance_delay_ms, initial.remaining_ms)
+        step_ms = min(self.initial_delay_ms, initial.remaining_ms)
         self._initial = InitialDelay(step_ms=step_ms, remaining_ms=max(initial.remaining_ms - initial.step_ms, 0))
         self._join_due_ms = now_ms + step_ms
 
     def _sync_time_is_up(self, now_ms: int) -> None:
         self._sync_due_ms = None
         for member_id in sorted(self._unsynced):
-            self._remove(member_id)
-        self._begin_rebalance(now_ms)
+            self.remove(member_id)
+        self.begin_rebalance(now_ms)
 
     def _rebalance_timeout_ms(self) -> int:
         """At least one millisecond, whatever members say, so that time goes on."""
-        return max(self._roster.rebalance_timeout_ms, 1)
+        return max(self.roster.rebalance_timeout_ms, 1)
 
     # --- rounds
 
-    def _rebalance(self, now_ms: int) -> None:
+    def rebalance(self, now_ms: int) -> None:
         """Somebody came, went or changed: begin a rebalance, or end the joining if that is what it waited for."""
-        if self._state is GroupState.PREPARING_REBALANCE:
-            self._end_joining_if_all_joined(now_ms)
+        if self.state is GroupState.PREPARING_REBALANCE:
+            self.end_joining_if_all_joined(now_ms)
         else:
-            self._begin_rebalance(now_ms)
+            self.begin_rebalance(now_ms)
 
-    def _begin_rebalance(self, now_ms: int) -> None:
+    def begin_rebalance(self, now_ms: int) -> None:
         for member_id in self._syncing.member_ids():
-            self._answer(self._syncing.take(member_id), SyncAnswer(fault=GroupFault.REBALANCE_IN_PROGRESS))
-            self._keep_alive(member_id, now_ms)
+            self.answer(self._syncing.take(member_id), SyncAnswer(fault=GroupFault.REBALANCE_IN_PROGRESS))
+            self.keep_alive(member_id, now_ms)
         self._unsynced.clear()
         self._sync_due_ms = None
-        was_empty = self._state is GroupState.EMPTY
-        self._state = GroupState.PREPARING_REBALANCE
-        delay_ms = self._settings.group_initial_rebalance_delay_ms
+        was_empty = self.state is GroupState.EMPTY
+        self.state = GroupState.PREPARING_REBALANCE
+        delay_ms = self.initial_delay_ms
         if was_empty and delay_ms:
             remaining_ms = max(self._rebalance_timeout_ms() - delay_ms, 0)
             self._initial = InitialDelay(step_ms=delay_ms, remaining_ms=remaining_ms)
@@ -140,11 +200,11 @@ class ClassicRounds:
 
     def _all_joined(self) -> bool:
         """Ids given out are waited for, unless they would be the only ones."""
-        return len(self._joining) == len(self._roster) and (not self._pending or not len(self._roster))
+        return len(self.joining) == len(self.roster) and (not self.pending or not len(self.roster))
 
-    def _end_joining_if_all_joined(self, now_ms: int) -> None:
+    def end_joining_if_all_joined(self, now_ms: int) -> None:
         """A first generation waits for its delay all the same."""
-        if self._state is GroupState.PREPARING_REBALANCE and self._initial is None and self._all_joined():
+        if self.state is GroupState.PREPARING_REBALANCE and self._initial is None and self._all_joined():
             self._end_joining(now_ms)
 
     def _end_joining(self, now_ms: int) -> None:
@@ -152,40 +212,56 @@ class ClassicRounds:
         and what the leader gives it is there when it is back. If nobody came, the static ones are waited for."""
         self._initial = None
         self._join_due_ms = None
-        for member in self._roster:
-            if member.instance_id is None and member.member_id not in self._joining:
-                self._remove(member.member_id)
-        if len(self._roster) and not len(self._joining):
+        for member in self.roster:
+            if member.instance_id is None and member.member_id not in self.joining:
+                self.remove(member.member_id)
+        if len(self.roster) and not len(self.joining):
             self._join_due_ms = now_ms + self._rebalance_timeout_ms()
             return
         self._begin_generation(now_ms)
 
     def _begin_generation(self, now_ms: int) -> None:
-        self._generation = 1 if self._generation == LAST_GENERATION else self._generation + 1
+        self.generation = 1 if self.generation == LAST_GENERATION else self.generation + 1
         self._newcomers.clear()
-        if not len(self._roster):
-            self._state = GroupState.EMPTY
-            self._protocol_name = self._leader = None
+        if not len(self.roster):
+            self.state = GroupState.EMPTY
+            self.protocol_name = self.leader = None
             return
-        self._state = GroupState.COMPLETING_REBALANCE
-        self._protocol_name = self._roster.vote()
-        if self._leader is None or self._leader not in self._joining:
-            self._leader = next(member.member_id for member in self._roster if member.member_id in self._joining)
-        self._unsynced = set(self._roster.by_id)
+        self.state = GroupState.COMPLETING_REBALANCE
+        self.protocol_name = self.roster.vote()
+        if self.leader is None or self.leader not in self.joining:
+            self.leader = next(member.member_id for member in self.roster if member.member_id in self.joining)
+        self._unsynced = set(self.roster.by_id)
         self._sync_due_ms = now_ms + self._rebalance_timeout_ms()
-        for member in self._roster:
-            self._keep_alive(member.member_id, now_ms)
-            self._answer(self._joining.take(member.member_id), self._joined(member.member_id))
+        for member in self.roster:
+            self.keep_alive(member.member_id, now_ms)
+            self.answer(self.joining.take(member.member_id), self.joined(member.member_id))
 
-    def _joined(self, member_id: str) -> JoinAnswer:
+    def assign(self, assignments: Mapping[str, bytes], now_ms: int) -> None:
+        """The leader has assigned. A member that it did not name has nothing."""
+        self.state = GroupState.STABLE
+        for member in self.roster:
+            self.roster.put(replace(member, assignment=assignments.get(member.member_id, b"")))
+        for member_id in self._syncing.member_ids():
+            self.answer(self._syncing.take(member_id), self.assigned(member_id))
+            self.keep_alive(member_id, now_ms)
+
+    def joined(self, member_id: str) -> JoinAnswer:
         """What a member of the current generation is told; the leader is told of all."""
         return JoinAnswer(
             member_id=member_id,
-            generation=self._generation,
-            protocol_type=self._protocol_type,
-            protocol_name=self._protocol_name,
-            leader=self._leader or "",
-            members=self._joined_members() if member_id == self._leader else (),
+            generation=self.generation,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol_name,
+            leader=self.leader or "",
+            members=self._joined_members() if member_id == self.leader else (),
+        )
+
+    def assigned(self, member_id: str) -> SyncAnswer:
+        return SyncAnswer(
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol_name,
+            assignment=self.roster[member_id].assignment,
         )
 
     def _joined_members(self) -> tuple[JoinedMember, ...]:
@@ -193,57 +269,96 @@ class ClassicRounds:
             JoinedMember(
                 member_id=member.member_id,
                 instance_id=member.instance_id,
-                metadata=member.metadata(self._protocol_name),
+                metadata=member.metadata(self.protocol_name),
             )
-            for member in self._roster
+            for member in self.roster
         )
 
     # --- members
 
-    def _admit(self, member: ClassicMember, protocol_type: str, token: Token, now_ms: int) -> None:
+    def give_out(self, member_id: str, session_timeout_ms: int, now_ms: int) -> None:
+        """An id for a newcomer, which is waited for until it joins with it."""
+        self.pending.add(member_id)
+        self._sessions.set(member_id, now_ms + session_timeout_ms)
+
+    def take_back(self, member_id: str) -> None:
+        """An id that was given out is no longer waited for."""
+        self.pending.discard(member_id)
+        self._sessions.clear(member_id)
+
+    def admit(self, member: ClassicMember, protocol_type: str, token: Token, now_ms: int) -> None:
         """A newcomer: it waits for the next generation. The first says what the group is for."""
-        if not len(self._roster):
-            self._leader = member.member_id
-            self._protocol_type = protocol_type
-        self._pending.discard(member.member_id)
+        if not len(self.roster):
+            self.leader = member.member_id
+            self.protocol_type = protocol_type
+        self.pending.discard(member.member_id)
         self._newcomers.add(member.member_id)
         if self._initial is not None:
             self._initial = replace(self._initial, newcomers=True)
-        self._roster.put(member)
-        self._joining.put(member.member_id, token)
+        self.roster.put(member)
+        self.joining.put(member.member_id, token)
         self._sessions.set(member.member_id, now_ms + NEWCOMER_TIMEOUT_MS)
-        self._rebalance(now_ms)
+        self.rebalance(now_ms)
 
-    def _remove(self, member_id: str) -> None:
+    def change(self, member: ClassicMember) -> None:
+        """What is known of a member from now on."""
+        self.roster.put(member)
+
+    def gather(self, member_id: str, token: Token, now_ms: int) -> None:
+        """A member waits with its JoinGroup for the next generation."""
+        earlier = self.joining.put(member_id, token)
+        self.answer(earlier, JoinAnswer(fault=GroupFault.REBALANCE_IN_PROGRESS, member_id=member_id))
+        self.rebalance(now_ms)
+
+    def await_assignment(self, member_id: str, token: Token) -> None:
+        """A member waits with its SyncGroup for what the leader assigns."""
+        earlier = self._syncing.put(member_id, token)
+        self.answer(earlier, SyncAnswer(fault=GroupFault.REBALANCE_IN_PROGRESS))
+
+    def forget(self, token: Token) -> None:
+        """Its member stays and goes on waiting; the answer is dropped."""
+        self.joining.forget(token)
+        self._syncing.forget(token)
+
+    def replace_member(self, replaced_id: str, member: ClassicMember, now_ms: int) -> None:
+        """A static member has a new id. The one before, should it still run, is fenced from now on."""
+        led_before = self.leader
+        self._release(replaced_id, GroupFault.FENCED_INSTANCE, told_id=replaced_id)
+        self.roster.put(member)
+        self.keep_alive(member.member_id, now_ms)
+        if led_before == replaced_id:
+            self.leader = member.member_id
+
+    def remove(self, member_id: str) -> None:
         """Out of the group; the caller begins a rebalance. What it waits for is answered UNKNOWN_MEMBER, so that a
         client that is alive after all joins again."""
         self._release(member_id, GroupFault.UNKNOWN_MEMBER, told_id="")
-        if self._leader == member_id:
-            self._leader = next(iter(self._roster.by_id), None)
+        if self.leader == member_id:
+            self.leader = next(iter(self.roster.by_id), None)
 
-    def _release(self, member_id: str, fault: GroupFault, told_id: str) -> ClassicMember:
-        self._answer(self._joining.take(member_id), JoinAnswer(fault=fault, member_id=told_id))
-        self._answer(self._syncing.take(member_id), SyncAnswer(fault=fault))
+    def _release(self, member_id: str, fault: GroupFault, told_id: str) -> None:
+        self.answer(self.joining.take(member_id), JoinAnswer(fault=fault, member_id=told_id))
+        self.answer(self._syncing.take(member_id), SyncAnswer(fault=fault))
         self._sessions.clear(member_id)
         self._newcomers.discard(member_id)
-        self._synced(member_id)
-        return self._roster.remove(member_id)
+        self.synced(member_id)
+        self.roster.remove(member_id)
 
-    def _synced(self, member_id: str) -> None:
+    def synced(self, member_id: str) -> None:
         self._unsynced.discard(member_id)
         if not self._unsynced:
             self._sync_due_ms = None
 
-    def _keep_alive(self, member_id: str, now_ms: int) -> None:
-        self._sessions.set(member_id, now_ms + self._roster[member_id].session_timeout_ms)
+    def keep_alive(self, member_id: str, now_ms: int) -> None:
+        self._sessions.set(member_id, now_ms + self.roster[member_id].session_timeout_ms)
 
     # --- answers
 
-    def _answer(self, token: Token | None, answer: Answer) -> None:
+    def answer(self, token: Token | None, answer: Answer) -> None:
         """None: nobody waits for it any more."""
         if token is not None:
             self._answers.append(Answered(token=token, answer=answer))
 
-    def _take_answers(self) -> list[Answered]:
+    def take_answers(self) -> list[Answered]:
         answers, self._answers = self._answers, []
         return answers

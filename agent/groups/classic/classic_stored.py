@@ -1,16 +1,66 @@
-"""A classic group as documents in Postgres, and back. Bytes are base64, as JSON has none."""
+"""A classic group in Postgres: its documents, and what has to be written of it. Bytes are base64, as JSON has none.
+
+What must be in Postgres before answers go out: each new state with its generation, so that one who takes over begins an
+interrupted rebalance again and no generation is given out twice; the members when a generation is assigned and when a
+static member is replaced; and whenever the state is written, that those who left are gone.
+"""
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection
 
 from agent.groups.classic.classic_members import ClassicMember
-from agent.groups.values import OfferedProtocol
-from sequencer.groups.stored_groups import StoredMember
+from agent.groups.classic.classic_rounds import Rounds
+from agent.groups.values import GroupState, OfferedProtocol
+from sequencer.groups.stored_groups import GroupChange, StoredGroup, StoredMember
 
 
-def group_document(protocol_name: str | None, leader: str | None) -> Mapping[str, Any]:
-    return {"protocol_name": protocol_name, "leader": leader}
+class WrittenGroup:
+    """What Postgres has of a group once all changes taken so far are written."""
+
+    def __init__(self, stored: StoredGroup | None) -> None:
+        self._state = (GroupState.EMPTY.value, 0, "")
+        """State, generation and protocol type."""
+        if stored is not None:
+            self._state = (stored.state, stored.generation, stored.protocol_type)
+        self.member_ids = frozenset(stored.members if stored is not None else ())
+        self._members_due = False
+        """Members are to be written although the state is not new."""
+
+    def write_members(self) -> None:
+        """The next change has the members that changed, whatever the state."""
+        self._members_due = True
+
+    def replace_members(self, member_ids: Collection[str]) -> None:
+        """Postgres has these members, of the group in its other protocol: the next change writes the group's own and
+        deletes the rest."""
+        self.member_ids = frozenset(member_ids)
+        self._members_due = True
+
+    def take_changes(self, rounds: Rounds) -> GroupChange | None:
+        roster = rounds.roster
+        state = (rounds.state.value, rounds.generation, rounds.protocol_type)
+        if state == self._state and not self._members_due:
+            return None
+        members: dict[str, StoredMember | None] = dict.fromkeys(sorted(self.member_ids - roster.by_id.keys()))
+        if rounds.state is GroupState.STABLE or self._members_due:
+            members |= {
+                member.member_id: stored_member(member, rounds.generation)
+                for member in roster
+                if member.member_id in roster.touched
+            }
+        roster.settle(members)
+        self.member_ids = frozenset(member_id for member_id in self.member_ids | members.keys() if member_id in roster)
+        self._state = state
+        self._members_due = False
+        return GroupChange(
+            kind="classic",
+            generation=rounds.generation,
+            state=rounds.state.value,
+            protocol_type=rounds.protocol_type,
+            document={"protocol_name": rounds.protocol_name, "leader": rounds.leader},
+            members=members,
+            is_empty=not len(roster),
+        )
 
 
 def stored_member(member: ClassicMember, generation: int) -> StoredMember:

@@ -16,8 +16,8 @@ from typing import TypeAlias, assert_never
 from agent.groups.classic.classic_members import CONSUMER_PROTOCOL_TYPE
 from agent.groups.consumer import consumer_heartbeats
 from agent.groups.consumer.consumer_members import ConsumerMember
-from agent.groups.consumer.consumer_membership import ConsumerMembership, Refused
-from agent.groups.consumer.consumer_roster import Roster
+from agent.groups.consumer.consumer_membership import ConsumerMembership, MemberRefused
+from agent.groups.consumer.consumer_roster import ConsumerRoster
 from agent.groups.consumer.known_topics import KnownTopics, both
 from agent.groups.conversion import consumer_classic
 from agent.groups.settings import GroupSettings
@@ -56,14 +56,12 @@ class ConsumerGroup:
 
     def __init__(
         self,
-        group_id: str,
         settings: GroupSettings,
         new_id: Callable[[], str],
         stored: StoredGroup | None,
         now_ms: int,
     ) -> None:
-        self.group_id = group_id
-        self._roster = Roster(stored)
+        self._roster = ConsumerRoster(stored)
         self._topics = KnownTopics()
         self._group = ConsumerMembership(settings, new_id, self._roster, self._topics, now_ms)
         self._parked: dict[Token, Request] = {}
@@ -73,7 +71,6 @@ class ConsumerGroup:
     @classmethod
     def converted(
         cls,
-        group_id: str,
         settings: GroupSettings,
         new_id: Callable[[], str],
         *,
@@ -87,7 +84,7 @@ class ConsumerGroup:
         Its epoch is above that if the targets leave partitions to nobody: then they are made anew. `seen` must show all
         their topics. `stored_member_ids` are those that Postgres has; the first change writes the members and deletes
         the rest."""
-        group = cls(group_id, settings, new_id, None, now_ms)
+        group = cls(settings, new_id, None, now_ms)
         for member, target in members:
             group._group.settle_in(member, target, now_ms)
         group._topics.see(seen)
@@ -233,7 +230,7 @@ class ConsumerGroup:
                     return consumer_classic.answer_leave(self._group, event)
                 case _:
                     assert_never(event)
-        except Refused as refused:
+        except MemberRefused as refused:
             return _refusal(event, refused)
 
     def _check_member(self, member_id: str, epoch: int) -> GroupFault | None:
@@ -270,7 +267,7 @@ def _topics_of(event: Request) -> TopicsWanted:
             return _NO_TOPICS
 
 
-def _refusal(event: Request, refused: Refused) -> Answer:
+def _refusal(event: Request, refused: MemberRefused) -> Answer:
     match event:
         case ConsumerHeartbeat():
             return ConsumerHeartbeatAnswer(fault=refused.fault, message=refused.message)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from agent.groups.consumer.assignments import is_part
 from agent.groups.consumer.assignors import ASSIGNORS
 from agent.groups.consumer.consumer_members import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerMember
-from agent.groups.consumer.consumer_membership import ConsumerMembership, Refused
+from agent.groups.consumer.consumer_membership import ConsumerMembership, MemberRefused
 from agent.groups.consumer.subscriptions import InvalidRegex, check_regex
 from agent.groups.values import Assignment, ConsumerHeartbeat, ConsumerHeartbeatAnswer, GroupFault, TopicsWanted
 
@@ -24,11 +24,11 @@ def topics_of(event: ConsumerHeartbeat) -> TopicsWanted:
 
 
 def answer_heartbeat(group: ConsumerMembership, event: ConsumerHeartbeat, now_ms: int) -> ConsumerHeartbeatAnswer:
-    """Raises `Refused`."""
+    """Raises `MemberRefused`."""
     if event.member_epoch < JOIN_EPOCH:
         return _leave(group, event)
     if event.assignor is not None and event.assignor not in ASSIGNORS:
-        raise Refused(
+        raise MemberRefused(
             GroupFault.UNSUPPORTED_ASSIGNOR,
             f"ServerAssignor {event.assignor} is not supported. Supported assignors: {', '.join(sorted(ASSIGNORS))}.",
         )
@@ -63,7 +63,7 @@ def _find_joining(group: ConsumerMembership, event: ConsumerHeartbeat, member_id
         group.admit(member_id)
         return group.roster.members.get(member_id)
     if static.member_id != member_id and static.classic is None and static.epoch != STATIC_LEAVE_EPOCH:
-        raise Refused(
+        raise MemberRefused(
             GroupFault.UNRELEASED_INSTANCE,
             f"Instance id {event.instance_id} is in use by member {static.member_id}, which has not left.",
         )
@@ -80,7 +80,7 @@ def _find(group: ConsumerMembership, event: ConsumerHeartbeat) -> ConsumerMember
     repeats = event.member_epoch == member.previous_epoch and event.owned is not None
     if event.member_epoch < member.epoch and repeats and is_part(_or_nothing(event.owned), member.assigned):
         return member
-    raise Refused(
+    raise MemberRefused(
         GroupFault.FENCED_MEMBER_EPOCH,
         f"The member says epoch {event.member_epoch}, the coordinator knows it at {member.epoch}. It must give up all "
         "its partitions and rejoin.",
@@ -119,7 +119,7 @@ def _check_regex(group: ConsumerMembership, before: ConsumerMember, event: Consu
                 max_program_size=group.settings.group_regex_max_program_size,
             )
         except InvalidRegex as error:
-            raise Refused(GroupFault.INVALID_REGEX, str(error)) from error
+            raise MemberRefused(GroupFault.INVALID_REGEX, str(error)) from error
 
 
 def _leave(group: ConsumerMembership, event: ConsumerHeartbeat) -> ConsumerHeartbeatAnswer:
@@ -137,16 +137,16 @@ def _leave(group: ConsumerMembership, event: ConsumerHeartbeat) -> ConsumerHeart
 def _dynamic(group: ConsumerMembership, member_id: str) -> ConsumerMember:
     member = group.roster.members.get(member_id)
     if member is None:
-        raise Refused(GroupFault.UNKNOWN_MEMBER, f"{member_id} is not a member of the group.")
+        raise MemberRefused(GroupFault.UNKNOWN_MEMBER, f"{member_id} is not a member of the group.")
     return member
 
 
 def _static(group: ConsumerMembership, instance_id: str, member_id: str) -> ConsumerMember:
     member = group.roster.static_member(instance_id)
     if member is None:
-        raise Refused(GroupFault.UNKNOWN_MEMBER, f"Instance id {instance_id} is unknown.")
+        raise MemberRefused(GroupFault.UNKNOWN_MEMBER, f"Instance id {instance_id} is unknown.")
     if member.member_id != member_id:
-        raise Refused(
+        raise MemberRefused(
             GroupFault.FENCED_INSTANCE,
             f"Static member {member_id} with instance id {instance_id} was fenced by member {member.member_id}.",
         )

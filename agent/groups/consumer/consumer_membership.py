@@ -15,7 +15,7 @@ from typing import TypeAlias
 from agent.groups.consumer.assignments import chosen, partitions_of, without
 from agent.groups.consumer.assignors import ASSIGNORS, Subscriber
 from agent.groups.consumer.consumer_members import STATIC_LEAVE_EPOCH, ConsumerMember, reconciled
-from agent.groups.consumer.consumer_roster import Roster
+from agent.groups.consumer.consumer_roster import ConsumerRoster
 from agent.groups.consumer.known_topics import KnownTopics, wanted_by
 from agent.groups.coordinator.deadlines import Deadlines
 from agent.groups.settings import GroupSettings
@@ -23,8 +23,8 @@ from agent.groups.values import Assignment, GroupFault, TopicsSeen, TopicsWanted
 from storage.identifiers import TopicId
 
 
-class Refused(Exception):
-    """A request is answered with a fault; nothing has changed."""
+class MemberRefused(Exception):
+    """A member's request is answered with a fault; nothing has changed."""
 
     def __init__(self, fault: GroupFault, message: str) -> None:
         super().__init__(message)
@@ -47,7 +47,12 @@ TimerKey: TypeAlias = tuple[Timer, str]
 
 class ConsumerMembership:
     def __init__(
-        self, settings: GroupSettings, new_id: Callable[[], str], roster: Roster, topics: KnownTopics, now_ms: int
+        self,
+        settings: GroupSettings,
+        new_id: Callable[[], str],
+        roster: ConsumerRoster,
+        topics: KnownTopics,
+        now_ms: int,
     ) -> None:
         self.settings = settings
         self.new_id = new_id
@@ -100,10 +105,10 @@ class ConsumerMembership:
             self.roster.raise_epoch(fingerprint)
 
     def admit(self, member_id: str) -> None:
-        """Raises `Refused` if the group is full and this member is not in it."""
+        """Raises `MemberRefused` if the group is full and this member is not in it."""
         full = len(self.roster.members) >= self.settings.group_max_size
         if full and member_id not in self.roster.members:
-            raise Refused(
+            raise MemberRefused(
                 GroupFault.GROUP_FULL, f"The group has its maximum of {self.settings.group_max_size} members."
             )
 

@@ -23,6 +23,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.static.primitive import i32
 
 from agent.groups.values import Assignment
+from agent.kafka.older_requests import complete
 from agent.kafka.transport.request_shape import check_shape
 from storage.identifiers import Partition, TopicId
 
@@ -53,11 +54,11 @@ class EmbeddedAssignment:
 def read_subscription(metadata: bytes) -> Subscription:
     """Raises `Malformed`."""
     version = _version(metadata)
-    read: Any = _parse(_SUBSCRIPTIONS[min(version, len(_SUBSCRIPTIONS) - 1)], metadata)
+    read: SubscriptionV3 = _parse(_SUBSCRIPTIONS[min(version, len(_SUBSCRIPTIONS) - 1)], metadata)
     return Subscription(
         topics=frozenset(_listed(read.topics)),
-        owned=_by_name(getattr(read, "owned_partitions", ())),
-        rack_id=getattr(read, "rack_id", None) or None,
+        owned=_by_name(read.owned_partitions),
+        rack_id=read.rack_id or None,
     )
 
 
@@ -66,7 +67,7 @@ def read_assignment(data: bytes) -> EmbeddedAssignment:
     if not data:
         return EmbeddedAssignment(partitions={}, user_data=b"")
     _version(data)
-    read: Any = _parse(AssignmentV0, data)
+    read: AssignmentV0 = _parse(AssignmentV0, data)
     return EmbeddedAssignment(partitions=_by_name(read.assigned_partitions), user_data=read.user_data or b"")
 
 
@@ -105,6 +106,8 @@ def by_name(assignment: Assignment, names: Callable[[TopicId], str | None]) -> N
 
 
 _SUBSCRIPTIONS: Final[tuple[Any, ...]] = (SubscriptionV0, SubscriptionV1, SubscriptionV2, SubscriptionV3)
+for _schema in _SUBSCRIPTIONS:
+    complete(_schema, SubscriptionV3)
 _READERS: Final[Mapping[Any, Any]] = {schema: entity_reader(schema) for schema in (*_SUBSCRIPTIONS, AssignmentV0)}
 _write_assignment: Final = entity_writer(AssignmentV0)
 _NEWEST_ASSIGNMENT: Final = 3

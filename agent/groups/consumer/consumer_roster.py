@@ -17,7 +17,7 @@ from sequencer.groups.stored_groups import GroupChange, StoredGroup, StoredMembe
 from storage.identifiers import Partition, TopicId
 
 
-class Roster:
+class ConsumerRoster:
     def __init__(self, stored: StoredGroup | None) -> None:
         self.epoch = 0
         self.assignment_epoch = 0

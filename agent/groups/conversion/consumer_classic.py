@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from agent.groups.classic.classic_members import CONSUMER_PROTOCOL_TYPE
 from agent.groups.consumer.consumer_members import ClassicSide, ConsumerMember
-from agent.groups.consumer.consumer_membership import ConsumerMembership, Refused, Timer
+from agent.groups.consumer.consumer_membership import ConsumerMembership, MemberRefused, Timer
 from agent.groups.consumer.consumer_protocol import (
     Malformed,
     Subscription,
@@ -42,23 +42,23 @@ def topics_of(event: Join) -> TopicsWanted:
     """What must be known of topics before it is answered, besides what the group's members need."""
     try:
         subscription = _subscription(event)
-    except Refused:
+    except MemberRefused:
         return TopicsWanted()
     return TopicsWanted(names=subscription.topics | subscription.owned.keys())
 
 
 def answer_join(group: ConsumerMembership, event: Join, now_ms: int) -> JoinAnswer:
-    """Raises `Refused`."""
+    """Raises `MemberRefused`."""
     settings = group.settings
     if not settings.group_min_session_timeout_ms <= event.session_timeout_ms <= settings.group_max_session_timeout_ms:
-        raise Refused(GroupFault.INVALID_SESSION_TIMEOUT, "The session timeout is out of bounds.")
+        raise MemberRefused(GroupFault.INVALID_SESSION_TIMEOUT, "The session timeout is out of bounds.")
     _check_protocols(group, event)
     subscription = _subscription(event)
     is_new = not event.member_id
     member_id = event.member_id or group.new_id()
     found = _find_joining(group, event, member_id)
     if found is None and subscription.owned:
-        raise Refused(GroupFault.UNKNOWN_MEMBER, "The member was removed. It must give up all its partitions.")
+        raise MemberRefused(GroupFault.UNKNOWN_MEMBER, "The member was removed. It must give up all its partitions.")
     if is_new and event.instance_id is None and event.requires_known_member_id:
         return JoinAnswer(fault=GroupFault.MEMBER_ID_REQUIRED, member_id=member_id)
     before = found or ConsumerMember(member_id=member_id)
@@ -87,14 +87,14 @@ def answer_join(group: ConsumerMembership, event: Join, now_ms: int) -> JoinAnsw
 
 
 def answer_sync(group: ConsumerMembership, event: Sync, now_ms: int) -> SyncAnswer:
-    """Raises `Refused`."""
+    """Raises `MemberRefused`."""
     member, classic = _find(group, event.member_id, event.instance_id, event.generation)
     first = classic.protocols[0]
     if event.protocol_type not in (None, CONSUMER_PROTOCOL_TYPE) or event.protocol_name not in (None, first.name):
-        raise Refused(GroupFault.INCONSISTENT_PROTOCOL, "Not the protocol that JoinGroup was answered with.")
+        raise MemberRefused(GroupFault.INCONSISTENT_PROTOCOL, "Not the protocol that JoinGroup was answered with.")
     if member.epoch < group.roster.epoch and not member.revoking:
         _must_rejoin(group, member, now_ms)
-        raise Refused(GroupFault.REBALANCE_IN_PROGRESS, "There is more to reconcile: the member must rejoin.")
+        raise MemberRefused(GroupFault.REBALANCE_IN_PROGRESS, "There is more to reconcile: the member must rejoin.")
     group.deadlines.clear((Timer.SYNC, member.member_id))
     group.heard_of(member, now_ms)
     return SyncAnswer(
@@ -105,7 +105,7 @@ def answer_sync(group: ConsumerMembership, event: Sync, now_ms: int) -> SyncAnsw
 
 
 def answer_heartbeat(group: ConsumerMembership, event: Heartbeat, now_ms: int) -> HeartbeatAnswer:
-    """Raises `Refused`."""
+    """Raises `MemberRefused`."""
     member, _ = _find(group, event.member_id, event.instance_id, event.generation)
     group.heard_of(member, now_ms)
     waiting = member.assigned != group.roster.target(member.member_id)
@@ -123,7 +123,7 @@ def answer_leave(group: ConsumerMembership, event: Leave) -> LeaveAnswer:
         try:
             gone.append(_find_leaving(group, leaving).member_id)
             answers.append((leaving, None))
-        except Refused as refused:
+        except MemberRefused as refused:
             answers.append((leaving, refused.fault))
     group.fence(gone)
     return LeaveAnswer(members=tuple(answers))
@@ -132,34 +132,36 @@ def answer_leave(group: ConsumerMembership, event: Leave) -> LeaveAnswer:
 def _subscription(event: Join) -> Subscription:
     """All of a member's protocols carry the same subscription."""
     if not event.protocols:
-        raise Refused(GroupFault.INCONSISTENT_PROTOCOL, "The member offers no protocol.")
+        raise MemberRefused(GroupFault.INCONSISTENT_PROTOCOL, "The member offers no protocol.")
     try:
         return read_subscription(event.protocols[0].metadata)
     except Malformed as error:
-        raise Refused(GroupFault.INCONSISTENT_PROTOCOL, f"The subscription cannot be read: {error}.") from error
+        raise MemberRefused(GroupFault.INCONSISTENT_PROTOCOL, f"The subscription cannot be read: {error}.") from error
 
 
 def _check_protocols(group: ConsumerMembership, event: Join) -> None:
     """One of its assignors must be offered by every other classic member: the group may become a classic one again."""
     if event.protocol_type != CONSUMER_PROTOCOL_TYPE:
-        raise Refused(GroupFault.INCONSISTENT_PROTOCOL, f"The group is of the protocol type {CONSUMER_PROTOCOL_TYPE}.")
+        raise MemberRefused(
+            GroupFault.INCONSISTENT_PROTOCOL, f"The group is of the protocol type {CONSUMER_PROTOCOL_TYPE}."
+        )
     common = {offered.name for offered in event.protocols}
     for member in group.roster.members.values():
         replaced = event.instance_id is not None and member.instance_id == event.instance_id
         if member.classic is not None and member.member_id != event.member_id and not replaced:
             common &= {offered.name for offered in member.classic.protocols}
     if not common:
-        raise Refused(GroupFault.INCONSISTENT_PROTOCOL, "No protocol of the member's is offered by all others.")
+        raise MemberRefused(GroupFault.INCONSISTENT_PROTOCOL, "No protocol of the member's is offered by all others.")
 
 
 def _find_joining(group: ConsumerMembership, event: Join, member_id: str) -> ConsumerMember | None:
     static = None if event.instance_id is None else group.roster.static_member(event.instance_id)
     if static is not None and event.member_id and static.member_id != event.member_id:
-        raise Refused(GroupFault.FENCED_INSTANCE, f"Instance id {event.instance_id} is another member's by now.")
+        raise MemberRefused(GroupFault.FENCED_INSTANCE, f"Instance id {event.instance_id} is another member's by now.")
     if static is not None:
         return static
     if event.instance_id is not None and event.member_id:
-        raise Refused(GroupFault.UNKNOWN_MEMBER, f"Instance id {event.instance_id} is unknown.")
+        raise MemberRefused(GroupFault.UNKNOWN_MEMBER, f"Instance id {event.instance_id} is unknown.")
     group.admit(member_id)
     return group.roster.members.get(member_id)
 
@@ -169,9 +171,9 @@ def _find(
 ) -> tuple[ConsumerMember, ClassicSide]:
     member = _by_either_id(group, member_id, instance_id)
     if member.classic is None:
-        raise Refused(GroupFault.UNKNOWN_MEMBER, f"{member_id} does not speak the classic protocol.")
+        raise MemberRefused(GroupFault.UNKNOWN_MEMBER, f"{member_id} does not speak the classic protocol.")
     if member.epoch != generation:
-        raise Refused(GroupFault.ILLEGAL_GENERATION, f"The member's generation is {member.epoch}.")
+        raise MemberRefused(GroupFault.ILLEGAL_GENERATION, f"The member's generation is {member.epoch}.")
     return member, member.classic
 
 
@@ -179,7 +181,7 @@ def _find_leaving(group: ConsumerMembership, leaving: LeavingMember) -> Consumer
     if leaving.instance_id is not None and not leaving.member_id:
         static = group.roster.static_member(leaving.instance_id)
         if static is None:
-            raise Refused(GroupFault.UNKNOWN_MEMBER, f"Instance id {leaving.instance_id} is unknown.")
+            raise MemberRefused(GroupFault.UNKNOWN_MEMBER, f"Instance id {leaving.instance_id} is unknown.")
         return static
     return _by_either_id(group, leaving.member_id, leaving.instance_id)
 
@@ -190,9 +192,9 @@ def _by_either_id(group: ConsumerMembership, member_id: str, instance_id: str | 
     else:
         member = group.roster.static_member(instance_id)
         if member is not None and member.member_id != member_id:
-            raise Refused(GroupFault.FENCED_INSTANCE, f"Instance id {instance_id} is another member's by now.")
+            raise MemberRefused(GroupFault.FENCED_INSTANCE, f"Instance id {instance_id} is another member's by now.")
     if member is None:
-        raise Refused(GroupFault.UNKNOWN_MEMBER, f"{member_id} is not a member of the group.")
+        raise MemberRefused(GroupFault.UNKNOWN_MEMBER, f"{member_id} is not a member of the group.")
     return member
 
 

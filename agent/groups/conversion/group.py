@@ -45,17 +45,15 @@ from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup
 class Group:
     def __init__(
         self,
-        group_id: str,
         settings: GroupSettings,
         new_id: Callable[[], str],
         stored: StoredGroup | None,
         now_ms: int,
     ) -> None:
-        self.group_id = group_id
         self._settings = settings
         self._new_id = new_id
         make = ConsumerGroup if stored is not None and stored.kind == "consumer" else ClassicGroup
-        self._machine: ClassicGroup | ConsumerGroup = make(group_id, settings, new_id, stored, now_ms)
+        self._machine: ClassicGroup | ConsumerGroup = make(settings, new_id, stored, now_ms)
         self._joining: dict[Token, ConsumerHeartbeat] = {}
         """Of members that would convert this classic group, once its topics are seen."""
         self._wanted = TopicsWanted()
@@ -178,7 +176,6 @@ class Group:
 
     def _as_consumer_group(self, classic: ClassicGroup, now_ms: int) -> ConsumerGroup:
         return ConsumerGroup.converted(
-            self.group_id,
             self._settings,
             self._new_id,
             members=as_consumer_members(
@@ -233,7 +230,6 @@ class Group:
         self, consumer: ConsumerGroup, members: Sequence[ConsumerMember], *, begin_rebalance: bool, now_ms: int
     ) -> ClassicGroup:
         return ClassicGroup.converted(
-            self.group_id,
             self._settings,
             self._new_id,
             members=as_classic_members(members, consumer.topics),

@@ -232,7 +232,7 @@ class Coordinator:
         running = RunningGroup(
             group_id,
             claimed.coordinator_epoch,
-            self._make_machine(group_id, claimed.stored, int(self._clock() * 1000)),
+            self._make_machine(claimed.stored, int(self._clock() * 1000)),
             sent_s + self._settings.group_lease_s,
             self._around,
         )

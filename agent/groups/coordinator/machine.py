@@ -61,5 +61,5 @@ class GroupMachine(Protocol):
     def configure(self, settings: GroupSettings) -> None: ...
 
 
-MachineMaker: TypeAlias = Callable[[str, StoredGroup | None, int], GroupMachine]
-"""From a group id, what Postgres has of it, and the time."""
+MachineMaker: TypeAlias = Callable[[StoredGroup | None, int], GroupMachine]
+"""From what Postgres has of a group, and the time."""

@@ -10,12 +10,12 @@ from kio.schema.alter_configs.v2.request import AlterConfigsRequest, AlterConfig
 from kio.schema.alter_configs.v2.response import AlterConfigsResponse
 
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.apis.incremental_alter_configs import alter_all
+from agent.kafka.apis.incremental_alter_configs import UsesConfigs, alter_all
 from agent.kafka.configs.config_changes import SET, ConfigChange, ConfigRules, Operation, replaced
 from agent.kafka.context import RequestContext
 
 
-async def handle(request: AlterConfigsRequest, context: RequestContext) -> AlterConfigsResponse:
+async def handle(request: AlterConfigsRequest, context: RequestContext[UsesConfigs]) -> AlterConfigsResponse:
     responses = await alter_all(request, context, _operations, _replacement)
     return AlterConfigsResponse(throttle_time=NO_THROTTLE, responses=responses)  # type: ignore[arg-type]  # same fields
 

@@ -7,26 +7,28 @@ does not allow are refused.
 """
 
 import re
-from typing import Any, Final
+from typing import Final
 
+from kio.schema.api_versions.v4.request import ApiVersionsRequest
 from kio.schema.api_versions.v4.response import ApiVersion, ApiVersionsResponse
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i16
 
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.context import ConnectionState, RequestContext
+from agent.kafka.context import RequestContext
 from agent.kafka.served import APIS
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _LONGEST_NOTED: Final = 64
+_FIRST_WITH_SOFTWARE: Final = 3
 _RANGES: Final = tuple(
     ApiVersion(api_key=i16(api.key), min_version=i16(api.versions.start), max_version=i16(api.versions.stop - 1))
     for api in sorted(APIS, key=lambda api: api.key)
 )
 
 
-async def handle(request: Any, context: RequestContext) -> ApiVersionsResponse:
-    code = ErrorCode.unsupported_version if request is None else _note_software(request, context.connection)
+async def handle(request: ApiVersionsRequest | None, context: RequestContext[object]) -> ApiVersionsResponse:
+    code = ErrorCode.unsupported_version if request is None else _note_software(request, context)
     return ApiVersionsResponse(
         error_code=code,
         api_keys=() if code is ErrorCode.invalid_request else _RANGES,
@@ -34,11 +36,10 @@ async def handle(request: Any, context: RequestContext) -> ApiVersionsResponse:
     )
 
 
-def _note_software(request: Any, connection: ConnectionState) -> ErrorCode:
-    name = getattr(request, "client_software_name", None)  # from version 3 on
-    if name is None:
+def _note_software(request: ApiVersionsRequest, context: RequestContext[object]) -> ErrorCode:
+    if context.api_version < _FIRST_WITH_SOFTWARE:
         return ErrorCode.none
-    version = request.client_software_version
+    connection, name, version = context.connection, request.client_software_name, request.client_software_version
     if not (_SOFTWARE.fullmatch(name) and _SOFTWARE.fullmatch(version)):
         return ErrorCode.invalid_request
     connection.software_name, connection.software_version = name[:_LONGEST_NOTED], version[:_LONGEST_NOTED]

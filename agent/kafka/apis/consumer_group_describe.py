@@ -7,8 +7,9 @@ are left out. Authorized operations are all that there are: there is no authoriz
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final, Protocol
 
+from kio.schema.consumer_group_describe.v1.request import ConsumerGroupDescribeRequest
 from kio.schema.consumer_group_describe.v1.response import (
     Assignment as AssignmentAnswer,
 )
@@ -27,10 +28,16 @@ from agent.groups.values import Assignment, DescribedMember, GroupDescription, G
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.configs.authorized_operations import GROUP_OPERATIONS, told
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesCoordinator, UsesTopics
 from sequencer.database.database import SequencerUnavailable
 from sequencer.topics.topics import Topic
 from storage.identifiers import TopicId
 from storage.stores.side_by_side import few_at_a_time
+
+
+class _Uses(UsesCoordinator, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +48,9 @@ _Topics = Mapping[TopicId, Topic]
 _Described = GroupDescription | tuple[ErrorCode, str | None]
 
 
-async def handle(request: Any, context: RequestContext) -> ConsumerGroupDescribeResponse:
+async def handle(
+    request: ConsumerGroupDescribeRequest, context: RequestContext[_Uses]
+) -> ConsumerGroupDescribeResponse:
     operations = told(GROUP_OPERATIONS, asked=request.include_authorized_operations)
     described = await few_at_a_time(partial(_describe, context=context), request.group_ids)
     try:
@@ -58,7 +67,7 @@ async def handle(request: Any, context: RequestContext) -> ConsumerGroupDescribe
     )
 
 
-async def _describe(group_id: str, context: RequestContext) -> _Described:
+async def _describe(group_id: str, context: RequestContext[_Uses]) -> _Described:
     running = await context.parts.coordinator.group(group_id)
     if isinstance(running, GroupFault):
         message = f"Group {group_id} not found." if running is GroupFault.GROUP_NOT_FOUND else None
@@ -69,7 +78,7 @@ async def _describe(group_id: str, context: RequestContext) -> _Described:
     return description
 
 
-async def _topics(described: Sequence[_Described], context: RequestContext) -> _Topics:
+async def _topics(described: Sequence[_Described], context: RequestContext[_Uses]) -> _Topics:
     topic_ids = {
         topic_id
         for group in described

@@ -5,9 +5,11 @@ with Kafka's message, besides ids that cannot be kept: with a NUL, or of more th
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
+from kio.schema.consumer_group_heartbeat.v1.request import ConsumerGroupHeartbeatRequest
+from kio.schema.consumer_group_heartbeat.v1.request import TopicPartitions as OwnedPartitions
 from kio.schema.consumer_group_heartbeat.v1.response import (
     Assignment as AssignmentAnswer,
 )
@@ -22,6 +24,7 @@ from agent.groups.values import Assignment, ConsumerHeartbeat, ConsumerHeartbeat
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import can_be_instance_id, client_host, client_id, duration, milliseconds
+from agent.kafka.uses import UsesCoordinator
 from sequencer.groups.groups import can_be_id
 from storage.identifiers import Partition, TopicId
 
@@ -32,7 +35,9 @@ _FIRST_WITH_CLIENTS_MEMBER_ID: Final = 1
 _NO_TOPIC: Final = UUID(int=0)
 
 
-async def handle(request: Any, context: RequestContext) -> ConsumerGroupHeartbeatResponse:
+async def handle(
+    request: ConsumerGroupHeartbeatRequest, context: RequestContext[UsesCoordinator]
+) -> ConsumerGroupHeartbeatResponse:
     problem = next(_problems(request, context), None)
     if problem is not None:
         return _respond(ConsumerHeartbeatAnswer(fault=GroupFault.INVALID_REQUEST, message=problem))
@@ -46,7 +51,7 @@ async def handle(request: Any, context: RequestContext) -> ConsumerGroupHeartbea
         client_host=client_host(context),
         rebalance_timeout_ms=milliseconds(request.rebalance_timeout),
         subscribed_topics=_names(request.subscribed_topic_names),
-        subscribed_regex=getattr(request, "subscribed_topic_regex", None),
+        subscribed_regex=request.subscribed_topic_regex,
         assignor=request.server_assignor,
         owned=_owned(request.topic_partitions),
     )
@@ -60,7 +65,7 @@ async def handle(request: Any, context: RequestContext) -> ConsumerGroupHeartbea
     return _respond(answer)
 
 
-def _problems(request: Any, context: RequestContext) -> Iterator[str]:
+def _problems(request: ConsumerGroupHeartbeatRequest, context: RequestContext[UsesCoordinator]) -> Iterator[str]:
     """What Kafka finds wrong before it looks at the group, in its words and order."""
     epoch = request.member_epoch
     names_itself = context.api_version >= _FIRST_WITH_CLIENTS_MEMBER_ID or epoch > _JOINS or epoch == _LEAVES
@@ -84,13 +89,13 @@ def _problems(request: Any, context: RequestContext) -> Iterator[str]:
         yield "InstanceId must be at most 900 bytes, none of them NUL."
 
 
-def _problems_of_joining(request: Any) -> Iterator[str]:
+def _problems_of_joining(request: ConsumerGroupHeartbeatRequest) -> Iterator[str]:
     if milliseconds(request.rebalance_timeout) == -1:
         yield "RebalanceTimeoutMs must be provided in first request."
     if request.topic_partitions is None or request.topic_partitions:
         yield "TopicPartitions must be empty when (re-)joining."
     # No names, or an empty expression, subscribe to nothing, and that is allowed.
-    if request.subscribed_topic_names is None and getattr(request, "subscribed_topic_regex", None) is None:
+    if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
         yield "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
 
 
@@ -98,7 +103,7 @@ def _names(names: Iterable[str] | None) -> tuple[str, ...] | None:
     return None if names is None else tuple(names)
 
 
-def _owned(topics: Iterable[Any] | None) -> Assignment | None:
+def _owned(topics: Iterable[OwnedPartitions] | None) -> Assignment | None:
     if topics is None:
         return None
     return {

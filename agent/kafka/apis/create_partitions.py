@@ -4,6 +4,8 @@ Assignments by hand are checked by Kafka's rules and decide nothing: every agent
 number that is not a raise, a topic named twice.
 """
 
+from typing import Protocol
+
 from kio.schema.create_partitions.v3.request import CreatePartitionsRequest, CreatePartitionsTopic
 from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, CreatePartitionsTopicResult
 from kio.schema.errors import ErrorCode
@@ -13,13 +15,19 @@ from agent.kafka.configs.administration import named_twice, within
 from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
 from agent.kafka.configs.replica_assignments import check_new_partitions
 from agent.kafka.context import RequestContext
-from agent.kafka.routing.routing import endpoints_of
+from agent.kafka.routing.routing import UsesRouting, endpoints_of
+from agent.kafka.uses import UsesMutations, UsesOverload, UsesTopics
 from sequencer.topics.topics import InvalidPartitionCount, UnknownTopic
+
+
+class _Uses(UsesRouting, UsesMutations, UsesOverload, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 _REFUSED_FROM = 3
 
 
-async def handle(request: CreatePartitionsRequest, context: RequestContext) -> CreatePartitionsResponse:
+async def handle(request: CreatePartitionsRequest, context: RequestContext[_Uses]) -> CreatePartitionsResponse:
     twice = named_twice(topic.name for topic in request.topics)
     results = []
     for topic in {topic.name: topic for topic in request.topics}.values():
@@ -37,7 +45,7 @@ async def handle(request: CreatePartitionsRequest, context: RequestContext) -> C
     )
 
 
-async def _grow(topic: CreatePartitionsTopic, validate_only: bool, context: RequestContext) -> None:
+async def _grow(topic: CreatePartitionsTopic, validate_only: bool, context: RequestContext[_Uses]) -> None:
     """Raises one of ADMINISTRATION_ERRORS."""
     topics, most = context.parts.topics, context.settings.max_partitions_per_topic
     found = (await topics.fresh([topic.name])).get(topic.name)

@@ -8,28 +8,35 @@ name given twice.
 """
 
 from collections.abc import Collection
+from typing import Protocol
 
 from kio.schema.create_topics.v7.request import CreatableTopic, CreateTopicsRequest
 from kio.schema.create_topics.v7.response import CreatableTopicConfigs, CreatableTopicResult, CreateTopicsResponse
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i16, i32
 
-from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
+from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.configs.administration import named_twice, within
 from agent.kafka.configs.config_entries import topic_entries
 from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
 from agent.kafka.configs.replica_assignments import check_new_topic
 from agent.kafka.context import RequestContext
-from agent.kafka.routing.routing import endpoints_of
+from agent.kafka.routing.routing import UsesRouting, endpoints_of
+from agent.kafka.uses import UsesMutations, UsesOverload, UsesTopics
 from sequencer.topics.topic_config import InvalidConfig, validate_config
 from sequencer.topics.topics import InvalidPartitionCount
 from storage.identifiers import TopicId
+
+
+class _Uses(UsesRouting, UsesMutations, UsesOverload, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 _DEFAULT = -1
 _REFUSED_FROM = 6
 
 
-async def handle(request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
+async def handle(request: CreateTopicsRequest, context: RequestContext[_Uses]) -> CreateTopicsResponse:
     twice = named_twice(topic.name for topic in request.topics)
     existing = await _existing(request, context)
     results = []
@@ -48,7 +55,7 @@ async def handle(request: CreateTopicsRequest, context: RequestContext) -> Creat
     return CreateTopicsResponse(throttle_time=mutation_throttle(context, "CreateTopics"), topics=tuple(results))
 
 
-async def _existing(request: CreateTopicsRequest, context: RequestContext) -> Collection[str]:
+async def _existing(request: CreateTopicsRequest, context: RequestContext[_Uses]) -> Collection[str]:
     """Of the names asked for. As in Kafka, that a topic exists counts before what else is wrong with the request."""
     try:
         async with within(request.timeout, context):
@@ -57,7 +64,7 @@ async def _existing(request: CreateTopicsRequest, context: RequestContext) -> Co
         return ()  # the creation says so, too
 
 
-async def _create(topic: CreatableTopic, validate_only: bool, context: RequestContext) -> CreatableTopicResult:
+async def _create(topic: CreatableTopic, validate_only: bool, context: RequestContext[_Uses]) -> CreatableTopicResult:
     """Raises one of ADMINISTRATION_ERRORS."""
     topics = context.parts.topics
     count = _partition_count(topic, context)
@@ -72,12 +79,12 @@ async def _create(topic: CreatableTopic, validate_only: bool, context: RequestCo
     return _created(topic, None, count, config, context)
 
 
-def _partition_count(topic: CreatableTopic, context: RequestContext) -> int:
-    """Raises Refused, InvalidPartitionCount."""
+def _partition_count(topic: CreatableTopic, context: RequestContext[_Uses]) -> int:
+    """Raises AdministrationRefused, InvalidPartitionCount."""
     if topic.assignments:
         return _assigned_count(topic, context)
     if topic.replication_factor == 0 or topic.replication_factor < _DEFAULT:
-        raise Refused(
+        raise AdministrationRefused(
             ErrorCode.invalid_replication_factor,
             "Replication factor must be larger than 0, or -1 to use the default value.",
         )
@@ -90,11 +97,11 @@ def _partition_count(topic: CreatableTopic, context: RequestContext) -> int:
     return count
 
 
-def _assigned_count(topic: CreatableTopic, context: RequestContext) -> int:
+def _assigned_count(topic: CreatableTopic, context: RequestContext[_Uses]) -> int:
     for named, value in (("numPartitions", topic.num_partitions), ("replicationFactor", topic.replication_factor)):
         if value != _DEFAULT:
             message = f"A manual partition assignment was specified, but {named} was not set to -1."
-            raise Refused(ErrorCode.invalid_request, message)
+            raise AdministrationRefused(ErrorCode.invalid_request, message)
     check_new_topic(
         [(assignment.partition_index, assignment.broker_ids) for assignment in topic.assignments],
         {endpoint.node_id for endpoint in endpoints_of(context)},
@@ -113,7 +120,7 @@ def _config(topic: CreatableTopic) -> dict[str, str]:
 
 
 def _created(
-    topic: CreatableTopic, topic_id: TopicId | None, count: int, config: dict[str, str], context: RequestContext
+    topic: CreatableTopic, topic_id: TopicId | None, count: int, config: dict[str, str], context: RequestContext[_Uses]
 ) -> CreatableTopicResult:
     zones = {endpoint.zone for endpoint in endpoints_of(context)}
     return CreatableTopicResult(

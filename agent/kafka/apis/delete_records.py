@@ -5,7 +5,7 @@ objects go once nothing refers to them. -1 stands for the high watermark. Of a p
 counts, as in Kafka. Refused: an offset beyond the high watermark or below -1 (OFFSET_OUT_OF_RANGE).
 """
 
-from typing import Final
+from typing import Final, Protocol
 
 from kio.schema.delete_records.v2.request import DeleteRecordsPartition, DeleteRecordsRequest
 from kio.schema.delete_records.v2.response import (
@@ -20,15 +20,20 @@ from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.configs.administration import within
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesMembership, UsesReads, UsesSequencer, UsesTopics
 from sequencer.housekeeping.retention import BeyondHighWatermark, Moved
 from sequencer.topics.topics import Topic
-from storage.identifiers import Offset, Partition
+from storage.identifiers import NO_OFFSET, Offset, Partition
 
-_NOTHING: Final = -1
+
+class _Uses(UsesMembership, UsesReads, UsesSequencer, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
+
 _LOWEST: Final = -1
 
 
-async def handle(request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
+async def handle(request: DeleteRecordsRequest, context: RequestContext[_Uses]) -> DeleteRecordsResponse:
     failure, topics = None, {}
     try:
         topics = await context.parts.topics.fresh([topic.name for topic in request.topics])
@@ -38,7 +43,7 @@ async def handle(request: DeleteRecordsRequest, context: RequestContext) -> Dele
     for topic in request.topics:
         partitions = []
         for partition in {partition.partition_index: partition for partition in topic.partitions}.values():
-            code, low_watermark = failure or ErrorCode.none, _NOTHING
+            code, low_watermark = failure or ErrorCode.none, NO_OFFSET
             if failure is None:
                 try:
                     async with within(request.timeout, context):
@@ -54,14 +59,16 @@ async def handle(request: DeleteRecordsRequest, context: RequestContext) -> Dele
     return DeleteRecordsResponse(throttle_time=NO_THROTTLE, topics=tuple(results))
 
 
-async def _delete(topic: Topic | None, asked: DeleteRecordsPartition, context: RequestContext) -> tuple[ErrorCode, int]:
+async def _delete(
+    topic: Topic | None, asked: DeleteRecordsPartition, context: RequestContext[_Uses]
+) -> tuple[ErrorCode, Offset]:
     """The code and where the log starts now. Raises one of ADMINISTRATION_ERRORS."""
     if topic is None or not 0 <= asked.partition_index < topic.partition_count:
-        return ErrorCode.unknown_topic_or_partition, _NOTHING
+        return ErrorCode.unknown_topic_or_partition, NO_OFFSET
     if not context.parts.membership.is_serving():
-        return ErrorCode.not_leader_or_follower, _NOTHING
+        return ErrorCode.not_leader_or_follower, NO_OFFSET
     if asked.offset < _LOWEST:
-        return ErrorCode.offset_out_of_range, _NOTHING
+        return ErrorCode.offset_out_of_range, NO_OFFSET
     key = (topic.topic_id, Partition(asked.partition_index))
     outcome = await context.parts.sequencer.retention.delete_records(*key, Offset(asked.offset))
     # This agent's readers see it with their next fetch, those of others with the next poll.
@@ -69,6 +76,6 @@ async def _delete(topic: Topic | None, asked: DeleteRecordsPartition, context: R
     if isinstance(outcome, Moved):
         return ErrorCode.none, outcome.log_start_offset
     if isinstance(outcome, BeyondHighWatermark):
-        return ErrorCode.offset_out_of_range, _NOTHING
+        return ErrorCode.offset_out_of_range, NO_OFFSET
     context.parts.topics.forget(topic.topic_id)
-    return ErrorCode.unknown_topic_or_partition, _NOTHING
+    return ErrorCode.unknown_topic_or_partition, NO_OFFSET

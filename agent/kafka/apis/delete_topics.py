@@ -6,21 +6,38 @@ by meanwhile. Refused: a topic named twice, by neither name nor id, or by both.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from datetime import timedelta
+from typing import Final, Protocol
 
+from kio.schema.delete_topics.v6.request import DeleteTopicState
 from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTopicsResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 
-from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
+from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.configs.administration import named_twice, within
 from agent.kafka.configs.mutation_quota import count_mutations, mutation_throttle, mutations_taken
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesMutations, UsesOverload, UsesTopics
 from sequencer.topics.topics import Topic, UnknownTopic
 from storage.identifiers import TopicId
 
+
+class _Uses(UsesMutations, UsesOverload, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
+
 _FIRST_VERSION_WITH_STATES: Final = 6
 _REFUSED_FROM: Final = 5
+
+
+class DeleteTopicsRequest(Protocol):
+    """A request of any version."""
+
+    timeout: timedelta
+    topics: Sequence[DeleteTopicState] = ()
+    topic_names: Sequence[TopicName] = ()
+    """Until version 5."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +49,19 @@ class _Doomed:
 _NOTHING: Final = _Doomed(name=None, topic_id=None)
 
 
-async def handle(request: Any, context: RequestContext) -> DeleteTopicsResponse:
+async def handle(request: DeleteTopicsRequest, context: RequestContext[_Uses]) -> DeleteTopicsResponse:
     if context.api_version >= _FIRST_VERSION_WITH_STATES:
-        doomed = [_Doomed(name=topic.name, topic_id=topic.topic_id) for topic in request.topics]
+        doomed = [
+            _Doomed(name=topic.name, topic_id=None if topic.topic_id is None else TopicId(topic.topic_id))
+            for topic in request.topics
+        ]
     else:
         doomed = [_Doomed(name=name, topic_id=None) for name in request.topic_names]
     results = []
     for topic, repeated in (await _once(doomed, context)).items():
         try:
             if repeated is not None:
-                raise Refused(ErrorCode.invalid_request, repeated)
+                raise AdministrationRefused(ErrorCode.invalid_request, repeated)
             async with within(request.timeout, context):
                 async with mutations_taken(1, context, refused_from=_REFUSED_FROM):
                     deleted = await _delete(topic, context)
@@ -60,7 +80,7 @@ async def handle(request: Any, context: RequestContext) -> DeleteTopicsResponse:
     return DeleteTopicsResponse(throttle_time=mutation_throttle(context, "DeleteTopics"), responses=tuple(results))
 
 
-async def _once(doomed: Sequence[_Doomed], context: RequestContext) -> dict[_Doomed, str | None]:
+async def _once(doomed: Sequence[_Doomed], context: RequestContext[_Uses]) -> dict[_Doomed, str | None]:
     """Each topic once, with what is wrong with it if it is named more often: by name, by id, or by both in turn."""
     twice = named_twice(doomed)
     found: dict[_Doomed, str | None] = {}
@@ -82,19 +102,19 @@ async def _once(doomed: Sequence[_Doomed], context: RequestContext) -> dict[_Doo
     return found
 
 
-async def _delete(doomed: _Doomed, context: RequestContext) -> Topic:
+async def _delete(doomed: _Doomed, context: RequestContext[_Uses]) -> Topic:
     """Raises one of ADMINISTRATION_ERRORS."""
     topics = context.parts.topics
     if doomed.name is not None and doomed.topic_id is not None:
-        raise Refused(ErrorCode.invalid_request, "You may not specify both topic name and topic id.")
+        raise AdministrationRefused(ErrorCode.invalid_request, "You may not specify both topic name and topic id.")
     if doomed.name is not None:
         return await topics.delete(doomed.name)
     if doomed.topic_id is None:
-        raise Refused(ErrorCode.invalid_request, "Neither topic name nor id were specified.")
+        raise AdministrationRefused(ErrorCode.invalid_request, "Neither topic name nor id were specified.")
     try:
         return await topics.delete_by_id(doomed.topic_id)
     except UnknownTopic as error:
-        raise Refused(ErrorCode.unknown_topic_id, str(error)) from error
+        raise AdministrationRefused(ErrorCode.unknown_topic_id, str(error)) from error
 
 
 def _result(doomed: _Doomed, code: ErrorCode, message: str) -> DeletableTopicResult:

@@ -1,5 +1,7 @@
 """Kafka API 60, DescribeCluster, v0-v2 (KIP-700, KIP-919). Controllers cannot be described: there are none."""
 
+from typing import Protocol
+
 from kio.schema.describe_cluster.v2.request import DescribeClusterRequest
 from kio.schema.describe_cluster.v2.response import DescribeClusterBroker, DescribeClusterResponse
 from kio.schema.errors import ErrorCode
@@ -10,14 +12,20 @@ from agent.kafka.api import NO_THROTTLE
 from agent.kafka.apis.metadata import brokers
 from agent.kafka.configs.authorized_operations import CLUSTER_OPERATIONS, told
 from agent.kafka.context import RequestContext
-from agent.kafka.routing.routing import controller_of
+from agent.kafka.routing.routing import UsesRouting, controller_of
+from agent.kafka.uses import UsesClusterId
+
+
+class _Uses(UsesRouting, UsesClusterId, Protocol):
+    """The parts that this API uses."""
+
 
 _BROKERS = i8(1)
 _CONTROLLERS = i8(2)
 
 
-async def handle(request: DescribeClusterRequest, context: RequestContext) -> DescribeClusterResponse:
-    endpoint_type = getattr(request, "endpoint_type", _BROKERS)
+async def handle(request: DescribeClusterRequest, context: RequestContext[_Uses]) -> DescribeClusterResponse:
+    endpoint_type = request.endpoint_type
     is_brokers = endpoint_type == _BROKERS
     code, message = _refusal(endpoint_type)
     return DescribeClusterResponse(

@@ -7,7 +7,7 @@ types of resource (loggers, client metrics), each for itself.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from kio.schema.describe_configs.v4.request import DescribeConfigsRequest, DescribeConfigsResource
 from kio.schema.describe_configs.v4.response import (
@@ -18,7 +18,7 @@ from kio.schema.describe_configs.v4.response import (
 )
 from kio.schema.errors import ErrorCode
 
-from agent.error_codes import ADMINISTRATION_ERRORS, Refused, administration_code
+from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.configs.administration import check_group_name, configs_of
 from agent.kafka.configs.broker_config import broker_entries
@@ -33,15 +33,24 @@ from agent.kafka.configs.config_entries import (
     topic_entries,
 )
 from agent.kafka.context import RequestContext
-from agent.kafka.routing.routing import controller_of, endpoints_of
+from agent.kafka.routing.routing import UsesRouting, controller_of, endpoints_of
+from agent.kafka.uses import UsesGroupSettings, UsesReads, UsesSequencer, UsesTopics
 from sequencer.topics.topics import validate_topic_name
+
+
+class UsesBrokerConfigs(UsesRouting, UsesGroupSettings, UsesReads, Protocol):
+    """The parts whose settings are shown as those of a broker."""
+
+
+class _Uses(UsesBrokerConfigs, UsesSequencer, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 _Configs: TypeAlias = Mapping[tuple[int, str], Mapping[str, str]]
 """What is set, by the resource's type and name."""
 
 
-async def handle(request: DescribeConfigsRequest, context: RequestContext) -> DescribeConfigsResponse:
-    documented = getattr(request, "include_documentation", False)
+async def handle(request: DescribeConfigsRequest, context: RequestContext[_Uses]) -> DescribeConfigsResponse:
     asked = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
     configs: _Configs | Exception
     try:
@@ -49,7 +58,8 @@ async def handle(request: DescribeConfigsRequest, context: RequestContext) -> De
     except ADMINISTRATION_ERRORS as error:
         configs = error
     results = [
-        _describe(resource, configs, request.include_synonyms, documented, context) for resource in asked.values()
+        _describe(resource, configs, request.include_synonyms, request.include_documentation, context)
+        for resource in asked.values()
     ]
     return DescribeConfigsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
 
@@ -59,7 +69,7 @@ def _describe(
     configs: _Configs | Exception,
     synonyms: bool,
     documented: bool,
-    context: RequestContext,
+    context: RequestContext[_Uses],
 ) -> DescribeConfigsResult:
     try:
         entries = _entries(resource.resource_type, resource.resource_name, configs, context)
@@ -70,7 +80,7 @@ def _describe(
 
 
 def _entries(
-    resource_type: int, name: str, configs: _Configs | Exception, context: RequestContext
+    resource_type: int, name: str, configs: _Configs | Exception, context: RequestContext[_Uses]
 ) -> Sequence[ConfigEntry]:
     """Raises one of ADMINISTRATION_ERRORS."""
     if resource_type == BROKER_RESOURCE:
@@ -85,19 +95,20 @@ def _entries(
         return group_entries(config or {}, context.parts.group_settings)
     validate_topic_name(name)
     if config is None:
-        raise Refused(ErrorCode.unknown_topic_or_partition, f"There is no topic '{name}'.")
+        raise AdministrationRefused(ErrorCode.unknown_topic_or_partition, f"There is no topic '{name}'.")
     return topic_entries(config)
 
 
-def broker_configs(name: str, context: RequestContext) -> Sequence[ConfigEntry]:
-    """The configs of this agent; none for the cluster-wide default, whose name is empty. Raises Refused otherwise."""
+def broker_configs(name: str, context: RequestContext[UsesBrokerConfigs]) -> Sequence[ConfigEntry]:
+    """The configs of this agent; none for the cluster-wide default, whose name is empty. Raises AdministrationRefused
+    if this is another's name."""
     if not name:
         return ()
     node_id = controller_of(context)
     if not name.lstrip("-").isdecimal() or not name.isascii():
-        raise Refused(ErrorCode.invalid_request, f"Broker id must be an integer, but it is: {name[:100]}")
+        raise AdministrationRefused(ErrorCode.invalid_request, f"Broker id must be an integer, but it is: {name[:100]}")
     if int(name) != node_id:
-        raise Refused(
+        raise AdministrationRefused(
             ErrorCode.invalid_request, f"Unexpected broker id, expected {node_id} or empty string, but received {name}"
         )
     settings = context.settings

@@ -6,8 +6,9 @@ are all that there are: there is no authorizer.
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
+from kio.schema.describe_groups.v6.request import DescribeGroupsRequest
 from kio.schema.describe_groups.v6.response import DescribedGroup, DescribedGroupMember, DescribeGroupsResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
@@ -17,6 +18,7 @@ from agent.groups.values import DescribedMember, GroupDescription, GroupFault, G
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.configs.authorized_operations import GROUP_OPERATIONS
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesCoordinator
 from storage.stores.side_by_side import few_at_a_time
 
 _FIRST_WITH_NOT_FOUND: Final = 6
@@ -31,9 +33,9 @@ _DEAD: Final = GroupDescription(
 )
 
 
-async def handle(request: Any, context: RequestContext) -> DescribeGroupsResponse:
+async def handle(request: DescribeGroupsRequest, context: RequestContext[UsesCoordinator]) -> DescribeGroupsResponse:
     groups = await few_at_a_time(partial(_describe, context=context), request.groups)
-    if getattr(request, "include_authorized_operations", False):
+    if request.include_authorized_operations:
         groups = [
             replace(group, authorized_operations=GROUP_OPERATIONS) if group.error_code is ErrorCode.none else group
             for group in groups
@@ -41,7 +43,7 @@ async def handle(request: Any, context: RequestContext) -> DescribeGroupsRespons
     return DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
 
 
-async def _describe(group_id: str, context: RequestContext) -> DescribedGroup:
+async def _describe(group_id: str, context: RequestContext[UsesCoordinator]) -> DescribedGroup:
     running = await context.parts.coordinator.group(group_id)
     if isinstance(running, GroupFault):
         if running in (GroupFault.GROUP_NOT_FOUND, GroupFault.INVALID_GROUP):
@@ -53,7 +55,7 @@ async def _describe(group_id: str, context: RequestContext) -> DescribedGroup:
     return _group(group_id, description)
 
 
-def _dead(group_id: str, message: str, context: RequestContext) -> DescribedGroup:
+def _dead(group_id: str, message: str, context: RequestContext[UsesCoordinator]) -> DescribedGroup:
     if context.api_version < _FIRST_WITH_NOT_FOUND:
         return _group(group_id, _DEAD)
     return _group(group_id, _DEAD, ErrorCode.group_id_not_found, message)

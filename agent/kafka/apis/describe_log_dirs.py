@@ -6,7 +6,7 @@ that the log refers to. The volume's size is not known: a bucket has none.
 """
 
 from collections import defaultdict
-from typing import Final
+from typing import Final, Protocol
 
 from kio.schema.describe_log_dirs.v4.request import DescribeLogDirsRequest
 from kio.schema.describe_log_dirs.v4.response import (
@@ -22,16 +22,22 @@ from kio.static.primitive import i32, i64
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
-from agent.kafka.routing.routing import controller_of, route_of
+from agent.kafka.routing.routing import UsesRouting, controller_of, route_of
+from agent.kafka.uses import UsesResponseMemory, UsesSequencer, UsesTopics
 from agent.slices import Slices
 from sequencer.commits.coordinates import PartitionKey
+
+
+class _Uses(UsesRouting, UsesResponseMemory, UsesSequencer, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 _UNKNOWN: Final = i64(-1)
 _PARTITION_BYTES: Final = 600
 """While the answer is made."""
 
 
-async def handle(request: DescribeLogDirsRequest, context: RequestContext) -> DescribeLogDirsResponse:
+async def handle(request: DescribeLogDirsRequest, context: RequestContext[_Uses]) -> DescribeLogDirsResponse:
     try:
         found = await _found(request, context)
     except ADMINISTRATION_ERRORS as error:
@@ -45,7 +51,9 @@ async def handle(request: DescribeLogDirsRequest, context: RequestContext) -> De
     return _response(context, ErrorCode.none, tuple(topics))
 
 
-async def _found(request: DescribeLogDirsRequest, context: RequestContext) -> dict[str, list[DescribeLogDirsPartition]]:
+async def _found(
+    request: DescribeLogDirsRequest, context: RequestContext[_Uses]
+) -> dict[str, list[DescribeLogDirsPartition]]:
     """By topic: what is asked for and shown by this agent. Raises one of ADMINISTRATION_ERRORS."""
     directory = context.parts.topics
     if request.topics is None:
@@ -55,7 +63,7 @@ async def _found(request: DescribeLogDirsRequest, context: RequestContext) -> di
         topics = await directory.fresh([asked.topic for asked in request.topics])
         wanted = {(str(asked.topic), int(partition)) for asked in request.topics for partition in asked.partitions}
     partitions = sum(topic.partition_count for topic in topics.values())
-    await context.parts.answer_memory.reserve(partitions * _PARTITION_BYTES, context)
+    await context.parts.response_memory.reserve(partitions * _PARTITION_BYTES, context)
     names = {topic.topic_id: topic.name for topic in topics.values()}
     sizes = await context.parts.sequencer.administration.sizes(list(names))
     found: dict[str, list[DescribeLogDirsPartition]] = defaultdict(list)
@@ -72,12 +80,12 @@ async def _found(request: DescribeLogDirsRequest, context: RequestContext) -> di
     return found
 
 
-def _is_shown_here(key: PartitionKey, context: RequestContext) -> bool:
+def _is_shown_here(key: PartitionKey, context: RequestContext[_Uses]) -> bool:
     return controller_of(context) in route_of(context, *key).replicas
 
 
 def _response(
-    context: RequestContext, code: ErrorCode, topics: tuple[DescribeLogDirsTopic, ...]
+    context: RequestContext[_Uses], code: ErrorCode, topics: tuple[DescribeLogDirsTopic, ...]
 ) -> DescribeLogDirsResponse:
     store = context.settings.store_url.split("?", 1)[0]
     result = DescribeLogDirsResult(

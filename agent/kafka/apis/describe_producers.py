@@ -4,7 +4,7 @@ At most TIDELOG_DESCRIBE_PRODUCERS_LIMIT per partition, those that came last. A 
 No transaction is ever open: there are none yet.
 """
 
-from typing import Final
+from typing import Final, Protocol
 
 from kio.schema.describe_producers.v0.request import DescribeProducersRequest
 from kio.schema.describe_producers.v0.response import (
@@ -20,14 +20,20 @@ from kio.static.primitive import i32, i64
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesSequencer, UsesTopics
 from sequencer.commits.coordinates import PartitionKey
 from sequencer.topics.administration import ActiveProducer
-from storage.identifiers import Partition
-
-_NONE: Final = -1
+from storage.identifiers import NO_OFFSET, Partition
 
 
-async def handle(request: DescribeProducersRequest, context: RequestContext) -> DescribeProducersResponse:
+class _Uses(UsesSequencer, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
+
+_NO_EPOCH: Final = -1
+
+
+async def handle(request: DescribeProducersRequest, context: RequestContext[_Uses]) -> DescribeProducersResponse:
     failure: ErrorCode = ErrorCode.unknown_topic_or_partition
     message: str | None = None
     found: dict[tuple[str, int], tuple[ActiveProducer, ...]] = {}
@@ -51,7 +57,7 @@ async def handle(request: DescribeProducersRequest, context: RequestContext) -> 
 
 
 async def _find(
-    request: DescribeProducersRequest, context: RequestContext
+    request: DescribeProducersRequest, context: RequestContext[_Uses]
 ) -> dict[tuple[str, int], tuple[ActiveProducer, ...]]:
     """Raises one of ADMINISTRATION_ERRORS."""
     topics = await context.parts.topics.fresh([topic.name for topic in request.topics])
@@ -80,8 +86,8 @@ def _partition(
                 producer_epoch=i32(producer.producer_epoch),
                 last_sequence=i32(producer.last_sequence),
                 last_timestamp=i64(producer.last_timestamp_ms),
-                coordinator_epoch=i32(_NONE),
-                current_txn_start_offset=i64(_NONE),
+                coordinator_epoch=i32(_NO_EPOCH),
+                current_txn_start_offset=i64(NO_OFFSET),
             )
             for producer in producers or ()
         ),

@@ -7,7 +7,7 @@ while the sequencer is away, the connection is closed: an answer without topics 
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from kio.schema.describe_topic_partitions.v0.request import DescribeTopicPartitionsRequest
 from kio.schema.describe_topic_partitions.v0.response import (
@@ -25,14 +25,22 @@ from agent.kafka.api import NO_THROTTLE, CloseConnection
 from agent.kafka.configs.authorized_operations import TOPIC_OPERATIONS
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.leader_epochs import OUR_EPOCH
-from agent.kafka.routing.routing import NO_NODE, route_of
+from agent.kafka.routing.routing import NO_NODE, UsesRouting, route_of
+from agent.kafka.uses import UsesTopics
 from sequencer.topics.topics import InvalidTopicName, Topic, validate_topic_name
 from storage.identifiers import Partition, TopicId
+
+
+class _Uses(UsesRouting, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 _FIRST: Final = 0
 
 
-async def handle(request: DescribeTopicPartitionsRequest, context: RequestContext) -> DescribeTopicPartitionsResponse:
+async def handle(
+    request: DescribeTopicPartitionsRequest, context: RequestContext[_Uses]
+) -> DescribeTopicPartitionsResponse:
     names: list[str] = sorted({topic.name for topic in request.topics})
     cursor = request.cursor
     if cursor is not None and (cursor.partition_index < _FIRST or (names and cursor.topic_name not in names)):
@@ -64,7 +72,7 @@ async def handle(request: DescribeTopicPartitionsRequest, context: RequestContex
     return _response(described)
 
 
-async def _find(names: Sequence[str], context: RequestContext) -> dict[str, Topic]:
+async def _find(names: Sequence[str], context: RequestContext[_Uses]) -> dict[str, Topic]:
     """Raises one of ADMINISTRATION_ERRORS."""
     if names:
         return await context.parts.topics.fresh(names)
@@ -91,7 +99,7 @@ def _failed(name: str, code: ErrorCode) -> DescribeTopicPartitionsResponseTopic:
 
 
 def _described(
-    topic: Topic, partitions: Iterable[int], context: RequestContext
+    topic: Topic, partitions: Iterable[int], context: RequestContext[_Uses]
 ) -> DescribeTopicPartitionsResponseTopic:
     return DescribeTopicPartitionsResponseTopic(
         error_code=ErrorCode.none,
@@ -104,7 +112,7 @@ def _described(
 
 
 def _partition(
-    topic_id: TopicId, partition: Partition, context: RequestContext
+    topic_id: TopicId, partition: Partition, context: RequestContext[_Uses]
 ) -> DescribeTopicPartitionsResponsePartition:
     route = route_of(context, topic_id, partition)
     replicas = tuple(BrokerId(node_id) for node_id in route.replicas)

@@ -16,7 +16,7 @@ _NO_TIME: Final = i32Timedelta.parse(timedelta(0))
 _NEVER: Final = TZAware.parse(datetime.fromtimestamp(0, UTC))
 
 
-async def handle(request: DescribeTransactionsRequest, context: RequestContext) -> DescribeTransactionsResponse:
+async def handle(request: DescribeTransactionsRequest, context: RequestContext[object]) -> DescribeTransactionsResponse:
     del context
     return DescribeTransactionsResponse(
         throttle_time=NO_THROTTLE,

@@ -4,22 +4,25 @@ Refused: "leader" is a routing hint that the ring computes, so that there is nev
 unclean. Each partition answers ELECTION_NOT_NEEDED, which tools show as such; all partitions at once answer with none.
 """
 
-from typing import Any, Final
+from typing import Final
 
+from kio.schema.elect_leaders.v2.request import ElectLeadersRequest
 from kio.schema.elect_leaders.v2.response import ElectLeadersResponse, PartitionResult, ReplicaElectionResult
 from kio.schema.errors import ErrorCode
+from kio.static.primitive import i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesTopics
 from sequencer.topics.topics import Topic
 
 _NOT_NEEDED: Final = "every agent serves every partition: there is no leader to elect"
 _KNOWN_TYPES: Final = (0, 1)
 
 
-async def handle(request: Any, context: RequestContext) -> ElectLeadersResponse:
-    if getattr(request, "election_type", 0) not in _KNOWN_TYPES:
+async def handle(request: ElectLeadersRequest, context: RequestContext[UsesTopics]) -> ElectLeadersResponse:
+    if request.election_type not in _KNOWN_TYPES:
         return ElectLeadersResponse(
             throttle_time=NO_THROTTLE, error_code=ErrorCode.invalid_request, replica_election_results=()
         )
@@ -43,7 +46,7 @@ async def handle(request: Any, context: RequestContext) -> ElectLeadersResponse:
     )
 
 
-def _result(topic: Topic | None, number: Any) -> PartitionResult:
+def _result(topic: Topic | None, number: i32) -> PartitionResult:
     if topic is None or not 0 <= number < topic.partition_count:
         code, message = ErrorCode.unknown_topic_or_partition, "The topic or partition does not exist."
     else:

@@ -4,9 +4,10 @@ A group's coordinator is the ring's choice among all agents; behind one address,
 transactional ids and share groups, with a message.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final, Protocol
 
 from kio.schema.errors import ErrorCode
 from kio.schema.find_coordinator.v6.response import Coordinator, FindCoordinatorResponse
@@ -15,12 +16,21 @@ from kio.static.primitive import i32
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
-from agent.kafka.routing.routing import coordinator_of
+from agent.kafka.routing.routing import UsesRouting, coordinator_of
 from agent.kafka.transactions import NO_TRANSACTIONS_CODE, TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
 
 _GROUP: Final = 0
 _TRANSACTION: Final = 1
 _FIRST_BATCHED_VERSION: Final = 4
+
+
+class FindCoordinatorRequest(Protocol):
+    """A request of any version."""
+
+    key_type: int = _GROUP
+    coordinator_keys: Sequence[str] = ()
+    key: str = ""
+    """Until version 3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +45,15 @@ class _OneCoordinator:
     port: i32
 
 
-async def handle(request: Any, context: RequestContext) -> FindCoordinatorResponse | _OneCoordinator:
-    key_type = getattr(request, "key_type", _GROUP)
+async def handle(
+    request: FindCoordinatorRequest, context: RequestContext[UsesRouting]
+) -> FindCoordinatorResponse | _OneCoordinator:
     if context.api_version >= _FIRST_BATCHED_VERSION:
         return FindCoordinatorResponse(
             throttle_time=NO_THROTTLE,
-            coordinators=tuple(_find(key, key_type, context) for key in request.coordinator_keys),
+            coordinators=tuple(_find(key, request.key_type, context) for key in request.coordinator_keys),
         )
-    found = _find(request.key, key_type, context)
+    found = _find(request.key, request.key_type, context)
     return _OneCoordinator(
         throttle_time=NO_THROTTLE,
         error_code=found.error_code,
@@ -53,7 +64,7 @@ async def handle(request: Any, context: RequestContext) -> FindCoordinatorRespon
     )
 
 
-def _find(key: str, key_type: int, context: RequestContext) -> Coordinator:
+def _find(key: str, key_type: int, context: RequestContext[UsesRouting]) -> Coordinator:
     if key_type == _TRANSACTION:
         is_batched = context.api_version >= _FIRST_BATCHED_VERSION
         return _refused(key, NO_TRANSACTIONS_CODE if is_batched else TRANSACTIONS_REFUSED_CODE, TRANSACTIONS_REFUSED)

@@ -16,6 +16,7 @@ from kio.static.primitive import i8, i32, i32Timedelta
 from agent.error_codes import telemetry_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesTelemetry
 from agent.telemetry.instances import TelemetryFault
 from storage.batches.record_batch import Compression
 
@@ -26,7 +27,7 @@ _NO_SUBSCRIPTION: Final = i32(0)
 
 
 async def handle(
-    request: GetTelemetrySubscriptionsRequest, context: RequestContext
+    request: GetTelemetrySubscriptionsRequest, context: RequestContext[UsesTelemetry]
 ) -> GetTelemetrySubscriptionsResponse:
     telemetry = context.parts.telemetry
     answer = telemetry.ask(request.client_instance_id)
@@ -35,7 +36,9 @@ async def handle(
     return _response(context, ErrorCode.none, answer)
 
 
-def _response(context: RequestContext, code: ErrorCode, instance_id: UUID | None) -> GetTelemetrySubscriptionsResponse:
+def _response(
+    context: RequestContext[UsesTelemetry], code: ErrorCode, instance_id: UUID | None
+) -> GetTelemetrySubscriptionsResponse:
     asked = context.parts.telemetry.subscription
     is_taken = code is ErrorCode.none and instance_id is not None
     return GetTelemetrySubscriptionsResponse(

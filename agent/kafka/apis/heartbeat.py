@@ -1,20 +1,20 @@
 """Kafka API 12, Heartbeat, v0-v4 (KIP-345 static members). Answered from memory."""
 
-from typing import Any
-
+from kio.schema.heartbeat.v4.request import HeartbeatRequest
 from kio.schema.heartbeat.v4.response import HeartbeatResponse
 
 from agent.group_error_codes import heartbeat_code
 from agent.groups.values import GroupFault, Heartbeat, HeartbeatAnswer
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesCoordinator
 
 
-async def handle(request: Any, context: RequestContext) -> HeartbeatResponse:
+async def handle(request: HeartbeatRequest, context: RequestContext[UsesCoordinator]) -> HeartbeatResponse:
     event = Heartbeat(
         token=context.parts.coordinator.next_token(),
         member_id=request.member_id,
-        instance_id=getattr(request, "group_instance_id", None),
+        instance_id=request.group_instance_id,
         generation=request.generation_id,
     )
     answer = await context.parts.coordinator.ask(request.group_id, event, HeartbeatAnswer)

@@ -7,7 +7,7 @@ coordinator goes by them within TIDELOG_GROUP_LEASE_RENEW_S.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from kio.schema.errors import ErrorCode
 from kio.schema.incremental_alter_configs.v1.request import AlterConfigsResource, IncrementalAlterConfigsRequest
@@ -15,11 +15,12 @@ from kio.schema.incremental_alter_configs.v1.response import (
     AlterConfigsResourceResponse,
     IncrementalAlterConfigsResponse,
 )
+from kio.static.primitive import i8
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.groups.group_configs import GROUP_CONFIGS
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.apis.describe_configs import broker_configs
+from agent.kafka.apis.describe_configs import UsesBrokerConfigs, broker_configs
 from agent.kafka.configs.administration import check_group_name, configs_of, named_twice
 from agent.kafka.configs.config_changes import (
     TOPIC_RULES,
@@ -34,14 +35,42 @@ from agent.kafka.configs.config_changes import (
 from agent.kafka.configs.config_entries import BROKER_RESOURCE, GROUP_RESOURCE
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import controller_of
+from agent.kafka.uses import UsesSequencer, UsesTopics
 from sequencer.topics.topics import UnknownTopic
+
+
+class UsesConfigs(UsesBrokerConfigs, UsesSequencer, UsesTopics, Protocol):
+    """The parts that this API and AlterConfigs use."""
+
+
+class NamedResource(Protocol):
+    @property
+    def resource_type(self) -> i8: ...
+
+    @property
+    def resource_name(self) -> str: ...
+
+
+Resource = TypeVar("Resource", bound=NamedResource)
+ResourceOut = TypeVar("ResourceOut", bound=NamedResource, covariant=True)
+
+
+class AlteringRequest(Protocol[ResourceOut]):
+    """A request of this API or of AlterConfigs."""
+
+    @property
+    def resources(self) -> Sequence[ResourceOut]: ...
+
+    @property
+    def validate_only(self) -> bool: ...
+
 
 ChangeOf: TypeAlias = Callable[[Mapping[str, str], Sequence[Operation], ConfigRules], ConfigChange]
 """From what a resource has set, what is asked, and what may be set."""
 
 
 async def handle(
-    request: IncrementalAlterConfigsRequest, context: RequestContext
+    request: IncrementalAlterConfigsRequest, context: RequestContext[UsesConfigs]
 ) -> IncrementalAlterConfigsResponse:  # fmt: skip
     responses = await alter_all(request, context, _operations, changed)
     return IncrementalAlterConfigsResponse(throttle_time=NO_THROTTLE, responses=responses)
@@ -54,9 +83,9 @@ def _operations(resource: AlterConfigsResource) -> list[Operation]:
 
 
 async def alter_all(
-    request: Any,
-    context: RequestContext,
-    operations_of: Callable[[Any], Sequence[Operation]],
+    request: AlteringRequest[Resource],
+    context: RequestContext[UsesConfigs],
+    operations_of: Callable[[Resource], Sequence[Operation]],
     change_of: ChangeOf,
 ) -> tuple[AlterConfigsResourceResponse, ...]:
     """One answer per resource of a request of this API or of AlterConfigs, which differ in what their resources say."""
@@ -82,11 +111,11 @@ async def alter_all(
 
 
 def _checked(
-    resource: Any,
+    resource: NamedResource,
     current: Mapping[str, str] | None,
     operations: Sequence[Operation],
     change_of: ChangeOf,
-    context: RequestContext,
+    context: RequestContext[UsesConfigs],
 ) -> ConfigChange | None:
     """What is to change of a topic or a group; None for a broker, of which nothing does.
 
@@ -105,7 +134,7 @@ def _checked(
     return change_of(current, operations, TOPIC_RULES)
 
 
-async def _apply(resource: Any, change: ConfigChange, context: RequestContext) -> None:
+async def _apply(resource: NamedResource, change: ConfigChange, context: RequestContext[UsesConfigs]) -> None:
     """Raises one of ADMINISTRATION_ERRORS."""
     if resource.resource_type == GROUP_RESOURCE:
         known = [name for name in change.remove if name in GROUP_CONFIGS]  # no other was ever set
@@ -114,7 +143,7 @@ async def _apply(resource: Any, change: ConfigChange, context: RequestContext) -
         await context.parts.topics.alter_config(resource.resource_name, change.set, change.remove)
 
 
-def _response(resource: Any, code: ErrorCode, message: str | None) -> AlterConfigsResourceResponse:
+def _response(resource: NamedResource, code: ErrorCode, message: str | None) -> AlterConfigsResourceResponse:
     return AlterConfigsResourceResponse(
         error_code=code,
         error_message=message,

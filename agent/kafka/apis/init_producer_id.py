@@ -12,16 +12,17 @@ from kio.static.primitive import i16
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import TRANSACTIONS_REFUSED_CODE
+from agent.kafka.uses import UsesSequencer
 from sequencer.database.database import SequencerUnavailable
 from storage.identifiers import NO_PRODUCER_ID
 from storage.identifiers import ProducerId as LogProducerId
 
 
-async def handle(request: InitProducerIdRequest, context: RequestContext) -> InitProducerIdResponse:
+async def handle(request: InitProducerIdRequest, context: RequestContext[UsesSequencer]) -> InitProducerIdResponse:
     if request.transactional_id is not None:
         return _refused(TRANSACTIONS_REFUSED_CODE)
-    producer_id = LogProducerId(getattr(request, "producer_id", NO_PRODUCER_ID))
-    producer_epoch = getattr(request, "producer_epoch", -1)
+    producer_id = LogProducerId(request.producer_id)
+    producer_epoch = request.producer_epoch
     if (producer_id < 0) != (producer_epoch < 0):
         return _refused(ErrorCode.invalid_request)
     try:

@@ -7,9 +7,10 @@ that nobody can have been given, with a NUL or of more than 1,024 bytes (UNKNOWN
 """
 
 import logging
-from typing import Any, Final
+from typing import Final
 
 from kio.schema.errors import ErrorCode
+from kio.schema.join_group.v9.request import JoinGroupRequest
 from kio.schema.join_group.v9.response import JoinGroupResponse, JoinGroupResponseMember
 from kio.static.primitive import i32
 
@@ -18,6 +19,7 @@ from agent.groups.values import GroupFault, Join, JoinAnswer, OfferedProtocol
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import can_be_instance_id, client_host, client_id, milliseconds
+from agent.kafka.uses import UsesCoordinator
 from sequencer.groups.groups import can_be_id
 
 log = logging.getLogger(__name__)
@@ -27,12 +29,12 @@ _FIRST_WITH_NULL_PROTOCOL: Final = 7
 _FIRST_WITH_SKIPPED_ASSIGNMENT: Final = 9
 
 
-async def handle(request: Any, context: RequestContext) -> JoinGroupResponse:
+async def handle(request: JoinGroupRequest, context: RequestContext[UsesCoordinator]) -> JoinGroupResponse:
     event = _event(request, context)
     refused = _fault(event)
     if refused is not None:
         return _respond(JoinAnswer(fault=refused, member_id=event.member_id), context)
-    reason = getattr(request, "reason", None)
+    reason = request.reason
     if reason:
         log.info("member joins", extra={"group": request.group_id, "member": event.member_id, "reason": reason[:255]})
     assert context.turn is not None, "JoinGroup is parked"
@@ -53,13 +55,13 @@ def _fault(event: Join) -> GroupFault | None:
     return GroupFault.INCONSISTENT_PROTOCOL if "\0" in event.protocol_type else None
 
 
-def _event(request: Any, context: RequestContext) -> Join:
+def _event(request: JoinGroupRequest, context: RequestContext[UsesCoordinator]) -> Join:
     session_timeout_ms = milliseconds(request.session_timeout)
     has_rebalance_timeout = context.api_version > 0
     return Join(
         token=context.parts.coordinator.next_token(),
         member_id=request.member_id,
-        instance_id=getattr(request, "group_instance_id", None),
+        instance_id=request.group_instance_id,
         client_id=client_id(context),
         client_host=client_host(context),
         session_timeout_ms=session_timeout_ms,
@@ -73,7 +75,7 @@ def _event(request: Any, context: RequestContext) -> Join:
     )
 
 
-def _respond(answer: JoinAnswer, context: RequestContext) -> JoinGroupResponse:
+def _respond(answer: JoinAnswer, context: RequestContext[UsesCoordinator]) -> JoinGroupResponse:
     protocol_name = answer.protocol_name
     if protocol_name is None and context.api_version < _FIRST_WITH_NULL_PROTOCOL:
         protocol_name = ""

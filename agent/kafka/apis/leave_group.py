@@ -4,24 +4,36 @@ Carried out though its client hangs up, as closing clients do. In a group that d
 """
 
 import logging
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from kio.schema.errors import ErrorCode
+from kio.schema.leave_group.v5.request import MemberIdentity
 from kio.schema.leave_group.v5.response import LeaveGroupResponse, MemberResponse
 
 from agent.group_error_codes import group_code, member_code
 from agent.groups.values import GroupFault, Leave, LeaveAnswer, LeavingMember
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesCoordinator
 
 log = logging.getLogger(__name__)
 
 _FIRST_WITH_MANY: Final = 3
 
 
-async def handle(request: Any, context: RequestContext) -> LeaveGroupResponse:
+class LeaveGroupRequest(Protocol):
+    """A request of any version."""
+
+    group_id: str
+    members: Sequence[MemberIdentity] = ()
+    member_id: str = ""
+    """Until version 2."""
+
+
+async def handle(request: LeaveGroupRequest, context: RequestContext[UsesCoordinator]) -> LeaveGroupResponse:
     members = _members(request, context)
-    for reason in {member.reason for member in getattr(request, "members", ()) if getattr(member, "reason", None)}:
+    for reason in {member.reason for member in request.members if member.reason}:
         log.info("members leave", extra={"group": request.group_id, "reason": reason[:255]})
     event = Leave(token=context.parts.coordinator.next_token(), members=members)
     answer = await context.parts.coordinator.ask(request.group_id, event, LeaveAnswer)
@@ -32,7 +44,7 @@ async def handle(request: Any, context: RequestContext) -> LeaveGroupResponse:
     return _respond(answer, context)
 
 
-def _members(request: Any, context: RequestContext) -> tuple[LeavingMember, ...]:
+def _members(request: LeaveGroupRequest, context: RequestContext[UsesCoordinator]) -> tuple[LeavingMember, ...]:
     if context.api_version < _FIRST_WITH_MANY:
         return (LeavingMember(member_id=request.member_id, instance_id=None),)
     return tuple(
@@ -40,7 +52,7 @@ def _members(request: Any, context: RequestContext) -> tuple[LeavingMember, ...]
     )
 
 
-def _respond(answer: LeaveAnswer, context: RequestContext) -> LeaveGroupResponse:
+def _respond(answer: LeaveAnswer, context: RequestContext[UsesCoordinator]) -> LeaveGroupResponse:
     code = group_code(answer.fault)
     if context.api_version < _FIRST_WITH_MANY and code is ErrorCode.none:
         code = next((member_code(fault) for _, fault in answer.members if fault is not None), code)

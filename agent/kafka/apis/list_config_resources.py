@@ -4,9 +4,10 @@ Topics and brokers have configs here and are listed by name, and so are groups f
 client metrics have none, so that their lists are empty. Refused: types that Kafka does not know (UNSUPPORTED_VERSION).
 """
 
-from typing import Any, Final
+from typing import Final, Protocol
 
 from kio.schema.errors import ErrorCode
+from kio.schema.list_config_resources.v1.request import ListConfigResourcesRequest
 from kio.schema.list_config_resources.v1.response import ConfigResource, ListConfigResourcesResponse
 from kio.static.primitive import i8
 
@@ -20,14 +21,20 @@ from agent.kafka.configs.config_entries import (
     TOPIC_RESOURCE,
 )
 from agent.kafka.context import RequestContext
-from agent.kafka.routing.routing import endpoints_of
+from agent.kafka.routing.routing import UsesRouting, endpoints_of
+from agent.kafka.uses import UsesSequencer, UsesTopics
+
+
+class _Uses(UsesRouting, UsesSequencer, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 _TYPES: Final = (TOPIC_RESOURCE, BROKER_RESOURCE, BROKER_LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE)
 _FIRST_VERSION_WITH_TYPES: Final = 1
 
 
-async def handle(request: Any, context: RequestContext) -> ListConfigResourcesResponse:
-    asked = (CLIENT_METRICS_RESOURCE,)
+async def handle(request: ListConfigResourcesRequest, context: RequestContext[_Uses]) -> ListConfigResourcesResponse:
+    asked: tuple[int, ...] = (CLIENT_METRICS_RESOURCE,)
     if context.api_version >= _FIRST_VERSION_WITH_TYPES:
         asked = tuple(request.resource_types) or _TYPES
     if not set(asked) <= set(_TYPES):

@@ -6,16 +6,24 @@ type filters everything out.
 """
 
 import logging
-from typing import Any, Final
+from typing import Final, Protocol
 
 from kio.schema.errors import ErrorCode
+from kio.schema.list_groups.v5.request import ListGroupsRequest
 from kio.schema.list_groups.v5.response import ListedGroup, ListGroupsResponse
 from kio.schema.types import GroupId
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesCoordinator, UsesResponseMemory, UsesSequencer
 from agent.slices import Slices
 from sequencer.database.database import SequencerUnavailable
+from sequencer.groups.groups import ListedGroup as StoredListing
+
+
+class _Uses(UsesResponseMemory, UsesCoordinator, UsesSequencer, Protocol):
+    """The parts that this API uses."""
+
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +31,7 @@ _GROUP_BYTES: Final = 700
 """While the answer is made."""
 
 
-async def handle(request: Any, context: RequestContext) -> ListGroupsResponse:
+async def handle(request: ListGroupsRequest, context: RequestContext[_Uses]) -> ListGroupsResponse:
     try:
         groups = await _list(request, context)
     except SequencerUnavailable as error:
@@ -34,10 +42,10 @@ async def handle(request: Any, context: RequestContext) -> ListGroupsResponse:
     return ListGroupsResponse(throttle_time=NO_THROTTLE, error_code=ErrorCode.none, groups=tuple(groups))
 
 
-async def _list(request: Any, context: RequestContext) -> list[ListedGroup]:
-    states = frozenset(state.strip().lower() for state in getattr(request, "states_filter", ()))
-    kinds = frozenset(kind.strip().lower() for kind in getattr(request, "types_filter", ()))
-    memory = context.parts.answer_memory
+async def _list(request: ListGroupsRequest, context: RequestContext[_Uses]) -> list[ListedGroup]:
+    states = frozenset(state.strip().lower() for state in request.states_filter)
+    kinds = frozenset(kind.strip().lower() for kind in request.types_filter)
+    memory = context.parts.response_memory
     await memory.reserve(memory.all_groups_bytes, context)
     listed = await context.parts.sequencer.groups.list()
     memory.all_groups_bytes = len(listed) * _GROUP_BYTES
@@ -54,7 +62,7 @@ async def _list(request: Any, context: RequestContext) -> list[ListedGroup]:
     return found
 
 
-def _now(listed: Any, context: RequestContext) -> ListedGroup | None:
+def _now(listed: StoredListing, context: RequestContext[_Uses]) -> ListedGroup | None:
     """None: another agent's to list."""
     coordinator = context.parts.coordinator
     if context.settings.one_address is None and not coordinator.coordinates(listed.group_id):

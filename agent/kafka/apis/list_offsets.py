@@ -10,12 +10,13 @@ partition named twice INVALID_REQUEST."""
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final, Protocol
 
 from kio.schema.errors import ErrorCode
+from kio.schema.list_offsets.v11.request import ListOffsetsPartition, ListOffsetsTopic
 from kio.schema.list_offsets.v11.response import (
     ListOffsetsPartitionResponse,
     ListOffsetsResponse,
@@ -27,6 +28,7 @@ from agent.error_codes import read_failure_code
 from agent.kafka.configs.administration import named_twice
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
+from agent.kafka.uses import UsesBounds, UsesLookupPace, UsesMembership, UsesOverload, UsesReads, UsesTimes, UsesTopics
 from agent.read_path.plan_fetch import ReadFailure
 from agent.read_path.time_lookup import TimedOffset, TimeLookup
 from agent.recurring_log import RecurringLog
@@ -35,8 +37,13 @@ from cache_ring.pages.store_pages import DamagedPage
 from sequencer.commits.coordinates import PartitionBounds, PartitionKey
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.database.errors import TooManyWait
-from storage.identifiers import Partition
+from storage.identifiers import NO_OFFSET, Partition
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
+
+
+class _Uses(UsesBounds, UsesLookupPace, UsesMembership, UsesOverload, UsesReads, UsesTimes, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 _log = logging.getLogger(__name__)
 _unanswered = RecurringLog(_log, "list offsets: the sequencer cannot be asked")
@@ -58,18 +65,24 @@ _KNOWN_FROM: Final = {
 }
 _READ_COMMITTED: Final = 1
 _NO_TIMESTAMP: Final = -1
-_NO_OFFSET: Final = -1
+
+
+class ListOffsetsRequest(Protocol):
+    """A request of any version."""
+
+    isolation_level: int = 0
+    topics: Sequence[ListOffsetsTopic]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
+class _Result:
     code: ErrorCode = ErrorCode.none
-    offset: int = _NO_OFFSET
+    offset: int = NO_OFFSET
     timestamp_ms: int = _NO_TIMESTAMP
 
 
-async def handle(request: Any, context: RequestContext) -> ListOffsetsResponse:
-    read_committed = getattr(request, "isolation_level", 0) == _READ_COMMITTED
+async def handle(request: ListOffsetsRequest, context: RequestContext[_Uses]) -> ListOffsetsResponse:
+    read_committed = request.isolation_level == _READ_COMMITTED
     pace = context.parts.lookup_pace
     await pace.wait(sum(len(topic.partitions) for topic in request.topics))
     try:
@@ -82,35 +95,35 @@ async def handle(request: Any, context: RequestContext) -> ListOffsetsResponse:
     twice = named_twice(
         (topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions
     )
-    answers: dict[tuple[str, int], _Answer] = {}
-    by_time: list[tuple[tuple[str, int], Any]] = []
+    results: dict[tuple[str, int], _Result] = {}
+    by_time: list[tuple[tuple[str, int], ListOffsetsPartition]] = []
     slices = Slices()
     for topic in request.topics:
         for partition in topic.partitions:
             place = (topic.name, partition.partition_index)
             key = keys.get(place)
             known = None if key is None else bounds.get(key)
-            answer = _Answer(code=ErrorCode.invalid_request) if place in twice else None
-            answer = answer or _answer_from_bounds(key, known, partition, context, read_committed=read_committed)
-            if answer is None:
+            result = _Result(code=ErrorCode.invalid_request) if place in twice else None
+            result = result or _result_from_bounds(key, known, partition, context, read_committed=read_committed)
+            if result is None:
                 by_time.append((place, partition))
             else:
-                answers[place] = answer
+                results[place] = result
             await slices.look()
     at_once = asyncio.Semaphore(context.parts.reads.settings.time_lookups)
 
-    async def look_up(place: tuple[str, int], partition: Any) -> None:
+    async def look_up(place: tuple[str, int], partition: ListOffsetsPartition) -> None:
         async with at_once:
             key = keys[place]
-            answers[place] = await _answer_by_time(key, bounds[key], partition, context, read_committed=read_committed)
+            results[place] = await _result_by_time(key, bounds[key], partition, context, read_committed=read_committed)
 
     async with asyncio.TaskGroup() as tasks:
-        for place, partition in by_time:
-            tasks.create_task(look_up(place, partition))
-    return _respond(request, answers, pace.pause_ms())
+        for one in by_time:
+            tasks.create_task(look_up(*one))
+    return _respond(request, results, pace.pause_ms())
 
 
-async def _keys(request: Any, context: RequestContext) -> dict[tuple[str, int], PartitionKey]:
+async def _keys(request: ListOffsetsRequest, context: RequestContext[_Uses]) -> dict[tuple[str, int], PartitionKey]:
     """Topic ids in place of names; unknown topics are left out."""
     topics = await context.parts.topics.by_name([topic.name for topic in request.topics])
     return {
@@ -121,35 +134,40 @@ async def _keys(request: Any, context: RequestContext) -> dict[tuple[str, int], 
     }
 
 
-def _answer_from_bounds(
+def _result_from_bounds(
     key: PartitionKey | None,
     bounds: PartitionBounds | None,
-    partition: Any,
-    context: RequestContext,
+    partition: ListOffsetsPartition,
+    context: RequestContext[_Uses],
     *,
     read_committed: bool,
-) -> _Answer | None:
+) -> _Result | None:
     """None: a time must be looked up, of a partition that there is."""
     refused = _refusal(key, bounds, partition, context)
     if refused is not None or key is None or bounds is None:
-        return _Answer(code=refused or ErrorCode.unknown_topic_or_partition)
+        return _Result(code=refused or ErrorCode.unknown_topic_or_partition)
     return _edge(partition.timestamp, bounds, read_committed=read_committed)
 
 
-async def _answer_by_time(
-    key: PartitionKey, bounds: PartitionBounds, partition: Any, context: RequestContext, *, read_committed: bool
-) -> _Answer:
+async def _result_by_time(
+    key: PartitionKey,
+    bounds: PartitionBounds,
+    partition: ListOffsetsPartition,
+    context: RequestContext[_Uses],
+    *,
+    read_committed: bool,
+) -> _Result:
     settings, client = context.parts.reads.settings, context.connection.connection_id
     try:
         async with asyncio.timeout_at(context.received_at_s + settings.time_lookup_timeout_s):
             found = await _look_up(key, partition.timestamp, bounds, context.parts.times, client)
     except TimeoutError:
-        return _Answer(code=ErrorCode.request_timed_out)
+        return _Result(code=ErrorCode.request_timed_out)
     except (SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable, DamagedPage, ObjectNotFound) as error:
         _not_found.warning(topic_id=str(key[0]), partition=key[1], error=str(error))
-        return _Answer(code=read_failure_code(ReadFailure.UNAVAILABLE, by_id=False))
+        return _Result(code=read_failure_code(ReadFailure.UNAVAILABLE, by_id=False))
     end_offset = bounds.last_stable_offset if read_committed else bounds.high_watermark
-    return _Answer() if found is None or found.offset >= end_offset else _at(found)
+    return _Result() if found is None or found.offset >= end_offset else _at(found)
 
 
 async def _look_up(
@@ -161,13 +179,16 @@ async def _look_up(
 
 
 def _refusal(
-    key: PartitionKey | None, bounds: PartitionBounds | None, partition: Any, context: RequestContext
+    key: PartitionKey | None,
+    bounds: PartitionBounds | None,
+    partition: ListOffsetsPartition,
+    context: RequestContext[_Uses],
 ) -> ErrorCode | None:
     if key is None or bounds is None:
         return read_failure_code(ReadFailure.UNKNOWN_PARTITION, by_id=False)
     if not context.parts.membership.is_serving():
         return read_failure_code(ReadFailure.MOVED, by_id=False)
-    stale = epoch_failure(getattr(partition, "current_leader_epoch", NO_EPOCH))
+    stale = epoch_failure(partition.current_leader_epoch)
     if stale is not None:
         return read_failure_code(stale, by_id=False)
     if partition.timestamp < 0 and _KNOWN_FROM.get(partition.timestamp, 1 << 15) > context.api_version:
@@ -175,33 +196,33 @@ def _refusal(
     return None
 
 
-def _edge(timestamp: int, bounds: PartitionBounds, *, read_committed: bool) -> _Answer | None:
+def _edge(timestamp: int, bounds: PartitionBounds, *, read_committed: bool) -> _Result | None:
     """The answer where the bounds alone give it."""
     if timestamp == _LATEST:
-        return _Answer(offset=bounds.last_stable_offset if read_committed else bounds.high_watermark)
+        return _Result(offset=bounds.last_stable_offset if read_committed else bounds.high_watermark)
     if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
-        return _Answer(offset=bounds.log_start_offset)
-    return _Answer() if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD) else None
+        return _Result(offset=bounds.log_start_offset)
+    return _Result() if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD) else None
 
 
-def _at(found: TimedOffset) -> _Answer:
-    return _Answer(offset=found.offset, timestamp_ms=found.timestamp_ms)
+def _at(found: TimedOffset) -> _Result:
+    return _Result(offset=found.offset, timestamp_ms=found.timestamp_ms)
 
 
 def _respond(
-    request: Any,
-    answers: Mapping[tuple[str, int], _Answer],
+    request: ListOffsetsRequest,
+    results: Mapping[tuple[str, int], _Result],
     pause_ms: int,
     failed: ErrorCode = ErrorCode.none,
 ) -> ListOffsetsResponse:
-    nothing = _Answer(code=failed)
+    nothing = _Result(code=failed)
     return ListOffsetsResponse(
         throttle_time=i32Timedelta.parse(timedelta(milliseconds=pause_ms)),
         topics=tuple(
             ListOffsetsTopicResponse(
                 name=topic.name,
                 partitions=tuple(
-                    _partition(partition, answers.get((topic.name, partition.partition_index), nothing))
+                    _partition(partition, results.get((topic.name, partition.partition_index), nothing))
                     for partition in {partition.partition_index: partition for partition in topic.partitions}.values()
                 ),
             )
@@ -210,11 +231,11 @@ def _respond(
     )
 
 
-def _partition(asked: Any, answer: _Answer) -> ListOffsetsPartitionResponse:
+def _partition(asked: ListOffsetsPartition, result: _Result) -> ListOffsetsPartitionResponse:
     return ListOffsetsPartitionResponse(
         partition_index=asked.partition_index,
-        error_code=answer.code,
-        timestamp=i64(answer.timestamp_ms),
-        offset=i64(answer.offset),
-        leader_epoch=i32(NO_EPOCH if answer.offset == _NO_OFFSET else OUR_EPOCH),
+        error_code=result.code,
+        timestamp=i64(result.timestamp_ms),
+        offset=i64(result.offset),
+        leader_epoch=i32(NO_EPOCH if result.offset == NO_OFFSET else OUR_EPOCH),
     )

@@ -9,7 +9,7 @@ from agent.kafka.context import RequestContext
 
 
 async def handle(
-    request: ListPartitionReassignmentsRequest, context: RequestContext
+    request: ListPartitionReassignmentsRequest, context: RequestContext[object]
 ) -> ListPartitionReassignmentsResponse:
     del request, context
     return ListPartitionReassignmentsResponse(

@@ -4,10 +4,11 @@ Filters are checked as in Kafka: states that do not exist are named in the answe
 (INVALID_REGULAR_EXPRESSION).
 """
 
-from typing import Any, Final
+from typing import Final
 
 import re2
 from kio.schema.errors import ErrorCode
+from kio.schema.list_transactions.v2.request import ListTransactionsRequest
 from kio.schema.list_transactions.v2.response import ListTransactionsResponse
 
 from agent.kafka.api import NO_THROTTLE
@@ -27,9 +28,9 @@ _STATES: Final = frozenset(
 )
 
 
-async def handle(request: Any, context: RequestContext) -> ListTransactionsResponse:
+async def handle(request: ListTransactionsRequest, context: RequestContext[object]) -> ListTransactionsResponse:
     del context
-    is_pattern = _is_pattern(getattr(request, "transactional_id_pattern", None))
+    is_pattern = _is_pattern(request.transactional_id_pattern)
     return ListTransactionsResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none if is_pattern else ErrorCode.invalid_regular_expression,

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
+from uuid import UUID
 
 from kio.schema.errors import ErrorCode
-from kio.schema.metadata.v13.request import MetadataRequest
+from kio.schema.metadata.v13.request import MetadataRequestTopic
 from kio.schema.metadata.v13.response import (
     MetadataResponseBroker,
     MetadataResponseTopic,
@@ -30,10 +31,16 @@ from agent.kafka.configs.authorized_operations import CLUSTER_OPERATIONS, TOPIC_
 from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
 from agent.kafka.context import RequestContext
 from agent.kafka.metadata_bytes import MetadataEncoder
-from agent.kafka.routing.routing import controller_of, endpoints_of, route_of
+from agent.kafka.routing.routing import UsesRouting, controller_of, endpoints_of, route_of
 from agent.kafka.transport.vectored import Encoded
+from agent.kafka.uses import UsesClusterId, UsesMutations, UsesOverload, UsesResponseMemory, UsesTopics
 from sequencer.topics.topics import Topic, TopicExists
 from storage.identifiers import TopicId
+
+
+class _Uses(UsesRouting, UsesResponseMemory, UsesClusterId, UsesMutations, UsesOverload, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +63,16 @@ class _Response:
     error_code: ErrorCode = ErrorCode.none
 
 
+class MetadataRequest(Protocol):
+    """A request of any version."""
+
+    topics: Sequence[MetadataRequestTopic] | None
+    allow_auto_topic_creation: bool = True
+    include_topic_authorized_operations: bool = False
+    include_cluster_authorized_operations: bool = False
+    """From version 8 to 10."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
     said: MetadataResponseTopic
@@ -63,14 +80,17 @@ class _Found:
     partitions: int = 0
 
 
-async def handle(request: MetadataRequest, context: RequestContext) -> Encoded:
+async def handle(request: MetadataRequest, context: RequestContext[_Uses]) -> Encoded:
     found = await _topics(request, context)
-    await context.parts.answer_memory.reserve(sum(map(_size, found)), context)
-    asked = getattr(request, "include_topic_authorized_operations", False)
-    answer = MetadataEncoder(context.api_version, partial(route_of, context))
+    await context.parts.response_memory.reserve(sum(map(_size, found)), context)
+    encoder = MetadataEncoder(context.api_version, partial(route_of, context))
     for topic in found:
-        said = replace(topic.said, topic_authorized_operations=TOPIC_OPERATIONS) if asked else topic.said
-        await answer.add(said, topic.partitions)
+        said = (
+            replace(topic.said, topic_authorized_operations=TOPIC_OPERATIONS)
+            if request.include_topic_authorized_operations
+            else topic.said
+        )
+        await encoder.add(said, topic.partitions)
     alive = brokers(context)  # last: whoever joined meanwhile may lead what was asked for
     if not alive:
         raise CloseConnection("no agent is known to be alive")
@@ -79,18 +99,16 @@ async def handle(request: MetadataRequest, context: RequestContext) -> Encoded:
         brokers=alive,
         cluster_id=context.parts.cluster_id,
         controller_id=BrokerId(controller_of(context)),
-        cluster_authorized_operations=told(
-            CLUSTER_OPERATIONS, asked=getattr(request, "include_cluster_authorized_operations", False)
-        ),
+        cluster_authorized_operations=told(CLUSTER_OPERATIONS, asked=request.include_cluster_authorized_operations),
     )
-    return answer.response(response)
+    return encoder.response(response)
 
 
 def _size(topic: _Found) -> int:
     return _TOPIC_BYTES + len(topic.said.name or "") + topic.partitions * _PARTITION_BYTES
 
 
-def _pause(topics: Sequence[_Found], context: RequestContext) -> i32Timedelta:
+def _pause(topics: Sequence[_Found], context: RequestContext[_Uses]) -> i32Timedelta:
     """For a client that has much waiting for the database, or creates topics faster than it may. Not for long: what it
     produces waits for as long."""
     waits = i32Timedelta.parse(timedelta(milliseconds=context.parts.overload.of_lookup("Metadata")))
@@ -100,7 +118,7 @@ def _pause(topics: Sequence[_Found], context: RequestContext) -> i32Timedelta:
     return max(waits, min(mutation_throttle(context, "Metadata"), longest))
 
 
-def brokers(context: RequestContext) -> tuple[MetadataResponseBroker, ...]:
+def brokers(context: RequestContext[UsesRouting]) -> tuple[MetadataResponseBroker, ...]:
     return tuple(
         MetadataResponseBroker(
             node_id=BrokerId(endpoint.node_id), host=endpoint.host, port=i32(endpoint.port), rack=endpoint.zone
@@ -109,7 +127,7 @@ def brokers(context: RequestContext) -> tuple[MetadataResponseBroker, ...]:
     )
 
 
-async def _topics(request: MetadataRequest, context: RequestContext) -> list[_Found]:
+async def _topics(request: MetadataRequest, context: RequestContext[_Uses]) -> list[_Found]:
     asks_for_all = request.topics is None or (not request.topics and context.api_version == 0)
     try:
         if asks_for_all:
@@ -121,37 +139,37 @@ async def _topics(request: MetadataRequest, context: RequestContext) -> list[_Fo
         # Retriable per topic; the brokers, which come from memory, are answered all the same.
         log.warning("metadata without topics", extra={"error": str(error)})
         return [
-            _missing(ErrorCode.leader_not_available, asked.name, getattr(asked, "topic_id", None), context)
+            _missing(ErrorCode.leader_not_available, asked.name, asked.topic_id, context)
             for asked in request.topics or ()
         ]
 
 
-async def _asked_topics(request: MetadataRequest, context: RequestContext) -> list[_Found]:
+async def _asked_topics(request: MetadataRequest, context: RequestContext[_Uses]) -> list[_Found]:
     topics = context.parts.topics
     asked = request.topics or ()
     # The id counts where there is one: Java's consumer sends an empty name beside it.
-    ids = {TopicId(topic_id) for topic in asked if (topic_id := getattr(topic, "topic_id", None)) is not None}
-    names = {topic.name for topic in asked if topic.name is not None and getattr(topic, "topic_id", None) is None}
+    ids = {TopicId(topic_id) for topic in asked if (topic_id := topic.topic_id) is not None}
+    names = {topic.name for topic in asked if topic.name is not None and topic.topic_id is None}
     by_name = await topics.by_name(names) if names else {}
     by_id = await topics.by_id(ids) if ids else {}
-    may_create = context.settings.auto_create_topics and getattr(request, "allow_auto_topic_creation", True)
-    answers = []
+    may_create = context.settings.auto_create_topics and request.allow_auto_topic_creation
+    found = []
     for name in names:
         if name in by_name:
-            answers.append(_found(by_name[name]))
+            found.append(_found(by_name[name]))
         elif may_create:
-            answers.append(await _created(name, context))
+            found.append(await _created(name, context))
         else:
-            answers.append(_missing(ErrorCode.unknown_topic_or_partition, name, None, context))
+            found.append(_missing(ErrorCode.unknown_topic_or_partition, name, None, context))
     for topic_id in ids:
         if topic_id in by_id:
-            answers.append(_found(by_id[topic_id]))
+            found.append(_found(by_id[topic_id]))
         else:
-            answers.append(_missing(ErrorCode.unknown_topic_id, None, topic_id, context))
-    return answers
+            found.append(_missing(ErrorCode.unknown_topic_id, None, topic_id, context))
+    return found
 
 
-async def _created(name: TopicName, context: RequestContext) -> _Found:
+async def _created(name: TopicName, context: RequestContext[_Uses]) -> _Found:
     topics = context.parts.topics
     try:
         async with mutations_taken(context.settings.default_partitions, context, refused_from=0):
@@ -168,7 +186,7 @@ async def _created(name: TopicName, context: RequestContext) -> _Found:
         return _missing(ErrorCode.leader_not_available if code.retriable else code, name, None, context)
 
 
-def _missing(code: ErrorCode, name: TopicName | None, topic_id: TopicId | None, context: RequestContext) -> _Found:
+def _missing(code: ErrorCode, name: TopicName | None, topic_id: UUID | None, context: RequestContext[_Uses]) -> _Found:
     if name is None and context.api_version < _FIRST_VERSION_WITHOUT_NAMES:
         name = TopicName("")
     return _Found(said=MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id, partitions=()))

@@ -9,10 +9,11 @@ no characters (INVALID_GROUP_ID, where Kafka takes it for old clients' sake).
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Protocol
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
+from kio.schema.offset_commit.v10.request import OffsetCommitRequestPartition
 from kio.schema.offset_commit.v10.response import OffsetCommitResponse, OffsetCommitResponsePartition
 from kio.schema.types import TopicName
 
@@ -22,10 +23,16 @@ from agent.groups.values import GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import topics_named
+from agent.kafka.uses import UsesCoordinator, UsesGroupOffsets, UsesGroupSettings, UsesTopics
 from sequencer.database.database import SequencerUnavailable
 from sequencer.groups.committed_offsets import CommittedOffset, PartitionKey
 from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition
+
+
+class _Uses(UsesCoordinator, UsesGroupOffsets, UsesGroupSettings, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +40,23 @@ _FIRST_BY_TOPIC_ID: Final = 10
 _FIRST_WITH_GROUP_NOT_FOUND: Final = 9
 
 _Judged = tuple[PartitionKey, CommittedOffset] | ErrorCode
+
+
+class CommittedTopic(Protocol):
+    name: TopicName = TopicName("")
+    """Until version 9."""
+    topic_id: UUID | None = None
+    partitions: Sequence[OffsetCommitRequestPartition]
+
+
+class OffsetCommitRequest(Protocol):
+    """A request of any version."""
+
+    group_id: str
+    member_id: str
+    group_instance_id: str | None = None
+    generation_id_or_member_epoch: int
+    topics: Sequence[CommittedTopic]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +68,7 @@ class _Topic:
     partitions: tuple[OffsetCommitResponsePartition, ...]
 
 
-async def handle(request: Any, context: RequestContext) -> OffsetCommitResponse:
+async def handle(request: OffsetCommitRequest, context: RequestContext[_Uses]) -> OffsetCommitResponse:
     try:
         topics = await topics_named(request.topics, context, by_id=context.api_version >= _FIRST_BY_TOPIC_ID)
     except SequencerUnavailable as error:
@@ -62,7 +86,7 @@ async def handle(request: Any, context: RequestContext) -> OffsetCommitResponse:
     return _respond(request, [[one if isinstance(one, ErrorCode) else code for one in topic] for topic in judged])
 
 
-def _judge(partition: Any, topic: Topic | None, context: RequestContext) -> _Judged:
+def _judge(partition: OffsetCommitRequestPartition, topic: Topic | None, context: RequestContext[_Uses]) -> _Judged:
     if topic is None:
         by_id = context.api_version >= _FIRST_BY_TOPIC_ID
         return ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
@@ -73,18 +97,20 @@ def _judge(partition: Any, topic: Topic | None, context: RequestContext) -> _Jud
         return ErrorCode.offset_metadata_too_large
     committed = CommittedOffset(
         offset=Offset(partition.committed_offset),
-        leader_epoch=getattr(partition, "committed_leader_epoch", -1),
+        leader_epoch=partition.committed_leader_epoch,
         metadata=metadata,
     )
     return (topic.topic_id, Partition(partition.partition_index)), committed
 
 
 async def _commit(
-    request: Any, offsets: Sequence[tuple[PartitionKey, CommittedOffset]], context: RequestContext
+    request: OffsetCommitRequest,
+    offsets: Sequence[tuple[PartitionKey, CommittedOffset]],
+    context: RequestContext[_Uses],
 ) -> GroupFault | None:
     committing = Committing(
         member_id=request.member_id,
-        instance_id=getattr(request, "group_instance_id", None),
+        instance_id=request.group_instance_id,
         generation_or_epoch=request.generation_id_or_member_epoch,
     )
     running = await context.parts.coordinator.group(request.group_id, create=committing.generation_or_epoch < 0)
@@ -97,13 +123,13 @@ async def _commit(
     return await context.parts.group_offsets.outcome(taken, running, committing)
 
 
-def _respond(request: Any, codes: Iterable[Iterable[ErrorCode]]) -> OffsetCommitResponse:
+def _respond(request: OffsetCommitRequest, codes: Iterable[Iterable[ErrorCode]]) -> OffsetCommitResponse:
     return OffsetCommitResponse(
         throttle_time=NO_THROTTLE,
         topics=tuple(
             _Topic(  # type: ignore[misc]  # written by attribute, see agent/kafka/api.py
-                name=getattr(asked, "name", TopicName("")),
-                topic_id=getattr(asked, "topic_id", None),
+                name=asked.name,
+                topic_id=asked.topic_id,
                 partitions=tuple(
                     OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=code)
                     for partition, code in zip(asked.partitions, topic_codes, strict=True)

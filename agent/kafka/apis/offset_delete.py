@@ -6,9 +6,10 @@ subscriptions cannot be read (NON_EMPTY_GROUP). To forget what was never committ
 
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Protocol
 
 from kio.schema.errors import ErrorCode
+from kio.schema.offset_delete.v0.request import OffsetDeleteRequest, OffsetDeleteRequestTopic
 from kio.schema.offset_delete.v0.response import (
     OffsetDeleteResponse,
     OffsetDeleteResponsePartition,
@@ -21,18 +22,23 @@ from agent.groups.coordinator.running_group import RunningGroup
 from agent.groups.values import GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
-from agent.kafka.group_requests import topics_named
+from agent.kafka.uses import UsesCoordinator, UsesGroupOffsets, UsesTopics
 from sequencer.database.database import SequencerUnavailable
 from sequencer.groups.committed_offsets import PartitionKey
 from sequencer.topics.topics import Topic
 from storage.identifiers import Partition
+
+
+class _Uses(UsesCoordinator, UsesGroupOffsets, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 log = logging.getLogger(__name__)
 
 _Judged = PartitionKey | ErrorCode
 
 
-async def handle(request: Any, context: RequestContext) -> OffsetDeleteResponse:
+async def handle(request: OffsetDeleteRequest, context: RequestContext[_Uses]) -> OffsetDeleteResponse:
     running = await context.parts.coordinator.group(request.group_id)
     if isinstance(running, GroupFault):
         return _refused(running)
@@ -40,13 +46,13 @@ async def handle(request: Any, context: RequestContext) -> OffsetDeleteResponse:
     if refused is not None:
         return _refused(refused)
     try:
-        topics = await topics_named(request.topics, context, by_id=False)
+        topics = await context.parts.topics.by_name({asked.name for asked in request.topics})
     except SequencerUnavailable as error:
         log.warning("offsets cannot be deleted", extra={"group": request.group_id, "error": str(error)})
         return _refused(GroupFault.COORDINATOR_UNAVAILABLE)
     judged = [
-        [_judge(partition.partition_index, asked.name, topic, running) for partition in asked.partitions]
-        for asked, topic in zip(request.topics, topics, strict=True)
+        [_judge(partition.partition_index, asked, topics.get(asked.name), running) for partition in asked.partitions]
+        for asked in request.topics
     ]
     keys = {one for topic in judged for one in topic if not isinstance(one, ErrorCode)}
     fault = await context.parts.group_offsets.delete(running, keys) if keys else None
@@ -59,15 +65,15 @@ async def handle(request: Any, context: RequestContext) -> OffsetDeleteResponse:
     )
 
 
-def _judge(partition: int, name: str, topic: Topic | None, running: RunningGroup) -> _Judged:
+def _judge(partition: int, asked: OffsetDeleteRequestTopic, topic: Topic | None, running: RunningGroup) -> _Judged:
     if topic is None or not 0 <= partition < topic.partition_count:
         return ErrorCode.unknown_topic_or_partition
-    if running.machine.subscribed(name):
+    if running.machine.subscribed(asked.name):
         return group_code(GroupFault.SUBSCRIBED_TO_TOPIC)
     return topic.topic_id, Partition(partition)
 
 
-def _topic(asked: Any, judged: Iterable[_Judged]) -> OffsetDeleteResponseTopic:
+def _topic(asked: OffsetDeleteRequestTopic, judged: Iterable[_Judged]) -> OffsetDeleteResponseTopic:
     return OffsetDeleteResponseTopic(
         name=asked.name,
         partitions=tuple(

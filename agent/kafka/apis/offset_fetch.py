@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final, Protocol
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -28,16 +28,43 @@ from agent.groups.values import GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import topics_named
+from agent.kafka.uses import UsesGroupOffsets, UsesTopics
 from sequencer.database.database import SequencerUnavailable
-from sequencer.groups.committed_offsets import NO_OFFSET, CommittedOffset, PartitionKey
+from sequencer.groups.committed_offsets import NOT_COMMITTED, CommittedOffset, PartitionKey
 from sequencer.topics.topics import Topic
 from storage.identifiers import Partition, TopicId
+
+
+class _Uses(UsesGroupOffsets, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
 
 log = logging.getLogger(__name__)
 
 _FIRST_WITH_GROUP_ERROR: Final = 2
 _FIRST_OF_MANY_GROUPS: Final = 8
 _FIRST_BY_TOPIC_ID: Final = 10
+
+
+class AskedTopic(Protocol):
+    name: TopicName = TopicName("")
+    """Until version 9."""
+    topic_id: UUID | None = None
+    partition_indexes: Sequence[int]
+
+
+class AskedGroup(Protocol):
+    group_id: str = ""
+    member_id: str | None = None
+    member_epoch: int = -1
+    topics: Sequence[AskedTopic] | None = None
+    """None: all that have an offset."""
+
+
+class OffsetFetchRequest(AskedGroup, Protocol):
+    """A request of any version: of one group until version 7, which is the request itself."""
+
+    groups: Sequence[AskedGroup] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +92,13 @@ class _Asked:
     group_id: str
     member_id: str | None
     member_epoch: int
-    topics: Sequence[tuple[Any, Topic | None]] | None
+    topics: Sequence[tuple[AskedTopic, Topic | None]] | None
 
 
 _Found = Mapping[PartitionKey, CommittedOffset] | GroupFault
 
 
-async def handle(request: Any, context: RequestContext) -> OffsetFetchResponse | _OneGroup:
+async def handle(request: OffsetFetchRequest, context: RequestContext[_Uses]) -> OffsetFetchResponse | _OneGroup:
     asked = request.groups if context.api_version >= _FIRST_OF_MANY_GROUPS else (request,)
     groups = await _answers(asked, context)
     if context.api_version >= _FIRST_OF_MANY_GROUPS:
@@ -79,7 +106,7 @@ async def handle(request: Any, context: RequestContext) -> OffsetFetchResponse |
     return _OneGroup(throttle_time=NO_THROTTLE, topics=groups[0].topics, error_code=groups[0].error_code)  # type: ignore[arg-type]
 
 
-async def _answers(asked: Sequence[Any], context: RequestContext) -> list[OffsetFetchResponseGroup]:
+async def _answers(asked: Sequence[AskedGroup], context: RequestContext[_Uses]) -> list[OffsetFetchResponseGroup]:
     try:
         groups = [await _with_topics(group, context) for group in asked]
         found = await context.parts.group_offsets.fetch([_fetching(group) for group in groups])
@@ -95,15 +122,15 @@ async def _answers(asked: Sequence[Any], context: RequestContext) -> list[Offset
     ]
 
 
-async def _with_topics(group: Any, context: RequestContext) -> _Asked:
+async def _with_topics(group: AskedGroup, context: RequestContext[_Uses]) -> _Asked:
     topics = None
     if group.topics is not None:
         found = await topics_named(group.topics, context, by_id=context.api_version >= _FIRST_BY_TOPIC_ID)
         topics = list(zip(group.topics, found, strict=True))
     return _Asked(
         group_id=group.group_id,
-        member_id=getattr(group, "member_id", None),
-        member_epoch=getattr(group, "member_epoch", -1),
+        member_id=group.member_id,
+        member_epoch=group.member_epoch,
         topics=topics,
     )
 
@@ -123,7 +150,7 @@ def _fetching(group: _Asked) -> Fetching:
 
 
 async def _topics_of(
-    groups: Sequence[_Asked], found: Sequence[_Found], context: RequestContext
+    groups: Sequence[_Asked], found: Sequence[_Found], context: RequestContext[_Uses]
 ) -> Mapping[TopicId, Topic]:
     """The names of what was found for groups that asked for everything."""
     topic_ids = {
@@ -139,7 +166,7 @@ def _topics(
     group: _Asked,
     found: Mapping[PartitionKey, CommittedOffset],
     by_id: Mapping[TopicId, Topic],
-    context: RequestContext,
+    context: RequestContext[_Uses],
 ) -> tuple[_Topic, ...]:
     if group.topics is None:
         committed: dict[TopicId, list[OffsetFetchResponsePartitions]] = {}
@@ -155,9 +182,9 @@ def _topics(
         _asked_topic(
             asked,
             [
-                _partition(partition, NO_OFFSET, missing)
+                _partition(partition, NOT_COMMITTED, missing)
                 if topic is None
-                else _partition(partition, found.get((topic.topic_id, Partition(partition)), NO_OFFSET))
+                else _partition(partition, found.get((topic.topic_id, Partition(partition)), NOT_COMMITTED))
                 for partition in asked.partition_indexes
             ],
         )
@@ -165,14 +192,14 @@ def _topics(
     )
 
 
-def _refused(group: Any, fault: GroupFault, context: RequestContext) -> OffsetFetchResponseGroup:
+def _refused(group: AskedGroup, fault: GroupFault, context: RequestContext[_Uses]) -> OffsetFetchResponseGroup:
     """Version 1 has no error for a group, but for each partition."""
     code = fetch_code(fault)
     topics: tuple[_Topic, ...] = ()
     if context.api_version < _FIRST_WITH_GROUP_ERROR:
         topics = tuple(
-            _asked_topic(asked, [_partition(partition, NO_OFFSET, code) for partition in asked.partition_indexes])
-            for asked in group.topics
+            _asked_topic(asked, [_partition(partition, NOT_COMMITTED, code) for partition in asked.partition_indexes])
+            for asked in group.topics or ()
         )
     return _group(group.group_id, topics, code)
 
@@ -183,10 +210,10 @@ def _group(
     return OffsetFetchResponseGroup(group_id=GroupId(group_id), topics=topics, error_code=code)  # type: ignore[arg-type]
 
 
-def _asked_topic(asked: Any, partitions: Sequence[OffsetFetchResponsePartitions]) -> _Topic:
+def _asked_topic(asked: AskedTopic, partitions: Sequence[OffsetFetchResponsePartitions]) -> _Topic:
     return _Topic(
-        name=getattr(asked, "name", TopicName("")),
-        topic_id=getattr(asked, "topic_id", None),
+        name=asked.name,
+        topic_id=asked.topic_id,
         partitions=tuple(partitions),
     )
 

@@ -6,9 +6,10 @@ UNKNOWN_LEADER_EPOCH).
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Protocol
 
 from kio.schema.errors import ErrorCode
+from kio.schema.offset_for_leader_epoch.v4.request import OffsetForLeaderEpochRequest, OffsetForLeaderPartition
 from kio.schema.offset_for_leader_epoch.v4.response import (
     EpochEndOffset,
     OffsetForLeaderEpochResponse,
@@ -20,15 +21,18 @@ from agent.error_codes import read_failure_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
+from agent.kafka.uses import UsesMembership, UsesSequencer, UsesTopics
 from agent.read_path.plan_fetch import ReadFailure
 from sequencer.commits.coordinates import PartitionBounds, PartitionKey
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
-from storage.identifiers import Partition, TopicId
-
-_NO_OFFSET: Final = -1
+from storage.identifiers import NO_OFFSET, Partition, TopicId
 
 
-async def handle(request: Any, context: RequestContext) -> OffsetForLeaderEpochResponse:
+class _Uses(UsesMembership, UsesSequencer, UsesTopics, Protocol):
+    """The parts that this API uses."""
+
+
+async def handle(request: OffsetForLeaderEpochRequest, context: RequestContext[_Uses]) -> OffsetForLeaderEpochResponse:
     failure: ReadFailure | None = None
     topic_ids: dict[str, TopicId] = {}
     bounds: Mapping[PartitionKey, PartitionBounds] = {}
@@ -62,7 +66,10 @@ async def handle(request: Any, context: RequestContext) -> OffsetForLeaderEpochR
 
 
 def _end(
-    asked: Any, topic_id: TopicId | None, bounds: Mapping[PartitionKey, PartitionBounds], failure: ReadFailure | None
+    asked: OffsetForLeaderPartition,
+    topic_id: TopicId | None,
+    bounds: Mapping[PartitionKey, PartitionBounds],
+    failure: ReadFailure | None,
 ) -> EpochEndOffset:
     found = None if topic_id is None else bounds.get((topic_id, Partition(asked.partition)))
     if failure is None and found is None:
@@ -75,5 +82,5 @@ def _end(
         error_code=code,
         partition=i32(asked.partition),
         leader_epoch=i32(OUR_EPOCH if is_ours else NO_EPOCH),
-        end_offset=i64(found.high_watermark if is_ours and found is not None else _NO_OFFSET),
+        end_offset=i64(found.high_watermark if is_ours and found is not None else NO_OFFSET),
     )

@@ -14,13 +14,14 @@ from kio.schema.push_telemetry.v0.response import PushTelemetryResponse
 from agent.error_codes import telemetry_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesTelemetry
 from agent.telemetry.instances import Push
 from storage.batches.record_batch import Compression
 
 _COMPRESSIONS: Final = frozenset(int(compression) for compression in Compression)
 
 
-async def handle(request: PushTelemetryRequest, context: RequestContext) -> PushTelemetryResponse:
+async def handle(request: PushTelemetryRequest, context: RequestContext[UsesTelemetry]) -> PushTelemetryResponse:
     push = Push(
         instance_id=request.client_instance_id,
         subscription_id=request.subscription_id,

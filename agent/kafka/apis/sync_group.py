@@ -3,19 +3,21 @@
 The answer waits for the leader's assignments, up to the group's rebalance timeout.
 """
 
-from typing import Any, Final
+from typing import Final
 
+from kio.schema.sync_group.v5.request import SyncGroupRequest
 from kio.schema.sync_group.v5.response import SyncGroupResponse
 
 from agent.group_error_codes import sync_code
 from agent.groups.values import GroupFault, Sync, SyncAnswer
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesCoordinator
 
 _FIRST_WITH_PROTOCOL: Final = 5
 
 
-async def handle(request: Any, context: RequestContext) -> SyncGroupResponse:
+async def handle(request: SyncGroupRequest, context: RequestContext[UsesCoordinator]) -> SyncGroupResponse:
     answer = await _answer(request, context)
     if isinstance(answer, GroupFault):
         answer = SyncAnswer(fault=answer)
@@ -28,18 +30,17 @@ async def handle(request: Any, context: RequestContext) -> SyncGroupResponse:
     )
 
 
-async def _answer(request: Any, context: RequestContext) -> SyncAnswer | GroupFault:
-    protocol_type = getattr(request, "protocol_type", None)
-    protocol_name = getattr(request, "protocol_name", None)
-    if context.api_version >= _FIRST_WITH_PROTOCOL and (protocol_type is None or protocol_name is None):
+async def _answer(request: SyncGroupRequest, context: RequestContext[UsesCoordinator]) -> SyncAnswer | GroupFault:
+    has_protocol = request.protocol_type is not None and request.protocol_name is not None
+    if context.api_version >= _FIRST_WITH_PROTOCOL and not has_protocol:
         return GroupFault.INCONSISTENT_PROTOCOL
     event = Sync(
         token=context.parts.coordinator.next_token(),
         member_id=request.member_id,
-        instance_id=getattr(request, "group_instance_id", None),
+        instance_id=request.group_instance_id,
         generation=request.generation_id,
-        protocol_type=protocol_type,
-        protocol_name=protocol_name,
+        protocol_type=request.protocol_type,
+        protocol_name=request.protocol_name,
         assignments={one.member_id: bytes(one.assignment) for one in request.assignments},
     )
     assert context.turn is not None, "SyncGroup is parked"

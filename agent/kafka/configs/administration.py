@@ -5,14 +5,20 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Hashable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from kio.schema.errors import ErrorCode
 
-from agent.error_codes import Refused
+from agent.error_codes import AdministrationRefused
 from agent.kafka.configs.config_entries import GROUP_RESOURCE, TOPIC_RESOURCE
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesSequencer, UsesTopics
 from sequencer.groups.groups import can_be_id
+
+
+class UsesResources(UsesSequencer, UsesTopics, Protocol):
+    """What has configs that are kept in Postgres."""
+
 
 _Name = TypeVar("_Name", bound=Hashable)
 
@@ -22,7 +28,7 @@ def named_twice(names: Iterable[_Name]) -> set[_Name]:
 
 
 async def configs_of(
-    resources: Collection[tuple[int, str]], context: RequestContext
+    resources: Collection[tuple[int, str]], context: RequestContext[UsesResources]
 ) -> dict[tuple[int, str], Mapping[str, str]]:
     """What is set, of those topics and groups among resources (type, name) that have configs: every topic, and groups
     for which something was set. Raises one of ADMINISTRATION_ERRORS.
@@ -38,17 +44,17 @@ async def configs_of(
 
 
 def check_group_name(name: str) -> None:
-    """Raises Refused."""
+    """Raises AdministrationRefused."""
     if not name:
-        raise Refused(ErrorCode.invalid_request, "Group name must not be empty")
+        raise AdministrationRefused(ErrorCode.invalid_request, "Group name must not be empty")
     if not can_be_id(name):
-        raise Refused(ErrorCode.invalid_group_id, "A group's name is 1 to 1,024 bytes, none of them NUL")
+        raise AdministrationRefused(ErrorCode.invalid_group_id, "A group's name is 1 to 1,024 bytes, none of them NUL")
 
 
 @asynccontextmanager
-async def within(timeout: timedelta, context: RequestContext) -> AsyncIterator[None]:
-    """Raises Refused with REQUEST_TIMED_OUT once the request's time is over: what it asked for may be done all the
-    same. A timeout of zero or less names no time; no request has longer than `max_admin_timeout_s`.
+async def within(timeout: timedelta, context: RequestContext[object]) -> AsyncIterator[None]:
+    """Raises AdministrationRefused with REQUEST_TIMED_OUT once the request's time is over: what it asked for may
+    be done all the same. A timeout of zero or less names no time; no request has longer than `max_admin_timeout_s`.
     """
     longest_s = context.settings.max_admin_timeout_s
     wait_s = min(timeout.total_seconds(), longest_s) if timeout > timedelta(0) else longest_s
@@ -60,4 +66,6 @@ async def within(timeout: timedelta, context: RequestContext) -> AsyncIterator[N
     except TimeoutError as error:
         if not due.expired():
             raise
-        raise Refused(ErrorCode.request_timed_out, "the request's timeout was over before its answer") from error
+        raise AdministrationRefused(
+            ErrorCode.request_timed_out, "the request's timeout was over before its answer"
+        ) from error

@@ -1,7 +1,7 @@
 """What a request to alter configs comes to: which configs are set, which return to their defaults (pure; KIP-133 whole
 replacement, KIP-339 single operations).
 
-Raises Refused or InvalidConfig with Kafka's codes and a message that says what would be accepted.
+Raises AdministrationRefused or InvalidConfig with Kafka's codes and a message that says what would be accepted.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from agent.error_codes import Refused
+from agent.error_codes import AdministrationRefused
 from agent.groups.group_configs import GROUP_CONFIGS, refuse_unfit, validate_group_config
 from agent.groups.settings import GroupSettings
 from agent.kafka.configs.administration import named_twice
@@ -72,18 +72,18 @@ def group_rules(settings: GroupSettings) -> ConfigRules:
 
 
 def check_form(resource_type: int, operations: Sequence[Operation]) -> None:
-    """What is refused whatever the resource has set. Raises Refused."""
+    """What is refused whatever the resource has set. Raises AdministrationRefused."""
     if resource_type not in (TOPIC_RESOURCE, BROKER_RESOURCE, GROUP_RESOURCE):
         raise unknown_resource(resource_type)
     if named_twice(operation.name for operation in operations):
-        raise Refused(ErrorCode.invalid_request, "Error due to duplicate config keys")
+        raise AdministrationRefused(ErrorCode.invalid_request, "Error due to duplicate config keys")
     nulls = [operation.name for operation in operations if operation.value is None and operation.kind != DELETE]
     if nulls:
-        raise Refused(ErrorCode.invalid_request, f"Null value not supported for : {', '.join(nulls)}")
+        raise AdministrationRefused(ErrorCode.invalid_request, f"Null value not supported for : {', '.join(nulls)}")
 
 
-def unknown_resource(resource_type: int) -> Refused:
-    return Refused(
+def unknown_resource(resource_type: int) -> AdministrationRefused:
+    return AdministrationRefused(
         ErrorCode.invalid_request,
         f"Resource type {resource_type} has no configs here: topics ({TOPIC_RESOURCE}), brokers "
         f"({BROKER_RESOURCE}) and groups ({GROUP_RESOURCE}) have",
@@ -101,7 +101,7 @@ def replaced(values: Mapping[str, str], rules: ConfigRules = TOPIC_RULES) -> Con
 def changed(
     current: Mapping[str, str], operations: Sequence[Operation], rules: ConfigRules = TOPIC_RULES
 ) -> ConfigChange:
-    """`operations` on a resource that has set `current`. Raises Refused, InvalidConfig."""
+    """`operations` on a resource that has set `current`. Raises AdministrationRefused, InvalidConfig."""
     to_set: dict[str, str] = {}
     remove = []
     for operation in operations:
@@ -112,7 +112,7 @@ def changed(
         if operation.kind in _NAMES:
             value = _amended(current, operation, rules)
         elif operation.kind != SET:
-            raise Refused(ErrorCode.invalid_request, f"Unknown operations type {operation.kind}")
+            raise AdministrationRefused(ErrorCode.invalid_request, f"Unknown operations type {operation.kind}")
         rules.check(operation.name, value)
         to_set[operation.name] = value
     kept = {name: value for name, value in current.items() if name not in remove}
@@ -136,20 +136,20 @@ def _items(value: str) -> list[str]:
 
 
 def refuse_broker_change(operations: Sequence[Operation], known: Collection[str]) -> None:
-    """No broker config can be changed while the agent runs. Raises Refused if any is asked to.
+    """No broker config can be changed while the agent runs. Raises AdministrationRefused if any is asked to.
 
     To delete one is no change, since none was ever set; tools that clean up behind themselves do it unasked.
     """
     operations = [operation for operation in operations if operation.kind != DELETE]
     unknown = [operation.name for operation in operations if operation.name not in known]
     if unknown:
-        raise Refused(
+        raise AdministrationRefused(
             ErrorCode.invalid_config,
             f"Unknown broker config name: {unknown[0][:300]}. Known: {', '.join(sorted(known))}",
         )
     if operations:
         names = ", ".join(operation.name for operation in operations)
-        raise Refused(
+        raise AdministrationRefused(
             ErrorCode.invalid_request,
             f"Cannot update these configs dynamically: {names}. They are settings that an agent is started with.",
         )

@@ -13,18 +13,22 @@ import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
 
-from agent.error_codes import Refused
+from agent.error_codes import AdministrationRefused
+from agent.kafka.context import RequestContext
 from agent.kafka.transport.token_buckets import TokenBuckets
+from agent.kafka.uses import UsesMutations, UsesOverload
 from agent.settings import AgentSettings
 from sequencer.topics.topics import TopicExists, UnknownTopic
 
-if TYPE_CHECKING:
-    from agent.kafka.context import RequestContext
+
+class UsesMutationQuota(UsesMutations, UsesOverload, Protocol):
+    """The quota, and where the pauses that it asks for are counted."""
+
 
 _LONGEST_CLIENT_ID: Final = 255
 
@@ -39,13 +43,15 @@ def mutation_quotas(settings: AgentSettings, clock: Callable[[], float]) -> Toke
 
 
 @asynccontextmanager
-async def mutations_taken(mutations: int, context: "RequestContext", *, refused_from: int) -> AsyncIterator[None]:
+async def mutations_taken(
+    mutations: int, context: RequestContext[UsesMutationQuota], *, refused_from: int
+) -> AsyncIterator[None]:
     """Counts so many partitions for the client of this request, unless the block makes out that there is nothing to do.
-    `refused_from`: the first version of the API whose clients know the refusal. Raises Refused."""
+    `refused_from`: the first version of the API whose clients know the refusal. Raises AdministrationRefused."""
     quotas, client = context.parts.mutations, _client(context)
     while pause_s := quotas.pause_s(client):
         if context.api_version >= refused_from:
-            raise Refused(ErrorCode.throttling_quota_exceeded, "The throttling quota has been exceeded.")
+            raise AdministrationRefused(ErrorCode.throttling_quota_exceeded, "The throttling quota has been exceeded.")
         await asyncio.sleep(pause_s)
     quotas.take(client, mutations)
     try:
@@ -55,18 +61,18 @@ async def mutations_taken(mutations: int, context: "RequestContext", *, refused_
         raise
 
 
-def count_mutations(mutations: int, context: "RequestContext") -> None:
+def count_mutations(mutations: int, context: RequestContext[UsesMutationQuota]) -> None:
     """Counts so many more, once they were made."""
     context.parts.mutations.take(_client(context), mutations)
 
 
-def mutation_throttle(context: "RequestContext", api: str) -> i32Timedelta:
+def mutation_throttle(context: RequestContext[UsesMutationQuota], api: str) -> i32Timedelta:
     """The pause that an answer asks this client for."""
     pause_ms = math.ceil(context.parts.mutations.pause_s(_client(context)) * 1000)
     context.parts.overload.count_pause(api, pause_ms)
     return i32Timedelta.parse(timedelta(milliseconds=pause_ms))
 
 
-def _client(context: "RequestContext") -> str:
+def _client(context: RequestContext[UsesMutationQuota]) -> str:
     host = context.connection.peer.rpartition(":")[0]
     return f"{host} {(context.client_id or '')[:_LONGEST_CLIENT_ID]}"

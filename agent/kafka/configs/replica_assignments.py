@@ -8,18 +8,18 @@ from collections.abc import Collection, Sequence
 
 from kio.schema.errors import ErrorCode
 
-from agent.error_codes import Refused
+from agent.error_codes import AdministrationRefused
 
 
 def check_new_topic(assigned: Sequence[tuple[int, Sequence[int]]], agents: Collection[int]) -> None:
-    """(partition, node ids) for every partition of a topic. Raises Refused."""
+    """(partition, node ids) for every partition of a topic. Raises AdministrationRefused."""
     if sorted(partition for partition, _ in assigned) != list(range(len(assigned))):
         raise _invalid("partitions should be a consecutive 0-based integer sequence")
     _check_replicas([replicas for _, replicas in assigned], agents)
 
 
 def check_new_partitions(assigned: Sequence[Sequence[int]], added: int, agents: Collection[int]) -> None:
-    """The node ids of each partition that is added. Raises Refused."""
+    """The node ids of each partition that is added. Raises AdministrationRefused."""
     if len(assigned) != added:
         raise _invalid(
             f"Attempted to add {added} additional partition(s), but only {len(assigned)} assignment(s) were specified."
@@ -45,5 +45,5 @@ def _check_replicas(assigned: Sequence[Sequence[int]], agents: Collection[int]) 
             )
 
 
-def _invalid(message: str) -> Refused:
-    return Refused(ErrorCode.invalid_replica_assignment, message)
+def _invalid(message: str) -> AdministrationRefused:
+    return AdministrationRefused(ErrorCode.invalid_replica_assignment, message)

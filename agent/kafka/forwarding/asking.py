@@ -17,7 +17,7 @@ _write_header_v1: Final = entity_writer(HeaderV1)
 _write_header_v2: Final = entity_writer(HeaderV2)
 
 
-class BadAnswer(Exception):
+class BadResponse(Exception):
     """Bytes that are no response to the request."""
 
 
@@ -35,12 +35,12 @@ def encode_request(api_key: int, version: int, correlation_id: int, client_id: s
 
 
 def decode_response(api_key: int, version: int, frame: bytes | memoryview) -> Any:
-    """The response in a frame without its length. Raises BadAnswer."""
+    """The response in a frame without its length. Raises BadResponse."""
     read, header_bytes = _response_reader(api_key, version)
     try:
         response, _ = read(frame, header_bytes)
     except Exception as error:  # whatever a reader finds wrong with bytes from outside, they are wrong
-        raise BadAnswer(f"{type(error).__name__}: {error}") from error
+        raise BadResponse(f"{type(error).__name__}: {error}") from error
     return response
 
 

@@ -1,7 +1,7 @@
 """Which groups a request concerns, and how one that names groups of several coordinators is taken apart (pure).
 
 Requests and responses are kio's, of any version. Promises that the parts together ask for exactly what the whole asked
-for, and that the joined answer has the groups in the order in which they were asked for.
+for, and that the joined response has the groups in the order in which they were asked for.
 """
 
 from collections import defaultdict, deque
@@ -52,7 +52,7 @@ def groups_of(api_key: int, request: Any) -> tuple[str, ...]:
     many = _NAME_MANY.get(api_key)
     if many is None:
         return ()
-    if not hasattr(request, many.asked):
+    if many.asked not in type(request).__dataclass_fields__:
         return (request.group_id,)  # OffsetFetch before version 8
     return tuple(_name(entry) for entry in getattr(request, many.asked) or ())  # kio lets a null through
 
@@ -66,15 +66,15 @@ def split(api_key: int, request: Any, place_of: Callable[[str], _Place]) -> dict
     return {place: replace(request, **{many.asked: tuple(of_place)}) for place, of_place in entries.items()}
 
 
-def join(api_key: int, request: Any, answers: Sequence[Any]) -> Any:
-    """The answers to the parts of `request` as one answer to it; there is at least one."""
+def join(api_key: int, request: Any, responses: Sequence[Any]) -> Any:
+    """The responses to the parts of `request` as one response to it; there is at least one."""
     many = _NAME_MANY[api_key]
     found: defaultdict[str, deque[Any]] = defaultdict(deque)
-    for answer in answers:
-        for entry in getattr(answer, many.answered):
+    for response in responses:
+        for entry in getattr(response, many.answered):
             found[entry.group_id].append(entry)
     in_order = tuple(found[group].popleft() for group in groups_of(api_key, request) if found[group])
-    return replace(answers[0], **{many.answered: in_order})
+    return replace(responses[0], **{many.answered: in_order})
 
 
 def _name(entry: Any) -> str:

@@ -15,7 +15,7 @@ from cache_ring.peers.peer_connection import Secrets, connect_to_peer
 from cache_ring.peers.peer_proof import NotAPeer
 from sequencer.cluster.agents import AgentAddress
 
-SMALLEST_ANSWER_BYTES: Final = 4
+SMALLEST_RESPONSE_BYTES: Final = 4
 """A correlation id."""
 _CORRELATION_ID_AT: Final = slice(4, 8)
 """In a request, behind its api key and version."""
@@ -29,16 +29,16 @@ class LinkLost(Exception):
 class _Waiting:
     correlation_id: bytes
     takes_long: bool
-    answer: asyncio.Future[bytes]
+    response: asyncio.Future[bytes]
 
 
 class ForwardLink(asyncio.Protocol):
-    def __init__(self, address: AgentAddress, secrets: Secrets, max_answer_bytes: int) -> None:
+    def __init__(self, address: AgentAddress, secrets: Secrets, max_response_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._address = address
         self._secrets = secrets
         self._transport: asyncio.Transport | None = None
-        self._frames = FrameReader(max_answer_bytes, min_frame_bytes=SMALLEST_ANSWER_BYTES)
+        self._frames = FrameReader(max_response_bytes, min_frame_bytes=SMALLEST_RESPONSE_BYTES)
         self._accepted: asyncio.Future[None] = self._loop.create_future()
         self._waiting: deque[_Waiting] = deque()
         self._head_since_s = 0.0
@@ -57,13 +57,13 @@ class ForwardLink(asyncio.Protocol):
             if self._transport is None or self._lost is not None:
                 raise LinkLost(self._lost)
             waiting = _Waiting(
-                correlation_id=frame[_CORRELATION_ID_AT], takes_long=takes_long, answer=self._loop.create_future()
+                correlation_id=frame[_CORRELATION_ID_AT], takes_long=takes_long, response=self._loop.create_future()
             )
             if not self._waiting:
                 self._head_since_s = self._loop.time()
             self._waiting.append(waiting)
             self._transport.writelines([len(frame).to_bytes(LENGTH_BYTES, "big"), frame])
-        return await waiting.answer
+        return await waiting.response
 
     def is_overdue(self, now_s: float, timeout_s: float) -> bool:
         """Whether the answer that is next has been waited for too long; those behind it have waited for it."""
@@ -76,8 +76,8 @@ class ForwardLink(asyncio.Protocol):
             if not self._accepted.done():
                 self._accepted.cancel()
             for waiting in self._waiting:
-                if not waiting.answer.done():
-                    waiting.answer.set_exception(LinkLost(reason))
+                if not waiting.response.done():
+                    waiting.response.set_exception(LinkLost(reason))
             self._waiting.clear()
             if self._transport is not None:
                 self._transport.abort()
@@ -125,5 +125,5 @@ class ForwardLink(asyncio.Protocol):
                 self._waiting.appendleft(waiting)
             raise BadFrame("an answer to no request")
         self._head_since_s = self._loop.time()
-        if not waiting.answer.done():
-            waiting.answer.set_result(bytes(frame))
+        if not waiting.response.done():
+            waiting.response.set_result(bytes(frame))

@@ -18,12 +18,13 @@ from typing import Any, Final, TypeAlias
 
 from agent.kafka.context import ConnectionState, RequestContext
 from agent.kafka.dispatch import Dispatch, Request
-from agent.kafka.forwarding.asking import BadAnswer, decode_response, encode_request
+from agent.kafka.forwarding.asking import BadResponse, decode_response, encode_request
 from agent.kafka.forwarding.coordinated import groups_of, join, split, waits_for_members
 from agent.kafka.forwarding.forward_link import ForwardLink, LinkLost
 from agent.kafka.forwarding.forward_protocol import Hello
 from agent.kafka.transport.frames import LENGTH_BYTES
 from agent.kafka.transport.vectored import Chunk
+from agent.kafka.uses import UsesOverload
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
 from cache_ring.ring.membership import Membership
@@ -83,19 +84,19 @@ class ConnectionForwards:
         self._state = state
         self._links: dict[_LinkKey, ForwardLink] = {}
 
-    async def answer(self, request: Request, frame: bytes, context: RequestContext) -> list[Chunk] | None:
+    async def answer(self, request: Request, frame: bytes, context: RequestContext[UsesOverload]) -> list[Chunk] | None:
         """The answer to a request about groups, whoever gives it."""
         places = {self._coordinator(group) for group in groups_of(request.api.key, request.payload)}
         if len(places) > 1:
-            return await self._answer_in_parts(request, context)
+            return await self._respond_in_parts(request, context)
         coordinator = places.pop() if places else None
         if coordinator is not None:
             try:
-                answer = await self._ask(coordinator, frame, request, context)
+                response = await self._ask(coordinator, frame, request, context)
             except LinkLost:
                 pass
             else:
-                return [len(answer).to_bytes(LENGTH_BYTES, "big"), answer]
+                return [len(response).to_bytes(LENGTH_BYTES, "big"), response]
         return await self._forwarding.dispatch.answer(request, context)
 
     def look(self, now_s: float) -> None:
@@ -126,29 +127,31 @@ class ConnectionForwards:
             return None
         return agent
 
-    async def _answer_in_parts(self, request: Request, context: RequestContext) -> list[Chunk]:
+    async def _respond_in_parts(self, request: Request, context: RequestContext[UsesOverload]) -> list[Chunk]:
         parts = split(request.api.key, request.payload, self._coordinator)
-        answers = await asyncio.gather(
+        responses = await asyncio.gather(
             *(self._part(replace(request, payload=part), place, context) for place, part in parts.items())
         )
-        return self._forwarding.dispatch.encode(request, join(request.api.key, request.payload, answers))
+        return self._forwarding.dispatch.encode(request, join(request.api.key, request.payload, responses))
 
-    async def _part(self, request: Request, coordinator: LiveAgent | None, context: RequestContext) -> Any:
+    async def _part(
+        self, request: Request, coordinator: LiveAgent | None, context: RequestContext[UsesOverload]
+    ) -> Any:
         if coordinator is not None:
             frame = encode_request(
                 request.api.key, request.version, request.correlation_id, request.client_id, request.payload
             )
             try:
-                answer = await self._ask(coordinator, frame, request, context)
-                return decode_response(request.api.key, request.version, answer)
-            except BadAnswer as error:
+                response = await self._ask(coordinator, frame, request, context)
+                return decode_response(request.api.key, request.version, response)
+            except BadResponse as error:
                 log.warning("forwarded request answered with nonsense", extra=_fields(coordinator, str(error)))
             except LinkLost:
                 pass
         return await request.api.code.handle(request.payload, context)
 
     async def _ask(
-        self, coordinator: LiveAgent, frame: bytes, request: Request, context: RequestContext
+        self, coordinator: LiveAgent, frame: bytes, request: Request, context: RequestContext[UsesOverload]
     ) -> bytes:  # fmt: skip
         forwarding = self._forwarding
         takes_long = waits_for_members(request.api.key)
@@ -158,7 +161,7 @@ class ConnectionForwards:
         if takes_long and context.turn is not None:
             context.turn.done()  # requests leave on a link in the order in which they come to it
         try:
-            answer = await link.ask(
+            response = await link.ask(
                 Hello(node_id=self._node_id(), zone=forwarding.settings.zone, client=self._state.peer),
                 frame,
                 takes_long=takes_long,
@@ -169,7 +172,7 @@ class ConnectionForwards:
             log.info("forwarded request not answered", extra=_fields(coordinator, str(lost)))
             raise
         forwarding.metrics.forwarded.labels("answered").inc()
-        return answer
+        return response
 
     def _link(self, coordinator: LiveAgent) -> ForwardLink:
         key = (coordinator.node_id, coordinator.incarnation)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.leader_epochs import OUR_EPOCH
-from agent.kafka.routing.routing import NO_NODE, endpoints_of, route_of
+from agent.kafka.routing.routing import NO_NODE, UsesRouting, endpoints_of, route_of
 from storage.identifiers import NodeId, Partition, TopicId
 
 
@@ -28,7 +28,7 @@ class NodeEndpoint:
     rack: str | None
 
 
-def node_endpoints(context: RequestContext, leaders: Set[NodeId]) -> tuple[NodeEndpoint, ...]:
+def node_endpoints(context: RequestContext[UsesRouting], leaders: Set[NodeId]) -> tuple[NodeEndpoint, ...]:
     """The addresses of these agents."""
     if not leaders:
         return ()
@@ -39,7 +39,7 @@ def node_endpoints(context: RequestContext, leaders: Set[NodeId]) -> tuple[NodeE
     )
 
 
-def leader_elsewhere(context: RequestContext, topic_id: TopicId, partition: Partition) -> NodeId | None:
+def leader_elsewhere(context: RequestContext[UsesRouting], topic_id: TopicId, partition: Partition) -> NodeId | None:
     """None if nobody takes the partition, or this agent itself does."""
     leader = route_of(context, topic_id, partition).leader
     self_ = context.parts.membership.self_

@@ -8,8 +8,10 @@ ever moves.
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesMembership
 from agent.settings import split_address
 from cache_ring.ring.ring import Ring
 from sequencer.cluster.agents import LiveAgent
@@ -75,6 +77,11 @@ class RoutingTable:
         return True
 
 
+class UsesRouting(UsesMembership, Protocol):
+    @property
+    def routes(self) -> RoutingTable: ...
+
+
 def _route(ring: Ring, zone: str, topic_id: TopicId, partition: Partition) -> Route:
     leader = ring.partition_leader(zone, topic_id, partition)
     replicas = tuple(agent.node_id for agent in ring.replicas(topic_id, partition))
@@ -85,7 +92,7 @@ def _route(ring: Ring, zone: str, topic_id: TopicId, partition: Partition) -> Ro
     )
 
 
-def endpoints_of(context: RequestContext) -> tuple[Endpoint, ...]:
+def endpoints_of(context: RequestContext[UsesRouting]) -> tuple[Endpoint, ...]:
     """What a client may connect to."""
     one = _one_endpoint(context)
     if one is not None:
@@ -93,7 +100,7 @@ def endpoints_of(context: RequestContext) -> tuple[Endpoint, ...]:
     return tuple(_endpoint(context, agent) for agent in context.parts.membership.named.agents)
 
 
-def controller_of(context: RequestContext) -> NodeId:
+def controller_of(context: RequestContext[UsesRouting]) -> NodeId:
     """The agent itself: any agent takes administrative requests, and this one is known to be reachable."""
     if context.settings.one_address is not None:
         return ONE_NODE
@@ -101,20 +108,22 @@ def controller_of(context: RequestContext) -> NodeId:
     return NO_NODE if self_ is None else self_.node_id
 
 
-def coordinator_of(context: RequestContext, key: str) -> Endpoint | None:
+def coordinator_of(context: RequestContext[UsesRouting], key: str) -> Endpoint | None:
     """Where to send what belongs to the coordinator of `key`; None while no agent is a member of the cluster."""
     agent = context.parts.membership.ring.coordinator(key)
     return None if agent is None else _one_endpoint(context) or _endpoint(context, agent)
 
 
-def route_of(context: RequestContext, topic_id: TopicId, partition: Partition) -> Route:
+def route_of(context: RequestContext[UsesRouting], topic_id: TopicId, partition: Partition) -> Route:
     """The agent for a partition among those of the client's zone, and one replica per zone."""
     if context.settings.one_address is not None:
         return _ONE_ROUTE
     return context.parts.routes.route(context.parts.membership.ring, context.client_zone, topic_id, partition)
 
 
-def preferred_replica_of(context: RequestContext, rack: str, topic_id: TopicId, partition: Partition) -> NodeId | None:
+def preferred_replica_of(
+    context: RequestContext[UsesRouting], rack: str, topic_id: TopicId, partition: Partition
+) -> NodeId | None:
     """The agent of the client's rack, when that is another zone than this agent's and has one (KIP-392)."""
     membership = context.parts.membership
     if context.settings.one_address is not None or rack == membership.zone or rack not in membership.ring.zones:
@@ -123,7 +132,7 @@ def preferred_replica_of(context: RequestContext, rack: str, topic_id: TopicId, 
     return None if agent is None else agent.node_id
 
 
-def moved_partitions(context: RequestContext, topic_id: TopicId, partitions: Collection[int]) -> set[int]:
+def moved_partitions(context: RequestContext[UsesRouting], topic_id: TopicId, partitions: Collection[int]) -> set[int]:
     """Those to answer NOT_LEADER_OR_FOLLOWER for; of many that have not moved, in little time."""
     parts, self_ = context.parts, context.parts.membership.self_
     if context.settings.one_address is not None:
@@ -137,7 +146,9 @@ def moved_partitions(context: RequestContext, topic_id: TopicId, partitions: Col
     return refused | {partition for partition in partitions if _has_moved(context, topic_id, Partition(partition))}
 
 
-def refused_to_refresh(context: RequestContext, topic_id: TopicId, partitions: Collection[int]) -> set[int]:
+def refused_to_refresh(
+    context: RequestContext[UsesRouting], topic_id: TopicId, partitions: Collection[int]
+) -> set[int]:
     """One partition, once per connection and agent that fell silent.
 
     A client of a frozen agent hears nothing: no answer, no lost connection. It finds out by its request timeout, 30 to
@@ -162,7 +173,7 @@ def refused_to_refresh(context: RequestContext, topic_id: TopicId, partitions: C
     return {partition} if refused_topic == topic_id and partition in partitions else set()
 
 
-def _has_moved(context: RequestContext, topic_id: TopicId, partition: Partition) -> bool:
+def _has_moved(context: RequestContext[UsesRouting], topic_id: TopicId, partition: Partition) -> bool:
     """Whether the ring now names another agent, and this connection was not told so before.
 
     It is told for `redirect_window_s`, since what it has pipelined behind the first such answer is better refused too
@@ -184,14 +195,14 @@ def _has_moved(context: RequestContext, topic_id: TopicId, partition: Partition)
     return context.received_at_s < first_told_s + context.settings.redirect_window_s
 
 
-def _one_endpoint(context: RequestContext) -> Endpoint | None:
+def _one_endpoint(context: RequestContext[UsesRouting]) -> Endpoint | None:
     if context.settings.one_address is None:
         return None
     host, port = split_address(context.settings.one_address)
     return Endpoint(node_id=ONE_NODE, host=host, port=port, zone=None)
 
 
-def _endpoint(context: RequestContext, agent: LiveAgent) -> Endpoint:
+def _endpoint(context: RequestContext[UsesRouting], agent: LiveAgent) -> Endpoint:
     """As the client reaches the agent: from inside the network by the host that peers use."""
     address, inside_port = agent.address, context.settings.inside_kafka_port
     if context.connection.is_inside and inside_port is not None:

@@ -65,7 +65,7 @@ class Shared:
 class _InFlight:
     request: Request
     reservation: Reservation
-    answer: asyncio.Future[list[Chunk] | None]
+    response: asyncio.Future[list[Chunk] | None]
     holds_up: bool = False
     """Whether it has started and the requests behind it wait for it."""
     turn: Turn | None = None
@@ -167,7 +167,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._admission.cancel()
         for entry in self._in_flight:
             if not entry.request.api.carried_out:
-                entry.answer.cancel()
+                entry.response.cancel()
         self.resume_writing()
 
     def pause_writing(self) -> None:
@@ -179,7 +179,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         if self._is_sending:
             self._is_sending = False
             self._finish_first()
-        self._send_answers()
+        self._send_responses()
 
     # --- for the listener
 
@@ -200,7 +200,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._closing = True
         if self._transport is not None:
             self._transport.abort()
-        tasks: list[asyncio.Future[Any]] = [entry.answer for entry in self._in_flight]
+        tasks: list[asyncio.Future[Any]] = [entry.response for entry in self._in_flight]
         tasks += [] if self._admission is None else [self._admission]
         for task in tasks:
             task.cancel()
@@ -280,7 +280,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         traffic = self._shared.metrics.traffic
         traffic.requests[request.api.name] += 1
         traffic.request_bytes += request.size_bytes
-        entry = _InFlight(request=request, reservation=reservation, answer=self._loop.create_future())
+        entry = _InFlight(request=request, reservation=reservation, response=self._loop.create_future())
         self._in_flight.append(entry)
         self._in_flight_bytes += reservation.size_bytes
         now_s = self._loop.time()
@@ -295,7 +295,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _start_waiting(self) -> None:
         while self._waiting and self._may_start(self._waiting[0].entry.request.api):
             waiting = self._waiting.pop(0)
-            if not waiting.entry.answer.done():  # else its client hung up
+            if not waiting.entry.response.done():  # else its client hung up
                 self._start(waiting.entry, waiting.received_at_s, waiting.frame)
 
     def _start(self, entry: _InFlight, received_at_s: float, frame: bytes | memoryview) -> None:
@@ -323,9 +323,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
             turn=entry.turn,
             watch=entry.watch,
         )
-        if not shared.dispatch.begin(request, context, entry.answer):
-            entry.answer = self._loop.create_task(self._handle(request, context, self._to_forward(request, frame)))
-        entry.answer.add_done_callback(partial(self._answered, entry))
+        if not shared.dispatch.begin(request, context, entry.response):
+            entry.response = self._loop.create_task(self._handle(request, context, self._to_forward(request, frame)))
+        entry.response.add_done_callback(partial(self._answered, entry))
         if api.order is Order.PARKED and entry.turn is not None:
             entry.turn.passed().add_done_callback(lambda _: self._let_pass(entry))
 
@@ -340,7 +340,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         """The request's bytes, if another agent may have to answer it."""
         return bytes(frame) if self._forwards is not None and is_coordinated(request.api.key) else None
 
-    async def _handle(self, request: Request, context: RequestContext, frame: bytes | None) -> list[Chunk] | None:
+    async def _handle(
+        self, request: Request, context: RequestContext[Parts], frame: bytes | None
+    ) -> list[Chunk] | None:
         ASKED_BY.set(Asker(self.state.peer.rpartition(":")[0], self.state.connection_id))
         if self._forwards is not None and frame is not None:
             return await self._forwards.answer(request, frame, context)
@@ -371,7 +373,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _admitted(self, _: asyncio.Task[None]) -> None:
         self._admission = None
         if self._closing:
-            self._send_answers()
+            self._send_responses()
             return
         self._starved = None
         self._last_received_s = self._loop.time()
@@ -384,12 +386,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _answered(self, entry: _InFlight, _: asyncio.Future[list[Chunk] | None]) -> None:
         if entry.turn is not None:
             entry.turn.done()
-        self._send_answers()
+        self._send_responses()
         self._let_pass(entry)
 
-    def _send_answers(self) -> None:
+    def _send_responses(self) -> None:
         """Send what is ready, in order, as far as the client takes it; end if nothing more can come."""
-        while self._in_flight and not self._is_sending and self._in_flight[0].answer.done():
+        while self._in_flight and not self._is_sending and self._in_flight[0].response.done():
             self._send_first()
             if self._is_writable:
                 self._finish_first()
@@ -403,21 +405,21 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _end_wait_of_first(self) -> None:
         """If it is a long poll and an answer behind it is ready."""
         watch = self._in_flight[0].watch
-        if watch is not None and any(entry.answer.done() for entry in self._in_flight):
+        if watch is not None and any(entry.response.done() for entry in self._in_flight):
             watch.end_wait()
 
     def _send_first(self) -> None:
         entry = self._in_flight[0]
-        if entry.answer.cancelled():
+        if entry.response.cancelled():
             return
-        error = entry.answer.exception()
+        error = entry.response.exception()
         if isinstance(error, CloseConnection):
             self.close("refused", detail=f"api={entry.request.api.name} error={error}")
         elif error is not None:
             self._shared.metrics.request_failures.labels(entry.request.api.name).inc()
             log.error("request broke api=%s peer=%s", entry.request.api.name, self.state.peer, exc_info=error)
             self.close("request_broke")
-        elif (buffers := entry.answer.result()) is not None and self._transport is not None:
+        elif (buffers := entry.response.result()) is not None and self._transport is not None:
             if self._lost or self._transport.is_closing():
                 return
             self._shared.metrics.traffic.response_bytes += sum(map(len, buffers))
@@ -442,7 +444,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             for entry in self._in_flight:
                 if entry.watch is not None:
                     entry.watch.end_wait()
-            self._send_answers()
+            self._send_responses()
 
     def _end(self) -> None:
         """Everything is answered, or will not be: hang up, and give back what the connection still holds."""

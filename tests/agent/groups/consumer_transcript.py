@@ -96,7 +96,7 @@ class ConsumerPlayer(Player):
         self.topics: dict[str, int] = getattr(self, "topics", {"orders": 6, "clicks": 4})
         self.sighted = getattr(self, "sighted", True)
         self.asked_for = TopicsWanted()
-        return Group("g", self.settings, self.new_id, self.stored, self.now_ms)
+        return Group(self.settings, self.new_id, self.stored, self.now_ms)
 
     def play(self, step: Step) -> list[str]:
         return super().play(step)

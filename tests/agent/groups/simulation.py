@@ -345,7 +345,7 @@ class World:
     def _begin(self) -> None:
         """A coordinator takes over what is in Postgres."""
         ids = self._ids
-        self.group = Group("g", self.settings, lambda: f"id{next(ids)}", self.stored, self.now_ms)
+        self.group = Group(self.settings, lambda: f"id{next(ids)}", self.stored, self.now_ms)
         self._asked = TopicsWanted()
         askers, self._askers = self._askers, {}
         for consumer in askers.values():

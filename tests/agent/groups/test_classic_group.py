@@ -81,12 +81,11 @@ def a_sync(token: int, member_id: str, generation: int) -> Sync:
 
 def a_group(stored: StoredGroup | None = None) -> ClassicGroup:
     ids = count(1)
-    return ClassicGroup("g", SETTINGS, lambda: str(next(ids)), stored, 0)
+    return ClassicGroup(SETTINGS, lambda: str(next(ids)), stored, 0)
 
 
 def converted(*members: ClassicMember, stored: set[str], begin_rebalance: bool) -> ClassicGroup:
     return ClassicGroup.converted(
-        "g",
         SETTINGS,
         lambda: "1",
         members=members,
@@ -225,7 +224,6 @@ def test_members_of_the_new_protocol_are_not_served_here() -> None:
 
 def test_offsets_of_other_protocol_types_are_deleted_only_of_empty_groups() -> None:
     group = ClassicGroup.converted(
-        "g",
         SETTINGS,
         lambda: "1",
         members=[a_member("worker")],

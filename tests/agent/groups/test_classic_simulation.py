@@ -64,7 +64,7 @@ class ClassicGroupLife(RuleBasedStateMachine):
         self.owners: dict[tuple[int, int], str] = {}
 
     def load(self) -> ClassicGroup:
-        return ClassicGroup("g", self.settings, lambda: str(next(self.ids)), self.stored, self.now_ms)
+        return ClassicGroup(self.settings, lambda: str(next(self.ids)), self.stored, self.now_ms)
 
     # --- the coordinator: changes are written before answers go out
 

@@ -116,7 +116,7 @@ class Player:
         self.group = self.make_group()
 
     def make_group(self) -> GroupMachine:
-        return ClassicGroup("g", self.settings, self.new_id, self.stored, self.now_ms)
+        return ClassicGroup(self.settings, self.new_id, self.stored, self.now_ms)
 
     # --- playing
 

@@ -33,7 +33,7 @@ from agent.topic_directory import TopicDirectory
 from cache_ring.ring.membership import Membership
 from cache_ring.settings import CacheRingSettings
 from sequencer.client import Sequencer
-from sequencer.groups.committed_offsets import NO_OFFSET, CommittedOffset
+from sequencer.groups.committed_offsets import NOT_COMMITTED, CommittedOffset
 from storage.identifiers import Offset, Partition, TopicId
 from tests.cache_ring.builders import an_address
 from tests.waiting import until
@@ -155,7 +155,7 @@ class Coordinating:
     async def committed(self, group_id: str, topic_id: TopicId) -> int | GroupFault:
         asked = Fetching(group_id=group_id, member_id=None, member_epoch=-1, partitions=[(topic_id, Partition(0))])
         [answer] = await self.offsets.fetch([asked])
-        return answer if isinstance(answer, GroupFault) else answer.get((topic_id, Partition(0)), NO_OFFSET).offset
+        return answer if isinstance(answer, GroupFault) else answer.get((topic_id, Partition(0)), NOT_COMMITTED).offset
 
 
 @asynccontextmanager
@@ -174,9 +174,7 @@ async def coordinating(sequencer: Sequencer, **settings: Any) -> AsyncIterator[C
         membership=membership,
         settings=group_settings,
         metrics=metrics,
-        make_machine=lambda group_id, stored, now_ms: Group(
-            group_id, group_settings, lambda: str(uuid4()), stored, now_ms
-        ),
+        make_machine=lambda stored, now_ms: Group(group_settings, lambda: str(uuid4()), stored, now_ms),
         clock=time.monotonic,
     )
     sequencer.database.on_change(coordinator.forget_all)

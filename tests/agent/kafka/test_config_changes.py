@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
-from agent.error_codes import Refused
+from agent.error_codes import AdministrationRefused
 from agent.kafka.configs.config_changes import (
     APPEND,
     DELETE,
@@ -56,7 +56,7 @@ def test_what_a_list_comes_to_is_checked_as_a_whole() -> None:
 
 
 def test_an_operation_that_kafka_does_not_know_is_refused() -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(AdministrationRefused) as refused:
         changed({}, [an_operation(kind=4)])
 
     assert refused.value.code is ErrorCode.invalid_request
@@ -72,7 +72,7 @@ def test_an_operation_that_kafka_does_not_know_is_refused() -> None:
     ],
 )
 def test_a_request_of_a_wrong_form_is_refused_whatever_is_set(kind: int, operations: list[Operation]) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(AdministrationRefused) as refused:
         check_form(kind, operations)
 
     assert refused.value.code is ErrorCode.invalid_request
@@ -83,9 +83,9 @@ def test_a_broker_lets_delete_what_was_never_set_and_nothing_else() -> None:
     refuse_broker_change([an_operation("anything", DELETE, None)], ["num.partitions"])
     refuse_broker_change([], [])
 
-    with pytest.raises(Refused) as unknown:
+    with pytest.raises(AdministrationRefused) as unknown:
         refuse_broker_change([an_operation("anything")], ["num.partitions"])
-    with pytest.raises(Refused) as read_only:
+    with pytest.raises(AdministrationRefused) as read_only:
         refuse_broker_change([an_operation("num.partitions")], ["num.partitions"])
     assert (unknown.value.code, read_only.value.code) == (ErrorCode.invalid_config, ErrorCode.invalid_request)
 
@@ -105,7 +105,7 @@ def test_a_broker_lets_delete_what_was_never_set_and_nothing_else() -> None:
 def test_any_change_is_valid_or_refused(current: dict[str, str], operations: list[Operation]) -> None:
     try:
         change = changed(current, operations)
-    except (Refused, InvalidConfig):
+    except (AdministrationRefused, InvalidConfig):
         return
     for name, value in change.set.items():
         KNOWN_CONFIGS[name].check(value)

@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.request_header.v2.header import RequestHeader
 from kio.serial import entity_reader, entity_writer
 
-from agent.kafka.forwarding.asking import BadAnswer, decode_response, encode_request
+from agent.kafka.forwarding.asking import BadResponse, decode_response, encode_request
 from agent.kafka.forwarding.coordinated import groups_of, is_coordinated, join, split
 from tests.agent.read_path.wire import request
 
@@ -89,7 +89,7 @@ def test_a_part_goes_over_the_wire_and_its_answer_comes_back(api_key: int) -> No
     answer = an_answer(api_key, part)
     entity_writer(type(answer))(buffer, answer)
     assert decode_response(api_key, part.__version__, buffer.getvalue()) == answer
-    with pytest.raises(BadAnswer):
+    with pytest.raises(BadResponse):
         decode_response(api_key, part.__version__, buffer.getvalue()[:-1])
 
 

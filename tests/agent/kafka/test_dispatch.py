@@ -15,11 +15,12 @@ from kio.serial import entity_reader, entity_writer
 
 from agent.error_codes import ProduceResult
 from agent.kafka.api import Api
-from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, encode
+from agent.kafka.apis.produce.produce_response import ProduceResponse, ProduceResults, encode
 from agent.kafka.dispatch import BadRequest, Dispatch
 from agent.kafka.served import APIS
 from agent.kafka.transport.vectored import Encoded
 from agent.settings import AgentSettings
+from storage.identifiers import Offset
 from tests.agent.read_path.wire import request
 
 DISPATCH = Dispatch(APIS, AgentSettings())
@@ -122,10 +123,12 @@ def test_an_unknown_version_of_api_versions_is_answered_in_version_0() -> None:
 @pytest.mark.parametrize("version", range(3, 14))
 def test_a_produce_answer_says_in_every_version_what_it_means_and_no_more(version: int) -> None:
     asked = DISPATCH.decode(a_produce(version, partitions=2))
-    results = ProduceResults.of({1: ProduceResult(code=ErrorCode.corrupt_message, message="it is broken")}, 2)
-    results.base_offsets[0], results.log_append_times_ms[0] = 5, 1_700_000_000_123
+    results = ProduceResults(
+        written={0: (Offset(5), 1_700_000_000_123, None)},
+        others={1: ProduceResult(code=ErrorCode.corrupt_message, message="it is broken")},
+    )
 
-    body = encode(ProduceAnswer(topics=asked.payload.topics, results=results, throttle_ms=0), version)
+    body = encode(ProduceResponse(topics=asked.payload.topics, results=results, throttle_ms=0), version)
     wire = b"".join(DISPATCH.encode(asked, Encoded(buffers=[body], size_bytes=len(body))))
 
     schema = load_response_schema(0, version)

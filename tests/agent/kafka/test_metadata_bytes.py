@@ -141,7 +141,7 @@ async def test_large_answers_wait_for_memory_until_those_before_them_are_sent(da
     async with running(database_url, large_answer_bytes=1024, topic_mutations_per_s=0) as agent:
         slow, quick = await Wire.connect(agent.app.kafka_port), await Wire.connect(agent.app.kafka_port)
         assert agent.app._reached.assembly is not None
-        memory = agent.app._reached.assembly.parts.answer_memory
+        memory = agent.app._reached.assembly.parts.response_memory
         for number in range(3):
             await create(quick, f"orders-{number}", num_partitions=1_000)
         await memory.take("elsewhere", 0, 1024)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from kio.schema.errors import ErrorCode
 
-from agent.error_codes import Refused
+from agent.error_codes import AdministrationRefused
 from agent.kafka.configs.replica_assignments import check_new_partitions, check_new_topic
 
 AGENTS = {1, 2, 3}
@@ -30,7 +30,7 @@ def test_what_kafka_takes_is_taken(assigned: Sequence[tuple[int, Sequence[int]]]
 def test_what_kafka_refuses_is_refused_with_its_reason(
     assigned: Sequence[tuple[int, Sequence[int]]], reason: str
 ) -> None:
-    with pytest.raises(Refused, match=reason) as refused:
+    with pytest.raises(AdministrationRefused, match=reason) as refused:
         check_new_topic(assigned, AGENTS)
 
     assert refused.value.code is ErrorCode.invalid_replica_assignment
@@ -38,5 +38,5 @@ def test_what_kafka_refuses_is_refused_with_its_reason(
 
 def test_as_many_are_assigned_as_partitions_are_added() -> None:
     check_new_partitions([[1], [2]], 2, AGENTS)
-    with pytest.raises(Refused, match="Attempted to add 3"):
+    with pytest.raises(AdministrationRefused, match="Attempted to add 3"):
         check_new_partitions([[1], [2]], 3, AGENTS)

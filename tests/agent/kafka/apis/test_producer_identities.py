@@ -9,7 +9,7 @@ from kio.schema.errors import ErrorCode
 
 from sequencer.client import Sequencer
 from sequencer.commits.producers import LAST_EPOCH
-from tests.agent.kafka.apis.test_produce import a_topic, produced
+from tests.agent.kafka.apis.produce.test_produce import a_topic, produced
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_batch
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from kafka.record import MemoryRecordsBuilder
 from kio.schema.errors import ErrorCode
 
-from tests.agent.kafka.apis.test_produce import GOOD, a_topic, produced, with_crc
+from tests.agent.kafka.apis.produce.test_produce import GOOD, a_topic, produced, with_crc
 from tests.agent.read_path.wire import a_fetch, request
 from tests.agent.running import (
     Running,

@@ -9,26 +9,30 @@ another zone is answered with that zone's agent and without records. The answer 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final, Protocol
 
 from kio.schema.errors import ErrorCode
 
-from agent.kafka.apis.fetch_plan import plan_request
-from agent.kafka.apis.fetch_response import FetchResponse, TopicResults, write_response
-from agent.kafka.apis.fetch_tagged_response import write_tagged_response
+from agent.kafka.apis.fetch.fetch_plan import FINAL_EPOCH, FetchRequest, UsesFetchPlan, plan_request
+from agent.kafka.apis.fetch.fetch_response import FetchResponse, TopicResults, write_response, write_tagged_response
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import leader_elsewhere, node_endpoints
 from agent.kafka.transport.vectored import Encoded
+from agent.kafka.uses import UsesOverload
 from agent.read_path.fetch_answer import PartitionResult
 from agent.read_path.plan_fetch import ReadFailure
 from sequencer.database.database import SequencerUnavailable
 from storage.identifiers import NodeId
 
+
+class _Uses(UsesFetchPlan, UsesOverload, Protocol):
+    """The parts that this API uses."""
+
+
 _INITIAL_EPOCH: Final = 0
-_FINAL_EPOCH: Final = -1
 
 
-async def handle(request: Any, context: RequestContext) -> Encoded:
+async def handle(request: FetchRequest, context: RequestContext[_Uses]) -> Encoded:
     response = await _respond(request, context)
     has_tags = response.leaders or response.diverges
     write = write_tagged_response if has_tags else write_response
@@ -36,7 +40,7 @@ async def handle(request: Any, context: RequestContext) -> Encoded:
     return Encoded(buffers=buffers, size_bytes=sum(map(len, buffers)))
 
 
-async def _respond(request: Any, context: RequestContext) -> FetchResponse:
+async def _respond(request: FetchRequest, context: RequestContext[_Uses]) -> FetchResponse:
     refused = _session_error(request)
     if refused is not None:
         return FetchResponse(error_code=refused)
@@ -57,14 +61,14 @@ async def _respond(request: Any, context: RequestContext) -> FetchResponse:
     )
 
 
-def _session_error(request: Any) -> ErrorCode | None:
+def _session_error(request: FetchRequest) -> ErrorCode | None:
     """As in Kafka, epochs 0 and -1 ask for everything, whatever session the request names. No other session exists."""
-    if getattr(request, "session_epoch", _FINAL_EPOCH) in (_INITIAL_EPOCH, _FINAL_EPOCH):
+    if request.session_epoch in (_INITIAL_EPOCH, FINAL_EPOCH):
         return None
     return ErrorCode.fetch_session_id_not_found
 
 
-async def _named(results: Sequence[PartitionResult], context: RequestContext) -> Sequence[PartitionResult]:
+async def _named(results: Sequence[PartitionResult], context: RequestContext[_Uses]) -> Sequence[PartitionResult]:
     """Tell an unknown topic from an unknown partition, and let a topic that was made anew be looked up again."""
     unknown = {result.plan.topic_id for result in results if result.failure is ReadFailure.UNKNOWN_PARTITION}
     if not unknown:
@@ -84,7 +88,7 @@ async def _named(results: Sequence[PartitionResult], context: RequestContext) ->
     ]
 
 
-def _leaders(results: Sequence[PartitionResult], context: RequestContext) -> Mapping[int, NodeId]:
+def _leaders(results: Sequence[PartitionResult], context: RequestContext[_Uses]) -> Mapping[int, NodeId]:
     """Of each place whose partition moved, who serves it now (KIP-951)."""
     return {
         place: leader
@@ -94,14 +98,14 @@ def _leaders(results: Sequence[PartitionResult], context: RequestContext) -> Map
     }
 
 
-def _by_topic(request: Any, results: Sequence[PartitionResult]) -> list[TopicResults]:
+def _by_topic(request: FetchRequest, results: Sequence[PartitionResult]) -> list[TopicResults]:
     topics, first = [], 0
     for asked in request.topics:
         end = first + len(asked.partitions)
         topics.append(
             TopicResults(
-                name=getattr(asked, "topic", ""),
-                topic_id=getattr(asked, "topic_id", None),
+                name=asked.topic,
+                topic_id=asked.topic_id,
                 results=results[first:end],
             )
         )

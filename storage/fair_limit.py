@@ -1,4 +1,4 @@
-"""Shares a bound, of bytes or of threads, among clients that would each take all of it.
+"""A bound, of bytes or of threads, shared among clients that would each take all of it.
 
 Promises:
 - No more than the limit is taken at once. A piece larger than the limit is let through alone, so that it never waits
@@ -26,7 +26,7 @@ class _Waiter(NamedTuple):
     turn: asyncio.Future[None]
 
 
-class FairQueue:
+class FairLimit:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken = 0

@@ -6,155 +6,155 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.fair_queue import FairQueue
+from storage.fair_limit import FairLimit
 from tests.waiting import until
 
 
 async def test_clients_take_turns_however_many_pieces_one_waits_with() -> None:
-    queue, order = FairQueue(1), list[str]()
-    await queue.take("first")
+    limit, order = FairLimit(1), list[str]()
+    await limit.take("first")
 
     async def work(client: str) -> None:
-        async with queue.turn(client):
+        async with limit.turn(client):
             order.append(client)
 
     async with asyncio.TaskGroup() as tasks:
         for client in "AAAAAABBC":
             tasks.create_task(work(client))
-        await until(lambda: queue.waiting == 9)
-        queue.give_back()
+        await until(lambda: limit.waiting == 9)
+        limit.give_back()
 
     assert order == list("ABCABAAAA")
 
 
 async def test_who_was_charged_least_goes_next() -> None:
-    queue, order = FairQueue(1), list[str]()
-    await queue.take("other")
-    queue.charge("costly", 10.0)
+    limit, order = FairLimit(1), list[str]()
+    await limit.take("other")
+    limit.charge("costly", 10.0)
 
     async def work(client: str, cost: float) -> None:
-        async with queue.turn(client):
+        async with limit.turn(client):
             order.append(client)
-            queue.charge(client, cost)
+            limit.charge(client, cost)
 
     async with asyncio.TaskGroup() as tasks:
         for client, cost in [("costly", 0.0), ("cheap", 3.0), ("cheap", 3.0), ("cheap", 5.0), ("cheap", 1.0)]:
             tasks.create_task(work(client, cost))
-        await until(lambda: queue.waiting == 5)
-        queue.give_back()
+        await until(lambda: limit.waiting == 5)
+        limit.give_back()
 
     assert order == ["cheap", "cheap", "cheap", "costly", "cheap"]
 
 
 async def test_who_comes_late_is_not_owed_what_it_did_not_use() -> None:
-    queue, order = FairQueue(1), list[str]()
-    await queue.take("other")
-    queue.charge("old", 10.0)
+    limit, order = FairLimit(1), list[str]()
+    await limit.take("other")
+    limit.charge("old", 10.0)
 
     async def work(client: str) -> None:
-        async with queue.turn(client):
+        async with limit.turn(client):
             order.append(client)
-            queue.charge(client, 1.0)
+            limit.charge(client, 1.0)
             if len(order) == 1:
                 tasks.create_task(work("late"))
                 tasks.create_task(work("late"))
-                await until(lambda: queue.waiting == 4)
+                await until(lambda: limit.waiting == 4)
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(3):
             tasks.create_task(work("old"))
-        await until(lambda: queue.waiting == 3)
-        queue.give_back()
+        await until(lambda: limit.waiting == 3)
+        limit.give_back()
 
     assert order == ["old", "late", "old", "late", "old"]
 
 
 async def test_a_piece_larger_than_the_limit_goes_alone() -> None:
-    queue = FairQueue(10)
-    await queue.take("a", 100)
+    limit = FairLimit(10)
+    await limit.take("a", 100)
 
-    small = asyncio.create_task(queue.take("b", 1))
-    await until(lambda: queue.waiting == 1)
+    small = asyncio.create_task(limit.take("b", 1))
+    await until(lambda: limit.waiting == 1)
     assert not small.done()
-    queue.give_back(100)
+    limit.give_back(100)
     await small
 
-    large = asyncio.create_task(queue.take("a", 100))
-    await until(lambda: queue.waiting == 1)
-    queue.give_back(1)
+    large = asyncio.create_task(limit.take("a", 100))
+    await until(lambda: limit.waiting == 1)
+    limit.give_back(1)
     await large
-    assert queue.taken == 100
+    assert limit.taken == 100
 
 
 async def test_a_piece_that_does_not_fit_is_not_overtaken_for_ever() -> None:
-    queue = FairQueue(10)
-    await queue.take("small", 6)
-    large = asyncio.create_task(queue.take("large", 8))
-    await until(lambda: queue.waiting == 1)
-    small = asyncio.create_task(queue.take("small", 4))
-    await until(lambda: queue.waiting == 2)
+    limit = FairLimit(10)
+    await limit.take("small", 6)
+    large = asyncio.create_task(limit.take("large", 8))
+    await until(lambda: limit.waiting == 1)
+    small = asyncio.create_task(limit.take("small", 4))
+    await until(lambda: limit.waiting == 2)
 
-    queue.give_back(6)
+    limit.give_back(6)
     await large
 
     assert not small.done()
-    queue.give_back(8)
+    limit.give_back(8)
     await small
 
 
 async def test_whoever_is_cancelled_while_waiting_holds_up_no_other() -> None:
-    queue = FairQueue(10)
-    await queue.take("a", 6)
-    large = asyncio.create_task(queue.take("b", 10))
-    await until(lambda: queue.waiting == 1)
-    small = asyncio.create_task(queue.take("c", 4))
-    await until(lambda: queue.waiting == 2)
+    limit = FairLimit(10)
+    await limit.take("a", 6)
+    large = asyncio.create_task(limit.take("b", 10))
+    await until(lambda: limit.waiting == 1)
+    small = asyncio.create_task(limit.take("c", 4))
+    await until(lambda: limit.waiting == 2)
 
     large.cancel()
     await small
 
-    queue.give_back(6)
-    queue.give_back(4)
-    assert (queue.taken, queue.waiting) == (0, 0)
+    limit.give_back(6)
+    limit.give_back(4)
+    assert (limit.taken, limit.waiting) == (0, 0)
 
 
 async def test_whoever_is_cancelled_as_its_turn_comes_gives_it_on() -> None:
-    queue = FairQueue(1)
-    await queue.take("a")
-    unlucky = asyncio.create_task(queue.take("b"))
-    last = asyncio.create_task(queue.take("c"))
-    await until(lambda: queue.waiting == 2)
+    limit = FairLimit(1)
+    await limit.take("a")
+    unlucky = asyncio.create_task(limit.take("b"))
+    last = asyncio.create_task(limit.take("c"))
+    await until(lambda: limit.waiting == 2)
 
-    queue.give_back()
+    limit.give_back()
     unlucky.cancel()
     await last
 
     with pytest.raises(asyncio.CancelledError):
         await unlucky
-    queue.give_back()
-    assert (queue.taken, queue.waiting) == (0, 0)
+    limit.give_back()
+    assert (limit.taken, limit.waiting) == (0, 0)
 
 
 async def test_clients_that_are_gone_are_forgotten_though_the_queue_is_never_empty() -> None:
-    queue = FairQueue(1)
-    await queue.take(-1)
+    limit = FairLimit(1)
+    await limit.take(-1)
     for client in range(3_000):
-        waits = asyncio.create_task(queue.take(client))
+        waits = asyncio.create_task(limit.take(client))
         await asyncio.sleep(0)
-        queue.give_back()
+        limit.give_back()
         await waits
 
-    assert len(queue._charged) <= 1_010
+    assert len(limit._charged) <= 1_010
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12), st.booleans()), max_size=30))
 def test_the_limit_holds_and_all_is_given_back(pieces: list[tuple[int, int, bool]]) -> None:
     async def run() -> None:
-        queue = FairQueue(10)
+        limit = FairLimit(10)
 
         async def use(client: int, size: int) -> None:
-            async with queue.turn(client, size):
-                assert queue.taken == size or queue.taken <= 10
+            async with limit.turn(client, size):
+                assert limit.taken == size or limit.taken <= 10
                 await asyncio.sleep(0)
 
         tasks = [asyncio.create_task(use(client, size)) for client, size, _ in pieces]
@@ -164,6 +164,6 @@ def test_the_limit_holds_and_all_is_given_back(pieces: list[tuple[int, int, bool
                 task.cancel()
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
             assert ended is None or isinstance(ended, asyncio.CancelledError)
-        assert (queue.taken, queue.waiting) == (0, 0)
+        assert (limit.taken, limit.waiting) == (0, 0)
 
     asyncio.run(run())

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from agent.kafka.transport.answer_memory import AnswerMemory
+from agent.kafka.transport.response_memory import ResponseMemory
 from tests.waiting import until
 
 
 async def test_a_host_that_takes_no_answers_leaves_half_of_the_memory_to_the_others() -> None:
-    memory = AnswerMemory(100)
+    memory = ResponseMemory(100)
     slow = [asyncio.create_task(memory.take("slow", connection, 20)) for connection in range(10)]
     await until(lambda: memory.waiting == 8)
 
@@ -25,7 +25,7 @@ async def test_a_host_that_takes_no_answers_leaves_half_of_the_memory_to_the_oth
 
 
 async def test_an_answer_larger_than_the_limit_is_made_alone() -> None:
-    memory = AnswerMemory(100)
+    memory = ResponseMemory(100)
     await memory.take("one", 0, 1_000)
     waits = asyncio.create_task(memory.take("other", 0, 1))
     await until(lambda: memory.waiting == 1)
@@ -38,7 +38,7 @@ async def test_an_answer_larger_than_the_limit_is_made_alone() -> None:
 
 
 async def test_a_wait_that_is_cancelled_takes_nothing() -> None:
-    memory = AnswerMemory(100)
+    memory = ResponseMemory(100)
     await memory.take("one", 0, 30)
     await memory.take("other", 0, 50)
     waits = [asyncio.create_task(memory.take("one", 0, size)) for size in (30, 20)]

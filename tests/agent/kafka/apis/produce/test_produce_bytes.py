@@ -13,8 +13,8 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from agent.error_codes import ProduceResult
-from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, encode
-from agent.kafka.apis.produce_request import ProducedTopic, read_request
+from agent.kafka.apis.produce.produce_request import ProducedTopic, read_request
+from agent.kafka.apis.produce.produce_response import ProduceResponse, ProduceResults, WrittenBatch, encode
 from agent.kafka.routing.current_leaders import NodeEndpoint
 from storage.batches.batch_validation import InvalidRecord
 from storage.identifiers import NodeId, Offset
@@ -150,18 +150,19 @@ endpoints = st.builds(
 )
 
 
-def as_columns(each: list[ProduceResult]) -> ProduceResults:
-    """What is nothing but written, as numbers."""
-    found = ProduceResults.of({}, len(each))
+def sorted_out(each: list[ProduceResult]) -> ProduceResults:
+    """What is nothing but written, as that."""
+    written: dict[int, WrittenBatch] = {}
+    others: dict[int, ProduceResult] = {}
     for number, result in enumerate(each):
         if result == ProduceResult(
             code=ErrorCode.none, base_offset=result.base_offset, log_append_time_ms=result.log_append_time_ms
         ):
-            found.base_offsets[number] = result.base_offset
-            found.log_append_times_ms[number] = -1 if result.log_append_time_ms is None else result.log_append_time_ms
+            time_ms = -1 if result.log_append_time_ms is None else result.log_append_time_ms
+            written[number] = (result.base_offset, time_ms, None)
         else:
-            found.others[number] = result
-    return found
+            others[number] = result
+    return ProduceResults(written=written, others=others)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -176,12 +177,12 @@ def test_an_answer_is_read_as_it_was_written(
     throttle_ms: int,
     leaders: tuple[NodeEndpoint, ...],
 ) -> None:
-    answer = ProduceAnswer(
+    answer = ProduceResponse(
         topics=[
             ProducedTopic(name=name, topic_id=topic_id, partitions=tuple(index for index, _ in within))
             for name, topic_id, within in answered
         ],
-        results=as_columns([result for _, _, within in answered for _, result in within]),
+        results=sorted_out([result for _, _, within in answered for _, result in within]),
         throttle_ms=throttle_ms,
         leaders=leaders,
     )

@@ -1,9 +1,9 @@
-"""Memory for large answers, from before they are made until they are sent.
+"""Memory for large responses, from before they are made until they are sent.
 
-An answer about all topics or groups may take thousands of times what its request takes.
+A response about all topics or groups may take thousands of times what its request takes.
 
 Promises:
-- Large answers take no more than the limit together. One that is larger than the limit is made alone.
+- Large responses take no more than the limit together. One that is larger than the limit is made alone.
 - The clients of one host take at most half of it. Hosts take turns, and so do the connections of a host.
 - A wait ends after `send_timeout_s`, by closing the connection.
 """
@@ -14,22 +14,22 @@ from typing import Final
 
 from agent.kafka.api import CloseConnection
 from agent.kafka.context import RequestContext
-from storage.fair_queue import FairQueue
+from storage.fair_limit import FairLimit
 
 _SMALL_BYTES: Final = 65_536
-"""An answer of no more takes no reserved memory."""
+"""A response of no more takes no reserved memory."""
 
 
-class AnswerMemory:
+class ResponseMemory:
     """One per agent."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._all = FairQueue(limit_bytes)
-        self._hosts: dict[str, FairQueue] = {}
-        """Of those with answers in memory, or that wait."""
+        self._all = FairLimit(limit_bytes)
+        self._hosts: dict[str, FairLimit] = {}
+        """Of those with responses in memory, or that wait."""
         self.all_groups_bytes = 0
-        """What the last answer about all groups took: how many there are is known only once they are read."""
+        """What the last response about all groups took: how many there are is known only once they are read."""
 
     @property
     def taken_bytes(self) -> int:
@@ -39,8 +39,8 @@ class AnswerMemory:
     def waiting(self) -> int:
         return self._all.waiting + sum(of_host.waiting for of_host in self._hosts.values())
 
-    async def reserve(self, size_bytes: int, context: RequestContext) -> None:
-        """Waits for room for the answer to this request. It is given back once the answer is sent. Raises
+    async def reserve(self, size_bytes: int, context: RequestContext[object]) -> None:
+        """Waits for room for the response to this request. It is given back once the response is sent. Raises
         CloseConnection."""
         if size_bytes <= _SMALL_BYTES:
             return
@@ -50,11 +50,11 @@ class AnswerMemory:
             async with asyncio.timeout(context.settings.send_timeout_s):
                 await self.take(host, connection.connection_id, size_bytes)
         except TimeoutError as error:
-            raise CloseConnection("too many large answers are in memory") from error
+            raise CloseConnection("too many large responses are in memory") from error
         context.memory.when_released(partial(self.give_back, host, size_bytes))
 
     async def take(self, host: str, connection_id: int, size_bytes: int) -> None:
-        of_host = self._hosts.setdefault(host, FairQueue(self._limit_bytes // 2))
+        of_host = self._hosts.setdefault(host, FairLimit(self._limit_bytes // 2))
         try:
             await of_host.take(connection_id, size_bytes)
         except BaseException:

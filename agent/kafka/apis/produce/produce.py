@@ -11,28 +11,36 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from itertools import repeat
+from typing import Final, Protocol
 
 import numpy as np
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ProduceResult, produce_result
 from agent.kafka.api import CloseConnection, Respond
-from agent.kafka.apis.produce_answer import ProduceAnswer, ProduceResults, encode
-from agent.kafka.apis.produce_batches import NO_TIME_MS, Accepted, AskedBatches, ClientGone, accept, accept_lone
-from agent.kafka.apis.produce_request import FIRST_VERSION_WITH_TOPIC_IDS, ProduceRequest, read_request
+from agent.kafka.apis.produce.produce_batches import Accepted, AskedBatches, ClientGone, UsesChecks, accept, accept_lone
+from agent.kafka.apis.produce.produce_request import FIRST_VERSION_WITH_TOPIC_IDS, ProduceRequest, read_request
+from agent.kafka.apis.produce.produce_response import ProduceResponse, ProduceResults, WrittenBatch, encode
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import node_endpoints
 from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
 from agent.kafka.transport.vectored import Encoded
+from agent.kafka.uses import UsesMetrics, UsesOverload, UsesTopics, UsesWritePath
 from agent.settings import AgentSettings
 from agent.write_path.appended import Appended
-from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
+from agent.write_path.outcomes import Unassigned, WriteFailed, WriteFailure
 from sequencer.database.database import SequencerUnavailable
 from sequencer.topics.topics import Topic
+from storage.batches.batch_validation import NO_TIMESTAMP_MS
 from storage.batches.produced_batches import compressed
-from storage.identifiers import Offset, TopicId
+from storage.identifiers import TopicId
 from storage.segments.segment_batches import TOPIC
+
+
+class _Uses(UsesChecks, UsesMetrics, UsesOverload, UsesTopics, UsesWritePath, Protocol):
+    """The parts that this API uses."""
+
 
 _NO_ACKS: Final = 0
 _TIMED_OUT: Final = WriteFailed(
@@ -57,7 +65,7 @@ def decode(frame: bytes | memoryview, body_start: int, version: int, settings: A
     return read_request(frame, body_start, version, settings.max_partitions_per_request)
 
 
-def begin(request: ProduceRequest, context: RequestContext, respond: Respond) -> bool:
+def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Respond) -> bool:
     """A request of one small batch that is sure to be accepted, and waits for nothing but its commit."""
     assert context.turn is not None, "produce requests take turns"
     if len(request.records) != 1 or request.acks == _NO_ACKS or _refusal(request) or not context.turn.is_next:
@@ -74,13 +82,13 @@ def begin(request: ProduceRequest, context: RequestContext, respond: Respond) ->
     call_soon = asyncio.get_running_loop().call_soon
 
     def answer() -> None:
-        respond(lambda: _answer(request, _results(under_way, request, context), context))
+        respond(lambda: _respond(request, _results(under_way, context), context))
 
     under_way.appended.when_answered(lambda: call_soon(answer))  # the commit's readers, woken before, come first
     return True
 
 
-async def handle(request: ProduceRequest, context: RequestContext) -> Encoded | None:
+async def handle(request: ProduceRequest, context: RequestContext[_Uses]) -> Encoded | None:
     verdict = _refusal(request)
     if verdict is None:
         try:
@@ -88,24 +96,24 @@ async def handle(request: ProduceRequest, context: RequestContext) -> Encoded | 
         except ClientGone:
             raise CloseConnection("its client hung up before its batches were checked") from None
     else:
-        results = ProduceResults.of(dict.fromkeys(range(len(request.records)), verdict), len(request.records))
+        results = _all(request, verdict)
     if request.acks == _NO_ACKS:
         _count(results, context)
         _hang_up_on_errors(results)
         return None
-    return _answer(request, results, context)
+    return _respond(request, results, context)
 
 
-def _answer(request: ProduceRequest, results: ProduceResults, context: RequestContext) -> Encoded:
+def _respond(request: ProduceRequest, results: ProduceResults, context: RequestContext[_Uses]) -> Encoded:
     _count(results, context)
     leaders = {result.leader for result in results.others.values() if result.leader is not None}
-    answer = ProduceAnswer(
+    response = ProduceResponse(
         topics=request.topics,
         results=results,
         throttle_ms=context.parts.overload.of_produce(),
         leaders=node_endpoints(context, leaders),
     )
-    body = encode(answer, context.api_version)
+    body = encode(response, context.api_version)
     return Encoded(buffers=[body], size_bytes=len(body))
 
 
@@ -118,7 +126,7 @@ def _refusal(request: ProduceRequest) -> ProduceResult | None:
     return None
 
 
-async def _accept(request: ProduceRequest, context: RequestContext) -> Accepted | ProduceResult:
+async def _accept(request: ProduceRequest, context: RequestContext[_Uses]) -> Accepted | ProduceResult:
     """Everything that may wait: finding topics, checking batches. Or what is said of all of them. Raises ClientGone."""
     try:
         topics = await _find_topics(request, context)
@@ -144,13 +152,13 @@ async def _accept(request: ProduceRequest, context: RequestContext) -> Accepted 
         )
 
 
-def _unknown_topic(context: RequestContext) -> ErrorCode:
+def _unknown_topic(context: RequestContext[_Uses]) -> ErrorCode:
     if context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS:
         return ErrorCode.unknown_topic_id
     return ErrorCode.unknown_topic_or_partition
 
 
-async def _find_topics(request: ProduceRequest, context: RequestContext) -> list[Topic | None]:
+async def _find_topics(request: ProduceRequest, context: RequestContext[_Uses]) -> list[Topic | None]:
     directory = context.parts.topics
     if context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS:
         ids = [topic.topic_id for topic in request.topics]
@@ -162,23 +170,22 @@ async def _find_topics(request: ProduceRequest, context: RequestContext) -> list
 
 
 async def _write(
-    accepted: Accepted | ProduceResult, request: ProduceRequest, context: RequestContext
+    accepted: Accepted | ProduceResult, request: ProduceRequest, context: RequestContext[_Uses]
 ) -> ProduceResults:
-    count = len(request.records)
     assert context.turn is not None, "produce requests take turns"
     await context.turn.my_turn()
     if isinstance(accepted, ProduceResult):
         context.turn.done()
-        return ProduceResults.of(dict.fromkeys(range(count), accepted), count)
+        return _all(request, accepted)
     under_way = _hand_over(accepted, request, context)
     del accepted
     if request.acks == _NO_ACKS or not under_way.numbers:
-        return ProduceResults.of(under_way.refusals, count)
+        return ProduceResults(written={}, others=under_way.refusals)
     await under_way.appended.answered()
-    return _results(under_way, request, context)
+    return _results(under_way, context)
 
 
-def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestContext) -> _UnderWay:
+def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestContext[_Uses]) -> _UnderWay:
     """To the write path, whose alone the batches' bytes are from here on: it lets go of them as it seals them. The
     request's bytes stay reserved until nothing of it is on its way, also when its time is over before."""
     assert context.turn is not None, "produce requests take turns"
@@ -202,35 +209,41 @@ def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestCont
     )
 
 
-def _results(under_way: _UnderWay, request: ProduceRequest, context: RequestContext) -> ProduceResults:
+def _all(request: ProduceRequest, result: ProduceResult) -> ProduceResults:
+    """The same for every partition."""
+    return ProduceResults(written={}, others=dict.fromkeys(range(len(request.records)), result))
+
+
+def _results(under_way: _UnderWay, context: RequestContext[_Uses]) -> ProduceResults:
     """What came of a request's batches, all of which have an outcome."""
     context.parts.metrics.produce_seconds.observe(time.monotonic() - context.received_at_s)
-    appended = under_way.appended
-    assert appended.others.keys() >= set(appended.unassigned), "without an outcome nothing may be answered as written"
-    results = ProduceResults.of(under_way.refusals, len(request.records))
-    for number, base_offset, time_ms, log_start in zip(
-        under_way.numbers, appended.base_offsets, under_way.times_ms, appended.log_starts, strict=True
-    ):
-        results.base_offsets[number], results.log_append_times_ms[number] = base_offset, time_ms
-        results.log_starts[number] = log_start
-    for index, outcome in appended.others.items():
-        results.others[under_way.numbers[index]] = _result_of(outcome, under_way, index, context)
-    return results
+    written: dict[int, WrittenBatch] = {}
+    for start, base_offsets, log_starts in under_way.appended.assigned:
+        end = start + len(base_offsets)
+        each = zip(base_offsets, under_way.times_ms[start:end], log_starts or repeat(None), strict=False)
+        written.update(zip(under_way.numbers[start:end], each, strict=True))
+    others = dict(under_way.refusals)
+    for index, unassigned in under_way.appended.unassigned.items():
+        written.pop(under_way.numbers[index], None)  # its time was over before it was written
+        others[under_way.numbers[index]] = _result_of(unassigned, under_way, index, context)
+    return ProduceResults(written=written, others=others)
 
 
-def _result_of(outcome: WriteOutcome, under_way: _UnderWay, index: int, context: RequestContext) -> ProduceResult:
+def _result_of(
+    unassigned: Unassigned, under_way: _UnderWay, index: int, context: RequestContext[_Uses]
+) -> ProduceResult:
     """Of a batch that was not written now."""
-    result = produce_result(outcome)
-    if result.code is ErrorCode.none:
-        result = replace(result, log_start_offset=Offset(under_way.appended.log_starts[index]))
+    result = produce_result(unassigned.outcome)
+    if result.code is ErrorCode.none and unassigned.log_start_offset is not None:
+        result = replace(result, log_start_offset=unassigned.log_start_offset)
     if result.code is ErrorCode.unknown_topic_or_partition:
         context.parts.topics.forget(under_way.topic_ids[under_way.topic_of[index]])
         return ProduceResult(code=_unknown_topic(context))
-    gives_times = under_way.times_ms[index] != NO_TIME_MS
+    gives_times = under_way.times_ms[index] != NO_TIMESTAMP_MS
     return result if gives_times or result.log_append_time_ms is None else result.at(None)
 
 
-def _count(results: ProduceResults, context: RequestContext) -> None:
+def _count(results: ProduceResults, context: RequestContext[_Uses]) -> None:
     for result in results.others.values():
         if result.code is not ErrorCode.none:
             context.parts.metrics.produce_errors.labels(result.code.name).inc()

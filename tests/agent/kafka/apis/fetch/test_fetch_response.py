@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
-from agent.kafka.apis.fetch_response import FetchResponse, TopicResults, write_response
-from agent.kafka.apis.fetch_tagged_response import write_tagged_response
+from agent.kafka.apis.fetch.fetch_response import FetchResponse, TopicResults, write_response, write_tagged_response
 from agent.read_path.fetch_answer import PartitionResult
 from agent.read_path.plan_fetch import PartitionPlan, ReadFailure
 from storage.identifiers import NodeId, Partition, TopicId

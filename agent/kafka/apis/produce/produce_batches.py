@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Protocol
 
 import numpy as np
 from kio.schema.errors import ErrorCode
@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from agent.error_codes import ProduceResult, invalid_batch_code
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import leader_elsewhere
-from agent.kafka.routing.routing import moved_partitions
+from agent.kafka.routing.routing import UsesRouting, moved_partitions
+from agent.kafka.uses import UsesChecking, UsesLoneCheck
 from agent.settings import AgentSettings
 from sequencer.topics.topic_config import TopicConfig
 from sequencer.topics.topics import Topic
@@ -31,7 +32,10 @@ from storage.batches.record_batch import Compression
 from storage.identifiers import Partition, TopicId
 from storage.segments.segment_batches import PARTITION, TOPIC, PendingBatches
 
-NO_TIME_MS: Final = -1
+
+class UsesChecks(UsesRouting, UsesChecking, UsesLoneCheck, Protocol):
+    """The parts that the checks use."""
+
 
 _TWICE = ProduceResult(code=ErrorCode.invalid_request, message="the request names the partition more than once")
 _NO_ROOM = ProduceResult(
@@ -85,19 +89,21 @@ class _Rules:
     """None: as the producer sent it."""
 
 
-def accept_lone(topic: Topic, partition: int, records: memoryview, context: RequestContext) -> Accepted | None:
+def accept_lone(
+    topic: Topic, partition: int, records: memoryview, context: RequestContext[UsesChecks]
+) -> Accepted | None:
     """The one batch of a request that brings no other, if it is accepted beyond doubt and nothing has to be waited for:
     found out in a tenth of the time that `accept` takes."""
     if not 0 <= partition < topic.partition_count or moved_partitions(context, topic.topic_id, (partition,)):
         return None
     rules = _rules_of(topic, context.settings.validation_loop_decompressed_bytes, _now_ms())
-    if rules.log_append_time_ms != NO_TIME_MS or rules.compression not in (None, Compression.NONE):
+    if rules.log_append_time_ms != NO_TIMESTAMP_MS or rules.compression not in (None, Compression.NONE):
         return None
     columns = context.parts.lone_check.columns(records, rules.limits, partition)
     if columns is None:
         return None
     batches = PendingBatches(topic_ids=(topic.topic_id,), columns=columns, data=(records,))
-    return Accepted(batches=batches, numbers=(0,), times_ms=(NO_TIME_MS,), refusals={})
+    return Accepted(batches=batches, numbers=(0,), times_ms=(NO_TIMESTAMP_MS,), refusals={})
 
 
 class ClientGone(Exception):
@@ -105,7 +111,12 @@ class ClientGone(Exception):
 
 
 async def accept(
-    asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext, deadline_s: float, *, needs_client: bool
+    asked: AskedBatches,
+    unknown_topic: ErrorCode,
+    context: RequestContext[UsesChecks],
+    deadline_s: float,
+    *,
+    needs_client: bool,
 ) -> Accepted | ProduceResult:
     """`needs_client`: whether to stop once the client has hung up. Raises ClientGone, or TimeoutError at `deadline_s`
     on the loop's clock."""
@@ -137,7 +148,9 @@ def _without(refused: Collection[int], count: int) -> NDArray[np.int64]:
     return np.delete(everyone, list(refused)) if refused else everyone
 
 
-def _misplaced(asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext) -> dict[int, ProduceResult]:
+def _misplaced(
+    asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext[UsesChecks]
+) -> dict[int, ProduceResult]:
     """Why batches cannot go where they are sent, whatever they hold."""
     refusals: dict[int, ProduceResult] = {}
     twice = _named_twice(asked)
@@ -166,7 +179,7 @@ def _misplaced(asked: AskedBatches, unknown_topic: ErrorCode, context: RequestCo
     return refusals
 
 
-def _moved(topic: Topic, partition: Partition, context: RequestContext) -> ProduceResult:
+def _moved(topic: Topic, partition: Partition, context: RequestContext[UsesChecks]) -> ProduceResult:
     """Without a leader if it is this agent itself: a client that is told one does not ask for Metadata."""
     leader = leader_elsewhere(context, topic.topic_id, partition)
     return ProduceResult(
@@ -264,7 +277,7 @@ def _config_of(settings: tuple[tuple[str, str], ...]) -> TopicConfig:
 def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int) -> _Rules:
     """Producers' times are bounded only where they count."""
     if topic is None:  # its batches are refused before
-        return _Rules(limits=BatchLimits(), log_append_time_ms=NO_TIME_MS)
+        return _Rules(limits=BatchLimits(), log_append_time_ms=NO_TIMESTAMP_MS)
     config = _config_of(tuple(topic.config.items()))
     gives_times = config.message_timestamp_type == "LogAppendTime"
     earliest_ms = NO_TIMESTAMP_MS if gives_times else now_ms - config.message_timestamp_before_max_ms
@@ -277,6 +290,6 @@ def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int) -> 
     )
     return _Rules(
         limits=limits,
-        log_append_time_ms=now_ms if gives_times else NO_TIME_MS,
+        log_append_time_ms=now_ms if gives_times else NO_TIMESTAMP_MS,
         compression=config.compression,
     )

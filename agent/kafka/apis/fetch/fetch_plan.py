@@ -5,24 +5,60 @@ A request of a thousand partitions comes several times a second, so what is the 
 once."""
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from datetime import timedelta
+from typing import Final, Protocol
 from uuid import UUID
 
-from agent.kafka.apis.fetch_response import FIRST_VERSION_WITH_TOPIC_IDS
+from agent.kafka.apis.fetch.fetch_response import FIRST_VERSION_WITH_TOPIC_IDS
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
-from agent.kafka.routing.routing import moved_partitions, preferred_replica_of, refused_to_refresh
+from agent.kafka.routing.routing import UsesRouting, moved_partitions, preferred_replica_of, refused_to_refresh
+from agent.kafka.uses import UsesReads, UsesTopics
 from agent.read_path.plan_fetch import FetchPlan, PartitionPlan, ReadFailure
 from cache_ring.ring.membership import Membership
 from sequencer.database.database import SequencerUnavailable
 from sequencer.topics.topics import Topic
-from storage.identifiers import NodeId, Partition, TopicId
+from storage.identifiers import NodeId, Offset, Partition, TopicId
 
+
+class UsesFetchPlan(UsesRouting, UsesReads, UsesTopics, Protocol):
+    """The parts that planning uses."""
+
+
+FINAL_EPOCH: Final = -1
+"""Of a request outside sessions: it asks for everything, and ends the session that it names."""
 _READ_COMMITTED: Final = 1
 _NOBODY: Final = TopicId(UUID(int=0))
 
 
-async def plan_request(request: Any, context: RequestContext) -> FetchPlan:
+class FetchedPartition(Protocol):
+    partition: Partition
+    fetch_offset: Offset
+    partition_max_bytes: int
+    current_leader_epoch: int = NO_EPOCH
+    last_fetched_epoch: int = NO_EPOCH
+
+
+class FetchedTopic(Protocol):
+    topic: str = ""
+    """Until version 12."""
+    topic_id: TopicId | None = None
+    partitions: Sequence[FetchedPartition]
+
+
+class FetchRequest(Protocol):
+    """A request of any version."""
+
+    max_wait: timedelta
+    min_bytes: int
+    max_bytes: int
+    isolation_level: int
+    session_epoch: int = FINAL_EPOCH
+    rack_id: str = ""
+    topics: Sequence[FetchedTopic]
+
+
+async def plan_request(request: FetchRequest, context: RequestContext[UsesFetchPlan]) -> FetchPlan:
     """The plan, with the limits of this agent."""
     reads = context.parts.reads
     max_bytes = min(max(0, request.max_bytes), reads.settings.fetch_max_bytes)
@@ -47,21 +83,21 @@ async def plan_request(request: Any, context: RequestContext) -> FetchPlan:
     )
 
 
-async def _find_topics(request: Any, context: RequestContext) -> dict[str, Topic]:
+async def _find_topics(request: FetchRequest, context: RequestContext[UsesFetchPlan]) -> dict[str, Topic]:
     """The topics asked for by name; those asked for by id need no looking up."""
     if context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS:
         return {}
     return await context.parts.topics.by_name([topic.topic for topic in request.topics])
 
 
-def _topic_id(asked: Any, topics: dict[str, Topic], version: int) -> TopicId | None:
+def _topic_id(asked: FetchedTopic, topics: dict[str, Topic], version: int) -> TopicId | None:
     if version >= FIRST_VERSION_WITH_TOPIC_IDS:
-        return None if asked.topic_id is None else TopicId(asked.topic_id)
+        return asked.topic_id
     topic = topics.get(asked.topic)
     return None if topic is None else topic.topic_id
 
 
-def _all_fail(asked: Sequence[Any], failure: ReadFailure) -> list[PartitionPlan]:
+def _all_fail(asked: Sequence[FetchedPartition], failure: ReadFailure) -> list[PartitionPlan]:
     return [
         PartitionPlan(
             topic_id=_NOBODY,
@@ -77,15 +113,15 @@ def _all_fail(asked: Sequence[Any], failure: ReadFailure) -> list[PartitionPlan]
 class _Planner:
     """Plans the partitions of one request."""
 
-    def __init__(self, request: Any, context: RequestContext) -> None:
+    def __init__(self, request: FetchRequest, context: RequestContext[UsesFetchPlan]) -> None:
         membership: Membership = context.parts.membership
         self._context = context
-        self._rack: str = getattr(request, "rack_id", "")
+        self._rack = request.rack_id
         self._is_serving = membership.is_serving()
         self._follows_rack = self._rack == membership.zone
         self._is_sent_on = self._rack in membership.ring.zones and not self._follows_rack
 
-    def topic(self, topic_id: TopicId, asked: Sequence[Any]) -> list[PartitionPlan]:
+    def topic(self, topic_id: TopicId, asked: Sequence[FetchedPartition]) -> list[PartitionPlan]:
         moved = self._moved(topic_id, asked)
         return [
             PartitionPlan(
@@ -95,21 +131,21 @@ class _Planner:
                 max(1, partition.partition_max_bytes),
                 self._refusal(partition, moved),
                 self._preferred_replica(topic_id, partition.partition) if self._is_sent_on else None,
-                getattr(partition, "last_fetched_epoch", NO_EPOCH) > OUR_EPOCH,
+                partition.last_fetched_epoch > OUR_EPOCH,
             )
             for partition in asked
         ]
 
-    def _moved(self, topic_id: TopicId, asked: Sequence[Any]) -> Collection[int]:
+    def _moved(self, topic_id: TopicId, asked: Sequence[FetchedPartition]) -> Collection[int]:
         if not self._is_serving:
             return ()
         refuse = refused_to_refresh if self._follows_rack else moved_partitions
         return refuse(self._context, topic_id, [one.partition for one in asked if one.partition >= 0])
 
-    def _refusal(self, partition: Any, moved: Collection[int]) -> ReadFailure | None:
+    def _refusal(self, partition: FetchedPartition, moved: Collection[int]) -> ReadFailure | None:
         if partition.partition < 0:
             return ReadFailure.UNKNOWN_PARTITION
-        stale = epoch_failure(getattr(partition, "current_leader_epoch", NO_EPOCH))
+        stale = epoch_failure(partition.current_leader_epoch)
         if stale is not None:
             return stale
         return ReadFailure.MOVED if not self._is_serving or partition.partition in moved else None

@@ -1,0 +1,1 @@
+"""Kafka API 1, Fetch: its plan and its response."""

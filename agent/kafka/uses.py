@@ -1,0 +1,122 @@
+"""Which parts of the agent a handler may use: a Protocol for each.
+
+A handler's `RequestContext` names those that it uses; mypy sees to it that it uses no other. The one object that has
+all of them is `agent/parts.py`.
+"""
+
+from typing import Protocol
+
+from agent.groups.coordinator.coordinator import Coordinator
+from agent.groups.offsets.group_offsets import GroupOffsets
+from agent.groups.settings import GroupSettings
+from agent.kafka.lookup_pace import LookupPace
+from agent.kafka.transport.overload import Overload
+from agent.kafka.transport.response_memory import ResponseMemory
+from agent.kafka.transport.token_buckets import TokenBuckets
+from agent.metrics import Metrics
+from agent.read_path.reads import ReadPath
+from agent.read_path.time_lookup import TimeLookup
+from agent.shared_lookups import SharedLookups
+from agent.telemetry.telemetry import Telemetry
+from agent.topic_directory import TopicDirectory
+from agent.write_path.write_path import WritePath
+from cache_ring.ring.membership import Membership
+from sequencer.client import Sequencer
+from sequencer.commits.coordinates import PartitionBounds, PartitionKey
+from storage.batches.produced_batches import LoneCheck
+from storage.threads import Threads
+
+
+class UsesSequencer(Protocol):
+    @property
+    def sequencer(self) -> Sequencer: ...
+
+
+class UsesClusterId(Protocol):
+    @property
+    def cluster_id(self) -> str: ...
+
+
+class UsesMembership(Protocol):
+    @property
+    def membership(self) -> Membership: ...
+
+
+class UsesTopics(Protocol):
+    @property
+    def topics(self) -> TopicDirectory: ...
+
+
+class UsesBounds(Protocol):
+    @property
+    def bounds(self) -> SharedLookups[PartitionKey, PartitionBounds]: ...
+
+
+class UsesMutations(Protocol):
+    @property
+    def mutations(self) -> TokenBuckets: ...
+
+
+class UsesLookupPace(Protocol):
+    @property
+    def lookup_pace(self) -> LookupPace: ...
+
+
+class UsesWritePath(Protocol):
+    @property
+    def write_path(self) -> WritePath: ...
+
+
+class UsesReads(Protocol):
+    @property
+    def reads(self) -> ReadPath: ...
+
+
+class UsesGroupSettings(Protocol):
+    @property
+    def group_settings(self) -> GroupSettings: ...
+
+
+class UsesCoordinator(Protocol):
+    @property
+    def coordinator(self) -> Coordinator: ...
+
+
+class UsesGroupOffsets(Protocol):
+    @property
+    def group_offsets(self) -> GroupOffsets: ...
+
+
+class UsesResponseMemory(Protocol):
+    @property
+    def response_memory(self) -> ResponseMemory: ...
+
+
+class UsesOverload(Protocol):
+    @property
+    def overload(self) -> Overload: ...
+
+
+class UsesTelemetry(Protocol):
+    @property
+    def telemetry(self) -> Telemetry: ...
+
+
+class UsesMetrics(Protocol):
+    @property
+    def metrics(self) -> Metrics: ...
+
+
+class UsesLoneCheck(Protocol):
+    @property
+    def lone_check(self) -> LoneCheck: ...
+
+
+class UsesChecking(Protocol):
+    @property
+    def checking(self) -> Threads: ...
+
+
+class UsesTimes(Protocol):
+    @property
+    def times(self) -> TimeLookup: ...
