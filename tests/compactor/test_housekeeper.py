@@ -26,10 +26,7 @@ from tests.compactor.journal import rebuilt
 from tests.sequencer.housekeeping import count, observed, time_passes
 
 QUICK = settings(
-    **{
-        f"{name}_interval_s": 0.05
-        for name in ("retention", "topic_sweep", "producer_expiry", "dooming", "garbage", "job_status")
-    },
+    **{f"{name}_interval_s": 0.05 for name in ("retention", "topic_sweep", "producer_expiry", "dooming", "garbage")},
     ownership_ratchet_s=0.5,
     garbage_grace_s=1.01,
     late_write_window_s=1.01,
