@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
-from agent.assembly import Assembly, Outside, Settings, assemble, build_peer_server
+from agent.assembly import Assembly, Outside, assemble, build_peer_server
 from agent.gone_ranges import GoneRangeNotices
-from agent.groups.settings import GroupSettings
 from agent.health import Health
 from agent.http.client_metrics import ClientMetrics
 from agent.http.read_metrics import ReadMetrics
@@ -34,18 +33,16 @@ from agent.later import import_all
 from agent.metrics import Metrics
 from agent.ownership_watch import OwnershipWatch
 from agent.producer_notices import ProducerNotices
-from agent.read_path.settings import ReadPathSettings
-from agent.settings import AgentSettings
+from agent.settings import AppSettings
 from agent.write_path.backoff import Backoff
 from cache_ring.ring.membership import Membership
 from cache_ring.ring.probe_protocol import PREFACE as PROBES
-from cache_ring.settings import CacheRingSettings
-from sequencer.client import Sequencer, SequencerSettings
+from sequencer.client import Sequencer
 from sequencer.cluster.agents import AgentAddress
 from sequencer.cluster.ownership import OwnershipLost
 from sequencer.cluster.store_identity import WrongStore
 from sequencer.database.database import SequencerUnavailable
-from storage.stores.object_store import ObjectStore, StoreSettings, StoreUnavailable
+from storage.stores.object_store import ObjectStore, StoreUnavailable
 from storage.stores.open_store import open_store
 from storage.threads import Threads
 
@@ -79,26 +76,10 @@ class _Reached:
 class App:
     """One agent. `run` it once; the ports are known when `started` is set."""
 
-    def __init__(
-        self,
-        settings: AgentSettings,
-        *,
-        store_settings: StoreSettings | None = None,
-        sequencer_settings: SequencerSettings | None = None,
-        ring_settings: CacheRingSettings | None = None,
-        read_path_settings: ReadPathSettings | None = None,
-        group_settings: GroupSettings | None = None,
-    ) -> None:
-        self._settings = settings
-        self._store_settings = store_settings or StoreSettings()
-        self._sequencer_settings = sequencer_settings
-        self._parts_settings = Settings(
-            agent=settings,
-            ring=ring_settings or CacheRingSettings(),
-            read_path=read_path_settings or ReadPathSettings(),
-            groups=group_settings or GroupSettings(),
-        )
-        self.metrics = Metrics(CollectorRegistry(), settings.metrics_topics)
+    def __init__(self, settings: AppSettings) -> None:
+        self._app_settings = settings
+        self._settings = settings.agent
+        self.metrics = Metrics(CollectorRegistry(), self._settings.metrics_topics)
         self.started = asyncio.Event()
         self._takes_requests = False
         """Set once Kafka is served; before, the agent may be waiting for its store or database."""
@@ -114,7 +95,7 @@ class App:
             lambda: self._reached.store,
             self._membership,
             lambda: None if self._reached.assembly is None else self._reached.assembly.parts.write_path,
-            settings,
+            self._settings,
         )
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -155,7 +136,7 @@ class App:
     async def _reach_outside(self, opened: contextlib.AsyncExitStack, stopping: asyncio.Event) -> Outside | None:
         """The store and the database, both answering; None if the agent is told to stop before."""
         settings = self._settings
-        sequencer = await Sequencer.open(settings.database_url.get_secret_value(), self._sequencer_settings)
+        sequencer = await Sequencer.open(settings.database_url.get_secret_value(), self._app_settings.sequencer)
         opened.push_async_callback(sequencer.close)
         self._reached.sequencer = sequencer
         backoff = Backoff(settings.connect_backoff_s, _LONGEST_CONNECT_PAUSE_S)
@@ -166,7 +147,7 @@ class App:
                 assert self._reached.store is not None, "it was opened just now"
                 await sequencer.store_identity.bind(self._reached.store, settings.cluster, settings.store_url)
                 await sequencer.ownership.look(self._reached.store, settings.cluster)
-                catch_up_store = await open_store(settings.store_url, self._store_settings)
+                catch_up_store = await open_store(settings.store_url, self._app_settings.store)
                 opened.push_async_callback(catch_up_store.close)
                 return Outside(
                     sequencer=sequencer,
@@ -182,7 +163,7 @@ class App:
 
     async def _open_store(self, opened: contextlib.AsyncExitStack) -> None:
         if self._reached.store is None:
-            self._reached.store = await open_store(self._settings.store_url, self._store_settings)
+            self._reached.store = await open_store(self._settings.store_url, self._app_settings.store)
             opened.push_async_callback(self._reached.store.close)
 
     # --- serving
@@ -194,10 +175,10 @@ class App:
         opened: contextlib.AsyncExitStack,
         stopping: asyncio.Event,
     ) -> None:
-        pages, peer_server = build_peer_server(outside, self._parts_settings)
+        pages, peer_server = build_peer_server(outside, self._app_settings)
         peer_port = await peer_server.start(self._settings.peer_host, self._settings.peer_port)
         opened.push_async_callback(peer_server.close)
-        assembly = assemble(outside, pages, peer_server, self._address(peer_port), self._parts_settings, self.metrics)
+        assembly = assemble(outside, pages, peer_server, self._address(peer_port), self._app_settings, self.metrics)
         parts = assembly.parts
         self.metrics.registry.register(ReadMetrics(parts.pages, parts.reads, peer_server, assembly.watch))
         self.metrics.registry.register(parts.telemetry)
@@ -351,7 +332,7 @@ class App:
         settings = self._settings
         reached = self._reached
         file_io = file_io_config(
-            settings.store_url, self._store_settings, vend_credentials=settings.iceberg_vend_credentials
+            settings.store_url, self._app_settings.store, vend_credentials=settings.iceberg_vend_credentials
         )
         parts = HttpParts(
             sequencer=lambda: reached.sequencer,

@@ -21,9 +21,8 @@ from agent.metrics import Metrics
 from agent.parts import Parts
 from agent.read_path.known_coordinates import KnownCoordinates
 from agent.read_path.reads import ReadPath
-from agent.read_path.settings import ReadPathSettings
 from agent.read_path.time_lookup import TimeLookup
-from agent.settings import AgentSettings
+from agent.settings import AppSettings
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
@@ -36,7 +35,6 @@ from cache_ring.peers.peer_client import PeerClient
 from cache_ring.peers.peer_server import PeerServer
 from cache_ring.ring.membership import Membership
 from cache_ring.ring.peer_watch import PeerWatch
-from cache_ring.settings import CacheRingSettings
 from sequencer.client import Sequencer
 from sequencer.cluster.agents import AgentAddress
 from sequencer.commits.coordinates import RunCoordinate
@@ -89,17 +87,7 @@ class _OwnWrites:
         self.reads.committed(runs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The settings of every part, read once."""
-
-    agent: AgentSettings
-    ring: CacheRingSettings
-    read_path: ReadPathSettings
-    groups: GroupSettings
-
-
-def build_peer_server(outside: Outside, settings: Settings) -> tuple[StorePages, PeerServer]:
+def build_peer_server(outside: Outside, settings: AppSettings) -> tuple[StorePages, PeerServer]:
     """The pages and their server for peers, which listens before all else is built: its port is part of the address."""
     pages = StorePages(outside.store, outside.catch_up_store, settings.ring)
     cluster = settings.agent.cluster
@@ -112,7 +100,7 @@ def assemble(
     store_pages: StorePages,
     peer_server: PeerServer,
     address: AgentAddress,
-    settings: Settings,
+    settings: AppSettings,
     metrics: Metrics,
 ) -> Assembly:
     clock = time.monotonic

@@ -9,14 +9,14 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from pydantic_settings import BaseSettings
+from storage.settings import Settings
 
 
-def described(model: type[BaseSettings]) -> dict[str, str]:
+def described(model: type[Settings]) -> dict[str, str]:
     """The text of each setting that has one, its own class's or its base's, in one line."""
     found: dict[str, str] = {}
     for part in reversed(model.__mro__):
-        if issubclass(part, BaseSettings) and part is not BaseSettings:
+        if issubclass(part, Settings) and part is not Settings:
             found |= _strings_below_fields(part)
     return {name: " ".join(text.split()) for name, text in found.items()}
 

@@ -4,10 +4,17 @@ Promises that each bound of the agent (a queue, a cache, a wait, a retry) is nam
 that enforces it.
 """
 
+from dataclasses import dataclass
 from typing import Final, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from agent.groups.settings import GroupSettings
+from agent.read_path.settings import ReadPathSettings
+from cache_ring.settings import CacheRingSettings
+from sequencer.settings import SequencerSettings
+from storage.settings import Settings
+from storage.stores.object_store import StoreSettings
 
 _LARGEST_PORT: Final = 65_535
 _S3_USD_PER_MILLION_PUTS: Final = 5.0
@@ -23,9 +30,7 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-class AgentSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
-
+class AgentSettings(Settings):
     database_url: SecretStr = SecretStr("")
     """The sequencer's Postgres, `postgresql://user:password@host:port/database`."""
     store_url: str = ""
@@ -298,3 +303,15 @@ class AgentSettings(BaseSettings):
                 f"({self.request_memory_bytes}): a request must fit the agent's memory for requests"
             )
         return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppSettings:
+    """The settings of every part that an agent is made of."""
+
+    agent: AgentSettings
+    store: StoreSettings
+    sequencer: SequencerSettings
+    ring: CacheRingSettings
+    read_path: ReadPathSettings
+    groups: GroupSettings

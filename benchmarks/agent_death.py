@@ -36,6 +36,7 @@ from benchmarks.apache_kafka import kafka_cluster
 from benchmarks.kafka_wire import Connection
 from benchmarks.stalls import CLASSIC, CONSUMER, ROLES, Clients, ClientSettings
 from tidelog.devstack.stack import Stack, StackSettings
+from tidelog.process.environment import Environment
 
 PARTITIONS = 6
 SERVERS = 3
@@ -101,7 +102,9 @@ def main() -> None:
 @contextlib.contextmanager
 def tidelog_cluster(directory: Path) -> Iterator[Cluster]:
     """Three agents of one zone."""
-    with Stack(StackSettings(data_dir=directory, agents=SERVERS, zones=("a",))) as stack:
+    with Stack(
+        StackSettings(environment=Environment.of_process(), data_dir=directory, agents=SERVERS, zones=("a",))
+    ) as stack:
         yield of_stack(stack)
 
 

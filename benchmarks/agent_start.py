@@ -21,6 +21,7 @@ from benchmarks.load.frames import BadAnswer, ProduceFrame
 from benchmarks.load.wire import Wire
 from tidelog.devstack.agent_process import AgentProcess
 from tidelog.devstack.stack import Stack, StackSettings
+from tidelog.process.environment import Environment
 
 _RETRY_S = 0.003
 _TIMEOUT_S = 60.0
@@ -91,7 +92,9 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     with (
         tempfile.TemporaryDirectory(prefix="tidelog-start-", ignore_cleanup_errors=True) as directory,
-        Stack(StackSettings(data_dir=Path(directory), agents=1, zones=("a",))) as stack,
+        Stack(
+            StackSettings(environment=Environment.of_process(), data_dir=Path(directory), agents=1, zones=("a",))
+        ) as stack,
     ):
         for _ in range(rounds):
             print("  ".join(f"{name} {value:.2f}" for name, value in measure(stack).items()))

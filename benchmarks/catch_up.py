@@ -29,6 +29,7 @@ from benchmarks.systems.system import System
 from benchmarks.systems.tidelog import tidelog
 from sequencer.client import Sequencer
 from sequencer.commits.commits import SegmentToCommit
+from sequencer.settings import SequencerSettings
 from storage.batches.batch_validation import BatchLimits, validate_produced
 from storage.identifiers import Partition, new_segment_id
 from storage.segments.keys import segment_key
@@ -75,7 +76,7 @@ SHAPES: Final = (
 
 async def write_log(database_url: str, endpoint: Endpoint, cluster: str, topic: str, shape: Shape, uploads: int) -> int:
     """Returns the records written."""
-    sequencer = await Sequencer.open(database_url)
+    sequencer = await Sequencer.open(database_url, SequencerSettings())
     store = await open_store(endpoint.store_url, endpoint.settings())
     try:
         created = await sequencer.topics.create(topic, shape.partitions, {"retention.ms": "-1"})

@@ -31,6 +31,7 @@ from rich.table import Table
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.commits.commits import Committed, SegmentToCommit
 from sequencer.migrate import migrate
+from sequencer.settings import MigrationSettings
 from storage.identifiers import NO_PRODUCER_ID, SegmentId, TopicId, new_segment_id
 from storage.segments import segment_batches
 from storage.segments.keys import segment_key
@@ -107,7 +108,7 @@ def own_postgres() -> Iterator[Database]:
         server = EmbeddedPostgres(data)
         try:
             url = server.start()
-            asyncio.run(migrate(url))
+            asyncio.run(migrate(url, MigrationSettings()))
             yield Database(url=url, postmaster=psutil.Process(int((data / "postmaster.pid").read_text().split()[0])))
         finally:
             server.stop()
@@ -172,7 +173,7 @@ def _measure(database: Database, load: CommitLoad, seconds: float, topic_id: Top
 
 
 async def _topic(url: str, partitions: int) -> TopicId:
-    sequencer = await Sequencer.open(url)
+    sequencer = await Sequencer.open(url, SequencerSettings())
     try:
         return (await sequencer.topics.create(f"commits-{time.time_ns()}", partitions, {})).topic_id
     finally:
@@ -180,7 +181,7 @@ async def _topic(url: str, partitions: int) -> TopicId:
 
 
 async def _tables(url: str) -> list[TableState]:
-    sequencer = await Sequencer.open(url)
+    sequencer = await Sequencer.open(url, SequencerSettings())
     try:
         rows = await sequencer.database.fetch(_TABLES)
         return [TableState(**row._asdict()) for row in rows]
@@ -199,7 +200,7 @@ FROM pg_stat_user_tables WHERE relname IN ('partitions', 'producer_state', 'runs
 async def _used(database: Database) -> tuple[float, int]:
     """CPU seconds of Postgres and bytes of WAL so far."""
     cpu_s = await postgres_cpu_s(database.postmaster)  # first: a connection takes its time on a busy machine
-    sequencer = await Sequencer.open(database.url)
+    sequencer = await Sequencer.open(database.url, SequencerSettings())
     try:
         [row] = await sequencer.database.fetch("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint AS wal_bytes")
         return cpu_s, row.wal_bytes

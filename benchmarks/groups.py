@@ -27,6 +27,7 @@ from benchmarks.apache_kafka import apache_kafka
 from benchmarks.group_members import ClassicMember, ConsumerMember, Member, Membership
 from benchmarks.systems.meters import cpu_s
 from tidelog.devstack.stack import Stack, StackSettings
+from tidelog.process.environment import Environment
 
 SESSION_TIMEOUT_S = 6.0
 HEARTBEAT_S = 1.0
@@ -105,7 +106,9 @@ def _kafka(directory: Path) -> Iterator[Target]:
 
 @contextlib.contextmanager
 def _tidelog(directory: Path) -> Iterator[Target]:
-    with Stack(StackSettings(data_dir=directory, agent_environment=_TIDELOG)) as stack:
+    with Stack(
+        StackSettings(environment=Environment.of_process(), data_dir=directory, agent_environment=_TIDELOG)
+    ) as stack:
         (pid_file,) = directory.rglob("postmaster.pid")
         agents = [agent.pid for agent in stack.agents if agent.pid is not None]
         postmaster = int(pid_file.read_text().split()[0])

@@ -34,6 +34,7 @@ from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.cluster.agents import AgentAddress, LiveAgent
 from sequencer.database.servers import DURABILITY
+from sequencer.settings import SequencerSettings
 
 AGENTS: Final = 100
 SHARES: Final = (0.01, 1 / 30, 0.1)
@@ -242,7 +243,7 @@ async def run_at_pace(timers: Sequence[Timer], postmaster: psutil.Process, secon
 
 async def run(database: Database, shares: Sequence[float], seconds: float) -> None:
     console = Console(width=180)
-    sequencer = await Sequencer.open(database.url)
+    sequencer = await Sequencer.open(database.url, SequencerSettings())
     try:
         cluster = Cluster(sequencer, await join_all(sequencer))
         async with sequencer.database.connection() as connection:  # its CPU is not that of a statement

@@ -33,6 +33,7 @@ from sequencer.client import Sequencer
 from sequencer.commits.commits import SegmentToCommit
 from sequencer.commits.coordinates import CoordinateRequest, RunCoordinate
 from sequencer.housekeeping.merge_values import Backlog, Candidate
+from sequencer.settings import SequencerSettings
 from sequencer.topics.topics import Topic
 from storage.batches.batch_validation import BatchLimits, validate_produced
 from storage.batches.byte_arrays import Buffer
@@ -163,7 +164,7 @@ async def runs_of(sequencer: Sequencer, topic: Topic, partition: int) -> Sequenc
 
 
 async def measure(database: Database, shape: Shape, store: ObjectStore) -> None:
-    sequencer = await Sequencer.open(database.url)
+    sequencer = await Sequencer.open(database.url, SequencerSettings())
     try:
         topic = await write_log(sequencer, store, shape)
         await sequencer.ownership.ratchet(store, _CLUSTER, ratchet_s=_DAY_S)

@@ -33,6 +33,7 @@ from sequencer.client import Sequencer
 from sequencer.groups.committed_offsets import CommittedOffset, OffsetCommit
 from sequencer.groups.stored_groups import GroupChange, StoredMember
 from sequencer.migrate import migrate
+from sequencer.settings import MigrationSettings, SequencerSettings
 from sequencer.topics.topics import Topic
 from storage.identifiers import NodeId, Offset, Partition
 from tidelog.embedded.postgres import POSTGRES_VERSION, EmbeddedPostgres, EmbeddedPostgresSettings
@@ -99,8 +100,8 @@ def _postgres() -> Iterator[tuple[str, psutil.Process]]:
 
 
 async def _measure(url: str, server: psutil.Process, seconds: float) -> OffsetCommitRates:
-    await migrate(url)
-    sequencer = await Sequencer.open(url)
+    await migrate(url, MigrationSettings())
+    sequencer = await Sequencer.open(url, SequencerSettings())
     try:
         topic = await sequencer.topics.create("offsets", 1, {})
         epochs = [await _group(sequencer, f"group-{number}") for number in range(GROUPS)]

@@ -25,6 +25,7 @@ from benchmarks.figures import Figures, per
 from benchmarks.systems.meters import scrape, total
 from benchmarks.systems.tidelog import tidelog
 from tidelog.devstack.stack import Stack, StackSettings
+from tidelog.process.environment import Environment
 
 IN_FLIGHT: Final = 5
 RECORD_BYTES: Final = 500
@@ -146,7 +147,7 @@ def on_minio(directory: Path) -> Iterator[Place]:
 @contextmanager
 def on_the_dev_stack(directory: Path) -> Iterator[Place]:
     """As `tidelog dev` starts it: two agents, and an S3 endpoint of its own."""
-    with Stack(StackSettings(data_dir=directory / "dev")) as stack:
+    with Stack(StackSettings(environment=Environment.of_process(), data_dir=directory / "dev")) as stack:
         addresses = [agent.address for agent in stack.agents]
         urls = [address.http_url for address in addresses]
         yield Place(name="dev stack", bootstrap=addresses[0].bootstrap, http_urls=urls)

@@ -6,12 +6,11 @@ Promises that every bound of this folder is named here.
 from typing import Self
 
 from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from storage.settings import Settings
 
 
-class CacheRingSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
-
+class CacheRingSettings(Settings):
     membership_lease_s: float = Field(default=10.0, gt=0)
     """How long others take this agent for alive after its last renewal; it stops serving a little earlier."""
     membership_renew_s: float = Field(default=2.0, gt=0)

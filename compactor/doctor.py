@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from compactor.diagnosis import Chart, Diagnosis, Fault, Finding, Sight
 from compactor.object_census import ObjectCensus
@@ -23,6 +22,7 @@ from sequencer.housekeeping.garbage import BEFORE_ALL as BEFORE_ALL_SEGMENTS
 from sequencer.housekeeping.inspection import PartitionKey, ReferencedSegment
 from sequencer.housekeeping.retention import BEFORE_ALL as BEFORE_ALL_PARTITIONS
 from storage.identifiers import ObjectKey
+from storage.settings import Settings
 from storage.stores.object_store import ObjectNotFound, ObjectStore, is_there
 from storage.stores.side_by_side import side_by_side
 from storage.threads import Threads
@@ -32,9 +32,7 @@ __all__ = ["Diagnosis", "DoctorSettings", "examine"]
 T = TypeVar("T")
 
 
-class DoctorSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
-
+class DoctorSettings(Settings):
     doctor_requests: int = Field(default=16, ge=1)
     """Requests to the store at once; when contents are verified, as many whole segments are in memory."""
     doctor_page: int = Field(default=500, ge=1)
@@ -50,12 +48,11 @@ async def examine(
     store: ObjectStore,
     cluster: str,
     verify_contents: bool,
-    settings: DoctorSettings | None = None,
+    settings: DoctorSettings,
 ) -> Diagnosis:
     """Looks at everything under `<cluster>/` and at everything the database knows. Raises SequencerUnavailable or
     StoreUnavailable.
     """
-    settings = settings or DoctorSettings()
     chart = Chart(settings.doctor_findings)
     await ObjectCensus(sequencer, store, cluster, chart, page=settings.doctor_page).take()
     doctor = _Doctor(sequencer, store, chart, settings, verify_contents)

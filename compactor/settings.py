@@ -7,12 +7,11 @@ Promises that what must fit together does: see the checks at the end.
 from typing import Self
 
 from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from storage.settings import Settings
 
 
-class HousekeeperSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
-
+class HousekeeperSettings(Settings):
     retention_interval_s: float = Field(default=60.0, gt=0)
     """The pause between two passes over all partitions for what retention lets go."""
     retention_partitions_per_step: int = Field(default=200, ge=1)

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -30,6 +30,7 @@ from sequencer.database.database import Database
 from sequencer.journal.loading import RunLeftOut
 from sequencer.journal.recovery import WRITER, WRITER_BEYOND, RecoverySession
 from sequencer.migrate import migrate
+from sequencer.settings import MigrationSettings, SequencerSettings
 from storage.identifiers import ObjectKey
 from storage.segments.keys import is_merged
 from storage.stores.object_store import ObjectStore, StoreSettings, StoreUnavailable
@@ -51,8 +52,10 @@ class Task:
     store_url: str
     cluster: str
     take_over: bool = False
-    settings: RecoverySettings = field(default_factory=RecoverySettings)
-    store_settings: StoreSettings = field(default_factory=StoreSettings)
+    settings: RecoverySettings
+    store_settings: StoreSettings
+    sequencer_settings: SequencerSettings
+    migration_settings: MigrationSettings
     progress: Callable[[str, int, int | None], None] = lambda _what, _done, _of: None
 
 
@@ -66,11 +69,11 @@ async def rehearse(task: Task, store: ObjectStore) -> Report:
 async def recover(task: Task, store: ObjectStore) -> Report:
     """Recovers. Raises CannotRecover, RecoveryAtWork, OwnershipLost, OwnershipUnconfirmed, WrongStore,
     SequencerUnavailable or StoreUnavailable; in each case it may be run again."""
-    await migrate(task.database_url)
+    await migrate(task.database_url, task.migration_settings)
     timeout_s = task.settings.recovery_statement_timeout_s
     async with (
         RecoverySession.open(task.database_url, statement_timeout_s=timeout_s) as session,
-        _opened(task.database_url) as database,
+        _opened(task) as database,
     ):
         recovery = _Recovery(task, session, store)
         await recovery.check_place()
@@ -82,8 +85,8 @@ async def recover(task: Task, store: ObjectStore) -> Report:
 
 
 @asynccontextmanager
-async def _opened(database_url: str) -> AsyncIterator[Database]:
-    database = Database(database_url)
+async def _opened(task: Task) -> AsyncIterator[Database]:
+    database = Database(task.database_url, task.sequencer_settings)
     await database.open()
     try:
         yield database

@@ -1,12 +1,11 @@
 """The settings of `tidelog recover`: how much it reads at once, and how far it goes back."""
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from storage.settings import Settings
 
 
-class RecoverySettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
-
+class RecoverySettings(Settings):
     recovery_young_margin_s: float = Field(default=960.0, ge=0)
     """An object uploaded up to so long before the last journal entry may have been committed after it. Longer than
     the agents' reservation lease."""

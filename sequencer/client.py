@@ -68,7 +68,7 @@ class Sequencer:
         self.observations = Observations(housekeeping)
 
     @classmethod
-    async def open(cls, database_url: str, settings: SequencerSettings | None = None) -> Self:
+    async def open(cls, database_url: str, settings: SequencerSettings) -> Self:
         database = Database(database_url, settings)
         await database.open()
         return cls(database)

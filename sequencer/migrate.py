@@ -83,7 +83,7 @@ def migrations() -> Sequence[Migration]:
     return found
 
 
-async def migrate(database_url: str, settings: MigrationSettings | None = None) -> list[int]:
+async def migrate(database_url: str, settings: MigrationSettings) -> list[int]:
     """Returns the numbers applied now. Raises SequencerUnavailable or MigrationRefused."""
     known = migrations()
     try:
@@ -100,7 +100,7 @@ async def migrate(database_url: str, settings: MigrationSettings | None = None) 
         raise SequencerUnavailable.cannot_connect(database_url, error) from error
     try:
         async with connection:
-            return await _Migrating(connection, settings or MigrationSettings()).apply(known)
+            return await _Migrating(connection, settings).apply(known)
     except psycopg.OperationalError as error:
         raise SequencerUnavailable(f"migrating {describe_address(database_url)} was interrupted: {error}") from error
 

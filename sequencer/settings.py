@@ -1,13 +1,12 @@
 """How this process talks to Postgres: every number a setting, each with what it bounds."""
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from storage.settings import Settings
 
 
-class SequencerSettings(BaseSettings):
+class SequencerSettings(Settings):
     """`TIDELOG_DATABASE_POOL_SIZE=20` and so on."""
-
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
 
     database_pool_size: int = Field(default=5, ge=2)
     """Most connections of this process to Postgres for what clients ask for. Leases, housekeeping and commits have
@@ -67,9 +66,7 @@ class SequencerSettings(BaseSettings):
         return 1 + self.database_pool_size + self.database_lease_connections + self.database_housekeeping_connections
 
 
-class MigrationSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
-
+class MigrationSettings(Settings):
     migration_lock_timeout_ms: int = Field(default=500, ge=1)
     """How long a migration waits for a lock, while commits wait behind it. Then it lets them pass and tries again."""
     migration_pause_s: float = Field(default=1.0, gt=0)

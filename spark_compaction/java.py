@@ -43,7 +43,7 @@ def java_version(text: str) -> int | None:
 
 
 def _java() -> str | None:
-    home = os.environ.get("JAVA_HOME")
+    home = os.environ.get("JAVA_HOME")  # as the script that starts the JVM for PySpark reads it
     if home:
         java = Path(home) / "bin" / "java"
         return str(java) if java.is_file() else None

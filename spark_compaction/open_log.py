@@ -23,7 +23,7 @@ async def open_log(settings: CompactionSettings) -> AsyncIterator[Sequencer]:
     """Raises WrongStore, OwnershipUnconfirmed, SequencerUnavailable or StoreUnavailable before Spark is started, which
     takes long. After a start of Postgres it waits until the bucket was watched.
     """
-    sequencer = await Sequencer.open(settings.database_url)
+    sequencer = await Sequencer.open(settings.database_url, settings)
     try:
         store = await open_store(settings.store_url, settings)
         try:

@@ -68,6 +68,7 @@ def stop_spark() -> None:
 
 def _start(settings: CompactionSettings) -> SparkContext:
     require_java()
+    # PySpark, and the JVM that it starts, take these from the process's environment alone.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

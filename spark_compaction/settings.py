@@ -1,16 +1,18 @@
 """The settings of compaction into history, of its TTL and of Spark SQL over it.
 
-Each is also an environment variable (`TIDELOG_SPARK_MASTER`, ...). The store's own settings are inherited, so that one
-object says how to reach the bucket, the sequencer, the catalog and Spark."""
+Each is also an environment variable (`TIDELOG_SPARK_MASTER`, ...). The store's and the sequencer's own settings are
+inherited, so that one object says how to reach the bucket, the sequencer, the catalog and Spark.
+"""
 
 from pydantic import Field
 
+from sequencer.settings import SequencerSettings
 from storage.stores.object_store import StoreSettings
 
 MEBIBYTE = 1 << 20
 
 
-class CompactionSettings(StoreSettings):
+class CompactionSettings(StoreSettings, SequencerSettings):
     database_url: str = ""
     """The sequencer's Postgres. Only the driver talks to it; executors need the bucket and nothing else."""
     store_url: str = ""

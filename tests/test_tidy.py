@@ -101,6 +101,46 @@ def test_nothing_runs_on_asyncios_default_executor() -> None:
     assert found == []
 
 
+WRITES_THE_ENVIRONMENT = {
+    "tidelog/main.py": "every Python started from here reads PYTHONSAFEPATH",
+    "spark_compaction/session.py": "PySpark reads its interpreter and address nowhere else",
+    "storage/stores/s3_store.py": "obstore reads its number of threads nowhere else",
+}
+READS_THE_ENVIRONMENT = {
+    "tidelog/process/environment.py": "the one place that reads settings",
+    "tidelog/embedded/s3_endpoint.py": "rclone gets all but the user's own rclone settings",
+    "spark_compaction/java.py": "JAVA_HOME, as the script that starts the JVM reads it",
+    "storage/native/kernels.py": "XDG_CACHE_HOME, where a user's programs keep what they can make again",
+}
+_OF_OS = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
+
+
+def _uses_of_the_environment(tree: ast.Module) -> Iterator[bool]:
+    """True for each that may write: `os.environ[...] = x`, `del`, or a call of one of its methods but `get` and
+    `items`, and `os.putenv`."""
+    above = {below: node for node in ast.walk(tree) for below in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "os":
+            assert not {name.name for name in node.names} & _OF_OS, "write os.environ, which this test finds"
+        if isinstance(node, ast.Attribute) and node.attr in _OF_OS and getattr(node.value, "id", "") == "os":
+            user = above[node]
+            is_read = isinstance(user, ast.Subscript) and isinstance(user.ctx, ast.Load)
+            is_read |= isinstance(user, ast.Attribute) and user.attr in ("get", "items")
+            is_read |= isinstance(user, ast.Call) and (node.attr.startswith("getenv") or node in user.args)
+            yield not is_read
+
+
+def test_settings_are_read_in_one_place_and_written_nowhere() -> None:
+    """See docs/decisions/0113-settings-are-read-once.md."""
+    uses = {
+        path.relative_to(ROOT).as_posix(): list(_uses_of_the_environment(ast.parse(path.read_text())))
+        for path in source_files()
+    }
+
+    assert {name for name, found in uses.items() if any(found)} == set(WRITES_THE_ENVIRONMENT)
+    assert {name for name, found in uses.items() if found and not any(found)} == set(READS_THE_ENVIRONMENT)
+
+
 def test_the_map_names_every_folder() -> None:
     architecture = (ROOT / "ARCHITECTURE.md").read_text()
     folders = {path.relative_to(ROOT).parent.as_posix() for path in tracked("*.py", "*.sql", "infra/*", "docs/*")} - {

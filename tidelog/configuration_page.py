@@ -11,7 +11,6 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
-from pydantic_settings import BaseSettings
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
@@ -23,12 +22,13 @@ from compactor.settings import HousekeeperSettings
 from recovery.settings import RecoverySettings
 from sequencer.settings import MigrationSettings, SequencerSettings
 from spark_compaction.settings import CompactionSettings
+from storage.settings import Settings
 from storage.stores.object_store import StoreSettings
 from tidelog.backup.settings import BackupSettings
 from tidelog.process.settings import ClientSettings, ProcessSettings, variable_of
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "configuration.md"
-PARTS: Final[tuple[tuple[str, type[BaseSettings]], ...]] = (
+PARTS: Final[tuple[tuple[str, type[Settings]], ...]] = (
     ("Where things are", ClientSettings),
     ("The process", ProcessSettings),
     ("The agent", AgentSettings),
@@ -63,7 +63,7 @@ def document() -> str:
     return "\n".join(lines)
 
 
-def _rows(model: type[BaseSettings], shown: set[str]) -> Iterable[str]:
+def _rows(model: type[Settings], shown: set[str]) -> Iterable[str]:
     """One for each setting that no part before has shown."""
     texts = described(model)
     for name, field in model.model_fields.items():

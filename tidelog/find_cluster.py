@@ -1,29 +1,28 @@
 """Which cluster a command talks to: the one its options or `TIDELOG_*` variables name, else the stack of `tidelog
 dev` on this machine.
 
-The addresses of a stack are put into this process's environment, so that every part that reads its settings there
-finds the same cluster.
+The addresses of a stack complete the command's environment, so that every part whose settings are read from it finds
+the same cluster.
 """
 
-import os
 from pathlib import Path
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import ValidationError
 
 from tidelog.devstack.stack_file import read_stack_file
 from tidelog.errors import UserError
+from tidelog.process.environment import Environment
 from tidelog.process.settings import ClientSettings, variable_of
 
 _NAMES_A_CLUSTER = ("database_url", "store_url", "bootstrap", "http_url")
 
 
-def find_cluster() -> ClientSettings:
-    """The settings, completed from the running stack if nothing names a cluster."""
-    settings = _settings()
+def find_cluster(environment: Environment) -> Environment:
+    """The environment, completed from the running stack if nothing names a cluster. Raises UserError."""
+    settings = environment.read(ClientSettings)
     if any(getattr(settings, name) for name in _NAMES_A_CLUSTER):
-        return settings
+        return environment
     data_dir = Path(settings.data_dir).expanduser().resolve()
     found = read_stack_file(data_dir)
     if found is None:
@@ -32,8 +31,7 @@ def find_cluster() -> ClientSettings:
             f"No cluster to talk to: no stack runs in {data_dir}, and none of {variables} is set.",
             "Start one with `tidelog dev`, go to the directory in which it runs, or set those variables.",
         )
-    os.environ.update(found.as_environment())
-    return _settings()
+    return environment.with_variables(found.as_environment())
 
 
 def require(settings: ClientSettings, name: str) -> str:
@@ -63,11 +61,3 @@ def check_database_url(url: str) -> None:
             f"{variable_of('database_url')} is no address of a Postgres.",
             "Write it as postgresql://user:password@host:port/database, with %40 for @ and %2F for / in the password.",
         )
-
-
-def _settings() -> ClientSettings:
-    try:
-        return ClientSettings()
-    except ValidationError as invalid:
-        first = invalid.errors()[0]
-        raise UserError(f"{variable_of(str(first['loc'][0]))}: {first['msg']}.") from None

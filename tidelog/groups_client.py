@@ -73,7 +73,7 @@ class GroupsClient:
         """By name."""
         found = self._wait(self._admin.list_consumer_groups(request_timeout=self._timeout_s))
         for error in found.errors or ():
-            raise as_user_error(error if isinstance(error, KafkaError) else error.args[0])
+            raise as_user_error(error if isinstance(error, KafkaError) else error.args[0], self._bootstrap)
         rows = [
             GroupRow(name=group.group_id, kind=group.type.name.lower(), state=_spelled(group.state.name))
             for group in found.valid
@@ -129,7 +129,7 @@ class GroupsClient:
         try:
             return range(len(future.result(self._timeout_s + _LATE_S).partitions))
         except KafkaException as failed:
-            raise as_user_error(failed.args[0], topic) from None
+            raise as_user_error(failed.args[0], self._bootstrap, topic) from None
 
     def bounds(self, places: Collection[Place]) -> dict[Place, Bounds]:
         """Of those partitions that exist."""
@@ -205,7 +205,7 @@ class GroupsClient:
                 found[place.topic, place.partition] = int(future.result(self._timeout_s + _LATE_S).offset)
             except KafkaException as failed:
                 if failed.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise as_user_error(failed.args[0], place.topic) from None
+                    raise as_user_error(failed.args[0], self._bootstrap, place.topic) from None
         return found
 
     def _wait(self, future: "Future[Any]", group: str = "") -> Any:
@@ -221,7 +221,7 @@ class GroupsClient:
             return _NoGroup(f"There is no group {group}.", _LIST)
         if error.code() in _IN_USE:
             return in_use(self.existing(group))
-        return as_user_error(error)
+        return as_user_error(error, self._bootstrap)
 
 
 class _NoGroup(UserError):

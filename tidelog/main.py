@@ -75,9 +75,10 @@ def _print(error: UserError) -> None:
 
 def _run_command() -> None:
     if sys.argv[1:] == ["agent"]:
+        from tidelog.process.environment import Environment
         from tidelog.process.start_agent import start_agent
 
-        start_agent()
+        start_agent(Environment.of_process())
     else:
         from tidelog.cli import app
 

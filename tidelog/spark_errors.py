@@ -4,7 +4,6 @@ import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pydantic import ValidationError
 from pyspark.logger import PySparkLogger
 
 from sequencer.cluster.store_identity import WrongStore
@@ -19,21 +18,25 @@ from spark_compaction.sql import QueryFailed
 from storage.stores.object_store import StoreUnavailable
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
+from tidelog.process.environment import Environment
+from tidelog.process.settings import ClientSettings
 
 # PySpark logs a failed query with its whole Java stack; the error itself says the same in a line.
 _QUERY_LOGGER = "SQLQueryContextLogger"
 
 
 @contextmanager
-def spark_command(*needed: str) -> Iterator[CompactionSettings]:
+def spark_command(environment: Environment, *needed: str) -> Iterator[CompactionSettings]:
     """The settings, once the cluster is known and `needed` ones are set. Spark's JVM goes when the process ends."""
-    found = find_cluster()
+    found = find_cluster(environment)
+    client = found.read(ClientSettings)
     for name in needed:
-        require(found, name)
+        require(client, name)
+    settings = found.read(CompactionSettings)
     atexit.register(stop_spark)
     PySparkLogger.getLogger(_QUERY_LOGGER).disabled = True  # of PySpark's class: it logs with fields of its own
     try:
-        yield CompactionSettings()
+        yield settings
     except UnknownTopic as unknown:
         raise UserError(str(unknown), "`tidelog topics list` shows those there are.") from None
     except ManifestRefused as refused:
@@ -52,5 +55,4 @@ def spark_command(*needed: str) -> Iterator[CompactionSettings]:
         WrongStore,
         ValueError,
     ) as failed:
-        text = failed.errors()[0]["msg"] if isinstance(failed, ValidationError) else str(failed)
-        raise UserError(text) from None
+        raise UserError(str(failed)) from None

@@ -4,12 +4,11 @@ its text."""
 from typing import Self
 
 from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from storage.settings import Settings
 
 
-class GroupSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
-
+class GroupSettings(Settings):
     group_initial_rebalance_delay_ms: int = Field(default=3_000, ge=0)
     """How long an empty group waits for more members before its first generation (group.initial.rebalance.delay.ms)."""
     group_min_session_timeout_ms: int = Field(default=6_000, ge=1)

@@ -4,12 +4,11 @@ Promises that every bound of this folder is named here.
 """
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from storage.settings import Settings
 
 
-class ReadPathSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
-
+class ReadPathSettings(Settings):
     coordinate_poll_s: float = Field(default=0.1, gt=0)
     """The pause between two polls of the sequencer for the partitions read here; repairs a push that was missed."""
     coordinate_poll_heard_s: float = Field(default=0.4, gt=0)

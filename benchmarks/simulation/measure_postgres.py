@@ -25,6 +25,7 @@ from sequencer.cluster.agents import AgentAddress
 from sequencer.commits.commits import Committed, SegmentToCommit
 from sequencer.commits.coordinates import KnownEnd
 from sequencer.database.servers import DURABILITY
+from sequencer.settings import SequencerSettings
 from storage.identifiers import BytePosition, Offset, Partition, ProducerId, TopicId, new_segment_id
 from storage.segments.keys import segment_key
 from storage.segments.segment_batches import PlacedBatch, PlacedBatches
@@ -58,7 +59,7 @@ def measure_postgres(database: Database, seconds: float) -> PostgresFigures:
 
 
 async def _measure(database: Database, seconds: float) -> PostgresFigures:
-    sequencer = await Sequencer.open(database.url)
+    sequencer = await Sequencer.open(database.url, SequencerSettings())
     try:
         return PostgresFigures(
             commit=await _commits(sequencer, database, seconds, 0.0),

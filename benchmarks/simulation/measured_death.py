@@ -11,6 +11,7 @@ from benchmarks.endpoints import Endpoint
 from benchmarks.load.wire import Wire
 from benchmarks.systems.tidelog import system_of
 from tidelog.devstack.stack import Stack, StackSettings
+from tidelog.process.environment import Environment
 
 _PARTITIONS = 12
 _LONGEST_S = 30.0
@@ -21,6 +22,7 @@ def measured_death_s(endpoint: Endpoint) -> float:
     """Of two agents in one zone one is killed, and the other asked over and over. Raises TimeoutError."""
     with tempfile.TemporaryDirectory(prefix="tidelog-model-") as directory:
         settings = StackSettings(
+            environment=Environment.of_process(),
             data_dir=Path(directory) / "stack",
             zones=("a",),
             store="local",

@@ -15,6 +15,7 @@ from benchmarks.systems.meters import Meters, scrape, total
 from benchmarks.systems.store_counters import store_counters
 from benchmarks.systems.system import System
 from tidelog.devstack.stack import Stack, StackSettings
+from tidelog.process.environment import Environment
 
 _LINGER_MS = str(AgentSettings.model_fields["linger_ms"].default)
 _TRANSACTIONS = "SELECT sum(xact_commit)::bigint FROM pg_stat_database"
@@ -38,6 +39,7 @@ def tidelog(
         **store,
     }
     settings = StackSettings(
+        environment=Environment.of_process(),
         data_dir=directory,
         agents=len(zones),
         zones=zones,

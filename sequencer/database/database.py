@@ -65,9 +65,9 @@ class _Kept:
 class Database:
     """The pools. It opens even when Postgres is away; calls then raise SequencerUnavailable until it is back."""
 
-    def __init__(self, database_url: str, settings: SequencerSettings | None = None) -> None:
+    def __init__(self, database_url: str, settings: SequencerSettings) -> None:
         self._url = database_url
-        self._settings = settings or SequencerSettings()
+        self._settings = settings
         self._failures = Failures(database_url, self._settings)
         self._servers = Servers(
             database_url,

@@ -182,6 +182,7 @@ def _origin(source: Path, constants: str) -> bytes:
 def _directories(source: Path) -> Iterator[Path]:
     yield source.parent / "__pycache__"
     with contextlib.suppress(RuntimeError):  # a user without a home
+        # Not a setting of Tidelog's: where all programs of this user keep what they can make again.
         yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidelog"
 
 

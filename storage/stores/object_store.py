@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, model_validator
 
 from storage.batches.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
+from storage.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +109,8 @@ async def is_there(store: ObjectStore, key: ObjectKey) -> bool:
     return True
 
 
-class StoreSettings(BaseSettings):
+class StoreSettings(Settings):
     """How to reach the bucket. Each is also an environment variable, e.g. TIDELOG_S3_REGION."""
-
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
 
     file_store_threads: int = Field(default=8, ge=1)
     """Calls at once to a store that is a directory."""
@@ -138,6 +136,12 @@ class StoreSettings(BaseSettings):
     """Longest wait between two attempts."""
     s3_call_timeout_s: float = Field(default=60.0, gt=0)
     """Longest a call takes, all attempts and waits together."""
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> Self:
+        if (self.s3_access_key is None) != (self.s3_secret_key is None):
+            raise ValueError("set both TIDELOG_S3_ACCESS_KEY and TIDELOG_S3_SECRET_KEY, or neither")
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

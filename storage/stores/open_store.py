@@ -9,7 +9,7 @@ from storage.stores.s3_store import S3Store
 from storage.threads import Threads
 
 
-async def open_store(url: str, settings: StoreSettings | None = None) -> ObjectStore:
+async def open_store(url: str, settings: StoreSettings) -> ObjectStore:
     """Open the store that `url` names; the caller closes it.
 
     Raises ValueError for a URL that names no store, and StoreUnavailable for a directory that cannot be used. An S3
@@ -20,6 +20,5 @@ async def open_store(url: str, settings: StoreSettings | None = None) -> ObjectS
     if where.scheme == "memory":
         return MemoryStore.named(where.bucket)
     if where.scheme == "file":
-        threads = (settings or StoreSettings()).file_store_threads
-        return await Threads("open store", 1).run(LocalStore, Path(where.path), threads)
-    return await S3Store.open(where, settings or StoreSettings())
+        return await Threads("open store", 1).run(LocalStore, Path(where.path), settings.file_store_threads)
+    return await S3Store.open(where, settings)

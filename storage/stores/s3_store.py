@@ -64,11 +64,10 @@ class S3Store(ObjectStore):
     @classmethod
     async def open(cls, url: StoreUrl, settings: StoreSettings) -> "S3Store":
         """Makes no request, so that a store that is away at start-up is found by the first call."""
-        if (settings.s3_access_key is None) != (settings.s3_secret_key is None):
-            raise ValueError("set both TIDELOG_S3_ACCESS_KEY and TIDELOG_S3_SECRET_KEY, or neither")
         _let_threads_finish_at_exit()
-        # Read when obstore first needs its threads. With more than one an answer's pieces go to and fro between them,
-        # each waking the other, for which a GET takes a sixth to a quarter more CPU and no less time.
+        # obstore reads it from nowhere else, when it first needs its threads. With more than one an answer's pieces go
+        # to and fro between them, each waking the other, for which a GET takes a sixth to a quarter more CPU and no
+        # less time.
         os.environ.setdefault("TOKIO_WORKER_THREADS", "1")
         client = Client(
             url.bucket,

@@ -27,10 +27,12 @@ from cache_ring.settings import CacheRingSettings
 from sequencer.client import SequencerSettings
 from storage.stores.object_store import StoreSettings
 from tests.agent.read_path.wire import request
+from tests.settings import all_settings
 
 _stores = itertools.count(1)
 
 RING = CacheRingSettings(membership_lease_s=60.0, membership_renew_s=0.2, membership_margin_s=0.5)
+DEFAULTS = all_settings()
 
 
 def a_memory_store() -> str:
@@ -78,20 +80,22 @@ async def running(
     store_url: str | None = None,
     *,
     wait_started: bool = True,
-    store_settings: StoreSettings | None = None,
-    sequencer_settings: SequencerSettings | None = None,
+    store_settings: StoreSettings = DEFAULTS.store,
+    sequencer_settings: SequencerSettings = DEFAULTS.sequencer,
     ring_settings: CacheRingSettings = RING,
-    group_settings: GroupSettings | None = None,
+    group_settings: GroupSettings = DEFAULTS.groups,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     store_url = store_url or _the_store_of(database_url)
     given = {"kafka_port": 0, "http_port": 0, "linger_ms": 20, "drain_timeout_s": 10, **settings}
     app = App(
-        AgentSettings(database_url=SecretStr(database_url), store_url=store_url, **given),
-        store_settings=store_settings,
-        sequencer_settings=sequencer_settings,
-        ring_settings=ring_settings,
-        group_settings=group_settings,
+        all_settings(
+            agent=AgentSettings(database_url=SecretStr(database_url), store_url=store_url, **given),
+            store=store_settings,
+            sequencer=sequencer_settings,
+            ring=ring_settings,
+            groups=group_settings,
+        )
     )
     stopping = asyncio.Event()
     task = asyncio.create_task(app.run(stopping))

@@ -90,7 +90,7 @@ async def test_an_agent_that_another_database_answers_acknowledges_nothing_there
     lease_s: float, sequencer: Sequencer, address: Address, database_url: str, other_database_url: str
 ) -> None:
     await sequencer.topics.create("orders", 1, {})
-    other = await Sequencer.open(other_database_url)
+    other = await Sequencer.open(other_database_url, SequencerSettings())
     await other.store_identity.bind(MemoryStore(), "tidelog", "memory://theirs")
     await other.topics.create("orders", 1, {})
     ring = CacheRingSettings(membership_lease_s=lease_s, membership_renew_s=0.2, membership_margin_s=0.5)

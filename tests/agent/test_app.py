@@ -15,6 +15,7 @@ from kio.schema.errors import ErrorCode
 from cache_ring.settings import CacheRingSettings
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.migrate import migrate
+from sequencer.settings import MigrationSettings
 from storage.stores.object_store import StoreSettings
 from tests.agent.running import (
     Running,
@@ -116,7 +117,7 @@ async def test_an_agent_waits_for_its_database_to_be_migrated(postgres: Embedded
 
     async with running(url, wait_started=False, connect_backoff_s=0.05) as agent:
         await until_not_ready(agent, "tidelog migrate")
-        await migrate(url)
+        await migrate(url, MigrationSettings())
         await until(agent.app.started.is_set)
         await until_ready(agent)
 

@@ -11,6 +11,7 @@ from cache_ring.ring.membership import Membership
 from cache_ring.settings import CacheRingSettings
 from sequencer.client import Sequencer
 from sequencer.cluster.agents import AgentAddress
+from sequencer.settings import SequencerSettings
 from tests.cache_ring.builders import an_address
 from tests.waiting import until
 
@@ -85,7 +86,7 @@ async def test_a_second_agent_at_the_same_address_takes_the_first_ones_place(seq
 
 
 async def test_the_last_view_is_kept_while_postgres_is_away_and_serving_ends_with_the_lease(database_url: str) -> None:
-    sequencer = await Sequencer.open(database_url)
+    sequencer = await Sequencer.open(database_url, SequencerSettings())
     now_s = [0.0]
     membership = Membership(sequencer.agents, an_address(), QUICK, clock=lambda: now_s[0])
     running = asyncio.create_task(membership.run())

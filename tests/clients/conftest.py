@@ -12,6 +12,7 @@ from tests.clients.adapters import AioKafka, Client, Confluent, JavaClient, Kafk
 from tests.clients.foreign import PROGRAMS, Program
 from tests.clients.matrix_plugin import Matrix
 from tests.fixtures.java import Java
+from tests.fixtures.stack import HERE
 from tidelog.devstack.stack import Stack, StackSettings
 
 NewTopic = Callable[..., str]
@@ -29,7 +30,7 @@ SOON = {
 @pytest.fixture(scope="session")
 def running(session_directory: Path) -> Iterator[Stack]:
     """One stack for all these tests: two agents, in zones a and b, that know of each other."""
-    with Stack(StackSettings(data_dir=session_directory / "stack", agent_environment=SOON)) as stack:
+    with Stack(StackSettings(environment=HERE, data_dir=session_directory / "stack", agent_environment=SOON)) as stack:
         for agent in stack.agents:
             _wait_until_all_are_known(agent.address.bootstrap, len(stack.agents))
         yield stack

@@ -8,6 +8,7 @@ import asyncio
 import confluent_kafka
 
 from sequencer.client import Sequencer
+from sequencer.settings import SequencerSettings
 from tests.clients.adapters import Confluent
 from tests.clients.conftest import NewTopic
 from tests.faults.java_producer import JavaProducer, check_log
@@ -21,7 +22,7 @@ def forget_all_producers(stack: Stack) -> int:
     """As the housekeeper does with those that wrote nothing for days."""
 
     async def expire() -> int:
-        sequencer = await Sequencer.open(stack.addresses.database_url)
+        sequencer = await Sequencer.open(stack.addresses.database_url, SequencerSettings())
         try:
             forgotten = 0
             step = await sequencer.producers.expire(unused_for_s=0, cap=1000)

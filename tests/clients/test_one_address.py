@@ -14,6 +14,7 @@ from tests.clients.members.table import VARIANTS, Variant
 from tests.clients.test_groups import PARTITIONS, SESSION_TIMEOUT_MS, Scene, members_join_leave_and_die
 from tests.fixtures.balancer import Balancer
 from tests.fixtures.java import Java
+from tests.fixtures.stack import HERE
 from tidelog.devstack.stack import Stack, StackSettings
 
 # librdkafka's members play in tests/agent/kafka/test_one_address_with_librdkafka.py.
@@ -26,7 +27,9 @@ _PLAY_TIMEOUT_S = 480
 def behind_one_address(module_directory: Path, balancer: Balancer) -> Iterator[Balancer]:
     """A balancer before two agents that tell clients of it alone."""
     environment = {**SOON, "TIDELOG_ONE_ADDRESS": balancer.address}
-    with Stack(StackSettings(data_dir=module_directory / "stack", agent_environment=environment)) as stack:
+    with Stack(
+        StackSettings(environment=HERE, data_dir=module_directory / "stack", agent_environment=environment)
+    ) as stack:
         balancer.targets = [(agent.address.host, agent.address.kafka_port) for agent in stack.agents]
         yield balancer
 

@@ -22,6 +22,6 @@ async def any_store(
 @pytest.fixture
 async def local_store(tmp_path: Path) -> AsyncIterator[ObjectStore]:
     """A local directory, for what does not depend on the kind of store."""
-    opened = await open_store(f"file://{tmp_path}")
+    opened = await open_store(f"file://{tmp_path}", StoreSettings())
     yield opened
     await opened.close()

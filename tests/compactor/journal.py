@@ -14,6 +14,7 @@ from sequencer.database.database import Database, Row
 from sequencer.journal.journal import CHECKPOINT_TABLES
 from sequencer.journal.loading import RunLeftOut, rebuild
 from sequencer.journal.reading import JournalFound, JournalInBucket
+from sequencer.settings import SequencerSettings
 from storage.batches.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
 from storage.stores.memory_store import MemoryStore
@@ -46,7 +47,7 @@ async def found_in(store: ObjectStore) -> JournalFound:
 @asynccontextmanager
 async def rebuilt(store: ObjectStore, url: str) -> AsyncIterator[tuple[Sequencer, list[RunLeftOut]]]:
     """The database of this URL, made what the journal in the bucket says."""
-    opened = await Sequencer.open(url)
+    opened = await Sequencer.open(url, SequencerSettings())
     try:
         async with opened.database.transaction() as connection:
             left_out = await rebuild(connection, JournalInBucket(store, CLUSTER), await found_in(store))

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from compactor.doctor import examine
+from compactor.doctor import DoctorSettings, examine
 from compactor.garbage_jobs import DoomingJob, GarbageDeletionJob, GarbageScanJob, HistoryGarbageJob
 from compactor.job import Job
 from compactor.retention_jobs import RetentionJob, TopicSweepJob
@@ -133,7 +133,7 @@ async def test_an_upload_that_arrives_after_the_deletion_is_deleted_again(
 
     await upload(any_store, stalled)
     refused = await sequencer.commits.commit([stalled.to_commit])
-    late = await examine(sequencer, any_store, CLUSTER, verify_contents=True)
+    late = await examine(sequencer, any_store, CLUSTER, verify_contents=True, settings=DoctorSettings())
     await time_passes(sequencer, LATE_S + settings().tombstone_partition_s)
     await collect(sequencer, any_store)
 
@@ -141,7 +141,7 @@ async def test_an_upload_that_arrives_after_the_deletion_is_deleted_again(
     assert late.is_healthy
     assert not await is_there(any_store, stalled)
     assert await state_of(sequencer, stalled.segment_id) == "gone"
-    assert (await examine(sequencer, any_store, CLUSTER, verify_contents=True)).orphans == ()
+    assert (await examine(sequencer, any_store, CLUSTER, verify_contents=True, settings=DoctorSettings())).orphans == ()
 
 
 async def test_the_outcome_of_a_commit_is_known_for_as_long_as_an_agent_may_pause(
@@ -208,7 +208,7 @@ async def test_a_crash_between_two_steps_leaves_work_and_no_fault(
     segment = await emptied(sequencer, local_store)
 
     await crash(sequencer, local_store, segment)
-    meanwhile = await examine(sequencer, local_store, CLUSTER, verify_contents=True)
+    meanwhile = await examine(sequencer, local_store, CLUSTER, verify_contents=True, settings=DoctorSettings())
     for seconds in (0, GRACE_S + 1, DAY_S + 1):
         await time_passes(sequencer, seconds)
         await collect(sequencer, local_store)
@@ -238,7 +238,7 @@ async def test_retention_drops_what_is_old_in_every_partition_past_several_steps
     bounds = await sequencer.coordinates.bounds([(aged.topic_id, Partition(p)) for p in range(5)])
     assert {(each.log_start_offset, each.high_watermark) for each in bounds.values()} == {(12, 12)}
     assert await count(sequencer, "runs") == 12
-    assert (await examine(sequencer, local_store, CLUSTER, verify_contents=True)).is_healthy
+    assert (await examine(sequencer, local_store, CLUSTER, verify_contents=True, settings=DoctorSettings())).is_healthy
 
 
 async def test_retention_takes_a_transaction_for_many_partitions_and_none_for_those_with_nothing_to_drop(
@@ -356,7 +356,7 @@ async def test_what_history_jobs_left_is_swept_by_their_prefix_and_published_fil
     assert left[0] == left[1] == set(names)
     assert left[2] == {"published/a.parquet", "killed/1.parquet", "killed/2.parquet"}
     assert left[3] == {"published/a.parquet"}
-    assert (await examine(sequencer, any_store, CLUSTER, verify_contents=True)).orphans == ()
+    assert (await examine(sequencer, any_store, CLUSTER, verify_contents=True, settings=DoctorSettings())).orphans == ()
 
 
 async def test_history_files_that_no_snapshot_names_wait_for_readers_and_go(

@@ -2,8 +2,6 @@
 
 import asyncio
 
-import pytest
-
 from compactor.group_jobs import IdleGroupsJob, OffsetExpiryJob
 from compactor.housekeeper import Housekeeper
 from compactor.job import Job, Step
@@ -63,13 +61,10 @@ async def test_what_nobody_uses_for_a_week_goes_first_the_offsets_then_the_group
     assert await offsets_of(sequencer, topic, "used") == {0: 7}
 
 
-async def test_the_retention_is_a_setting_in_minutes_as_in_kafka(
-    sequencer: Sequencer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TIDELOG_OFFSETS_RETENTION_MINUTES", "2")
+async def test_the_retention_is_a_setting_in_minutes_as_in_kafka(sequencer: Sequencer) -> None:
     topic = await a_topic(sequencer)
     await simple_groups(sequencer, topic, "g", partitions=1)
-    job = OffsetExpiryJob(sequencer, HousekeeperSettings())
+    job = OffsetExpiryJob(sequencer, HousekeeperSettings(offsets_retention_minutes=2))
 
     await time_passes(sequencer, 60)
     assert total(await pass_of(job), "offsets") == 0

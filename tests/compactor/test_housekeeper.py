@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
 from compactor.diagnosis import Diagnosis
-from compactor.doctor import examine
+from compactor.doctor import DoctorSettings, examine
 from compactor.housekeeper import Housekeeper
 from compactor.job import Step
 from compactor.settings import HousekeeperSettings
@@ -26,10 +26,7 @@ from tests.compactor.journal import rebuilt
 from tests.sequencer.housekeeping import count, observed, time_passes
 
 QUICK = settings(
-    **{
-        f"{name}_interval_s": 0.05
-        for name in ("retention", "topic_sweep", "producer_expiry", "dooming", "garbage", "job_status")
-    },
+    **{f"{name}_interval_s": 0.05 for name in ("retention", "topic_sweep", "producer_expiry", "dooming", "garbage")},
     ownership_ratchet_s=0.5,
     garbage_grace_s=1.01,
     late_write_window_s=1.01,
@@ -276,7 +273,9 @@ async def test_two_housekeepers_under_traffic_leave_a_sound_log(sequencer: Seque
     async def keep_examining() -> list[Diagnosis]:
         diagnoses = []
         while not busy.is_set():
-            diagnoses.append(await examine(sequencer, local_store, CLUSTER, verify_contents=True))
+            diagnoses.append(
+                await examine(sequencer, local_store, CLUSTER, verify_contents=True, settings=DoctorSettings())
+            )
         return diagnoses
 
     async with running(*(Housekeeper(sequencer, local_store, QUICK) for _ in range(2))):
@@ -288,7 +287,7 @@ async def test_two_housekeepers_under_traffic_leave_a_sound_log(sequencer: Seque
     bounds = await sequencer.coordinates.bounds([(kept.topic_id, Partition(p)) for p in range(2)])
     assert {(each.log_start_offset, each.high_watermark) for each in bounds.values()} == {(0, 48)}
     assert [finding for diagnosis in diagnoses for finding in diagnosis.findings] == []
-    assert (await examine(sequencer, local_store, CLUSTER, verify_contents=True)).is_healthy
+    assert (await examine(sequencer, local_store, CLUSTER, verify_contents=True, settings=DoctorSettings())).is_healthy
 
 
 class SlowJob:

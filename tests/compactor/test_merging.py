@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from compactor.doctor import examine
+from compactor.doctor import DoctorSettings, examine
 from compactor.garbage_jobs import DoomingJob, GarbageDeletionJob, GarbageScanJob
 from compactor.merging import ClaimLost
 from compactor.retention_jobs import RetentionJob, TopicSweepJob
 from sequencer.client import Sequencer
 from sequencer.housekeeping.merge_values import TierTotals
+from sequencer.settings import SequencerSettings
 from sequencer.topics.topics import Topic
 from storage.identifiers import ObjectKey, Offset, Partition
 from storage.segments.keys import is_merged
@@ -42,13 +43,13 @@ async def topic(sequencer: Sequencer) -> Topic:
 @pytest.fixture
 async def other(database_url: str) -> AsyncIterator[Sequencer]:
     """The database connections of another agent, which may die."""
-    opened = await Sequencer.open(database_url)
+    opened = await Sequencer.open(database_url, SequencerSettings())
     yield opened
     await opened.close()
 
 
 async def is_healthy(sequencer: Sequencer, store: ObjectStore) -> bool:
-    diagnosis = await examine(sequencer, store, CLUSTER, verify_contents=True)
+    diagnosis = await examine(sequencer, store, CLUSTER, verify_contents=True, settings=DoctorSettings())
     assert diagnosis.is_healthy, diagnosis.summary()
     return True
 

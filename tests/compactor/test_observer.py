@@ -12,6 +12,7 @@ from compactor.merging import Merger
 from compactor.observer import LastObservation, ObserverJob
 from sequencer.client import Sequencer
 from sequencer.database.database import SequencerUnavailable
+from sequencer.settings import SequencerSettings
 from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER, settings
 from tests.compactor.merging import FAN_IN, a_log, discover, merge_settings
@@ -122,7 +123,7 @@ async def test_nothing_is_merged_by_a_stale_observation(sequencer: Sequencer, lo
 
 async def test_the_age_grows_while_the_database_is_away(database_url: str, sequencer: Sequencer) -> None:
     await observed(sequencer)
-    agent = await Sequencer.open(database_url)
+    agent = await Sequencer.open(database_url, SequencerSettings())
     last = LastObservation(agent, settings())
     await last.read()
     await agent.close()

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from compactor.diagnosis import Fault
-from compactor.doctor import examine
+from compactor.doctor import DoctorSettings, examine
 from compactor.garbage_jobs import DoomingJob, GarbageDeletionJob, GarbageScanJob, HistoryGarbageJob
 from compactor.housekeeper import Housekeeper
 from compactor.job import Job
@@ -128,10 +128,10 @@ async def test_a_ratchet_costs_three_requests_and_several_housekeepers_no_more(
 async def test_the_doctor_says_that_another_database_owns_the_bucket(
     owned: Sequencer, local_store: ObjectStore
 ) -> None:
-    assert (await examine(owned, local_store, CLUSTER, verify_contents=False)).is_healthy
+    assert (await examine(owned, local_store, CLUSTER, verify_contents=False, settings=DoctorSettings())).is_healthy
     await find_another_owner(owned)
 
-    [finding] = (await examine(owned, local_store, CLUSTER, verify_contents=False)).findings
+    [finding] = (await examine(owned, local_store, CLUSTER, verify_contents=False, settings=DoctorSettings())).findings
 
     assert (finding.fault, finding.what) == (Fault.NOT_OWNED, "another database owns the bucket")
 

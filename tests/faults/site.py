@@ -21,11 +21,12 @@ import psycopg
 from pydantic import SecretStr
 
 from compactor.diagnosis import Diagnosis
-from compactor.doctor import examine
+from compactor.doctor import DoctorSettings, examine
 from recovery.recover import Task, recover, rehearse
 from recovery.report import Report
 from recovery.settings import RecoverySettings
 from sequencer.client import Sequencer
+from sequencer.settings import MigrationSettings, SequencerSettings
 from storage.stores.object_store import ObjectStore, StoreSettings
 from storage.stores.open_store import open_store
 from tidelog.devstack.agent_process import AgentAddress, AgentProcess
@@ -182,6 +183,8 @@ class Site:
             take_over=True,
             settings=chosen,
             store_settings=self._store_settings(),
+            sequencer_settings=SequencerSettings(),
+            migration_settings=MigrationSettings(),
         )
         async with self.store() as store:
             return await (rehearse if rehearses else recover)(task, store)
@@ -202,10 +205,10 @@ class Site:
         return asyncio.run(self._diagnosis())
 
     async def _diagnosis(self) -> Diagnosis:
-        sequencer = await Sequencer.open(self.database_url)
+        sequencer = await Sequencer.open(self.database_url, SequencerSettings())
         try:
             async with self.store() as store:
-                return await examine(sequencer, store, CLUSTER, verify_contents=True)
+                return await examine(sequencer, store, CLUSTER, verify_contents=True, settings=DoctorSettings())
         finally:
             await sequencer.close()
 

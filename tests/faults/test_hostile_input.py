@@ -20,6 +20,7 @@ from tests.faults.conftest import create_topic
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
 from tests.faults.wire import ConnectionEnded, Wire, fetch, framed, header, list_offsets, produce
+from tests.fixtures.stack import HERE
 from tests.seeds import seeds
 from tidelog.devstack.stack import Stack, StackSettings
 
@@ -44,7 +45,7 @@ def stack(module_directory: Path) -> Iterator[Stack]:
         "TIDELOG_RECEIVE_TIMEOUT_S": "5",
         "TIDELOG_AUTO_CREATE_TOPICS": "false",
     }
-    settings = StackSettings(data_dir=module_directory / "stack", agent_environment=bounds)
+    settings = StackSettings(environment=HERE, data_dir=module_directory / "stack", agent_environment=bounds)
     with Stack(settings) as running:
         yield running
 

@@ -16,6 +16,7 @@ import pytest
 from tests.agent.read_path.wire import a_list_offsets
 from tests.agent.running import Wire
 from tests.faults.conftest import create_topic
+from tests.fixtures.stack import HERE
 from tests.waiting import wait_until
 from tidelog.devstack.stack import Stack, StackSettings
 
@@ -34,7 +35,14 @@ pytestmark = pytest.mark.faults
 @pytest.fixture(scope="module")
 def stack(module_directory: Path) -> Iterator[Stack]:
     bounds = {"TIDELOG_MEMBERSHIP_LEASE_S": "10", "TIDELOG_MEMBERSHIP_RENEW_S": "1"}
-    with Stack(StackSettings(data_dir=module_directory / "stack", agents=1, agent_environment=bounds)) as running:
+    with Stack(
+        StackSettings(
+            environment=HERE,
+            data_dir=module_directory / "stack",
+            agents=1,
+            agent_environment=bounds,
+        )
+    ) as running:
         yield running
 
 

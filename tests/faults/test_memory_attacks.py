@@ -18,6 +18,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
 from tests.faults.conftest import create_topic
 from tests.faults.wire import Batch, Wire, fetch, list_offsets, produce, record
+from tests.fixtures.stack import HERE
 from tidelog.devstack.stack import Stack, StackSettings
 
 Address = tuple[str, int]
@@ -50,6 +51,7 @@ pytestmark = pytest.mark.faults
 def stack(module_directory: Path, request: pytest.FixtureRequest) -> Iterator[Stack]:
     name = request.node.name.replace("[", "-").rstrip("]")
     settings = StackSettings(
+        environment=HERE,
         data_dir=module_directory / name,
         agents=1,
         agent_environment={"TIDELOG_TELEMETRY_PUSH_INTERVAL_S": "0.1", "TIDELOG_TOPIC_MUTATIONS_PER_S": "0"},

@@ -13,6 +13,7 @@ import pytest
 
 from sequencer.client import Sequencer
 from sequencer.housekeeping.merge_values import TierTotals
+from sequencer.settings import SequencerSettings
 from tests.faults.conftest import LEASES, create_topic, wait_until_doctor_finds_nothing
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Consumer, Load, LoadSettings
@@ -102,7 +103,7 @@ def _totals_once_merged(stack: Stack) -> tuple[TierTotals, ...]:
 
 
 async def _totals(stack: Stack) -> tuple[TierTotals, ...]:
-    sequencer = await Sequencer.open(stack.postgres.url())
+    sequencer = await Sequencer.open(stack.postgres.url(), SequencerSettings())
     try:
         return await sequencer.merges.totals()
     finally:

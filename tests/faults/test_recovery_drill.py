@@ -22,6 +22,7 @@ import pytest
 
 from recovery.report import Report
 from sequencer.migrate import migrate
+from sequencer.settings import MigrationSettings
 from tests.faults.conftest import create_topic
 from tests.faults.drill_ledger import DrillLedger
 from tests.faults.ledger import Contents, ReadRecord
@@ -106,7 +107,7 @@ def _endpoint(directory: Path) -> Iterator[S3Endpoint]:
 
 def _drill(site: Site, seed: int) -> Figures:
     chance = random.Random(seed)
-    asyncio.run(migrate(site.database_url))
+    asyncio.run(migrate(site.database_url, MigrationSettings()))
     site.start_agents()
     topic = create_topic(site.bootstrap, PARTITIONS)
     ledger = DrillLedger(Contents(seed, PARTITIONS, largest_value_bytes=300), unordered=[PLAIN])

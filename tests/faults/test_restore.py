@@ -12,6 +12,7 @@ import pytest
 
 from recovery.plan import Source
 from sequencer.migrate import migrate
+from sequencer.settings import MigrationSettings
 from tests.faults.conftest import create_topic
 from tests.faults.site import CLUSTER, Site, empty_template
 from tests.fixtures.directories import new_directory
@@ -74,7 +75,7 @@ def test_a_restored_backup_has_every_record_that_still_exists(
         agent_count=1,
         environment={**QUICK_GARBAGE, **environment},
     ) as site:
-        asyncio.run(migrate(site.database_url))
+        asyncio.run(migrate(site.database_url, MigrationSettings()))
         site.start_agents()
         topic = create_topic(site.bootstrap, 1)
         _produce(site, topic, range(OLD))

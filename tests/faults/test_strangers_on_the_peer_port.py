@@ -22,11 +22,13 @@ from cache_ring.peers.page_protocol import (
 from cache_ring.peers.peer_connection import Secrets, open_peer_stream
 from sequencer.client import Sequencer
 from sequencer.cluster.agents import PeerSecret
+from sequencer.settings import SequencerSettings
 from storage.identifiers import new_segment_id
 from storage.segments.keys import segment_key
 from tests.faults.conftest import create_topic
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
+from tests.fixtures.stack import HERE
 from tests.seeds import seeds
 from tidelog.devstack.stack import Stack, StackSettings
 
@@ -40,13 +42,13 @@ pytestmark = pytest.mark.faults
 
 @pytest.fixture(scope="module")
 def stack(module_directory: Path) -> Iterator[Stack]:
-    with Stack(StackSettings(data_dir=module_directory / "stack", zones=("a",))) as running:
+    with Stack(StackSettings(environment=HERE, data_dir=module_directory / "stack", zones=("a",))) as running:
         yield running
 
 
 async def secrets_of(stack: Stack) -> Secrets:
     """The cluster's, as an agent learns them."""
-    sequencer = await Sequencer.open(stack.addresses.database_url)
+    sequencer = await Sequencer.open(stack.addresses.database_url, SequencerSettings())
     try:
         [row] = await sequencer.database.fetch("SELECT secrets FROM peer_secrets")
     finally:

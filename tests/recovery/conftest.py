@@ -13,7 +13,8 @@ from recovery.recover import Task, recover, rehearse
 from recovery.report import Report
 from recovery.settings import RecoverySettings
 from sequencer.client import Sequencer
-from storage.stores.object_store import ObjectStore
+from sequencer.settings import MigrationSettings, SequencerSettings
+from storage.stores.object_store import ObjectStore, StoreSettings
 from storage.stores.open_store import open_store
 from tests.compactor.builders import CLUSTER
 from tidelog.embedded.postgres import EmbeddedPostgres
@@ -69,6 +70,9 @@ class Place:
             cluster=CLUSTER,
             take_over=take_over,
             settings=RecoverySettings.model_validate(chosen),
+            store_settings=StoreSettings(),
+            sequencer_settings=SequencerSettings(),
+            migration_settings=MigrationSettings(),
         )
 
     async def recover(self, *, take_over: bool = True, **settings: float) -> Report:
@@ -83,7 +87,7 @@ async def place(
     postgres: EmbeddedPostgres, database_url: str, sequencer: Sequencer, tmp_path: Path
 ) -> AsyncIterator[Place]:
     store_url = f"file://{tmp_path}"
-    store = await open_store(store_url)
+    store = await open_store(store_url, StoreSettings())
     place = Place(server=postgres, database_url=database_url, store_url=store_url, store=store, sequencer=sequencer)
     yield place
     await store.close()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import psycopg
 import pytest
 
-from compactor.doctor import examine
+from compactor.doctor import DoctorSettings, examine
 from compactor.housekeeper import Housekeeper
 from compactor.journal_writer import JournalWriter
 from recovery.plan import Source
@@ -255,7 +255,7 @@ async def test_a_retry_of_a_batch_that_the_journal_knows_is_a_duplicate(place: P
     assert isinstance(outcomes[0], Duplicate)
     assert outcomes[0].base_offset == 11
     assert (await read_back(place.sequencer, place.store, topic)).high_watermark == 13
-    diagnosis = await examine(place.sequencer, place.store, CLUSTER, verify_contents=True)
+    diagnosis = await examine(place.sequencer, place.store, CLUSTER, verify_contents=True, settings=DoctorSettings())
     assert diagnosis.is_healthy, diagnosis.summary()
 
 

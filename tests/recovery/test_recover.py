@@ -5,7 +5,7 @@ import asyncio
 import psycopg
 import pytest
 
-from compactor.doctor import examine
+from compactor.doctor import DoctorSettings, examine
 from recovery.recover import BEING_RECOVERED, CannotRecover
 from recovery.young import YoungSegments
 from sequencer.client import Sequencer
@@ -31,7 +31,7 @@ async def topic(place: Place) -> Topic:
 
 
 async def is_healthy(place: Place) -> bool:
-    diagnosis = await examine(place.sequencer, place.store, CLUSTER, verify_contents=True)
+    diagnosis = await examine(place.sequencer, place.store, CLUSTER, verify_contents=True, settings=DoctorSettings())
     assert diagnosis.is_healthy, diagnosis.summary()
     return True
 

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import psycopg
 
 from sequencer.client import Sequencer
+from sequencer.settings import SequencerSettings
 from storage.batches.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
 from storage.stores.memory_store import MemoryStore
@@ -29,7 +30,7 @@ async def a_copy(sequencer: Sequencer, database_url: str, *, as_files: bool = Tr
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
         connection.execute(f"CREATE DATABASE {copy} TEMPLATE {name} STRATEGY FILE_COPY")
-    opened = await Sequencer.open(url)
+    opened = await Sequencer.open(url, SequencerSettings())
     try:
         if as_files:
             await opened.database.fetch(

@@ -26,7 +26,7 @@ HERE, THERE = "memory://here", "memory://there"
 @pytest.fixture
 async def wanderer(address: Address) -> AsyncIterator[Sequencer]:
     """A client of the address, kept to the first database."""
-    opened = await Sequencer.open(address.url)
+    opened = await Sequencer.open(address.url, SequencerSettings())
     await opened.store_identity.bind(MemoryStore(), "tidelog", HERE)
     yield opened
     await opened.close()
@@ -45,7 +45,7 @@ async def test_nothing_is_asked_of_another_database_until_the_address_leads_back
 ) -> None:
     topic = await wanderer.topics.create("orders", 1, {})
     segment = await reserved(wanderer, [records_of(topic)])
-    other = await Sequencer.open(other_database_url)
+    other = await Sequencer.open(other_database_url, SequencerSettings())
     await other.store_identity.bind(MemoryStore(), "tidelog", THERE)
     await other.topics.create("orders", 1, {})
 

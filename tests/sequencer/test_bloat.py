@@ -7,6 +7,7 @@ import asyncio
 from typing import Any
 
 from sequencer.client import Sequencer
+from sequencer.settings import SequencerSettings
 from storage.identifiers import Partition, ProducerId
 from tests.sequencer.builders import ABatch, committed
 
@@ -33,7 +34,9 @@ async def test_updates_of_partitions_and_producers_stay_on_their_pages(sequencer
     in_the_end = await _sizes(sequencer)
     await sequencer.close()
 
-    reader = await Sequencer.open(database_url)  # the statistics of connections that ended are complete
+    reader = await Sequencer.open(
+        database_url, SequencerSettings()
+    )  # the statistics of connections that ended are complete
     try:
         updates = {row.relname: row for row in await _updates_once_counted(reader)}
     finally:

@@ -12,6 +12,7 @@ from sequencer.commits.commits import Assigned
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable, describe_address
 from sequencer.database.named_sql import parse_statements
 from sequencer.migrate import MigrationRefused, migrate, migrations
+from sequencer.settings import MigrationSettings
 from storage.identifiers import Offset
 from tests.sequencer.builders import accepted, reserved
 from tests.sequencer.housekeeping import records_of, waits_for_a_lock
@@ -30,7 +31,7 @@ async def test_a_commit_whose_connection_is_cut_before_it_was_applied_is_unknown
 ) -> None:
     topic = await sequencer.topics.create("orders", 1, {})
     segment = await reserved(sequencer, [records_of(topic)])
-    other = await Sequencer.open(database_url)
+    other = await Sequencer.open(database_url, SequencerSettings())
     try:
         async with other.database.transaction() as held:
             await held.execute("SELECT 1 FROM partitions FOR NO KEY UPDATE")
@@ -80,7 +81,7 @@ async def test_an_unreachable_database_is_unavailable_within_the_timeout_and_say
             await sequencer.topics.list()
         assert "secret" not in str(unavailable.value)
         with pytest.raises(SequencerUnavailable, match="Is it running"):
-            await migrate(url)
+            await migrate(url, MigrationSettings())
     finally:
         await sequencer.close()
 
@@ -153,7 +154,7 @@ def test_an_address_is_described_without_its_password() -> None:
 
 
 async def test_an_empty_database_is_called_not_migrated(postgres: EmbeddedPostgres) -> None:
-    sequencer = await Sequencer.open(postgres.url("postgres"))
+    sequencer = await Sequencer.open(postgres.url("postgres"), SequencerSettings())
     try:
         with pytest.raises(SequencerUnavailable, match="tidelog migrate"):
             await sequencer.topics.list()
@@ -168,7 +169,7 @@ async def test_a_healthy_database_has_no_complaints_and_others_do(database_url: 
 
     for url, settings, complaint in (
         (database_url, SequencerSettings(standbys_expected=True), "synchronous_standby_names is empty"),
-        (f"{database_url}&options=-c%20synchronous_commit%3Doff", None, "synchronous_commit is off"),
+        (f"{database_url}&options=-c%20synchronous_commit%3Doff", SequencerSettings(), "synchronous_commit is off"),
     ):
         careless = await Sequencer.open(url, settings)
         try:
@@ -186,7 +187,7 @@ async def test_a_database_whose_first_migration_is_being_applied_has_a_complaint
 
 
 async def test_a_cluster_id_is_made_once(database_url: str, sequencer: Sequencer) -> None:
-    other = await Sequencer.open(database_url)
+    other = await Sequencer.open(database_url, SequencerSettings())
     try:
         assert await other.cluster.cluster_id() == await sequencer.cluster.cluster_id()
         assert len(await other.cluster.cluster_id()) == 22
@@ -195,7 +196,7 @@ async def test_a_cluster_id_is_made_once(database_url: str, sequencer: Sequencer
 
 
 async def test_migrating_again_and_by_many_at_once_changes_nothing(database_url: str, sequencer: Sequencer) -> None:
-    assert await asyncio.gather(*(migrate(database_url) for _ in range(3))) == [[], [], []]
+    assert await asyncio.gather(*(migrate(database_url, MigrationSettings()) for _ in range(3))) == [[], [], []]
     rows = await sequencer.database.fetch("SELECT number FROM migrations ORDER BY number")
     assert [row.number for row in rows] == [migration.number for migration in migrations()]
 
@@ -204,7 +205,7 @@ async def test_a_database_from_the_future_is_refused(database_url: str, sequence
     await sequencer.database.fetch("INSERT INTO migrations (number, name) VALUES (9999, '9999_later.sql')")
 
     with pytest.raises(MigrationRefused, match="9999"):
-        await migrate(database_url)
+        await migrate(database_url, MigrationSettings())
 
 
 def test_named_statements_are_split_at_their_names_and_defined_once() -> None:

@@ -16,6 +16,7 @@ from sequencer.commits.commits import Assigned
 from sequencer.commits.coordinates import KnownEnd
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.migrate import Migration, migrate, migrations
+from sequencer.settings import MigrationSettings
 from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition
 from tests.fixtures.replication import Replication
@@ -230,7 +231,7 @@ async def test_leases_are_renewed_while_a_migration_of_their_table_waits_for_the
     monkeypatch.setattr(migrating, "migrations", lambda: known)
     agent = await client.agents.join(AN_ADDRESS, lease_s=60.0)
     async with stalled(pair):
-        migration = asyncio.create_task(migrate(pair.primary.url))
+        migration = asyncio.create_task(migrate(pair.primary.url, MigrationSettings()))
         await one_waits(pair)
 
         async with asyncio.timeout(10):

@@ -19,6 +19,7 @@ from sequencer.client import Sequencer
 from sequencer.commits.commits import Assigned, Committed, SegmentRefused, SegmentToCommit
 from sequencer.database.commit_connection import KeptConnection, KeptStatement
 from sequencer.database.database import CommitOutcomeUnknown, Row, SequencerUnavailable
+from sequencer.settings import SequencerSettings
 from sequencer.topics.topics import Topic
 from storage.identifiers import Offset
 from tests.sequencer.builders import accepted, committed, reserved
@@ -135,7 +136,7 @@ async def test_a_commit_that_is_cancelled_as_its_answer_comes_takes_no_answer_fr
 
 
 async def test_a_closed_client_has_no_connection_left(database_url: str, sequencer: Sequencer, topic: Topic) -> None:
-    other = await Sequencer.open(f"{database_url}&application_name=other")
+    other = await Sequencer.open(f"{database_url}&application_name=other", SequencerSettings())
     await committed(other, [records_of(topic)])
 
     await other.close()
@@ -149,7 +150,7 @@ async def test_a_client_closed_while_it_connects_for_its_first_commit_has_no_con
     database_url: str, sequencer: Sequencer, topic: Topic
 ) -> None:
     await sequencer.database.fetch("UPDATE cluster SET store_id = 'here', store_name = 'here'")
-    other = await Sequencer.open(f"{database_url}&application_name=other")
+    other = await Sequencer.open(f"{database_url}&application_name=other", SequencerSettings())
     other.database.keep_to("here")
     segment = await reserved(sequencer, [records_of(topic)])
 

@@ -29,6 +29,7 @@ from sequencer.commits.coordinates import CoordinateRequest, KnownEnd, Partition
 from sequencer.commits.reservations import SQL as RESERVATIONS_SQL
 from sequencer.database.array_parameters import encoded_ints
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.settings import SequencerSettings
 from storage.identifiers import NO_PRODUCER_ID, Offset, Partition, ProducerId, SegmentId
 from tests.sequencer.builders import ABatch, a_key, a_segment
 from tests.sequencer.model import (
@@ -452,8 +453,8 @@ def test_every_answer_is_the_models_whatever_the_connections_do(
     monkeypatch.setattr("sequencer.commits.commits.commit_request", request_of)
     with asyncio.Runner() as runner:
         clients = Clients(
-            steady=runner.run(Sequencer.open(database_url)),
-            shaky=runner.run(Sequencer.open(f"{database_url}&application_name={SHAKY}")),
+            steady=runner.run(Sequencer.open(database_url, SequencerSettings())),
+            shaky=runner.run(Sequencer.open(f"{database_url}&application_name={SHAKY}", SequencerSettings())),
         )
 
         class Machine(SequencerMachine):

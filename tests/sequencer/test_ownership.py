@@ -11,6 +11,7 @@ from sequencer.cluster.ownership_rules import WATCH_RATCHETS, Lost, OwnerObject
 from sequencer.history.history_values import Begun, Publication, Published, StagedVersion
 from sequencer.housekeeping.merge_values import SwapsDone
 from sequencer.housekeeping.merges import BEFORE_ALL
+from sequencer.settings import SequencerSettings
 from storage.identifiers import ObjectKey
 from storage.segments.keys import identity_prefix, ownership_key
 from storage.stores.memory_store import MemoryStore
@@ -162,7 +163,7 @@ async def test_a_crash_between_any_two_steps_fences_nobody_from_its_own_bucket(
 @pytest.mark.parametrize("conditions", [True, False])
 async def test_holders_at_once_do_not_fence_each_other(unowned: Sequencer, database_url: str, conditions: bool) -> None:
     store = MemoryStore() if conditions else WithoutConditions()
-    holders = [await Sequencer.open(database_url) for _ in range(3)]
+    holders = [await Sequencer.open(database_url, SequencerSettings()) for _ in range(3)]
     try:
         for _ in range(10):
             await time_passes(unowned, RATCHET_S)

@@ -21,6 +21,7 @@ from sequencer.commits.commits import (
     SegmentToCommit,
 )
 from sequencer.commits.coordinates import KnownEnd
+from sequencer.settings import SequencerSettings
 from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition, ProducerId
 from tests.sequencer.builders import ABatch, accepted, committed, reserved
@@ -323,7 +324,7 @@ async def test_with_a_foreign_key_the_same_would_deadlock(
     await sequencer.database.fetch("ALTER TABLE runs ADD FOREIGN KEY (topic_id) REFERENCES topics (topic_id)")
     name = database_url.split("?")[0].rsplit("/", 1)[1]
     await sequencer.database.fetch(f"ALTER DATABASE {name} SET deadlock_timeout = '1min'")  # the deletion finds it
-    committer = await Sequencer.open(database_url)
+    committer = await Sequencer.open(database_url, SequencerSettings())
 
     with pytest.raises(errors.DeadlockDetected):
         await _commit_against_a_topic_lock(database_url, committer, topic)

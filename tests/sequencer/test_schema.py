@@ -8,6 +8,7 @@ import pytest
 from psycopg import Connection, sql
 
 from sequencer.migrate import migrate
+from sequencer.settings import MigrationSettings
 from tests.sequencer.first_migration import text
 from tidelog.embedded.postgres import EmbeddedPostgres
 
@@ -47,7 +48,7 @@ def two_databases(postgres: EmbeddedPostgres) -> Iterator[tuple[str, str]]:
 
 async def test_migrations_make_what_the_files_describe(two_databases: tuple[str, str]) -> None:
     of_migrations, of_schema = two_databases
-    await migrate(of_migrations)
+    await migrate(of_migrations, MigrationSettings())
     with psycopg.connect(of_migrations) as migrated, psycopg.connect(of_schema) as described:
         described.execute(text().encode())
         migrated.execute("DROP TABLE migrations")

@@ -5,9 +5,10 @@ import re
 
 import pytest
 
-from compactor.doctor import examine
+from compactor.doctor import DoctorSettings, examine
 from sequencer.client import Sequencer
 from sequencer.cluster.store_identity import WrongStore
+from sequencer.settings import SequencerSettings
 from storage.identifiers import ObjectKey
 from storage.segments.keys import identity_key
 from storage.stores.memory_store import MemoryStore
@@ -58,7 +59,7 @@ async def test_the_store_of_another_database_is_refused(sequencer: Sequencer, da
     store = MemoryStore()
     await sequencer.store_identity.bind(store, "tidelog", HERE)
     await sequencer.database.fetch("UPDATE cluster SET cluster_id = 'another', store_id = NULL, store_name = NULL")
-    of_another = await Sequencer.open(database_url)
+    of_another = await Sequencer.open(database_url, SequencerSettings())
 
     with pytest.raises(WrongStore, match="another"):
         await of_another.store_identity.bind(store, "tidelog", HERE)
@@ -88,7 +89,7 @@ async def test_a_database_that_names_objects_already_takes_no_store_without_them
 
 
 async def test_of_agents_that_begin_at_once_with_two_stores_those_with_one_are_refused(database_url: str) -> None:
-    agents = [await Sequencer.open(database_url) for _ in range(6)]
+    agents = [await Sequencer.open(database_url, SequencerSettings()) for _ in range(6)]
     stores = [MemoryStore(), MemoryStore()]
     try:
         outcomes = await asyncio.gather(
@@ -137,7 +138,7 @@ async def test_an_object_that_comes_late_harms_nobody(sequencer: Sequencer) -> N
     await store.put(identity_key("tidelog", "late"), [await store.get(written)])
 
     assert await sequencer.store_identity.check(store, "tidelog", HERE)
-    assert (await examine(sequencer, store, "tidelog", verify_contents=True)).is_healthy
+    assert (await examine(sequencer, store, "tidelog", verify_contents=True, settings=DoctorSettings())).is_healthy
 
 
 async def test_a_lost_object_can_be_written_again_as_the_message_says(sequencer: Sequencer) -> None:
@@ -167,4 +168,4 @@ async def test_the_doctor_takes_the_object_for_no_orphan(sequencer: Sequencer) -
     store = MemoryStore()
     await sequencer.store_identity.bind(store, "tidelog", HERE)
 
-    assert (await examine(sequencer, store, "tidelog", verify_contents=True)).is_healthy
+    assert (await examine(sequencer, store, "tidelog", verify_contents=True, settings=DoctorSettings())).is_healthy

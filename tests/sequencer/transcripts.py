@@ -19,6 +19,7 @@ from psycopg import AsyncClientCursor, AsyncConnection
 from sequencer.client import Sequencer
 from sequencer.database.named_sql import load_statements
 from sequencer.migrate import migrate
+from sequencer.settings import MigrationSettings, SequencerSettings
 from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresSettings
 
 PLANS = Path(__file__).parent / "plans"
@@ -121,8 +122,8 @@ async def _plan(connection: AsyncConnection[Any], statement: Statement) -> str:
 
 
 async def _write(database_url: str) -> None:
-    await migrate(database_url)
-    sequencer = await Sequencer.open(database_url)
+    await migrate(database_url, MigrationSettings())
+    sequencer = await Sequencer.open(database_url, SequencerSettings())
     try:
         await fill(sequencer)
         PLANS.mkdir(exist_ok=True)

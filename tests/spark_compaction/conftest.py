@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from agent.http import iceberg
 from sequencer.client import Sequencer
+from sequencer.settings import SequencerSettings
 from spark_compaction.settings import CompactionSettings
 from storage.stores.object_store import ObjectStore, StoreSettings
 from storage.stores.open_store import open_store
@@ -47,7 +48,7 @@ def catalog_url(database_url: str, store_url: str, store_settings: StoreSettings
 
 @pytest.fixture
 async def local_log(sequencer: Sequencer, local_url: str) -> Log:
-    return Log(sequencer=sequencer, store=await open_store(local_url))
+    return Log(sequencer=sequencer, store=await open_store(local_url, StoreSettings()))
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ class CatalogServer:
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        self._sequencer = await Sequencer.open(self._database_url)
+        self._sequencer = await Sequencer.open(self._database_url, SequencerSettings())
         self._store = await open_store(self._store_url, self._store_settings)
         yield
         await self._store.close()

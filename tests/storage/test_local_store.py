@@ -11,13 +11,14 @@ import pytest
 
 from storage.identifiers import ObjectKey
 from storage.segments.keys import checked_key
-from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreUnavailable
+from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreSettings, StoreUnavailable
 from storage.stores.open_store import open_store
 
 KEY = checked_key("cluster/segments/ab/one")
 
 _KILLED_WHILE_WRITING = """
 import asyncio, os, signal, sys
+from storage.stores.object_store import StoreSettings
 from storage.stores.open_store import open_store
 
 class Chunks(list):
@@ -26,7 +27,7 @@ class Chunks(list):
         os.kill(os.getpid(), signal.SIGKILL)
 
 async def main():
-    store = await open_store(sys.argv[1])
+    store = await open_store(sys.argv[1], StoreSettings())
     await store.put("cluster/segments/ab/one", Chunks([b"", b""]))
 
 asyncio.run(main())
@@ -35,7 +36,7 @@ asyncio.run(main())
 
 @pytest.fixture
 async def local(tmp_path: Path) -> ObjectStore:
-    return await open_store(f"file://{tmp_path}/store")
+    return await open_store(f"file://{tmp_path}/store", StoreSettings())
 
 
 def _kill_while_writing(directory: Path) -> None:
@@ -68,7 +69,7 @@ async def test_what_a_killed_writer_left_is_swept_after_an_hour(tmp_path: Path) 
     (uploads / "abandoned").write_bytes(b"x")
     os.utime(uploads / "abandoned", (time.time() - 7200,) * 2)
 
-    await open_store(f"file://{tmp_path}/store")
+    await open_store(f"file://{tmp_path}/store", StoreSettings())
 
     assert [path.name for path in uploads.iterdir()] == ["fresh"]
 
@@ -79,7 +80,7 @@ async def test_the_directory_of_uploads_is_not_for_objects(local: ObjectStore) -
 
 
 async def test_two_stores_of_one_directory_share_their_objects(local: ObjectStore, tmp_path: Path) -> None:
-    other = await open_store(f"file://{tmp_path}/store")
+    other = await open_store(f"file://{tmp_path}/store", StoreSettings())
     await local.put(KEY, [b"x"])
 
     assert await other.get(KEY) == b"x"
@@ -89,7 +90,7 @@ async def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
 
     with pytest.raises(StoreUnavailable, match=f"cannot use the store's directory {tmp_path}/file/store"):
-        await open_store(f"file://{tmp_path}/file/store")
+        await open_store(f"file://{tmp_path}/file/store", StoreSettings())
 
 
 async def test_a_key_below_an_object_is_named_as_the_fault_it_is(local: ObjectStore) -> None:

@@ -22,6 +22,8 @@ from tidelog.devstack.stack_file import StackAddresses, locked, read_stack_file,
 from tidelog.embedded.postgres import EmbeddedPostgres
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
+from tidelog.process.environment import Environment
+from tidelog.process.settings import ClientSettings
 from tidelog.spark_errors import spark_command
 
 ANSWERS = 3
@@ -40,10 +42,9 @@ ADDRESSES = StackAddresses(
 
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every test starts in an empty directory and ends with the environment it began with."""
+    """Every test starts in an empty directory, and no variable names a cluster."""
     for name in ADDRESSES.as_environment():
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 
 
@@ -210,7 +211,7 @@ def test_a_running_stack_is_found_by_its_file(tmp_path: Path) -> None:
     write_stack_file(data_dir, ADDRESSES)
 
     with locked(data_dir):
-        settings = find_cluster()
+        settings = find_cluster(Environment({})).read(ClientSettings)
 
     assert settings.http_url == "http://127.0.0.1:1"
     assert settings.bootstrap == "127.0.0.1:1"
@@ -222,14 +223,14 @@ def test_the_file_of_a_stack_that_was_killed_is_not_believed(tmp_path: Path) -> 
     assert read_stack_file(tmp_path) is None
 
 
-def test_a_variable_wins_over_the_running_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_wins_over_the_running_stack(tmp_path: Path) -> None:
     data_dir = tmp_path / ".tidelog"
     data_dir.mkdir()
     write_stack_file(data_dir, ADDRESSES)
-    monkeypatch.setenv("TIDELOG_HTTP_URL", "http://elsewhere")
+    environment = Environment({"TIDELOG_HTTP_URL": "http://elsewhere"})
 
     with locked(data_dir):
-        settings = find_cluster()
+        settings = find_cluster(environment).read(ClientSettings)
 
     assert settings.http_url == "http://elsewhere"
     assert settings.bootstrap is None
@@ -246,18 +247,19 @@ def test_the_stack_file_is_its_owners_alone(tmp_path: Path) -> None:
     assert (tmp_path / "stack.json").stat().st_mode & 0o077 == 0
 
 
-def test_a_spark_job_that_failed_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDELOG_HTTP_URL", "http://127.0.0.1:1")
+def test_a_spark_job_that_failed_is_told_in_a_sentence() -> None:
+    environment = Environment({"TIDELOG_HTTP_URL": "http://127.0.0.1:1"})
+    told = pytest.raises(UserError, match=r"a task failed\. Nothing was published")
 
-    with pytest.raises(UserError, match=r"a task failed\. Nothing was published"), spark_command("http_url"):
+    with told, spark_command(environment, "http_url"):
         raise SparkJobFailed("a task failed.")
 
 
-def test_an_http_address_without_a_scheme_is_told_how_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDELOG_HTTP_URL", "localhost:8080")
+def test_an_http_address_without_a_scheme_is_told_how_to_be_written() -> None:
+    found = find_cluster(Environment({"TIDELOG_HTTP_URL": "localhost:8080"}))
 
     with pytest.raises(UserError, match="Write it as http://localhost:8080"):
-        require(find_cluster(), "http_url")
+        require(found.read(ClientSettings), "http_url")
 
 
 @pytest.mark.parametrize(("typed", "meant"), [(("topcis",), "topics"), (("topics", "creat"), "create")])

@@ -1,7 +1,6 @@
 """The page of settings says what the settings classes say."""
 
-from pydantic_settings import BaseSettings
-
+from storage.settings import Settings
 from tests.test_tidy import PACKAGES
 from tidelog.configuration_page import PAGE, PARTS, document
 
@@ -11,10 +10,10 @@ def test_the_page_is_as_the_settings_say() -> None:
 
 
 def test_every_settings_class_is_on_the_page() -> None:
-    def below(kind: type[BaseSettings]) -> set[type[BaseSettings]]:
+    def below(kind: type[Settings]) -> set[type[Settings]]:
         return {one for direct in kind.__subclasses__() for one in (direct, *below(direct))}
 
-    ours = {one for one in below(BaseSettings) if one.__module__.partition(".")[0] in PACKAGES}
+    ours = {one for one in below(Settings) if one.__module__.partition(".")[0] in PACKAGES}
 
     assert ours == {model for _, model in PARTS}
 

@@ -15,6 +15,7 @@ from sequencer.settings import SequencerSettings
 from spark_compaction.settings import CompactionSettings
 from storage.stores.object_store import StoreSettings
 from tidelog.backup.settings import BackupSettings
+from tidelog.process.environment import Environment
 from tidelog.process.settings import ClientSettings, ProcessSettings, variable_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,11 +51,10 @@ def test_every_variable_named_is_a_setting(file: str) -> None:
     assert named - KNOWN - DEV_OPTIONS == set()
 
 
-def test_agents_get_settings_that_validate(compose: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_get_settings_that_validate(compose: dict[str, Any]) -> None:
     for name in ("agent-a", "agent-b"):
-        for variable, value in compose["services"][name]["environment"].items():
-            monkeypatch.setenv(variable, value)
-        settings = AgentSettings()
+        variables = compose["services"][name]["environment"].items()
+        settings = Environment({variable: str(value) for variable, value in variables}).read(AgentSettings)
 
         assert settings.zone == name[-1]
         assert settings.advertised_peer_host == name
@@ -144,4 +144,4 @@ def test_the_history_image_holds_its_jars() -> None:
     stage = (INFRA / "Dockerfile").read_text().split("AS history\n")[1].split("\nFROM")[0]
     as_user = stage.split("USER tidelog\n")[1]
 
-    assert "RUN python -m spark_compaction.fetch_jars\n" in as_user, "Ivy's cache is in the home of who runs it"
+    assert "RUN python -m tidelog.fetch_jars\n" in as_user, "Ivy's cache is in the home of who runs it"

@@ -7,55 +7,46 @@ from uuid import uuid4
 
 import pytest
 
-from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
 from agent.write_path.sequence_gaps import SequenceGaps
 from cache_ring.coordinates.coordinate_cache import CoordinateCache, CoordinateLimits
 from cache_ring.coordinates.interests import Interests
 from cache_ring.pages.run_bytes import RunIndexes
 from cache_ring.peers.subscriptions import Subscriptions
-from cache_ring.settings import CacheRingSettings
-from compactor.settings import HousekeeperSettings
 from sequencer.commits.coordinates import PartitionCoordinates, RunCoordinate
-from sequencer.settings import SequencerSettings
 from storage.batches.record_batch import empty_batch
 from storage.identifiers import ObjectKey, Offset, Partition, ProducerId, TopicId, new_segment_id
 from storage.segments.keys import segment_key
-from storage.stores.object_store import StoreSettings
+from tests.settings import all_settings
 from tidelog.process import memory_bound
 from tidelog.process.memory_bound import PROCESS_BYTES, byte_settings, memory_bound_bytes
+from tidelog.process.settings import ProcessSettings
 from tidelog.process.settings_fit import AllSettings
 
-BOTH = frozenset({"kafka", "jobs"})
 ENTRIES = 4_096
 FEWEST_INDEXED = 32
 
 
-def settings(**of_agent: int) -> AllSettings:
-    return AllSettings(
-        agent=AgentSettings(**of_agent),  # type: ignore[arg-type]
-        store=StoreSettings(),
-        sequencer=SequencerSettings(),
-        ring=CacheRingSettings(),
-        read_path=ReadPathSettings(),
-        housekeeper=HousekeeperSettings(),
-    )
+def settings(roles: str = "kafka,jobs", **of_agent: int) -> AllSettings:
+    return all_settings(agent=AgentSettings.model_validate(of_agent), process=ProcessSettings(roles=roles))
 
 
 def test_an_agent_with_the_defaults_takes_at_most_a_gibibyte_and_a_quarter() -> None:
-    assert memory_bound_bytes(settings(), BOTH) <= 5 << 28
+    assert memory_bound_bytes(settings()) <= 5 << 28
 
 
 def test_every_byte_of_a_setting_counts() -> None:
     more = settings(request_memory_bytes=AgentSettings().request_memory_bytes + 1)
 
-    assert memory_bound_bytes(more, BOTH) == memory_bound_bytes(settings(), BOTH) + 1
+    assert memory_bound_bytes(more) == memory_bound_bytes(settings()) + 1
 
 
 def test_a_role_that_is_not_played_takes_nothing() -> None:
-    assert byte_settings(settings(), frozenset({"jobs"})).keys() == {"merge_memory_bytes", "checkpoint_part_bytes"}
-    assert "merge_memory_bytes" not in byte_settings(settings(), frozenset({"kafka"}))
-    assert memory_bound_bytes(settings(), frozenset()) == PROCESS_BYTES
+    jobs, kafka = byte_settings(settings("jobs")), byte_settings(settings("kafka"))
+
+    assert jobs.keys() == {"merge_memory_bytes", "checkpoint_part_bytes"}
+    assert not jobs.keys() & kafka.keys()
+    assert memory_bound_bytes(settings("jobs")) == PROCESS_BYTES + sum(jobs.values())
 
 
 def a_run(number: int, topic_id: TopicId, partition: int, length: int = 1) -> RunCoordinate:

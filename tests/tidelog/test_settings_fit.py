@@ -4,13 +4,8 @@ import re
 
 import pytest
 
-from agent.read_path.settings import ReadPathSettings
-from agent.settings import AgentSettings
-from cache_ring.settings import CacheRingSettings
-from compactor.settings import HousekeeperSettings
-from sequencer.settings import SequencerSettings
-from storage.stores.object_store import StoreSettings
 from tidelog.errors import UserError
+from tidelog.process.environment import Environment
 from tidelog.process.settings_fit import AllSettings, check_settings_fit
 
 MISFITS = {
@@ -25,44 +20,33 @@ MISFITS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick_ratchet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that graces as short as here fit the ownership's, which the housekeeper's settings check themselves."""
-    monkeypatch.setenv("TIDELOG_OWNERSHIP_RATCHET_S", "30")
+QUICK_RATCHET = {"TIDELOG_OWNERSHIP_RATCHET_S": "30"}
+"""So that graces as short as here fit the ownership's, which the housekeeper's settings check themselves."""
 
 
-def from_the_environment() -> AllSettings:
-    return AllSettings(
-        agent=AgentSettings(),
-        store=StoreSettings(),
-        sequencer=SequencerSettings(),
-        ring=CacheRingSettings(),
-        read_path=ReadPathSettings(),
-        housekeeper=HousekeeperSettings(),
-    )
+def settings_of(variables: dict[str, str]) -> AllSettings:
+    return AllSettings.read(Environment({**QUICK_RATCHET, **variables}))
 
 
 def test_the_defaults_fit() -> None:
-    check_settings_fit(from_the_environment())
+    check_settings_fit(settings_of({}))
 
 
 @pytest.mark.parametrize("variable", MISFITS)
-def test_what_does_not_fit_is_named_with_what_it_must_fit(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_named_with_what_it_must_fit(variable: str) -> None:
     value, other = MISFITS[variable]
-    monkeypatch.setenv(variable, value)
 
     with pytest.raises(UserError) as refused:
-        check_settings_fit(from_the_environment())
+        check_settings_fit(settings_of({variable: value}))
 
     assert {variable, other} <= set(re.findall(r"TIDELOG_\w+", str(refused.value)))
     assert value in str(refused.value)
 
 
-def test_everything_that_does_not_fit_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable, (value, _) in MISFITS.items():
-        monkeypatch.setenv(variable, value)
+def test_everything_that_does_not_fit_is_told_at_once() -> None:
+    misfits = {variable: value for variable, (value, _) in MISFITS.items()}
 
     with pytest.raises(UserError) as refused:
-        check_settings_fit(from_the_environment())
+        check_settings_fit(settings_of(misfits))
 
     assert set(MISFITS) <= set(re.findall(r"TIDELOG_\w+", str(refused.value)))

@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
 
+from tests.fixtures.stack import HERE
 from tidelog.devstack.stack import Stack, StackSettings
 from tidelog.devstack.stack_file import locked
 from tidelog.errors import UserError
@@ -62,7 +63,7 @@ def records_in(stack: Stack, topic: str) -> int:
 
 
 def test_data_survives_a_killed_agent_and_a_restart_of_everything(stack_directory: Path) -> None:
-    settings = StackSettings(data_dir=stack_directory / "stack", agents=1, zones=("a",))
+    settings = StackSettings(environment=HERE, data_dir=stack_directory / "stack", agents=1, zones=("a",))
     with Stack(settings) as first:
         with TopicsClient(first.addresses.http_urls[0], timeout_s=30) as topics:
             topics.create("kept", 2, {})
@@ -87,7 +88,9 @@ def test_data_survives_a_killed_agent_and_a_restart_of_everything(stack_director
 
 def test_a_first_consumer_waits_for_no_others(stack_directory: Path) -> None:
     """As with the settings of Kafka's quickstart."""
-    settings = StackSettings(data_dir=stack_directory / "stack", agents=1, zones=("a",), store="local")
+    settings = StackSettings(
+        environment=HERE, data_dir=stack_directory / "stack", agents=1, zones=("a",), store="local"
+    )
     with Stack(settings) as stack:
         admin = AdminClient({"bootstrap.servers": stack.addresses.bootstrap})
         node_id = next(iter(admin.list_topics(timeout=30).brokers))
@@ -100,7 +103,10 @@ def test_a_first_consumer_waits_for_no_others(stack_directory: Path) -> None:
 
 def test_a_start_that_fails_leaves_nothing_running(stack_directory: Path) -> None:
     settings = StackSettings(
-        data_dir=stack_directory / "stack", agents=1, agent_environment={"TIDELOG_LINGER_MS": "no number"}
+        environment=HERE,
+        data_dir=stack_directory / "stack",
+        agents=1,
+        agent_environment={"TIDELOG_LINGER_MS": "no number"},
     )
 
     with pytest.raises(UserError, match="TIDELOG_LINGER_MS"):
@@ -111,7 +117,7 @@ def test_a_start_that_fails_leaves_nothing_running(stack_directory: Path) -> Non
 
 def test_a_second_stack_is_told_of_the_first_not_of_its_ports(stack_directory: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as first, locked(stack_directory):
-        again = StackSettings(data_dir=stack_directory, kafka_port=first.getsockname()[1])
+        again = StackSettings(environment=HERE, data_dir=stack_directory, kafka_port=first.getsockname()[1])
 
         with pytest.raises(UserError, match=f"Another stack \\(process {os.getpid()}\\)"):
             Stack(again).start()
@@ -122,7 +128,7 @@ def test_a_port_that_is_taken_is_named_with_its_option(stack_directory: Path) ->
         taken = other.getsockname()[1]
 
         with pytest.raises(UserError, match=rf"{taken}.*--kafka-port"):
-            Stack(StackSettings(data_dir=stack_directory / "stack", kafka_port=taken)).start()
+            Stack(StackSettings(environment=HERE, data_dir=stack_directory / "stack", kafka_port=taken)).start()
 
 
 @contextmanager

@@ -5,7 +5,6 @@ when it fails is in the error.
 """
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -60,12 +59,14 @@ def program_or_name(name: str) -> str:
 
 
 class Barman:
-    """Runs the commands for one archive."""
+    """Runs the commands for one archive, each with `variables` and the keys in its environment."""
 
-    def __init__(self, archive: Archive, store: StoreSettings, *, timeout_s: float) -> None:
+    def __init__(
+        self, archive: Archive, store: StoreSettings, variables: Mapping[str, str], *, timeout_s: float
+    ) -> None:
         self._archive = archive
         self._timeout_s = timeout_s
-        self._environment = {**os.environ, **archive.environment()}
+        self._environment = {**variables, **archive.environment()}
         if store.s3_access_key is not None and store.s3_secret_key is not None:
             self._environment["AWS_ACCESS_KEY_ID"] = store.s3_access_key
             self._environment["AWS_SECRET_ACCESS_KEY"] = store.s3_secret_key.get_secret_value()

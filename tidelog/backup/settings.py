@@ -1,13 +1,12 @@
 """Bounds and habits of `tidelog backup`."""
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from storage.settings import Settings
 
 
-class BackupSettings(BaseSettings):
+class BackupSettings(Settings):
     """When a backup counts as old, and how long `tidelog backup` waits."""
-
-    model_config = SettingsConfigDict(env_prefix="TIDELOG_", extra="ignore")
 
     backup_archive_timeout_s: int = Field(default=60, ge=1)
     """Postgres archives its WAL at least this often: the most that a restore without the bucket's journal can lose."""

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import typer
-from pydantic_settings import BaseSettings
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
@@ -11,14 +10,16 @@ from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
+from storage.settings import Settings
 from storage.stores.object_store import StoreSettings
+from tidelog.process.environment import Environment
 from tidelog.process.setting_options import GroupedCommand, with_settings
 from tidelog.process.settings import ProcessSettings
 from tidelog.process.start_agent import start_agent
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_GROUPS: Mapping[type[BaseSettings], Mapping[str, str]] = {
+_GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
     AgentSettings: {
         "database_url": "Where things are",
         "kafka_host": "Addresses",
@@ -57,6 +58,6 @@ _GROUPS: Mapping[type[BaseSettings], Mapping[str, str]] = {
 
 @app.command(cls=GroupedCommand)
 @with_settings(*_GROUPS, groups=_GROUPS)
-def agent() -> None:
+def agent(environment: Environment) -> None:
     """Run one agent until SIGTERM or SIGINT, which drain it. Every option is also a variable, named in brackets."""
-    start_agent()
+    start_agent(environment)

@@ -33,6 +33,7 @@ from tidelog.backup.wanted import Effect, WantedSetting, checks, wanted_settings
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import as_text, counted, print_json
+from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
 
@@ -54,15 +55,17 @@ class _Place:
     """The bucket, and what reads its backups."""
 
     archive: Archive
+    client: ClientSettings
     store_url: str
-    cluster: str
     store: StoreSettings
     settings: BackupSettings
     barman: Barman
 
     @classmethod
-    def find(cls, client: ClientSettings) -> "_Place":
-        store_url, store, settings = require(client, "store_url"), StoreSettings(), BackupSettings()
+    def find(cls, environment: Environment) -> "_Place":
+        found = find_cluster(environment)
+        client, store, settings = found.read(ClientSettings), found.read(StoreSettings), found.read(BackupSettings)
+        store_url = require(client, "store_url")
         try:
             archive = Archive.of(store_url, client.cluster, store)
         except NoArchive as refused:
@@ -71,10 +74,8 @@ class _Place:
             ) from None
         except ValueError as wrong:
             raise UserError(f"TIDELOG_STORE_URL: {wrong}.") from None
-        barman = Barman(archive, store, timeout_s=settings.backup_list_timeout_s)
-        return cls(
-            archive=archive, store_url=store_url, cluster=client.cluster, store=store, settings=settings, barman=barman
-        )
+        barman = Barman(archive, store, found.variables, timeout_s=settings.backup_list_timeout_s)
+        return cls(archive=archive, client=client, store_url=store_url, store=store, settings=settings, barman=barman)
 
     def archived(self) -> Mapping[str, ServerArchive]:
         return asyncio.run(self._archived())
@@ -83,7 +84,7 @@ class _Place:
         try:
             store = await open_store(self.store_url, self.store)
             try:
-                return await archived(store, self.cluster)
+                return await archived(store, self.client.cluster)
             finally:
                 await store.close()
         except (StoreUnavailable, ValueError) as failed:
@@ -104,11 +105,10 @@ class _Place:
 
 @app.command()
 @with_settings(ClientSettings, BackupSettings, StoreSettings, only=(*_WITH_DATABASE, "backup_max_age_s"))
-def status(*, as_json: AsJson = False) -> None:
+def status(environment: Environment, *, as_json: AsJson = False) -> None:
     """Show whether the database could be restored, and what is missing. Exit status 1 if anything is."""
-    client = find_cluster()
-    place = _Place.find(client)
-    with connected(require(client, "database_url"), place.settings.backup_list_timeout_s) as server:
+    place = _Place.find(environment)
+    with connected(require(place.client, "database_url"), place.settings.backup_list_timeout_s) as server:
         state = server.state()
     with Console().status("Reading the bucket"):
         found = place.archived().get(state.system_identifier)
@@ -133,13 +133,14 @@ def status(*, as_json: AsJson = False) -> None:
     only=(*_WITH_DATABASE, "backup_archive_timeout_s", "backup_keys_file"),
 )  # fmt: skip
 def configure(
-    *, apply: Annotated[bool, typer.Option("--apply", help="Set it; else only show what to set.")] = False
+    environment: Environment,
+    *,
+    apply: Annotated[bool, typer.Option("--apply", help="Set it; else only show what to set.")] = False,
 ) -> None:
     """Show what Postgres needs so that it archives its WAL into the bucket. --apply sets it."""
-    client = find_cluster()
-    place = _Place.find(client)
+    place = _Place.find(environment)
     console = Console()
-    with connected(require(client, "database_url"), place.settings.backup_list_timeout_s) as server:
+    with connected(require(place.client, "database_url"), place.settings.backup_list_timeout_s) as server:
         state = server.state()
         wanted = place.wanted(state)
         if apply:
@@ -152,11 +153,10 @@ def configure(
 @with_settings(
     ClientSettings, BackupSettings, StoreSettings, only=(*_WITH_DATABASE, "backup_jobs", "backup_wal_wait_s")
 )
-def run() -> None:
+def run(environment: Environment) -> None:
     """Take a base backup. Runs on the database's machine, as root or as Postgres's own user."""
-    client = find_cluster()
-    place = _Place.find(client)
-    database_url = require(client, "database_url")
+    place = _Place.find(environment)
+    database_url = require(place.client, "database_url")
     program("barman-cloud-backup")
     console = Console()
     began_s = time.monotonic()
@@ -178,9 +178,9 @@ def run() -> None:
 
 @app.command("list")
 @with_settings(ClientSettings, StoreSettings, only=_BUCKET_ALONE)
-def list_backups(*, as_json: AsJson = False) -> None:
+def list_backups(environment: Environment, *, as_json: AsJson = False) -> None:
     """Every base backup in the bucket, and until when WAL is archived. Needs no database."""
-    place = _Place.find(find_cluster())
+    place = _Place.find(environment)
     servers = place.archived()
     backups = [backup for server in servers for backup in place.barman.backups(server)]
     if as_json:
@@ -217,6 +217,7 @@ def list_backups(*, as_json: AsJson = False) -> None:
 @with_settings(ClientSettings, BackupSettings, StoreSettings, only=(*_BUCKET_ALONE, "backup_keys_file"))
 def restore(
     *,
+    environment: Environment,
     to: Annotated[Path, typer.Option("--to", help="An empty data directory.", show_default=False)],
     target_time: Annotated[
         str | None,
@@ -227,7 +228,7 @@ def restore(
     ] = None,
 ) -> None:
     """Unpack a base backup into an empty directory, and let Postgres replay archived WAL when it starts there."""
-    place = _Place.find(find_cluster())
+    place = _Place.find(environment)
     replay = program(RESTORE_PROGRAM)
     target = recovery.parse_target(target_time) if target_time else None
     directory = to.expanduser().resolve()
@@ -258,6 +259,7 @@ def restore(
 @with_settings(ClientSettings, StoreSettings, only=_WITH_DATABASE)
 def prune(
     *,
+    environment: Environment,
     keep: Annotated[int, typer.Option("--keep", min=1, help="How many base backups stay.", show_default=False)],
     server: Annotated[
         str | None, typer.Option(help="Which server's backups; the database's by default.", show_default=False)
@@ -265,11 +267,10 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
     """Delete all but the newest base backups, and WAL that none of those needs."""
-    client = find_cluster()
-    place = _Place.find(client)
+    place = _Place.find(environment)
     name = server
     if name is None:
-        with connected(require(client, "database_url"), place.settings.backup_list_timeout_s) as connection:
+        with connected(require(place.client, "database_url"), place.settings.backup_list_timeout_s) as connection:
             name = connection.state().system_identifier
     before = place.barman.backups(name)
     going = before[:-keep]

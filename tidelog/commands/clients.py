@@ -20,6 +20,7 @@ from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.http_client import ask
 from tidelog.output import as_text, counted, print_json
+from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
 
@@ -53,11 +54,12 @@ class _Client:
 @with_settings(ClientSettings, only=("http_url", "data_dir", "client_timeout_s"))
 def clients(
     *,
+    environment: Environment,
     each: Annotated[bool, typer.Option("--connections", help="Show each connection of a client.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs: an object per connection.")] = False,
 ) -> None:
     """Show who is connected: library and version, address, zone, agent, groups."""
-    settings = find_cluster()
+    settings = find_cluster(environment).read(ClientSettings)
     url = require(settings, "http_url").rstrip("/")
     found: list[Connection] = []
     silent: list[str] = []

@@ -11,6 +11,7 @@ from rich.table import Table
 from spark_compaction.compact import CompactionProgress, CompactionReport, TopicCompaction, compact_topics
 from spark_compaction.settings import CompactionSettings
 from tidelog.output import counted
+from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
 from tidelog.spark_errors import spark_command
@@ -21,6 +22,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 @with_settings(ClientSettings, CompactionSettings)
 def compact(
+    environment: Environment,
     topics: Annotated[list[str] | None, typer.Argument(help="Which; by default all.", show_default=False)] = None,
 ) -> None:
     """Compact topics into Parquet with Spark; one without new records costs nothing."""
@@ -33,7 +35,7 @@ def compact(
         TimeElapsedColumn(),
     )
     with (
-        spark_command("database_url", "store_url") as settings,
+        spark_command(environment, "database_url", "store_url") as settings,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
     ):
         bar = progress.add_task("Looking for new records", total=None)

@@ -20,6 +20,7 @@ from rich.text import Text
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.kafka_client import as_user_error, assigned_partitions, client_config, from_offsets
+from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
 
@@ -48,6 +49,7 @@ class Format(StrEnum):
 @app.command()
 @with_settings(ClientSettings, only=("bootstrap", "data_dir", "client_timeout_s"))
 def consume(
+    environment: Environment,
     topic: Annotated[str, typer.Argument(help="The topic's name.", show_default=False)],
     *,
     from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Start at the oldest record.")] = False,
@@ -77,20 +79,22 @@ def consume(
     ] = None,
 ) -> None:
     """Print the records of a topic. With --group, --from-beginning is for a group that has no offsets yet."""
-    settings = find_cluster()
+    settings = find_cluster(environment).read(ClientSettings)
     more: dict[str, Any] = {"group.id": "unused", "enable.auto.commit": False, "allow.auto.create.topics": False}
     if group is not None:
         more |= _membership(group, group_protocol, from_beginning)
-    consumer = Consumer(client_config(require(settings, "bootstrap"), zone, **more))
+    bootstrap = require(settings, "bootstrap")
+    consumer = Consumer(client_config(bootstrap, zone, **more))
     idle = _Idle(idle_s, settings.client_timeout_s)
     try:
         if group is None:
-            consumer.assign(from_offsets(consumer, topic, from_beginning, settings.client_timeout_s))
+            consumer.assign(from_offsets(consumer, bootstrap, topic, from_beginning, settings.client_timeout_s))
             idle.assigned()
         else:
-            assigned_partitions(consumer, topic, settings.client_timeout_s)  # a topic that is not there is told at once
+            # A topic that is not there is told at once.
+            assigned_partitions(consumer, bootstrap, topic, settings.client_timeout_s)
             consumer.subscribe([topic], on_assign=lambda *_: idle.assigned())
-        _print_records(consumer, topic, _printer(output), max_messages, idle, commits=group is not None)
+        _print_records(consumer, bootstrap, topic, _printer(output), max_messages, idle, commits=group is not None)
     finally:
         consumer.close()
 
@@ -138,7 +142,7 @@ class _Idle:
 
 
 def _print_records(
-    consumer: Consumer, topic: str, show: Any, max_messages: int | None, idle: _Idle, *, commits: bool
+    consumer: Consumer, bootstrap: str, topic: str, show: Any, max_messages: int | None, idle: _Idle, *, commits: bool
 ) -> None:
     left = max_messages
     is_empty = True
@@ -151,9 +155,9 @@ def _print_records(
                 is_empty = False
                 show(message)
                 if commits:
-                    _store(consumer, message)
+                    _store(consumer, bootstrap, message)
             elif error.fatal() or error.code() in _FINAL:
-                raise as_user_error(error, topic)
+                raise as_user_error(error, bootstrap, topic)
             else:
                 failure = error
         records = sum(1 for message in messages if message.error() is None)
@@ -162,19 +166,19 @@ def _print_records(
             sys.stdout.flush()
         elif idle.is_over():
             if is_empty and failure is not None:
-                raise as_user_error(failure, topic)
+                raise as_user_error(failure, bootstrap, topic)
             idle.require_assigned()
             return
         if left is not None:
             left -= records
 
 
-def _store(consumer: Consumer, message: Message) -> None:
+def _store(consumer: Consumer, bootstrap: str, message: Message) -> None:
     try:
         consumer.store_offsets(message)
     except KafkaException as failed:
         if failed.args[0].code() != KafkaError._STATE:  # the partition went to another member, who prints it again
-            raise as_user_error(failed.args[0]) from None
+            raise as_user_error(failed.args[0], bootstrap) from None
 
 
 def _printer(output: Format) -> Any:

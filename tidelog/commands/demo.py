@@ -6,12 +6,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tidelog.process.environment import Environment
+from tidelog.process.setting_options import with_settings
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
+@with_settings()
 def demo(
     *,
+    environment: Environment,
     flights: Annotated[
         int | None, typer.Option(min=10_000, help="Only the first so many; by default all.", show_default=False)
     ] = None,
@@ -25,5 +30,5 @@ def demo(
     console.print("Loading Tidelog, Spark and Arrow ...")
     from tidelog.demo.run import run_demo  # seconds of imports, during which there is already something to see
 
-    if not run_demo(console, flights, picture):
+    if not run_demo(console, environment, flights, picture):
         raise typer.Exit(1)

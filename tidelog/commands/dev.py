@@ -10,6 +10,7 @@ from rich.console import Console
 from tidelog.devstack.dev import run_dev
 from tidelog.devstack.stack import StackSettings
 from tidelog.errors import UserError
+from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
 
@@ -27,6 +28,7 @@ class StoreKind(StrEnum):
 @with_settings(ClientSettings, only=("data_dir",))
 def dev(
     *,
+    environment: Environment,
     agents: Annotated[int, typer.Option(min=1, max=64, help="How many agents.", envvar="TIDELOG_AGENTS")] = 2,
     zones: Annotated[str, typer.Option(help="Zones, by commas; agents take turns.", envvar="TIDELOG_ZONES")] = "a,b",
     kafka_port: Annotated[
@@ -46,7 +48,8 @@ def dev(
     if not named:
         raise UserError("--zones names no zone.", "For example: --zones a,b")
     settings = StackSettings(
-        data_dir=Path(ClientSettings().data_dir),
+        environment=environment,
+        data_dir=Path(environment.read(ClientSettings).data_dir),
         agents=agents,
         zones=named,
         kafka_port=kafka_port,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -26,6 +27,7 @@ from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted
 from tidelog.owner_text import owner_text
+from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
 from tidelog.readiness import complaints
@@ -37,19 +39,26 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @with_settings(ClientSettings, DoctorSettings, StoreSettings, SequencerSettings)
 def doctor(
     *,
+    environment: Environment,
     verify: Annotated[bool, typer.Option("--verify", help="Also read every object, and check every byte.")] = False,
 ) -> None:
     """Check the log and the bucket against each other, both ways. Changes nothing; exit status 1 if anything is
     wrong.
     """
-    settings = find_cluster()
-    database_url, store_url = require(settings, "database_url"), require(settings, "store_url")
+    found = find_cluster(environment)
+    client = found.read(ClientSettings)
+    place = _Place(
+        database_url=require(client, "database_url"),
+        store_url=require(client, "store_url"),
+        cluster=client.cluster,
+        sequencer=found.read(SequencerSettings),
+        store=found.read(StoreSettings),
+    )
+    settings = found.read(DoctorSettings)
     console = Console()
     try:
         with console.status("Reading every object" if verify else "Listing every object"):
-            wrong, diagnosis, tiers, owner, gone, agents = asyncio.run(
-                _examine(database_url, store_url, settings.cluster, verify)
-            )
+            wrong, diagnosis, tiers, owner, gone, agents = asyncio.run(_examine(place, verify, settings))
     except (SequencerUnavailable, StoreUnavailable, ValueError) as failed:
         raise UserError(str(failed)) from None
     _show_merging(tiers, console)
@@ -67,22 +76,33 @@ def doctor(
         raise typer.Exit(1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """The database and the bucket, and how to reach them."""
+
+    database_url: str
+    store_url: str
+    cluster: str
+    sequencer: SequencerSettings
+    store: StoreSettings
+
+
 async def _examine(
-    database_url: str, store_url: str, cluster: str, verify: bool
+    place: _Place, verify: bool, settings: DoctorSettings
 ) -> tuple[WrongStore | None, Diagnosis, Sequence[TierTotals], str, Sequence[GoneRange], Sequence[LiveAgent]]:
     """All is looked at in a store that is not the database's, too: it may only have lost what says so."""
-    sequencer, wrong = await Sequencer.open(database_url), None
+    sequencer, wrong = await Sequencer.open(place.database_url, place.sequencer), None
     try:
-        store = await open_store(store_url)
+        store = await open_store(place.store_url, place.store)
         try:
             try:
-                await sequencer.store_identity.check(store, cluster, store_url)
+                await sequencer.store_identity.check(store, place.cluster, place.store_url)
             except WrongStore as found:
                 wrong = found
-            diagnosis = await examine(sequencer, store, cluster, verify)
+            diagnosis = await examine(sequencer, store, place.cluster, verify, settings)
             state, now = await sequencer.ownership.state(), datetime.now(UTC)
-            owner = owner_text(await read_owner(store, cluster), state, now)
-            gone = await sequencer.gone_ranges.first(DoctorSettings().doctor_findings)
+            owner = owner_text(await read_owner(store, place.cluster), state, now)
+            gone = await sequencer.gone_ranges.first(settings.doctor_findings)
             agents = await sequencer.agents.live()
             return wrong, diagnosis, await sequencer.merges.totals(), owner, gone, agents
         finally:

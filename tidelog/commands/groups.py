@@ -24,6 +24,7 @@ from tidelog.group_offsets import (
 )
 from tidelog.groups_client import GroupsClient, GroupView, in_use
 from tidelog.output import as_text, counted, print_json
+from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
 
@@ -41,9 +42,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 @app.command("list")
 @with_settings(ClientSettings, only=_USED)
-def list_groups(*, as_json: AsJson = False) -> None:
+def list_groups(environment: Environment, *, as_json: AsJson = False) -> None:
     """Every group with its protocol and state."""
-    groups = _client().list()
+    groups = _client(environment).list()
     if as_json:
         print_json([{"group": row.name, "type": row.kind, "state": row.state} for row in groups])
         return
@@ -58,9 +59,9 @@ def list_groups(*, as_json: AsJson = False) -> None:
 
 @app.command()
 @with_settings(ClientSettings, only=_USED)
-def describe(name: Name, *, as_json: AsJson = False) -> None:
+def describe(environment: Environment, name: Name, *, as_json: AsJson = False) -> None:
     """Show members, offsets and lag: records not read yet, and how old the first of them is."""
-    client = _client()
+    client = _client(environment)
     group = client.existing(name)
     unread = _unread(client, group)
     now_ms = int(1000 * time.time())
@@ -81,6 +82,7 @@ def describe(name: Name, *, as_json: AsJson = False) -> None:
 @app.command("reset-offsets")
 @with_settings(ClientSettings, only=_USED)
 def reset_offsets(
+    environment: Environment,
     name: Name,
     *,
     topic: Annotated[
@@ -115,7 +117,7 @@ def reset_offsets(
         raise UserError(f"{text[0].upper()}{text[1:]}.") from None
     if bool(topics) == all_topics:
         raise UserError("Which topics?", "Give --topic TOPIC (or TOPIC:0,2), or --all-topics.")
-    client = _client()
+    client = _client(environment)
     _require_idle(client, name, may_be_new=bool(topics))
     committed = client.committed(name)
     plan = _plan(client, to, _places(client, topics) if topics else set(committed), committed)
@@ -127,13 +129,14 @@ def reset_offsets(
 @app.command()
 @with_settings(ClientSettings, only=_USED)
 def delete(
+    environment: Environment,
     names: Annotated[list[str], typer.Argument(help="Ids of groups, one or more.", show_default=False)],
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete groups without members, with their offsets."""
-    client = _client()
+    client = _client(environment)
     if not yes:
         for name in names:
             client.existing(name)
@@ -146,8 +149,8 @@ def delete(
         print_json({"deleted": names})
 
 
-def _client() -> GroupsClient:
-    settings = find_cluster()
+def _client(environment: Environment) -> GroupsClient:
+    settings = find_cluster(environment).read(ClientSettings)
     return GroupsClient(require(settings, "bootstrap"), settings.client_timeout_s)
 
 

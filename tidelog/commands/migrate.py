@@ -11,6 +11,7 @@ from sequencer.settings import MigrationSettings
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted
+from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
 
@@ -18,13 +19,13 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command("migrate")
-@with_settings(MigrationSettings)
-@with_settings(ClientSettings, only=("database_url", "data_dir"))
-def migrate_database() -> None:
+@with_settings(ClientSettings, MigrationSettings, only=("database_url", "data_dir", *MigrationSettings.model_fields))
+def migrate_database(environment: Environment) -> None:
     """Apply the migrations that the database lacks."""
-    database_url = require(find_cluster(), "database_url")
+    found = find_cluster(environment)
+    database_url, settings = require(found.read(ClientSettings), "database_url"), found.read(MigrationSettings)
     try:
-        applied = asyncio.run(migrate(database_url))
+        applied = asyncio.run(migrate(database_url, settings))
     except SequencerUnavailable as away:
         raise UserError(" ".join(str(away).split())) from None
     except MigrationRefused as refused:

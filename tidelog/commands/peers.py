@@ -5,10 +5,11 @@ import asyncio
 import typer
 from rich.console import Console
 
-from sequencer.client import Sequencer
+from sequencer.client import Sequencer, SequencerSettings
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
+from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
 
@@ -27,11 +28,12 @@ def peers() -> None:
 
 @app.command("renew-secret")
 @with_settings(ClientSettings, only=("database_url", "data_dir"))
-def renew_secret() -> None:
+def renew_secret(environment: Environment) -> None:
     """Make a new secret for the agents' peer port. The one before stays valid until the next renewal."""
-    database_url = require(find_cluster(), "database_url")
+    found = find_cluster(environment)
+    database_url, settings = require(found.read(ClientSettings), "database_url"), found.read(SequencerSettings)
     try:
-        asyncio.run(_renew(database_url))
+        asyncio.run(_renew(database_url, settings))
     except SequencerUnavailable as away:
         raise UserError(" ".join(str(away).split())) from None
     except CommitOutcomeUnknown:
@@ -42,8 +44,8 @@ def renew_secret() -> None:
     )
 
 
-async def _renew(database_url: str) -> None:
-    sequencer = await Sequencer.open(database_url)
+async def _renew(database_url: str, settings: SequencerSettings) -> None:
+    sequencer = await Sequencer.open(database_url, settings)
     try:
         await sequencer.agents.renew_peer_secret()
     finally:

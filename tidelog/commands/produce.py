@@ -12,6 +12,7 @@ from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.kafka_client import as_user_error, client_config, not_acknowledged
 from tidelog.output import counted
+from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
 
@@ -47,6 +48,7 @@ class _Deliveries:
 @app.command()
 @with_settings(ClientSettings, only=("bootstrap", "data_dir", "client_timeout_s"))
 def produce(
+    environment: Environment,
     topic: Annotated[str, typer.Argument(help="The topic's name.", show_default=False)],
     *,
     key_separator: Annotated[
@@ -59,7 +61,8 @@ def produce(
     ] = None,
 ) -> None:
     """Produce lines from standard input; exactly once each, even over retries (idempotence is on)."""
-    settings = find_cluster()
+    settings = find_cluster(environment).read(ClientSettings)
+    bootstrap = require(settings, "bootstrap")
     more = {
         "enable.idempotence": True,
         "compression.type": compression.value,
@@ -67,7 +70,7 @@ def produce(
         "message.timeout.ms": int(1000 * settings.client_timeout_s),
     }
     try:
-        producer = Producer(client_config(require(settings, "bootstrap"), zone, **more))
+        producer = Producer(client_config(bootstrap, zone, **more))
     except KafkaException as refused:
         raise UserError(f"{refused.args[0].str()}.") from None
     deliveries = _Deliveries()
@@ -75,20 +78,22 @@ def produce(
     if sys.stdin.isatty():
         Console(stderr=True).print("One record per line; Ctrl-D ends.", style="dim")
     for line in sys.stdin.buffer:
-        _send(producer, topic, line.rstrip(b"\r\n"), separator, deliveries)
+        _send(producer, bootstrap, topic, line.rstrip(b"\r\n"), separator, deliveries)
         if deliveries.failure is not None:
             break
     # librdkafka looks once a second for records whose time is over, and then says why.
     unsent = producer.flush(settings.client_timeout_s + _REPORT_S)
     if deliveries.failure is not None:
-        raise not_acknowledged(producer, topic, deliveries.failure, settings.client_timeout_s)
+        raise not_acknowledged(producer, settings, topic, deliveries.failure)
     if unsent:
         waited = f"{counted(unsent, 'record')} not acknowledged within {settings.client_timeout_s + _REPORT_S:g} s."
         raise UserError(waited, "Does an agent run at TIDELOG_BOOTSTRAP?")
     Console(stderr=True).print(f"[green]{counted(deliveries.acknowledged, 'record')} acknowledged[/]")
 
 
-def _send(producer: Producer, topic: str, line: bytes, separator: bytes | None, deliveries: _Deliveries) -> None:
+def _send(
+    producer: Producer, bootstrap: str, topic: str, line: bytes, separator: bytes | None, deliveries: _Deliveries
+) -> None:
     key: bytes | None = None
     value = line
     if separator is not None and separator in line:
@@ -99,7 +104,7 @@ def _send(producer: Producer, topic: str, line: bytes, separator: bytes | None, 
         except BufferError:  # the client's queue is full: wait for acknowledgements
             producer.poll(0.5)
         except KafkaException as failed:
-            raise as_user_error(failed.args[0], topic) from None
+            raise as_user_error(failed.args[0], bootstrap, topic) from None
         else:
             producer.poll(0)
             return

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from sequencer.database.database import CommitOutcomeUnknown, Database, Sequence
 from sequencer.journal.loading import JournalMismatch
 from sequencer.journal.recovery import RecoveryAtWork
 from sequencer.migrate import MigrationRefused
+from sequencer.settings import MigrationSettings, SequencerSettings
 from storage.segments.journal_format import CorruptJournal
 from storage.stores.object_store import ObjectNotFound, StoreSettings, StoreUnavailable
 from storage.stores.open_store import open_store
@@ -28,6 +30,7 @@ from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted
 from tidelog.owner_text import owner_text
+from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
 
@@ -40,6 +43,7 @@ _LOSSES = 2
 @with_settings(ClientSettings, RecoverySettings, StoreSettings)
 def recover_command(
     *,
+    environment: Environment,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen; write nothing.")] = False,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Take the bucket from the database that owns it.")
@@ -47,8 +51,7 @@ def recover_command(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Compare the database with the bucket, and make one log of both. Exit status 2 if records are lost."""
-    settings = find_cluster()
-    database_url, store_url = require(settings, "database_url"), require(settings, "store_url")
+    task = _task(find_cluster(environment), take_over=take_over)
     console = Console()
 
     def run(*, is_rehearsal: bool) -> Report:
@@ -61,20 +64,17 @@ def recover_command(
         )
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
             bar = bars.add_task("Reading", total=None)
-            task = Task(
-                database_url=database_url,
-                store_url=store_url,
-                cluster=settings.cluster,
-                take_over=take_over,
-                progress=lambda what, done, of: bars.update(bar, description=what, completed=done, total=of),
-            )
-            return asyncio.run(_run(task, is_rehearsal=is_rehearsal))
+
+            def tell(what: str, done: int, of: int | None) -> None:
+                bars.update(bar, description=what, completed=done, total=of)
+
+            return asyncio.run(_run(replace(task, progress=tell), is_rehearsal=is_rehearsal))
 
     try:
-        owner = asyncio.run(_owner(database_url, store_url, settings.cluster))
+        owner = asyncio.run(_owner(task))
         console.print(owner, highlight=False, soft_wrap=True)
         if dry_run or not yes:
-            _show(run(is_rehearsal=True), console)
+            _show(run(is_rehearsal=True), task.settings, console)
         if dry_run or (not yes and not sys.stdin.isatty()):
             console.print("Nothing was changed." + ("" if dry_run else " Run it with --yes to do it."))
             return
@@ -96,19 +96,33 @@ def recover_command(
         raise UserError(f"{failed}.") from None
     except ValueError as wrong:
         raise UserError(str(wrong)) from None
-    _show(report, console)
+    _show(report, task.settings, console)
     console.print("Start the agents. `tidelog doctor --verify` checks the result.")
     if not report.is_lossless:
         raise typer.Exit(_LOSSES)
 
 
-async def _owner(database_url: str, store_url: str, cluster: str) -> str:
+def _task(found: Environment, *, take_over: bool) -> Task:
+    client = found.read(ClientSettings)
+    return Task(
+        database_url=require(client, "database_url"),
+        store_url=require(client, "store_url"),
+        cluster=client.cluster,
+        take_over=take_over,
+        settings=found.read(RecoverySettings),
+        store_settings=found.read(StoreSettings),
+        sequencer_settings=found.read(SequencerSettings),
+        migration_settings=found.read(MigrationSettings),
+    )
+
+
+async def _owner(task: Task) -> str:
     """What bucket and database say about the bucket's owner; a database without tables says nothing."""
-    database = Database(database_url)
+    database = Database(task.database_url, task.sequencer_settings)
     await database.open()
-    store = await open_store(store_url)
+    store = await open_store(task.store_url, task.store_settings)
     try:
-        seen = await read_owner(store, cluster)
+        seen = await read_owner(store, task.cluster)
         try:
             return owner_text(seen, await Ownership(database).state(), datetime.now(UTC))
         except SequencerUnavailable:
@@ -120,16 +134,16 @@ async def _owner(database_url: str, store_url: str, cluster: str) -> str:
 
 async def _run(task: Task, *, is_rehearsal: bool) -> Report:
     work: Callable[..., object] = rehearse if is_rehearsal else recover
-    store = await open_store(task.store_url)
+    store = await open_store(task.store_url, task.store_settings)
     try:
         return await work(task, store)  # type: ignore[misc,no-any-return]
     finally:
         await store.close()
 
 
-def _show(report: Report, console: Console) -> None:
+def _show(report: Report, settings: RecoverySettings, console: Console) -> None:
     _show_sides(report, console)
-    _show_partitions(report, console)
+    _show_partitions(report, settings.recovery_listed, console)
     _show_losses(report, console)
     would = "would be " if report.is_rehearsal else ""
     verdict = (
@@ -169,7 +183,7 @@ def _age(moment: datetime | None) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC, {(datetime.now(UTC) - moment).total_seconds():,.1f} s ago"
 
 
-def _show_partitions(report: Report, console: Console) -> None:
+def _show_partitions(report: Report, listed: int, console: Console) -> None:
     changed = [change for change in report.partitions.values() if change.is_changed]
     if not changed:
         return
@@ -177,7 +191,7 @@ def _show_partitions(report: Report, console: Console) -> None:
     shown = Table(*names, header_style="bold cyan")
     for column in shown.columns[1:]:
         column.justify = "right"
-    for change in changed[: RecoverySettings().recovery_listed]:
+    for change in changed[:listed]:
         shown.add_row(*_cells(change))
     console.print(shown)
     if len(changed) > len(shown.rows):

@@ -13,6 +13,7 @@ from rich.table import Table
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.sql import QueryResult, query
 from tidelog.output import counted
+from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
 from tidelog.spark_errors import spark_command
@@ -30,12 +31,13 @@ class Format(StrEnum):
 @app.command()
 @with_settings(ClientSettings, CompactionSettings)
 def sql(
+    environment: Environment,
     text: Annotated[str, typer.Argument(help='For example "SELECT count(*) FROM topics.flights".', show_default=False)],
     *,
     output: Annotated[Format, typer.Option("--format", help="table or json.")] = Format.TABLE,
 ) -> None:
     """Run one statement; the namespace of topics is `topics`."""
-    with spark_command("http_url") as settings, Console(stderr=True).status("Asking Spark"):
+    with spark_command(environment, "http_url") as settings, Console(stderr=True).status("Asking Spark"):
         found = query(settings, text)
     if output is Format.JSON:
         for row in found.rows:

@@ -12,6 +12,7 @@ from rich.table import Table
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted, print_json
+from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
 from tidelog.topics_client import TopicsClient
@@ -34,9 +35,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 @app.command("list")
 @with_settings(ClientSettings, only=_USED)
-def list_topics(*, as_json: AsJson = False) -> None:
+def list_topics(environment: Environment, *, as_json: AsJson = False) -> None:
     """Every topic with its partitions and settings."""
-    with _client() as client:
+    with _client(environment) as client:
         topics = client.list()
     if as_json:
         print_json(topics)
@@ -55,9 +56,16 @@ def list_topics(*, as_json: AsJson = False) -> None:
 
 @app.command()
 @with_settings(ClientSettings, only=_USED)
-def create(name: Name, *, partitions: Partitions = None, config: Config = None, as_json: AsJson = False) -> None:
+def create(
+    environment: Environment,
+    name: Name,
+    *,
+    partitions: Partitions = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
     """Create a topic."""
-    with _client() as client:
+    with _client(environment) as client:
         topic = client.create(name, partitions, _parse(config))
     if as_json:
         print_json(topic)
@@ -68,13 +76,14 @@ def create(name: Name, *, partitions: Partitions = None, config: Config = None, 
 @app.command()
 @with_settings(ClientSettings, only=_USED)
 def describe(
+    environment: Environment,
     name: Name,
     *,
     explain: Annotated[bool, typer.Option("--explain", help="Say what each config is.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a topic's settings and the offsets of its partitions."""
-    with _client() as client:
+    with _client(environment) as client:
         topic = client.describe(name)
     if as_json:
         print_json(topic)
@@ -98,6 +107,7 @@ def describe(
 @app.command()
 @with_settings(ClientSettings, only=_USED)
 def alter(
+    environment: Environment,
     name: Name,
     *,
     partitions: Partitions = None,
@@ -110,48 +120,51 @@ def alter(
     """Add partitions, set or remove settings."""
     if partitions is None and not config and not remove:
         raise UserError("Nothing to alter.", "Give --partitions, --config NAME=VALUE or --remove NAME.")
-    _alter(name, partitions, _parse(config), remove or (), as_json)
+    _alter(_client(environment), name, partitions, _parse(config), remove or (), as_json)
 
 
 @app.command("set")
 @with_settings(ClientSettings, only=_USED)
 def set_configs(
+    environment: Environment,
     name: Name,
     configs: Annotated[list[str], typer.Argument(help="NAME=VALUE, one or more.", show_default=False)],
     *,
     as_json: AsJson = False,
 ) -> None:
     """Set configs: `tidelog topics set orders retention.ms=3600000`."""
-    _alter(name, None, _parse(configs), (), as_json)
+    _alter(_client(environment), name, None, _parse(configs), (), as_json)
 
 
 @app.command("unset")
 @with_settings(ClientSettings, only=_USED)
 def unset_configs(
+    environment: Environment,
     name: Name,
     configs: Annotated[list[str], typer.Argument(help="Names of configs, one or more.", show_default=False)],
     *,
     as_json: AsJson = False,
 ) -> None:
     """Return configs to their defaults: `tidelog topics unset orders retention.ms`."""
-    with _client() as client:
+    with _client(environment) as client:
         known = {config["name"] for config in client.describe(name)["configs"]}
     for config in configs:
         if config not in known:
             raise UserError(f"There is no config {config}.", f"`tidelog topics describe {name}` shows those there are.")
-    _alter(name, None, {}, configs, as_json)
+    _alter(_client(environment), name, None, {}, configs, as_json)
 
 
 @app.command()
 @with_settings(ClientSettings, only=_USED)
 def delete(
+    environment: Environment,
     name: Name,
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete a topic and all its records."""
-    with _client() as client:
+    with _client(environment) as client:
         if not yes:
             client.describe(name)  # a topic that does not exist is an error, not a question
             typer.confirm(f"Delete {name} and all its records?", abort=True)
@@ -162,13 +175,20 @@ def delete(
         Console().print(f"[green]Deleted[/] [bold]{topic['name']}[/].")
 
 
-def _client() -> TopicsClient:
-    settings = find_cluster()
+def _client(environment: Environment) -> TopicsClient:
+    settings = find_cluster(environment).read(ClientSettings)
     return TopicsClient(require(settings, "http_url"), settings.client_timeout_s)
 
 
-def _alter(name: str, partitions: int | None, put: dict[str, str], remove: Sequence[str], as_json: bool) -> None:
-    with _client() as client:
+def _alter(
+    client: TopicsClient,
+    name: str,
+    partitions: int | None,
+    put: dict[str, str],
+    remove: Sequence[str],
+    as_json: bool,
+) -> None:
+    with client:
         topic = client.alter(name, partitions, put, remove)
     if as_json:
         print_json(topic)

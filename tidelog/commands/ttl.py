@@ -10,6 +10,7 @@ from rich.table import Table
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.ttl import TopicExpiry, TtlProgress, TtlReport, expire_history
 from tidelog.output import counted
+from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
 from tidelog.spark_errors import spark_command
@@ -20,6 +21,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 @with_settings(ClientSettings, CompactionSettings)
 def ttl(
+    environment: Environment,
     topics: Annotated[list[str] | None, typer.Argument(help="Which; by default all.", show_default=False)] = None,
 ) -> None:
     """Drop what has expired from topics' history, as of now. Its files go later, with the garbage."""
@@ -32,7 +34,7 @@ def ttl(
         TimeElapsedColumn(),
     )
     with (
-        spark_command("database_url", "store_url") as settings,
+        spark_command(environment, "database_url", "store_url") as settings,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
     ):
         bar = progress.add_task("Looking for what has expired", total=None)

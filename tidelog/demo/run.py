@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from compactor.diagnosis import Diagnosis
-from compactor.doctor import examine
+from compactor.doctor import DoctorSettings, examine
 from sequencer.client import Sequencer
 from spark_compaction.compact import compact_topics
 from spark_compaction.session import spark_session, stop_spark
@@ -31,6 +31,7 @@ from tidelog.demo.flights import as_records, mean_arrival_delay, read_flights
 from tidelog.demo.screen import Screen
 from tidelog.demo.transfer import Produced, consume_and_compare, produce_flights
 from tidelog.devstack.stack import Stack, StackSettings
+from tidelog.process.environment import Environment
 from tidelog.topics_client import TopicsClient
 
 _FLIGHTS = "flights"
@@ -47,7 +48,9 @@ WHERE flight.arr_delay IS NOT NULL GROUP BY 1
 """
 
 
-def run_demo(console: Console, flights: int | None = None, picture: Path | None = None) -> bool:
+def run_demo(
+    console: Console, environment: Environment, flights: int | None = None, picture: Path | None = None
+) -> bool:
     """Whether all checks passed. Raises `UserError`.
 
     - `flights`: how many of the flights it takes; without it, all.
@@ -56,11 +59,11 @@ def run_demo(console: Console, flights: int | None = None, picture: Path | None 
     began = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="tidelog-demo-"))
     screen = Screen(console)
-    stack = Stack(StackSettings(data_dir=directory, zones=(_WRITE_ZONE, _READ_ZONE)))
+    stack = Stack(StackSettings(environment=environment, data_dir=directory, zones=(_WRITE_ZONE, _READ_ZONE)))
     elsewhere = ThreadPoolExecutor(max_workers=1)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: what was started is stopped
     try:
-        demo = _Demo(screen, stack, flights)
+        demo = _Demo(screen, stack, environment, flights)
         demo.start(elsewhere)
         demo.produce()
         demo.consume()
@@ -80,9 +83,10 @@ def run_demo(console: Console, flights: int | None = None, picture: Path | None 
 class _Demo:
     """What the steps hand on to each other."""
 
-    def __init__(self, screen: Screen, stack: Stack, flights: int | None) -> None:
+    def __init__(self, screen: Screen, stack: Stack, environment: Environment, flights: int | None) -> None:
         self._screen = screen
         self._stack = stack
+        self._environment = environment
         self._source = read_flights(flights)
         self._produced = Produced()
         self._answer: dict[str, float] = {}
@@ -92,14 +96,8 @@ class _Demo:
         """Step 1: Postgres, S3, two agents; Spark's JVM begins to start."""
         with self._screen.step(1, "Start Postgres, S3 and two agents") as step:
             self._stack.start()
-            addresses = self._stack.addresses
-            self._settings = CompactionSettings(
-                database_url=addresses.database_url,
-                store_url=addresses.store_url,
-                http_url=addresses.http_urls[0],
-                s3_access_key=addresses.s3_access_key,
-                s3_secret_key=addresses.s3_secret_key,  # type: ignore[arg-type]  # pydantic wraps it
-            )
+            self._environment = self._environment.with_variables(self._stack.addresses.as_environment())
+            self._settings = self._environment.read(CompactionSettings)
             self._spark: Future[SparkSession] = elsewhere.submit(spark_session, self._settings)
             with self._topics() as topics:
                 topics.create(_FLIGHTS, _PARTITIONS, _FOR_EVER)
@@ -211,11 +209,12 @@ class _Demo:
 
     async def _examine(self) -> Diagnosis:
         addresses = self._stack.addresses
-        sequencer = await Sequencer.open(addresses.database_url)
+        sequencer = await Sequencer.open(addresses.database_url, self._settings)
         try:
             store = await open_store(addresses.store_url, self._settings)
             try:
-                return await examine(sequencer, store, self._settings.cluster, verify_contents=True)
+                doctor = self._environment.read(DoctorSettings)
+                return await examine(sequencer, store, self._settings.cluster, True, doctor)
             finally:
                 await store.close()
         finally:

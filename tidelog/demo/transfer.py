@@ -112,9 +112,9 @@ def consume_and_compare(
     consumer = Consumer(client_config(bootstrap, zone, **more))
     began = time.monotonic()
     try:
-        ends = _assign_all(consumer, topic)
+        ends = _assign_all(consumer, bootstrap, topic)
         waiting = {partition: dict(found) for partition, found in produced.by_partition.items()}
-        tally = _Tally(next_offset=dict.fromkeys(ends, 0))
+        tally = _Tally(bootstrap=bootstrap, next_offset=dict.fromkeys(ends, 0))
         heard = time.monotonic()
         while any(tally.next_offset[partition] < end for partition, end in ends.items()):
             messages = consumer.consume(num_messages=10_000, timeout=0.5)
@@ -139,6 +139,7 @@ def consume_and_compare(
 
 @dataclass(slots=True)
 class _Tally:
+    bootstrap: str
     next_offset: dict[int, int]
     records: int = 0
     unexpected: int = 0
@@ -149,7 +150,7 @@ class _Tally:
         """Crosses one record off."""
         error = message.error()
         if error is not None:
-            raise as_user_error(error)
+            raise as_user_error(error, self.bootstrap)
         partition, offset = message.partition(), message.offset()
         assert partition is not None
         assert offset is not None
@@ -163,9 +164,9 @@ class _Tally:
             self.different += 1
 
 
-def _assign_all(consumer: Consumer, topic: str) -> dict[int, int]:
+def _assign_all(consumer: Consumer, bootstrap: str, topic: str) -> dict[int, int]:
     """Assigns every partition from offset 0; returns each one's end."""
-    partitions = assigned_partitions(consumer, topic, _SILENCE_S)
+    partitions = assigned_partitions(consumer, bootstrap, topic, _SILENCE_S)
     ends = {
         partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_SILENCE_S)[1]
         for partition in partitions

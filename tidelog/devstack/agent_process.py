@@ -5,7 +5,6 @@ returns a ready agent or says why there is none, with the end of that log. A chi
 which the command runs (`python -P`): a directory `agent` there is not ours.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -138,5 +137,4 @@ def _variables(address: AgentAddress) -> dict[str, str]:
         "TIDELOG_PEER_HOST": address.host,
         "TIDELOG_PEER_PORT": str(address.peer_port),
         "PYTHONUNBUFFERED": "1",
-        "PATH": os.environ.get("PATH", ""),
     }

@@ -8,7 +8,6 @@ and that two stacks never share a directory.
 
 import asyncio
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from sequencer.migrate import migrate
+from sequencer.settings import MigrationSettings
 from tidelog.devstack.agent_process import AgentAddress, AgentProcess
 from tidelog.devstack.ports import picked_ports, require_free
 from tidelog.devstack.stack_file import StackAddresses, locked, remove_stack_file, write_stack_file
@@ -27,6 +27,7 @@ from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresFailed
 from tidelog.embedded.s3_endpoint import EndpointFailed, S3Endpoint
 from tidelog.errors import UserError
 from tidelog.output import counted
+from tidelog.process.environment import Environment
 
 _AGENT_STAGE, _DATABASE_STAGE = 0, 1
 _HOST = "127.0.0.1"
@@ -46,10 +47,11 @@ _SET_HERE = frozenset({"TIDELOG_ROLES", "TIDELOG_DATABASE_URL", "TIDELOG_STORE_U
 class StackSettings:
     """`kafka_port` and `http_port` are agent 0's, the others' follow; 0 picks free ones.
 
-    `agent_environment` is for the agents alone (`TIDELOG_*` settings); other `TIDELOG_*` variables of this process
-    reach them too, but for those that the stack sets itself.
+    `environment` is the command's. Its variables reach the agents, except those that the stack sets itself;
+    `agent_environment` is for the agents alone (`TIDELOG_*` settings).
     """
 
+    environment: Environment
     data_dir: Path = Path(".tidelog")
     agents: int = 2
     zones: tuple[str, ...] = ("a", "b")
@@ -207,8 +209,9 @@ class Stack:
         # SIGINT is Postgres's fast shutdown: it does not wait for clients to leave.
         watchdog.watch(_DATABASE_STAGE, int((directory / "postmaster.pid").read_text().split()[0]), signal.SIGINT)
         self._on_step("Bringing the schema up to date")
+        settings = self.settings.environment.read(MigrationSettings)
         with ThreadPoolExecutor(max_workers=1) as elsewhere:  # the caller's thread may run an event loop already
-            elsewhere.submit(asyncio.run, migrate(url)).result()
+            elsewhere.submit(asyncio.run, migrate(url, settings)).result()
         return url
 
     def _start_store(self, port: int) -> _Store:
@@ -235,7 +238,8 @@ class Stack:
         self._on_step(f"Starting {counted(len(layout), 'agent')} in {where}")
         logs = self.data_dir / "logs"
         logs.mkdir(exist_ok=True)
-        inherited = {name: value for name, value in os.environ.items() if name not in _SET_HERE}
+        given = self.settings.environment.variables
+        inherited = {name: value for name, value in given.items() if name not in _SET_HERE}
         environment = {**_DEFAULTS, **inherited, **self.addresses.as_environment(), **self.settings.agent_environment}
         self.agents = [AgentProcess(address, environment, _new_log(logs, address.name)) for address in layout]
         self._cleanup.callback(self._stop_agents)

@@ -26,8 +26,9 @@ THREAD_BYTES: Final = 256 << 10
 """What of a thread's stack and of its allocator's cache is used."""
 
 
-def byte_settings(settings: AllSettings, roles: frozenset[str]) -> Mapping[str, int]:
+def byte_settings(settings: AllSettings) -> Mapping[str, int]:
     """What may be held at once, by the settings that bound it."""
+    roles = settings.process.role_set
     of_jobs = _of_jobs(settings) if "jobs" in roles else {}
     if "kafka" not in roles:
         return of_jobs
@@ -90,6 +91,6 @@ def _of_entries(settings: AllSettings) -> dict[str, int]:
     }
 
 
-def memory_bound_bytes(settings: AllSettings, roles: frozenset[str]) -> int:
+def memory_bound_bytes(settings: AllSettings) -> int:
     """What to give the process."""
-    return PROCESS_BYTES + sum(byte_settings(settings, roles).values())
+    return PROCESS_BYTES + sum(byte_settings(settings).values())

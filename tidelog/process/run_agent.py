@@ -30,7 +30,6 @@ from tidelog.devstack.ports import is_free
 from tidelog.errors import UserError
 from tidelog.process.cpu_share import CpuShare
 from tidelog.process.memory_bound import memory_bound_bytes
-from tidelog.process.settings import ProcessSettings
 from tidelog.process.settings_fit import AllSettings
 
 _FILES_BESIDE_CONNECTIONS = 256
@@ -41,15 +40,15 @@ _COLLECT_EVERY_S = 5.0
 log = logging.getLogger(__name__)
 
 
-def run_agent(every: AllSettings, process: ProcessSettings) -> None:
+def run_agent(settings: AllSettings) -> None:
     """Returns when the agent has drained; the two roles fail together. Raises `UserError` for an address it cannot
     bind.
     """
-    _allow_files(every.agent)
+    _allow_files(settings.agent)
     try:
-        uvloop.run(_run(every, process))
+        uvloop.run(_run(settings))
     except* OSError as failed:
-        raise _cannot_listen(failed, every.agent) from None
+        raise _cannot_listen(failed, settings.agent) from None
 
 
 def _allow_files(settings: AgentSettings) -> None:
@@ -88,16 +87,21 @@ def _cannot_listen(failed: BaseExceptionGroup[OSError], settings: AgentSettings)
     )
 
 
-async def _run(every: AllSettings, process: ProcessSettings) -> None:
-    settings = every.agent
+async def _run(settings: AllSettings) -> None:
+    process = settings.process
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop, stopping, number)
-    memory_bytes = memory_bound_bytes(every, process.role_set)
+    memory_bytes = memory_bound_bytes(settings)
     log.info(
         "starting",
-        extra={"pid": os.getpid(), "roles": process.roles, "zone": settings.zone, "memory_mib": memory_bytes >> 20},
+        extra={
+            "pid": os.getpid(),
+            "roles": process.roles,
+            "zone": settings.agent.zone,
+            "memory_mib": memory_bytes >> 20,
+        },
     )
     app = App(settings)
     bound = Gauge("tidelog_memory_bound_bytes", "Memory to give this process", registry=app.metrics.registry)
@@ -107,7 +111,7 @@ async def _run(every: AllSettings, process: ProcessSettings) -> None:
             group.create_task(app.run(stopping), name="agent")
             group.create_task(_spare_collections(app, stopping), name="collections")
         if "jobs" in process.role_set:
-            group.create_task(_keep_house(every, process, app, stopping), name="jobs")
+            group.create_task(_keep_house(settings, app, stopping), name="jobs")
     log.info("stopped", extra={"pid": os.getpid()})
 
 
@@ -137,38 +141,38 @@ def _stop(stopping: asyncio.Event, number: signal.Signals) -> None:
     stopping.set()
 
 
-async def _keep_house(every: AllSettings, process: ProcessSettings, app: App, stopping: asyncio.Event) -> None:
+async def _keep_house(settings: AllSettings, app: App, stopping: asyncio.Event) -> None:
     """Connections of its own, so that jobs never wait behind, or delay, the agent's."""
     async with asyncio.TaskGroup() as group:
-        jobs = group.create_task(_run_jobs(every, process, app), name="housekeeper")
+        jobs = group.create_task(_run_jobs(settings, app), name="housekeeper")
         await stopping.wait()
         jobs.cancel()
 
 
-async def _run_jobs(every: AllSettings, process: ProcessSettings, app: App) -> None:
-    if "kafka" in process.role_set:
+async def _run_jobs(settings: AllSettings, app: App) -> None:
+    if "kafka" in settings.process.role_set:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_JOBS_AFTER_S):
                 await app.started.wait()
     from compactor.housekeeper import Housekeeper  # what clients need comes first (see agent/later.py)
 
-    settings = every.agent
+    agent = settings.agent
     busy = CpuShare(time.process_time, time.monotonic)
-    pause_s = settings.connect_backoff_s
+    pause_s = agent.connect_backoff_s
     while True:
         try:
             async with contextlib.AsyncExitStack() as opened:
-                sequencer = await Sequencer.open(settings.database_url.get_secret_value())
+                sequencer = await Sequencer.open(agent.database_url.get_secret_value(), settings.sequencer)
                 opened.push_async_callback(sequencer.close)
-                store = await open_store(settings.store_url)
+                store = await open_store(agent.store_url, settings.store)
                 opened.push_async_callback(store.close)
-                await sequencer.store_identity.bind(store, settings.cluster, settings.store_url)
+                await sequencer.store_identity.bind(store, agent.cluster, agent.store_url)
                 housekeeper = Housekeeper(
                     sequencer,
                     store,
-                    every.housekeeper,
+                    settings.housekeeper,
                     app.metrics.registry,
-                    cluster=settings.cluster,
+                    cluster=agent.cluster,
                     load=lambda: max(app.load(), busy.share()),
                 )
                 await housekeeper.run()

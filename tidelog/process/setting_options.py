@@ -1,13 +1,11 @@
-"""Settings as command-line options: every field of a `BaseSettings` class is an option and the environment variable
+"""Settings as command-line options: every field of a `Settings` class is an option and the environment variable
 `TIDELOG_<FIELD>`.
 
-An option is its environment variable said on the command line: it is put into this process's environment, so whatever
-part reads its settings there (the agent, the object store, the sequencer) sees it, and there is one order of
-precedence: option, variable, default.
+An option is its environment variable said on the command line. The command gets both as one `Environment`, from which
+it reads the settings of each part and hands them down.
 """
 
 import inspect
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import wraps
 from types import NoneType, UnionType
@@ -18,10 +16,11 @@ import typer.core
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
-from pydantic_settings import BaseSettings
 
 from agent.setting_texts import described
-from tidelog.process.settings import variable_of
+from storage.settings import Settings
+from tidelog.process.environment import Environment
+from tidelog.process.settings import text_of, variable_of
 
 
 class GroupedCommand(typer.core.TyperCommand):
@@ -39,18 +38,21 @@ class GroupedCommand(typer.core.TyperCommand):
 
 
 def with_settings(
-    *models: type[BaseSettings],
+    *models: type[Settings],
     only: Collection[str] | None = None,
-    groups: Mapping[type[BaseSettings], Mapping[str, str]] | None = None,
+    groups: Mapping[type[Settings], Mapping[str, str]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Adds an option for every setting of `models` to a command, or for those named in `only`.
+
+    The command's parameter `environment` gets the variables of the process, completed by those options.
 
     A setting that two models share is one option. `groups` names, of a model, the first setting of each group of
     options and the group's title in the help of a `GroupedCommand`.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        own = inspect.signature(command).parameters
+        own = dict(inspect.signature(command).parameters)
+        del own["environment"]
         options: dict[str, inspect.Parameter] = {}
         for model in models:
             texts = described(model)
@@ -60,11 +62,8 @@ def with_settings(
 
         @wraps(command)
         def run(**given: Any) -> Any:
-            for name in options:
-                value = given.pop(name)
-                if value is not None:
-                    os.environ[variable_of(name)] = _as_text(value)
-            return command(**given)
+            said = {name: value for name in options if (value := given.pop(name)) is not None}
+            return command(environment=Environment.of_process().with_options(said), **given)
 
         parameters = [*own.values(), *options.values()]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -74,7 +73,7 @@ def with_settings(
     return decorate
 
 
-def _titled(model: type[BaseSettings], titles: Mapping[str, str]) -> Iterator[tuple[str, FieldInfo, str | None]]:
+def _titled(model: type[Settings], titles: Mapping[str, str]) -> Iterator[tuple[str, FieldInfo, str | None]]:
     """Each setting with the title of its group."""
     title: str | None = None
     for name, field in model.model_fields.items():
@@ -88,7 +87,7 @@ def _option(name: str, field: FieldInfo, text: str, title: str | None) -> inspec
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     secret = field.annotation is SecretStr or SecretStr in get_args(field.annotation)
     hidden = secret or field.default in (None, PydanticUndefined, "")
-    default = "" if hidden else f" [default: {_as_text(field.default)}]"
+    default = "" if hidden else f" [default: {text_of(field.default)}]"
     help_text = f"{text}{default} [{variable_of(name)}]".strip()
     return inspect.Parameter(
         name,
@@ -104,7 +103,3 @@ def _option_type(annotation: Any) -> type:
     if get_origin(annotation) in (Union, UnionType):
         annotation = next(part for part in get_args(annotation) if part is not NoneType)
     return annotation if annotation in (bool, int, float) else str
-
-
-def _as_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

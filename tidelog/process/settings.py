@@ -6,21 +6,24 @@ The parts have settings of their own (agent/settings.py, ...), all in the same `
 from typing import Literal
 
 from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
-_ENV_PREFIX = "TIDELOG_"
-_CONFIG = SettingsConfigDict(env_prefix=_ENV_PREFIX, extra="ignore")
+from storage.settings import Settings
+
+_PREFIX = "TIDELOG_"
 
 
-def variable_of(field: str) -> str:
+def variable_of(setting: str) -> str:
     """The environment variable of a setting."""
-    return _ENV_PREFIX + field.upper()
+    return _PREFIX + setting.upper()
 
 
-class ClientSettings(BaseSettings):
+def text_of(value: object) -> str:
+    """A setting's value as its variable holds it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class ClientSettings(Settings):
     """Where the cluster is, for commands that use it."""
-
-    model_config = _CONFIG
 
     database_url: SecretStr | None = None
     """The sequencer's Postgres, `postgresql://user:password@host:port/database`."""
@@ -38,10 +41,8 @@ class ClientSettings(BaseSettings):
     """The longest a command waits for an agent."""
 
 
-class ProcessSettings(BaseSettings):
+class ProcessSettings(Settings):
     """What the process of `tidelog agent` does, and how it logs."""
-
-    model_config = _CONFIG
 
     roles: str = Field(default="kafka,jobs", pattern=r"^(kafka|jobs)(,(kafka|jobs))*$")
     """What this process does: `kafka` serves clients, `jobs` runs retention, garbage collection and merging."""

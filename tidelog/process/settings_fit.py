@@ -1,4 +1,4 @@
-"""Settings of different parts that must fit each other, checked before anything starts.
+"""All settings of `tidelog agent`, and which of different parts must fit each other, checked before anything starts.
 
 Each part checks its own; what spans two is known to neither. Pure. Promises that an agent does not start with settings
 under which it would lose what it promises to keep, or never serve what it takes, and that the error names every
@@ -7,27 +7,41 @@ variable concerned and what to set it to.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
+from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
-from agent.settings import AgentSettings
+from agent.settings import AgentSettings, AppSettings
 from agent.write_path.backoff import LONGEST_PAUSE_S
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
 from storage.stores.object_store import StoreSettings
 from tidelog.errors import UserError
+from tidelog.process.environment import Environment
+from tidelog.process.settings import ProcessSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllSettings:
-    """What one process of `tidelog agent` runs with."""
+class AllSettings(AppSettings):
+    """What one process of `tidelog agent` runs with. Nothing in it reads a setting from anywhere else."""
 
-    agent: AgentSettings
-    store: StoreSettings
-    sequencer: SequencerSettings
-    ring: CacheRingSettings
-    read_path: ReadPathSettings
     housekeeper: HousekeeperSettings
+    process: ProcessSettings
+
+    @classmethod
+    def read(cls, environment: Environment) -> Self:
+        """Raises UserError for the first that is wrong."""
+        return cls(
+            agent=environment.read(AgentSettings),
+            store=environment.read(StoreSettings),
+            sequencer=environment.read(SequencerSettings),
+            ring=environment.read(CacheRingSettings),
+            read_path=environment.read(ReadPathSettings),
+            groups=environment.read(GroupSettings),
+            housekeeper=environment.read(HousekeeperSettings),
+            process=environment.read(ProcessSettings),
+        )
 
 
 def check_settings_fit(settings: AllSettings) -> None:

@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from pydantic_settings import BaseSettings
-
+from storage.settings import Settings
 from tidelog.process.settings import ClientSettings, variable_of
 
 _PREFIX: Final = variable_of("")
@@ -19,7 +18,7 @@ _SERVICE_LINK: Final = re.compile(r"(tcp|udp)://|TIDELOG_(.*_)?PORT_\d+_(TCP|UDP
 
 
 def unknown_variables(
-    environment: Mapping[str, str], models: Iterable[type[BaseSettings]]
+    environment: Mapping[str, str], models: Iterable[type[Settings]]
 ) -> Mapping[str, tuple[str, ...]]:
     """Variables that are no settings, neither of `models` nor of any command, with at most one known name like each."""
     known = _variables((*models, ClientSettings))
@@ -48,5 +47,5 @@ def _is_ours(name: str, value: str) -> bool:
     return not _SERVICE_LINK.match(value) and not _SERVICE_LINK.match(name.upper())
 
 
-def _variables(models: Iterable[type[BaseSettings]]) -> set[str]:
+def _variables(models: Iterable[type[Settings]]) -> set[str]:
     return {variable_of(field) for model in models for field in model.model_fields}

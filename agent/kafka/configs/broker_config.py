@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pydantic import SecretStr
-from pydantic_settings import BaseSettings
 
 from agent.kafka.configs.config_entries import (
     DEFAULT_SOURCE,
@@ -19,6 +18,7 @@ from agent.kafka.configs.config_entries import (
 from agent.setting_texts import described
 from sequencer.topics.topic_config import KNOWN_CONFIGS
 from storage.identifiers import NodeId
+from storage.settings import Settings
 
 _IN_MS: Final = 1000
 
@@ -50,7 +50,7 @@ KAFKA_NAMES: Final[Mapping[str, tuple[str, int]]] = {
 
 
 def broker_entries(
-    node_id: NodeId, listener: str, advertised: str, settings: Iterable[BaseSettings]
+    node_id: NodeId, listener: str, advertised: str, settings: Iterable[Settings]
 ) -> tuple[ConfigEntry, ...]:
     """Every config of the agent `node_id`. `listener` and `advertised` are `host:port`."""
     entries = {entry.name: entry for part in settings for entry in _entries_of(part)}
@@ -80,7 +80,7 @@ def _fact(name: str, kind: str, value: str, documentation: str) -> ConfigEntry:
     return ConfigEntry(name=name, kind=kind, documentation=documentation, steps=(step,), is_read_only=True)
 
 
-def _entries_of(settings: BaseSettings) -> Iterable[ConfigEntry]:
+def _entries_of(settings: Settings) -> Iterable[ConfigEntry]:
     texts = described(type(settings))
     for field, definition in type(settings).model_fields.items():
         name, factor = KAFKA_NAMES.get(field, (f"tidelog.{field.replace('_', '.')}", 1))

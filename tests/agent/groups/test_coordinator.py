@@ -33,7 +33,7 @@ async def topic_id(sequencer: Sequencer) -> TopicId:
 @pytest.fixture
 async def other(database_url: str) -> AsyncIterator[Sequencer]:
     """Another agent's connections to the same database."""
-    opened = await Sequencer.open(database_url)
+    opened = await Sequencer.open(database_url, SequencerSettings())
     yield opened
     await opened.close()
 
@@ -417,7 +417,7 @@ async def test_a_deletion_of_offsets_whose_outcome_is_unknown_is_fenced_before_t
 async def test_groups_are_read_again_from_another_postgres(new_replication: Callable[..., Replication]) -> None:
     """After a failover what was known here may never have been (DESIGN §10)."""
     pair = new_replication(synchronous=True)
-    sequencer = await Sequencer.open(pair.address.url)
+    sequencer = await Sequencer.open(pair.address.url, SequencerSettings())
     async with coordinating(sequencer) as agent:
         joined = await agent.member("readers")
         running = await agent.loaded("readers")

@@ -9,6 +9,7 @@ import confluent_kafka
 import confluent_kafka.admin
 import pytest
 
+from tests.fixtures.stack import HERE
 from tests.waiting import wait_until
 from tidelog.devstack.stack import Stack, StackSettings
 
@@ -23,7 +24,12 @@ def servers(module_directory: Path) -> Iterator[str]:
         "TIDELOG_GROUP_INITIAL_REBALANCE_DELAY_MS": "200",
         "TIDELOG_GROUP_CONSUMER_HEARTBEAT_INTERVAL_MS": "200",
     }
-    settings = StackSettings(data_dir=module_directory / "stack", store="local", agent_environment=environment)
+    settings = StackSettings(
+        environment=HERE,
+        data_dir=module_directory / "stack",
+        store="local",
+        agent_environment=environment,
+    )
     with Stack(settings) as stack:
         for agent in stack.agents:
             admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": agent.address.bootstrap})

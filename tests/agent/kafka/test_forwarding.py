@@ -15,6 +15,7 @@ from agent.kafka.forwarding.forward_protocol import ACCEPTED, PREFACE, Hello, en
 from cache_ring.peers.peer_connection import open_peer_stream
 from cache_ring.ring.ring import Ring
 from sequencer.client import Sequencer
+from sequencer.settings import SequencerSettings
 from storage.identifiers import NodeId
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_metadata, running, until_answered
@@ -251,7 +252,7 @@ async def test_agents_whose_secret_is_renewed_go_on_forwarding(
     agents: tuple[Running, Running], module_database_url: str
 ) -> None:
     memberships = [agent.app._membership() for agent in agents]
-    sequencer = await Sequencer.open(module_database_url)
+    sequencer = await Sequencer.open(module_database_url, SequencerSettings())
     for _ in range(2):
         before = [membership.peer_secrets() for membership in memberships if membership]
         await sequencer.agents.renew_peer_secret()

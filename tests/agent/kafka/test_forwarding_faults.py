@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 from agent.kafka.forwarding.forward_protocol import ACCEPTED, HELLO_LENGTH_BYTES, PREFACE, decode_hello
 from sequencer.client import Sequencer
 from sequencer.cluster.agents import AgentAddress
+from sequencer.settings import SequencerSettings
 from tests.agent.kafka.test_forwarding import (
     ADDRESS,
     TOPIC,
@@ -48,7 +49,7 @@ async def a_strange_agent(database_url: str, converse: Conversation) -> AsyncIte
         finally:
             writer.close()
 
-    sequencer = await Sequencer.open(database_url)
+    sequencer = await Sequencer.open(database_url, SequencerSettings())
     async with a_peer_port(serve, sequencer.agents.peer_secrets) as port:
         address = AgentAddress(
             zone="s",

@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from tests.fixtures.balancer import Balancer
+from tests.fixtures.stack import HERE
 from tests.waiting import wait_until
 from tidelog.devstack.stack import Stack, StackSettings
 
@@ -30,7 +31,9 @@ SOON = {
 def stack(module_directory: Path, balancer: Balancer) -> Iterator[Stack]:
     """Two agents that tell clients of the balancer alone."""
     environment = {**SOON, "TIDELOG_ONE_ADDRESS": balancer.address}
-    with Stack(StackSettings(data_dir=module_directory / "stack", agent_environment=environment)) as started:
+    with Stack(
+        StackSettings(environment=HERE, data_dir=module_directory / "stack", agent_environment=environment)
+    ) as started:
         balancer.targets = [(agent.address.host, agent.address.kafka_port) for agent in started.agents]
         yield started
 

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from agent.app import App
 from agent.settings import AgentSettings
 from sequencer.client import Sequencer
+from sequencer.settings import SequencerSettings
 from sequencer.topics.topics import Topic
 from storage.stores.object_store import StoreSettings
 from storage.stores.open_store import open_store
@@ -25,6 +26,7 @@ from tests.agent.read_path.a_log import NOON_MS, RING, ALog, a_batch
 from tests.agent.read_path.wire import a_fetch, a_list_offsets, ask
 from tests.fixtures.postgres import TEMPLATE
 from tests.fixtures.s3 import BUCKET, settings_of
+from tests.settings import all_settings
 from tests.waiting import until
 from tidelog.embedded.postgres import EmbeddedPostgres
 from tidelog.embedded.s3_endpoint import S3Endpoint
@@ -66,7 +68,7 @@ async def running(database_url: str, store_url: str, store: StoreSettings, zone:
         linger_ms=20,
         drain_timeout_s=10,
     )
-    app, stopping = App(settings, store_settings=store, ring_settings=RING), asyncio.Event()
+    app, stopping = App(all_settings(agent=settings, store=store, ring=RING)), asyncio.Event()
     task = asyncio.create_task(app.run(stopping))
     try:
         async with asyncio.timeout(60):
@@ -113,7 +115,7 @@ async def both(place: Place) -> AsyncIterator[tuple[App, App]]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def agents(both: tuple[App, App], place: Place) -> AsyncIterator[Agents]:
     """Both agents, and a topic of this test alone."""
-    sequencer = await Sequencer.open(place.database_url)
+    sequencer = await Sequencer.open(place.database_url, SequencerSettings())
     store = await open_store(place.store_url, place.store_settings)
     log = await ALog(sequencer=sequencer, store=store, name=f"orders-{next(_numbers)}").create(partitions=2)
     yield Agents(a=both[0], b=both[1], log=log, topic=(await sequencer.topics.by_name([log.name]))[log.name])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from agent.read_path.plan_fetch import ReadFailure
 from agent.read_path.settings import ReadPathSettings
 from sequencer.client import Sequencer
+from sequencer.settings import SequencerSettings
 from storage.identifiers import Partition
 from storage.stores.object_store import ObjectStore
 from tests.agent.read_path.a_log import RING, ALog, an_agent_reading, read_now, values_of
@@ -395,7 +396,7 @@ async def test_a_deleted_topic_is_unknown_to_its_readers(sequencer: Sequencer, s
 
 
 async def test_what_is_cached_is_served_while_postgres_is_away(database_url: str, store: ObjectStore) -> None:
-    sequencer = await Sequencer.open(database_url)
+    sequencer = await Sequencer.open(database_url, SequencerSettings())
     log = await ALog(sequencer=sequencer, store=store).create(partitions=2)
     await log.write(["a"])
     async with an_agent_reading(sequencer, store) as agent:
@@ -462,7 +463,7 @@ async def test_another_postgres_than_before_empties_what_is_known(
     new_replication: Callable[..., Replication], store: ObjectStore
 ) -> None:
     pair = new_replication(synchronous=True)
-    sequencer = await Sequencer.open(pair.address.url)
+    sequencer = await Sequencer.open(pair.address.url, SequencerSettings())
     log = await ALog(sequencer=sequencer, store=store).create()
     await log.write(["a"])
     async with an_agent_reading(sequencer, store) as agent:

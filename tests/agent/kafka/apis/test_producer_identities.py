@@ -9,6 +9,7 @@ from kio.schema.errors import ErrorCode
 
 from sequencer.client import Sequencer
 from sequencer.commits.producers import LAST_EPOCH
+from sequencer.settings import SequencerSettings
 from tests.agent.kafka.apis.produce.test_produce import a_topic, produced
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_batch
@@ -28,7 +29,7 @@ async def wire(agent: Running) -> AsyncIterator[Wire]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def sequencer(module_database_url: str) -> AsyncIterator[Sequencer]:
-    opened = await Sequencer.open(module_database_url)
+    opened = await Sequencer.open(module_database_url, SequencerSettings())
     yield opened
     await opened.close()
 

@@ -13,6 +13,7 @@ from crc32c import crc32c
 from kio.schema.errors import ErrorCode
 
 from sequencer.client import Sequencer
+from sequencer.settings import SequencerSettings
 from sequencer.topics.topics import Topic
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_batch, a_metadata, a_produce, partitions_of
@@ -227,7 +228,7 @@ async def test_a_topic_deleted_elsewhere_is_refused_by_the_sequencer_and_looked_
     topic = await a_topic(wire, "deleted-elsewhere")
     assert (await produced(wire, topic.name, GOOD)).error_code is ErrorCode.none
 
-    elsewhere = await Sequencer.open(module_database_url)
+    elsewhere = await Sequencer.open(module_database_url, SequencerSettings())
     await elsewhere.topics.delete("deleted-elsewhere")
     await elsewhere.close()
     cached = await produced(wire, topic.name, GOOD)
