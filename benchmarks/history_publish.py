@@ -31,6 +31,7 @@ from benchmarks.commit_rate import own_postgres
 from benchmarks.endpoints import Endpoint, minio
 from sequencer.client import Sequencer
 from sequencer.history.history_values import HistoryJob, Publication, Published, TableFile
+from sequencer.settings import SequencerSettings
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.iceberg_table import AddedFile, Change, HistoryTableFiles
 from storage.identifiers import ObjectKey, Offset, Partition, TopicId
@@ -142,7 +143,7 @@ async def _run(database_url: str, endpoint: Endpoint, sizes: list[int]) -> Table
         "files", "publish", "stage, p50 ms", "Postgres, p50 ms", "both, p50 ms", "longest ms",
         title="a publish of history", title_justify="left",
     )  # fmt: skip
-    sequencer = await Sequencer.open(database_url)
+    sequencer = await Sequencer.open(database_url, SequencerSettings())
     store = await open_store(endpoint.store_url, endpoint.settings())
     try:
         await sequencer.ownership.ratchet(store, _CLUSTER, ratchet_s=_OWNED_FOR_S)

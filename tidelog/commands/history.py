@@ -11,13 +11,16 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from sequencer.client import Sequencer
+from sequencer.database.database import SequencerUnavailable
 from sequencer.history.history_values import TopicBehind, TopicShown
+from sequencer.settings import SequencerSettings
 from sequencer.topics.topic_config import TopicConfig
 from spark_compaction.service import lateness, run_service
 from spark_compaction.settings import CompactionSettings
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import as_text
+from tidelog.process.environment import Environment
 from tidelog.process.logs import configure_logs
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings, ProcessSettings
@@ -33,10 +36,10 @@ app = typer.Typer(
 
 @app.command()
 @with_settings(ClientSettings, CompactionSettings, ProcessSettings)
-def run() -> None:
+def run(environment: Environment) -> None:
     """Compact the topics as they are written, merge their files and apply TTL, until it is told to stop."""
-    with spark_command("database_url", "store_url") as settings:
-        process = ProcessSettings()
+    with spark_command(environment, "database_url", "store_url") as settings:
+        process = environment.read(ProcessSettings)
         configure_logs(process.log_format, process.log_level)
         if settings.history_metrics_port:
             start_http_server(settings.history_metrics_port)
@@ -54,18 +57,25 @@ async def _until_stopped(settings: CompactionSettings) -> None:
 @app.command()
 @with_settings(ClientSettings, only=("database_url", "data_dir"))
 def show(
+    environment: Environment,
     topic: Annotated[str | None, typer.Argument(help="Which; by default all.", show_default=False)] = None,
 ) -> None:
     """Show what the topics' tables have, and how far they are behind."""
-    database_url = require(find_cluster(), "database_url")
-    shown, behind = asyncio.run(_ask(database_url, topic))
+    found = find_cluster(environment)
+    database_url, settings = require(found.read(ClientSettings), "database_url"), found.read(SequencerSettings)
+    try:
+        shown, behind = asyncio.run(_ask(database_url, settings, topic))
+    except SequencerUnavailable as away:
+        raise UserError(" ".join(str(away).split())) from None
     if topic is not None and not shown:
         raise UserError(f"There is no topic '{topic}'.", "`tidelog topics list` shows those there are.")
     Console().print(_table(shown, {each.topic_name: each for each in behind}))
 
 
-async def _ask(database_url: str, topic: str | None) -> tuple[tuple[TopicShown, ...], tuple[TopicBehind, ...]]:
-    sequencer = await Sequencer.open(database_url)
+async def _ask(
+    database_url: str, settings: SequencerSettings, topic: str | None
+) -> tuple[tuple[TopicShown, ...], tuple[TopicBehind, ...]]:
+    sequencer = await Sequencer.open(database_url, settings)
     try:
         return await sequencer.history.shown(topic), await sequencer.history.behind()
     finally:
