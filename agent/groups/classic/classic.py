@@ -89,7 +89,7 @@ class ClassicGroup:
         return group
 
     def _take_over(self, stored: StoredGroup, now_ms: int) -> None:
-        """Every member has a session timeout to say that it is there. A rebalance that was under way begins again."""
+        """Every member has a session timeout to show that it is alive. A rebalance that was under way starts again."""
         rounds = self._rounds
         members = [restored_member(member_id, member) for member_id, member in stored.members.items()]
         rounds.settle_in(members, stored.document.get("leader"), now_ms)
@@ -186,8 +186,8 @@ class ClassicGroup:
     def check_commit(
         self, member_id: str, instance_id: str | None, generation: int, now_ms: int
     ) -> CommitFence | GroupFault:
-        """Without a member only to a group that has none. While members gather they may still commit what they had; a
-        new generation's members may not before they know what they have."""
+        """A commit without a member is for a group that has none. While members gather they may still commit for their
+        old assignment. Members of a new generation may commit only after they know their assignment."""
         rounds = self._rounds
         if rounds.state is GroupState.DEAD:
             return GroupFault.COORDINATOR_UNAVAILABLE
@@ -215,7 +215,7 @@ class ClassicGroup:
         return None if self._rounds.state is GroupState.EMPTY else GroupFault.GROUP_NOT_EMPTY
 
     def check_offset_delete(self) -> GroupFault | None:
-        """Only of consumers is known what they subscribe to (`subscribed`)."""
+        """Only the subscriptions of consumers are known (`subscribed`)."""
         if self._rounds.protocol_type == CONSUMER_PROTOCOL_TYPE and self._rounds.state is not GroupState.DEAD:
             return None
         return self.check_delete()
@@ -229,7 +229,7 @@ class ClassicGroup:
         return topics is None or topic in topics
 
     def describe(self) -> GroupDescription:
-        """What members subscribe to is told only of a Stable group: before, they have not agreed on a protocol."""
+        """Shows subscriptions only of a Stable group: before, its members have not agreed on a protocol."""
         rounds = self._rounds
         protocol = (rounds.protocol_name if rounds.state is GroupState.STABLE else None) or ""
         return GroupDescription(
@@ -279,8 +279,8 @@ class ClassicGroup:
         self._rounds.answer(join.token, JoinAnswer(fault=fault, member_id=told_id))
 
     def _has_room(self, join: Join) -> bool:
-        """While members gather, those that wait count: the last to come are left out. Ids given out count among
-        themselves."""
+        """While members gather, the waiting ones count, so the last to come are left out. Ids that were given out have
+        their own count."""
         rounds = self._rounds
         most = self._settings.group_max_size
         member_id = join.member_id or rounds.roster.of_instance(join.instance_id or "") or ""
@@ -324,9 +324,9 @@ class ClassicGroup:
         rounds = self._rounds
         led_before = rounds.leader
         replaced = rounds.roster[replaced_id]
-        now = _told_anew(replace(replaced, member_id=member_id), join)
+        now = _updated(replace(replaced, member_id=member_id), join)
         rounds.replace_member(replaced_id, now, now_ms)
-        if rounds.state is not GroupState.STABLE or self._subscribes_anew(replaced, now):
+        if rounds.state is not GroupState.STABLE or self._needs_new_assignment(replaced, now):
             rounds.gather(member_id, join.token, now_ms)
             return
         self._written.write_members()
@@ -337,8 +337,8 @@ class ClassicGroup:
             answer = replace(answer, leader=led_before or "", members=())
         rounds.answer(join.token, answer)
 
-    def _subscribes_anew(self, before: ClassicMember, now: ClassicMember) -> bool:
-        """Whether the assignment is no longer right. What a consumer owned is no part of it: it differs after any
+    def _needs_new_assignment(self, before: ClassicMember, now: ClassicMember) -> bool:
+        """True if the assignment no longer fits. Partitions that a consumer owned do not count: they differ after any
         restart."""
         rounds = self._rounds
         if rounds.roster.vote() != rounds.protocol_name:
@@ -357,7 +357,7 @@ class ClassicGroup:
         if knows_all and member.protocols == join.protocols:
             rounds.answer(join.token, rounds.joined(join.member_id))
         else:
-            rounds.change(_told_anew(member, join))
+            rounds.change(_updated(member, join))
             rounds.gather(join.member_id, join.token, now_ms)
 
     # --- SyncGroup, Heartbeat, LeaveGroup
@@ -455,6 +455,6 @@ def _member(join: Join, member_id: str) -> ClassicMember:
     )
 
 
-def _told_anew(member: ClassicMember, join: Join) -> ClassicMember:
-    """Who it is and what it was assigned stays."""
+def _updated(member: ClassicMember, join: Join) -> ClassicMember:
+    """The member as it describes itself now. Its id, instance and assignment stay."""
     return replace(_member(join, member.member_id), instance_id=member.instance_id, assignment=member.assignment)

@@ -32,11 +32,11 @@ class InitialDelay:
     """The wait before a group's first generation."""
 
     step_ms: int
-    """What is being waited now."""
+    """The length of the current wait."""
     remaining_ms: int
-    """What may still be waited after it."""
+    """What remains after it."""
     newcomers: bool = False
-    """Somebody came meanwhile: wait on."""
+    """A member came during the wait: wait for another step."""
 
 
 class Waiting:
@@ -131,7 +131,7 @@ class Rounds:
     # --- time
 
     def tick(self, now_ms: int) -> None:
-        """Lets go off what is due. What a timer sets anew is later than `now_ms`, so this ends."""
+        """Fires the timers that are due. A timer that is set again is due after `now_ms`, so this ends."""
         while (due_ms := self.next_deadline_ms()) is not None and due_ms <= now_ms:
             if self._sessions.next_ms() == due_ms:
                 self._expire_session(self._sessions.take_next(), now_ms)
@@ -174,7 +174,7 @@ class Rounds:
     # --- rounds
 
     def rebalance(self, now_ms: int) -> None:
-        """Somebody came, went or changed: begin a rebalance, or end the joining if that is what it waited for."""
+        """A member came, went or changed: begin a rebalance, or end the joining if it waited for this member."""
         if self.state is GroupState.PREPARING_REBALANCE:
             self.end_joining_if_all_joined(now_ms)
         else:
@@ -199,17 +199,17 @@ class Rounds:
             self._join_due_ms = now_ms + self._rebalance_timeout_ms()
 
     def _all_joined(self) -> bool:
-        """Ids given out are waited for, unless they would be the only ones."""
+        """The group waits for ids that were given out, unless it has no other members."""
         return len(self.joining) == len(self.roster) and (not self.pending or not len(self.roster))
 
     def end_joining_if_all_joined(self, now_ms: int) -> None:
-        """A first generation waits for its delay all the same."""
+        """A first generation still waits for its delay."""
         if self.state is GroupState.PREPARING_REBALANCE and self._initial is None and self._all_joined():
             self._end_joining(now_ms)
 
     def _end_joining(self, now_ms: int) -> None:
-        """Members that did not come are out. A static one stays until its session ends (KIP-345): it may be restarting,
-        and what the leader gives it is there when it is back. If nobody came, the static ones are waited for."""
+        """Removes members that did not rejoin. A static one stays until its session ends (KIP-345): it may be
+        restarting, and finds its assignment when it is back. If no member came, the group waits for the static ones."""
         self._initial = None
         self._join_due_ms = None
         for member in self.roster:
@@ -247,7 +247,7 @@ class Rounds:
             self.keep_alive(member_id, now_ms)
 
     def joined(self, member_id: str) -> JoinAnswer:
-        """What a member of the current generation is told; the leader is told of all."""
+        """The answer for a member of the current generation. The leader's has all members."""
         return JoinAnswer(
             member_id=member_id,
             generation=self.generation,
@@ -287,7 +287,7 @@ class Rounds:
         self._sessions.clear(member_id)
 
     def admit(self, member: ClassicMember, protocol_type: str, token: Token, now_ms: int) -> None:
-        """A newcomer: it waits for the next generation. The first says what the group is for."""
+        """Adds a newcomer, which waits for the next generation. The first one sets the group's protocol type."""
         if not len(self.roster):
             self.leader = member.member_id
             self.protocol_type = protocol_type
@@ -330,8 +330,8 @@ class Rounds:
             self.leader = member.member_id
 
     def remove(self, member_id: str) -> None:
-        """Out of the group; the caller begins a rebalance. What it waits for is answered UNKNOWN_MEMBER, so that a
-        client that is alive after all joins again."""
+        """Removes a member; the caller begins a rebalance. A waiting request of the member gets UNKNOWN_MEMBER, so that
+        a client that is still alive joins again."""
         self._release(member_id, GroupFault.UNKNOWN_MEMBER, told_id="")
         if self.leader == member_id:
             self.leader = next(iter(self.roster.by_id), None)
@@ -355,7 +355,7 @@ class Rounds:
     # --- answers
 
     def answer(self, token: Token | None, answer: Answer) -> None:
-        """None: nobody waits for it any more."""
+        """None: no request waits for the answer any more."""
         if token is not None:
             self._answers.append(Answered(token=token, answer=answer))
 
