@@ -1,10 +1,9 @@
-"""The doctor: compares the bucket with the database, both ways (DESIGN §9). The only thing that LISTs everything; it
-changes nothing.
- From the bucket: every object is referenced, reserved, waiting for deletion, or came back late after it. From the
-database: every run's object is there and has its size (or, asked to, every byte and record in its place), runs tile
-their partitions, producers' states make sense, history's files are there. Promises not to call live traffic a fault:
-whatever looks wrong is looked at once more, in an order in which it must have become right if it was only being
-changed.
+"""The doctor: compares the bucket with the database, both ways (docs/design/garbage.md#the-doctor). The only thing that
+LISTs everything; it changes nothing. From the bucket: every object is referenced, reserved, waiting for deletion, or
+came back late after it. From the database: every run's object is there and has its size (or, asked to, every byte and
+record in its place), runs tile their partitions, producers' states make sense, history's files are there. Promises not
+to call live traffic a fault: whatever looks wrong is looked at once more, in an order in which it must have become
+right if it was only being changed.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""The jobs that take out the garbage: finding it, dooming it, deleting its objects (DESIGN §9). Only these delete
-objects.
+"""The jobs that take out the garbage: finding it, dooming it, deleting its objects
+(docs/design/garbage.md#when-an-object-may-be-deleted). Only these delete objects.
 
 Every step may be repeated after a crash at any point: an object that is gone is deleted once more, a row that went on
 is left alone. Nothing is doomed or deleted unless the bucket was confirmed to be this database's just before

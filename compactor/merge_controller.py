@@ -1,4 +1,4 @@
-"""How fast to merge (DESIGN §9): an effort in bytes per second that follows the backlog.
+"""How fast to merge (docs/design/merging.md#effort): an effort in bytes per second that follows the backlog.
 
 Pure. The effort is what clears the backlog within `target_s`, shared among those who may merge, and at most
 `most_bytes_per_s`. So a backlog that grows is met by more effort until both balance: at a steady inflow of `i` bytes/s

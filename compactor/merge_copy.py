@@ -1,4 +1,5 @@
-"""From runs in many objects to one merged object (DESIGN §9): what to read, whether it is right, how it is laid out.
+"""From runs in many objects to one merged object (docs/design/merging.md#copying): what to read, whether it is right,
+how it is laid out.
 
 Pure: the caller reads and writes. Promises that only ranges around live runs are read, with at most a quarter of
 dead bytes between; that every byte of every record was checked against its batch's checksum, and every run against the

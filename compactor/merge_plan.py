@@ -1,4 +1,5 @@
-"""What is merged with what (DESIGN §9): tiers like an LSM's, and within a merge which runs become one.
+"""What is merged with what (docs/design/merging.md#choice-of-inputs): tiers like an LSM's, and within a merge which
+runs become one.
 
 Pure. Uploads are tier 0; a merge of `fan_in` units of a tier makes one unit of the next, up to `tiers`, so that no byte
 is copied more often than that. Promises of a plan: it names no run twice; a swap's runs are consecutive in their

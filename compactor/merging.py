@@ -1,4 +1,5 @@
-"""Merges segments (DESIGN §9): claims some, copies their live runs into larger objects, and swaps the coordinates.
+"""Merges segments (docs/design/merging.md#copying): claims some, copies their live runs into larger objects, and swaps
+the coordinates.
 
 Runs in any number of agents at once; each merges segments of its own. Promises that readers find every record at
 every moment; that the worker may be killed, paused or cut off from its database or store at any point, and what it

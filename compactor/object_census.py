@@ -1,6 +1,6 @@
-"""The doctor's way from the bucket to the database: what every object under `<cluster>/` is there for (DESIGN §9).
- Every key is reserved before it is written, so an object that was listed and has no row is either an orphan, or was
-deleted and its row with it since: then it is gone when looked for again.
+"""The doctor's way from the bucket to the database: what every object under `<cluster>/` is there for
+(docs/design/garbage.md#the-doctor). Every key is reserved before it is written, so an object that was listed and has no
+row is either an orphan, or was deleted and its row with it since: then it is gone when looked for again.
 """
 
 from collections.abc import Collection, Sequence

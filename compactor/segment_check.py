@@ -1,4 +1,4 @@
-"""Whether a segment's bytes bear out the runs that refer to it (DESIGN §3).
+"""Whether a segment's bytes bear out the runs that refer to it (docs/design/segment.md#verification).
  Pure. Promises that bytes which pass hold, at every run's place, whole batches of the run's partition with as many
 records as it has offsets, and that every byte of the segment is as it was sealed.
 """

@@ -1,4 +1,4 @@
-"""Whether runs tile a partition's offsets from its log start to its high watermark (DESIGN §4).
+"""Whether runs tile a partition's offsets from its log start to its high watermark (docs/design/commit.md#runs).
  Pure, and fed chunk by chunk: each chunk is of one moment, and between two of them the log may grow at its end and
 shrink at its start. Promises to find every gap, overlap and missing end of a log that stands still, and nothing in a
 log that only grows and shrinks.

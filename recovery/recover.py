@@ -1,4 +1,4 @@
-"""`tidelog recover`: a database and a bucket that drifted apart become one log again (DESIGN §10, Restore).
+"""`tidelog recover`: a database and a bucket that drifted apart become one log again (docs/design/recovery.md#recover).
 
 Promises:
 - No record and no coordinate is written before the ownership is taken. Only migrations come earlier.

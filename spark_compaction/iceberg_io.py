@@ -1,7 +1,8 @@
 """PyIceberg's window on the bucket: Iceberg locations in, objects of the bucket out.
 
 Promises that nothing is ever deleted through it: PyIceberg tidies up after a commit that failed, and only the garbage
-collector deletes objects (DESIGN §9). What was written is remembered, so that a publish can record it."""
+collector deletes objects (docs/design/history.md#unreferenced-files). What was written is remembered, so that a publish
+can record it."""
 
 import io
 from typing import Self

@@ -1,4 +1,5 @@
-"""What this agent knows of where runs lie: one contiguous interval per partition, up to its known end (DESIGN §6).
+"""What this agent knows of where runs lie: one contiguous interval per partition, up to its known end
+(docs/design/read-path.md#coordinates).
 
 Pure: the caller asks the sequencer and owns the clock. Promises: - A run is appended only if it begins at the known
 end. A later one is kept aside until the gap is closed [raced: a push overtaking another], an earlier one is ignored.
@@ -214,7 +215,8 @@ class CoordinateCache:
             self._size -= interval.size
 
     def drop_all(self) -> None:
-        """After a failover of the database nothing that was known may be trusted (DESIGN §10)."""
+        """After a failover of the database nothing that was known may be trusted
+        (docs/design/read-path.md#coordinates)."""
         self._intervals.clear()
         self._size = 0
 

@@ -1,4 +1,5 @@
-"""Hears of commits at once: subscribes with the agents that write the partitions read here (DESIGN §6).
+"""Hears of commits at once: subscribes with the agents that write the partitions read here
+(docs/design/read-path.md#pushes-and-polls).
 
 Only a shortcut: what is missed, because a peer is unknown, gone or slow, the poll of the sequencer repairs. Promises
 one connection per writing agent, subscriptions that are leased and renewed, and that an agent which cannot be reached

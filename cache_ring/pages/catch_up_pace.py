@@ -1,4 +1,5 @@
-"""How much history may be loaded at once while the tail is in use (DESIGN §6: a replay never slows the tail).
+"""How much history may be loaded at once while the tail is in use (docs/design/read-path.md#tail-and-history: a replay
+never slows the tail).
 
 Pure. Whether more loads at once bring more depends on what bounds them: loads that wait for a distant store take no
 longer beside others, loads that share a machine or a link take twice as long beside as many again. So the limit is

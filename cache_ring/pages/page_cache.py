@@ -1,4 +1,5 @@
-"""Pages in memory: least recently used ones go first, and a page that several ask for is loaded once (DESIGN §6).
+"""Pages in memory: least recently used ones go first, and a page that several ask for is loaded once
+(docs/design/read-path.md#pages).
 
 Promises: never more than `budget_bytes` are kept; a page larger than the budget is handed to those who wait for it
 and not kept; a waiter that is cancelled cancels nobody else's load, and the load ends when its last waiter is gone; a

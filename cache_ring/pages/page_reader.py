@@ -1,5 +1,5 @@
 """The bytes of a run, from the nearest place that has them: this agent's memory, the page's owner in its zone, the
-store (DESIGN §6).
+store (docs/design/read-path.md#pages).
 
 From a peer only the run's own range is asked and kept, since the rest of the page belongs to partitions that others
 read. Promises: bytes that do not tile into the batches and offsets the coordinate names are never returned; a peer

@@ -1,4 +1,5 @@
-"""Pages from memory or from the store: what an agent answers itself and its peers with (DESIGN §6).
+"""Pages from memory or from the store: what an agent answers itself and its peers with
+(docs/design/read-path.md#tail-and-history).
 
 Promises that a page asked for by many is fetched once, that reads of history (merged segments, and objects older than
 `tail_age_s`) have a cache, a load budget and a store connection pool of their own and keep to a pace while the tail is

@@ -1,4 +1,5 @@
-"""Asks other agents for byte ranges of pages, and passes by those that do not answer (DESIGN §6).
+"""Asks other agents for byte ranges of pages, and passes by those that do not answer
+(docs/design/read-path.md#peer-reads).
 
 Promises that a peer costs no more than about what the store would: its first sign of life is due within the time
 given, its bytes within `peer_load_timeout_s`. A peer that is silent, gone or answers with nonsense is left alone for

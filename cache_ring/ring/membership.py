@@ -1,4 +1,4 @@
-"""This agent's place among the live agents, held by a lease in Postgres (DESIGN §7, §10).
+"""This agent's place among the live agents, held by a lease in Postgres (docs/design/membership.md#leases).
 
 There are three views. `leased` has every agent whose lease holds. `ring` is the same without those that are suspected
 of being dead (`suspects.py`). `named` leaves out only the silent ones of these: the brokers in Metadata.

@@ -1,5 +1,5 @@
 """Facts about the cluster and about the Postgres under it: its id, and whether that Postgres keeps what it acknowledged
-(DESIGN §10).
+(docs/design/garbage.md#when-nothing-may-be-deleted).
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The commit: offsets for the batches of uploaded segments, assigned once (DESIGN §4).
+"""The commit: offsets for the batches of uploaded segments, assigned once (docs/design/commit.md).
 
 Promises that the outcome of a segment is decided by its first commit that Postgres finished and repeated verbatim by
 every later one; that an answer other than `Assigned`, `Duplicate` or `WrittenBefore` means the batch is in no

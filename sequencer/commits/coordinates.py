@@ -1,9 +1,9 @@
 """Where offsets are: coordinates, bounds and times, read from Postgres.
 
 Promises that a partition's coordinates, log start, high watermark, last stable offset and epoch are of one moment,
-because one statement reads them [raced: DESIGN §6]; that runs are contiguous and below that high watermark; that an
-answer costs what it holds, not what the log holds; and that where a commit may be on no standby nothing is answered
-before a standby confirmed a later write.
+because one statement reads them [raced: docs/design/read-path.md#coordinates §6]; that runs are contiguous and below
+that high watermark; that an answer costs what it holds, not what the log holds; and that where a commit may be on no
+standby nothing is answered before a standby confirmed a later write.
 """
 
 from collections.abc import Sequence

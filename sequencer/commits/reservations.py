@@ -1,4 +1,4 @@
-"""Segment ids reserved ahead of need, with a lease by Postgres's clock (DESIGN §4).
+"""Segment ids reserved ahead of need, with a lease by Postgres's clock (docs/design/commit.md#reservations).
 
 Promises that every object's key is in a row before it is written, that a commit succeeds only while the id is reserved,
 and that doomed is terminal: dooming locks the row that the commit locks, so an agent that wakes late gets a refusal and

@@ -1,4 +1,5 @@
-"""Committed offsets: where each group reads on, written for many groups in one round trip (DESIGN §8).
+"""Committed offsets: where each group reads on, written for many groups in one round trip
+(docs/design/groups.md#offset-commits).
 
 Promises that a commit is applied only while its coordinator's epoch and its fence (generation, member, member epoch)
 stand, judged when no one else can change them; that a fetch by a group's next coordinator misses no commit that was

@@ -1,4 +1,5 @@
-"""Groups: who coordinates each, and what its coordinator must find again after a crash (DESIGN §8).
+"""Groups: who coordinates each, and what its coordinator must find again after a crash
+(docs/design/groups.md#coordinators).
 
 Promises that a claim fences every coordinator before it, for ever: an epoch is never used twice, not even by a group
 that is deleted and made again; that a claim sees all that an earlier coordinator's write or commit which succeeded has

@@ -1,4 +1,5 @@
-"""A group as it is kept in Postgres (DESIGN §8): one row for the group, one per member, and the offsets apart.
+"""A group as it is kept in Postgres (docs/design/groups.md#stored-groups): one row for the group, one per member, and
+the offsets apart.
 
 The documents are JSON objects whose content is the group machines' own (`agent/groups`); the sequencer looks at nothing
 in them.

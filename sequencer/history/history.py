@@ -1,11 +1,11 @@
 """History: the pointers of the topics' Iceberg tables, the jobs that write them, and what of theirs the garbage
 collector may take.
 
-Promises (DESIGN §9): a range of offsets is published once, however often and by however many jobs it is tried, because
-the pointer, the offsets it reaches to and the objects it names change in one transaction, only from the version the
-publish was staged on, and only while the job's hold lasts. Repeating a publish whose answer was lost returns the first
-outcome. Nothing here deletes an object: what no retained snapshot names any more is recorded with the time since when,
-for the garbage collector.
+Promises (docs/design/history.md#publish): a range of offsets is published once, however often and by however many jobs
+it is tried, because the pointer, the offsets it reaches to and the objects it names change in one transaction, only
+from the version the publish was staged on, and only while the job's hold lasts. Repeating a publish whose answer was
+lost returns the first outcome. Nothing here deletes an object: what no retained snapshot names any more is recorded
+with the time since when, for the garbage collector.
 
 A publish costs what it changes, however large the table is. Each object has the version that let it go, and a publish
 says which version its oldest retained snapshot has, so what became garbage is found without reading a manifest.

@@ -1,4 +1,4 @@
-"""What of history the garbage collector may delete, found by state (DESIGN §9).
+"""What of history the garbage collector may delete, found by state (docs/design/history.md#unreferenced-files).
 
 Two kinds. *Recorded* objects were named by a published metadata file; once no retained snapshot names one, it waits
 `history_reader_grace` for readers outside and is garbage. Whatever else lies under the *prefix of an ended job* was

@@ -1,4 +1,5 @@
-"""Garbage: objects that nothing refers to and nothing can come to refer to (P5; DESIGN §9).
+"""Garbage: objects that nothing refers to and nothing can come to refer to (P5;
+docs/design/promises.md#p5-safe-deletion).
 
 Promises:
 - A segment is doomed only under its row lock and only without runs and live holds.
@@ -7,7 +8,7 @@ Promises:
 - The outcome of its commit stays known for `outcome_retention_s`. A repeat that comes later is refused; it is never
   committed again.
 - Nothing is doomed, and no outcome is forgotten, for a while after an outage or a failover of Postgres. Nothing is
-  doomed while the bucket may be another database's (DESIGN §10).
+  doomed while the bucket may be another database's (docs/design/promises.md#p5-safe-deletion).
 - Tombstones and outcomes go by whole partitions. Dropping one waits for a lock no longer than a setting says.
 
 Here are the states; the deleting is done by `compactor/garbage_jobs.py`.

@@ -1,5 +1,5 @@
-"""Holds: a job's claim, with a lease, on the objects it reads and on those it is about to publish (DESIGN §4,
-References).
+"""Holds: a job's claim, with a lease, on the objects it reads and on those it is about to publish
+(docs/design/commit.md#references-and-holds, References).
 
 Promises that a held object is not doomed while the hold's lease lasts, and that a hold that has lapsed is not renewed.
 Whoever publishes an object looks under its row's lock whether it is doomed, and whether the hold has lapsed

@@ -1,4 +1,5 @@
-"""Merging, as the sequencer sees it: candidates, claims, the runs they hold, the swap of coordinates (DESIGN §9).
+"""Merging, as the sequencer sees it: candidates, claims, the runs they hold, the swap of coordinates
+(docs/design/merging.md#claims).
 
 Promises that a segment is claimed by one job at a time, for as long as that job's holds last; that a swap replaces
 exactly the runs that were read, by runs of the same offsets, or nothing; that nothing is published into an object that

@@ -1,4 +1,4 @@
-"""Retention: what moves a partition's log start and drops the runs below it (DESIGN §9).
+"""Retention: what moves a partition's log start and drops the runs below it (docs/design/garbage.md#retention).
 
 Promises that the log start only ever moves forward and never past the high watermark; that retention, unlike an
 explicit DeleteRecords, never passes what a topic's history has; that a transaction deletes a bounded number of runs

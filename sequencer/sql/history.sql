@@ -1,6 +1,6 @@
 -- History: the Iceberg tables' pointers, their jobs, and what the garbage collector may take.
 --
--- Lock order (DESIGN §4): history_tables ranks with topics; then segments by id, partitions, history_partitions, each in key order.
+-- Lock order (docs/design/commit.md#lock-order): history_tables ranks with topics; then segments by id, partitions, history_partitions, each in key order.
 
 -- name: ends
 -- Where a topic's log ends now: what a compaction that begins now is to reach.

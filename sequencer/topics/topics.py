@@ -2,7 +2,7 @@
 
 Promises that a name is free the moment its topic is deleted, that a topic id is never used twice, and that a deleted
 topic's partitions take no further commit: their state is set under each partition's row lock, before anything sweeps
-their runs (DESIGN §4).
+their runs (docs/design/commit.md#topic-deletion).
 """
 
 import re

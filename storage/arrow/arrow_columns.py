@@ -1,4 +1,4 @@
-"""Records as Arrow columns, and back (DESIGN P6: what is read back equals what was written).
+"""Records as Arrow columns, and back (docs/design/promises.md#p6-equality: what is read back equals what was written).
 
 Promises that no record passes through a Python object of its own: batches are walked in Python, records in native
 code. Offsets are assigned here, from where the run starts; control batches are skipped (they take offsets but hold no

@@ -1,4 +1,4 @@
-"""Which produced bytes are accepted (DESIGN §5).
+"""Which produced bytes are accepted (docs/design/write-path.md#validation).
 
 Pure and CPU-bound; checksums, decompression and the walk over the records run in native code without the GIL.
 Promises that whatever is accepted can be decoded later, into Arrow and by every client: format v2, CRC32C, lengths,

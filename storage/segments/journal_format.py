@@ -1,4 +1,5 @@
-"""The container of the commit journal and its checkpoints (DESIGN §10; byte by byte in `docs/journal-format.md`).
+"""The container of the commit journal and its checkpoints (docs/design/recovery.md#the-commit-journal; byte by byte in
+`docs/journal-format.md`).
 
     prefix | header | sections
 

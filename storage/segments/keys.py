@@ -1,8 +1,9 @@
 """Where objects lie in the bucket.
 
 Segments spread over 256 prefixes by the last random byte of their id, because stores limit requests per prefix
-(DESIGN §3); merged segments have a prefix of their own, so that a key tells a reader that it reads history. Promises
-that a key holds the segment's id, so that a bucket can be matched with the sequencer by its listing alone.
+(docs/design/segment.md#keys); merged segments have a prefix of their own, so that a key tells a reader that it reads
+history. Promises that a key holds the segment's id, so that a bucket can be matched with the sequencer by its listing
+alone.
 """
 
 import re
@@ -23,7 +24,7 @@ def segments_prefix(cluster: str) -> str:
 
 
 def merged_prefix(cluster: str) -> str:
-    """The prefix under which all merged segments of a cluster lie (DESIGN §9)."""
+    """The prefix under which all merged segments of a cluster lie (docs/design/merging.md#copying)."""
     return f"{cluster}/{_MERGED}/"
 
 

@@ -1,4 +1,5 @@
-"""The segment: one object holding the batches of many topics (DESIGN §3; byte by byte in `docs/segment-format.md`).
+"""The segment: one object holding the batches of many topics (docs/design/segment.md; byte by byte in
+`docs/segment-format.md`).
 
     header | runs | footer | trailer
 

@@ -14,7 +14,7 @@ async def open_store(url: str, settings: StoreSettings) -> ObjectStore:
 
     Raises ValueError for a URL that names no store, and StoreUnavailable for a directory that cannot be used. An S3
     endpoint is not asked yet: a store that is away at start-up is found by the first call, so that agents can start
-    degraded (DESIGN §10).
+    degraded (docs/design/failure-rules.md#start-and-stop).
     """
     where = StoreUrl.parse(url)
     if where.scheme == "memory":
