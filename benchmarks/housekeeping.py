@@ -95,7 +95,7 @@ class Cluster:
             Timer(
                 name="a new connection: where the address leads",
                 per_s=per_s.connection,
-                run=sequencer.database.look_afresh,
+                run=sequencer.database.check_address,
                 ends_processes=True,
             ),
             Timer(

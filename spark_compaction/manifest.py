@@ -84,7 +84,7 @@ def verify_manifest(tasks: Sequence[PlannedTask], rows: Iterable[ManifestRow]) -
         reached = planned[0].from_offset
         for task in planned:
             own = sorted(by_task[task.task_id], key=lambda row: row.first_offset)
-            _check_tiling(task, own)
+            _check_offset_coverage(task, own)
             kept = own if own[-1].kind != "missing" else own[:-1]
             files += [VerifiedFile(partition=partition, row=row) for row in kept if row.kind == "file"]
             raw_ranges += [_raw_range(partition, row) for row in kept if row.kind == "raw"]
@@ -99,7 +99,7 @@ def verify_manifest(tasks: Sequence[PlannedTask], rows: Iterable[ManifestRow]) -
     )
 
 
-def _check_tiling(task: PlannedTask, rows: Sequence[ManifestRow]) -> None:
+def _check_offset_coverage(task: PlannedTask, rows: Sequence[ManifestRow]) -> None:
     reached = task.from_offset
     for position, row in enumerate(rows):
         if row.first_offset != reached or row.end_offset <= row.first_offset:

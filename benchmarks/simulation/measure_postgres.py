@@ -221,7 +221,7 @@ async def _of_a_new_connection(sequencer: Sequencer, postmaster: psutil.Process)
     """Its process ends with it, which exact times do not see."""
     before_s = await postgres_cpu_s(postmaster)
     for _ in range(_CONNECTIONS):
-        await sequencer.database.look_afresh()
+        await sequencer.database.check_address()
     return (await postgres_cpu_s(postmaster) - before_s) / _CONNECTIONS
 
 

@@ -12,7 +12,7 @@ SELECT epoch, system_identifier, timeline, last_number, last_entry, snapshot::te
          ELSE pg_snapshot_xmax(pg_current_snapshot())::text::bigint - pg_snapshot_xmin(snapshot)::text::bigint END AS snapshot_age_xids
 FROM journal
 
--- name: look
+-- name: moment
 -- The first statement of the reading. now() is when the transaction began, before its snapshot was taken; next_xid is read after. The greatest id
 -- of a snapshot is no substitute: transactions with higher ids may have been going on already.
 SELECT now() AS taken_at, snapshot::text AS snapshot, pg_snapshot_xmin(snapshot)::text::bigint AS xmin,

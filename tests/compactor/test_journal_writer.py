@@ -17,7 +17,7 @@ from sequencer.housekeeping.garbage import PartitionRules
 from sequencer.housekeeping.retention import TO_HIGH_WATERMARK
 from sequencer.journal.journal import CHECKPOINT_TABLES, FAMILIES, NOT_IN_THE_JOURNAL, Journal
 from sequencer.journal.loading import IN_TIME_PARTITIONS, KEYS
-from sequencer.journal.values import Look, Mark, next_marks
+from sequencer.journal.readings import Mark, Moment, next_marks
 from sequencer.topics.topics import SQL as TOPICS_SQL
 from sequencer.topics.topics import Topic
 from storage.identifiers import NodeId, Offset, Partition, TopicId
@@ -236,8 +236,8 @@ async def test_an_entry_that_began_before_a_checkpoint_and_shows_more_is_loaded(
     await assert_rebuilt_alike(sequencer, store, empty_database_url)
 
 
-def a_look(second: int, *, xmin: int, next_xid: int) -> Look:
-    return Look(
+def a_moment(second: int, *, xmin: int, next_xid: int) -> Moment:
+    return Moment(
         taken_at=datetime.fromtimestamp(second),
         snapshot="",
         xmin=xmin,
@@ -253,19 +253,19 @@ def a_look(second: int, *, xmin: int, next_xid: int) -> Look:
 
 def test_marks_reach_back_to_before_the_oldest_transaction_that_goes_on() -> None:
     marks: tuple[Mark, ...] = (Mark(time=datetime.fromtimestamp(0), next_xid=10),)
-    marks = next_marks(marks, a_look(1, xmin=12, next_xid=20))
+    marks = next_marks(marks, a_moment(1, xmin=12, next_xid=20))
     for second in range(2, 6):
-        marks = next_marks(marks, a_look(second, xmin=21, next_xid=20 + 2 * second))
+        marks = next_marks(marks, a_moment(second, xmin=21, next_xid=20 + 2 * second))
     assert marks[0] == Mark(time=datetime.fromtimestamp(1), next_xid=20)
 
-    marks = next_marks(marks, a_look(6, xmin=27, next_xid=40))
+    marks = next_marks(marks, a_moment(6, xmin=27, next_xid=40))
     assert marks[0] == Mark(time=datetime.fromtimestamp(3), next_xid=26)
 
 
 def test_a_transaction_that_goes_on_for_hours_costs_few_marks() -> None:
     marks: tuple[Mark, ...] = (Mark(time=datetime.fromtimestamp(0), next_xid=10),)
     for second in range(1, 5000):
-        marks = next_marks(marks, a_look(second, xmin=10, next_xid=10 + second))
+        marks = next_marks(marks, a_moment(second, xmin=10, next_xid=10 + second))
 
     assert len(marks) <= 64
     assert marks[0] == Mark(time=datetime.fromtimestamp(0), next_xid=10)

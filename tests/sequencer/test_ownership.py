@@ -90,7 +90,7 @@ async def test_a_copy_finds_the_originals_nonce_and_has_lost(
         with pytest.raises(OwnershipLost, match="another database owns the bucket"):
             await copy.ownership.demand()
         with pytest.raises(OwnershipLost):
-            await copy.ownership.look(any_store, CLUSTER)
+            await copy.ownership.check_object(any_store, CLUSTER)
         assert await owner_in(any_store) == mine, "it wrote nothing"
         assert await ratchet(unowned, any_store) == Confirmed()
 
@@ -103,7 +103,7 @@ async def test_a_copy_that_starts_before_the_next_ratchet_does_not_win(
     async with a_copy(unowned, database_url) as copy:
         with pytest.raises(OwnershipUnconfirmed):
             await copy.ownership.demand()
-        await copy.ownership.look(any_store, CLUSTER)  # nothing is wrong yet
+        await copy.ownership.check_object(any_store, CLUSTER)  # nothing is wrong yet
 
         first = await ratchet(copy, any_store)
         second = await ratchet(copy, any_store)
@@ -137,7 +137,7 @@ async def test_a_restored_dump_needs_a_take_over_whatever_it_finds(
     async with a_copy(unowned, database_url, as_files=False) as restored:
         assert isinstance(await ratchet(restored, any_store), Lost)
         with pytest.raises(OwnershipLost, match="restored dump"):
-            await restored.ownership.look(any_store, CLUSTER)
+            await restored.ownership.check_object(any_store, CLUSTER)
         assert await ratchet(unowned, any_store) == Confirmed()
 
 
