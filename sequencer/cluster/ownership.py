@@ -129,7 +129,7 @@ class Ownership:
         self._database = database
 
     async def state(self) -> OwnershipState:
-        [row] = await self._database.fetch(SQL["state"])
+        [row] = await self._database.run(SQL["state"])
         return _state(row)
 
     async def demand(self) -> None:
@@ -193,7 +193,7 @@ class Ownership:
             if isinstance(found, Watching | Lost):
                 return found
             if isinstance(found, _Proposal) and await self._write(store, cluster, seen, found):
-                rows = await self._database.fetch(
+                rows = await self._database.run(
                     SQL["confirm"], epoch=found.owner.epoch, nonce=found.owner.nonce, began=found.began
                 )
                 if rows:
@@ -219,7 +219,7 @@ class Ownership:
         for _ in range(_ATTEMPTS):
             proposal = await self._propose_take_over(seen, ratchet_s)
             if await self._write(store, cluster, seen, proposal):
-                rows = await self._database.fetch(
+                rows = await self._database.run(
                     SQL["confirm_take_over"],
                     epoch=proposal.owner.epoch,
                     nonce=proposal.owner.nonce,
@@ -235,11 +235,11 @@ class Ownership:
 
     async def stop(self, because: str) -> None:
         """Agents stop serving, merging and deleting until `resume` or a take-over, and show this sentence."""
-        await self._database.fetch(SQL["lose"], because=because)
+        await self._database.run(SQL["lose"], because=because)
 
     async def resume(self) -> None:
         """Ends `stop`. The next ratchet finds out whether this database owns the bucket."""
-        await self._database.fetch(SQL["resume"])
+        await self._database.run(SQL["resume"])
 
     # --- the steps
 

@@ -2,7 +2,7 @@
 
 Promises:
 - An error says whether something may have been written. `SequencerUnavailable`: this call wrote nothing, or it was a
-  `fetch` or `read`, whose caller may repeat it. `CommitOutcomeUnknown`: the statement was sent and its end was not seen
+  `run` or `read`, whose caller may repeat it. `CommitOutcomeUnknown`: the statement was sent and its end was not seen
   (or Postgres chose it as a deadlock's or serialization's victim): repeat it until it is known. Anything else that
   psycopg raises is an error of this program.
 - Once `keep_to` has named a database, no other database gets a statement: while the address leads elsewhere (a wrong
@@ -163,7 +163,7 @@ class Database:
         await self._confirmation.get()
 
     async def _check_settings(self) -> None:
-        [row] = await self.fetch_local(DURABILITY)
+        [row] = await self.run_local(DURABILITY)
         self._servers.note_durability(Durability(**row._asdict()))
         await self._doubts.settle()
 
@@ -187,12 +187,12 @@ class Database:
         raises SequencerUnavailable."""
         return await self._repeated(lambda: self._on_borrowed(statement, parameters, certain=True))
 
-    async def fetch_local(self, statement: LiteralString, **parameters: Any) -> list[Row]:
+    async def run_local(self, statement: LiteralString, **parameters: Any) -> list[Row]:
         """As `read`, for what a failover may lose: the statement reads hints, or writes with `synchronous_commit` set
         to local. It waits for no standby and for no barrier, as leases must not."""
         return await self._repeated(lambda: self._on_borrowed(statement, parameters, certain=False))
 
-    async def fetch(self, statement: LiteralString, **parameters: Any) -> list[Row]:
+    async def run(self, statement: LiteralString, **parameters: Any) -> list[Row]:
         """Runs one statement that may be repeated (it reads, or writing it twice is harmless); returns its rows, if
         any. A lost connection is tried again once; then, as for any other failure, it raises SequencerUnavailable."""
         return await self._repeated(lambda: self._with_writer(partial(_rows, statement, parameters)))

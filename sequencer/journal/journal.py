@@ -114,7 +114,7 @@ class Journal:
         """The migration that `_columns` belong to."""
 
     async def state(self) -> JournalState:
-        [row] = await self._database.fetch(SQL["state"])
+        [row] = await self._database.run(SQL["state"])
         return _state_of(row)
 
     # --- entries
@@ -123,7 +123,7 @@ class Journal:
     async def read_entry(
         self, state: JournalState, *, most_segments: int, most_batches: int, timeout_s: float
     ) -> AsyncIterator[EntryReading]:
-        """What came since `state`, in pieces of about `most_batches`. Raises as `Database.fetch`."""
+        """What came since `state`, in pieces of about `most_batches`. Raises as `Database.run`."""
         assert state.snapshot is not None, "there is an entry or a checkpoint to continue"
         async with self._reading(timeout_s) as (connection, moment):
             parameters = {
@@ -183,10 +183,10 @@ class Journal:
 
     async def confirm_entries(self, reading: EntryReading, *, number: int, entries: int, size_bytes: int) -> bool:
         """Call it once all entries of a reading are in the bucket; `number` is the last one's. False: another writer
-        went on, and readers ignore these entries. Raises as `Database.fetch`."""
+        went on, and readers ignore these entries. Raises as `Database.run`."""
         moment, state = reading.moment, reading.state
         marks = next_marks(state.marks, moment)
-        rows = await self._database.fetch(
+        rows = await self._database.run(
             SQL["confirm_entry"],
             number=number,
             snapshot=moment.snapshot,
@@ -211,7 +211,7 @@ class Journal:
 
     @asynccontextmanager
     async def read_checkpoint(self, *, part_bytes: int, timeout_s: float) -> AsyncIterator[CheckpointReading]:
-        """Everything, in pieces of about `part_bytes`. Raises as `Database.fetch`."""
+        """Everything, in pieces of about `part_bytes`. Raises as `Database.run`."""
         async with self._reading(timeout_s) as (connection, moment):
             yield CheckpointReading(moment=moment, pieces=self._checkpoint_pieces(connection, part_bytes))
 
@@ -242,7 +242,7 @@ class Journal:
         self, moment: Moment, *, epoch: int, number: CheckpointNumber, size_bytes: int, begins: bool
     ) -> bool:
         """Call it once the manifest is in the bucket. `begins`: the next entry continues it. False: another writer won.
-        Raises as `Database.fetch`."""
+        Raises as `Database.run`."""
         parameters: dict[str, Any] = {
             "epoch": epoch,
             "number": number.number,
@@ -259,11 +259,11 @@ class Journal:
                 "mark_times": [moment.taken_at - _LONGEST_COMMIT],
                 "mark_xids": [moment.next_xid],
             }
-        return bool(await self._database.fetch(SQL["begin_journal" if begins else "confirm_checkpoint"], **parameters))
+        return bool(await self._database.run(SQL["begin_journal" if begins else "confirm_checkpoint"], **parameters))
 
     async def seconds_behind(self, older_than_s: float) -> float | None:
         """Seconds since the last entry, if something was committed after it and longer ago than `older_than_s`."""
-        rows = await self._database.fetch(SQL["unjournaled"], older_than_s=older_than_s)
+        rows = await self._database.run(SQL["unjournaled"], older_than_s=older_than_s)
         return rows[0].age_s if rows and rows[0].is_behind else None
 
     # --- reading

@@ -178,7 +178,7 @@ async def test_who_joins_while_a_client_waits_for_metadata_is_among_the_brokers_
         async with sequencer.database.transaction() as held:
             await held.execute("LOCK TABLE topics IN ACCESS EXCLUSIVE MODE")
             asked = await wire.send(a_metadata("joined"), "tidelog_zone=b")
-            await until_answered(lambda: sequencer.database.fetch(WAITS_FOR_TOPICS))
+            await until_answered(lambda: sequencer.database.run(WAITS_FOR_TOPICS))
             second = await opened.enter_async_context(running(database_url, store, zone="b"))
             await until(lambda: first.agents_seen == 2)
         answer = await wire.receive(asked)

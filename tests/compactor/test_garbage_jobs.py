@@ -283,7 +283,7 @@ async def test_retention_by_bytes_keeps_the_newest_runs_that_fill_the_limit(
     topic = await sequencer.topics.create("orders", 1, {"retention.ms": "-1"})
     for _ in range(5):
         await written(sequencer, local_store, pending(topic))
-    [row] = await sequencer.database.fetch("SELECT max(length) AS length FROM runs")
+    [row] = await sequencer.database.run("SELECT max(length) AS length FROM runs")
     await sequencer.topics.alter_config("orders", {"retention.bytes": str(2 * row.length)})
 
     await finish(RetentionJob(sequencer, settings()))
@@ -341,7 +341,7 @@ async def test_what_history_jobs_left_is_swept_by_their_prefix_and_published_fil
     names = ["published/a.parquet", "published/retry.parquet", "killed/1.parquet", "killed/2.parquet"]
     for name in names:
         await any_store.put(ObjectKey(f"{prefix}/{name}"), [b"x"])
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO history_objects (object_key, topic_id, written_at) VALUES (%(key)s, %(topic)s, now())",
         key=f"{prefix}/published/a.parquet",
         topic=topic.topic_id,
@@ -366,7 +366,7 @@ async def test_history_files_that_no_snapshot_names_wait_for_readers_and_go(
     keys = [ObjectKey(f"{CLUSTER}/history/{topic.topic_id}/job/{number}.parquet") for number in range(6)]
     for key in keys:
         await any_store.put(key, [b"x"])
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO history_objects (object_key, topic_id, written_at, unreferenced_since)"
         " SELECT key, %(topic)s, now(), CASE WHEN key <> %(live)s THEN now() END"
         " FROM unnest(%(keys)s::text[]) AS given (key)",
@@ -417,7 +417,7 @@ async def test_what_the_last_checkpoint_refers_to_stays_until_the_next(
     await sequencer.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
     await finish(GarbageScanJob(sequencer, horizon))
     await time_passes(sequencer, 3700)
-    await sequencer.database.fetch("UPDATE journal SET checkpoint_at = checkpoint_at - interval '3700 seconds'")
+    await sequencer.database.run("UPDATE journal SET checkpoint_at = checkpoint_at - interval '3700 seconds'")
     seen = []
 
     for _ in range(2):

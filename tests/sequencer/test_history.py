@@ -14,8 +14,8 @@ from tests.sequencer.housekeeping import waits_for_a_lock
 
 async def topic_with_history(sequencer: Sequencer, partitions: int = 1) -> TopicId:
     created = await sequencer.topics.create("orders", partitions, {})
-    await sequencer.database.fetch("INSERT INTO history_tables (topic_id) VALUES (%(id)s)", id=created.topic_id)
-    await sequencer.database.fetch(
+    await sequencer.database.run("INSERT INTO history_tables (topic_id) VALUES (%(id)s)", id=created.topic_id)
+    await sequencer.database.run(
         "INSERT INTO history_partitions SELECT topic_id, partition, 0 FROM partitions WHERE topic_id = %(id)s",
         id=created.topic_id,
     )
@@ -164,7 +164,7 @@ async def test_the_prefix_of_a_job_is_swept_once_it_has_ended(sequencer: Sequenc
 async def test_turning_history_on_waits_for_retention_and_is_seen_by_it(sequencer: Sequencer) -> None:
     """Retention holds the partition row: it either ends before history is on, or finds it on."""
     created = await sequencer.topics.create("orders", 1, {})
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "UPDATE partitions SET high_watermark = 10 WHERE topic_id = %(id)s", id=created.topic_id
     )
     async with sequencer.database.transaction() as retention:

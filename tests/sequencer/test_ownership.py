@@ -122,7 +122,7 @@ async def test_a_restarted_postgres_goes_on_when_nobody_else_ratchets(
     unowned: Sequencer, any_store: ObjectStore
 ) -> None:
     await ratchet(unowned, any_store)
-    await unowned.database.fetch("UPDATE ownership SET postmaster_started_at = postmaster_started_at - interval '1 s'")
+    await unowned.database.run("UPDATE ownership SET postmaster_started_at = postmaster_started_at - interval '1 s'")
 
     outcomes = [await ratchet(unowned, any_store) for _ in range(WATCH_RATCHETS + 1)]
 
@@ -331,11 +331,11 @@ async def test_no_job_of_history_begins_or_publishes_without_the_ownership(seque
         metadata_key=ObjectKey("c/history/1"), added={ObjectKey("c/history/1"): None}, advances=()
     )
 
-    await sequencer.database.fetch("UPDATE ownership SET confirmed_at = NULL")
+    await sequencer.database.run("UPDATE ownership SET confirmed_at = NULL")
     with pytest.raises(OwnershipUnconfirmed):
         await sequencer.history.publish(begun.job, publication)
     with pytest.raises(OwnershipUnconfirmed):
         await sequencer.history.begin_expiry(topic.topic_id, cluster="c", lease_s=60)
 
-    await sequencer.database.fetch("UPDATE ownership SET confirmed_at = clock_timestamp()")
+    await sequencer.database.run("UPDATE ownership SET confirmed_at = clock_timestamp()")
     assert await sequencer.history.publish(begun.job, publication) == Published()
