@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("agent", "cache_ring", "compactor", "recovery", "sequencer", "spark_compaction", "storage", "tidelog")
 FILE_LINES = 700
 FUNCTION_LINES = 70
+SQL_COLUMNS = 110
 LEFTOVER = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")) + r")\b")
 
 
@@ -55,6 +56,17 @@ def test_a_function_fits_a_screen() -> None:
                     long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name} ({lines} lines)")
 
     assert long == []
+
+
+def test_sql_wraps() -> None:
+    wide = [
+        f"{path.relative_to(ROOT)}:{number} ({len(line)} columns)"
+        for path in tracked("*.sql")
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if len(line) > SQL_COLUMNS
+    ]
+
+    assert wide == []
 
 
 def test_nothing_is_left_for_later() -> None:

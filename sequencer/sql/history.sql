@@ -1,18 +1,22 @@
 -- History: the Iceberg tables' pointers, their jobs, and what the garbage collector may take.
 --
--- Lock order (DESIGN §4): history_tables ranks with topics; then segments by id, partitions, history_partitions, each in key order.
+-- Lock order (DESIGN §4): history_tables ranks with topics; then segments by id, partitions,
+-- history_partitions, each in key order.
 
 -- name: has_work
 -- Whether a topic that is not deleted has committed records past its history. Reads the log's ends only.
 SELECT EXISTS (
     SELECT FROM partitions AS p
     LEFT JOIN history_partitions AS h USING (topic_id, partition)
-    WHERE p.topic_id = %(topic_id)s AND p.state = 'live' AND p.high_watermark > greatest(h.compacted_to, p.log_start_offset)
+    WHERE p.topic_id = %(topic_id)s AND p.state = 'live'
+        AND p.high_watermark > greatest(h.compacted_to, p.log_start_offset)
 ) AS has_work
 
 -- name: lock_partitions
--- Turning history on must not race retention, which holds the partition row: from here on it sees the history's rows.
-SELECT partition FROM partitions WHERE topic_id = %(topic_id)s AND state = 'live' ORDER BY topic_id, partition FOR NO KEY UPDATE
+-- Turning history on must not race retention, which holds the partition row: from here on it sees the
+-- history's rows.
+SELECT partition FROM partitions WHERE topic_id = %(topic_id)s AND state = 'live'
+ORDER BY topic_id, partition FOR NO KEY UPDATE
 
 -- name: turn_on_table
 INSERT INTO history_tables (topic_id)
@@ -40,12 +44,15 @@ SELECT lease_until FROM history_jobs WHERE topic_id = %(topic_id)s AND state = '
 
 -- name: insert_job
 INSERT INTO history_jobs (job_id, topic_id, kind, prefix, lease_until)
-VALUES (%(job_id)s, %(topic_id)s, %(kind)s, %(prefix)s, clock_timestamp() + make_interval(secs => %(lease_s)s))
+VALUES (%(job_id)s, %(topic_id)s, %(kind)s, %(prefix)s,
+    clock_timestamp() + make_interval(secs => %(lease_s)s))
 
 -- name: runs_to_compact
--- The runs of each partition from where its history ends, below the high watermark (the last stable offset, while no topic has
--- transactions). A run may begin before from_offset: DeleteRecords moves the log start into a run.
-SELECT r.partition, greatest(h.compacted_to, p.log_start_offset) AS from_offset, r.base_offset, r.last_offset, r.segment_id, s.object_key,
+-- The runs of each partition from where its history ends, below the high watermark (the last stable offset,
+-- while no topic has transactions). A run may begin before from_offset: DeleteRecords moves the log start
+-- into a run.
+SELECT r.partition, greatest(h.compacted_to, p.log_start_offset) AS from_offset, r.base_offset, r.last_offset,
+    r.segment_id, s.object_key,
     r.position, r.length
 FROM history_partitions AS h
 JOIN partitions AS p USING (topic_id, partition)
@@ -60,15 +67,18 @@ CROSS JOIN LATERAL (
             AND base_offset >= greatest(h.compacted_to, p.log_start_offset)
         ORDER BY base_offset LIMIT %(runs_per_partition)s)
     ) AS near
-    WHERE near.last_offset >= greatest(h.compacted_to, p.log_start_offset) AND near.last_offset < p.high_watermark
+    WHERE near.last_offset >= greatest(h.compacted_to, p.log_start_offset)
+        AND near.last_offset < p.high_watermark
 ) AS r
 JOIN segments AS s ON s.segment_id = r.segment_id
 WHERE h.topic_id = %(topic_id)s AND p.state = 'live'
 ORDER BY r.partition, r.base_offset
 
 -- name: lock_segments
--- Shared: dooming takes the row for itself, so that either it sees the holds or this finds the segment doomed.
-SELECT segment_id FROM segments WHERE segment_id = ANY(%(segment_ids)s) AND state = 'committed' ORDER BY segment_id FOR SHARE
+-- Shared: dooming takes the row for itself, so that either it sees the holds or this finds the segment
+-- doomed.
+SELECT segment_id FROM segments WHERE segment_id = ANY(%(segment_ids)s) AND state = 'committed'
+ORDER BY segment_id FOR SHARE
 
 -- name: hold_segments
 INSERT INTO holds (segment_id, job_id, lease_until)
@@ -81,13 +91,16 @@ WHERE job_id = %(job_id)s AND state = 'running' AND lease_until > clock_timestam
 RETURNING job_id
 
 -- name: renew_holds
-UPDATE holds SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s) WHERE job_id = %(job_id)s
+UPDATE holds SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s)
+WHERE job_id = %(job_id)s
 
 -- name: lock_job
-SELECT state, lease_until > clock_timestamp() AS held FROM history_jobs WHERE job_id = %(job_id)s FOR NO KEY UPDATE
+SELECT state, lease_until > clock_timestamp() AS held FROM history_jobs
+WHERE job_id = %(job_id)s FOR NO KEY UPDATE
 
 -- name: lock_history_partitions
-SELECT partition FROM history_partitions WHERE topic_id = %(topic_id)s ORDER BY topic_id, partition FOR NO KEY UPDATE
+SELECT partition FROM history_partitions WHERE topic_id = %(topic_id)s
+ORDER BY topic_id, partition FOR NO KEY UPDATE
 
 -- name: advance_partitions
 -- Each only from where the plan began: a range is published once.
@@ -109,21 +122,26 @@ WHERE topic_id = %(topic_id)s AND object_key = ANY(%(object_keys)s) AND unrefere
 
 -- name: insert_raw_ranges
 INSERT INTO history_raw_ranges (topic_id, partition, base_offset, last_offset, reason)
-SELECT %(topic_id)s, * FROM unnest(%(partitions)s::integer[], %(base_offsets)s::bigint[], %(last_offsets)s::bigint[], %(reasons)s::text[])
+SELECT %(topic_id)s, *
+FROM unnest(%(partitions)s::integer[], %(base_offsets)s::bigint[], %(last_offsets)s::bigint[],
+    %(reasons)s::text[])
 
 -- name: move_pointer
-UPDATE history_tables SET metadata_key = %(metadata_key)s, version = version + 1, published_at = clock_timestamp()
+UPDATE history_tables
+SET metadata_key = %(metadata_key)s, version = version + 1, published_at = clock_timestamp()
 WHERE topic_id = %(topic_id)s AND version = %(version)s
 RETURNING version
 
 -- name: end_job
-UPDATE history_jobs SET state = %(state)s, ended_at = clock_timestamp() WHERE job_id = %(job_id)s AND state = 'running'
+UPDATE history_jobs SET state = %(state)s, ended_at = clock_timestamp()
+WHERE job_id = %(job_id)s AND state = 'running'
 
 -- name: release_holds
 DELETE FROM holds WHERE job_id = ANY(%(job_ids)s)
 
 -- name: compacted_to
--- For every live partition of the given topics whose history is on; a partition added since the last compaction counts from 0.
+-- For every live partition of the given topics whose history is on; a partition added since the last
+-- compaction counts from 0.
 SELECT t.topic_id, p.partition, coalesce(h.compacted_to, 0) AS compacted_to
 FROM history_tables AS t
 JOIN partitions AS p ON p.topic_id = t.topic_id AND p.state = 'live'
@@ -146,7 +164,8 @@ SELECT partition, base_offset, last_offset, reason FROM history_raw_ranges
 WHERE topic_id = %(topic_id)s ORDER BY partition, base_offset
 
 -- name: live_objects
-SELECT object_key, written_at FROM history_objects WHERE topic_id = %(topic_id)s AND unreferenced_since IS NULL
+SELECT object_key, written_at FROM history_objects
+WHERE topic_id = %(topic_id)s AND unreferenced_since IS NULL
 
 -- name: dropped_tables
 -- Histories whose topic was deleted.
@@ -155,11 +174,13 @@ WHERE t.topic_id IS NULL OR t.deleted_at IS NOT NULL
 ORDER BY h.topic_id LIMIT %(cap)s
 
 -- name: abandon_jobs_of
-UPDATE history_jobs SET state = 'abandoned', ended_at = clock_timestamp() WHERE topic_id = %(topic_id)s AND state = 'running'
+UPDATE history_jobs SET state = 'abandoned', ended_at = clock_timestamp()
+WHERE topic_id = %(topic_id)s AND state = 'running'
 RETURNING job_id
 
 -- name: unreference_all_objects
-UPDATE history_objects SET unreferenced_since = clock_timestamp() WHERE topic_id = %(topic_id)s AND unreferenced_since IS NULL
+UPDATE history_objects SET unreferenced_since = clock_timestamp()
+WHERE topic_id = %(topic_id)s AND unreferenced_since IS NULL
 
 -- name: delete_partitions_of
 DELETE FROM history_partitions WHERE topic_id = %(topic_id)s
@@ -175,7 +196,8 @@ DELETE FROM history_tables WHERE topic_id = %(topic_id)s
 WITH expired AS (
     SELECT job_id FROM history_jobs WHERE state = 'running' AND lease_until <= clock_timestamp()
     ORDER BY job_id LIMIT %(cap)s FOR NO KEY UPDATE SKIP LOCKED)
-UPDATE history_jobs AS j SET state = 'abandoned', ended_at = clock_timestamp() FROM expired WHERE j.job_id = expired.job_id
+UPDATE history_jobs AS j SET state = 'abandoned', ended_at = clock_timestamp() FROM expired
+WHERE j.job_id = expired.job_id
 RETURNING j.job_id
 
 -- name: ended_jobs
