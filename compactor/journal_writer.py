@@ -35,7 +35,7 @@ from storage.segments.keys import (
 from storage.stores.object_store import ObjectChanged, ObjectNotFound, ObjectStore, StoreUnavailable
 from storage.threads import Threads
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _COMPLETE_KEPT = 2
 _SLOW_READING_S = 0.05
@@ -91,7 +91,7 @@ class JournalWriter:
                 if not reading.is_too_much:
                     return await self._write_pieces(reading)
             why_begin = "more was committed since the last entry than a pass may take"
-        _log.info("the journal begins with a checkpoint", extra={"epoch": epoch, "reason": why_begin})
+        log.info("the journal begins with a checkpoint", extra={"epoch": epoch, "reason": why_begin})
         return await self._write_checkpoint(epoch, begins=True)
 
     async def _write_pieces(self, reading: EntryReading) -> Written:

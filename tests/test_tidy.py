@@ -89,6 +89,37 @@ def test_nothing_runs_on_asyncios_default_executor() -> None:
     assert found == []
 
 
+def test_every_module_logs_as_tidelog() -> None:
+    """But for the one that sets the loggers up."""
+    loggers = re.compile(r"^(\w+) = logging\.getLogger\((.*)\)$|logging\.getLogger\(", re.MULTILINE)
+
+    others = [
+        f"{path.relative_to(ROOT)}: {found[0]}"
+        for path in source_files()
+        if path != ROOT / "tidelog/process/logs.py"
+        for found in loggers.finditer(path.read_text())
+        if found.groups() != ("log", '"tidelog"')
+    ]
+
+    assert others == []
+
+
+def test_every_log_line_is_an_event_with_fields() -> None:
+    """Its message is a constant, and its values are `extra`."""
+    levels = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+    mixed = []
+    for path in source_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="log"), attr=level)) if level in levels:
+                    message = node.args[1:] if level == "log" else node.args
+                    fields = {keyword.arg for keyword in node.keywords} - {"extra", "exc_info"}
+                    if fields or not (len(message) == 1 and isinstance(message[0], ast.Constant)):
+                        mixed.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+
+    assert mixed == []
+
+
 def test_the_map_names_every_folder() -> None:
     architecture = (ROOT / "ARCHITECTURE.md").read_text()
     folders = {path.relative_to(ROOT).parent.as_posix() for path in tracked("*.py", "*.sql", "infra/*", "docs/*")} - {

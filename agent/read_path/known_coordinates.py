@@ -23,7 +23,7 @@ from sequencer.commits.coordinates import CoordinateRequest, KnownEnd, Partition
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import Offset, TopicId
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _AWAY = (SequencerUnavailable, CommitOutcomeUnknown, TimeoutError)
 _POLLS_BETWEEN_TRIES_WHEN_AWAY = 10
@@ -200,7 +200,7 @@ class KnownCoordinates:
                 self._is_away, waits_for_polls = False, self._turns.until_due
             except _AWAY as error:
                 if not self._is_away:
-                    _log.warning("coordinates: cannot poll the sequencer", extra={"error": str(error)})
+                    log.warning("coordinates: cannot poll the sequencer", extra={"error": str(error)})
                 self._is_away, waits_for_polls = True, _POLLS_BETWEEN_TRIES_WHEN_AWAY
                 self._turns.doubt_all()
             paused_s = self._clock()
@@ -260,7 +260,7 @@ class KnownCoordinates:
         learned = self._cache.learn(answer, known_end_when_asked, asked_s)
         if learned is Learned.REGRESSED:
             self.regressions += 1
-            _log.error(
+            log.error(
                 "coordinates: the sequencer's high watermark went back; acknowledged records may be lost",
                 extra={
                     "topic_id": str(key[0]),

@@ -19,7 +19,7 @@ from sequencer.commits.commits import Commits, Committed, Refused, SegmentToComm
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import SegmentId
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 
 class Committer:

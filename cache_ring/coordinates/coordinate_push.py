@@ -26,7 +26,7 @@ from sequencer.cluster.agents import LiveAgent
 from sequencer.commits.coordinates import PartitionKey, RunCoordinate
 from storage.identifiers import NodeId
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 
 class CoordinatePush:
@@ -146,7 +146,7 @@ class _Link:
             try:
                 await self._converse()
             except (OSError, EOFError, TimeoutError, ProtocolViolation) as error:
-                _log.info(
+                log.info(
                     "coordinates: no push from a peer, the poll goes on",
                     extra={"peer": self._agent.node_id, "reason": str(error) or type(error).__name__},
                 )

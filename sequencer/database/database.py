@@ -46,7 +46,7 @@ from sequencer.settings import SequencerSettings
 
 __all__ = ["CommitOutcomeUnknown", "Database", "DatabaseCounters", "Row", "SequencerUnavailable", "describe_address"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 Row = Any
 """A named tuple of a statement's columns."""

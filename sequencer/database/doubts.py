@@ -24,7 +24,7 @@ from sequencer.database.errors import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.database.options import CheckedConnection
 from sequencer.settings import SequencerSettings
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 # Transactional, so that it commits, and its commit waits for the standby.
 _BARRIER: LiteralString = "SELECT pg_logical_emit_message(true, 'tidelog', '')"

@@ -16,7 +16,7 @@ import psycopg
 from sequencer.database.errors import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.settings import SequencerSettings
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _AWAY = (psycopg.Error, SequencerUnavailable, CommitOutcomeUnknown, TimeoutError, OSError)
 

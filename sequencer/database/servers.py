@@ -23,7 +23,7 @@ from sequencer.database.durability import Durability
 from sequencer.database.errors import SequencerUnavailable, describe_address, moved
 from sequencer.database.options import CheckedConnection
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 # A WAL file's name begins with the timeline; the control file's own copy lags behind a promotion.
 _FACTS: LiteralString = (

@@ -164,7 +164,7 @@ async def test_a_store_that_is_away_is_logged_once_and_retried_until_it_is_back(
     async def has_failed_often() -> bool:
         return metric(housekeeper, "tidelog_job_failures_total", job="garbage-deletion") >= 4
 
-    with caplog.at_level(logging.INFO, logger="compactor.housekeeper"):
+    with caplog.at_level(logging.INFO, logger="tidelog"):
         async with running(housekeeper):
             await eventually(has_failed_often)
     await away.close()

@@ -52,7 +52,7 @@ async def test_commits_go_on_while_a_migration_waits_for_a_lock(
     segments = [await reserved(sequencer, [records_of(topic)]) for _ in range(5)]
     await connection.execute("SELECT FROM segments")  # a long transaction, which reads
 
-    with caplog.at_level(logging.WARNING, "sequencer.migrate"):
+    with caplog.at_level(logging.WARNING, "tidelog"):
         waiting = asyncio.create_task(migrate(database_url, QUICK))
         async with asyncio.timeout(60):
             for tried, segment in enumerate(segments, start=1):

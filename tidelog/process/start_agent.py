@@ -25,7 +25,7 @@ from tidelog.process.settings import ProcessSettings, variable_of
 from tidelog.process.settings_fit import AllSettings, check_settings_fit
 from tidelog.process.unknown_variables import unknown_variables
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 _MODELS = (
     AgentSettings, GroupSettings, ProcessSettings, StoreSettings, SequencerSettings, CacheRingSettings,
     ReadPathSettings, HousekeeperSettings,

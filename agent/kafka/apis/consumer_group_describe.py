@@ -32,7 +32,7 @@ from sequencer.topics.topics import Topic
 from storage.identifiers import TopicId
 from storage.stores.side_by_side import few_at_a_time
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _CLASSIC_MEMBER: Final = i8(0)
 _CONSUMER_MEMBER: Final = i8(1)

@@ -14,7 +14,7 @@ from agent.groups.values import GroupFault, Leave, LeaveAnswer, LeavingMember
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _FIRST_WITH_MANY: Final = 3
 

@@ -17,7 +17,7 @@ from agent.kafka.context import RequestContext
 from agent.slices import Slices
 from sequencer.database.database import SequencerUnavailable
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _GROUP_BYTES: Final = 700
 """While the answer is made."""

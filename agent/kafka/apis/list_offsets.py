@@ -38,9 +38,9 @@ from sequencer.database.errors import TooManyWait
 from storage.identifiers import Partition
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 
-_log = logging.getLogger(__name__)
-_unanswered = RecurringLog(_log, "list offsets: the sequencer cannot be asked")
-_not_found = RecurringLog(_log, "list offsets: a time cannot be looked up")
+log = logging.getLogger("tidelog")
+_unanswered = RecurringLog(log, "list offsets: the sequencer cannot be asked")
+_not_found = RecurringLog(log, "list offsets: a time cannot be looked up")
 
 _LATEST: Final = -1
 _EARLIEST: Final = -2

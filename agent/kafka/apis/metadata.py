@@ -35,7 +35,7 @@ from agent.kafka.transport.vectored import Encoded
 from sequencer.topics.topics import Topic, TopicExists
 from storage.identifiers import TopicId
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _TOPIC_BYTES: Final = 64
 _PARTITION_BYTES: Final = 64

@@ -27,7 +27,7 @@ from sequencer.groups.committed_offsets import CommittedOffset, PartitionKey
 from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _FIRST_BY_TOPIC_ID: Final = 10
 _FIRST_WITH_GROUP_NOT_FOUND: Final = 9

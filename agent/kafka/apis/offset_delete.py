@@ -27,7 +27,7 @@ from sequencer.groups.committed_offsets import PartitionKey
 from sequencer.topics.topics import Topic
 from storage.identifiers import Partition
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _Judged = PartitionKey | ErrorCode
 

@@ -33,7 +33,7 @@ from sequencer.groups.committed_offsets import NO_OFFSET, CommittedOffset, Parti
 from sequencer.topics.topics import Topic
 from storage.identifiers import Partition, TopicId
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _FIRST_WITH_GROUP_ERROR: Final = 2
 _FIRST_OF_MANY_GROUPS: Final = 8
