@@ -49,7 +49,7 @@ from storage.threads import Threads
 if TYPE_CHECKING:
     from agent.http.server import HttpServer
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _LONGEST_CONNECT_PAUSE_S = 5.0
 _LEASE_CHECK_S = 0.2
@@ -157,7 +157,7 @@ class App:
                 )
             except (SequencerUnavailable, StoreUnavailable, WrongStore, OwnershipLost, NotReady) as error:
                 self._http_wanted.set()
-                log.warning("agent waits: %s; retrying for ever, /ready answers 503 until then", error)
+                log.warning("agent waits and tries again, /ready answers 503", extra={"reason": str(error)})
                 await _first_of(backoff.wait(), stopping.wait())
         return None
 
@@ -259,10 +259,10 @@ class App:
                     log.info("agent serves again")
                     listener.resume()
                 elif (because := membership.lost_because) is not None:
-                    log.error("agent stops serving: %s", because)
+                    log.error("agent stops serving", extra={"reason": because})
                     listener.suspend("ownership_lost")
                 elif watch.is_doubted:
-                    log.warning("agent stops serving: another Postgres answers; it looks who owns the bucket first")
+                    log.warning("agent stops serving: another Postgres answers, the bucket's owner is checked first")
                     listener.suspend("ownership_doubted")
                 else:
                     log.warning("agent stops serving: its lease could not be renewed")

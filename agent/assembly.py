@@ -28,7 +28,7 @@ from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
 from agent.write_path.write_path import WritePath
 from cache_ring.coordinates.coordinate_push import CoordinatePush
-from cache_ring.coordinates.interests import Interests
+from cache_ring.coordinates.partitions_read import PartitionsRead
 from cache_ring.pages.page_reader import PageReader
 from cache_ring.pages.store_pages import StorePages
 from cache_ring.peers.peer_client import PeerClient
@@ -108,8 +108,8 @@ def assemble(
     sequencer = outside.sequencer
     membership = Membership(sequencer.agents, address, settings.ring)
     sequencer.database.on_change(membership.end_lease)
-    interests = Interests(settings.read_path.recent_reader_s, settings.read_path.read_partitions)
-    coordinates = KnownCoordinates(sequencer, interests, settings.read_path, peer_server.push)
+    partitions_read = PartitionsRead(settings.read_path.recent_reader_s, settings.read_path.read_partitions)
+    coordinates = KnownCoordinates(sequencer, partitions_read, settings.read_path, peer_server.push)
     pages = PageReader(membership, store_pages, PeerClient(settings.ring, membership.peer_secrets), settings.ring)
     reads = ReadPath(coordinates, pages, settings.read_path, metrics.topics)
     write_path = WritePath(
@@ -162,7 +162,7 @@ def assemble(
         parts=parts,
         peer_server=peer_server,
         coordinates=coordinates,
-        push=CoordinatePush(membership, settings.ring, interests, coordinates.heard),
+        push=CoordinatePush(membership, settings.ring, partitions_read, coordinates.heard),
         watch=PeerWatch(membership, settings.ring),
         offset_batches=offset_batches,
     )

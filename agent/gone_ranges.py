@@ -12,7 +12,7 @@ from agent.settings import AgentSettings
 from sequencer.database.database import SequencerUnavailable
 from sequencer.journal.recovery import GoneRanges
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 
 class GoneRangeNotices:

@@ -48,7 +48,7 @@ class OwnershipWatch:
                 state = await self._ownership.state()
                 ratchet_s = state.ratchet_s
                 if self.is_doubted or (not state.is_confirmed and state.lost_because is None):
-                    await self._ownership.look(self._store, self._cluster)
+                    await self._ownership.check_object(self._store, self._cluster)
                 self._settled = doubts
             pause_s = _DOUBTED_PAUSE_S if self.is_doubted else ratchet_s * random.uniform(0.8, 1.2)
             with contextlib.suppress(TimeoutError):

@@ -11,7 +11,7 @@ from agent.kafka.context import ConnectionState
 from agent.settings import AgentSettings
 from agent.write_path.producer_advice import advice
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 
 class ProducerNotices:

@@ -183,7 +183,7 @@ async def _topic(url: str, partitions: int) -> TopicId:
 async def _tables(url: str) -> list[TableState]:
     sequencer = await Sequencer.open(url, SequencerSettings())
     try:
-        rows = await sequencer.database.fetch(_TABLES)
+        rows = await sequencer.database.run(_TABLES)
         return [TableState(**row._asdict()) for row in rows]
     finally:
         await sequencer.close()
@@ -202,7 +202,7 @@ async def _used(database: Database) -> tuple[float, int]:
     cpu_s = await postgres_cpu_s(database.postmaster)  # first: a connection takes its time on a busy machine
     sequencer = await Sequencer.open(database.url, SequencerSettings())
     try:
-        [row] = await sequencer.database.fetch("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint AS wal_bytes")
+        [row] = await sequencer.database.run("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint AS wal_bytes")
         return cpu_s, row.wal_bytes
     finally:
         await sequencer.close()

@@ -91,12 +91,12 @@ class Cluster:
             Timer(
                 name="durability settings",
                 per_s=per_s.durability,
-                run=lambda: sequencer.database.fetch_local(DURABILITY),
+                run=lambda: sequencer.database.run_local(DURABILITY),
             ),
             Timer(
                 name="a new connection: where the address leads",
                 per_s=per_s.connection,
-                run=sequencer.database.look_afresh,
+                run=sequencer.database.check_address,
                 ends_processes=True,
             ),
             Timer(
@@ -149,7 +149,7 @@ async def fill(sequencer: Sequencer, have: float, share: float) -> None:
             first = partition * per_partition
             await connection.execute(dead, {"number": number, "first": first + 1, "last": first + per_partition})
     await _vacuum(sequencer, "segments")
-    await sequencer.database.fetch("CHECKPOINT")
+    await sequencer.database.run("CHECKPOINT")
 
 
 async def _time_partition(connection: AsyncConnection[Any], rows: int) -> int:
@@ -168,7 +168,7 @@ async def _time_partition(connection: AsyncConnection[Any], rows: int) -> int:
 
 async def fill_backlog(sequencer: Sequencer) -> None:
     """Uploads of five minutes, of which a third is claimed by merges that go on."""
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "WITH candidate AS (INSERT INTO merge_candidates (segment_id, tier, committed_at, size_bytes, claimed_by)"
         " SELECT gen_random_uuid(), 0, now() - make_interval(secs => n / %(per_s)s::float8), 2300000,"
         " CASE WHEN n %% 3 = 0 THEN md5((n %% %(agents)s)::text)::uuid END"

@@ -196,7 +196,7 @@ async def measure(database: Database, shape: Shape, store: ObjectStore) -> None:
 
 
 async def _counts(sequencer: Sequencer) -> int:
-    [row] = await sequencer.database.fetch("SELECT count(*) AS runs FROM runs")
+    [row] = await sequencer.database.run("SELECT count(*) AS runs FROM runs")
     return int(row.runs)
 
 

@@ -105,12 +105,10 @@ async def _measure(url: str, server: psutil.Process, seconds: float) -> OffsetCo
     try:
         topic = await sequencer.topics.create("offsets", 1, {})
         epochs = [await _group(sequencer, f"group-{number}") for number in range(GROUPS)]
-        await sequencer.database.fetch(
+        await sequencer.database.run(
             "CREATE TABLE single_rows (id integer PRIMARY KEY, value bigint NOT NULL) WITH (fillfactor = 50)"
         )
-        await sequencer.database.fetch(
-            f"INSERT INTO single_rows SELECT n, 0 FROM generate_series(0, {GROUPS - 1}) AS n"
-        )
+        await sequencer.database.run(f"INSERT INTO single_rows SELECT n, 0 FROM generate_series(0, {GROUPS - 1}) AS n")
         ways: dict[str, Callable[[int], Awaitable[_Done]]] = {
             "updates_by_pgbench": lambda _: asyncio.to_thread(_pgbench, url, seconds),
             "updates_by_client": lambda _: _updates(sequencer, seconds),
@@ -189,9 +187,7 @@ async def _commits(sequencer: Sequencer, topic: Topic, epochs: Sequence[int], tu
 
     try:
         done = await _rate([lambda number=number: commit(number) for number in range(GROUPS)], seconds)
-        [stored] = await sequencer.database.fetch(
-            "SELECT sum(committed_offset)::bigint AS total FROM committed_offsets"
-        )
+        [stored] = await sequencer.database.run("SELECT sum(committed_offset)::bigint AS total FROM committed_offsets")
         assert stored.total == sum(reached), "every commit that was accepted is there"
     finally:
         running.cancel()
@@ -220,7 +216,7 @@ async def _table(sequencer: Sequencer) -> tuple[int, int, int]:
     """Updates of committed offsets, how many of them stayed on their page, and the table's pages."""
     async with sequencer.database.connection() as connection:
         await connection.execute("SELECT pg_stat_force_next_flush()")
-    [row] = await sequencer.database.fetch(
+    [row] = await sequencer.database.run(
         "SELECT n_tup_upd AS updated, n_tup_hot_upd AS hot, pg_relation_size(relid) / 8192 AS pages"
         " FROM pg_stat_user_tables WHERE relname = 'committed_offsets'"
     )

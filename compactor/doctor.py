@@ -14,8 +14,8 @@ from pydantic import Field
 
 from compactor.diagnosis import Chart, Diagnosis, Fault, Finding, Sight
 from compactor.object_census import ObjectCensus
+from compactor.offset_coverage import OffsetCoverage
 from compactor.segment_check import faults_of_segment
-from compactor.tiling import Tiling
 from sequencer.client import Sequencer
 from sequencer.housekeeping.garbage import BEFORE_ALL as BEFORE_ALL_SEGMENTS
 from sequencer.housekeeping.inspection import PartitionKey, ReferencedSegment
@@ -148,16 +148,16 @@ class _Doctor:
     async def _walk(self, key: PartitionKey) -> tuple[list[Finding], int]:
         """What is wrong with the partition's runs, and how many there are. Nothing is, if it is being deleted."""
         where = f"{key[0]}/{key[1]}"
-        tiling = Tiling()
+        coverage = OffsetCoverage()
         findings: list[Finding] = []
         is_last = False
         while not is_last:
-            chunk = await self._database.log_chunk(key, tiling.next_from, self._page)
+            chunk = await self._database.log_chunk(key, coverage.next_from, self._page)
             if chunk is None:
                 return [], 0
             is_last = len(chunk.runs) < self._page
-            in_one_chunk = is_last and tiling.reached is None
-            tiling.add(chunk, is_last=is_last)
+            in_one_chunk = is_last and coverage.reached is None
+            coverage.add(chunk, is_last=is_last)
             findings += [
                 Finding(
                     fault=Fault.DANGLING_RUN,
@@ -168,11 +168,11 @@ class _Doctor:
                 for run in chunk.runs
                 if run.segment_state != "committed"
             ]
-            if in_one_chunk and tiling.length != chunk.size_bytes:
-                what = f"its runs have {tiling.length} bytes, its row says {chunk.size_bytes}"
+            if in_one_chunk and coverage.length != chunk.size_bytes:
+                what = f"its runs have {coverage.length} bytes, its row says {chunk.size_bytes}"
                 findings.append(Finding(fault=Fault.WRONG_SIZE, where=where, what=what))
-        findings += [Finding(fault=Fault.GAP, where=where, what=fault) for fault in tiling.faults]
-        return findings, tiling.runs
+        findings += [Finding(fault=Fault.GAP, where=where, what=fault) for fault in coverage.faults]
+        return findings, coverage.runs
 
     async def check_producers(self) -> None:
         """Every producer's state."""

@@ -18,7 +18,7 @@ from sequencer.housekeeping.garbage import BEFORE_ALL, DoomingPaused, DoomingRul
 from storage.identifiers import ObjectKey, SegmentId
 from storage.stores.object_store import ObjectStore
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 
 class GarbageScanJob:
@@ -75,7 +75,7 @@ class DoomingJob:
         self._outage_seen = False
         if isinstance(doomed, DoomingPaused):
             if self._paused_for != doomed.reason:
-                _log.info("dooming pauses", extra={"reason": doomed.reason, "pause_s": round(doomed.pause_s)})
+                log.info("dooming pauses", extra={"reason": doomed.reason, "pause_s": round(doomed.pause_s)})
             self._paused_for = doomed.reason
             return Step(progress=progress)
         self._paused_for = None

@@ -34,7 +34,7 @@ from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailab
 from sequencer.housekeeping.jobs import Claim
 from storage.stores.object_store import ObjectChanged, ObjectStore, StoreUnavailable
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _EXPECTED = (SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable, OwnershipUnconfirmed, ObjectChanged)
 _RELEASE_TIMEOUT_S = 2.0
@@ -154,7 +154,7 @@ class Housekeeper:
                 pause_s = min(job.interval_s, self._settings.job_retry_s * 2 ** min(failures - 1, 16))
             else:
                 if failures:
-                    _log.info("job works again", extra={"job": job.name, "failures": failures})
+                    log.info("job works again", extra={"job": job.name, "failures": failures})
                 failures = 0
                 turns = 1 if was_ours else min(2 * turns, self._most_turns())
                 pause_s = turns * job.interval_s
@@ -174,9 +174,9 @@ class Housekeeper:
         if not first:
             return
         if isinstance(error, _EXPECTED):
-            _log.warning("job failed, retrying", extra={"job": job.name, "error": str(error)})
+            log.warning("job failed, retrying", extra={"job": job.name, "error": str(error)})
         else:
-            _log.error("job broke, retrying", extra={"job": job.name}, exc_info=error)
+            log.error("job broke, retrying", extra={"job": job.name}, exc_info=error)
 
     async def _keep_reading(self) -> None:
         while True:

@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
-from sequencer.journal.values import CheckpointNumber, CheckpointReading, EntryReading, JournalState
+from sequencer.journal.readings import CheckpointNumber, CheckpointReading, EntryReading, JournalState
 from storage.identifiers import ObjectKey
 from storage.segments.journal_format import CopiedRows, CorruptJournal, JournalHeader, Kind, Part, encode, read_header
 from storage.segments.keys import (
@@ -35,7 +35,7 @@ from storage.segments.keys import (
 from storage.stores.object_store import ObjectChanged, ObjectNotFound, ObjectStore, StoreUnavailable
 from storage.threads import Threads
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _COMPLETE_KEPT = 2
 _SLOW_READING_S = 0.05
@@ -91,7 +91,7 @@ class JournalWriter:
                 if not reading.is_too_much:
                     return await self._write_pieces(reading)
             why_begin = "more was committed since the last entry than a pass may take"
-        _log.info("the journal begins with a checkpoint", extra={"epoch": epoch, "reason": why_begin})
+        log.info("the journal begins with a checkpoint", extra={"epoch": epoch, "reason": why_begin})
         return await self._write_checkpoint(epoch, begins=True)
 
     async def _write_pieces(self, reading: EntryReading) -> Written:
@@ -106,7 +106,7 @@ class JournalWriter:
                 if taken is None:
                     return Written(overtaken=True)
                 number = taken
-                header = reading.look.header(Kind.ENTRY, epoch=reading.state.epoch, number=number, follows=follows)
+                header = reading.moment.header(Kind.ENTRY, epoch=reading.state.epoch, number=number, follows=follows)
                 with contextlib.suppress(ObjectChanged):  # a lost Postgres, or a copy, used that number
                     put = await self._put(journal_key(self._cluster, header.epoch, number), header, tables)
                     break
@@ -157,13 +157,13 @@ class JournalWriter:
         ) as reading:
             parts = await self._write_parts(reading, epoch, number, follows)
         await self._confirmed_epoch()
-        manifest = reading.look.header(
+        manifest = reading.moment.header(
             Kind.CHECKPOINT, epoch=epoch, number=number.number, follows=follows, parts=tuple(parts)
         )
         put = await self._put(checkpoint_manifest_key(self._cluster, epoch, number.number), manifest, [])
         size_bytes = put.size_bytes + sum(part.size_bytes for part in parts)
         is_done = await self._journal.confirm_checkpoint(
-            reading.look, epoch=epoch, number=number, size_bytes=size_bytes, begins=begins
+            reading.moment, epoch=epoch, number=number, size_bytes=size_bytes, begins=begins
         )
         self._checkpoint_took_s = time.monotonic() - began_s
         return Written(objects=len(parts) + 1, size_bytes=size_bytes, overtaken=not is_done)
@@ -174,7 +174,7 @@ class JournalWriter:
         parts: list[Part] = []
         async for tables in reading.pieces:
             part = len(parts) + 1
-            header = reading.look.header(
+            header = reading.moment.header(
                 Kind.CHECKPOINT_PART, epoch=epoch, number=number.number, follows=follows, part=part
             )
             put = await self._put(checkpoint_part_key(self._cluster, epoch, number.number, part), header, tables)

@@ -50,7 +50,7 @@ from storage.segments.keys import merged_key
 from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreUnavailable
 from storage.stores.side_by_side import side_by_side
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _WRITER = "merge"
 _READ_BYTES = 4 << 20
@@ -283,7 +283,7 @@ class Merger:
             done = replace(done, objects_in=len(claim.inputs))
         await self._sequencer.merges.end(claim, merge.outputs, done, is_complete=merge.is_complete)
         self._metrics.merged(claim.tier + 1, done)
-        _log.info(
+        log.info(
             "merged",
             extra={
                 "tier": claim.tier + 1,
@@ -303,13 +303,13 @@ class Merger:
         """Logged when it begins; what goes on failing is in the metrics."""
         self._metrics.failed()
         if first and isinstance(error, _EXPECTED):
-            _log.warning("merging: interrupted, retrying", extra={"error": str(error)})
+            log.warning("merging: interrupted, retrying", extra={"error": str(error)})
         elif first:
-            _log.error("merging: broke, retrying", exc_info=error)
+            log.error("merging: broke, retrying", exc_info=error)
 
     def _alarm(self, merge: _Merge, run: RunToMerge, fault: str) -> None:
         merge.count(runs_damaged=1)
-        _log.error(
+        log.error(
             "merging: a run is not what it should be; it stays as it is",
             extra={
                 "topic_id": str(run.topic_id),

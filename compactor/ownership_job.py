@@ -11,7 +11,7 @@ from sequencer.cluster.ownership import Confirmed, Watching
 from sequencer.cluster.ownership_rules import Lost
 from storage.stores.object_store import ObjectStore
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 
 class OwnershipJob:
@@ -29,8 +29,8 @@ class OwnershipJob:
     async def step(self, progress: str | None) -> Step:
         found = await self._ownership.ratchet(self._store, self._cluster, ratchet_s=self.interval_s)
         if isinstance(found, Lost):
-            _log.error("this database does not own the bucket: no jobs run", extra={"reason": found.because})
+            log.error("this database does not own the bucket: no jobs run", extra={"reason": found.because})
         elif isinstance(found, Watching) and not self._was_watching:
-            _log.info("Postgres was started: the bucket is watched first", extra={"left_s": round(found.left_s)})
+            log.info("Postgres was started: the bucket is watched first", extra={"left_s": round(found.left_s)})
         self._was_watching = isinstance(found, Watching)
         return Step(progress=progress, done={"ratchets": int(found == Confirmed())})

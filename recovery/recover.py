@@ -107,7 +107,7 @@ async def _take(task: Task, ownership: Ownership, store: ObjectStore) -> None:
     else:
         if state.lost_because != BEING_RECOVERED:
             try:
-                await ownership.look(store, task.cluster)
+                await ownership.check_object(store, task.cluster)
             except OwnershipLost as lost:
                 raise CannotRecover(
                     f"{lost}. If this database is to own the bucket from now on, stop the other one and run"

@@ -34,7 +34,7 @@ from psycopg.errors import DeadlockDetected, LockNotAvailable
 from sequencer.database.database import SequencerUnavailable, describe_address
 from sequencer.settings import MigrationSettings
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 T = TypeVar("T")
 
@@ -168,7 +168,7 @@ class _Migrating:
         rows = 0
         while changed := await self._patiently(migration.name, partial(self._take_step, step)):
             rows += changed
-            _log.info("migration goes on in steps", extra={"migration": migration.name, "rows": rows})
+            log.info("migration goes on in steps", extra={"migration": migration.name, "rows": rows})
 
     async def _take_step(self, step: LiteralString) -> int:
         cursor = await self._connection.execute(step)
@@ -190,7 +190,7 @@ class _Migrating:
                         " find the long transaction in pg_stat_activity and end it, or raise"
                         " TIDELOG_MIGRATION_PATIENCE_S. Run it again later; nothing is lost"
                     ) from error
-                _log.warning(
+                log.warning(
                     "migration waits for a lock that a long transaction holds, and lets commits pass meanwhile",
                     extra={"migration": name, "again_in_s": round(pause_s, 1), "error": str(error).split("\n")[0]},
                 )

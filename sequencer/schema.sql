@@ -24,8 +24,8 @@ CREATE TABLE cluster (
     store_name text                                -- how the first agent reached the store, for messages
 );
 
--- Whether this database owns the bucket (sequencer/cluster/ownership.py). The bucket holds the same epoch and nonce
--- in the object `<cluster>/ownership`.
+-- Whether this database owns the bucket (sequencer/cluster/ownership.py). The bucket holds the same epoch and
+-- nonce in the object `<cluster>/ownership`.
 CREATE TABLE ownership (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     epoch bigint NOT NULL DEFAULT 0,               -- raised by every take-over; 0: never ratcheted
@@ -57,8 +57,9 @@ CREATE TABLE doubts (
     number bigint NOT NULL DEFAULT 0
 );
 
--- With this secret agents prove to each other that they belong to the cluster (cache_ring/peers/peer_proof.py).
--- The commit journal does not hold it: a database that is rebuilt from the bucket makes its own.
+-- With this secret agents prove to each other that they belong to the cluster
+-- (cache_ring/peers/peer_proof.py). The commit journal does not hold it: a database that is rebuilt from the
+-- bucket makes its own.
 CREATE TABLE peer_secrets (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     secrets bytea[] NOT NULL,                      -- newest first; two are valid while one is renewed. 244
@@ -104,8 +105,8 @@ CREATE TABLE jobs (
     progress text                                  -- where a bounded pass left off; null at its beginning
 );
 
--- What the observer last measured (sequencer/housekeeping/observations.py). An older measurement never replaces a newer
--- one.
+-- What the observer last measured (sequencer/housekeeping/observations.py). An older measurement never
+-- replaces a newer one.
 CREATE TABLE observation (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     observed_at timestamptz NOT NULL,

@@ -108,7 +108,7 @@ def verify_manifest(tasks: Sequence[PlannedTask], rows: Iterable[ManifestRow]) -
     )
 
 
-def _check_tiling(task: PlannedTask, rows: Sequence[ManifestRow]) -> None:
+def _check_offset_coverage(task: PlannedTask, rows: Sequence[ManifestRow]) -> None:
     reached = task.from_offset
     for position, row in enumerate(rows):
         if row.first_offset != reached or row.end_offset <= row.first_offset:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("agent", "cache_ring", "compactor", "recovery", "sequencer", "spark_compaction", "storage", "tidelog")
 FILE_LINES = 700
 FUNCTION_LINES = 70
+SQL_COLUMNS = 110
 LEFTOVER = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")) + r")\b")
 
 

@@ -18,13 +18,13 @@ from agent.read_path.poll_turns import PollTurns
 from agent.read_path.settings import ReadPathSettings
 from agent.read_path.watch import Watch
 from cache_ring.coordinates.coordinate_cache import Applied, CoordinateCache, CoordinateLimits, Learned, PartitionView
-from cache_ring.coordinates.interests import Interests
+from cache_ring.coordinates.partitions_read import PartitionsRead
 from sequencer.client import Sequencer
 from sequencer.commits.coordinates import CoordinateRequest, KnownEnd, PartitionCoordinates, PartitionKey, RunCoordinate
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import Offset, TopicId
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _AWAY = (SequencerUnavailable, CommitOutcomeUnknown, TimeoutError)
 _POLLS_BETWEEN_TRIES_WHEN_AWAY = 10
@@ -38,13 +38,13 @@ class KnownCoordinates:
     def __init__(
         self,
         sequencer: Sequencer,
-        interests: Interests,
+        partitions_read: PartitionsRead,
         settings: ReadPathSettings,
         push: Callable[[Sequence[RunCoordinate]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sequencer = sequencer
-        self._interests = interests
+        self._partitions_read = partitions_read
         self._settings = settings
         self._push = push
         self._clock = clock
@@ -67,7 +67,7 @@ class KnownCoordinates:
         """When it was last asked for whether the sequencer's Postgres is the primary, on the monotonic clock."""
         self.regressions = 0
         """How often the sequencer knew less than before: each is an alarm."""
-        interests.when_new(self._poll_now.set)
+        partitions_read.when_new(self._poll_now.set)
         sequencer.database.on_change(self._forget_all)
 
     @property
@@ -91,7 +91,7 @@ class KnownCoordinates:
         """What is known for a reader at an offset, who then counts as one if the partition exists."""
         view = self._cache.find(key, offset, max_bytes, now_s)
         if view is not None:
-            self._interests.note(key, now_s)
+            self._partitions_read.note(key, now_s)
         return view
 
     def is_current(self, key: PartitionKey, view: PartitionView) -> bool:
@@ -201,7 +201,7 @@ class KnownCoordinates:
                 self._is_away, waits_for_polls = False, self._turns.until_due
             except _AWAY as error:
                 if not self._is_away:
-                    _log.warning("coordinates: cannot poll the sequencer", extra={"error": str(error)})
+                    log.warning("coordinates: cannot poll the sequencer", extra={"error": str(error)})
                 self._is_away, waits_for_polls = True, _POLLS_BETWEEN_TRIES_WHEN_AWAY
                 self._turns.doubt_all()
             paused_s = self._clock()
@@ -214,14 +214,14 @@ class KnownCoordinates:
             await asyncio.sleep(wait_s)
         else:
             try:
-                async with asyncio.timeout(wait_s if len(self._interests) else None):
+                async with asyncio.timeout(wait_s if len(self._partitions_read) else None):
                     await self._poll_now.wait()
             except TimeoutError:
                 return
         self._poll_now.clear()
 
     async def _poll_all(self, passed: int = 1) -> None:
-        keys = self._turns.due(self._interests.current(), passed)
+        keys = self._turns.due(self._partitions_read.current(), passed)
         for first in range(0, len(keys), self._settings.coordinate_poll_partitions):
             known = self._cache.known_ends(keys[first : first + self._settings.coordinate_poll_partitions])
             if known:
@@ -261,7 +261,7 @@ class KnownCoordinates:
         learned = self._cache.learn(answer, known_end_when_asked, asked_s)
         if learned is Learned.REGRESSED:
             self.regressions += 1
-            _log.error(
+            log.error(
                 "coordinates: the sequencer's high watermark went back; acknowledged records may be lost",
                 extra={
                     "topic_id": str(key[0]),

@@ -18,7 +18,7 @@ from storage.identifiers import ObjectKey
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 from storage.stores.side_by_side import side_by_side
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _Tried: TypeAlias = RunBytes | ObjectNotFound | StoreUnavailable | DamagedPage
 
@@ -79,7 +79,7 @@ def _complete(tried: Sequence[tuple[RunCoordinate, _Tried | None]]) -> Loaded:
         elif isinstance(found, ObjectNotFound):
             return Loaded(missing=run.object_key)
         else:
-            _log.warning("fetch: a run cannot be read", extra={"object_key": run.object_key, "error": str(found)})
+            log.warning("fetch: a run cannot be read", extra={"object_key": run.object_key, "error": str(found)})
             failure = None if complete else ReadFailure.UNAVAILABLE
             return Loaded(complete, failure=failure, damaged=isinstance(found, DamagedPage))
     return Loaded(complete)

@@ -26,7 +26,7 @@ from sequencer.commits.coordinates import PartitionKey, RunCoordinate
 from storage.identifiers import ObjectKey
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _Key: TypeAlias = PageKey | tuple[ObjectKey, int, int]
 """A page that this agent loads whole, or a range that it asks a peer for."""
@@ -259,7 +259,7 @@ class ReadAhead:
             self.counts.bytes_loaded += ahead.size_bytes
         except (ObjectNotFound, StoreUnavailable, DamagedPage) as error:
             self._forget(ahead)
-            _log.info("read ahead: left out", extra={"object_key": ahead.wanted.page.object_key, "error": str(error)})
+            log.info("read ahead: left out", extra={"object_key": ahead.wanted.page.object_key, "error": str(error)})
 
     def _ended(self, ahead: _Ahead, _: asyncio.Task[None]) -> None:
         """Also for a load that was cancelled before it began."""

@@ -41,7 +41,7 @@ from sequencer.commits.coordinates import PartitionKey, RunCoordinate
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import ObjectKey
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _ROUNDS = 4
 """How often coordinates that turn out to be old are asked for again within one fetch."""
@@ -263,7 +263,7 @@ class ReadPath:
                 self.counts.sequencer_asks_ahead += 1
                 await self._coordinates.ask(asked)
         except (SequencerUnavailable, CommitOutcomeUnknown) as error:
-            _log.info("fetch: coordinates are not known ahead", extra={"error": str(error)})
+            log.info("fetch: coordinates are not known ahead", extra={"error": str(error)})
         finally:
             self._asks_further = None
 
@@ -341,7 +341,7 @@ class ReadPath:
 
     def _alarm(self, partition: PartitionPlan, object_key: ObjectKey) -> None:
         self.counts.objects_missing += 1
-        _log.error(
+        log.error(
             "fetch: the sequencer names an object that the store has not",
             extra={
                 "topic_id": str(partition.topic_id),

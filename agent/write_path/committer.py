@@ -20,7 +20,7 @@ from sequencer.commits.commits import Commits, Committed, SegmentRefused, Segmen
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import SegmentId
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 
 class Committer:

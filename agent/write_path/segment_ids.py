@@ -20,7 +20,7 @@ from sequencer.database.database import SequencerUnavailable
 from storage.identifiers import ObjectKey, SegmentId, new_segment_id
 from storage.segments.keys import segment_key
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _DRAWS_PER_AGENT = 8
 """Ids drawn in search of one whose owner is this agent, for each agent of its zone; beyond it any will do (one in three

@@ -18,7 +18,7 @@ from agent.write_path.last_outcomes import LastOutcomes
 from storage.identifiers import ObjectKey
 from storage.stores.object_store import ObjectStore, StoreBusy, StoreUnavailable
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _REMEMBERED_UPLOADS = 200
 _FEWEST_FOR_P99 = 20

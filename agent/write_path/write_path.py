@@ -37,7 +37,7 @@ from storage.segments.segment import empty_segment, seal_segment
 from storage.segments.segment_batches import LENGTH, RECORDS, PendingBatches, PlacedBatch, PlacedBatches
 from storage.stores.object_store import ObjectStore
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 
 class Written(Protocol):

@@ -89,7 +89,7 @@ async def _spent(
 
 
 async def _log_position(sequencer: Sequencer) -> int:
-    [row] = await sequencer.database.fetch("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint AS bytes")
+    [row] = await sequencer.database.run("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint AS bytes")
     return int(row.bytes)
 
 
@@ -210,7 +210,7 @@ async def _background(sequencer: Sequencer, database: Database, seconds: float) 
         observation=await always(sequencer.observations.latest),
         lapsed_merges=await always(lambda: sequencer.merges.free_lapsed(1_000)),
         claim_in_vain=await always(lambda: sequencer.jobs.claim("taken", uuid4(), lease_s=60.0)),
-        durability=await always(lambda: sequencer.database.fetch_local(DURABILITY)),
+        durability=await always(lambda: sequencer.database.run_local(DURABILITY)),
         connection=StatementCost(fixed_s=await _of_a_new_connection(sequencer, database.postmaster), each_s=0.0),
         reservation=statement(await cost(lambda: reserve(1)), await cost(lambda: reserve(33)), 32),
         topic_changes=await always(lambda: sequencer.topics.changes(changes)),
@@ -222,7 +222,7 @@ async def _of_a_new_connection(sequencer: Sequencer, postmaster: psutil.Process)
     """Its process ends with it, which exact times do not see."""
     before_s = await postgres_cpu_s(postmaster)
     for _ in range(_CONNECTIONS):
-        await sequencer.database.look_afresh()
+        await sequencer.database.check_address()
     return (await postgres_cpu_s(postmaster) - before_s) / _CONNECTIONS
 
 

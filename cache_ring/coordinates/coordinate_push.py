@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from cache_ring.coordinates.interests import Interests
+from cache_ring.coordinates.partitions_read import PartitionsRead
 from cache_ring.peers.page_protocol import (
     LENGTH_BYTES,
     MAX_SMALL_FRAME_BYTES,
@@ -27,25 +27,25 @@ from sequencer.cluster.agents import LiveAgent
 from sequencer.commits.coordinates import PartitionKey, RunCoordinate
 from storage.identifiers import NodeId
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 
 class CoordinatePush:
-    """`interests` names the partitions read here now; `on_runs` is told what was committed elsewhere."""
+    """`partitions_read` names the partitions read here now; `on_runs` is told what was committed elsewhere."""
 
     def __init__(
         self,
         membership: Membership,
         settings: CacheRingSettings,
-        interests: Interests,
+        partitions_read: PartitionsRead,
         on_runs: Callable[[Sequence[RunCoordinate]], None],
     ) -> None:
         self._membership = membership
         self._settings = settings
-        self._interests = interests
+        self._partitions_read = partitions_read
         self._on_runs = on_runs
         self._changed = asyncio.Event()
-        interests.when_new(self._changed.set)
+        partitions_read.when_new(self._changed.set)
         membership.when_changed(self._changed.set)
         self._links: dict[tuple[NodeId, int], _Link] = {}
         self.runs_received = 0
@@ -80,7 +80,7 @@ class CoordinatePush:
         ring = self._membership.ring
         self_ = self._membership.self_
         wanted: dict[tuple[NodeId, int], tuple[LiveAgent, set[PartitionKey]]] = {}
-        for topic_id, partition in self._interests.current():
+        for topic_id, partition in self._partitions_read.current():
             for agent in ring.replicas(topic_id, partition):
                 if self_ is None or agent.node_id != self_.node_id:
                     key = (agent.node_id, agent.incarnation)
@@ -147,7 +147,7 @@ class _Link:
             try:
                 await self._converse()
             except (OSError, EOFError, TimeoutError, ProtocolViolation) as error:
-                _log.info(
+                log.info(
                     "coordinates: no push from a peer, the poll goes on",
                     extra={"peer": self._agent.node_id, "reason": str(error) or type(error).__name__},
                 )

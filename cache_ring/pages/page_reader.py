@@ -22,7 +22,7 @@ from sequencer.commits.coordinates import RunCoordinate
 from storage.identifiers import ObjectKey
 from storage.stores.side_by_side import side_by_side
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _RangeKey = tuple[ObjectKey, int, int]
 
@@ -98,7 +98,7 @@ class PageReader:
         found = self._indexes.run_bytes(run, await side_by_side(map(self.read, ranges)))
         if found is not None:
             return found
-        _log.warning(
+        log.warning(
             "read path: bytes of a run were damaged, reading them from the store",
             extra={"object_key": run.object_key, "base_offset": run.base_offset},
         )

@@ -41,7 +41,7 @@ from cache_ring.settings import CacheRingSettings
 from sequencer.commits.coordinates import RunCoordinate
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _LOG_STRANGERS_EVERY_S: Final = 60.0
 
@@ -172,7 +172,7 @@ class PeerServer:
                 is_handed_over = True
         except ProtocolViolation as violation:
             self.counts.violations += 1
-            _log.warning("peer port: closed a connection", extra={"reason": str(violation)})
+            log.warning("peer port: closed a connection", extra={"reason": str(violation)})
         except (OSError, EOFError, TimeoutError):
             pass  # the other side is gone, or silent: its connection ends, nothing else does
         except asyncio.CancelledError:
@@ -191,7 +191,7 @@ class PeerServer:
         now_s = self._clock()
         if now_s >= self._strangers_logged_s + _LOG_STRANGERS_EVERY_S and not self._is_closing:
             self._strangers_logged_s = now_s
-            _log.warning(
+            log.warning(
                 "peer port: turned strangers away", extra={"since_start": self.counts.strangers, "last_reason": reason}
             )
 

@@ -23,7 +23,7 @@ from sequencer.cluster.agents import AgentAddress, Agents, LiveAgent, PeerSecret
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.identifiers import NodeId
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _AWAY = (SequencerUnavailable, CommitOutcomeUnknown, TimeoutError)
 
@@ -123,11 +123,11 @@ class Membership:
             try:
                 await self._step()
                 if self._database_away:
-                    _log.info("membership: the database is back", extra={"node_id": self._self and self._self.node_id})
+                    log.info("membership: the database is back", extra={"node_id": self._self and self._self.node_id})
                 self._database_away = False
             except _AWAY as error:
                 if not self._database_away:
-                    _log.warning("membership: cannot renew, keeping the last view", extra={"error": str(error)})
+                    log.warning("membership: cannot renew, keeping the last view", extra={"error": str(error)})
                 self._database_away = True
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.membership_renew_s):
@@ -168,7 +168,7 @@ class Membership:
             async with asyncio.timeout(self._settings.membership_renew_s):
                 await self._agents.leave(leaving.node_id, leaving.incarnation)
         except _AWAY as error:
-            _log.warning("membership: could not leave, the lease will run out", extra={"error": str(error)})
+            log.warning("membership: could not leave, the lease will run out", extra={"error": str(error)})
 
     def _route_by(self, leased: Ring) -> None:
         before, self._leased = self._ring, leased
@@ -191,7 +191,7 @@ class Membership:
         if await self._agents.renew(current.node_id, current.incarnation, self._settings.membership_lease_s):
             self._hold(sent_s)
             return True
-        _log.warning("membership: the lease was lost, joining again", extra={"node_id": current.node_id})
+        log.warning("membership: the lease was lost, joining again", extra={"node_id": current.node_id})
         self._self = None
         self._serves_until_s = float("-inf")
         self._joined.clear()

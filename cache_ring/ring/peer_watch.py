@@ -32,7 +32,7 @@ from cache_ring.settings import CacheRingSettings
 from sequencer.cluster.agents import AgentAddress, LiveAgent, PeerSecret
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _STEPS_PER_PROBE = 4
 _READ_BYTES = 4_096
@@ -189,10 +189,10 @@ class PeerWatch:
             return
         for name in suspected.keys() - before.keys():
             self.counts.suspicions += 1
-            _log.warning("peer is suspect", extra={"peer": name[0], "evidence": suspected[name].value})
+            log.warning("peer is suspect", extra={"peer": name[0], "evidence": suspected[name].value})
         for name in before.keys() - suspected.keys():
             self.counts.taken_back += 1
-            _log.info("peer is no suspect any more", extra={"peer": name[0]})
+            log.info("peer is no suspect any more", extra={"peer": name[0]})
         silent = frozenset(name[0] for name, evidence in suspected.items() if evidence is not Evidence.REFUSED)
         self._membership.leave_out(frozenset(name[0] for name in suspected), silent)
 
@@ -324,7 +324,7 @@ class _Link(asyncio.Protocol):
             for message in self._frames.messages(data):
                 self._received(message)
         except ProtocolViolation as violation:
-            _log.warning("peer does not speak the probe protocol", extra={"reason": str(violation)})
+            log.warning("peer does not speak the probe protocol", extra={"reason": str(violation)})
             if self._transport is not None:
                 self._transport.abort()
 

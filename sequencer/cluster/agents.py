@@ -74,7 +74,7 @@ class Agents:
 
         Repeating it is harmless: it fences the try before.
         """
-        rows = await self._database.fetch(
+        rows = await self._database.run(
             SQL["join"],
             zone=address.zone,
             kafka_host=address.kafka_host,
@@ -85,20 +85,20 @@ class Agents:
             lease_s=lease_s,
         )
         self._learn(rows[0])
-        await self._database.fetch(SQL["forget_long_gone"], forget_after_s=FORGET_AFTER_S)
+        await self._database.run(SQL["forget_long_gone"], forget_after_s=FORGET_AFTER_S)
         await self._show(0.0)
         return _live_agent(rows[0])
 
     async def renew(self, node_id: NodeId, incarnation: int, lease_s: float) -> bool:
         """False when another incarnation has taken the address, or the row is gone: join again."""
-        rows = await self._database.fetch_local(SQL["renew"], node_id=node_id, incarnation=incarnation, lease_s=lease_s)
+        rows = await self._database.run_local(SQL["renew"], node_id=node_id, incarnation=incarnation, lease_s=lease_s)
         if rows:
             self._learn(rows[0])
         return bool(rows)
 
     async def leave(self, node_id: NodeId, incarnation: int) -> None:
         """Ends the lease now, unless another incarnation holds it."""
-        await self._database.fetch_local(SQL["leave"], node_id=node_id, incarnation=incarnation)
+        await self._database.run_local(SQL["leave"], node_id=node_id, incarnation=incarnation)
         await self._show(0.0)
 
     def peer_secrets(self) -> tuple[PeerSecret, ...]:
@@ -107,11 +107,11 @@ class Agents:
 
     async def renew_peer_secret(self) -> None:
         """Make a new secret. The one before stays valid until the next renewal, all older ones are void."""
-        await self._database.fetch(SQL["renew_peer_secret"])
+        await self._database.run(SQL["renew_peer_secret"])
 
     async def live(self) -> tuple[LiveAgent, ...]:
         """All agents whose lease has not passed, by node id. Reads all of them: for people, not for timers."""
-        return tuple(_live_agent(row) for row in await self._database.fetch_local(SQL["live"]))
+        return tuple(_live_agent(row) for row in await self._database.run_local(SQL["live"]))
 
     async def shown(self, before: Shown | None, *, not_older_than_s: float) -> Shown:
         """The list of now, or of that long ago. `before`, what this database answered last, makes it cheap."""
@@ -123,7 +123,7 @@ class Agents:
 
     async def _shown_since(self, before: Shown | None) -> Shown:
         since = -1 if before is None else before.changes
-        rows = await self._database.fetch_local(SQL["shown"], since=since)
+        rows = await self._database.run_local(SQL["shown"], since=since)
         first = rows[0]
         agents = () if before is None else before.agents
         if first.node_id is not None:
@@ -139,7 +139,7 @@ class Agents:
         return Shown(agents=agents, changes=first.changes, age_s=first.age_s)
 
     async def _show(self, not_older_than_s: float) -> None:
-        await self._database.fetch_local(SQL["show"], not_older_than_s=not_older_than_s)
+        await self._database.run_local(SQL["show"], not_older_than_s=not_older_than_s)
 
     def _learn(self, row: Row) -> None:
         self.lost_because = row.lost_because

@@ -45,14 +45,14 @@ class Cluster:
     async def cluster_id(self) -> str:
         """22 characters, made by the first migration and kept for ever."""
         if self._cluster_id is None:
-            rows = await self._database.fetch(SQL["cluster_id"])
+            rows = await self._database.run(SQL["cluster_id"])
             self._cluster_id = str(rows[0].cluster_id)
         return self._cluster_id
 
     async def health(self) -> DatabaseHealth:
         """Asks Postgres; raises SequencerUnavailable if it does not answer or is not migrated."""
         identity = await self._database.read_identity()
-        [row] = await self._database.fetch_local(SQL["migration"])
+        [row] = await self._database.run_local(SQL["migration"])
         return DatabaseHealth(
             identity=identity,
             weakness=self._database.weakness,

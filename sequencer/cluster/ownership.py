@@ -129,7 +129,7 @@ class Ownership:
         self._database = database
 
     async def state(self) -> OwnershipState:
-        [row] = await self._database.fetch(SQL["state"])
+        [row] = await self._database.run(SQL["state"])
         return _state(row)
 
     async def demand(self) -> None:
@@ -155,14 +155,14 @@ class Ownership:
                 raise
             raise OwnershipUnconfirmed("the ownership of the bucket was not confirmed again in time") from error
 
-    async def look(self, store: ObjectStore, cluster: str) -> None:
+    async def check_object(self, store: ObjectStore, cluster: str) -> None:
         """Reads the object once and writes nothing into the bucket. An agent does this when it starts. Raises
         OwnershipLost, StoreUnavailable or SequencerUnavailable."""
         for _ in range(_ATTEMPTS):
             state = await self.state()
             if state.lost_because is not None:
                 raise OwnershipLost(state.lost_because)
-            seen = await _see(store, cluster)
+            seen = await _read_object(store, cluster)
             try:
                 found = await self._decide(state, seen, cluster, state.ratchet_s, writes=False)
             except CommitOutcomeUnknown as unknown:
@@ -187,13 +187,13 @@ class Ownership:
             age_s = state.confirmed_age_s
             if state.is_confirmed and age_s is not None and age_s < _EARLIEST * ratchet_s:
                 return Confirmed(is_early=True)
-            seen = await _see(store, cluster)
+            seen = await _read_object(store, cluster)
             await _check_place(state, seen, store, cluster)
             found = await self._decide(state, seen, cluster, ratchet_s, writes=True)
             if isinstance(found, Watching | Lost):
                 return found
             if isinstance(found, _Proposal) and await self._write(store, cluster, seen, found):
-                rows = await self._database.fetch(
+                rows = await self._database.run(
                     SQL["confirm"], epoch=found.owner.epoch, nonce=found.owner.nonce, began=found.began
                 )
                 if rows:
@@ -215,11 +215,11 @@ class Ownership:
         `stopped_because`: agents of this database do not serve yet, for this reason, until `resume`. Raises as
         `ratchet`; repeating it is harmless.
         """
-        first = seen = await _see(store, cluster)
+        first = seen = await _read_object(store, cluster)
         for _ in range(_ATTEMPTS):
             proposal = await self._propose_take_over(seen, ratchet_s)
             if await self._write(store, cluster, seen, proposal):
-                rows = await self._database.fetch(
+                rows = await self._database.run(
                     SQL["confirm_take_over"],
                     epoch=proposal.owner.epoch,
                     nonce=proposal.owner.nonce,
@@ -230,16 +230,16 @@ class Ownership:
                     before = first.owner
                     age_s = None if before is None else (proposal.began - before.written_at).total_seconds()
                     return TakenOver(epoch=proposal.owner.epoch, before=before, before_age_s=age_s)
-            seen = await _see(store, cluster)
+            seen = await _read_object(store, cluster)
         raise OwnershipUnconfirmed(f"{ownership_key(cluster)} was written by others at the same time; try again")
 
     async def stop(self, because: str) -> None:
         """Agents stop serving, merging and deleting until `resume` or a take-over, and show this sentence."""
-        await self._database.fetch(SQL["lose"], because=because)
+        await self._database.run(SQL["lose"], because=because)
 
     async def resume(self) -> None:
         """Ends `stop`. The next ratchet finds out whether this database owns the bucket."""
-        await self._database.fetch(SQL["resume"])
+        await self._database.run(SQL["resume"])
 
     # --- the steps
 
@@ -282,13 +282,13 @@ class Ownership:
         # Refused: another holder wrote, or an earlier attempt of ours whose answer was lost. Reading it back tells.
         with contextlib.suppress(ObjectChanged):
             await store.put_if(ownership_key(cluster), [proposal.owner.model_dump_json().encode()], seen.tag)
-        owner = (await _see(store, cluster)).owner
+        owner = (await _read_object(store, cluster)).owner
         return owner is not None and owner.nonce == proposal.owner.nonce
 
 
 async def read_owner(store: ObjectStore, cluster: str) -> OwnerObject | None:
     """What the object in the bucket says; None if there is none that can be read. Raises StoreUnavailable."""
-    return (await _see(store, cluster)).owner
+    return (await _read_object(store, cluster)).owner
 
 
 async def demand_ownership(connection: AsyncConnection[Row]) -> None:
@@ -326,7 +326,7 @@ async def _propose(
     return _Proposal(owner=owner, began=row.now)
 
 
-async def _see(store: ObjectStore, cluster: str) -> Seen:
+async def _read_object(store: ObjectStore, cluster: str) -> Seen:
     try:
         found = await store.get_tagged(ownership_key(cluster))
     except ObjectNotFound:

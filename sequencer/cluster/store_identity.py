@@ -78,7 +78,7 @@ class StoreIdentity:
     async def check(self, store: ObjectStore, cluster: str, store_url: str) -> bool:
         """Whether this store is the database's; False: the database has none yet. `cluster` is the first part of all
         keys. Raises WrongStore, SequencerUnavailable or StoreUnavailable."""
-        [row] = await self._database.fetch(SQL["store"])
+        [row] = await self._database.run(SQL["store"])
         if row.store_id is None:
             return False
         await _Place(store=store, cluster=cluster, store_url=store_url).check(row)

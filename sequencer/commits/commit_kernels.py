@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.identifiers import NO_PRODUCER_ID as _NO_PRODUCER_ID
-from storage.native.kernels import BYTES_OUT, LONG, LONG_ROWS_IN, LONG_ROWS_OUT, LONGS_IN, LONGS_OUT, helper, kernel
+from storage.native.arguments import BYTES_OUT, LONG, LONG_ROWS_IN, LONG_ROWS_OUT, LONGS_IN, LONGS_OUT
+from storage.native.kernels import helper, kernel
 from storage.segments.segment_batches import (
     BASE_SEQUENCE,
     LENGTH,

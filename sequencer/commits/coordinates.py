@@ -139,7 +139,7 @@ class Coordinates:
 
     async def _heed_doubt(self, rows: Sequence[Row]) -> None:
         if rows:
-            await self._database.heed_doubt(rows[0].doubt)
+            await self._database.settle_doubt(rows[0].doubt)
 
     async def candidate_run_for_timestamp(
         self, topic_id: TopicId, partition: Partition, timestamp_ms: int, from_offset: Offset = FIRST_OFFSET

@@ -41,7 +41,7 @@ class Producers:
 
     async def new_producer_id(self) -> ProducerId:
         """A producer id that was never given out. A lost answer loses the id, no more."""
-        [row] = await self._database.fetch(SQL["new_producer_id"])
+        [row] = await self._database.run(SQL["new_producer_id"])
         return ProducerId(row.producer_id)
 
     async def initialize(self, producer_id: ProducerId = NO_PRODUCER_ID, producer_epoch: int = -1) -> ProducerIdentity:
@@ -55,7 +55,7 @@ class Producers:
     async def expire(self, unused_for_s: float, cap: int, after: ProducerKey | None = None) -> ExpiryStep:
         """Looks at the next `cap` rows in key order and forgets those of producers unused for so long."""
         topic_id, partition, producer_id = after or BEFORE_ALL
-        [row] = await self._database.on(Lane.HOUSEKEEPING).fetch(
+        [row] = await self._database.on(Lane.HOUSEKEEPING).run(
             SQL["expire_producer_state"],
             after_topic_id=topic_id,
             after_partition=partition,

@@ -20,7 +20,7 @@ class Reservations:
 
     async def reserve(self, keys: Mapping[SegmentId, ObjectKey], lease_s: float, writer: str) -> None:
         """Reserves these ids under these keys. Repeating it is harmless: an id that is there already stays as it is."""
-        await self._database.fetch(
+        await self._database.run(
             SQL["reserve"],
             segment_ids=list(keys.keys()),
             object_keys=list(keys.values()),

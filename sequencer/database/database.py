@@ -2,7 +2,7 @@
 
 Promises:
 - An error says whether something may have been written. `SequencerUnavailable`: this call wrote nothing, or it was a
-  `fetch` or `read`, whose caller may repeat it. `CommitOutcomeUnknown`: the statement was sent and its end was not seen
+  `run` or `read`, whose caller may repeat it. `CommitOutcomeUnknown`: the statement was sent and its end was not seen
   (or Postgres chose it as a deadlock's or serialization's victim): repeat it until it is known. Anything else that
   psycopg raises is an error of this program.
 - Once `keep_to` has named a database, no other database gets a statement: while the address leads elsewhere (a wrong
@@ -46,7 +46,7 @@ from sequencer.settings import SequencerSettings
 
 __all__ = ["CommitOutcomeUnknown", "Database", "DatabaseCounters", "Row", "SequencerUnavailable", "describe_address"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 Row = Any
 """A named tuple of a statement's columns."""
@@ -75,17 +75,17 @@ class Database:
             follow=lambda connection: self._connections.follow(connection),
             when_restarted=lambda: self._doubts.raise_for_this_client(),
         )
-        self._connections = Connections(database_url, self._settings, self._servers.find_out)
+        self._connections = Connections(database_url, self._settings, self._servers.check_connection)
         self._doubts = Doubts(database_url, self._settings, self._connections.fresh)
         self._statements = ToTheEnd(self._settings, self._connections.fresh, self._failures.no_answer)
-        self._confirmation = Confirmation(self.look_afresh, self._settings.database_confirm_gap_s)
+        self._confirmation = Confirmation(self.check_address, self._settings.database_confirm_gap_s)
         self._kept = _Kept()
         self._lane = Lane.CLIENTS
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         await self._connections.open()
-        lookout = watch(self._settings, self.look_afresh, self.on(Lane.LEASES)._look_at_settings)
+        lookout = watch(self._settings, self.check_address, self.on(Lane.LEASES)._check_settings)
         self._watching = asyncio.create_task(lookout, name="watch Postgres")
 
     async def close(self) -> None:
@@ -149,11 +149,11 @@ class Database:
     async def read_identity(self) -> DatabaseIdentity:
         """Asks which Postgres this is, and how durable its settings are."""
         async with self._borrowed(certain=False) as connection:
-            await self._servers.find_out(connection)
+            await self._servers.check_connection(connection)
         assert self.identity is not None, "it was found out just now"
         return self.identity
 
-    async def look_afresh(self) -> None:
+    async def check_address(self) -> None:
         """Makes a new connection, to see where the address leads by now. Raises what that may meet."""
         async with asyncio.timeout(2 * self._settings.database_connect_timeout_s), self._connections.fresh():
             pass
@@ -162,15 +162,15 @@ class Database:
         """Returns once a connection that was made after this call was checked. Raises SequencerUnavailable."""
         await self._confirmation.get()
 
-    async def _look_at_settings(self) -> None:
-        [row] = await self.fetch_local(DURABILITY)
+    async def _check_settings(self) -> None:
+        [row] = await self.run_local(DURABILITY)
         self._servers.note_durability(Durability(**row._asdict()))
         await self._doubts.settle()
 
-    async def heed_doubt(self, number: int) -> None:
+    async def settle_doubt(self, number: int) -> None:
         """Returns once what was read with this number of the table `doubts` may be believed. Raises
         SequencerUnavailable."""
-        await self._doubts.heed(number)
+        await self._doubts.settle_number(number)
 
     async def is_certain(self, within_s: float) -> bool:
         """Whether what is read may be believed."""
@@ -187,12 +187,12 @@ class Database:
         raises SequencerUnavailable."""
         return await self._repeated(lambda: self._on_borrowed(statement, parameters, certain=True))
 
-    async def fetch_local(self, statement: LiteralString, **parameters: Any) -> list[Row]:
+    async def run_local(self, statement: LiteralString, **parameters: Any) -> list[Row]:
         """As `read`, for what a failover may lose: the statement reads hints, or writes with `synchronous_commit` set
         to local. It waits for no standby and for no barrier, as leases must not."""
         return await self._repeated(lambda: self._on_borrowed(statement, parameters, certain=False))
 
-    async def fetch(self, statement: LiteralString, **parameters: Any) -> list[Row]:
+    async def run(self, statement: LiteralString, **parameters: Any) -> list[Row]:
         """Runs one statement that may be repeated (it reads, or writing it twice is harmless); returns its rows, if
         any. A lost connection is tried again once; then, as for any other failure, it raises SequencerUnavailable."""
         return await self._repeated(lambda: self._with_writer(partial(_rows, statement, parameters)))
@@ -271,7 +271,7 @@ class Database:
     async def _on_borrowed(self, statement: LiteralString, parameters: dict[str, Any], *, certain: bool) -> list[Row]:
         async with self._borrowed(certain=certain) as connection:
             rows = await _rows(statement, parameters, connection)
-        self._servers.heed_primary(connection)
+        self._servers.check_primary(connection)
         return rows
 
     @asynccontextmanager
@@ -341,7 +341,7 @@ class Database:
         if self._connections.is_closed:
             await self._let_kept_go()
         self._kept.is_in_use = False
-        self._heed(kept.connection)
+        self._check_answer(kept.connection)
         return answer
 
     async def _end_badly(self, kept: KeptConnection[CheckedConnection], timer: Timer, because: BaseException) -> None:
@@ -349,7 +349,7 @@ class Database:
         try:
             if isinstance(because, asyncio.CancelledError):
                 await kept.end_of_cancelled()
-                self._heed(kept.connection)
+                self._check_answer(kept.connection)
             elif isinstance(because, psycopg.Error):
                 raise because
         except psycopg.Error as error:
@@ -366,7 +366,7 @@ class Database:
 
     async def _to_its_end(self, ending: Coroutine[Any, Any, _Result], connection: CheckedConnection) -> _Result:
         result = await self._statements.run(ending, connection)
-        self._servers.heed_primary(connection)
+        self._servers.check_primary(connection)
         return result
 
     async def _ending(
@@ -375,7 +375,7 @@ class Database:
         timer = self._statements.timer(connection)
         try:
             result = await work(connection)
-            self._heed(connection)
+            self._check_answer(connection)
             return result
         except psycopg.Error as error:
             await self._raise_ours(error, connection)
@@ -395,7 +395,7 @@ class Database:
             await self._check(connection, certain=certain)
             async with answer_due:
                 yield
-                self._heed(connection)
+                self._check_answer(connection)
         except TimeoutError as error:
             if not answer_due.expired():
                 raise
@@ -409,13 +409,13 @@ class Database:
         while not self._servers.is_checked(connection):
             try:
                 async with asyncio.timeout(self._settings.database_answer_timeout_s):
-                    await self._servers.find_out(connection)
+                    await self._servers.check_connection(connection)
             except TimeoutError as error:
                 raise self._failures.no_answer() from error
         if certain:
             await self._doubts.settle()
 
-    def _heed(self, connection: CheckedConnection) -> None:
+    def _check_answer(self, connection: CheckedConnection) -> None:
         """Call it after an answer and before it is handed out. Raises CommitOutcomeUnknown."""
         if connection.wait_was_cut:
             connection.wait_was_cut = False
@@ -425,7 +425,7 @@ class Database:
                 " which may not have this commit)",
                 connection_lost=False,
             )
-        self._servers.heed_primary(connection)
+        self._servers.check_primary(connection)
 
     async def _raise_ours(self, error: psycopg.Error, connection: CheckedConnection) -> None:
         """Raises what the error means to the caller; returns if it is an error of this program."""

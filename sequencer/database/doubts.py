@@ -24,7 +24,7 @@ from sequencer.database.errors import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.database.options import CheckedConnection
 from sequencer.settings import SequencerSettings
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 # Transactional, so that it commits, and its commit waits for the standby.
 _BARRIER: LiteralString = "SELECT pg_logical_emit_message(true, 'tidelog', '')"
@@ -49,7 +49,7 @@ class Doubts:
         self._raised = 0
         self._settled = 0
         """How many of the raised doubts a confirmed barrier has ended."""
-        self._heeded = 0
+        self._highest_number = 0
         """The highest number read from the table."""
         self._barrier: asyncio.Task[None] | None = None
         self._telling: set[asyncio.Task[None]] = set()
@@ -70,11 +70,11 @@ class Doubts:
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    async def heed(self, number: int) -> None:
+    async def settle_number(self, number: int) -> None:
         """`number` was read from the table by the same statement as an answer. Returns once the answer may be handed
         out. Raises SequencerUnavailable."""
-        if number > self._heeded:
-            self._heeded = number
+        if number > self._highest_number:
+            self._highest_number = number
             self._raised += 1
         await self.settle()
 
@@ -114,6 +114,6 @@ class Doubts:
         try:
             async with asyncio.timeout(self._settings.database_answer_timeout_s), self._fresh() as connection:
                 [row] = await (await connection.execute(_RAISE)).fetchall()
-                self._heeded = max(self._heeded, row.number)
+                self._highest_number = max(self._highest_number, row.number)
         except (psycopg.Error, SequencerUnavailable, CommitOutcomeUnknown, TimeoutError, OSError) as error:
             log.warning("cannot tell other agents that a commit may be on no standby", extra={"error": str(error)})

@@ -58,14 +58,17 @@ class _LaneConnections:
 
 
 class Connections:
-    """`find_out` checks a new connection before it is used."""
+    """`check_connection` checks a new connection before it is used."""
 
     def __init__(
-        self, database_url: str, settings: SequencerSettings, find_out: Callable[[CheckedConnection], Awaitable[None]]
+        self,
+        database_url: str,
+        settings: SequencerSettings,
+        check_connection: Callable[[CheckedConnection], Awaitable[None]],
     ) -> None:
         self._url = database_url
         self._settings = settings
-        self._find_out = find_out
+        self._check_connection = check_connection
         self._last_failure: psycopg.Error | None = None
         self._renewed_at_s = -math.inf
         self._lanes = {
@@ -188,7 +191,7 @@ class Connections:
         connection = await CheckedConnection.connect(self._url, **self._options())
         self._in_use.add(connection)
         try:
-            await self._find_out(connection)
+            await self._check_connection(connection)
             yield connection
         finally:
             self._in_use.discard(connection)

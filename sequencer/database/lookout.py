@@ -16,7 +16,7 @@ import psycopg
 from sequencer.database.errors import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.settings import SequencerSettings
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _AWAY = (psycopg.Error, SequencerUnavailable, CommitOutcomeUnknown, TimeoutError, OSError)
 
@@ -24,8 +24,8 @@ _AWAY = (psycopg.Error, SequencerUnavailable, CommitOutcomeUnknown, TimeoutError
 class Confirmation:
     """Whether the Postgres that answers is still the primary, asked by many at once and answered by one connection."""
 
-    def __init__(self, look_afresh: Callable[[], Awaitable[None]], gap_s: float) -> None:
-        self._look_afresh = look_afresh
+    def __init__(self, check_address: Callable[[], Awaitable[None]], gap_s: float) -> None:
+        self._check_address = check_address
         self._gap_s = gap_s
         self._one_at_a_time = asyncio.Lock()
         self._tried_s = self._looked_s = -math.inf
@@ -39,7 +39,7 @@ class Confirmation:
             await asyncio.sleep(max(0.0, self._tried_s + self._gap_s - time.monotonic()))
             self._tried_s = began_s = time.monotonic()
             try:
-                await self._look_afresh()
+                await self._check_address()
             except (psycopg.Error, CommitOutcomeUnknown, TimeoutError, OSError) as error:
                 raise SequencerUnavailable(f"it is not known which Postgres is the primary ({error})") from error
             self._looked_s = began_s
@@ -47,8 +47,8 @@ class Confirmation:
 
 async def watch(
     settings: SequencerSettings,
-    look_afresh: Callable[[], Awaitable[None]],
-    look_at_settings: Callable[[], Awaitable[None]],
+    check_address: Callable[[], Awaitable[None]],
+    check_settings: Callable[[], Awaitable[None]],
 ) -> None:
     """Looks until cancelled. With jitter: agents that started together do not look together."""
     afresh_at_s, is_away = _later(settings.database_recheck_s), False
@@ -57,8 +57,8 @@ async def watch(
         try:
             if time.monotonic() >= afresh_at_s:
                 afresh_at_s = _later(settings.database_recheck_s)
-                await look_afresh()
-            await look_at_settings()
+                await check_address()
+            await check_settings()
             is_away = False
         except _AWAY as error:
             if not is_away:

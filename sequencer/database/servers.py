@@ -24,7 +24,7 @@ from sequencer.database.durability import Durability
 from sequencer.database.errors import SequencerUnavailable, describe_address, moved
 from sequencer.database.options import CheckedConnection
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 # A WAL file's name begins with the timeline; the control file's own copy lags behind a promotion.
 _FACTS: LiteralString = (
@@ -112,12 +112,12 @@ class Servers:
     def is_checked(self, connection: CheckedConnection) -> bool:
         return connection.generation == self.generation and connection.leads_to == self.store_id
 
-    def heed_primary(self, connection: CheckedConnection) -> None:
+    def check_primary(self, connection: CheckedConnection) -> None:
         """Call it after each wait between an answer and its caller. Raises CommitOutcomeUnknown."""
         if connection.generation != self.generation:
             raise moved()
 
-    async def find_out(self, connection: CheckedConnection) -> None:
+    async def check_connection(self, connection: CheckedConnection) -> None:
         """Where a connection leads and how durable its settings are. Raises SequencerUnavailable if it must get no
         statements, and what psycopg raises for a connection that was lost."""
         store_id, found, generation = self.store_id, None, self.generation

@@ -41,10 +41,10 @@
 -- | object_key | of the segment |
 -- | outcome | one number per batch in the order given; then, per duplicate, its first maximum timestamp |
 --
--- The number of a batch is kind + 8 * offset. Kinds: 0 assigned, 1 duplicate, 2 out of order, 3 fenced
--- epoch, 4 unknown producer (the offset is the log start), 5 unknown partition, 6 written before, its
--- offset is forgotten. `sequencer/commits/outcomes.py` reads them. A repeated commit gets the same outcome again,
--- from the segment's row or from `outcomes`.
+-- The number of a batch is kind + 8 * offset. Kinds: 0 assigned, 1 duplicate, 2 out of order, 3 fenced epoch,
+-- 4 unknown producer (the offset is the log start), 5 unknown partition, 6 written before, its offset is
+-- forgotten. `sequencer/commits/outcomes.py` reads them. A repeated commit gets the same outcome again, from
+-- the segment's row or from `outcomes`.
 CREATE FUNCTION commit_segments(
     segment_ids uuid[], segment_sizes bigint[],
     topic_ids uuid[], partition_numbers integer[],

@@ -70,7 +70,7 @@ class Groups:
         False. Raises InvalidId. Repeating it is harmless: it fences the try before.
         """
         refuse_impossible_id(group_id)
-        rows = await self._database.fetch(SQL["claim"], group_id=group_id, node_id=node_id, create=create)
+        rows = await self._database.run(SQL["claim"], group_id=group_id, node_id=node_id, create=create)
         if not rows:
             return None
         stored = _stored(group_id, rows[0]) if rows[0].kind is not None else None

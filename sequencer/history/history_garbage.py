@@ -31,7 +31,7 @@ class HistoryGarbage:
         """Drops the histories of deleted topics: the pointer goes, their objects become garbage. Returns how many were
         dropped.
         """
-        rows = await self._database.fetch(SQL["dropped_tables"], cap=cap)
+        rows = await self._database.run(SQL["dropped_tables"], cap=cap)
         for row in rows:
             async with self._database.transaction() as connection:
                 parameters = {"topic_id": row.topic_id}
@@ -59,29 +59,29 @@ class HistoryGarbage:
 
     async def unreferenced(self, *, grace_s: float, cap: int) -> tuple[ObjectKey, ...]:
         """Recorded objects that no retained snapshot has named for `grace_s`: delete them, then `forget_objects`."""
-        rows = await self._database.fetch(SQL["garbage"], grace_s=grace_s, cap=cap)
+        rows = await self._database.run(SQL["garbage"], grace_s=grace_s, cap=cap)
         return tuple(ObjectKey(row.object_key) for row in rows)
 
     async def forget_objects(self, keys: Collection[ObjectKey]) -> None:
         """After their deletion."""
-        await self._database.fetch(SQL["forget_objects"], object_keys=list(keys))
+        await self._database.run(SQL["forget_objects"], object_keys=list(keys))
 
     async def ended_jobs(self, *, older_than_s: float, cap: int) -> tuple[EndedJob, ...]:
         """Jobs that ended that long ago: list each prefix, delete what is not `recorded`, then `forget_jobs`."""
-        rows = await self._database.fetch(SQL["ended_jobs"], older_than_s=older_than_s, cap=cap)
+        rows = await self._database.run(SQL["ended_jobs"], older_than_s=older_than_s, cap=cap)
         return tuple(EndedJob(job_id=row.job_id, prefix=row.prefix) for row in rows)
 
     async def recorded(self, keys: Collection[ObjectKey]) -> frozenset[ObjectKey]:
         """Those of the keys that have a row, referenced or not."""
-        rows = await self._database.fetch(SQL["recorded"], object_keys=list(keys))
+        rows = await self._database.run(SQL["recorded"], object_keys=list(keys))
         return frozenset(ObjectKey(row.object_key) for row in rows)
 
     async def forget_jobs(self, job_ids: Collection[UUID]) -> None:
         """After their prefixes were swept."""
-        await self._database.fetch(SQL["forget_jobs"], job_ids=list(job_ids))
+        await self._database.run(SQL["forget_jobs"], job_ids=list(job_ids))
 
     async def reserved_prefixes(self) -> Sequence[str]:
         """Prefixes of jobs that run or are not swept yet: an unrecorded object there is reserved or garbage, elsewhere
         an orphan.
         """
-        return [row.prefix for row in await self._database.fetch(SQL["unforgotten_prefixes"])]
+        return [row.prefix for row in await self._database.run(SQL["unforgotten_prefixes"])]

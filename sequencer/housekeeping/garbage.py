@@ -93,7 +93,7 @@ class Garbage:
 
     async def mark_unreferenced(self, after: SegmentId, cap: int) -> MarkedPage:
         """Looks at `cap` segments in id order and starts the grace period of those that nothing refers to."""
-        [row] = await self._database.fetch(SQL["mark_unreferenced"], after=after, cap=cap)
+        [row] = await self._database.run(SQL["mark_unreferenced"], after=after, cap=cap)
         return MarkedPage(marked=row.marked, last_seen=row.last_seen if row.seen == cap else None)
 
     async def doom(
@@ -136,7 +136,7 @@ class Garbage:
 
     async def due_for_deletion(self, *, grace_s: float, cap: int) -> Sequence[DueObject]:
         """Doomed segments whose grace period is over: delete the objects, then `bury` them."""
-        rows = await self._database.fetch(SQL["due_for_deletion"], grace_s=grace_s, cap=cap)
+        rows = await self._database.run(SQL["due_for_deletion"], grace_s=grace_s, cap=cap)
         return [DueObject(segment_id=row.segment_id, object_key=row.object_key) for row in rows]
 
     async def bury(
@@ -145,7 +145,7 @@ class Garbage:
         """After the objects' first deletion: the rows become tombstones. Returns how many did; call it again for the
         rest."""
         await self._make_partitions(partitions)
-        [row] = await self._database.fetch(
+        [row] = await self._database.run(
             SQL["bury"], segment_ids=list(segment_ids), outcome_retention_s=outcome_retention_s
         )
         return int(row.buried)
@@ -155,11 +155,11 @@ class Garbage:
     async def due_tombstones(self, *, late_write_window_s: float, cap: int) -> TombstonePage | None:
         """Tombstones that have waited long enough: delete the objects again, then `sweep` the page. None: there are
         none."""
-        closed = await self._database.fetch(SQL["close_due_tombstones"], late_write_window_s=late_write_window_s)
+        closed = await self._database.run(SQL["close_due_tombstones"], late_write_window_s=late_write_window_s)
         if not closed:
             return None
         [partition] = closed
-        rows = await self._database.fetch(
+        rows = await self._database.run(
             SQL["tombstones_to_sweep"], number=partition.number, swept_to=partition.swept_to, cap=cap
         )
         return TombstonePage(
@@ -173,24 +173,24 @@ class Garbage:
         """After the objects' second deletion. With the last page the partition goes, with all its rows. False: a lock
         was not to be had; an empty last page comes next."""
         if page.swept_to is not None:
-            await self._database.fetch(SQL["note_sweep"], number=page.partition, swept_to=page.swept_to)
+            await self._database.run(SQL["note_sweep"], number=page.partition, swept_to=page.swept_to)
         return not page.is_last or await self._drop("tombstones", page.partition, partitions)
 
     async def forget_outcomes(
         self, *, outcome_retention_s: float, outage_after_s: float, partitions: PartitionRules
     ) -> bool:
         """Drops the oldest partition of outcomes if all of them are old enough. True: there may be more."""
-        closed = await self._database.fetch(
+        closed = await self._database.run(
             SQL["close_due_outcomes"], outcome_retention_s=outcome_retention_s, outage_after_s=outage_after_s
         )
         return bool(closed) and await self._drop("outcomes", closed[0].number, partitions)
 
     async def _make_partitions(self, rules: PartitionRules) -> None:
         """For now and for the next interval. If a lock is not to be had, the ones made before mostly suffice."""
-        await self._database.fetch(SQL["make_partitions"], width_s=rules.width_s, lock_timeout_ms=rules.lock_timeout_ms)
+        await self._database.run(SQL["make_partitions"], width_s=rules.width_s, lock_timeout_ms=rules.lock_timeout_ms)
 
     async def _drop(self, table: str, number: int, rules: PartitionRules) -> bool:
-        [row] = await self._database.fetch(
+        [row] = await self._database.run(
             SQL["drop_partition"], of_table=table, number=number, lock_timeout_ms=rules.lock_timeout_ms
         )
         return bool(row.is_dropped)

@@ -43,9 +43,9 @@ class Holds:
 
     async def release(self, job_id: UUID) -> None:
         """Lets everything go that the job held."""
-        await self._database.fetch(SQL["release"], job_id=job_id)
+        await self._database.run(SQL["release"], job_id=job_id)
 
     async def purge_lapsed(self, *, older_than_s: float, cap: int) -> int:
         """Forgets at most `cap` holds that lapsed that long ago; returns how many."""
-        [row] = await self._database.fetch(SQL["purge_lapsed"], older_than_s=older_than_s, cap=cap)
+        [row] = await self._database.run(SQL["purge_lapsed"], older_than_s=older_than_s, cap=cap)
         return int(row.deleted)

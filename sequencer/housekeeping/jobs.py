@@ -46,29 +46,29 @@ class Jobs:
         """None while another holds it, if it was started less than `min_interval_s` ago, or while the bucket is another
         database's (`sequencer/cluster/ownership.py`).
         """
-        rows = await self._database.fetch_local(
+        rows = await self._database.run_local(
             SQL["claim"], name=name, holder=holder, lease_s=lease_s, min_interval_s=min_interval_s
         )
         return Claim(name=name, holder=holder, progress=rows[0].progress) if rows else None
 
     async def renew(self, claim: Claim, *, lease_s: float, progress: str | None) -> bool:
         """Prolongs the lease and notes how far the pass got; False if the claim has lapsed: stop."""
-        rows = await self._database.fetch_local(
+        rows = await self._database.run_local(
             SQL["renew"], name=claim.name, holder=claim.holder, lease_s=lease_s, progress=progress
         )
         return bool(rows)
 
     async def succeed(self, claim: Claim, *, progress: str | None) -> None:
         """Ends the claim. `progress` None: the pass is complete and the next one begins anew."""
-        await self._database.fetch_local(SQL["succeed"], name=claim.name, holder=claim.holder, progress=progress)
+        await self._database.run_local(SQL["succeed"], name=claim.name, holder=claim.holder, progress=progress)
 
     async def fail(self, claim: Claim, error: str) -> None:
         """Ends the claim and keeps the reason for `statuses`; the pass goes on from its last renewal."""
-        await self._database.fetch_local(SQL["fail"], name=claim.name, holder=claim.holder, error=error[:LONGEST_ERROR])
+        await self._database.run_local(SQL["fail"], name=claim.name, holder=claim.holder, error=error[:LONGEST_ERROR])
 
     async def statuses(self) -> Sequence[JobStatus]:
         """Every job that was ever claimed, by name."""
         return [
             JobStatus(name=row.name, running=row.running, success_age_s=row.success_age_s, last_error=row.last_error)
-            for row in await self._database.fetch_local(SQL["statuses"])
+            for row in await self._database.run_local(SQL["statuses"])
         ]

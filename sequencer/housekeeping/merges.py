@@ -79,7 +79,7 @@ class Merges:
 
     async def free_lapsed(self, cap: int) -> int:
         """Gives back at most `cap` candidates that jobs had claimed whose holds have lapsed; returns how many."""
-        return len(await self._database.fetch(SQL["free_lapsed"], cap=cap))
+        return len(await self._database.run(SQL["free_lapsed"], cap=cap))
 
     async def claim(
         self,
@@ -139,7 +139,7 @@ class Merges:
 
     async def topic_configs(self, topic_ids: Collection[TopicId]) -> tuple[dict[TopicId, Mapping[str, str]], int]:
         """What is set of each topic, and the time in milliseconds."""
-        rows = await self._database.fetch(SQL["topic_configs"], topic_ids=list(topic_ids))
+        rows = await self._database.run(SQL["topic_configs"], topic_ids=list(topic_ids))
         return {row.topic_id: row.config for row in rows}, max((row.now_ms for row in rows), default=0)
 
     async def publish(
@@ -171,7 +171,7 @@ class Merges:
 
     async def totals(self) -> tuple[TierTotals, ...]:
         """What was done for ever, by tier."""
-        return tuple(_totals(row) for row in await self._database.fetch(SQL["tiers"]))
+        return tuple(_totals(row) for row in await self._database.run(SQL["tiers"]))
 
 
 async def _rows(connection: AsyncConnection[Row], statement: str, **parameters: object) -> list[Row]:

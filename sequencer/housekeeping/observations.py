@@ -73,7 +73,7 @@ class Observations:
 
     async def observe(self, bounds: ObservationBounds) -> bool:
         """Measures and writes the result. False: a newer one is there already."""
-        rows = await self._database.fetch_local(
+        rows = await self._database.run_local(
             SQL["observe"],
             most_segments=bounds.segments,
             most_candidates=bounds.candidates,
@@ -83,7 +83,7 @@ class Observations:
 
     async def latest(self) -> Observation | None:
         """None before the first. Raises SequencerUnavailable."""
-        rows = await self._database.fetch_local(SQL["latest"])
+        rows = await self._database.run_local(SQL["latest"])
         return _observation(rows[0].seen, rows[0].observed_at, rows[0].now) if rows else None
 
 

@@ -100,7 +100,7 @@ class Retention:
 
     async def page(self, after: PartitionKey, cap: int) -> Page:
         """Looks at the next `cap` live partitions in primary-key order after `after` (first: BEFORE_ALL)."""
-        rows = await self._database.fetch(
+        rows = await self._database.run(
             SQL["page"],
             after_topic_id=after[0],
             after_partition=after[1],
@@ -114,7 +114,7 @@ class Retention:
     async def with_oldest_runs(self, logs: Iterable[PartitionLog], cap: int) -> Sequence[PartitionLog]:
         """As they are now, each with at most `cap` oldest runs; without those that have none any more."""
         known = {(log.topic_id, log.partition): log for log in logs}
-        rows = await self._database.fetch(SQL["oldest_runs"], **_places(known), cap=cap)
+        rows = await self._database.run(SQL["oldest_runs"], **_places(known), cap=cap)
         return [_with_runs(known[key], list(of_partition)) for key, of_partition in groupby(rows, key=_key)]
 
     async def expire(self, before: Mapping[PartitionKey, Offset], cap: int) -> Mapping[PartitionKey, Moved]:

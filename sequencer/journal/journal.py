@@ -23,14 +23,14 @@ from psycopg import AsyncConnection
 from sequencer.database.database import Database, Row
 from sequencer.database.named_sql import load_statements
 from sequencer.journal.copied_rows import copy_out
-from sequencer.journal.values import (
+from sequencer.journal.readings import (
     CheckpointNumber,
     CheckpointReading,
     EntryReading,
     FamilyReading,
     JournalState,
-    Look,
     Mark,
+    Moment,
     families_text,
     family_of,
     next_marks,
@@ -117,7 +117,7 @@ class Journal:
         """The migration that `_columns` belong to."""
 
     async def state(self) -> JournalState:
-        [row] = await self._database.fetch(SQL["state"])
+        [row] = await self._database.run(SQL["state"])
         return _state_of(row)
 
     # --- entries
@@ -126,19 +126,19 @@ class Journal:
     async def read_entry(
         self, state: JournalState, *, most_segments: int, most_batches: int, timeout_s: float
     ) -> AsyncIterator[EntryReading]:
-        """What came since `state`, in pieces of about `most_batches`. Raises as `Database.fetch`."""
+        """What came since `state`, in pieces of about `most_batches`. Raises as `Database.run`."""
         assert state.snapshot is not None, "there is an entry or a checkpoint to continue"
-        async with self._reading(timeout_s) as (connection, look):
+        async with self._reading(timeout_s) as (connection, moment):
             parameters = {
                 "since": state.snapshot,
-                "next_xid": look.next_xid,
+                "next_xid": moment.next_xid,
                 "committed_from": state.marks[0].time - _CLOCK_SLACK,
                 "cap": most_segments,
             }
             await connection.execute("SET LOCAL enable_seqscan = off")
             segments = await (await connection.execute(SQL["new_segments"], parameters)).fetchall()
             reading = EntryReading(
-                look=look,
+                moment=moment,
                 state=state,
                 segment_count=len(segments),
                 is_too_much=len(segments) == most_segments,
@@ -152,10 +152,10 @@ class Journal:
         self, connection: AsyncConnection[Row], reading: EntryReading, pieces: Iterator[Sequence[SegmentId]]
     ) -> AsyncIterator[Sequence[CopiedRows]]:
         """First changed topics, then segments in the order of their commits, at last the families that are due."""
-        look, state = reading.look, reading.state
+        moment, state = reading.moment, reading.state
         tables: list[CopiedRows] = []
-        changed = {"since": state.snapshot, "next_xid": look.next_xid}
-        if look.topic_changes != state.topic_changes:
+        changed = {"since": state.snapshot, "next_xid": moment.next_xid}
+        if moment.topic_changes != state.topic_changes:
             tables += await self._copied(connection, "topics", SQL["changed_topics"], changed)
             tables += await self._copied(connection, "partitions", SQL["partitions_of_changed_topics"], changed)
         for number, segment_ids in enumerate(pieces):
@@ -166,7 +166,7 @@ class Journal:
             tables += await self._copied(connection, "segments", SQL["segments_by_id"], named)
             tables += await self._copied(connection, "partitions", SQL["partitions_cut"], named)
             tables += await self._copied(connection, "runs", SQL["runs_by_segment"], named)
-        for family, since in _due(state, look):
+        for family, since in _due(state, moment):
             began_s = time.monotonic()
             await connection.execute(
                 "SET LOCAL enable_seqscan = off" if family == "segments" else "SET LOCAL enable_seqscan = on"
@@ -175,7 +175,7 @@ class Journal:
                 statement = SQL["changed_segments"] if family == "segments" else OF_ANY_TABLE["changed_rows"]
                 tables += await self._copied(connection, table, statement, changed | {"since": since})
             reading.families[family] = FamilyReading(
-                snapshot=look.snapshot, read_at=look.taken_at, took_s=time.monotonic() - began_s
+                snapshot=moment.snapshot, read_at=moment.taken_at, took_s=time.monotonic() - began_s
             )
         yield tables
 
@@ -186,15 +186,15 @@ class Journal:
 
     async def confirm_entries(self, reading: EntryReading, *, number: int, entries: int, size_bytes: int) -> bool:
         """Call it once all entries of a reading are in the bucket; `number` is the last one's. False: another writer
-        went on, and readers ignore these entries. Raises as `Database.fetch`."""
-        look, state = reading.look, reading.state
-        marks = next_marks(state.marks, look)
-        rows = await self._database.fetch(
+        went on, and readers ignore these entries. Raises as `Database.run`."""
+        moment, state = reading.moment, reading.state
+        marks = next_marks(state.marks, moment)
+        rows = await self._database.run(
             SQL["confirm_entry"],
             number=number,
-            snapshot=look.snapshot,
-            taken_at=look.taken_at,
-            topic_changes=look.topic_changes,
+            snapshot=moment.snapshot,
+            taken_at=moment.taken_at,
+            topic_changes=moment.topic_changes,
             mark_times=[mark.time for mark in marks],
             mark_xids=[mark.next_xid for mark in marks],
             families=families_text(reading.families),
@@ -214,9 +214,9 @@ class Journal:
 
     @asynccontextmanager
     async def read_checkpoint(self, *, part_bytes: int, timeout_s: float) -> AsyncIterator[CheckpointReading]:
-        """Everything, in pieces of about `part_bytes`. Raises as `Database.fetch`."""
-        async with self._reading(timeout_s) as (connection, look):
-            yield CheckpointReading(look=look, pieces=self._checkpoint_pieces(connection, part_bytes))
+        """Everything, in pieces of about `part_bytes`. Raises as `Database.run`."""
+        async with self._reading(timeout_s) as (connection, moment):
+            yield CheckpointReading(moment=moment, pieces=self._checkpoint_pieces(connection, part_bytes))
 
     async def _checkpoint_pieces(
         self, connection: AsyncConnection[Row], part_bytes: int
@@ -242,45 +242,45 @@ class Journal:
         yield tables
 
     async def confirm_checkpoint(
-        self, look: Look, *, epoch: int, number: CheckpointNumber, size_bytes: int, begins: bool
+        self, moment: Moment, *, epoch: int, number: CheckpointNumber, size_bytes: int, begins: bool
     ) -> bool:
         """Call it once the manifest is in the bucket. `begins`: the next entry continues it. False: another writer won.
-        Raises as `Database.fetch`."""
+        Raises as `Database.run`."""
         parameters: dict[str, Any] = {
             "epoch": epoch,
             "number": number.number,
-            "taken_at": look.taken_at,
+            "taken_at": moment.taken_at,
             "size_bytes": size_bytes,
         }
         if begins:
             parameters |= {
-                "system_identifier": look.system_identifier,
-                "timeline": look.timeline,
+                "system_identifier": moment.system_identifier,
+                "timeline": moment.timeline,
                 "follows": number.last_number,
-                "snapshot": look.snapshot,
-                "topic_changes": look.topic_changes,
-                "mark_times": [look.taken_at - _LONGEST_COMMIT],
-                "mark_xids": [look.next_xid],
+                "snapshot": moment.snapshot,
+                "topic_changes": moment.topic_changes,
+                "mark_times": [moment.taken_at - _LONGEST_COMMIT],
+                "mark_xids": [moment.next_xid],
             }
-        return bool(await self._database.fetch(SQL["begin_journal" if begins else "confirm_checkpoint"], **parameters))
+        return bool(await self._database.run(SQL["begin_journal" if begins else "confirm_checkpoint"], **parameters))
 
     async def seconds_behind(self, older_than_s: float) -> float | None:
         """Seconds since the last entry, if something was committed after it and longer ago than `older_than_s`."""
-        rows = await self._database.fetch(SQL["unjournaled"], older_than_s=older_than_s)
+        rows = await self._database.run(SQL["unjournaled"], older_than_s=older_than_s)
         return rows[0].age_s if rows and rows[0].is_behind else None
 
     # --- reading
 
     @asynccontextmanager
-    async def _reading(self, timeout_s: float) -> AsyncIterator[tuple[AsyncConnection[Row], Look]]:
+    async def _reading(self, timeout_s: float) -> AsyncIterator[tuple[AsyncConnection[Row], Moment]]:
         async with self._database.connection(answer_timeout_s=timeout_s) as connection:
             await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             try:
-                cursor = await connection.execute(SQL["look"], {"timeout_ms": int(timeout_s * 1000)})
+                cursor = await connection.execute(SQL["moment"], {"timeout_ms": int(timeout_s * 1000)})
                 [row] = await cursor.fetchall()
-                look = _look_of(row)
-                await self._learn_columns(connection, look.migration)
-                yield connection, look
+                moment = _moment_of(row)
+                await self._learn_columns(connection, moment.migration)
+                yield connection, moment
             finally:
                 if not connection.closed:
                     await connection.execute("ROLLBACK")
@@ -302,14 +302,14 @@ class Journal:
         return [rows async for rows in pieces if rows.rows]
 
 
-def _due(state: JournalState, look: Look) -> Iterator[tuple[str, str]]:
+def _due(state: JournalState, moment: Moment) -> Iterator[tuple[str, str]]:
     """The families to read now, each with the snapshot of its last reading."""
     for family in FAMILIES:
         last = state.families.get(family)
         if last is None:
             assert state.snapshot is not None
             yield family, state.snapshot
-        elif (look.taken_at - last.read_at).total_seconds() >= _PACE * last.took_s:
+        elif (moment.taken_at - last.read_at).total_seconds() >= _PACE * last.took_s:
             yield family, last.snapshot
 
 
@@ -331,8 +331,8 @@ async def _nothing() -> AsyncIterator[Sequence[CopiedRows]]:
     yield
 
 
-def _look_of(row: Row) -> Look:
-    return Look(
+def _moment_of(row: Row) -> Moment:
+    return Moment(
         taken_at=row.taken_at,
         snapshot=row.snapshot,
         xmin=row.xmin,

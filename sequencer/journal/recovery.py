@@ -66,7 +66,7 @@ class GoneRanges:
 
     async def first(self, cap: int) -> Sequence[GoneRange]:
         """At most `cap` ranges that consumers may still come to, by topic, partition and offset."""
-        rows = await self._database.fetch(SQL["gone_ranges"], cap=cap)
+        rows = await self._database.run(SQL["gone_ranges"], cap=cap)
         return [
             GoneRange(
                 topic_id=row.topic_id,

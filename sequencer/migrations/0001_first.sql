@@ -1,5 +1,5 @@
--- The first migration: schema.sql, functions/ and first_rows.sql as they were when it was written. It is written by
--- `python -m tests.sequencer.first_migration` until the first release, and never changes after it.
+-- The first migration: schema.sql, functions/ and first_rows.sql as they were when it was written. Until the
+-- first release `python -m tests.sequencer.first_migration` writes it. After the release it never changes.
 
 -- The tables of Tidelog as they are now: who the cluster is, what topics there are, which object holds
 -- which offsets, and who works on it. `functions/` has the stored functions, `first_rows.sql` what a new
@@ -27,8 +27,8 @@ CREATE TABLE cluster (
     store_name text                                -- how the first agent reached the store, for messages
 );
 
--- Whether this database owns the bucket (sequencer/cluster/ownership.py). The bucket holds the same epoch and nonce
--- in the object `<cluster>/ownership`.
+-- Whether this database owns the bucket (sequencer/cluster/ownership.py). The bucket holds the same epoch and
+-- nonce in the object `<cluster>/ownership`.
 CREATE TABLE ownership (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     epoch bigint NOT NULL DEFAULT 0,               -- raised by every take-over; 0: never ratcheted
@@ -60,8 +60,9 @@ CREATE TABLE doubts (
     number bigint NOT NULL DEFAULT 0
 );
 
--- With this secret agents prove to each other that they belong to the cluster (cache_ring/peers/peer_proof.py).
--- The commit journal does not hold it: a database that is rebuilt from the bucket makes its own.
+-- With this secret agents prove to each other that they belong to the cluster
+-- (cache_ring/peers/peer_proof.py). The commit journal does not hold it: a database that is rebuilt from the
+-- bucket makes its own.
 CREATE TABLE peer_secrets (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     secrets bytea[] NOT NULL,                      -- newest first; two are valid while one is renewed. 244
@@ -107,8 +108,8 @@ CREATE TABLE jobs (
     progress text                                  -- where a bounded pass left off; null at its beginning
 );
 
--- What the observer last measured (sequencer/housekeeping/observations.py). An older measurement never replaces a newer
--- one.
+-- What the observer last measured (sequencer/housekeeping/observations.py). An older measurement never
+-- replaces a newer one.
 CREATE TABLE observation (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     observed_at timestamptz NOT NULL,
@@ -790,10 +791,10 @@ $function$;
 -- | object_key | of the segment |
 -- | outcome | one number per batch in the order given; then, per duplicate, its first maximum timestamp |
 --
--- The number of a batch is kind + 8 * offset. Kinds: 0 assigned, 1 duplicate, 2 out of order, 3 fenced
--- epoch, 4 unknown producer (the offset is the log start), 5 unknown partition, 6 written before, its
--- offset is forgotten. `sequencer/commits/outcomes.py` reads them. A repeated commit gets the same outcome again,
--- from the segment's row or from `outcomes`.
+-- The number of a batch is kind + 8 * offset. Kinds: 0 assigned, 1 duplicate, 2 out of order, 3 fenced epoch,
+-- 4 unknown producer (the offset is the log start), 5 unknown partition, 6 written before, its offset is
+-- forgotten. `sequencer/commits/outcomes.py` reads them. A repeated commit gets the same outcome again, from
+-- the segment's row or from `outcomes`.
 CREATE FUNCTION commit_segments(
     segment_ids uuid[], segment_sizes bigint[],
     topic_ids uuid[], partition_numbers integer[],

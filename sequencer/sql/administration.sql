@@ -5,7 +5,8 @@ SELECT topic_id, partition, size_bytes FROM partitions
 WHERE topic_id = ANY(%(topic_ids)s::uuid[]) AND state = 'live'
 
 -- name: active_producers
--- At most :cap per partition, the youngest ids first. A partition without any is a row of nulls; one that does not exist is absent.
+-- At most :cap per partition, the youngest ids first. A partition without any is a row of nulls; one that
+-- does not exist is absent.
 SELECT p.topic_id, p.partition, s.producer_id, s.producer_epoch,
        (s.sequences[cardinality(s.sequences)] & 2147483647)::integer AS last_sequence,
        s.max_timestamps[cardinality(s.max_timestamps)] AS last_timestamp_ms

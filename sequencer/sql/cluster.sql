@@ -8,7 +8,8 @@ SELECT max(number) AS migration FROM migrations
 SELECT cluster_id, store_id, store_name FROM cluster
 
 -- name: lock_store
--- Held while the identity object is written, once in a cluster's life: of agents that start at once with different stores, one is refused.
+-- Held while the identity object is written, once in a cluster's life: of agents that start at once with
+-- different stores, one is refused.
 SELECT cluster_id, store_id, store_name FROM cluster FOR NO KEY UPDATE
 
 -- name: newest_objects

@@ -1,12 +1,15 @@
--- Laterals keep every look-up an index scan of the asked partition, whatever the size of the tables. `doubt` says whether what is read may be on no
--- standby (schema.sql, doubts).
+-- Laterals keep every look-up an index scan of the asked partition, whatever the size of the tables. `doubt`
+-- says whether what is read may be on no standby (schema.sql, doubts).
 
 -- name: read
 -- The run that covers the asked offset has the greatest base offset at or below it.
-SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset, p.coordinate_epoch,
-       r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms, r.object_key, r.object_size_bytes,
+SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset,
+    p.coordinate_epoch,
+       r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms,
+       r.object_key, r.object_size_bytes,
        (SELECT number FROM doubts WHERE only_row) AS doubt
-FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(from_offsets)s::bigint[], %(max_runs)s::integer[])
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(from_offsets)s::bigint[],
+    %(max_runs)s::integer[])
      WITH ORDINALITY AS asked (topic_id, partition, from_offset, max_runs, place)
 CROSS JOIN LATERAL (
     SELECT * FROM partitions
@@ -14,7 +17,8 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (SELECT greatest(asked.from_offset, p.log_start_offset) AS from_offset) AS start
 LEFT JOIN LATERAL (
     SELECT runs.*, segments.object_key, segments.size_bytes AS object_size_bytes
-    FROM runs CROSS JOIN LATERAL (SELECT object_key, size_bytes FROM segments WHERE segment_id = runs.segment_id OFFSET 0) AS segments
+    FROM runs CROSS JOIN LATERAL (SELECT object_key, size_bytes FROM segments
+        WHERE segment_id = runs.segment_id OFFSET 0) AS segments
     WHERE topic_id = asked.topic_id AND partition = asked.partition AND last_offset >= start.from_offset
       AND base_offset >= coalesce((
           SELECT base_offset FROM runs AS first
@@ -24,20 +28,26 @@ LEFT JOIN LATERAL (
 ORDER BY asked.place, r.base_offset
 
 -- name: poll
--- Per partition, never a global cursor: a transaction that commits late is behind any cursor [raced]. A known end is a run's border
--- (runs are replaced whole), but after a merge it may lie inside one: then that run is the first.
-SELECT asked.topic_id, asked.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset, p.coordinate_epoch,
-       r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms, r.object_key, r.object_size_bytes,
+-- Per partition, never a global cursor: a transaction that commits late is behind any cursor [raced]. A known
+-- end is a run's border (runs are replaced whole), but after a merge it may lie inside one: then that run is
+-- the first.
+SELECT asked.topic_id, asked.partition, p.log_start_offset, p.high_watermark,
+    p.high_watermark AS last_stable_offset, p.coordinate_epoch,
+       r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms,
+       r.object_key, r.object_size_bytes,
        (SELECT number FROM doubts WHERE only_row) AS doubt
-FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(known_ends)s::bigint[], %(log_starts)s::bigint[], %(epochs)s::bigint[])
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(known_ends)s::bigint[],
+    %(log_starts)s::bigint[], %(epochs)s::bigint[])
      WITH ORDINALITY AS asked (topic_id, partition, known_end, log_start, epoch, place)
 LEFT JOIN LATERAL (
     SELECT * FROM partitions
     WHERE topic_id = asked.topic_id AND partition = asked.partition AND state = 'live' OFFSET 0) AS p ON true
 LEFT JOIN LATERAL (
     SELECT runs.*, segments.object_key, segments.size_bytes AS object_size_bytes
-    FROM runs CROSS JOIN LATERAL (SELECT object_key, size_bytes FROM segments WHERE segment_id = runs.segment_id OFFSET 0) AS segments
-    WHERE topic_id = asked.topic_id AND partition = asked.partition AND last_offset >= greatest(asked.known_end, p.log_start_offset)
+    FROM runs CROSS JOIN LATERAL (SELECT object_key, size_bytes FROM segments
+        WHERE segment_id = runs.segment_id OFFSET 0) AS segments
+    WHERE topic_id = asked.topic_id AND partition = asked.partition
+        AND last_offset >= greatest(asked.known_end, p.log_start_offset)
       AND base_offset >= coalesce((
           SELECT base_offset FROM runs AS first
           WHERE topic_id = asked.topic_id AND partition = asked.partition
@@ -49,7 +59,8 @@ WHERE p.topic_id IS NULL OR p.high_watermark <> asked.known_end OR p.log_start_o
 ORDER BY asked.place, r.base_offset
 
 -- name: bounds
-SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset, p.max_timestamp_ms,
+SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset,
+    p.max_timestamp_ms,
        (SELECT number FROM doubts WHERE only_row) AS doubt
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS asked (topic_id, partition)
 CROSS JOIN LATERAL (
@@ -57,27 +68,35 @@ CROSS JOIN LATERAL (
     WHERE topic_id = asked.topic_id AND partition = asked.partition AND state = 'live' OFFSET 0) AS p
 
 -- name: candidate_run_for_timestamp
--- The running maximum grows with the offset, so the first run that reaches the time is found by halving the offsets that may hold it, at most
--- 63 look-ups by primary key: an index of its own would cost every commit more. Runs before it cannot hold the time. From there the own maximum
--- decides, because the run that raised the running maximum may be gone. At most :step runs are looked at; looked_until is where the next
--- step goes on, null at the end of the log.
+-- The running maximum grows with the offset, so the first run that reaches the time is found by halving the
+-- offsets that may hold it, at most 63 look-ups by primary key: an index of its own would cost every commit
+-- more. Runs before it cannot hold the time. From there the own maximum decides, because the run that raised
+-- the running maximum may be gone. At most :step runs are looked at; looked_until is where the next step goes
+-- on, null at the end of the log.
 WITH RECURSIVE halves AS (
-    -- Of the offsets in [low, high) low is the first that may be in that run. An offset whose run is gone lies before all others.
+    -- Of the offsets in [low, high) low is the first that may be in that run. An offset whose run is gone
+    -- lies before all others.
     SELECT log_start_offset, 0::bigint AS low, high_watermark AS high FROM partitions
-    WHERE topic_id = %(topic_id)s::uuid AND partition = %(partition)s::integer AND state = 'live' AND max_timestamp_ms >= %(timestamp_ms)s::bigint
+    WHERE topic_id = %(topic_id)s::uuid AND partition = %(partition)s::integer AND state = 'live'
+        AND max_timestamp_ms >= %(timestamp_ms)s::bigint
     UNION ALL
     SELECT halves.log_start_offset,
-           CASE WHEN middle.reaches THEN halves.low ELSE greatest(middle.last_offset, (halves.low + halves.high) / 2) + 1 END,
+           CASE WHEN middle.reaches THEN halves.low
+               ELSE greatest(middle.last_offset, (halves.low + halves.high) / 2) + 1 END,
            CASE WHEN middle.reaches THEN middle.base_offset ELSE halves.high END
     FROM halves LEFT JOIN LATERAL (
-        SELECT base_offset, last_offset, running_max_timestamp_ms >= %(timestamp_ms)s::bigint AS reaches FROM runs
-        WHERE topic_id = %(topic_id)s::uuid AND partition = %(partition)s::integer AND base_offset <= (halves.low + halves.high) / 2
+        SELECT base_offset, last_offset, running_max_timestamp_ms >= %(timestamp_ms)s::bigint AS reaches
+        FROM runs
+        WHERE topic_id = %(topic_id)s::uuid AND partition = %(partition)s::integer
+            AND base_offset <= (halves.low + halves.high) / 2
         ORDER BY base_offset DESC LIMIT 1) AS middle ON true
     WHERE halves.low < halves.high
 ), start AS MATERIALIZED (
-    SELECT r.base_offset, found.log_start_offset FROM (SELECT * FROM halves WHERE low >= high) AS found CROSS JOIN LATERAL (
+    SELECT r.base_offset, found.log_start_offset FROM (SELECT * FROM halves WHERE low >= high) AS found
+    CROSS JOIN LATERAL (
         SELECT base_offset FROM runs
-        WHERE topic_id = %(topic_id)s::uuid AND partition = %(partition)s::integer AND base_offset >= found.low
+        WHERE topic_id = %(topic_id)s::uuid AND partition = %(partition)s::integer
+            AND base_offset >= found.low
         ORDER BY base_offset LIMIT 1) AS r
 ), covering AS MATERIALIZED (
     SELECT greatest(start.base_offset, (
@@ -90,11 +109,13 @@ WITH RECURSIVE halves AS (
 ), looked AS MATERIALIZED (
     SELECT r.*, covering.from_offset FROM covering CROSS JOIN LATERAL (
         SELECT * FROM runs
-        WHERE topic_id = %(topic_id)s::uuid AND partition = %(partition)s::integer AND base_offset >= covering.base_offset
+        WHERE topic_id = %(topic_id)s::uuid AND partition = %(partition)s::integer
+            AND base_offset >= covering.base_offset
           AND last_offset >= covering.from_offset
         ORDER BY base_offset LIMIT %(step)s::integer) AS r
 )
-SELECT r.topic_id, r.partition, r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms,
+SELECT r.topic_id, r.partition, r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms,
+    r.max_timestamp_ms,
        segments.object_key, segments.size_bytes AS object_size_bytes,
        (SELECT max(last_offset) FROM looked) AS looked_until
 FROM (VALUES (1)) AS one (row)

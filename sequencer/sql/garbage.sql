@@ -4,33 +4,41 @@
 -- what is due is told by statement_timestamp(), which an index can use (clock_timestamp() is volatile).
 
 -- name: watch_database
--- One look at which Postgres this is, and how long ago the last one was. The row stays locked until the dooming that it allows is committed.
--- The WAL's name begins with the timeline; the control file's own copy lags behind a promotion.
+-- One look at which Postgres this is, and how long ago the last one was. The row stays locked until the
+-- dooming that it allows is committed. The WAL's name begins with the timeline; the control file's own copy
+-- lags behind a promotion.
 WITH look AS (
-    SELECT system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer AS timeline
+    SELECT system_identifier,
+        ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer AS timeline
     FROM pg_control_system()
 )
 INSERT INTO dooming AS d (system_identifier, timeline, last_seen_at, paused_until, pause_reason)
-SELECT system_identifier, timeline, clock_timestamp(), clock_timestamp() + make_interval(secs => %(lease_s)s), 'start' FROM look
+SELECT system_identifier, timeline, clock_timestamp(), clock_timestamp() + make_interval(secs => %(lease_s)s),
+    'start' FROM look
 ON CONFLICT (only_row) DO UPDATE SET
     system_identifier = excluded.system_identifier,
     timeline = excluded.timeline,
     last_seen_at = excluded.last_seen_at,
     (paused_until, pause_reason) = (
-        SELECT greatest(d.paused_until, pause.until), CASE WHEN pause.until > d.paused_until THEN pause.reason ELSE d.pause_reason END
+        SELECT greatest(d.paused_until, pause.until), CASE WHEN pause.until > d.paused_until THEN pause.reason
+            ELSE d.pause_reason END
         FROM (SELECT
             CASE
                 WHEN moved.database THEN clock_timestamp() + make_interval(secs => %(failover_hold_s)s)
-                WHEN %(outage_seen)s OR d.last_seen_at < clock_timestamp() - make_interval(secs => %(outage_after_s)s)
+                WHEN %(outage_seen)s OR d.last_seen_at < clock_timestamp()
+                    - make_interval(secs => %(outage_after_s)s)
                     THEN clock_timestamp() + make_interval(secs => %(lease_s)s)
             END AS until,
             CASE WHEN moved.database THEN 'failover' ELSE 'outage' END AS reason
-            FROM (SELECT (d.system_identifier, d.timeline) <> (excluded.system_identifier, excluded.timeline)) AS moved (database)
+            FROM (SELECT (d.system_identifier, d.timeline) <> (excluded.system_identifier,
+                excluded.timeline)) AS moved (database)
         ) AS pause)
-RETURNING greatest(0, extract(epoch FROM d.paused_until - clock_timestamp()))::float8 AS pause_s, d.pause_reason
+RETURNING greatest(0, extract(epoch FROM d.paused_until - clock_timestamp()))::float8 AS pause_s,
+    d.pause_reason
 
 -- name: mark_unreferenced
--- One page of all segments in id order; those committed that nothing refers to start their grace period. A hint, judged again when it is over.
+-- One page of all segments in id order; those committed that nothing refers to start their grace period. A
+-- hint, judged again when it is over.
 WITH page AS MATERIALIZED (
     SELECT segment_id, state = 'committed' AND unreferenced_since IS NULL AS may_be_garbage
     FROM segments WHERE segment_id > %(after)s::uuid ORDER BY segment_id LIMIT %(cap)s
@@ -38,14 +46,16 @@ WITH page AS MATERIALIZED (
     SELECT s.segment_id FROM page JOIN segments AS s USING (segment_id)
     WHERE page.may_be_garbage
         AND NOT EXISTS (SELECT FROM runs AS r WHERE r.segment_id = s.segment_id)
-        AND NOT EXISTS (SELECT FROM holds AS h WHERE h.segment_id = s.segment_id AND h.lease_until > clock_timestamp())
+        AND NOT EXISTS (SELECT FROM holds AS h
+            WHERE h.segment_id = s.segment_id AND h.lease_until > clock_timestamp())
     ORDER BY s.segment_id FOR NO KEY UPDATE OF s SKIP LOCKED
 ), marked AS (
     UPDATE segments AS s SET unreferenced_since = clock_timestamp() FROM unreferenced
     WHERE s.segment_id = unreferenced.segment_id AND s.state = 'committed'
     RETURNING 1
 )
-SELECT (SELECT count(*) FROM page) AS seen, (SELECT segment_id FROM page ORDER BY segment_id DESC LIMIT 1) AS last_seen,
+SELECT (SELECT count(*) FROM page) AS seen,
+    (SELECT segment_id FROM page ORDER BY segment_id DESC LIMIT 1) AS last_seen,
     (SELECT count(*) FROM marked) AS marked
 
 -- name: lock_unreferenced
@@ -58,11 +68,13 @@ ORDER BY unreferenced_since LIMIT %(cap)s
 FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: judge_unreferenced
--- With the rows locked, in a snapshot taken since: whoever publishes or holds one has done so, or finds it doomed.
+-- With the rows locked, in a snapshot taken since: whoever publishes or holds one has done so, or finds it
+-- doomed.
 WITH judged AS (
     SELECT segment_id,
         EXISTS (SELECT FROM runs AS r WHERE r.segment_id = s.segment_id)
-        OR EXISTS (SELECT FROM holds AS h WHERE h.segment_id = s.segment_id AND h.lease_until > clock_timestamp()) AS referenced
+        OR EXISTS (SELECT FROM holds AS h
+            WHERE h.segment_id = s.segment_id AND h.lease_until > clock_timestamp()) AS referenced
     FROM segments AS s WHERE segment_id = ANY(%(segment_ids)s::uuid[])
 ), changed AS (
     UPDATE segments AS s
@@ -82,39 +94,50 @@ WHERE state = 'doomed'
 ORDER BY coalesce(unreferenced_since, doomed_at) LIMIT %(cap)s
 
 -- name: make_partitions
-SELECT add_time_partition('tombstones', %(width_s)s, %(lock_timeout_ms)s) AND add_time_partition('outcomes', %(width_s)s, %(lock_timeout_ms)s) AS are_made
+SELECT add_time_partition('tombstones', %(width_s)s, %(lock_timeout_ms)s)
+    AND add_time_partition('outcomes', %(width_s)s, %(lock_timeout_ms)s) AS are_made
 
 -- name: bury
--- The tombstone stays for PUTs that arrive late, the outcome for agents that ask late what became of their commit.
+-- The tombstone stays for PUTs that arrive late, the outcome for agents that ask late what became of their
+-- commit.
 SELECT bury_segments(%(segment_ids)s::uuid[], %(outcome_retention_s)s) AS buried
 
 -- name: close_due_tombstones
--- The oldest partition whose last tombstone has waited long enough. Whoever inserts holds the row: from here on nothing is added to it.
+-- The oldest partition whose last tombstone has waited long enough. Whoever inserts holds the row: from here
+-- on nothing is added to it.
 UPDATE time_partitions SET is_closed = true
 WHERE of_table = 'tombstones' AND number = (
     SELECT number FROM time_partitions
-    WHERE of_table = 'tombstones' AND ends_at <= statement_timestamp() - make_interval(secs => %(late_write_window_s)s) ORDER BY number LIMIT 1)
+    WHERE of_table = 'tombstones'
+        AND ends_at <= statement_timestamp() - make_interval(secs => %(late_write_window_s)s) ORDER BY number
+        LIMIT 1)
 RETURNING number, swept_to
 
 -- name: tombstones_to_sweep
 -- A segment's row overrules its tombstone: its object is in use again, or another step deletes it.
-SELECT t.segment_id, t.object_key, EXISTS (SELECT FROM segments AS s WHERE s.segment_id = t.segment_id) AS is_void
+SELECT t.segment_id, t.object_key,
+    EXISTS (SELECT FROM segments AS s WHERE s.segment_id = t.segment_id) AS is_void
 FROM tombstones AS t
-WHERE t.number = %(number)s AND t.segment_id > coalesce(%(swept_to)s::uuid, '00000000-0000-0000-0000-000000000000')
+WHERE t.number = %(number)s
+    AND t.segment_id > coalesce(%(swept_to)s::uuid, '00000000-0000-0000-0000-000000000000')
 ORDER BY t.segment_id LIMIT %(cap)s
 
 -- name: note_sweep
 UPDATE time_partitions SET swept_to = %(swept_to)s WHERE of_table = 'tombstones' AND number = %(number)s
 
 -- name: close_due_outcomes
--- Agents could not ask while Postgres was away: while dooming pauses, or has not looked lately, every outcome stays.
+-- Agents could not ask while Postgres was away: while dooming pauses, or has not looked lately, every outcome
+-- stays.
 UPDATE time_partitions SET is_closed = true
 WHERE of_table = 'outcomes' AND number = (
     SELECT number FROM time_partitions
-    WHERE of_table = 'outcomes' AND ends_at <= statement_timestamp() - make_interval(secs => %(outcome_retention_s)s) ORDER BY number LIMIT 1)
+    WHERE of_table = 'outcomes'
+        AND ends_at <= statement_timestamp() - make_interval(secs => %(outcome_retention_s)s) ORDER BY number
+        LIMIT 1)
 AND EXISTS (
     SELECT FROM dooming
-    WHERE paused_until <= statement_timestamp() AND last_seen_at > statement_timestamp() - make_interval(secs => %(outage_after_s)s))
+    WHERE paused_until <= statement_timestamp()
+        AND last_seen_at > statement_timestamp() - make_interval(secs => %(outage_after_s)s))
 RETURNING number
 
 -- name: drop_partition

@@ -9,4 +9,5 @@ ON CONFLICT (group_id) DO UPDATE SET config = (group_configs.config || %(set)s::
 
 -- name: list
 -- A page in id order.
-SELECT group_id FROM group_configs WHERE group_id > %(after)s::text AND config <> '{}' ORDER BY group_id LIMIT %(cap)s::integer
+SELECT group_id FROM group_configs WHERE group_id > %(after)s::text AND config <> '{}' ORDER BY group_id
+LIMIT %(cap)s::integer

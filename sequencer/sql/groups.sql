@@ -1,13 +1,16 @@
--- Groups: claimed, written, deleted by their coordinators, listed for anybody. The functions are in `functions/`.
+-- Groups: claimed, written, deleted by their coordinators, listed for anybody. The functions are in
+-- `functions/`.
 
 -- name: claim
-SELECT coordinator_epoch, kind, generation, state, protocol_type, document, member_ids, member_epochs, member_documents,
+SELECT coordinator_epoch, kind, generation, state, protocol_type, document, member_ids, member_epochs,
+    member_documents,
     (SELECT config FROM group_configs WHERE group_id = %(group_id)s::text) AS config
 FROM claim_group(%(group_id)s::text, %(node_id)s::integer, %(create)s::boolean)
 
 -- name: write
 SELECT write_group(
-    %(group_id)s::text, %(coordinator_epoch)s::bigint, %(kind)s::text, %(generation)s::integer, %(state)s::text,
+    %(group_id)s::text, %(coordinator_epoch)s::bigint, %(kind)s::text, %(generation)s::integer,
+    %(state)s::text,
     %(protocol_type)s::text, %(document)s::json, %(is_empty)s::boolean, %(removed_ids)s::text[],
     %(member_ids)s::text[], %(member_epochs)s::integer[], %(member_documents)s::text[]) AS held
 
@@ -23,7 +26,8 @@ LEFT JOIN group_configs AS configs ON configs.group_id = asked.group_id
 SELECT delete_group(%(group_id)s::text, %(coordinator_epoch)s::bigint) AS outcome
 
 -- name: list
--- A page in id order. A group that its coordinator has not written yet is a classic one without members. Filters that are empty let all pass.
+-- A page in id order. A group that its coordinator has not written yet is a classic one without members.
+-- Filters that are empty let all pass.
 SELECT group_id, coalesce(kind, 'classic') AS kind, protocol_type, state, coordinator FROM groups
 WHERE group_id > %(after)s::text
   AND (cardinality(%(states)s::text[]) = 0 OR state = ANY (%(states)s::text[]))

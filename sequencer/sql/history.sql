@@ -80,7 +80,8 @@ SELECT lease_until FROM history_jobs WHERE topic_id = %(topic_id)s AND kind = %(
 
 -- name: insert_job
 INSERT INTO history_jobs (job_id, topic_id, kind, prefix, lease_until)
-VALUES (%(job_id)s, %(topic_id)s, %(kind)s, %(prefix)s, clock_timestamp() + make_interval(secs => %(lease_s)s))
+VALUES (%(job_id)s, %(topic_id)s, %(kind)s, %(prefix)s,
+    clock_timestamp() + make_interval(secs => %(lease_s)s))
 
 -- name: runs_to_compact
 -- The runs of each partition from where its history ends to the end given, below the high watermark (the last
@@ -102,15 +103,18 @@ CROSS JOIN LATERAL (
             AND base_offset >= greatest(h.compacted_to, p.log_start_offset) AND base_offset < e.end_offset
         ORDER BY base_offset LIMIT %(runs_per_partition)s)
     ) AS near
-    WHERE near.last_offset >= greatest(h.compacted_to, p.log_start_offset) AND near.last_offset < p.high_watermark
+    WHERE near.last_offset >= greatest(h.compacted_to, p.log_start_offset)
+        AND near.last_offset < p.high_watermark
 ) AS r
 JOIN segments AS s ON s.segment_id = r.segment_id
 WHERE p.state = 'live' AND least(p.high_watermark, e.end_offset) > greatest(h.compacted_to, p.log_start_offset)
 ORDER BY p.partition, r.base_offset
 
 -- name: lock_segments
--- Shared: dooming takes the row for itself, so that either it sees the holds or this finds the segment doomed.
-SELECT segment_id FROM segments WHERE segment_id = ANY(%(segment_ids)s) AND state = 'committed' ORDER BY segment_id FOR SHARE
+-- Shared: dooming takes the row for itself, so that either it sees the holds or this finds the segment
+-- doomed.
+SELECT segment_id FROM segments WHERE segment_id = ANY(%(segment_ids)s) AND state = 'committed'
+ORDER BY segment_id FOR SHARE
 
 -- name: hold_segments
 INSERT INTO holds (segment_id, job_id, lease_until)
@@ -123,10 +127,12 @@ WHERE job_id = %(job_id)s AND state = 'running' AND lease_until > clock_timestam
 RETURNING job_id
 
 -- name: renew_holds
-UPDATE holds SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s) WHERE job_id = %(job_id)s
+UPDATE holds SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s)
+WHERE job_id = %(job_id)s
 
 -- name: lock_job
-SELECT state, lease_until > clock_timestamp() AS held FROM history_jobs WHERE job_id = %(job_id)s FOR NO KEY UPDATE
+SELECT state, lease_until > clock_timestamp() AS held FROM history_jobs
+WHERE job_id = %(job_id)s FOR NO KEY UPDATE
 
 -- name: advance_partitions
 -- Each only from where the plan began: a range is published once. The row of a partition appears with its first
@@ -190,7 +196,8 @@ WHERE topic_id = %(topic_id)s AND version = %(version)s
 UPDATE history_tables SET published_at = clock_timestamp() WHERE topic_id = %(topic_id)s
 
 -- name: end_job
-UPDATE history_jobs SET state = %(state)s, ended_at = clock_timestamp() WHERE job_id = %(job_id)s AND state = 'running'
+UPDATE history_jobs SET state = %(state)s, ended_at = clock_timestamp()
+WHERE job_id = %(job_id)s AND state = 'running'
 
 -- name: release_holds
 DELETE FROM holds WHERE job_id = ANY(%(job_ids)s)
@@ -263,11 +270,13 @@ WHERE t.topic_id IS NULL OR t.deleted_at IS NOT NULL
 ORDER BY h.topic_id LIMIT %(cap)s
 
 -- name: abandon_jobs_of
-UPDATE history_jobs SET state = 'abandoned', ended_at = clock_timestamp() WHERE topic_id = %(topic_id)s AND state = 'running'
+UPDATE history_jobs SET state = 'abandoned', ended_at = clock_timestamp()
+WHERE topic_id = %(topic_id)s AND state = 'running'
 RETURNING job_id
 
 -- name: unreference_all_objects
-UPDATE history_objects SET unreferenced_since = clock_timestamp() WHERE topic_id = %(topic_id)s AND unreferenced_since IS NULL
+UPDATE history_objects SET unreferenced_since = clock_timestamp()
+WHERE topic_id = %(topic_id)s AND unreferenced_since IS NULL
 
 -- name: delete_partitions_of
 DELETE FROM history_partitions WHERE topic_id = %(topic_id)s
@@ -286,7 +295,8 @@ DELETE FROM history_tables WHERE topic_id = %(topic_id)s
 WITH expired AS (
     SELECT job_id FROM history_jobs WHERE state = 'running' AND lease_until <= clock_timestamp()
     ORDER BY job_id LIMIT %(cap)s FOR NO KEY UPDATE SKIP LOCKED)
-UPDATE history_jobs AS j SET state = 'abandoned', ended_at = clock_timestamp() FROM expired WHERE j.job_id = expired.job_id
+UPDATE history_jobs AS j SET state = 'abandoned', ended_at = clock_timestamp() FROM expired
+WHERE j.job_id = expired.job_id
 RETURNING j.job_id
 
 -- name: ended_jobs

@@ -1,4 +1,5 @@
--- What the doctor reads: the whole database in pages, one statement per page, so that each page is of one moment.
+-- What the doctor reads: the whole database in pages, one statement per page, so that each page is of one
+-- moment.
 
 -- name: segments_by_id
 SELECT segment_id, object_key, state, false AS is_tombstone,
@@ -6,9 +7,11 @@ SELECT segment_id, object_key, state, false AS is_tombstone,
 FROM segments AS s WHERE segment_id = ANY(%(segment_ids)s::uuid[])
 UNION ALL
 -- A segment's row overrules its tombstone.
-SELECT segment_id, object_key, 'doomed', true, EXISTS (SELECT FROM runs AS r WHERE r.segment_id = t.segment_id)
+SELECT segment_id, object_key, 'doomed', true,
+    EXISTS (SELECT FROM runs AS r WHERE r.segment_id = t.segment_id)
 FROM tombstones AS t
-WHERE segment_id = ANY(%(segment_ids)s::uuid[]) AND NOT EXISTS (SELECT FROM segments AS s WHERE s.segment_id = t.segment_id)
+WHERE segment_id = ANY(%(segment_ids)s::uuid[])
+    AND NOT EXISTS (SELECT FROM segments AS s WHERE s.segment_id = t.segment_id)
 
 -- name: referenced_segments
 -- A page of segment rows in id order: those that runs refer to.
@@ -28,7 +31,8 @@ ORDER BY topic_id, partition LIMIT %(cap)s
 
 -- name: log_chunk
 -- Runs from an offset on, with the partition's bounds of the same moment; one row of nulls if there are none.
-SELECT p.log_start_offset, p.high_watermark, p.size_bytes, r.base_offset, r.last_offset, r.length, r.segment_id, s.state AS segment_state
+SELECT p.log_start_offset, p.high_watermark, p.size_bytes, r.base_offset, r.last_offset, r.length,
+    r.segment_id, s.state AS segment_state
 FROM partitions AS p
 LEFT JOIN LATERAL (
     SELECT * FROM runs
@@ -50,11 +54,13 @@ WITH RECURSIVE pairs AS (
         ORDER BY r.topic_id, r.partition LIMIT 1) AS following
 )
 SELECT topic_id, partition FROM pairs
-WHERE NOT EXISTS (SELECT FROM partitions AS p WHERE p.topic_id = pairs.topic_id AND p.partition = pairs.partition)
+WHERE NOT EXISTS (SELECT FROM partitions AS p
+    WHERE p.topic_id = pairs.topic_id AND p.partition = pairs.partition)
 ORDER BY topic_id, partition LIMIT %(cap)s
 
 -- name: odd_producer_states
--- One to ten batches, each with its offset and time; offsets rise and lie below the high watermark; the partition exists.
+-- One to ten batches, each with its offset and time; offsets rise and lie below the high watermark; the
+-- partition exists.
 SELECT s.topic_id, s.partition, s.producer_id
 FROM producer_state AS s LEFT JOIN partitions AS p USING (topic_id, partition)
 WHERE p.topic_id IS NULL

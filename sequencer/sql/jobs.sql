@@ -1,11 +1,14 @@
--- Jobs: who works on what, where a pass left off, and how long ago each last succeeded. Hints, all of it: no standby is waited for.
+-- Jobs: who works on what, where a pass left off, and how long ago each last succeeded. Hints, all of it: no
+-- standby is waited for.
 
 -- name: claim
--- One holder at a time, and not more often than every min_interval_s in the whole cluster. A holder that died is replaced when its lease has
--- passed; a run that failed may be repeated at once (last_started_at is null again).
--- None while the bucket is another database's. Whoever comes too early only reads: every agent tries, and most of them in vain.
+-- One holder at a time, and not more often than every min_interval_s in the whole cluster. A holder that died
+-- is replaced when its lease has passed; a run that failed may be repeated at once (last_started_at is null
+-- again). None while the bucket is another database's. Whoever comes too early only reads: every agent tries,
+-- and most of them in vain.
 INSERT INTO jobs (name, holder, lease_until, last_started_at)
-SELECT %(name)s::text, %(holder)s::uuid, clock_timestamp() + make_interval(secs => %(lease_s)s), clock_timestamp()
+SELECT %(name)s::text, %(holder)s::uuid, clock_timestamp() + make_interval(secs => %(lease_s)s),
+    clock_timestamp()
 FROM ownership, (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
 WHERE lost_because IS NULL AND NOT EXISTS (
     SELECT FROM jobs WHERE name = %(name)s::text
@@ -14,7 +17,8 @@ WHERE lost_because IS NULL AND NOT EXISTS (
 ON CONFLICT (name) DO UPDATE
 SET holder = excluded.holder, lease_until = excluded.lease_until, last_started_at = excluded.last_started_at
 WHERE (jobs.holder IS NULL OR jobs.lease_until < clock_timestamp())
-    AND (jobs.last_started_at IS NULL OR jobs.last_started_at <= clock_timestamp() - make_interval(secs => %(min_interval_s)s))
+    AND (jobs.last_started_at IS NULL
+        OR jobs.last_started_at <= clock_timestamp() - make_interval(secs => %(min_interval_s)s))
 RETURNING progress
 
 -- name: renew
@@ -24,7 +28,8 @@ WHERE name = %(name)s AND holder = %(holder)s AND lease_until > clock_timestamp(
 RETURNING name
 
 -- name: succeed
-UPDATE jobs SET holder = NULL, lease_until = NULL, last_success_at = clock_timestamp(), last_error = NULL, progress = %(progress)s
+UPDATE jobs SET holder = NULL, lease_until = NULL, last_success_at = clock_timestamp(), last_error = NULL,
+    progress = %(progress)s
 FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
 WHERE name = %(name)s AND holder = %(holder)s
 

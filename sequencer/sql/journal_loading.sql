@@ -1,10 +1,12 @@
--- Loading entries of the commit journal (sequencer/journal/loading.py). `staged` is a temporary table with the rows of one section.
+-- Loading entries of the commit journal (sequencer/journal/loading.py). `staged` is a temporary table with
+-- the rows of one section.
 
 -- name: drop_staged
 DROP TABLE IF EXISTS pg_temp.staged
 
 -- name: add_partitions
--- New partitions begin empty, because their runs come afterwards. Known ones take only the epoch and the state.
+-- New partitions begin empty, because their runs come afterwards. Known ones take only the epoch and the
+-- state.
 INSERT INTO partitions AS p (topic_id, partition, state, log_start_offset, high_watermark, coordinate_epoch)
 SELECT topic_id, partition, state, 0, 0, coordinate_epoch FROM staged
 ON CONFLICT (topic_id, partition) DO UPDATE
@@ -12,8 +14,10 @@ SET state = excluded.state, coordinate_epoch = greatest(p.coordinate_epoch, excl
 
 -- name: advance_log_starts
 -- Retention, or a client, removed records since. Offsets below the log start are no gap.
-UPDATE partitions AS p SET log_start_offset = s.log_start_offset, high_watermark = greatest(p.high_watermark, s.log_start_offset),
-    max_timestamp_ms = CASE WHEN p.high_watermark <= s.log_start_offset THEN greatest(p.max_timestamp_ms, s.max_timestamp_ms)
+UPDATE partitions AS p
+SET log_start_offset = s.log_start_offset, high_watermark = greatest(p.high_watermark, s.log_start_offset),
+    max_timestamp_ms = CASE
+        WHEN p.high_watermark <= s.log_start_offset THEN greatest(p.max_timestamp_ms, s.max_timestamp_ms)
                             ELSE p.max_timestamp_ms END
 FROM staged AS s
 WHERE p.topic_id = s.topic_id AND p.partition = s.partition AND p.log_start_offset < s.log_start_offset
@@ -31,13 +35,15 @@ WHERE t.name = s.name AND t.topic_id <> s.topic_id AND t.deleted_at IS NULL AND 
 DROP TABLE IF EXISTS pg_temp.added
 
 -- name: add_runs
--- Runs that reach beyond their partition's end, and whether they join it: the first begins there or before, each next one where the one before ends.
+-- Runs that reach beyond their partition's end, and whether they join it: the first begins there or before,
+-- each next one where the one before ends.
 CREATE TEMP TABLE added ON COMMIT DROP AS
 SELECT reaching.*, bool_and(follows) OVER (
     PARTITION BY topic_id, partition ORDER BY base_offset ROWS UNBOUNDED PRECEDING) AS joins
 FROM (
     SELECT s.*, s.base_offset <= coalesce(
-        lag(s.last_offset) OVER (PARTITION BY s.topic_id, s.partition ORDER BY s.base_offset) + 1, p.high_watermark) AS follows
+        lag(s.last_offset) OVER (PARTITION BY s.topic_id, s.partition ORDER BY s.base_offset) + 1,
+        p.high_watermark) AS follows
     FROM staged AS s JOIN partitions AS p USING (topic_id, partition)
     WHERE s.last_offset >= p.high_watermark
 ) AS reaching
@@ -47,13 +53,15 @@ ANALYZE added
 
 -- name: remove_covered_runs
 DELETE FROM runs AS r USING added AS a
-WHERE a.joins AND r.topic_id = a.topic_id AND r.partition = a.partition AND r.base_offset BETWEEN a.base_offset AND a.last_offset
+WHERE a.joins AND r.topic_id = a.topic_id AND r.partition = a.partition
+    AND r.base_offset BETWEEN a.base_offset AND a.last_offset
 
 -- name: insert_runs
 INSERT INTO runs ({columns}) SELECT {columns} FROM added WHERE joins
 
 -- name: advance_high_watermarks
-UPDATE partitions AS p SET high_watermark = a.reached + 1, max_timestamp_ms = greatest(p.max_timestamp_ms, a.max_timestamp_ms)
+UPDATE partitions AS p
+SET high_watermark = a.reached + 1, max_timestamp_ms = greatest(p.max_timestamp_ms, a.max_timestamp_ms)
 FROM (
     SELECT topic_id, partition, max(last_offset) AS reached, max(running_max_timestamp_ms) AS max_timestamp_ms
     FROM added WHERE joins GROUP BY topic_id, partition) AS a
@@ -63,7 +71,8 @@ WHERE p.topic_id = a.topic_id AND p.partition = a.partition
 -- Runs that do not join their partition, and runs of partitions that are not there.
 SELECT run.topic_id, t.name AS topic, run.partition, run.base_offset, run.last_offset, run.is_partition_known
 FROM (
-    SELECT topic_id, partition, base_offset, last_offset, true AS is_partition_known FROM added WHERE NOT joins
+    SELECT topic_id, partition, base_offset, last_offset, true AS is_partition_known FROM added
+    WHERE NOT joins
     UNION ALL
     SELECT s.topic_id, s.partition, s.base_offset, s.last_offset, false FROM staged AS s
     WHERE NOT EXISTS (SELECT FROM partitions AS p WHERE p.topic_id = s.topic_id AND p.partition = s.partition)
@@ -72,7 +81,8 @@ ORDER BY run.topic_id, run.partition, run.base_offset
 
 -- name: set_sizes
 UPDATE partitions AS p SET size_bytes = coalesce(r.length, 0)
-FROM partitions AS q LEFT JOIN (SELECT topic_id, partition, sum(length) AS length FROM runs GROUP BY topic_id, partition) AS r
+FROM partitions AS q LEFT JOIN (SELECT topic_id, partition, sum(length) AS length FROM runs
+    GROUP BY topic_id, partition) AS r
     USING (topic_id, partition)
 WHERE q.topic_id = p.topic_id AND q.partition = p.partition AND p.size_bytes <> coalesce(r.length, 0)
 
@@ -91,11 +101,13 @@ SELECT add_time_partition('tombstones', 600, 15000) AND add_time_partition('outc
 
 -- name: add_tombstones
 INSERT INTO tombstones (number, segment_id, object_key)
-SELECT (SELECT min(number) FROM time_partitions WHERE of_table = 'tombstones' AND ends_at > clock_timestamp()), segment_id, object_key FROM staged
+SELECT (SELECT min(number) FROM time_partitions
+    WHERE of_table = 'tombstones' AND ends_at > clock_timestamp()), segment_id, object_key FROM staged
 
 -- name: add_outcomes
 INSERT INTO outcomes (number, segment_id, object_key, outcome)
-SELECT (SELECT min(number) FROM time_partitions WHERE of_table = 'outcomes' AND ends_at > clock_timestamp()), segment_id, object_key, outcome FROM staged
+SELECT (SELECT min(number) FROM time_partitions WHERE of_table = 'outcomes' AND ends_at > clock_timestamp()),
+    segment_id, object_key, outcome FROM staged
 
 -- name: count_time_partitions
 UPDATE time_partitions AS p SET row_count = CASE of_table

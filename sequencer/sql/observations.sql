@@ -1,17 +1,22 @@
--- What one agent measures for the whole cluster, and all agents read. Times are seconds since 1970, so that ages are right whenever they are read.
+-- What one agent measures for the whole cluster, and all agents read. Times are seconds since 1970, so that
+-- ages are right whenever they are read.
 
 -- name: observe
 -- What is measured is bounded, whatever the log holds and whatever was deleted:
--- - Segments on their way out are counted up to a cap, newest first: index entries of rows that went lie at the other end. Beyond the cap Postgres'
---   own estimate of the index serves. Below it, entries of rows that went since the last measurement are read, too, once.
+-- - Segments on their way out are counted up to a cap, newest first: index entries of rows that went lie at
+--   the other end. Beyond the cap Postgres' own estimate of the index serves. Below it, entries of rows that
+--   went since the last measurement are read, too, once.
 -- - Tombstones are counted as they come, per partition.
--- - What is ripe for merging is read from its index up to a cap per tier, oldest first. What lies behind is estimated by the time that it spans.
+-- - What is ripe for merging is read from its index up to a cap per tier, oldest first. What lies behind is
+--   estimated by the time that it spans.
 -- Its time is that of its beginning, before anything was looked at.
 WITH counted AS (
-    SELECT state, CASE WHEN seen < %(most_segments)s THEN seen ELSE greatest(seen, estimate.reltuples::bigint) END AS segments
+    SELECT state, CASE WHEN seen < %(most_segments)s THEN seen
+        ELSE greatest(seen, estimate.reltuples::bigint) END AS segments
     FROM (VALUES
         ('reserved', 'segments_reserved', (SELECT count(*) FROM (
-            SELECT FROM segments WHERE state = 'reserved' ORDER BY lease_until DESC LIMIT %(most_segments)s) AS newest)),
+            SELECT FROM segments WHERE state = 'reserved' ORDER BY lease_until DESC
+            LIMIT %(most_segments)s) AS newest)),
         ('unreferenced', 'segments_unreferenced', (SELECT count(*) FROM (
             SELECT FROM segments WHERE state = 'committed' AND unreferenced_since IS NOT NULL
             ORDER BY unreferenced_since DESC LIMIT %(most_segments)s) AS newest)),
@@ -19,7 +24,8 @@ WITH counted AS (
             SELECT FROM segments WHERE state = 'doomed'
             ORDER BY coalesce(unreferenced_since, doomed_at) DESC LIMIT %(most_segments)s) AS newest))
     ) AS looked (state, index_name, seen)
-    CROSS JOIN LATERAL (SELECT reltuples FROM pg_class WHERE oid = looked.index_name::regclass OFFSET 0) AS estimate
+    CROSS JOIN LATERAL (SELECT reltuples FROM pg_class WHERE oid = looked.index_name::regclass
+        OFFSET 0) AS estimate
 ), ripe AS (
     SELECT tier.number AS tier, looked.segments * span.share AS segments, looked.units * span.share AS units,
         looked.size_bytes * span.share AS size_bytes, looked.oldest
@@ -28,11 +34,13 @@ WITH counted AS (
         SELECT count(*) AS segments, count(DISTINCT committed_at) AS units, sum(size_bytes) AS size_bytes,
             min(committed_at) AS oldest, max(committed_at) AS reached
         FROM (
-            SELECT committed_at, size_bytes FROM merge_candidates WHERE tier = tier.number AND claimed_by IS NULL
+            SELECT committed_at, size_bytes FROM merge_candidates
+            WHERE tier = tier.number AND claimed_by IS NULL
             ORDER BY committed_at, segment_id LIMIT %(most_candidates)s) AS oldest_first) AS looked
     CROSS JOIN LATERAL (
         SELECT CASE WHEN looked.segments < %(most_candidates)s OR looked.reached = looked.oldest THEN 1
-            ELSE extract(epoch FROM newest.committed_at - looked.oldest) / extract(epoch FROM looked.reached - looked.oldest) END AS share
+            ELSE extract(epoch FROM newest.committed_at - looked.oldest) / extract(epoch FROM looked.reached
+                - looked.oldest) END AS share
         FROM (
             SELECT committed_at FROM merge_candidates WHERE tier = tier.number AND claimed_by IS NULL
             ORDER BY committed_at DESC, segment_id DESC LIMIT 1) AS newest) AS span
@@ -41,7 +49,8 @@ INSERT INTO observation (observed_at, seen)
 SELECT statement_timestamp(), jsonb_build_object(
     'agents', (SELECT alive FROM agents_shown),
     'segments', (SELECT jsonb_object_agg(state, segments) FROM counted),
-    'tombstones', (SELECT coalesce(sum(row_count), 0)::bigint FROM time_partitions WHERE of_table = 'tombstones'),
+    'tombstones', (SELECT coalesce(sum(row_count), 0)::bigint FROM time_partitions
+        WHERE of_table = 'tombstones'),
     'ripe', (SELECT coalesce(jsonb_agg(jsonb_build_object(
         'tier', tier, 'segments', segments::bigint, 'units', units::bigint, 'size_bytes', size_bytes::bigint,
         'oldest_at', extract(epoch FROM oldest)) ORDER BY tier), '[]') FROM ripe),
@@ -49,15 +58,19 @@ SELECT statement_timestamp(), jsonb_build_object(
         'last_success_at', extract(epoch FROM last_success_at)) ORDER BY tier), '[]') FROM merge_tiers AS t),
     'jobs', (SELECT coalesce(jsonb_agg(jsonb_build_object(
         'name', name, 'running', holder IS NOT NULL AND lease_until > clock_timestamp(),
-        'last_success_at', extract(epoch FROM last_success_at), 'last_error', last_error) ORDER BY name), '[]') FROM jobs),
+        'last_success_at', extract(epoch FROM last_success_at), 'last_error', last_error) ORDER BY name),
+            '[]') FROM jobs),
     'journal', (SELECT jsonb_build_object(
-        'taken_at', extract(epoch FROM taken_at), 'checkpoint_at', extract(epoch FROM checkpoint_at), 'entries', entries,
+        'taken_at', extract(epoch FROM taken_at), 'checkpoint_at', extract(epoch FROM checkpoint_at),
+        'entries', entries,
         'entry_bytes', entry_bytes, 'checkpoint_bytes', checkpoint_bytes) FROM journal))
 FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
 ON CONFLICT (only_row) DO UPDATE SET observed_at = excluded.observed_at, seen = excluded.seen
--- An observer that was paused, or replaced, may be late. A row from the future is from before the clock was set back.
+-- An observer that was paused, or replaced, may be late. A row from the future is from before the clock was
+-- set back.
 WHERE observation.observed_at < excluded.observed_at OR observation.observed_at > clock_timestamp()
 RETURNING only_row
 
 -- name: latest
-SELECT seen, extract(epoch FROM observed_at)::float8 AS observed_at, extract(epoch FROM clock_timestamp())::float8 AS now FROM observation
+SELECT seen, extract(epoch FROM observed_at)::float8 AS observed_at,
+    extract(epoch FROM clock_timestamp())::float8 AS now FROM observation

@@ -1,4 +1,5 @@
--- Whether this database owns the bucket (sequencer/cluster/ownership.py). One row, locked by whoever changes it; agents read it without a lock.
+-- Whether this database owns the bucket (sequencer/cluster/ownership.py). One row, locked by whoever changes
+-- it; agents read it without a lock.
 
 -- name: lock
 -- The time is from before any wait for the lock: what is claimed from it claims too little.
@@ -24,12 +25,14 @@ UPDATE ownership SET watched = %(watched)s, watched_since = %(watched_since)s, r
 -- name: confirm
 -- A confirmed_at in the future is from before the clock was set back.
 UPDATE ownership SET ratchets = ratchets + 1,
-    confirmed_at = CASE WHEN confirmed_at <= clock_timestamp() THEN greatest(confirmed_at, %(began)s) ELSE %(began)s END
+    confirmed_at = CASE WHEN confirmed_at <= clock_timestamp() THEN greatest(confirmed_at, %(began)s)
+        ELSE %(began)s END
 WHERE epoch = %(epoch)s AND %(nonce)s::uuid = ANY(nonces) AND lost_because IS NULL
 RETURNING epoch
 
 -- name: confirm_take_over
-UPDATE ownership SET confirmed_at = %(began)s, ratchets = ratchets + 1, lost_because = %(stopped_because)s::text,
+UPDATE ownership SET confirmed_at = %(began)s, ratchets = ratchets + 1,
+    lost_because = %(stopped_because)s::text,
     lost_at = CASE WHEN %(stopped_because)s::text IS NULL THEN NULL ELSE clock_timestamp() END
 WHERE epoch = %(epoch)s AND %(nonce)s::uuid = ANY(nonces)
 RETURNING epoch

@@ -5,9 +5,10 @@ SET last_id = greatest(last_id + 1, (extract(epoch FROM clock_timestamp()) * 100
 RETURNING last_id AS producer_id
 
 -- name: expire_producer_state
--- A page of :cap rows in key order, so that no step reads more; updated_at has no index, because every commit changes it. The partition rows
--- come first in the lock order: one that a commit holds is passed by until the next round. A row that was updated while we
--- waited for nothing is seen as it is now, and stays. What is forgotten is noted under the same locks, so that no commit misses it.
+-- A page of :cap rows in key order, so that no step reads more; updated_at has no index, because every commit
+-- changes it. The partition rows come first in the lock order: one that a commit holds is passed by until the
+-- next round. A row that was updated while we waited for nothing is seen as it is now, and stays. What is
+-- forgotten is noted under the same locks, so that no commit misses it.
 WITH cutoff AS MATERIALIZED (
     SELECT clock_timestamp() - make_interval(secs => %(unused_for_s)s::double precision) AS at
 ), looked AS MATERIALIZED (
@@ -23,7 +24,8 @@ WITH cutoff AS MATERIALIZED (
     ORDER BY topic_id, partition FOR NO KEY UPDATE SKIP LOCKED
 ), expired AS (
     DELETE FROM producer_state AS gone USING looked JOIN locked USING (topic_id, partition)
-    WHERE gone.topic_id = looked.topic_id AND gone.partition = looked.partition AND gone.producer_id = looked.producer_id
+    WHERE gone.topic_id = looked.topic_id AND gone.partition = looked.partition
+        AND gone.producer_id = looked.producer_id
       AND gone.updated_at < (SELECT at FROM cutoff)
     RETURNING 1
 ), noted AS (
@@ -34,5 +36,6 @@ SELECT (SELECT count(*) FROM looked) AS looked_at, (SELECT count(*) FROM expired
        last.topic_id, last.partition, last.producer_id
 FROM (VALUES (1)) AS one (row)
 LEFT JOIN LATERAL (
-    SELECT topic_id, partition, producer_id FROM looked ORDER BY topic_id DESC, partition DESC, producer_id DESC LIMIT 1
+    SELECT topic_id, partition, producer_id FROM looked
+    ORDER BY topic_id DESC, partition DESC, producer_id DESC LIMIT 1
 ) AS last ON true

@@ -1,13 +1,15 @@
 -- name: reserve
 INSERT INTO segments (segment_id, object_key, writer, lease_until)
-SELECT segment_id, object_key, %(writer)s::text, clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)
+SELECT segment_id, object_key, %(writer)s::text,
+    clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)
 FROM unnest(%(segment_ids)s::uuid[], %(object_keys)s::text[]) AS given (segment_id, object_key)
 ORDER BY segment_id
 ON CONFLICT (segment_id) DO NOTHING
 
 -- name: doom_expired
--- The clock is read once, before the rows are (a stable value the index can use). A row that a commit holds is skipped, not waited for;
--- one that was committed just before we locked it is seen as it is now and stays. Oldest leases first, in id order within the step.
+-- The clock is read once, before the rows are (a stable value the index can use). A row that a commit holds
+-- is skipped, not waited for; one that was committed just before we locked it is seen as it is now and stays.
+-- Oldest leases first, in id order within the step.
 WITH expired AS (
     SELECT segment_id FROM (
         SELECT segment_id, state, lease_until FROM segments

@@ -1,20 +1,25 @@
--- Retention: what is old or too much, moving the log start, dropping the runs below it, and sweeping deleted topics.
+-- Retention: what is old or too much, moving the log start, dropping the runs below it, and sweeping deleted
+-- topics.
 
 -- name: page
--- The next live partitions in primary-key order, of them those whose oldest run may have to go, and the last one, after which the next page
--- begins. A run's age is its own maximum timestamp, but never younger than its commit: one timestamp from the future must not keep
--- everything behind it. Without timestamps it is the commit's time. A limit that is not written in plain digits is left to the caller.
+-- The next live partitions in primary-key order, of them those whose oldest run may have to go, and the last
+-- one, after which the next page begins. A run's age is its own maximum timestamp, but never younger than its
+-- commit: one timestamp from the future must not keep everything behind it. Without timestamps it is the
+-- commit's time. A limit that is not written in plain digits is left to the caller.
 WITH page AS (
     SELECT topic_id, partition, log_start_offset, high_watermark, size_bytes FROM partitions
     WHERE (topic_id, partition) > (%(after_topic_id)s::uuid, %(after_partition)s::integer) AND state = 'live'
     ORDER BY topic_id, partition LIMIT %(cap)s
 )
-SELECT p.topic_id, p.partition, t.config, p.log_start_offset, p.high_watermark, p.size_bytes, now.ms AS now_ms,
-    oldest.last_offset AS oldest_last_offset, oldest.length AS oldest_length, oldest.aged_from_ms AS oldest_aged_from_ms,
+SELECT p.topic_id, p.partition, t.config, p.log_start_offset, p.high_watermark, p.size_bytes,
+    now.ms AS now_ms,
+    oldest.last_offset AS oldest_last_offset, oldest.length AS oldest_length,
+    oldest.aged_from_ms AS oldest_aged_from_ms,
     (SELECT count(*) FROM page) AS looked_at
 FROM page AS p JOIN topics AS t USING (topic_id)
 CROSS JOIN LATERAL (
-    SELECT coalesce(t.config ->> 'retention.ms', %(retention_ms)s) AS ms, coalesce(t.config ->> 'retention.bytes', %(retention_bytes)s) AS bytes
+    SELECT coalesce(t.config ->> 'retention.ms', %(retention_ms)s) AS ms,
+        coalesce(t.config ->> 'retention.bytes', %(retention_bytes)s) AS bytes
 ) AS given
 CROSS JOIN LATERAL (
     SELECT CASE WHEN given.ms ~ '^-?[0-9]{1,18}$' THEN given.ms::bigint ELSE 0 END AS ms,
@@ -23,7 +28,8 @@ CROSS JOIN LATERAL (
 CROSS JOIN (SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS ms) AS now
 LEFT JOIN LATERAL (
     SELECT r.last_offset, r.length,
-        CASE WHEN r.max_timestamp_ms < 0 THEN c.committed_ms ELSE least(r.max_timestamp_ms, c.committed_ms) END AS aged_from_ms
+        CASE WHEN r.max_timestamp_ms < 0 THEN c.committed_ms
+            ELSE least(r.max_timestamp_ms, c.committed_ms) END AS aged_from_ms
     FROM runs AS r JOIN segments AS s USING (segment_id)
     CROSS JOIN LATERAL (SELECT (extract(epoch FROM s.committed_at) * 1000)::bigint AS committed_ms) AS c
     WHERE r.topic_id = p.topic_id AND r.partition = p.partition
@@ -32,17 +38,21 @@ LEFT JOIN LATERAL (
 WHERE oldest.last_offset < p.log_start_offset
     OR retention.ms >= 0 AND oldest.aged_from_ms < now.ms - retention.ms
     OR retention.bytes >= 0 AND p.size_bytes - oldest.length >= retention.bytes
-    OR (p.topic_id, p.partition) = (SELECT topic_id, partition FROM page ORDER BY topic_id DESC, partition DESC LIMIT 1)
+    OR (p.topic_id, p.partition) =
+        (SELECT topic_id, partition FROM page ORDER BY topic_id DESC, partition DESC LIMIT 1)
 ORDER BY p.topic_id, p.partition
 
 -- name: oldest_runs
--- Of each partition at most cap, with its size and log start in the same snapshot: the size of an earlier one may count runs that went since,
--- and would let too many of the others go.
-SELECT p.topic_id, p.partition, p.size_bytes, p.log_start_offset, oldest.last_offset, oldest.length, oldest.aged_from_ms
-FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition) JOIN partitions AS p USING (topic_id, partition)
+-- Of each partition at most cap, with its size and log start in the same snapshot: the size of an earlier one
+-- may count runs that went since, and would let too many of the others go.
+SELECT p.topic_id, p.partition, p.size_bytes, p.log_start_offset, oldest.last_offset, oldest.length,
+    oldest.aged_from_ms
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
+JOIN partitions AS p USING (topic_id, partition)
 CROSS JOIN LATERAL (
     SELECT r.base_offset, r.last_offset, r.length,
-        CASE WHEN r.max_timestamp_ms < 0 THEN c.committed_ms ELSE least(r.max_timestamp_ms, c.committed_ms) END AS aged_from_ms
+        CASE WHEN r.max_timestamp_ms < 0 THEN c.committed_ms
+            ELSE least(r.max_timestamp_ms, c.committed_ms) END AS aged_from_ms
     FROM runs AS r JOIN segments AS s USING (segment_id)
     CROSS JOIN LATERAL (SELECT (extract(epoch FROM s.committed_at) * 1000)::bigint AS committed_ms) AS c
     WHERE r.topic_id = p.topic_id AND r.partition = p.partition
@@ -51,10 +61,11 @@ CROSS JOIN LATERAL (
 ORDER BY p.topic_id, p.partition, oldest.base_offset
 
 -- name: lock_partitions
--- Whoever moves log_start_offset or deletes runs holds the partition's row. Rows are locked in the order in which commits lock them. The next
--- statements take their snapshot after this one has all of them.
+-- Whoever moves log_start_offset or deletes runs holds the partition's row. Rows are locked in the order in
+-- which commits lock them. The next statements take their snapshot after this one has all of them.
 SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark
-FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition) JOIN partitions AS p USING (topic_id, partition)
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
+JOIN partitions AS p USING (topic_id, partition)
 WHERE p.state = 'live'
 ORDER BY p.topic_id, p.partition FOR NO KEY UPDATE OF p
 
@@ -70,15 +81,17 @@ WHERE t.published_at IS NOT NULL AND topics.config ->> 'tidelog.history' IS DIST
 -- name: move_log_starts
 -- Only ever forward. Agents that cached coordinates see the epoch change.
 UPDATE partitions AS p SET log_start_offset = d.log_start_offset, coordinate_epoch = p.coordinate_epoch + 1
-FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(log_starts)s::bigint[]) AS d (topic_id, partition, log_start_offset)
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(log_starts)s::bigint[]) AS d (topic_id,
+    partition, log_start_offset)
 WHERE p.topic_id = d.topic_id AND p.partition = d.partition AND p.log_start_offset < d.log_start_offset
 
 -- name: drop_runs
--- Of each partition at most cap runs that lie below the log start as a whole, oldest first; the partitions' sizes follow. Nothing else moves
--- these rows: whoever does holds the partition's row.
+-- Of each partition at most cap runs that lie below the log start as a whole, oldest first; the partitions'
+-- sizes follow. Nothing else moves these rows: whoever does holds the partition's row.
 WITH below AS (
     SELECT oldest.row
-    FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition) JOIN partitions AS p USING (topic_id, partition)
+    FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
+    JOIN partitions AS p USING (topic_id, partition)
     CROSS JOIN LATERAL (
         SELECT r.ctid AS row FROM runs AS r
         WHERE r.topic_id = p.topic_id AND r.partition = p.partition
@@ -90,7 +103,8 @@ WITH below AS (
     WHERE r.ctid = below.row
     RETURNING r.topic_id, r.partition, r.length
 ), total AS (
-    SELECT topic_id, partition, count(*) AS runs, sum(length)::bigint AS bytes FROM dropped GROUP BY topic_id, partition
+    SELECT topic_id, partition, count(*) AS runs, sum(length)::bigint AS bytes FROM dropped
+    GROUP BY topic_id, partition
 ), smaller AS (
     UPDATE partitions AS p SET size_bytes = p.size_bytes - total.bytes FROM total
     WHERE p.topic_id = total.topic_id AND p.partition = total.partition
@@ -138,7 +152,8 @@ WITH gone AS (
     USING unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
     WHERE p.topic_id = d.topic_id AND p.partition = d.partition AND p.state = 'deleting'
         AND NOT EXISTS (SELECT FROM runs AS r WHERE r.topic_id = p.topic_id AND r.partition = p.partition)
-        AND NOT EXISTS (SELECT FROM producer_state AS s WHERE s.topic_id = p.topic_id AND s.partition = p.partition)
+        AND NOT EXISTS (SELECT FROM producer_state AS s
+            WHERE s.topic_id = p.topic_id AND s.partition = p.partition)
     RETURNING 1
 )
 SELECT count(*) AS deleted FROM gone

@@ -1,8 +1,9 @@
 -- name: colliding_topic
--- Names that differ in '.' and '_' alone are refused, as in Kafka, whose metrics cannot tell them apart. Two made at the same moment get past
--- this, which harms nothing.
+-- Names that differ in '.' and '_' alone are refused, as in Kafka, whose metrics cannot tell them apart. Two
+-- made at the same moment get past this, which harms nothing.
 SELECT name FROM topics
-WHERE deleted_at IS NULL AND translate(name, '.', '_') = translate(%(name)s::text, '.', '_') AND name <> %(name)s::text
+WHERE deleted_at IS NULL AND translate(name, '.', '_') = translate(%(name)s::text, '.', '_')
+    AND name <> %(name)s::text
 ORDER BY name LIMIT 1
 
 -- name: create_topic
@@ -29,7 +30,8 @@ WHERE topic_id = %(topic_id)s::uuid AND deleted_at IS NULL
 RETURNING topic_id, name, partition_count, config, created_at
 
 -- name: lock_partitions_of_topic
--- Primary-key order, as the commit takes them. An UPDATE alone would lock in the order it happens to find the rows.
+-- Primary-key order, as the commit takes them. An UPDATE alone would lock in the order it happens to find the
+-- rows.
 SELECT 1 FROM partitions WHERE topic_id = %(topic_id)s::uuid ORDER BY partition FOR NO KEY UPDATE
 
 -- name: stop_partitions_of_topic
@@ -43,7 +45,8 @@ SELECT topic_id, name, partition_count, config, created_at FROM topics WHERE del
 -- How many changes there were, and the topics that those since :since were about, if they are at most :most.
 SELECT counted.changes, changed.change, changed.topic_id, changed.name
 FROM topic_changes AS counted LEFT JOIN changed_topics AS changed
-    ON changed.change > %(since)s::bigint AND counted.changes - %(since)s::bigint BETWEEN 1 AND %(most)s::bigint
+    ON changed.change > %(since)s::bigint
+        AND counted.changes - %(since)s::bigint BETWEEN 1 AND %(most)s::bigint
 ORDER BY changed.change
 
 -- name: topics_by_name
@@ -55,7 +58,8 @@ SELECT topic_id, name, partition_count, config, created_at FROM topics
 WHERE topic_id = ANY(%(topic_ids)s::uuid[]) AND deleted_at IS NULL
 
 -- name: lock_topic
-SELECT topic_id, partition_count FROM topics WHERE name = %(name)s::text AND deleted_at IS NULL FOR NO KEY UPDATE
+SELECT topic_id, partition_count FROM topics
+WHERE name = %(name)s::text AND deleted_at IS NULL FOR NO KEY UPDATE
 
 -- name: add_partitions
 WITH made AS (

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.native.kernels import BYTES_IN, BYTES_OUT, INTS_IN, LONGS_IN, LONGS_OUT, helper, kernel
+from storage.native.arguments import BYTES_IN, BYTES_OUT, INTS_IN, LONGS_IN, LONGS_OUT
+from storage.native.kernels import helper, kernel
 
 
 @helper

@@ -11,17 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.native.kernels import (
-    BYTES_IN,
-    BYTES_OUT,
-    INTS_OUT,
-    LONG,
-    LONG_ROWS_IN,
-    LONG_ROWS_OUT,
-    LONGS_OUT,
-    helper,
-    kernel,
-)
+from storage.native.arguments import BYTES_IN, BYTES_OUT, INTS_OUT, LONG, LONG_ROWS_IN, LONG_ROWS_OUT, LONGS_OUT
+from storage.native.kernels import helper, kernel
 
 _BATCH_HEADER_BYTES = 61
 

@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.native.kernels import LONG_ROWS_IN, LONGS_OUT, helper, kernel
+from storage.native.arguments import LONG_ROWS_IN, LONGS_OUT
+from storage.native.kernels import helper, kernel
 
 _POLYNOMIAL: Final = 0x82F63B78
 """Castagnoli's, its bits reversed."""

@@ -25,7 +25,8 @@ from storage.batches.batch_kernels import (
     START,
     TIMESTAMP_TYPE,
 )
-from storage.native.kernels import BYTES_IN, LONG_ROWS_IN, LONG_ROWS_OUT, LONGS_OUT, helper, kernel
+from storage.native.arguments import BYTES_IN, LONG_ROWS_IN, LONG_ROWS_OUT, LONGS_OUT
+from storage.native.kernels import helper, kernel
 
 # Columns of a batch asked about: its bytes `[from, to)`, and the CRC32C of what its header's CRC covers.
 FROM, TO, FOUND_CRC = 0, 1, 2

@@ -12,7 +12,7 @@ from typing import Any, Final
 import llvmlite.binding as llvm
 import numba
 
-from storage.native.kernels import Array, Kind, target_machine
+from storage.native.arguments import Array, Kind
 
 _OPTIONS: Final[Any] = {"boundscheck": False, "error_model": "numpy", "nogil": True}
 _pointer: Any = numba.types.CPointer  # numba's types do not tell of these
@@ -21,16 +21,19 @@ _OF_LIBC: Final = {"memcpy", "memmove", "memset"}
 
 
 def compile_kernel(
-    name: str, function: Callable[..., Any], kinds: Sequence[Kind], helpers: Iterable[Callable[..., Any]]
+    name: str,
+    function: Callable[..., Any],
+    kinds: Sequence[Kind],
+    helpers: Iterable[Callable[..., Any]],
+    machine: Any,
 ) -> bytes:
     """An object file that defines `name`: `int32 (int64 *returned, void **raised, ...)`, where an array is given as its
-    address and its shape. Raises ValueError, and what numba raises.
+    address and its shape. `machine` is LLVM's target machine. Raises ValueError, and what numba raises.
     """
     entry = _entry(function, kinds, helpers)
     [compiled] = entry.overloads.values()
     module = llvm.parse_assembly(entry.inspect_llvm(entry.signatures[0]))
     _keep_only(module, compiled.fndesc.llvm_func_name, name)
-    machine = target_machine()
     tuning = llvm.create_pipeline_tuning_options(speed_level=3)
     tuning.loop_vectorization = tuning.slp_vectorization = True
     passes = llvm.create_pass_builder(machine, tuning)

@@ -18,57 +18,15 @@ import os
 import sysconfig
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import llvmlite
 import llvmlite.binding as llvm
-import numpy as np
 
+from storage.native.arguments import Array, Kind
 
-@dataclass(frozen=True, slots=True)
-class Array:
-    """An argument that is a C-contiguous array."""
-
-    dtype: str
-    dimensions: int
-    is_written: bool
-
-    def parts(self, array: Any) -> tuple[int, ...]:
-        """Its address and its shape, as the machine code takes them. Raises TypeError."""
-        flags, shape = array.flags, array.shape
-        is_writeable = flags.writeable
-        if (
-            array.dtype != _TYPES[self.dtype]
-            or not flags.c_contiguous
-            or len(shape) != self.dimensions
-            or (self.is_written and not is_writeable)
-        ):
-            raise TypeError(f"{array.dtype} of shape {shape} is not {self}")
-        if is_writeable and array.size:  # a third of the time that numpy takes to say it
-            return (ctypes.addressof(ctypes.c_char.from_buffer(array)), *shape)
-        return (array.__array_interface__["data"][0], *shape)
-
-
-class _Long:
-    """An argument that is an integer of 64 bits."""
-
-
-LONG: Final = _Long()
-BYTES_IN: Final = Array("uint8", 1, is_written=False)
-BYTES_OUT: Final = Array("uint8", 1, is_written=True)
-LONGS_IN: Final = Array("int64", 1, is_written=False)
-LONGS_OUT: Final = Array("int64", 1, is_written=True)
-INTS_IN: Final = Array("int32", 1, is_written=False)
-INTS_OUT: Final = Array("int32", 1, is_written=True)
-LONG_ROWS_IN: Final = Array("int64", 2, is_written=False)
-LONG_ROWS_OUT: Final = Array("int64", 2, is_written=True)
-
-Kind: TypeAlias = Array | _Long
-
-_TYPES: Final = {name: np.dtype(name) for name in ("uint8", "int32", "int64")}
 _helpers: Final[dict[str, dict[str, Callable[..., Any]]]] = defaultdict(dict)
 """Functions that kernels call, by module."""
 
@@ -132,10 +90,10 @@ def kernel(*kinds: Kind) -> Callable[[Callable[..., Any]], Kernel]:
 @lru_cache(maxsize=1)
 def _loader() -> Any:
     """LLVM's own loader of object files. It owns all code that it loaded, to the process's end."""
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
 
 
-def target_machine() -> Any:
+def _target_machine() -> Any:
     """Any processor of this architecture, so that what an image was built with serves wherever it runs. Kernels walk
     bytes one by one: made for the newest processors they are a tenth faster."""
     llvm.initialize_native_target()
@@ -157,7 +115,7 @@ def _native_code(name: str, function: Callable[..., Any], kinds: tuple[Kind, ...
                 return content[len(origin) :]
     from storage.native.build import compile_kernel  # numba, which is there for this alone
 
-    native_code = compile_kernel(name, function, kinds, _helpers[function.__module__].values())
+    native_code = compile_kernel(name, function, kinds, _helpers[function.__module__].values(), _target_machine())
     for file in files:
         with contextlib.suppress(OSError):
             _write(file, origin + native_code)
@@ -174,7 +132,7 @@ def _constants(function: Callable[..., Any]) -> str:
 def _origin(source: Path, constants: str) -> bytes:
     """A digest of all that the machine code depends on."""
     here = Path(__file__).parent
-    parts = {source, here / "kernels.py", here / "build.py", *source.parent.glob("*kernels.py")}
+    parts = {source, *here.glob("*.py"), *source.parent.glob("*kernels.py")}
     content = b"\0".join(part.read_bytes() for part in sorted(parts))
     return hashlib.sha256(f"{llvmlite.__version__}\0{constants}\0".encode() + content).digest()
 

@@ -307,7 +307,7 @@ def _parse_footer(body: Buffer, position: int, version: int) -> SegmentFooter:
     except UnicodeDecodeError:
         raise CorruptSegment("the writer's name is not UTF-8", position + _FOOTER.size) from None
     runs = tuple(_parse_run(fields) for fields in layout.iter_unpack(body[runs_start:]))
-    _check_tiling(runs, position, position + runs_start, layout.size)
+    _check_runs_fill_object(runs, position, position + runs_start, layout.size)
     return SegmentFooter(segment_id=SegmentId(UUID(bytes=raw_id)), writer=writer, runs=runs, version=version)
 
 
@@ -328,7 +328,9 @@ def _parse_run(fields: tuple[Any, ...]) -> FooterRun:
     )
 
 
-def _check_tiling(runs: Sequence[FooterRun], footer_position: int, runs_position: int, run_bytes: int) -> None:
+def _check_runs_fill_object(
+    runs: Sequence[FooterRun], footer_position: int, runs_position: int, run_bytes: int
+) -> None:
     """Runs follow each other in the order of their keys, and of their offsets, and end where the footer begins."""
     if not runs:
         return  # of `empty_segment`

@@ -108,7 +108,7 @@ async def test_an_agent_that_another_database_answers_acknowledges_nothing_there
 
             await until_not_ready(agent, "not the one that this process began with")
             await producers.until_refused(4 * PRODUCERS)
-            [theirs] = await other.database.fetch(EVERYTHING)
+            [theirs] = await other.database.run(EVERYTHING)
             assert (theirs.segments, theirs.agents, theirs.records) == (0, 0, 0)
             address.lead_to(database_url)
             await until_ready(agent)

@@ -29,7 +29,7 @@ def store_of(database_url: str) -> MemoryStore:
 
 
 async def high_watermark(sequencer: Sequencer) -> int:
-    rows = await sequencer.database.fetch("SELECT coalesce(sum(high_watermark), 0)::bigint AS records FROM partitions")
+    rows = await sequencer.database.run("SELECT coalesce(sum(high_watermark), 0)::bigint AS records FROM partitions")
     return int(rows[0].records)
 
 
@@ -52,7 +52,7 @@ async def test_an_agent_hangs_up_and_says_why_until_its_database_owns_the_bucket
 
         async with a_copy(unowned, database_url) as copy:
             await copy.ownership.take_over(store, CLUSTER)
-        await unowned.database.fetch("UPDATE ownership SET confirmed_at = confirmed_at - interval '1 minute'")
+        await unowned.database.run("UPDATE ownership SET confirmed_at = confirmed_at - interval '1 minute'")
         found = await unowned.ownership.ratchet(store, CLUSTER, ratchet_s=RATCHET_S)
         assert isinstance(found, Lost)
 
@@ -87,7 +87,7 @@ async def test_an_agent_that_starts_on_a_copy_reads_the_object_and_does_not_serv
     async with a_copy(unowned, database_url) as copy:
         await unowned.ownership.take_over(store, CLUSTER)
         written = await store.get(ownership_key(CLUSTER))
-        [row] = await copy.database.fetch("SELECT current_database() AS name")
+        [row] = await copy.database.run("SELECT current_database() AS name")
         url = database_url.replace(urlsplit(database_url).path, f"/{row.name}", 1)
 
         async with running(url, f"memory://{urlsplit(database_url).path.strip('/')}", wait_started=False) as agent:
@@ -121,13 +121,13 @@ async def test_agents_without_the_role_jobs_notice_that_their_database_is_a_copy
     await unowned.store_identity.bind(store, CLUSTER, "here")
     await unowned.ownership.ratchet(store, CLUSTER, ratchet_s=RATCHET_S)
     async with a_copy(unowned, database_url) as copy:
-        await copy.database.fetch("UPDATE ownership SET ratchet_s = 0.2")
-        [row] = await copy.database.fetch("SELECT current_database() AS name")
+        await copy.database.run("UPDATE ownership SET ratchet_s = 0.2")
+        [row] = await copy.database.run("SELECT current_database() AS name")
         url = database_url.replace(urlsplit(database_url).path, f"/{row.name}", 1)
         async with running(url, f"memory://{urlsplit(database_url).path.strip('/')}") as agent:
             await until_ready(agent)
 
-            await unowned.database.fetch("UPDATE ownership SET confirmed_at = confirmed_at - interval '1 minute'")
+            await unowned.database.run("UPDATE ownership SET confirmed_at = confirmed_at - interval '1 minute'")
             assert await unowned.ownership.ratchet(store, CLUSTER, ratchet_s=RATCHET_S) == Confirmed()
 
             await until_not_ready(agent, "another database owns the bucket")

@@ -240,7 +240,7 @@ async def test_more_changes_than_are_kept_make_everything_be_looked_up_afresh(se
     await lookups.directory.notice_changes()
 
     assert (await lookups.directory.by_name(["orders"]))["orders"].partition_count == 3
-    [kept] = await sequencer.database.fetch("SELECT count(*) AS rows FROM changed_topics")
+    [kept] = await sequencer.database.run("SELECT count(*) AS rows FROM changed_topics")
     assert kept.rows == 1000
 
 

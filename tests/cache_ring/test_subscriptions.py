@@ -1,6 +1,6 @@
-"""Subscriptions and interests: leased, bounded, and forgotten in time."""
+"""Subscriptions and partitions with readers: leased, bounded, and forgotten in time."""
 
-from cache_ring.coordinates.interests import Interests
+from cache_ring.coordinates.partitions_read import PartitionsRead
 from cache_ring.peers.subscriptions import Subscriptions
 from storage.identifiers import Partition
 from tests.cache_ring.builders import ORDERS
@@ -48,24 +48,24 @@ def test_a_dropped_subscriber_leaves_nothing_behind() -> None:
 
 def test_a_partition_is_of_interest_until_some_time_after_its_last_reader() -> None:
     now_s = 0.0
-    interests = Interests(recent_s=10.0, limit=100, clock=lambda: now_s)
-    interests.note(KEYS[0], now_s)
+    partitions_read = PartitionsRead(recent_s=10.0, limit=100, clock=lambda: now_s)
+    partitions_read.note(KEYS[0], now_s)
     now_s = 5.0
-    interests.note(KEYS[1], now_s)
-    interests.note(KEYS[0], now_s)
+    partitions_read.note(KEYS[1], now_s)
+    partitions_read.note(KEYS[0], now_s)
     now_s = 14.9
 
-    assert set(interests.current()) == {KEYS[0], KEYS[1]}
+    assert set(partitions_read.current()) == {KEYS[0], KEYS[1]}
     now_s = 15.0
-    assert interests.current() == []
+    assert partitions_read.current() == []
 
 
 def test_a_first_reader_is_told_and_the_limit_is_kept() -> None:
     told: list[int] = []
-    interests = Interests(recent_s=10.0, limit=3, clock=lambda: 0.0)
-    interests.when_new(lambda: told.append(len(interests)))
+    partitions_read = PartitionsRead(recent_s=10.0, limit=3, clock=lambda: 0.0)
+    partitions_read.when_new(lambda: told.append(len(partitions_read)))
 
     for key in (KEYS[0], KEYS[0], *KEYS[1:6]):
-        interests.note(key, 0.0)
+        partitions_read.note(key, 0.0)
 
-    assert (told, interests.current()) == ([1, 2, 3, 3, 3, 3], KEYS[3:6])
+    assert (told, partitions_read.current()) == ([1, 2, 3, 3, 3, 3], KEYS[3:6])

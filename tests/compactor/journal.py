@@ -31,7 +31,7 @@ def a_writer(sequencer: Sequencer, store: ObjectStore, **changed: float) -> Jour
 
 async def write_all(sequencer: Sequencer, writer: JournalWriter) -> Written:
     """An entry with all that came, whatever reading it took the last time."""
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "UPDATE journal SET families = coalesce("
         """(SELECT jsonb_object_agg(key, value || '{"took_s": 0}') FROM jsonb_each(families)), '{}')"""
     )

@@ -286,8 +286,8 @@ async def test_the_journal_is_known_and_one_that_is_behind_is_named(
     await writer.write_entry()
     await written(sequencer, local_store, pending(topic))
     young = await look(sequencer, local_store)
-    await sequencer.database.fetch("UPDATE segments SET committed_at = committed_at - interval '11 minutes'")
-    await sequencer.database.fetch("UPDATE journal SET taken_at = taken_at - interval '12 minutes'")
+    await sequencer.database.run("UPDATE segments SET committed_at = committed_at - interval '11 minutes'")
+    await sequencer.database.run("UPDATE journal SET taken_at = taken_at - interval '12 minutes'")
 
     old = await look(sequencer, local_store)
 

@@ -283,7 +283,7 @@ async def test_retention_by_bytes_keeps_the_newest_runs_that_fill_the_limit(
     topic = await sequencer.topics.create("orders", 1, {"retention.ms": "-1"})
     for _ in range(5):
         await written(sequencer, local_store, pending(topic))
-    [row] = await sequencer.database.fetch("SELECT max(length) AS length FROM runs")
+    [row] = await sequencer.database.run("SELECT max(length) AS length FROM runs")
     await sequencer.topics.alter_config("orders", {"retention.bytes": str(2 * row.length)})
 
     await finish(RetentionJob(sequencer, settings()))
@@ -417,7 +417,7 @@ async def test_what_the_last_checkpoint_refers_to_stays_until_the_next(
     await sequencer.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
     await finish(GarbageScanJob(sequencer, horizon))
     await time_passes(sequencer, 3700)
-    await sequencer.database.fetch("UPDATE journal SET checkpoint_at = checkpoint_at - interval '3700 seconds'")
+    await sequencer.database.run("UPDATE journal SET checkpoint_at = checkpoint_at - interval '3700 seconds'")
     seen = []
 
     for _ in range(2):

@@ -161,7 +161,7 @@ async def test_a_store_that_is_away_is_logged_once_and_retried_until_it_is_back(
     async def has_failed_often() -> bool:
         return metric(housekeeper, "tidelog_job_failures_total", job="garbage-deletion") >= 4
 
-    with caplog.at_level(logging.INFO, logger="compactor.housekeeper"):
+    with caplog.at_level(logging.INFO, logger="tidelog"):
         async with running(housekeeper):
             await eventually(has_failed_often)
     await away.close()
@@ -318,10 +318,10 @@ async def test_a_step_that_outlasts_its_lease_keeps_its_claim(sequencer: Sequenc
     job = SlowJob()
     task = asyncio.create_task(ann.run_once(job))
     await asyncio.wait_for(job.began.wait(), 60)
-    [first] = await sequencer.database.fetch("SELECT lease_until FROM jobs WHERE name = 'slow'")
+    [first] = await sequencer.database.run("SELECT lease_until FROM jobs WHERE name = 'slow'")
 
     async def was_renewed() -> bool:
-        [row] = await sequencer.database.fetch("SELECT lease_until FROM jobs WHERE name = 'slow'")
+        [row] = await sequencer.database.run("SELECT lease_until FROM jobs WHERE name = 'slow'")
         return bool(row.lease_until > first.lease_until)
 
     await eventually(was_renewed)
@@ -337,7 +337,7 @@ async def test_a_step_whose_claim_was_lost_ends(sequencer: Sequencer, local_stor
     task = asyncio.create_task(Housekeeper(sequencer, local_store, QUICK_LEASES).run_once(job))
     await asyncio.wait_for(job.began.wait(), 60)
 
-    await sequencer.database.fetch("UPDATE jobs SET holder = gen_random_uuid()")
+    await sequencer.database.run("UPDATE jobs SET holder = gen_random_uuid()")
 
     await asyncio.wait_for(task, 60)
     assert job.ended
@@ -353,7 +353,7 @@ async def test_housekeepers_keep_a_journal_that_holds_everything(
 
     async def holds_everything() -> bool:
         state = await sequencer.journal.state()
-        [row] = await sequencer.database.fetch(
+        [row] = await sequencer.database.run(
             "SELECT max(committed_at) < (SELECT taken_at FROM journal) AS is_in FROM segments"
         )
         return bool(row.is_in) and state.checkpoint_number >= 3
@@ -371,6 +371,6 @@ async def test_housekeepers_keep_a_journal_that_holds_everything(
 
     async with rebuilt(local_store, empty_database_url) as (copy, left_out):
         assert left_out == []
-        rows = await copy.database.fetch("SELECT segment_id FROM runs")
+        rows = await copy.database.run("SELECT segment_id FROM runs")
         assert {row.segment_id for row in rows} == {segment.segment_id for segment in segments}
     assert [metric(each, "tidelog_job_failures_total", job="journal") for each in (ann, bob)] == [0, 0]

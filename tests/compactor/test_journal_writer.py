@@ -17,7 +17,7 @@ from sequencer.housekeeping.garbage import PartitionRules
 from sequencer.housekeeping.retention import TO_HIGH_WATERMARK
 from sequencer.journal.journal import CHECKPOINT_TABLES, FAMILIES, NOT_IN_THE_JOURNAL, Journal
 from sequencer.journal.loading import IN_TIME_PARTITIONS, KEYS
-from sequencer.journal.values import Look, Mark, next_marks
+from sequencer.journal.readings import Mark, Moment, next_marks
 from sequencer.topics.topics import SQL as TOPICS_SQL
 from sequencer.topics.topics import Topic
 from storage.identifiers import NodeId, Offset, Partition, TopicId
@@ -100,7 +100,7 @@ async def test_tombstones_and_outcomes_are_in_the_rebuilt_database(
     segment = await reserved_only(sequencer, [ABatch(topic_id=topic.topic_id, partition=Partition(0))])
     [answer] = await sequencer.commits.commit([segment])
     await sequencer.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
-    await sequencer.database.fetch("UPDATE segments SET state = 'doomed', doomed_at = clock_timestamp()")
+    await sequencer.database.run("UPDATE segments SET state = 'doomed', doomed_at = clock_timestamp()")
     partitions = PartitionRules(width_s=600, lock_timeout_ms=10_000)
     await sequencer.garbage.bury([segment.segment_id], outcome_retention_s=3600, partitions=partitions)
     await a_writer(sequencer, store).write_entry()
@@ -164,7 +164,7 @@ async def test_an_idle_cluster_writes_nothing_until_its_heartbeat(sequencer: Seq
     await writer.write_entry()  # the families are read for the first time
 
     idle = [await writer.write_entry() for _ in range(3)]
-    await sequencer.database.fetch("UPDATE journal SET taken_at = taken_at - interval '61 seconds'")
+    await sequencer.database.run("UPDATE journal SET taken_at = taken_at - interval '61 seconds'")
     heartbeat = await writer.write_entry()
 
     assert [wrote.objects for wrote in idle] == [0, 0, 0]
@@ -193,7 +193,7 @@ async def test_a_commit_held_open_over_several_entries_is_in_the_first_one_after
             "UPDATE segments SET committed_at = committed_at - interval '20 minutes' WHERE segment_id = %s",
             (held.segment_id,),
         )
-        await sequencer.database.fetch(
+        await sequencer.database.run(
             "UPDATE journal SET mark_times = ARRAY(SELECT t - interval '21 minutes' FROM unnest(mark_times) t LIMIT 1)"
             " || mark_times[2:]"
         )
@@ -236,8 +236,8 @@ async def test_an_entry_that_began_before_a_checkpoint_and_shows_more_is_loaded(
     await assert_rebuilt_alike(sequencer, store, empty_database_url)
 
 
-def a_look(second: int, *, xmin: int, next_xid: int) -> Look:
-    return Look(
+def a_moment(second: int, *, xmin: int, next_xid: int) -> Moment:
+    return Moment(
         taken_at=datetime.fromtimestamp(second),
         snapshot="",
         xmin=xmin,
@@ -253,19 +253,19 @@ def a_look(second: int, *, xmin: int, next_xid: int) -> Look:
 
 def test_marks_reach_back_to_before_the_oldest_transaction_that_goes_on() -> None:
     marks: tuple[Mark, ...] = (Mark(time=datetime.fromtimestamp(0), next_xid=10),)
-    marks = next_marks(marks, a_look(1, xmin=12, next_xid=20))
+    marks = next_marks(marks, a_moment(1, xmin=12, next_xid=20))
     for second in range(2, 6):
-        marks = next_marks(marks, a_look(second, xmin=21, next_xid=20 + 2 * second))
+        marks = next_marks(marks, a_moment(second, xmin=21, next_xid=20 + 2 * second))
     assert marks[0] == Mark(time=datetime.fromtimestamp(1), next_xid=20)
 
-    marks = next_marks(marks, a_look(6, xmin=27, next_xid=40))
+    marks = next_marks(marks, a_moment(6, xmin=27, next_xid=40))
     assert marks[0] == Mark(time=datetime.fromtimestamp(3), next_xid=26)
 
 
 def test_a_transaction_that_goes_on_for_hours_costs_few_marks() -> None:
     marks: tuple[Mark, ...] = (Mark(time=datetime.fromtimestamp(0), next_xid=10),)
     for second in range(1, 5000):
-        marks = next_marks(marks, a_look(second, xmin=10, next_xid=10 + second))
+        marks = next_marks(marks, a_moment(second, xmin=10, next_xid=10 + second))
 
     assert len(marks) <= 64
     assert marks[0] == Mark(time=datetime.fromtimestamp(0), next_xid=10)
@@ -410,7 +410,7 @@ async def test_a_missing_entry_cuts_the_journal_there_and_is_named(
     assert [entry.number for entry in found.entries] == [1]
     assert found.faults == ("an entry after 1 is missing",)
     async with rebuilt(store, empty_database_url) as (copy, left_out):
-        [row] = await copy.database.fetch("SELECT max(high_watermark) AS reached FROM partitions")
+        [row] = await copy.database.run("SELECT max(high_watermark) AS reached FROM partitions")
         assert (row.reached, left_out) == (2, [])
 
 
@@ -455,7 +455,7 @@ async def test_runs_that_went_before_an_entry_had_them_leave_no_gap(
     await a_commit(sequencer, orders)
     await sequencer.retention.delete_records(orders.topic_id, Partition(0), TO_HIGH_WATERMARK)
     # Partitions are not read again for long.
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "UPDATE journal SET families = jsonb_set(families, '{partitions,took_s}', '1000'::jsonb)"
     )
     await a_commit(sequencer, orders)
@@ -504,7 +504,7 @@ async def test_loading_an_entry_twice_changes_nothing(
 
 
 async def test_every_table_that_entries_hold_can_be_loaded_by_its_primary_key(sequencer: Sequencer) -> None:
-    rows = await sequencer.database.fetch(
+    rows = await sequencer.database.run(
         "SELECT c.relname, array_agg(a.attname::text ORDER BY array_position(i.indkey::int2[], a.attnum)) AS key"
         " FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indrelid"
         " JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey::int2[])"
@@ -517,7 +517,7 @@ async def test_every_table_that_entries_hold_can_be_loaded_by_its_primary_key(se
 
 
 async def test_every_table_is_in_the_journal_or_known_not_to_be(sequencer: Sequencer) -> None:
-    rows = await sequencer.database.fetch(
+    rows = await sequencer.database.run(
         "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND NOT relispartition"
         " AND relnamespace = 'public'::regnamespace"
     )
@@ -530,7 +530,7 @@ async def test_no_function_of_the_database_writes_in_a_subtransaction(sequencer:
     """Snapshots do not list the ids of subtransactions that go on. So a row written in one would look old to the
     first entry that shows it, and would be in none. The two exceptions write only to catalogs and to
     `time_partitions`, which is in no entry."""
-    rows = await sequencer.database.fetch(
+    rows = await sequencer.database.run(
         "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
         r" AND prosrc ~* '\mexception\s+when\M'"
     )

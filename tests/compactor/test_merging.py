@@ -272,7 +272,7 @@ async def _kill(merging: asyncio.Task[bool], its_database: Sequencer) -> None:
 
 
 async def _end_whoever_waits_for_a_lock(sequencer: Sequencer) -> None:
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE wait_event_type = 'Lock' AND datname = current_database()"
     )
@@ -375,7 +375,7 @@ async def test_a_merge_whose_time_is_over_goes_on_with_the_next_claim(
     after = await read_all(sequencer, local_store, topic)
     assert merges > 2
     assert [each.batches for each in after] == [each.batches for each in before]
-    assert await sequencer.database.fetch("SELECT 1 FROM merge_candidates") == []
+    assert await sequencer.database.run("SELECT 1 FROM merge_candidates") == []
 
 
 async def test_an_overloaded_agent_does_not_merge(sequencer: Sequencer, local_store: ObjectStore, topic: Topic) -> None:

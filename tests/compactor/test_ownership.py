@@ -29,7 +29,7 @@ Take = Callable[[Sequencer], Awaitable[object]]
 
 
 async def let_it_lapse(sequencer: Sequencer) -> None:
-    await sequencer.database.fetch("UPDATE ownership SET confirmed_at = confirmed_at - interval '2 minutes 1 second'")
+    await sequencer.database.run("UPDATE ownership SET confirmed_at = confirmed_at - interval '2 minutes 1 second'")
 
 
 async def find_another_owner(sequencer: Sequencer) -> None:
@@ -37,13 +37,13 @@ async def find_another_owner(sequencer: Sequencer) -> None:
 
 
 async def restart_postgres(sequencer: Sequencer) -> None:
-    await sequencer.database.fetch("UPDATE ownership SET postmaster_started_at = postmaster_started_at - interval '1s'")
+    await sequencer.database.run("UPDATE ownership SET postmaster_started_at = postmaster_started_at - interval '1s'")
 
 
 @pytest.fixture
 async def owned(sequencer: Sequencer, local_store: ObjectStore) -> Sequencer:
     """It has ratcheted once, a moment ago."""
-    await sequencer.database.fetch("UPDATE ownership SET confirmed_at = NULL, system_identifier = NULL")
+    await sequencer.database.run("UPDATE ownership SET confirmed_at = NULL, system_identifier = NULL")
     await finish(OwnershipJob(sequencer, local_store, CLUSTER, settings()))
     await sequencer.ownership.demand()
     return sequencer
@@ -58,7 +58,7 @@ async def test_garbage_stays_while_the_ownership_is_not_confirmed(
     await owned.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
     await finish(GarbageScanJob(owned, settings()))
     await time_passes(owned, GRACE_S + 1)
-    await owned.database.fetch("UPDATE segments SET unreferenced_since = NULL WHERE segment_id = %(id)s",
+    await owned.database.run("UPDATE segments SET unreferenced_since = NULL WHERE segment_id = %(id)s",
                                id=undoomed.segment_id)  # fmt: skip
     await ready_to_doom(owned)
     await finish(DoomingJob(owned, settings()))
@@ -80,7 +80,7 @@ async def test_a_tombstones_second_deletion_and_historys_wait_for_the_ownership(
 ) -> None:
     topic = await owned.topics.create("orders", 1, {})
     segment = await written(owned, local_store, pending(topic))
-    await owned.database.fetch("UPDATE segments SET state = 'doomed', doomed_at = clock_timestamp()")
+    await owned.database.run("UPDATE segments SET state = 'doomed', doomed_at = clock_timestamp()")
     partitions = PartitionRules(width_s=600, lock_timeout_ms=10_000)
     await owned.garbage.bury([segment.segment_id], outcome_retention_s=0, partitions=partitions)
     await time_passes(owned, 86_400)
@@ -156,7 +156,7 @@ async def test_a_deletion_that_takes_longer_than_the_ownership_counts_is_given_u
     await finish(DoomingJob(owned, settings()))
     await time_passes(owned, GRACE_S + 1)
 
-    await owned.database.fetch("UPDATE ownership SET confirmed_at = clock_timestamp() - interval '119 seconds'")
+    await owned.database.run("UPDATE ownership SET confirmed_at = clock_timestamp() - interval '119 seconds'")
     async with asyncio.timeout(20):
         with pytest.raises(OwnershipUnconfirmed, match="not confirmed again"):
             await finish(GarbageDeletionJob(owned, _StalledStore(local_store, "none"), settings()))

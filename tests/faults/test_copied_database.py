@@ -210,7 +210,7 @@ async def missing_objects(stack: Stack) -> list[str]:
     )
     sequencer = await Sequencer.open(addresses.database_url, SequencerSettings())
     try:
-        rows = await sequencer.database.fetch(
+        rows = await sequencer.database.run(
             "SELECT DISTINCT s.object_key FROM segments AS s JOIN runs AS r USING (segment_id)"
         )
         return [row.object_key for row in rows if not await is_there(store, row.object_key)]

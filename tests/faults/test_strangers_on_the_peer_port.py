@@ -50,7 +50,7 @@ async def secrets_of(stack: Stack) -> Secrets:
     """The cluster's, as an agent learns them."""
     sequencer = await Sequencer.open(stack.addresses.database_url, SequencerSettings())
     try:
-        [row] = await sequencer.database.fetch("SELECT secrets FROM peer_secrets")
+        [row] = await sequencer.database.run("SELECT secrets FROM peer_secrets")
     finally:
         await sequencer.close()
     known = tuple(PeerSecret(value=value) for value in row.secrets)

@@ -29,9 +29,9 @@ async def topic(place: Place) -> Topic:
 
 async def merge_and_delete(place: Place) -> int:
     """Everything that may be merged is, and what was merged is deleted; how many objects went."""
-    await place.sequencer.database.fetch(OWN_FOR_YEARS)
+    await place.sequencer.database.run(OWN_FOR_YEARS)
     assert await merge_everything(place.sequencer, place.store) > 0
-    rows = await place.sequencer.database.fetch(
+    rows = await place.sequencer.database.run(
         "SELECT s.object_key FROM segments AS s WHERE state = 'committed'"
         " AND NOT EXISTS (SELECT FROM runs AS r WHERE r.segment_id = s.segment_id)"
     )
@@ -120,7 +120,7 @@ async def test_a_killed_recovery_leaves_nothing_that_the_next_one_appends_again(
     backup = place.back_up()
     await a_log(place.sequencer, place.store, topic, segments=70, first=10)
     before = await read_all(place.sequencer, place.store, topic)
-    await place.sequencer.database.fetch(OWN_FOR_YEARS)
+    await place.sequencer.database.run(OWN_FOR_YEARS)
     assert await merge_everything(place.sequencer, place.store) > 0
     place.restore(backup)
 

@@ -36,7 +36,7 @@ async def topic(place: Place) -> Topic:
     await place.store.delete([segments[1].key, segments[2].key, segments[4].key])
     report = await place.recover()
     assert report.gone == 15
-    await place.sequencer.database.fetch(OWN_FOR_YEARS)
+    await place.sequencer.database.run(OWN_FOR_YEARS)
     return topic
 
 

@@ -262,7 +262,7 @@ async def test_agents_find_nothing_as_it_was(place: Place, topic: Topic, sequenc
 async def test_a_late_upload_of_a_deleted_object_is_not_taken_for_a_young_segment(place: Place, topic: Topic) -> None:
     segment = await written(place.sequencer, place.store, pending(topic, 3))
     await place.sequencer.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
-    await place.sequencer.database.fetch("UPDATE segments SET state = 'doomed', doomed_at = clock_timestamp()")
+    await place.sequencer.database.run("UPDATE segments SET state = 'doomed', doomed_at = clock_timestamp()")
     partitions = PartitionRules(width_s=600, lock_timeout_ms=10_000)
     await place.sequencer.garbage.bury([segment.segment_id], outcome_retention_s=3600, partitions=partitions)
     await upload(place.store, segment)

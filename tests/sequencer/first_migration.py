@@ -8,8 +8,8 @@ import sequencer
 _FOLDER = Path(sequencer.__path__[0])
 FIRST = _FOLDER / "migrations" / "0001_first.sql"
 _HEAD = """\
--- The first migration: schema.sql, functions/ and first_rows.sql as they were when it was written. It is written by
--- `python -m tests.sequencer.first_migration` until the first release, and never changes after it.
+-- The first migration: schema.sql, functions/ and first_rows.sql as they were when it was written. Until the
+-- first release `python -m tests.sequencer.first_migration` writes it. After the release it never changes.
 """
 
 

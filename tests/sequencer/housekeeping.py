@@ -58,7 +58,7 @@ async def time_passes(sequencer: Sequencer, seconds: float) -> None:
 async def ready_to_doom(sequencer: Sequencer) -> None:
     """The database has been looked at, and the pause that this brought is over."""
     await sequencer.garbage.doom(RULES, grace_s=GRACE_S, cap=1, outage_seen=True)  # so that this look dooms nothing
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "UPDATE dooming SET paused_until = clock_timestamp(), last_seen_at = clock_timestamp()"
     )
 
@@ -72,7 +72,7 @@ async def doom(sequencer: Sequencer, *, grace_s: float = GRACE_S, cap: int = 100
 
 
 async def segment_row(sequencer: Sequencer, segment_id: SegmentId) -> Row | None:
-    rows = await sequencer.database.fetch("SELECT * FROM segments WHERE segment_id = %(id)s", id=segment_id)
+    rows = await sequencer.database.run("SELECT * FROM segments WHERE segment_id = %(id)s", id=segment_id)
     return rows[0] if rows else None
 
 
@@ -82,7 +82,7 @@ async def state_of(sequencer: Sequencer, segment_id: SegmentId) -> str:
 
 
 async def count(sequencer: Sequencer, table: str) -> int:
-    rows = await sequencer.database.fetch(f"SELECT count(*) AS rows FROM {table}")
+    rows = await sequencer.database.run(f"SELECT count(*) AS rows FROM {table}")
     return int(rows[0].rows)
 
 
@@ -103,7 +103,7 @@ async def waits_for_a_lock(sequencer: Sequencer, call: Callable[[], Coroutine[An
     task = asyncio.create_task(call())
     async with asyncio.timeout(60):
         while not task.done():
-            rows = await sequencer.database.fetch(
+            rows = await sequencer.database.run(
                 "SELECT count(*) AS waiting FROM pg_stat_activity"
                 " WHERE wait_event_type = 'Lock' AND datname = current_database()"
             )

@@ -105,7 +105,7 @@ async def merge_all(sequencer: Sequencer) -> tuple[MergeClaim, MergeOutput, Swap
 
 async def runs_of(sequencer: Sequencer, topic: Topic, partition: int = 0) -> list[tuple[int, int]]:
     """Each run's first and last offset."""
-    rows = await sequencer.database.fetch(
+    rows = await sequencer.database.run(
         "SELECT base_offset, last_offset FROM runs WHERE topic_id = %(topic_id)s AND partition = %(partition)s"
         " ORDER BY base_offset",
         topic_id=topic.topic_id,

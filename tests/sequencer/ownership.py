@@ -33,12 +33,12 @@ async def a_copy(sequencer: Sequencer, database_url: str, *, as_files: bool = Tr
     opened = await Sequencer.open(url, SequencerSettings())
     try:
         if as_files:
-            await opened.database.fetch(
+            await opened.database.run(
                 "UPDATE ownership SET postmaster_started_at = postmaster_started_at - interval '1 day',"
                 " database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())"
                 " WHERE database_oid IS NOT NULL"
             )
-        await sequencer.database.fetch("SELECT")  # its connections were ended
+        await sequencer.database.run("SELECT")  # its connections were ended
         yield opened
     finally:
         await opened.close()
@@ -48,7 +48,7 @@ async def a_copy(sequencer: Sequencer, database_url: str, *, as_files: bool = Tr
 
 async def time_passes(sequencer: Sequencer, seconds: float) -> None:
     """As if the clock were `seconds` ahead."""
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "UPDATE ownership SET confirmed_at = confirmed_at - make_interval(secs => %(seconds)s),"
         " watched_since = watched_since - make_interval(secs => %(seconds)s)",
         seconds=seconds,

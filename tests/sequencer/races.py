@@ -42,7 +42,7 @@ async def is_kept_waiting(sequencer: Sequencer, task: asyncio.Task[Any]) -> bool
     """True once the task waits for another transaction's lock, False if it is done without."""
     async with asyncio.timeout(60):
         while not task.done():
-            rows = await sequencer.database.fetch(
+            rows = await sequencer.database.run(
                 "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
             )
             if rows:

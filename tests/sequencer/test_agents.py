@@ -37,7 +37,7 @@ async def test_a_second_agent_at_an_address_keeps_its_node_id_and_fences_the_fir
 
 async def test_a_node_id_is_not_used_again_for_another_address(sequencer: Sequencer) -> None:
     gone = await sequencer.agents.join(HERE, 60)
-    await sequencer.database.fetch("UPDATE agents SET lease_until = clock_timestamp() - interval '2 days'")
+    await sequencer.database.run("UPDATE agents SET lease_until = clock_timestamp() - interval '2 days'")
 
     newcomer = await sequencer.agents.join(THERE, 60)
     returned = await sequencer.agents.join(HERE, 60)
@@ -93,7 +93,7 @@ async def test_an_agent_learns_the_peer_secrets_with_its_lease_and_two_are_valid
 
 
 async def test_a_renewal_makes_a_secret_where_there_is_none(sequencer: Sequencer) -> None:
-    await sequencer.database.fetch("DELETE FROM peer_secrets")
+    await sequencer.database.run("DELETE FROM peer_secrets")
     await sequencer.agents.join(HERE, 60)
     assert sequencer.agents.peer_secrets() == ()
 

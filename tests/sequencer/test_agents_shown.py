@@ -20,7 +20,7 @@ async def look(sequencer: Sequencer, before: Shown | None = None) -> Shown:
 
 
 async def leases_end(sequencer: Sequencer, *agents: LiveAgent) -> None:
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "UPDATE agents SET lease_until = clock_timestamp() - interval '1 s' WHERE node_id = ANY(%(node_ids)s)",
         node_ids=[agent.node_id for agent in agents],
     )
@@ -51,7 +51,7 @@ async def test_an_agent_whose_lease_passed_is_not_shown_until_it_renews(sequence
 
 async def test_a_look_says_of_which_moment_it_is(sequencer: Sequencer) -> None:
     await sequencer.agents.join(an_address(), 60.0)
-    await sequencer.database.fetch("UPDATE agents_shown SET looked_at = clock_timestamp() - interval '9 s'")
+    await sequencer.database.run("UPDATE agents_shown SET looked_at = clock_timestamp() - interval '9 s'")
 
     assert (await sequencer.agents.shown(None, not_older_than_s=60.0)).age_s >= 9
     assert (await sequencer.agents.shown(None, not_older_than_s=5.0)).age_s < 5
@@ -59,14 +59,14 @@ async def test_a_look_says_of_which_moment_it_is(sequencer: Sequencer) -> None:
 
 async def test_a_look_from_before_the_clock_was_set_back_is_made_again(sequencer: Sequencer) -> None:
     agent = await sequencer.agents.join(an_address(), 60.0)
-    await sequencer.database.fetch("UPDATE agents_shown SET looked_at = clock_timestamp() + interval '1 hour'")
+    await sequencer.database.run("UPDATE agents_shown SET looked_at = clock_timestamp() + interval '1 hour'")
     await leases_end(sequencer, agent)
 
     assert (await sequencer.agents.shown(None, not_older_than_s=60.0)).agents == ()
 
 
 async def test_a_look_costs_what_changed_however_many_agents_there_are(sequencer: Sequencer) -> None:
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO agents"
         " (node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url, lease_until)"
         " SELECT n, 1, 'a', 'host', n, 'host', n, '', clock_timestamp() + interval '1 hour'"
@@ -78,7 +78,7 @@ async def test_a_look_costs_what_changed_however_many_agents_there_are(sequencer
 
     assert await _pages(sequencer, shown) <= MOST_PAGES
     await sequencer.agents.join(an_address(), 60.0)
-    assert len(await sequencer.database.fetch(SQL["shown"], since=shown.changes)) == 1
+    assert len(await sequencer.database.run(SQL["shown"], since=shown.changes)) == 1
     again = await look(sequencer, shown)
     assert len(again.agents) == MANY + 1
 
@@ -126,7 +126,7 @@ async def test_rows_that_were_deleted_are_noticed(sequencer: Sequencer) -> None:
     for number in range(3):
         await sequencer.agents.join(an_address("a", number, 9001 + number), 60.0)
     before = await look(sequencer)
-    await sequencer.database.fetch("DELETE FROM agents WHERE node_id = %(node_id)s", node_id=before.agents[1].node_id)
+    await sequencer.database.run("DELETE FROM agents WHERE node_id = %(node_id)s", node_id=before.agents[1].node_id)
 
     assert (await look(sequencer, before)).agents == (before.agents[0], before.agents[2])
 

@@ -60,7 +60,7 @@ async def test_nothing_is_asked_of_another_database_until_the_address_leads_back
     [answer] = await until_asked(lambda: wanderer.commits.commit([segment]))
     assert accepted(answer).outcomes == (Assigned(base_offset=Offset(0)),)
     assert wanderer.database.generation == 0, "it was the same all the time"
-    assert await other.database.fetch("SELECT 1 FROM segments") == []
+    assert await other.database.run("SELECT 1 FROM segments") == []
     await other.close()
 
 
@@ -81,7 +81,7 @@ async def test_a_database_that_knows_no_store_is_another_one(
 async def test_connections_made_before_the_database_was_known_are_looked_at_again(
     wanderer: Sequencer, address: Address, database_url: str, other_database_url: str
 ) -> None:
-    [known] = await wanderer.database.fetch("SELECT store_id FROM cluster")
+    [known] = await wanderer.database.run("SELECT store_id FROM cluster")
     address.lead_to(other_database_url)
     late = await Sequencer.open(address.url, SequencerSettings(database_pool_size=2))
     await asyncio.gather(*(late.topics.list() for _ in range(8)))

@@ -49,7 +49,7 @@ async def test_updates_of_partitions_and_producers_stay_on_their_pages(sequencer
 
 async def _sizes(sequencer: Sequencer) -> dict[str, int]:
     """Pages."""
-    rows = await sequencer.database.fetch(
+    rows = await sequencer.database.run(
         "SELECT relname::text AS name, pg_relation_size(oid) / 8192 AS pages FROM pg_class"
         " WHERE relname IN ('partitions', 'partitions_pkey', 'producer_state', 'producer_state_pkey')"
     )
@@ -59,7 +59,7 @@ async def _sizes(sequencer: Sequencer) -> dict[str, int]:
 async def _updates_once_counted(sequencer: Sequencer) -> list[Any]:
     async with asyncio.timeout(60):
         while True:
-            rows = await sequencer.database.fetch(
+            rows = await sequencer.database.run(
                 "SELECT relname::text, n_tup_upd AS updated, n_tup_hot_upd AS hot FROM pg_stat_user_tables"
                 " WHERE relname IN ('partitions', 'producer_state')"
             )

@@ -41,4 +41,4 @@ async def test_a_call_cancelled_as_its_connection_comes_free_is_cancelled(narrow
     await asyncio.wait({waiting}, timeout=60)
     assert waiting.cancelled()
     await asyncio.gather(*holders)
-    assert await narrow.database.fetch("SELECT 1 AS one")
+    assert await narrow.database.run("SELECT 1 AS one")

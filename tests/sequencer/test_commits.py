@@ -165,7 +165,7 @@ async def test_a_batch_cut_differently_is_written_before_only_if_all_of_it_is(
 
 async def test_sequences_wrap_to_zero(sequencer: Sequencer, topic: Topic) -> None:
     await committed(sequencer, [sent(topic, 0)])
-    await sequencer.database.fetch("UPDATE producer_state SET sequences = ARRAY[2147483646 * 2147483648 + 2147483646]")
+    await sequencer.database.run("UPDATE producer_state SET sequences = ARRAY[2147483646 * 2147483648 + 2147483646]")
 
     crossing = await committed(sequencer, [sent(topic, 2147483647, records=3), sent(topic, 2), sent(topic, 3)])
     again = await committed(sequencer, [sent(topic, 2147483647, records=3), sent(topic, 4)])
@@ -219,7 +219,7 @@ async def test_a_commit_keeps_size_and_greatest_timestamp_of_its_partitions(sequ
         sequencer, [records_of(topic, timestamp_ms=-1, length=5), records_of(topic, timestamp_ms=20, length=7)]
     )
 
-    [row] = await sequencer.database.fetch("SELECT size_bytes, max_timestamp_ms FROM partitions WHERE partition = 0")
+    [row] = await sequencer.database.run("SELECT size_bytes, max_timestamp_ms FROM partitions WHERE partition = 0")
     assert (row.size_bytes, row.max_timestamp_ms) == (42, 50)
 
 

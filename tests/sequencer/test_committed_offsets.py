@@ -192,7 +192,7 @@ async def test_offset_commits_stay_on_their_pages(sequencer: Sequencer, topic: T
     """HOT updates: no index grows, and dead versions are pruned by the next to come, without a vacuum."""
     groups, rounds = 50, 120
     for table in ("committed_offsets", "groups"):
-        await sequencer.database.fetch(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+        await sequencer.database.run(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
     epochs = {f"group-{n}": await with_members(sequencer, f"group-{n}", member=1) for n in range(groups)}
     sizes = []
     for number in range(rounds):
@@ -211,7 +211,7 @@ async def test_offset_commits_stay_on_their_pages(sequencer: Sequencer, topic: T
 
 
 async def _pages(sequencer: Sequencer) -> int:
-    [row] = await sequencer.database.fetch(
+    [row] = await sequencer.database.run(
         "SELECT (pg_relation_size('committed_offsets') + pg_relation_size('committed_offsets_pkey')"
         " + pg_relation_size('groups')) / 8192 AS pages"
     )
@@ -222,7 +222,7 @@ async def _updates(sequencer: Sequencer) -> dict[str, dict[str, int]]:
     """What Postgres counted; a connection tells its counts when it is idle or asked to."""
     async with sequencer.database.connection() as connection:
         await connection.execute("SELECT pg_stat_force_next_flush()")
-    rows = await sequencer.database.fetch(
+    rows = await sequencer.database.run(
         "SELECT relname, n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables"
         " WHERE relname IN ('committed_offsets', 'groups')"
     )

@@ -84,8 +84,8 @@ async def test_poll_after_a_merge_begins_with_the_run_that_covers_the_known_end(
 ) -> None:
     for _ in range(3):
         await committed(sequencer, [records_of(topic, 5)])
-    await sequencer.database.fetch("DELETE FROM runs WHERE base_offset = 5")
-    await sequencer.database.fetch("UPDATE runs SET last_offset = 9 WHERE base_offset = 0")
+    await sequencer.database.run("DELETE FROM runs WHERE base_offset = 5")
+    await sequencer.database.run("UPDATE runs SET last_offset = 9 WHERE base_offset = 0")
     known = KnownEnd(
         topic_id=topic.topic_id,
         partition=Partition(0),

@@ -139,9 +139,9 @@ async def test_a_connection_that_comes_after_all_ends_what_kept_others_from_it(
         sequencer = await Sequencer.open(guarded.url("guarded_closed"), NOT_WAITING_FOR_CONNECTIONS)
         try:
             with pytest.raises(SequencerUnavailable, match="not currently accepting"):
-                await sequencer.database.fetch("SELECT 1")
+                await sequencer.database.run("SELECT 1")
             connection.execute("ALTER DATABASE guarded_closed ALLOW_CONNECTIONS true")
-            assert await sequencer.database.fetch("SELECT 1")
+            assert await sequencer.database.run("SELECT 1")
             assert sequencer.database.unreachable() is None
         finally:
             await sequencer.close()
@@ -179,7 +179,7 @@ async def test_a_healthy_database_has_no_complaints_and_others_do(database_url: 
 
 
 async def test_a_database_whose_first_migration_is_being_applied_has_a_complaint(sequencer: Sequencer) -> None:
-    await sequencer.database.fetch("DELETE FROM migrations")
+    await sequencer.database.run("DELETE FROM migrations")
 
     health = await sequencer.cluster.health()
 
@@ -202,7 +202,7 @@ async def test_migrating_again_and_by_many_at_once_changes_nothing(database_url:
 
 
 async def test_a_database_from_the_future_is_refused(database_url: str, sequencer: Sequencer) -> None:
-    await sequencer.database.fetch("INSERT INTO migrations (number, name) VALUES (9999, '9999_later.sql')")
+    await sequencer.database.run("INSERT INTO migrations (number, name) VALUES (9999, '9999_later.sql')")
 
     with pytest.raises(MigrationRefused, match="9999"):
         await migrate(database_url, MigrationSettings())

@@ -29,7 +29,7 @@ async def impatient(database_url: str) -> AsyncIterator[Sequencer]:
 @asynccontextmanager
 async def frozen(sequencer: Sequencer) -> AsyncIterator[None]:
     """Every process that serves a connection of the pool stands still; further connections get new ones."""
-    rows = await sequencer.database.fetch("SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
+    rows = await sequencer.database.run("SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
     for row in rows:
         os.kill(row.pid, signal.SIGSTOP)
     try:

@@ -53,7 +53,7 @@ async def forget_outcomes(sequencer: Sequencer) -> None:
 
 async def test_nothing_is_doomed_for_one_lease_after_the_first_look(sequencer: Sequencer) -> None:
     first = await sequencer.garbage.doom(RULES, grace_s=GRACE_S, cap=10)
-    await sequencer.database.fetch("UPDATE dooming SET paused_until = clock_timestamp()")
+    await sequencer.database.run("UPDATE dooming SET paused_until = clock_timestamp()")
     second = await sequencer.garbage.doom(RULES, grace_s=GRACE_S, cap=10)
 
     assert isinstance(first, DoomingPaused)
@@ -64,7 +64,7 @@ async def test_nothing_is_doomed_for_one_lease_after_the_first_look(sequencer: S
 
 async def test_dooming_pauses_for_one_lease_after_an_outage(sequencer: Sequencer) -> None:
     await ready_to_doom(sequencer)
-    await sequencer.database.fetch("UPDATE dooming SET last_seen_at = last_seen_at - interval '61 seconds'")
+    await sequencer.database.run("UPDATE dooming SET last_seen_at = last_seen_at - interval '61 seconds'")
 
     after_a_gap = await sequencer.garbage.doom(RULES, grace_s=GRACE_S, cap=10)
     await ready_to_doom(sequencer)
@@ -78,7 +78,7 @@ async def test_dooming_pauses_for_one_lease_after_an_outage(sequencer: Sequencer
 
 async def test_dooming_pauses_for_the_failover_hold_when_the_timeline_changed(sequencer: Sequencer) -> None:
     await ready_to_doom(sequencer)
-    await sequencer.database.fetch("UPDATE dooming SET timeline = timeline - 1")
+    await sequencer.database.run("UPDATE dooming SET timeline = timeline - 1")
 
     failed_over = await sequencer.garbage.doom(RULES, grace_s=GRACE_S, cap=10)
     later = await sequencer.garbage.doom(RULES, grace_s=GRACE_S, cap=10, outage_seen=True)
@@ -92,7 +92,7 @@ async def test_dooming_pauses_for_the_failover_hold_when_the_timeline_changed(se
 async def test_dooming_sees_the_same_database_as_every_new_connection(sequencer: Sequencer) -> None:
     await ready_to_doom(sequencer)
 
-    [seen] = await sequencer.database.fetch("SELECT system_identifier, timeline FROM dooming")
+    [seen] = await sequencer.database.run("SELECT system_identifier, timeline FROM dooming")
 
     identity = await sequencer.database.read_identity()
     assert (seen.system_identifier, seen.timeline) == (identity.system_identifier, identity.timeline)
@@ -227,7 +227,7 @@ async def test_a_commit_that_accepted_nothing_is_garbage_and_repeats_its_outcome
 
 
 async def partitions_of(sequencer: Sequencer, table: str) -> set[str]:
-    rows = await sequencer.database.fetch(
+    rows = await sequencer.database.run(
         "SELECT inhrelid::regclass::text AS name FROM pg_inherits WHERE inhparent = %(table)s::regclass", table=table
     )
     return {row.name for row in rows}
@@ -312,7 +312,7 @@ async def test_a_day_without_a_housekeeper_leaves_no_gap_for_tombstones(sequence
     await sequencer.topics.delete("orders")
     later = await a_grave(sequencer)
 
-    rows = await sequencer.database.fetch("SELECT segment_id FROM tombstones ORDER BY segment_id")
+    rows = await sequencer.database.run("SELECT segment_id FROM tombstones ORDER BY segment_id")
 
     assert [row.segment_id for row in rows] == sorted(each.segment_id for each in (*first, *later))
 
@@ -324,9 +324,7 @@ async def test_without_a_partition_nothing_is_buried_and_nothing_is_lost(sequenc
     await doom(sequencer)
     await time_passes(sequencer, DAY_S)
 
-    rows = await sequencer.database.fetch(
-        "SELECT bury_segments(%(ids)s::uuid[], 0) AS buried", ids=[segment.segment_id]
-    )
+    rows = await sequencer.database.run("SELECT bury_segments(%(ids)s::uuid[], 0) AS buried", ids=[segment.segment_id])
 
     assert rows[0].buried == 0
     assert await state_of(sequencer, segment.segment_id) == "doomed"
@@ -334,7 +332,7 @@ async def test_without_a_partition_nothing_is_buried_and_nothing_is_lost(sequenc
 
 async def test_after_the_clock_was_set_back_tombstones_go_in_their_time(sequencer: Sequencer) -> None:
     """While it was ahead, partitions were made for a time to come."""
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "UPDATE time_partitions SET begins_at = begins_at + interval '1 day', ends_at = ends_at + interval '1 day'"
     )
 
@@ -460,7 +458,7 @@ async def test_raced_a_repeat_that_waits_while_its_segment_is_buried_gets_the_fi
 
 async def test_a_segments_row_overrules_its_tombstone(sequencer: Sequencer) -> None:
     [segment] = await a_grave(sequencer)
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO segments (segment_id, object_key, writer, lease_until, state)"
         " VALUES (%(id)s, 'key', 'recovery', clock_timestamp(), 'committed')",
         id=segment.segment_id,

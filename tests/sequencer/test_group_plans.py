@@ -59,19 +59,19 @@ LOCK = "SELECT 1 FROM groups WHERE group_id = ANY (%(group_ids)s::text[]) ORDER 
 
 async def _fill(sequencer: Sequencer, topic: Topic) -> None:
     """Thousands of other groups, each with a member and an offset in every partition."""
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO groups (group_id, coordinator)"
         " SELECT 'group-' || n, 1 FROM generate_series(0, %(groups)s - 1) AS n ON CONFLICT DO NOTHING",
         groups=GROUPS,
     )
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO group_members (group_id, member_id, epoch, document) SELECT group_id, 'other', 1, '{}' FROM groups"
     )
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO committed_offsets (group_id, topic_id, partition, committed_offset, leader_epoch, metadata)"
         " SELECT group_id, %(topic_id)s, partition, 1, 0, ''"
         " FROM groups, generate_series(0, %(partitions)s - 1) AS partition",
         topic_id=topic.topic_id,
         partitions=PARTITIONS,
     )
-    await sequencer.database.fetch("VACUUM ANALYZE")
+    await sequencer.database.run("VACUUM ANALYZE")

@@ -111,7 +111,7 @@ async def test_in_one_statement_a_claim_would_see_half_of_a_write(sequencer: Seq
     )
     async with sequencer.database.transaction() as held:
         assert await write_within(held, "g", epoch, generation=2, members={"ann": None, "bob": a_member(2)})
-        claiming = await waits_for_a_lock(sequencer, lambda: sequencer.database.fetch(claim))
+        claiming = await waits_for_a_lock(sequencer, lambda: sequencer.database.run(claim))
 
     [found] = await claiming
     assert (found.generation, found.members) == (2, ["ann"])
@@ -319,7 +319,7 @@ async def test_the_lock_is_taken_also_by_a_commit_that_changes_nothing(sequencer
     refused = a_commit(topic, "g", epoch, 5, member_id="eve")
     async with sequencer.database.transaction() as held:
         assert await commit_within(held, [refused]) == [CommitVerdict.UNKNOWN_MEMBER]
-        [free] = await sequencer.database.fetch(
+        [free] = await sequencer.database.run(
             "SELECT count(*) AS rows FROM (SELECT 1 FROM groups FOR NO KEY UPDATE SKIP LOCKED) AS unlocked"
         )
     assert free.rows == 0
@@ -366,7 +366,7 @@ async def test_claims_writes_commits_and_deletions_of_the_same_groups_never_dead
     await asyncio.gather(work(names), work(names[::-1]), work(names[2:] + names[:2]))
 
     assert sequencer.database.counters.deadlocks == 0
-    orphans = await sequencer.database.fetch(
+    orphans = await sequencer.database.run(
         "SELECT group_id FROM committed_offsets WHERE group_id NOT IN (SELECT group_id FROM groups)"
         " UNION SELECT group_id FROM group_members WHERE group_id NOT IN (SELECT group_id FROM groups)"
     )
@@ -396,7 +396,7 @@ async def test_in_one_statement_a_deletion_would_leave_that_offset_to_the_next_g
     )
     async with sequencer.database.transaction() as held:
         assert await commit_within(held, [a_commit(topic, "g", epoch, 5)]) == [DONE]
-        deleting = await waits_for_a_lock(sequencer, lambda: sequencer.database.fetch(delete))
+        deleting = await waits_for_a_lock(sequencer, lambda: sequencer.database.run(delete))
     await deleting
 
     assert await offsets_of(sequencer, topic, "g") == {0: 5}

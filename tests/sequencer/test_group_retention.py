@@ -172,7 +172,7 @@ async def test_what_is_due_is_judged_again_once_the_group_is_locked(sequencer: S
 
     await sequencer.groups.write("joined", epochs["joined"], a_change(members={"bob": a_member(2)}))
     await sequencer.committed_offsets.commit([a_commit(topic, "committed", epochs["committed"], 6)])
-    [row] = await sequencer.database.fetch(
+    [row] = await sequencer.database.run(
         SQL["forget_offsets"],
         retention_s=RETENTION_S,
         group_ids=list(epochs),
@@ -293,16 +293,16 @@ async def test_a_step_costs_its_page_not_what_there_is(sequencer: Sequencer, top
     await sequencer.committed_offsets.commit([a_commit(topic, "g", epoch, 5)])
     await time_passes(sequencer, 2 * RETENTION_S)
     small = await pages()
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO groups (group_id, coordinator) SELECT 'group-' || n, 1 FROM generate_series(1, 2000) AS n"
     )
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO committed_offsets (group_id, topic_id, partition, committed_offset, leader_epoch, metadata,"
         " committed_at) SELECT group_id, %(topic_id)s, partition, 1, 0, '', 'epoch'"
         " FROM groups, generate_series(1, 10) AS partition WHERE group_id <> 'g'",
         topic_id=topic.topic_id,
     )
-    await sequencer.database.fetch("VACUUM ANALYZE")
+    await sequencer.database.run("VACUUM ANALYZE")
     large = await pages()
 
     # Deeper indexes and a page's worth more of each; looking at all there is would take thousands.

@@ -111,9 +111,7 @@ async def test_an_empty_group_is_deleted_with_its_offsets_and_its_members(sequen
     assert await sequencer.groups.delete("g", epochs["g"]) is DeleteOutcome.DELETED
 
     assert await sequencer.groups.claim("g", ANN, create=False) is None
-    assert [row.group_id for row in await sequencer.database.fetch("SELECT group_id FROM committed_offsets")] == [
-        "other"
-    ]
+    assert [row.group_id for row in await sequencer.database.run("SELECT group_id FROM committed_offsets")] == ["other"]
     assert await sequencer.groups.delete("g", epochs["g"]) is DeleteOutcome.NOT_COORDINATOR
 
 
@@ -146,7 +144,7 @@ async def test_a_group_made_again_does_not_know_the_coordinator_of_the_one_befor
 
 async def test_emptiness_is_dated_from_when_the_last_member_went(sequencer: Sequencer) -> None:
     async def empty_since() -> object:
-        [row] = await sequencer.database.fetch("SELECT empty_since FROM groups")
+        [row] = await sequencer.database.run("SELECT empty_since FROM groups")
         return row.empty_since
 
     epoch = (await claimed(sequencer, "g")).coordinator_epoch

@@ -30,7 +30,7 @@ async def test_a_job_holds_what_is_not_doomed_and_learns_which(sequencer: Sequen
     lost = await reserved(sequencer, [records_of(topic)], lease_s=1.0)
     await time_passes(sequencer, 10)
     await doom(sequencer)
-    rows = await sequencer.database.fetch("SELECT segment_id, object_key FROM segments")
+    rows = await sequencer.database.run("SELECT segment_id, object_key FROM segments")
     segment_ids = {row.object_key: row.segment_id for row in rows}
 
     held = await sequencer.holds.take(uuid4(), [*segment_ids.values(), new_segment_id()], lease_s=LEASE_S)

@@ -40,7 +40,7 @@ async def topic(sequencer: Sequencer) -> Topic:
 
 
 async def backends(sequencer: Sequencer, condition: str = "true") -> list[int]:
-    rows = await sequencer.database.fetch(
+    rows = await sequencer.database.run(
         f"SELECT pid FROM pg_stat_activity WHERE {THE_KEPT_ONE} AND {condition} ORDER BY pid"
     )
     return [row.pid for row in rows]
@@ -82,7 +82,7 @@ async def test_a_connection_that_ended_between_commits_is_replaced_before_anythi
     sequencer: Sequencer, topic: Topic
 ) -> None:
     for offset in range(1, 4):
-        await sequencer.database.fetch(
+        await sequencer.database.run(
             f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE {THE_KEPT_ONE}"
         )
         await commits_at(sequencer, topic, offset)
@@ -167,11 +167,11 @@ async def test_a_commit_that_postgres_refuses_behind_its_rows_is_unknown_at_once
     sequencer: Sequencer, topic: Topic
 ) -> None:
     segment = await reserved(sequencer, [records_of(topic)])
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
         " $$ BEGIN RAISE 'refused at the end' USING ERRCODE = 'query_canceled'; END $$"
     )
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "CREATE CONSTRAINT TRIGGER at_the_end AFTER INSERT ON runs DEFERRABLE INITIALLY DEFERRED"
         " FOR EACH ROW EXECUTE FUNCTION refuse()"
     )
@@ -179,21 +179,21 @@ async def test_a_commit_that_postgres_refuses_behind_its_rows_is_unknown_at_once
     with pytest.raises(CommitOutcomeUnknown, match="refused at the end"):
         await sequencer.commits.commit([segment])
 
-    await sequencer.database.fetch("DROP TRIGGER at_the_end ON runs")
+    await sequencer.database.run("DROP TRIGGER at_the_end ON runs")
     assert accepted((await sequencer.commits.commit([segment]))[0]).outcomes == (Assigned(base_offset=Offset(1)),)
 
 
 async def test_the_statement_is_planned_anew_after_a_migration(sequencer: Sequencer, topic: Topic) -> None:
     segment = await reserved(sequencer, [records_of(topic)])
 
-    await sequencer.database.fetch("ALTER FUNCTION sequence_segments RENAME TO sequence_segments_before")
+    await sequencer.database.run("ALTER FUNCTION sequence_segments RENAME TO sequence_segments_before")
     for _ in range(2):
         with pytest.raises(SequencerUnavailable, match="tidelog migrate"):
             await sequencer.commits.commit([segment])
-    await sequencer.database.fetch("ALTER FUNCTION sequence_segments_before RENAME TO sequence_segments")
+    await sequencer.database.run("ALTER FUNCTION sequence_segments_before RENAME TO sequence_segments")
 
     assert accepted((await sequencer.commits.commit([segment]))[0]).outcomes == (Assigned(base_offset=Offset(1)),)
-    await sequencer.database.fetch("ALTER TABLE runs ADD COLUMN later integer")
+    await sequencer.database.run("ALTER TABLE runs ADD COLUMN later integer")
     await commits_at(sequencer, topic, 2)
 
 

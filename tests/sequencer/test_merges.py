@@ -77,18 +77,18 @@ async def test_many_runs_become_one_per_partition_and_the_log_stays_what_it_was(
     sequencer: Sequencer, topic: Topic
 ) -> None:
     await a_log(sequencer, topic, segments=4)
-    before = await sequencer.database.fetch("SELECT * FROM partitions ORDER BY partition")
-    newest = await sequencer.database.fetch("SELECT max(committed_at) AS at FROM segments")
+    before = await sequencer.database.run("SELECT * FROM partitions ORDER BY partition")
+    newest = await sequencer.database.run("SELECT max(committed_at) AS at FROM segments")
 
     _, output, answer = await merge_all(sequencer)
 
     assert answer == ALL
     assert await all_runs(sequencer, topic) == [[(0, 7)]] * 3
-    assert await sequencer.database.fetch("SELECT * FROM partitions ORDER BY partition") == before
+    assert await sequencer.database.run("SELECT * FROM partitions ORDER BY partition") == before
     row = await segment_row(sequencer, output.segment_id)
     assert row is not None
     assert (row.state, row.tier, row.size_bytes, row.committed_at) == ("committed", 1, 10_000, newest[0].at)
-    [run] = await sequencer.database.fetch("SELECT * FROM runs WHERE partition = 0")
+    [run] = await sequencer.database.run("SELECT * FROM runs WHERE partition = 0")
     assert (run.min_timestamp_ms, run.max_timestamp_ms, run.running_max_timestamp_ms) == (1_000, 1_003, 1_003)
     assert (run.segment_id, run.length) == (output.segment_id, 400)
 
@@ -135,7 +135,7 @@ async def test_a_log_start_that_moved_into_a_run_does_not_hinder(sequencer: Sequ
     assert await sequencer.merges.publish(claim, output, swaps) == ALL
     found = await sequencer.retention.delete_records(topic.topic_id, Partition(0), Offset(8))
     assert found.dropped_runs == 1  # type: ignore[union-attr]
-    rows = await sequencer.database.fetch("SELECT size_bytes FROM partitions ORDER BY partition")
+    rows = await sequencer.database.run("SELECT size_bytes FROM partitions ORDER BY partition")
     assert [row.size_bytes for row in rows] == [0, 400, 400]
 
 
@@ -171,7 +171,7 @@ async def test_raced_a_commit_that_a_publish_waits_for_stays_behind_the_merged_r
 async def test_raced_two_merges_of_the_same_runs_one_of_them_is_refused(sequencer: Sequencer, topic: Topic) -> None:
     """As when the claim of one lapsed while it went on: its own output is still held here, so only the runs tell."""
     claim, swaps, output = await prepared(sequencer, topic)
-    await sequencer.database.fetch("UPDATE merge_candidates SET claimed_by = NULL")
+    await sequencer.database.run("UPDATE merge_candidates SET claimed_by = NULL")
     other = await claimed(sequencer)
     others_output = await an_output(sequencer, other)
 
@@ -229,9 +229,9 @@ async def test_raced_a_publish_that_dooming_meets_keeps_its_object(sequencer: Se
     claim, swaps, output = await prepared(sequencer, topic)
     await sequencer.merges.publish(claim, output, swaps[:1])
     await sequencer.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
-    await sequencer.database.fetch("UPDATE segments SET unreferenced_since = clock_timestamp()")
+    await sequencer.database.run("UPDATE segments SET unreferenced_since = clock_timestamp()")
     await time_passes(sequencer, GRACE_S + 1)
-    await sequencer.database.fetch("UPDATE holds SET lease_until = clock_timestamp() + interval '1 minute'")
+    await sequencer.database.run("UPDATE holds SET lease_until = clock_timestamp() + interval '1 minute'")
     await ready_to_doom(sequencer)
 
     async with sequencer.database.transaction() as publishing:
@@ -258,7 +258,7 @@ async def test_raced_a_publish_that_waits_for_dooming_is_refused(sequencer: Sequ
 
 async def test_an_output_that_nobody_reserved_is_refused(sequencer: Sequencer, topic: Topic) -> None:
     claim, swaps, output = await prepared(sequencer, topic)
-    await sequencer.database.fetch("DELETE FROM segments WHERE segment_id = %(id)s", id=output.segment_id)
+    await sequencer.database.run("DELETE FROM segments WHERE segment_id = %(id)s", id=output.segment_id)
 
     assert await sequencer.merges.publish(claim, output, swaps) == PublishRefused(reason="missing")
 
@@ -482,7 +482,7 @@ async def test_time_lookups_find_the_same_offsets_in_merged_runs(sequencer: Sequ
     ]
 
     assert [run and run.base_offset for run in found] == [0, 0, None]
-    maxima = await sequencer.database.fetch(
+    maxima = await sequencer.database.run(
         "SELECT running_max_timestamp_ms AS at FROM runs WHERE partition = 0 ORDER BY base_offset"
     )
     assert all(a.at <= b.at for a, b in pairwise(maxima))

@@ -52,7 +52,7 @@ async def test_commits_go_on_while_a_migration_waits_for_a_lock(
     segments = [await reserved(sequencer, [records_of(topic)]) for _ in range(5)]
     await connection.execute("SELECT FROM segments")  # a long transaction, which reads
 
-    with caplog.at_level(logging.WARNING, "sequencer.migrate"):
+    with caplog.at_level(logging.WARNING, "tidelog"):
         waiting = asyncio.create_task(migrate(database_url, QUICK))
         async with asyncio.timeout(60):
             for tried, segment in enumerate(segments, start=1):
@@ -93,7 +93,7 @@ async def test_a_migration_that_was_killed_between_its_steps_goes_on_where_it_wa
 
     killed = asyncio.create_task(migrate(database_url, QUICK.model_copy(update={"migration_lock_timeout_ms": 60_000})))
     async with asyncio.timeout(60):
-        while not await sequencer.database.fetch(  # noqa: ASYNC110 - Postgres sets no event
+        while not await sequencer.database.run(  # noqa: ASYNC110 - Postgres sets no event
             f"SELECT pg_terminate_backend(pid) {at_the_gate}"
         ):
             await asyncio.sleep(0.005)
@@ -109,7 +109,7 @@ async def test_a_migration_that_was_killed_between_its_steps_goes_on_where_it_wa
 
 
 async def tried(sequencer: Sequencer) -> int:
-    [row] = await sequencer.database.fetch("SELECT count(tried) AS rows FROM segments")
+    [row] = await sequencer.database.run("SELECT count(tried) AS rows FROM segments")
     return int(row.rows)
 
 

@@ -123,7 +123,7 @@ async def perform(clients: Clients, operation: Operation) -> Any:
             await cut_connections(clients)
             return await task
         case Doom():
-            rows = await sequencer.database.fetch(RESERVATIONS_SQL["doom_expired"], cap=1000)
+            rows = await sequencer.database.run(RESERVATIONS_SQL["doom_expired"], cap=1000)
             return [row.segment_id for row in rows]
         case DeleteTopic(name=name):
             return (await sequencer.topics.delete(name)).name
@@ -144,7 +144,7 @@ async def until_known(
 
 
 async def cut_connections(clients: Clients) -> None:
-    await clients.steady.database.fetch(
+    await clients.steady.database.run(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE datname = current_database() AND application_name = %(name)s",
         name=SHAKY,
@@ -232,7 +232,7 @@ class SequencerMachine(RuleBasedStateMachine):
         last = SEQUENCES - 1 - left
         if producer_id in self.model.partitions[key].producers:
             return
-        statement = self.sequencer.database.fetch(
+        statement = self.sequencer.database.run(
             "INSERT INTO producer_state"
             " (topic_id, partition, producer_id, producer_epoch, sequences, base_offsets, max_timestamps)"
             " VALUES (%(topic_id)s, %(partition)s, %(producer_id)s, 0,"

@@ -102,7 +102,7 @@ class History:
         )
 
     async def forget(self) -> None:
-        await self._sequencer.database.fetch("UPDATE time_partitions SET ends_at = clock_timestamp()")
+        await self._sequencer.database.run("UPDATE time_partitions SET ends_at = clock_timestamp()")
         if page := await self._sequencer.garbage.due_tombstones(late_write_window_s=0, cap=self._chance.randint(1, 9)):
             await self._sequencer.garbage.sweep(page, PARTITIONS)
 
@@ -125,7 +125,7 @@ async def test_counts_are_the_truth_through_commits_merges_and_deletions(sequenc
 
 
 async def _census(sequencer: Sequencer) -> Census:
-    [row] = await sequencer.database.fetch(
+    [row] = await sequencer.database.run(
         "SELECT count(*) FILTER (WHERE state = 'reserved') AS reserved,"
         " count(*) FILTER (WHERE state = 'committed' AND unreferenced_since IS NOT NULL) AS unreferenced,"
         " count(*) FILTER (WHERE state = 'doomed') AS doomed,"
@@ -136,7 +136,7 @@ async def _census(sequencer: Sequencer) -> Census:
 
 
 async def _backlog(sequencer: Sequencer) -> list[TierBacklog]:
-    rows = await sequencer.database.fetch(
+    rows = await sequencer.database.run(
         "SELECT tier, count(*) AS segments, count(DISTINCT committed_at) AS units,"
         " sum(size_bytes)::bigint AS size_bytes"
         " FROM merge_candidates WHERE claimed_by IS NULL GROUP BY tier ORDER BY tier"
@@ -179,11 +179,11 @@ async def test_what_a_measurement_costs_does_not_grow_with_what_waits_or_was_del
 
 async def test_a_look_for_lapsed_claims_costs_the_jobs_and_not_what_they_claimed(sequencer: Sequencer) -> None:
     await _fill(sequencer, MANY // 3, segments=1)
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO holds (segment_id, job_id, lease_until) SELECT segment_id, claimed_by, now() + interval '1 hour'"
         " FROM merge_candidates WHERE claimed_by IS NOT NULL"
     )
-    await sequencer.database.fetch("VACUUM ANALYZE holds")
+    await sequencer.database.run("VACUUM ANALYZE holds")
 
     pages = await _pages(sequencer, MERGES_SQL["free_lapsed"], {"cap": 1_000})
 
@@ -212,7 +212,7 @@ async def test_an_older_measurement_never_replaces_a_newer_one(sequencer: Sequen
 
 async def test_an_observation_from_before_the_clock_was_set_back_is_replaced(sequencer: Sequencer) -> None:
     await observed(sequencer)
-    await sequencer.database.fetch("UPDATE observation SET observed_at = clock_timestamp() + interval '1 hour'")
+    await sequencer.database.run("UPDATE observation SET observed_at = clock_timestamp() + interval '1 hour'")
 
     assert await sequencer.observations.observe(BOUNDS)
 
@@ -240,7 +240,7 @@ async def _fill(sequencer: Sequencer, rows: int, *, segments: int | None = None,
             {"rows": rows},
         )
     if analyzed:
-        await sequencer.database.fetch("VACUUM ANALYZE segments, merge_candidates")
+        await sequencer.database.run("VACUUM ANALYZE segments, merge_candidates")
 
 
 async def _pages(sequencer: Sequencer, statement: str, parameters: dict[str, int]) -> int:

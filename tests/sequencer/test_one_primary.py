@@ -92,7 +92,7 @@ async def test_one_new_connection_that_shows_the_failover_ends_all_older_ones(
     old = pair.fail_over()
     [row] = await trusting.database.read("SELECT current_setting('data_directory') AS found")
     assert row.found == str(old.data), "pooled connections stay"
-    await trusting.database.look_afresh()
+    await trusting.database.check_address()
 
     assert await ask_with_all_connections(trusting) == {str(pair.primary.data)}
     await until(lambda: clients_of(old) == 0)
@@ -117,7 +117,7 @@ async def test_an_old_primary_to_which_the_address_leads_back_is_refused(
     segment = await reserved(trusting, [records_of(topic)])
     await replicated(pair)
     old = pair.fail_over()
-    await trusting.database.look_afresh()
+    await trusting.database.check_address()
     assert await ask_with_all_connections(trusting) == {str(pair.primary.data)}
 
     pair.address.lead_to(old.url)
@@ -158,7 +158,7 @@ async def test_a_commit_under_way_on_the_old_primary_is_unknown_once_the_new_one
         waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
         await until(lambda: pair.primary.ask(waits) == [(1,)])
         old = pair.fail_over()
-        await trusting.database.look_afresh()
+        await trusting.database.check_address()
 
         with pytest.raises(CommitOutcomeUnknown, match="another Postgres is the primary"):
             await committing
@@ -178,7 +178,7 @@ async def test_who_cares_hears_of_a_failover_before_anything_is_asked_of_the_new
     await replicated(pair)
 
     pair.fail_over()
-    await trusting.database.look_afresh()
+    await trusting.database.check_address()
 
     assert [None if identity is None else identity.timeline for identity in heard] == [2]
     assert await trusting.topics.list() == []
@@ -195,7 +195,7 @@ async def test_a_transaction_begun_on_the_old_primary_is_not_committed_once_the_
         async with trusting.database.transaction() as connection:
             await connection.execute("UPDATE topics SET name = 'others'")
             pair.fail_over()
-            await trusting.database.look_afresh()
+            await trusting.database.check_address()
 
     with pytest.raises(CommitOutcomeUnknown):
         await rename()

@@ -91,7 +91,7 @@ async def test_a_copy_finds_the_originals_nonce_and_has_lost(
         with pytest.raises(OwnershipLost, match="another database owns the bucket"):
             await copy.ownership.demand()
         with pytest.raises(OwnershipLost):
-            await copy.ownership.look(any_store, CLUSTER)
+            await copy.ownership.check_object(any_store, CLUSTER)
         assert await owner_in(any_store) == mine, "it wrote nothing"
         assert await ratchet(unowned, any_store) == Confirmed()
 
@@ -104,7 +104,7 @@ async def test_a_copy_that_starts_before_the_next_ratchet_does_not_win(
     async with a_copy(unowned, database_url) as copy:
         with pytest.raises(OwnershipUnconfirmed):
             await copy.ownership.demand()
-        await copy.ownership.look(any_store, CLUSTER)  # nothing is wrong yet
+        await copy.ownership.check_object(any_store, CLUSTER)  # nothing is wrong yet
 
         first = await ratchet(copy, any_store)
         second = await ratchet(copy, any_store)
@@ -123,7 +123,7 @@ async def test_a_restarted_postgres_goes_on_when_nobody_else_ratchets(
     unowned: Sequencer, any_store: ObjectStore
 ) -> None:
     await ratchet(unowned, any_store)
-    await unowned.database.fetch("UPDATE ownership SET postmaster_started_at = postmaster_started_at - interval '1 s'")
+    await unowned.database.run("UPDATE ownership SET postmaster_started_at = postmaster_started_at - interval '1 s'")
 
     outcomes = [await ratchet(unowned, any_store) for _ in range(WATCH_RATCHETS + 1)]
 
@@ -138,7 +138,7 @@ async def test_a_restored_dump_needs_a_take_over_whatever_it_finds(
     async with a_copy(unowned, database_url, as_files=False) as restored:
         assert isinstance(await ratchet(restored, any_store), Lost)
         with pytest.raises(OwnershipLost, match="restored dump"):
-            await restored.ownership.look(any_store, CLUSTER)
+            await restored.ownership.check_object(any_store, CLUSTER)
         assert await ratchet(unowned, any_store) == Confirmed()
 
 
@@ -337,11 +337,11 @@ async def test_no_job_of_history_begins_or_publishes_without_the_ownership(seque
     )
     publication = Publication(version=version)
 
-    await sequencer.database.fetch("UPDATE ownership SET confirmed_at = NULL")
+    await sequencer.database.run("UPDATE ownership SET confirmed_at = NULL")
     with pytest.raises(OwnershipUnconfirmed):
         await sequencer.history.publish(begun.job, publication)
     with pytest.raises(OwnershipUnconfirmed):
         await sequencer.history.begin(topic.topic_id, "expire", cluster="c", lease_s=60)
 
-    await sequencer.database.fetch("UPDATE ownership SET confirmed_at = clock_timestamp()")
+    await sequencer.database.run("UPDATE ownership SET confirmed_at = clock_timestamp()")
     assert await sequencer.history.publish(begun.job, publication) == Published()

@@ -56,12 +56,12 @@ async def _pages_touched(sequencer: Sequencer, topic_id: TopicId) -> Mapping[str
 
 async def _fill(sequencer: Sequencer, topic_id: TopicId) -> None:
     segment_id: SegmentId = new_segment_id()
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO segments (segment_id, object_key, writer, lease_until, state)"
         " VALUES (%(segment_id)s, 'key', 'test', clock_timestamp(), 'committed')",
         segment_id=segment_id,
     )
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO runs (topic_id, partition, base_offset, last_offset, segment_id, position, length,"
         " min_timestamp_ms, max_timestamp_ms, running_max_timestamp_ms)"
         " SELECT %(topic_id)s, partition, base, base, %(segment_id)s, 0, 1, 0, 0, 0"
@@ -71,9 +71,9 @@ async def _fill(sequencer: Sequencer, topic_id: TopicId) -> None:
         partitions=PARTITIONS,
         runs=RUNS_PER_PARTITION,
     )
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "UPDATE partitions SET high_watermark = %(runs)s WHERE topic_id = %(topic_id)s",
         topic_id=topic_id,
         runs=RUNS_PER_PARTITION,
     )
-    await sequencer.database.fetch("VACUUM ANALYZE")
+    await sequencer.database.run("VACUUM ANALYZE")

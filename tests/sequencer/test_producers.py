@@ -47,7 +47,7 @@ async def test_a_young_producers_first_batch_is_waited_for_and_an_old_ones_state
     assert await answer(before_the_topic, 1) == unknown
     assert await answer(young, 1) == OutOfOrderSequence()
     assert await answer(young, 0) == Assigned(base_offset=Offset(0))
-    await sequencer.database.fetch("UPDATE producer_state SET updated_at = clock_timestamp() + interval '1 second'")
+    await sequencer.database.run("UPDATE producer_state SET updated_at = clock_timestamp() + interval '1 second'")
     assert (await sequencer.producers.expire(unused_for_s=-2, cap=10)).expired == 1
     assert await answer(young, 1) == unknown
 
@@ -57,7 +57,7 @@ async def test_expiry_forgets_unused_producers_in_bounded_steps(sequencer: Seque
     for producer_id in range(5):
         batch = ABatch(topic_id=topic.topic_id, partition=Partition(0), producer_id=ProducerId(producer_id), sequence=0)
         await committed(sequencer, [batch])
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "UPDATE producer_state SET updated_at = clock_timestamp() - interval '1 day' WHERE producer_id <> 2"
     )
 
@@ -66,5 +66,5 @@ async def test_expiry_forgets_unused_producers_in_bounded_steps(sequencer: Seque
     while step.next_after is not None:
         step = await sequencer.producers.expire(unused_for_s=3600, cap=2, after=step.next_after)
 
-    rows = await sequencer.database.fetch("SELECT producer_id FROM producer_state")
+    rows = await sequencer.database.run("SELECT producer_id FROM producer_state")
     assert [row.producer_id for row in rows] == [2]

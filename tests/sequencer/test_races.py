@@ -128,7 +128,7 @@ async def test_raced_every_partition_goes_on_from_where_the_last_commit_left_it(
         [Assigned(base_offset=Offset(0))] * 3,
         [Assigned(base_offset=Offset(records)) for records in (1, 2, 3)],
     )
-    rows = await sequencer.database.fetch("SELECT high_watermark, size_bytes FROM partitions ORDER BY partition")
+    rows = await sequencer.database.run("SELECT high_watermark, size_bytes FROM partitions ORDER BY partition")
     assert [(row.high_watermark, row.size_bytes) for row in rows] == [(2, 200), (4, 200), (6, 200)]
 
 
@@ -240,10 +240,10 @@ async def test_raced_a_late_committer_is_found_by_the_poll(sequencer: Sequencer,
         await commit_within(held, [late])
         await committed(sequencer, [records_of(topic, partition=1)])
         seen = await sequencer.coordinates.poll(known, max_runs=10)
-        [cursor] = await sequencer.database.fetch("SELECT max(committed_at) AS seen_until FROM segments")
+        [cursor] = await sequencer.database.run("SELECT max(committed_at) AS seen_until FROM segments")
 
     assert seen.keys() == {(topic.topic_id, 1)}
-    by_cursor = await sequencer.database.fetch(
+    by_cursor = await sequencer.database.run(
         "SELECT 1 FROM segments WHERE committed_at > %(seen_until)s", seen_until=cursor.seen_until
     )
     assert by_cursor == [], "whoever reads on from the last time seen never hears of the late committer"
@@ -312,7 +312,7 @@ async def test_raced_without_foreign_keys_a_commit_waits_for_no_topic(
 ) -> None:
     await _commit_against_a_topic_lock(database_url, sequencer, topic)
 
-    foreign_keys = await sequencer.database.fetch(
+    foreign_keys = await sequencer.database.run(
         "SELECT conrelid::regclass::text FROM pg_constraint WHERE contype = 'f'"
     )
     assert foreign_keys == []
@@ -321,7 +321,7 @@ async def test_raced_without_foreign_keys_a_commit_waits_for_no_topic(
 async def test_with_a_foreign_key_the_same_would_deadlock(
     database_url: str, sequencer: Sequencer, topic: Topic
 ) -> None:
-    await sequencer.database.fetch("ALTER TABLE runs ADD FOREIGN KEY (topic_id) REFERENCES topics (topic_id)")
+    await sequencer.database.run("ALTER TABLE runs ADD FOREIGN KEY (topic_id) REFERENCES topics (topic_id)")
     name = database_url.split("?")[0].rsplit("/", 1)[1]
     await sequencer.database.fetch(f"ALTER DATABASE {name} SET deadlock_timeout = '1min'")  # the deletion finds it
     committer = await Sequencer.open(database_url, SequencerSettings())
@@ -339,7 +339,7 @@ async def test_raced_coordinates_and_watermarks_are_of_one_moment(sequencer: Seq
     before = await sequencer.coordinates.bounds([(topic.topic_id, Partition(0))])
     await committed(sequencer, [records_of(topic, 3)])
     await sequencer.retention.delete_records(topic.topic_id, Partition(0), Offset(2))
-    runs = await sequencer.database.fetch("SELECT base_offset, last_offset FROM runs ORDER BY base_offset")
+    runs = await sequencer.database.run("SELECT base_offset, last_offset FROM runs ORDER BY base_offset")
     split = before[topic.topic_id, Partition(0)]
     assert runs[-1].last_offset >= split.high_watermark
     assert runs[0].base_offset > split.log_start_offset

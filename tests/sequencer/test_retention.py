@@ -35,12 +35,12 @@ async def a_topic(sequencer: Sequencer, partitions: int = 1, **config: str) -> T
 
 
 async def base_offsets(sequencer: Sequencer) -> list[int]:
-    rows = await sequencer.database.fetch("SELECT base_offset FROM runs ORDER BY topic_id, partition, base_offset")
+    rows = await sequencer.database.run("SELECT base_offset FROM runs ORDER BY topic_id, partition, base_offset")
     return [row.base_offset for row in rows]
 
 
 async def partition_row(sequencer: Sequencer, key: PartitionKey):  # type: ignore[no-untyped-def]
-    rows = await sequencer.database.fetch(
+    rows = await sequencer.database.run(
         "SELECT * FROM partitions WHERE topic_id = %(topic)s AND partition = %(partition)s",
         topic=key[0],
         partition=key[1],
@@ -404,7 +404,7 @@ async def test_many_partitions_are_expired_in_one_transaction_each_as_if_alone(s
     for _ in range(3):
         await committed(sequencer, [records_of(topic, 10, partition=number) for number in range(6)])
     await turn_history_on(sequencer, topic, compacted_to=15)
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO history_partitions SELECT topic_id, n, 15 FROM history_tables, generate_series(1, 4) AS n"
     )
     gone = (TopicId(a_segment([]).segment_id), P0)

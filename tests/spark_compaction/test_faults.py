@@ -151,7 +151,7 @@ async def test_the_objects_that_a_job_reads_are_held_until_it_ends(
     await log.write("orders", one(0, *records(10)))
 
     async def held() -> int:
-        [row] = await sequencer.database.fetch("SELECT count(*) AS n FROM holds WHERE lease_until > clock_timestamp()")
+        [row] = await sequencer.database.run("SELECT count(*) AS n FROM holds WHERE lease_until > clock_timestamp()")
         return int(row.n)
 
     job = await begun(settings, sequencer, "orders", lease_s=60)
@@ -263,7 +263,7 @@ async def test_a_store_that_cannot_be_reached_is_named(log: Log, settings: Compa
 
 async def corrupt_batch(store: ObjectStore, sequencer: Sequencer, topic_id: object, at_fraction: float) -> None:
     """Flips a byte in the middle of the first run of partition 0."""
-    [run] = await sequencer.database.fetch(
+    [run] = await sequencer.database.run(
         "SELECT s.object_key, r.position, r.length FROM runs r JOIN segments s USING (segment_id)"
         " WHERE r.topic_id = %(topic_id)s AND r.partition = 0 ORDER BY r.base_offset LIMIT 1",
         topic_id=topic_id,

@@ -17,11 +17,13 @@ from storage.batches import batch_kernels
 from storage.batches.batch_validation import span_row
 from storage.batches.record_batch import HEADER_BYTES, read_header
 from storage.native import kernels
+from storage.native.arguments import BYTES_IN
 from storage.native.kernels import Kernel
 from tests.storage.builders import ARecord, a_batch
 
 _SOURCE = """
-from storage.native.kernels import BYTES_IN, LONG, LONGS_OUT, helper, kernel
+from storage.native.arguments import BYTES_IN, LONG, LONGS_OUT
+from storage.native.kernels import helper, kernel
 
 
 @helper
@@ -179,4 +181,4 @@ def test_a_kernel_that_allocates_is_refused() -> None:
         return len(data.copy())
 
     with pytest.raises(ValueError, match="allocates or raises"):
-        kernels.kernel(kernels.BYTES_IN)(allocates)
+        kernels.kernel(BYTES_IN)(allocates)

@@ -342,9 +342,13 @@ def test_an_agent_whose_database_stays_away_says_so_once(tmp_path: Path) -> None
         agent.terminate()
         _, said = agent.communicate(timeout=60)
 
-    told = [line["event"] for line in map(json.loads, said.splitlines()) if line["level"] in ("warning", "error")]
+    told = [
+        (line["event"], line.get("reason", ""))
+        for line in map(json.loads, said.splitlines())
+        if line["level"] in ("warning", "error")
+    ]
     assert len(told) == len(set(told)), told
-    assert any(event.startswith("agent waits: cannot reach Postgres") for event in told), told
+    assert any(event.startswith("agent waits") and "cannot reach Postgres" in reason for event, reason in told), told
 
 
 def is_not_ready(port: int) -> bool:

@@ -9,14 +9,14 @@ from tidelog.process.logs import FewerRepeats, JsonLines, KeyValueLines
 
 
 def a_record(message: str, **fields: object) -> logging.LogRecord:
-    return logging.makeLogRecord({"name": "agent", "levelno": 20, "levelname": "INFO", "msg": message, **fields})
+    return logging.makeLogRecord({"name": "tidelog", "levelno": 20, "levelname": "INFO", "msg": message, **fields})
 
 
 def test_json_lines_carry_the_fields() -> None:
     line = JsonLines().format(a_record("agent ready", kafka_port=9092, zone="a"))
 
     assert json.loads(line) | {"at": ""} == {
-        "at": "", "level": "info", "logger": "agent", "event": "agent ready", "kafka_port": 9092, "zone": "a",
+        "at": "", "level": "info", "logger": "tidelog", "event": "agent ready", "kafka_port": 9092, "zone": "a",
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 from agent.settings import AgentSettings
 from agent.write_path.sequence_gaps import SequenceGaps
 from cache_ring.coordinates.coordinate_cache import CoordinateCache, CoordinateLimits
-from cache_ring.coordinates.interests import Interests
+from cache_ring.coordinates.partitions_read import PartitionsRead
 from cache_ring.pages.run_bytes import RunIndexes
 from cache_ring.peers.subscriptions import Subscriptions
 from sequencer.commits.coordinates import PartitionCoordinates, RunCoordinate
@@ -103,10 +103,10 @@ def indexed_batches(count: int) -> object:
 
 
 def read_partitions(count: int) -> object:
-    interests, topic_id = Interests(60.0, count), TopicId(uuid4())
+    partitions_read, topic_id = PartitionsRead(60.0, count), TopicId(uuid4())
     for number in range(count):
-        interests.note((topic_id, Partition(number)), float(number))
-    return interests
+        partitions_read.note((topic_id, Partition(number)), float(number))
+    return partitions_read
 
 
 def subscriptions(count: int) -> object:

@@ -46,7 +46,7 @@ class _Allowance:
 class FewerRepeats(logging.Filter):
     """Keeps a state that lasts, and a client that tries again and again, from filling the log.
 
-    - A warning that is the same as one before, but for its numbers, is written once a minute. When its logger says
+    - A warning that is the same as one before, but for its numbers, is written once a minute. When its module says
       something that is no warning, the state is over: the next such warning is news.
     - Of one kind, 20 lines are written in ten seconds, then one every ten seconds while they keep coming. A kind is a
       message before its values are put in.
@@ -57,7 +57,7 @@ class FewerRepeats(logging.Filter):
         super().__init__()
         self._kinds: dict[tuple[str, str], _Allowance] = {}
         self._states: dict[str, dict[str, _Allowance]] = {}
-        """By logger."""
+        """By module: all of Tidelog's have one logger."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if len(self._kinds) > _MOST_KINDS:  # a library that puts values into its messages
@@ -73,9 +73,9 @@ class FewerRepeats(logging.Filter):
 
     def _take_state(self, record: logging.LogRecord) -> int | None:
         if record.levelno < logging.WARNING:
-            self._states.pop(record.name, None)
+            self._states.pop(record.pathname, None)
             return 0
-        states = self._states.setdefault(record.name, {})
+        states = self._states.setdefault(record.pathname, {})
         if len(states) > _MOST_KINDS:
             states.clear()
         now_s, text = record.created, _but_for_numbers(record)
@@ -83,7 +83,7 @@ class FewerRepeats(logging.Filter):
         return state.take(now_s)
 
     def _take_kind(self, record: logging.LogRecord) -> int | None:
-        now_s, name = record.created, (record.name, str(record.msg))
+        now_s, name = record.created, (record.pathname, str(record.msg))
         kind = self._kinds.get(name) or self._kinds.setdefault(
             name, _Allowance(_MOST_AT_ONCE, _KIND_AGAIN_AFTER_S, now_s)
         )

@@ -37,7 +37,7 @@ _JOBS_AFTER_S = 5.0
 """The housekeeper begins this long after the start, though Kafka is not served yet."""
 _COLLECT_EVERY_S = 5.0
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 
 def run_agent(settings: AllSettings) -> None:

@@ -27,7 +27,7 @@ from cache_ring.ring.ring import Ring
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.groups.groups import DeleteOutcome, Groups, can_be_id
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _Answer = TypeVar("_Answer", bound=Answer)
 

@@ -35,7 +35,7 @@ from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailab
 from sequencer.groups.groups import Groups
 from sequencer.groups.stored_groups import GroupChange
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 Request = Join | Sync | Heartbeat | Leave | ConsumerHeartbeat
 

@@ -26,7 +26,7 @@ from sequencer.groups.committed_offsets import (
 )
 from storage.stores.side_by_side import few_at_a_time
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _FENCED = (GroupFault.ILLEGAL_GENERATION, GroupFault.STALE_MEMBER_EPOCH, GroupFault.UNKNOWN_MEMBER)
 _NO_SUCH_GROUP = (GroupFault.GROUP_NOT_FOUND, GroupFault.INVALID_GROUP)

@@ -20,7 +20,7 @@ from agent.metrics import Metrics
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.groups.committed_offsets import CommittedOffsets, CommitVerdict, OffsetCommit
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 
 @dataclass(frozen=True, slots=True)

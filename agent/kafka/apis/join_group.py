@@ -22,7 +22,7 @@ from agent.kafka.group_requests import can_be_instance_id, client_host, client_i
 from agent.kafka.uses import UsesCoordinator
 from sequencer.groups.groups import can_be_id
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _FIRST_WITH_REQUIRED_MEMBER_ID: Final = 4
 _FIRST_WITH_NULL_PROTOCOL: Final = 7

@@ -25,7 +25,7 @@ class _Uses(UsesResponseMemory, UsesCoordinator, UsesSequencer, Protocol):
     """The parts that this API uses."""
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _GROUP_BYTES: Final = 700
 """While the answer is made."""

@@ -31,7 +31,7 @@ from cache_ring.ring.membership import Membership
 from sequencer.cluster.agents import LiveAgent
 from storage.identifiers import NodeId
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _LOOK_EVERY_S: Final = 1.0
 _LinkKey: TypeAlias = tuple[NodeId, int]

@@ -37,7 +37,7 @@ from agent.read_path.watch import Watch
 from agent.settings import AgentSettings
 from sequencer.database.fair_queue import ASKED_BY, Asker
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _SHARED_BUFFER_BYTES: Final = 65_536
 _LEAST_REQUEST_BYTES: Final = 5_120
@@ -184,11 +184,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     # --- for the listener
 
-    def close(self, reason: str, *, detail: str = "") -> None:
+    def close(self, reason: str, **fields: str) -> None:
         """Close at once, without the answers in flight."""
         if self._transport is not None and not self._lost:
             self._shared.metrics.connections_closed.labels(reason).inc()
-            log.warning("connection closed reason=%s peer=%s %s", reason, self.state.peer, detail)
+            log.warning("connection closed", extra={"reason": reason, "peer": self.state.peer, **fields})
             self._closing = True
             self._transport.abort()
 
@@ -239,7 +239,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 pass
         except (BadFrame, BadRequest) as error:
             self._shared.metrics.connections_closed.labels("bad_request").inc()
-            log.warning("connection closed reason=bad_request peer=%s error=%s", self.state.peer, error)
+            log.warning("connection closed for a bad request", extra={"peer": self.state.peer, "error": str(error)})
             self._stop_reading()  # requests before the bad one still get their answers
 
     def _start_one(self) -> bool:
@@ -415,10 +415,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return
         error = entry.response.exception()
         if isinstance(error, CloseConnection):
-            self.close("refused", detail=f"api={entry.request.api.name} error={error}")
+            self.close("refused", api=entry.request.api.name, error=str(error))
         elif error is not None:
             self._shared.metrics.request_failures.labels(entry.request.api.name).inc()
-            log.error("request broke api=%s peer=%s", entry.request.api.name, self.state.peer, exc_info=error)
+            fields = {"api": entry.request.api.name, "peer": self.state.peer}
+            log.error("request broke", extra=fields, exc_info=error)
             self.close("request_broke")
         elif (buffers := entry.response.result()) is not None and self._transport is not None:
             if self._lost or self._transport.is_closing():

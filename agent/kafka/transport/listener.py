@@ -15,7 +15,7 @@ from agent.kafka.context import ConnectionState
 from agent.kafka.forwarding.forward_protocol import ACCEPTED, HELLO_LENGTH_BYTES, decode_hello
 from agent.kafka.transport.connection import KafkaConnection, Shared
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _SWEEP_INTERVAL_S = 1.0
 

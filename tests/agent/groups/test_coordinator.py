@@ -423,7 +423,7 @@ async def test_groups_are_read_again_from_another_postgres(new_replication: Call
         running = await agent.loaded("readers")
 
         pair.fail_over()
-        await sequencer.database.look_afresh()
+        await sequencer.database.check_address()
 
         assert running.ended
         assert await agent.beat("readers", joined) is None

@@ -456,7 +456,7 @@ async def test_partitions_that_do_not_exist_are_neither_polled_nor_subscribed_to
     async with an_agent_reading(sequencer, store) as agent:
         await read_now(agent, log.plan(*[0] * 500))
 
-        assert agent.interests.current() == [(log.topic_id, Partition(0))]
+        assert agent.partitions_read.current() == [(log.topic_id, Partition(0))]
 
 
 async def test_another_postgres_than_before_empties_what_is_known(
@@ -473,7 +473,7 @@ async def test_another_postgres_than_before_empties_what_is_known(
         asks = agent.reads.counts.sequencer_asks
 
         pair.fail_over()
-        await sequencer.database.look_afresh()
+        await sequencer.database.check_address()
 
         await until(lambda: agent.reads.counts.sequencer_asks > asks)
         await log.write(["b"])

@@ -12,7 +12,7 @@ from agent.read_path.reads import ReadPath
 from agent.read_path.settings import ReadPathSettings
 from agent.topic_traffic import TopicTraffic
 from cache_ring.coordinates.coordinate_push import CoordinatePush
-from cache_ring.coordinates.interests import Interests
+from cache_ring.coordinates.partitions_read import PartitionsRead
 from cache_ring.pages.page_reader import PageReader
 from cache_ring.pages.store_pages import StorePages
 from cache_ring.peers.peer_client import PeerClient
@@ -32,7 +32,7 @@ class ReadSide:
     pages: PageReader
     reads: ReadPath
     push: CoordinatePush
-    interests: Interests
+    partitions_read: PartitionsRead
 
     async def run(self) -> None:
         """Hold the lease, poll and subscribe until cancelled."""
@@ -69,13 +69,13 @@ def wire_read_side(
     """The read side of an agent at `address`, whose peer port `peer_server` listens on."""
     membership = Membership(sequencer.agents, address, ring_settings)
     pages = PageReader(membership, store_pages, PeerClient(ring_settings, membership.peer_secrets), ring_settings)
-    interests = Interests(read_settings.recent_reader_s, read_settings.read_partitions)
-    known = KnownCoordinates(sequencer, interests, read_settings, push=peer_server.push)
+    partitions_read = PartitionsRead(read_settings.recent_reader_s, read_settings.read_partitions)
+    known = KnownCoordinates(sequencer, partitions_read, read_settings, push=peer_server.push)
     return ReadSide(
         peer_server=peer_server,
         membership=membership,
         pages=pages,
         reads=ReadPath(known, pages, read_settings, TopicTraffic(0, time.monotonic)),
-        interests=interests,
-        push=CoordinatePush(membership, ring_settings, interests, known.heard),
+        partitions_read=partitions_read,
+        push=CoordinatePush(membership, ring_settings, partitions_read, known.heard),
     )

@@ -1,4 +1,5 @@
--- A small database, always the same, for the plans beside this file: every row is looked at when it is analysed.
+-- A small database, always the same, for the plans beside this file: every row is looked at when it is
+-- analysed.
 INSERT INTO topics (topic_id, name, partition_count)
 SELECT md5('topic ' || t)::uuid, 'topic ' || t, 20 FROM generate_series(1, 250) AS t;
 INSERT INTO partitions (topic_id, partition, high_watermark)
@@ -10,17 +11,22 @@ SELECT md5('segment ' || s)::uuid, 'segment ' || s, '1', '2026-11-21',
 FROM generate_series(1, 5000) AS s;
 INSERT INTO runs (topic_id, partition, base_offset, last_offset, segment_id, position, length,
                   min_timestamp_ms, max_timestamp_ms, running_max_timestamp_ms)
-SELECT topic_id, partition, 10 * n, 10 * n + 9, md5('segment ' || 101 + (977 * n + partition) % 4800)::uuid, 64, 100, n, n, n
+SELECT topic_id, partition, 10 * n, 10 * n + 9, md5('segment ' || 101 + (977 * n + partition) % 4800)::uuid,
+    64, 100, n, n, n
 FROM partitions, generate_series(0, 4) AS n ORDER BY 1, 2, 3;
-INSERT INTO producer_state (topic_id, partition, producer_id, producer_epoch, sequences, base_offsets, max_timestamps)
-SELECT topic_id, partition, producer, 0, '{0}', '{0}', '{0}' FROM partitions, generate_series(1, 3) AS producer ORDER BY 1, 2, 3;
+INSERT INTO producer_state (topic_id, partition, producer_id, producer_epoch, sequences, base_offsets,
+    max_timestamps)
+SELECT topic_id, partition, producer, 0, '{0}', '{0}', '{0}'
+FROM partitions, generate_series(1, 3) AS producer ORDER BY 1, 2, 3;
 INSERT INTO groups (group_id, coordinator) SELECT 'group ' || g, 1 FROM generate_series(1, 500) AS g;
 INSERT INTO group_members (group_id, member_id, epoch, document)
 SELECT group_id, 'member ' || m, 1, '{}' FROM groups, generate_series(1, 4) AS m;
 INSERT INTO committed_offsets (group_id, topic_id, partition, committed_offset, leader_epoch, metadata)
-SELECT group_id, topic_id, partition, 1, 0, '' FROM groups, partitions WHERE partition = 0 AND get_byte(uuid_send(topic_id), 0) < 32;
+SELECT group_id, topic_id, partition, 1, 0, '' FROM groups, partitions
+WHERE partition = 0 AND get_byte(uuid_send(topic_id), 0) < 32;
 INSERT INTO holds (segment_id, job_id, lease_until)
-SELECT segment_id, md5('job')::uuid, '2026-11-21' FROM segments WHERE state = 'committed' ORDER BY 1 LIMIT 500;
+SELECT segment_id, md5('job')::uuid, '2026-11-21' FROM segments WHERE state = 'committed' ORDER BY 1
+LIMIT 500;
 INSERT INTO merge_candidates (segment_id, tier, committed_at, size_bytes)
 SELECT segment_id, 0, committed_at, size_bytes FROM segments WHERE state = 'committed' ORDER BY 1 LIMIT 2000;
 VACUUM ANALYZE;

@@ -91,7 +91,7 @@ async def test_sequences_go_on_at_0_after_the_last_one(wire: Wire, sequencer: Se
     topic = await a_topic(wire, "wrapped")
     producer_id, epoch = await identity(wire)
     await answered(wire, topic.name, (producer_id, epoch, 0))
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "UPDATE producer_state SET sequences = ARRAY[%(before)s * 2147483648 + %(before)s] WHERE producer_id = %(id)s",
         before=LAST_SEQUENCE - 3,
         id=producer_id,

@@ -11,7 +11,7 @@ from storage.identifiers import Offset
 
 
 @dataclass(slots=True, kw_only=True)
-class Tiling:
+class OffsetCoverage:
     """How far the runs seen so far reach: `reached` is the first offset after them, None before the first."""
 
     reached: int | None = None

@@ -14,7 +14,7 @@ _STILL_NOTED = 0.9
 """Of the time a partition is named, what may be left for its next reader to go unnoted."""
 
 
-class Interests:
+class PartitionsRead:
     def __init__(self, recent_s: float, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.recent_s = recent_s
         self._limit = limit

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.tiling import Tiling
+from compactor.offset_coverage import OffsetCoverage
 from sequencer.housekeeping.inspection import ChunkRun, LogChunk
 from storage.identifiers import Offset, new_segment_id
 
@@ -30,10 +30,10 @@ def a_chunk(*runs: tuple[int, int], log_start: int = 0, high_watermark: int) -> 
 
 
 def faults_of(*chunks: LogChunk) -> list[str]:
-    tiling = Tiling()
+    coverage = OffsetCoverage()
     for number, chunk in enumerate(chunks, start=1):
-        tiling.add(chunk, is_last=number == len(chunks))
-    return tiling.faults
+        coverage.add(chunk, is_last=number == len(chunks))
+    return coverage.faults
 
 
 def test_runs_that_follow_one_another_to_the_high_watermark_are_sound() -> None:
@@ -71,16 +71,16 @@ def test_a_log_that_grows_and_shrinks_between_chunks_is_sound(
     ends = [sum(lengths[: place + 1]) for place in range(len(lengths))]
     runs = [(end - length, end) for end, length in zip(ends, lengths, strict=True)]
     log_start, visible = 0, 1
-    tiling = Tiling()
+    coverage = OffsetCoverage()
 
     for shrink, grow in moves:
         visible = min(visible + grow, len(runs))
         high_watermark = runs[visible - 1][1]
         log_start = min(max(log_start, shrink), high_watermark)
-        left = [run for run in runs[:visible] if run[1] > log_start and run[0] >= tiling.next_from][:cap]
+        left = [run for run in runs[:visible] if run[1] > log_start and run[0] >= coverage.next_from][:cap]
         is_last = len(left) < cap
-        tiling.add(a_chunk(*left, log_start=log_start, high_watermark=high_watermark), is_last=is_last)
+        coverage.add(a_chunk(*left, log_start=log_start, high_watermark=high_watermark), is_last=is_last)
         if is_last:
             break
 
-    assert tiling.faults == []
+    assert coverage.faults == []

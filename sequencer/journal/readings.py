@@ -66,7 +66,7 @@ class JournalState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Moment:
     """The moment of a reading."""
 
     taken_at: datetime
@@ -101,7 +101,7 @@ class Look:
 class EntryReading:
     """What came since the last entry. Take `pieces` while the reading is open; each becomes one entry."""
 
-    look: Look
+    moment: Moment
     state: JournalState
     segment_count: int
     is_too_much: bool
@@ -115,7 +115,7 @@ class EntryReading:
 class CheckpointReading:
     """The whole log at one moment. Take `pieces` while the reading is open; each becomes one part."""
 
-    look: Look
+    moment: Moment
     pieces: AsyncIterator[Sequence[CopiedRows]]
 
 
@@ -126,11 +126,11 @@ class CheckpointNumber:
     last_number: int
 
 
-def next_marks(marks: Sequence[Mark], look: Look) -> tuple[Mark, ...]:
+def next_marks(marks: Sequence[Mark], moment: Moment) -> tuple[Mark, ...]:
     """The marks after a reading. A transaction that its snapshot does not show has an id of at least the xmin. So it
     began after the last mark whose `next_xid` is not above the xmin. Marks before that one are no longer needed."""
-    known = [*marks, Mark(time=look.taken_at, next_xid=look.next_xid)]
-    first = max((place for place, mark in enumerate(known) if mark.next_xid <= look.xmin), default=0)
+    known = [*marks, Mark(time=moment.taken_at, next_xid=moment.next_xid)]
+    first = max((place for place, mark in enumerate(known) if mark.next_xid <= moment.xmin), default=0)
     known = known[first:]
     if len(known) > _MOST_MARKS:  # a transaction has been open for long: fewer marks look a little further back
         known = [*known[:-1:2], known[-1]]
