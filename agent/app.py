@@ -146,7 +146,7 @@ class App:
                 await _all_of(self._health.check_store(), self._health.check_database())
                 assert self._reached.store is not None, "it was opened just now"
                 await sequencer.store_identity.bind(self._reached.store, settings.cluster, settings.store_url)
-                await sequencer.ownership.look(self._reached.store, settings.cluster)
+                await sequencer.ownership.check_object(self._reached.store, settings.cluster)
                 catch_up_store = await open_store(settings.store_url, self._app_settings.store)
                 opened.push_async_callback(catch_up_store.close)
                 return Outside(

@@ -149,7 +149,7 @@ async def _run(database_url: str, endpoint: Endpoint, sizes: list[int]) -> Table
         await sequencer.ownership.ratchet(store, _CLUSTER, ratchet_s=_OWNED_FOR_S)
         address = BucketAddress.of(endpoint.store_url, endpoint.settings())
         topic = await sequencer.topics.create("orders", 1, {})
-        await sequencer.database.fetch("INSERT INTO history_tables (topic_id) SELECT topic_id FROM topics")
+        await sequencer.database.run("INSERT INTO history_tables (topic_id) SELECT topic_id FROM topics")
         history = _History(sequencer, address, topic.topic_id)
         for size in sizes:
             for row in _rows(size, *await _measure(history, size)):

@@ -393,15 +393,15 @@ CREATE TABLE group_configs (
 
 -- --- history: the Parquet form of a topic, an Iceberg table whose pointer is here
 
--- The Iceberg table of each topic that was ever compacted. From the first publish on, retention stays behind what
--- is compacted, unless the topic's history is off. All writers of one history lock its history_tables row first,
--- then segments, then history_partitions.
+-- The Iceberg table of each topic that was ever compacted. From the first publish on, retention stays behind
+-- what is compacted, unless the topic's history is off. All writers of one history lock its history_tables row
+-- first, then segments, then history_partitions.
 CREATE TABLE history_tables (
     topic_id uuid PRIMARY KEY,
     metadata_key text,                             -- of the current metadata JSON; null until the first
                                                    -- publish of a file
-    version bigint NOT NULL DEFAULT 0,             -- raised by every publish of metadata, which must have been
-                                                   -- staged on the current one
+    version bigint NOT NULL DEFAULT 0,             -- raised by every publish of metadata, which must have
+                                                   -- been staged on the current one
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     published_at timestamptz,                      -- null: nothing was published, and retention does not wait
     complete_at timestamptz                        -- all that was committed before is in history
@@ -475,7 +475,8 @@ CREATE TABLE history_objects (
     unreferenced_since timestamptz                 -- no retained snapshot names it; deleted after a grace
                                                    -- period
 );
-CREATE INDEX history_objects_by_topic ON history_objects (topic_id, object_key) WHERE unreferenced_since IS NULL;
+CREATE INDEX history_objects_by_topic ON history_objects (topic_id, object_key)
+    WHERE unreferenced_since IS NULL;
 CREATE INDEX history_objects_let_go ON history_objects (topic_id, let_go_in)
     WHERE let_go_in IS NOT NULL AND unreferenced_since IS NULL;
 CREATE INDEX history_objects_unreferenced ON history_objects (unreferenced_since)

@@ -88,7 +88,7 @@ def verify_manifest(tasks: Sequence[PlannedTask], rows: Iterable[ManifestRow]) -
         reached = planned[0].from_offset
         for task in planned:
             own = sorted(by_task[task.task_id], key=lambda row: row.first_offset)
-            _check_tiling(task, own)
+            _check_offset_coverage(task, own)
             kept = own if own[-1].kind not in _ENDS else own[:-1]
             files += [VerifiedFile(partition=partition, row=row) for row in kept if row.kind == "file"]
             raw_ranges += [_raw_range(partition, row) for row in kept if row.kind == "raw"]

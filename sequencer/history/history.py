@@ -90,7 +90,7 @@ class History:
         wanted = {"topic_id": topic_id, **_wanted(ends)}
         if (await self._database.read(SQL["has_work"], **wanted))[0].has_work:
             return False
-        await self._database.fetch(SQL["note_complete"], topic_id=topic_id, complete_at=ends.at)
+        await self._database.run(SQL["note_complete"], topic_id=topic_id, complete_at=ends.at)
         return True
 
     async def behind(self) -> tuple[TopicBehind, ...]:

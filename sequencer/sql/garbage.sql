@@ -1,7 +1,8 @@
--- Garbage, found by state (docs/design/garbage.md#when-an-object-may-be-deleted): committed -> unreferenced -> doomed -> deleted (a tombstone) -> deleted again and forgotten.
--- Tombstones and outcomes are in tables of their own, whose partitions are dropped as a whole (schema.sql).
--- Every step repeats harmlessly after a crash, and several may work side by side: locks are taken with SKIP LOCKED, so nobody waits here;
--- what is due is told by statement_timestamp(), which an index can use (clock_timestamp() is volatile).
+-- Garbage, found by state (docs/design/garbage.md#when-an-object-may-be-deleted): committed -> unreferenced
+-- -> doomed -> deleted (a tombstone) -> deleted again and forgotten. Tombstones and outcomes are in tables of
+-- their own, whose partitions are dropped as a whole (schema.sql). Every step repeats harmlessly after a
+-- crash, and several may work side by side: locks are taken with SKIP LOCKED, so nobody waits here; what is
+-- due is told by statement_timestamp(), which an index can use (clock_timestamp() is volatile).
 
 -- name: watch_database
 -- One look at which Postgres this is, and how long ago the last one was. The row stays locked until the

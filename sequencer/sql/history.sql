@@ -1,6 +1,7 @@
 -- History: the Iceberg tables' pointers, their jobs, and what the garbage collector may take.
 --
--- Lock order (docs/design/commit.md#lock-order): history_tables ranks with topics; then segments by id, partitions, history_partitions, each in key order.
+-- Lock order (docs/design/commit.md#lock-order): history_tables ranks with topics; then segments by id,
+-- partitions, history_partitions, each in key order.
 
 -- name: ends
 -- Where a topic's log ends now: what a compaction that begins now is to reach.
@@ -85,8 +86,8 @@ VALUES (%(job_id)s, %(topic_id)s, %(kind)s, %(prefix)s,
 
 -- name: runs_to_compact
 -- The runs of each partition from where its history ends to the end given, below the high watermark (the last
--- stable offset, while no topic has transactions). The last run may go beyond that end. A run may begin before
--- from_offset: DeleteRecords moves the log start into a run.
+-- stable offset, while no topic has transactions). The last run may go beyond that end. A run may begin
+-- before from_offset: DeleteRecords moves the log start into a run.
 SELECT p.partition, greatest(h.compacted_to, p.log_start_offset) AS from_offset, r.base_offset, r.last_offset,
     r.segment_id, s.object_key, r.position, r.length
 FROM unnest(%(partitions)s::integer[], %(ends)s::bigint[]) AS e (partition, end_offset)
@@ -107,7 +108,8 @@ CROSS JOIN LATERAL (
         AND near.last_offset < p.high_watermark
 ) AS r
 JOIN segments AS s ON s.segment_id = r.segment_id
-WHERE p.state = 'live' AND least(p.high_watermark, e.end_offset) > greatest(h.compacted_to, p.log_start_offset)
+WHERE p.state = 'live'
+    AND least(p.high_watermark, e.end_offset) > greatest(h.compacted_to, p.log_start_offset)
 ORDER BY p.partition, r.base_offset
 
 -- name: lock_segments
@@ -135,8 +137,8 @@ SELECT state, lease_until > clock_timestamp() AS held FROM history_jobs
 WHERE job_id = %(job_id)s FOR NO KEY UPDATE
 
 -- name: advance_partitions
--- Each only from where the plan began: a range is published once. The row of a partition appears with its first
--- publish.
+-- Each only from where the plan began: a range is published once. The row of a partition appears with its
+-- first publish.
 INSERT INTO history_partitions AS h (topic_id, partition, compacted_to)
 SELECT %(topic_id)s, partition, compacted_to
 FROM unnest(%(partitions)s::integer[], %(to_offsets)s::bigint[]) AS advance (partition, compacted_to)
@@ -158,7 +160,8 @@ SELECT object_key, %(topic_id)s, partition, first_offset, last_offset, row_count
     greatest(newest, CASE WHEN has_untimed OR newest IS NULL THEN written END)
 FROM unnest(%(object_keys)s::text[], %(partitions)s::integer[], %(first_offsets)s::bigint[],
         %(last_offsets)s::bigint[], %(row_counts)s::bigint[], %(size_bytes)s::bigint[],
-        %(is_full)s::boolean[], %(written_ats)s::timestamptz[], %(oldest)s::timestamptz[], %(newest)s::timestamptz[],
+        %(is_full)s::boolean[], %(written_ats)s::timestamptz[], %(oldest)s::timestamptz[],
+        %(newest)s::timestamptz[],
         %(has_untimed)s::boolean[])
     AS f (object_key, partition, first_offset, last_offset, row_count, size_bytes, is_full, written_at,
         oldest, newest, has_untimed)
@@ -178,14 +181,16 @@ UPDATE history_objects SET let_go_in = %(version)s
 WHERE object_key = ANY(%(object_keys)s) AND topic_id = %(topic_id)s AND let_go_in IS NULL
 
 -- name: unreference_objects
--- No retained snapshot is older than the version given, so none names what that version or an older one let go.
+-- No retained snapshot is older than the version given, so none names what that version or an older one let
+-- go.
 UPDATE history_objects SET unreferenced_since = clock_timestamp()
 WHERE topic_id = %(topic_id)s AND let_go_in <= %(oldest_version)s AND unreferenced_since IS NULL
 
 -- name: insert_raw_ranges
 INSERT INTO history_raw_ranges (topic_id, partition, base_offset, last_offset, reason)
 SELECT %(topic_id)s, *
-FROM unnest(%(partitions)s::integer[], %(base_offsets)s::bigint[], %(last_offsets)s::bigint[], %(reasons)s::text[])
+FROM unnest(%(partitions)s::integer[], %(base_offsets)s::bigint[], %(last_offsets)s::bigint[],
+    %(reasons)s::text[])
 
 -- name: move_pointer
 UPDATE history_tables SET metadata_key = %(metadata_key)s, version = version + 1

@@ -1,4 +1,5 @@
--- The commit journal (docs/design/recovery.md#the-commit-journal). The reading statements of one entry or checkpoint share a REPEATABLE READ transaction: one moment.
+-- The commit journal (docs/design/recovery.md#the-commit-journal). The reading statements of one entry or
+-- checkpoint share a REPEATABLE READ transaction: one moment.
 
 -- name: state
 SELECT epoch, system_identifier, timeline, last_number, last_entry, snapshot::text AS snapshot, taken_at,

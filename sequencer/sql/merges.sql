@@ -1,5 +1,5 @@
--- Merging (docs/design/merging.md#claims): candidates and their claims, what runs they hold, and what was done. The swap itself is the function publish_merge
--- (functions/publish_merge.sql).
+-- Merging (docs/design/merging.md#claims): candidates and their claims, what runs they hold, and what was
+-- done. The swap itself is the function publish_merge (functions/publish_merge.sql).
 --
 -- A claim is a row's claimed_by. It lapses with the holds of that job: free_lapsed then takes it away.
 

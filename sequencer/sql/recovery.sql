@@ -1,4 +1,5 @@
--- What `tidelog recover` asks of the log's tables (docs/design/recovery.md#recover; sequencer/journal/recovery.py). No agent serves while these run.
+-- What `tidelog recover` asks of the log's tables (docs/design/recovery.md#recover;
+-- sequencer/journal/recovery.py). No agent serves while these run.
 
 -- name: lock_recovery
 SELECT pg_try_advisory_lock(x'7469646572656376'::bit(64)::bigint) AS locked  -- "tiderecv"

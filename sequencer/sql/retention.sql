@@ -70,7 +70,8 @@ WHERE p.state = 'live'
 ORDER BY p.topic_id, p.partition FOR NO KEY UPDATE OF p
 
 -- name: history_limits
--- What is not in history yet stays, once a publish has shown that the topic's history works, and unless it is off.
+-- What is not in history yet stays, once a publish has shown that the topic's history works, and unless it is
+-- off.
 SELECT d.topic_id, d.partition, coalesce(h.compacted_to, 0) AS compacted_to
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
 JOIN history_tables AS t USING (topic_id)

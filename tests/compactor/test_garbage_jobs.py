@@ -341,7 +341,7 @@ async def test_what_history_jobs_left_is_swept_by_their_prefix_and_published_fil
     names = ["published/a.parquet", "published/retry.parquet", "killed/1.parquet", "killed/2.parquet"]
     for name in names:
         await any_store.put(ObjectKey(f"{prefix}/{name}"), [b"x"])
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO history_objects (object_key, topic_id) VALUES (%(key)s, %(topic)s)",
         key=f"{prefix}/published/a.parquet",
         topic=topic.topic_id,
@@ -366,7 +366,7 @@ async def test_history_files_that_no_snapshot_names_wait_for_readers_and_go(
     keys = [ObjectKey(f"{CLUSTER}/history/{topic.topic_id}/job/{number}.parquet") for number in range(6)]
     for key in keys:
         await any_store.put(key, [b"x"])
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO history_objects (object_key, topic_id, unreferenced_since)"
         " SELECT key, %(topic)s, CASE WHEN key <> %(live)s THEN now() END"
         " FROM unnest(%(keys)s::text[]) AS given (key)",

@@ -84,7 +84,7 @@ async def test_a_tombstones_second_deletion_and_historys_wait_for_the_ownership(
     partitions = PartitionRules(width_s=600, lock_timeout_ms=10_000)
     await owned.garbage.bury([segment.segment_id], outcome_retention_s=0, partitions=partitions)
     await time_passes(owned, 86_400)
-    await owned.database.fetch(
+    await owned.database.run(
         "INSERT INTO history_objects (object_key, topic_id, unreferenced_since)"
         " VALUES (%(key)s, %(topic_id)s, clock_timestamp() - interval '2 days')",
         key=f"{CLUSTER}/history/x",

@@ -197,7 +197,7 @@ async def test_a_cluster_id_is_made_once(database_url: str, sequencer: Sequencer
 
 async def test_migrating_again_and_by_many_at_once_changes_nothing(database_url: str, sequencer: Sequencer) -> None:
     assert await asyncio.gather(*(migrate(database_url, MigrationSettings()) for _ in range(3))) == [[], [], []]
-    rows = await sequencer.database.fetch("SELECT number FROM migrations ORDER BY number")
+    rows = await sequencer.database.run("SELECT number FROM migrations ORDER BY number")
     assert [row.number for row in rows] == [migration.number for migration in migrations()]
 
 

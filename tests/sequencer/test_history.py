@@ -29,7 +29,7 @@ from tests.sequencer.housekeeping import count, waits_for_a_lock
 
 async def topic_with_history(sequencer: Sequencer, partitions: int = 1) -> TopicId:
     created = await sequencer.topics.create("orders", partitions, {})
-    await sequencer.database.fetch("INSERT INTO history_tables (topic_id) VALUES (%(id)s)", id=created.topic_id)
+    await sequencer.database.run("INSERT INTO history_tables (topic_id) VALUES (%(id)s)", id=created.topic_id)
     return created.topic_id
 
 
@@ -232,7 +232,7 @@ async def test_an_object_is_garbage_once_no_retained_snapshot_is_older_than_what
 async def test_a_publish_staged_on_an_older_version_is_told_the_newer_one(sequencer: Sequencer) -> None:
     topic_id = await topic_with_history(sequencer)
     job = await claimed(sequencer, topic_id)
-    await sequencer.database.fetch("UPDATE history_tables SET version = 3, metadata_key = 'c/history/3'")
+    await sequencer.database.run("UPDATE history_tables SET version = 3, metadata_key = 'c/history/3'")
 
     outrun = await sequencer.history.publish(job, publication("1", job, advance(0, 10)))
 
@@ -247,7 +247,7 @@ async def test_a_compaction_and_a_ttl_work_on_a_topic_at_the_same_time_and_two_o
     sequencer: Sequencer,
 ) -> None:
     topic_id = await topic_with_history(sequencer)
-    await sequencer.database.fetch("UPDATE partitions SET high_watermark = 10")
+    await sequencer.database.run("UPDATE partitions SET high_watermark = 10")
     claims = {
         kind: partial(sequencer.history._claim, topic_id=topic_id, kind=kind, cluster="c", lease_s=60)
         for kind in ("compact", "expire")
@@ -338,7 +338,7 @@ async def test_retention_waits_for_history_from_its_first_publish_and_while_it_i
 
 async def test_a_compaction_begins_while_a_commit_holds_the_partition(sequencer: Sequencer) -> None:
     created = await sequencer.topics.create("orders", 1, {})
-    await sequencer.database.fetch("UPDATE partitions SET high_watermark = 10")
+    await sequencer.database.run("UPDATE partitions SET high_watermark = 10")
     ends = await sequencer.history.ends(created.topic_id)
     async with sequencer.database.transaction() as commit:
         await commit.execute("SELECT FROM partitions WHERE topic_id = %s FOR NO KEY UPDATE", (created.topic_id,))

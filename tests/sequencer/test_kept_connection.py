@@ -149,7 +149,7 @@ async def test_a_closed_client_has_no_connection_left(database_url: str, sequenc
 async def test_a_client_closed_while_it_connects_for_its_first_commit_has_no_connection_left(
     database_url: str, sequencer: Sequencer, topic: Topic
 ) -> None:
-    await sequencer.database.fetch("UPDATE cluster SET store_id = 'here', store_name = 'here'")
+    await sequencer.database.run("UPDATE cluster SET store_id = 'here', store_name = 'here'")
     other = await Sequencer.open(f"{database_url}&application_name=other", SequencerSettings())
     other.database.keep_to("here")
     segment = await reserved(sequencer, [records_of(topic)])

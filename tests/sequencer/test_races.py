@@ -323,7 +323,7 @@ async def test_with_a_foreign_key_the_same_would_deadlock(
 ) -> None:
     await sequencer.database.run("ALTER TABLE runs ADD FOREIGN KEY (topic_id) REFERENCES topics (topic_id)")
     name = database_url.split("?")[0].rsplit("/", 1)[1]
-    await sequencer.database.fetch(f"ALTER DATABASE {name} SET deadlock_timeout = '1min'")  # the deletion finds it
+    await sequencer.database.run(f"ALTER DATABASE {name} SET deadlock_timeout = '1min'")  # the deletion finds it
     committer = await Sequencer.open(database_url, SequencerSettings())
 
     with pytest.raises(errors.DeadlockDetected):

@@ -49,10 +49,10 @@ async def partition_row(sequencer: Sequencer, key: PartitionKey):  # type: ignor
 
 
 async def turn_history_on(sequencer: Sequencer, topic: Topic, compacted_to: int) -> None:
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO history_tables (topic_id, published_at) VALUES (%(topic)s, now())", topic=topic.topic_id
     )
-    await sequencer.database.fetch(
+    await sequencer.database.run(
         "INSERT INTO history_partitions VALUES (%(topic)s, 0, %(to)s)", topic=topic.topic_id, to=compacted_to
     )
 

@@ -58,7 +58,7 @@ async def test_another_cluster_name_is_another_place(sequencer: Sequencer) -> No
 async def test_the_store_of_another_database_is_refused(sequencer: Sequencer, database_url: str) -> None:
     store = MemoryStore()
     await sequencer.store_identity.bind(store, "tidelog", HERE)
-    await sequencer.database.fetch("UPDATE cluster SET cluster_id = 'another', store_id = NULL, store_name = NULL")
+    await sequencer.database.run("UPDATE cluster SET cluster_id = 'another', store_id = NULL, store_name = NULL")
     of_another = await Sequencer.open(database_url, SequencerSettings())
 
     with pytest.raises(WrongStore, match="another"):

@@ -114,7 +114,7 @@ async def test_a_topic_has_one_job_of_a_kind_and_a_killed_one_blocks_for_a_lease
     first = await begun(settings, sequencer, "orders", lease_s=60)
 
     while_held = await compact_one(settings, "orders")
-    await sequencer.database.fetch("UPDATE history_jobs SET lease_until = clock_timestamp()")
+    await sequencer.database.run("UPDATE history_jobs SET lease_until = clock_timestamp()")
     after = await begun(settings, sequencer, "orders", lease_s=60)
 
     assert while_held.busy

@@ -142,7 +142,7 @@ async def test_a_topic_that_cannot_go_on_keeps_no_other_from_being_fresh(
     for name in ("broken", "well"):
         await log.topic(name, tidelog_history_freshness_ms="1", retention_ms="-1")
     await log.write("broken", one(0, *records(10)))
-    [run] = await sequencer.database.fetch("SELECT object_key FROM segments WHERE state = 'committed'")
+    [run] = await sequencer.database.run("SELECT object_key FROM segments WHERE state = 'committed'")
     await store.delete([run.object_key])
     await log.write("well", one(0, *records(10)))
 

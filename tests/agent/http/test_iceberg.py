@@ -35,7 +35,7 @@ async def catalog(sequencer: Sequencer, store: ObjectStore) -> AsyncIterator[htt
 async def published(sequencer: Sequencer, store: ObjectStore, topic: str) -> dict[str, Any]:
     """A topic whose history has this metadata, without the data that it would name."""
     created = await sequencer.topics.create(topic, 1, {})
-    await sequencer.database.fetch("INSERT INTO history_tables (topic_id) VALUES (%(id)s)", id=created.topic_id)
+    await sequencer.database.run("INSERT INTO history_tables (topic_id) VALUES (%(id)s)", id=created.topic_id)
     job = await sequencer.history.begin(created.topic_id, "expire", cluster="c", lease_s=60)
     assert isinstance(job, HistoryJob)
     location = f"s3://bucket/prefix/c/history/{created.topic_id}"
