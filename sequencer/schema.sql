@@ -394,8 +394,8 @@ CREATE TABLE group_configs (
 -- --- history: the Parquet form of a topic, an Iceberg table whose pointer is here
 
 -- The Iceberg table of each topic that was ever compacted. From the first publish on, retention stays behind
--- what is compacted, unless the topic's history is off. All writers of one history lock its history_tables row
--- first, then segments, then history_partitions.
+-- what is compacted, unless the topic's history is off. All writers of one history lock its history_tables
+-- row first, then segments, then history_partitions.
 CREATE TABLE history_tables (
     topic_id uuid PRIMARY KEY,
     metadata_key text,                             -- of the current metadata JSON; null until the first

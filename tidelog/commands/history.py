@@ -84,9 +84,11 @@ async def _ask(
 
 def _table(shown: tuple[TopicShown, ...], behind: dict[str, TopicBehind]) -> Table:
     table = Table(
-        "topic", "history", "raw", "Parquet", "files", "records", "behind", "backlog", "", header_style="bold cyan"
+        "topic", "history", "raw", "Parquet", "files", "records", "behind", "backlog", header_style="bold cyan"
     )
-    for column in table.columns[2:8]:
+    for column in table.columns:
+        column.no_wrap = True
+    for column in table.columns[2:]:
         column.justify = "right"
     for topic in shown:
         late = behind.get(topic.topic_name)
@@ -99,8 +101,11 @@ def _table(shown: tuple[TopicShown, ...], behind: dict[str, TopicBehind]) -> Tab
             f"{topic.records:,}",
             _age(topic, late),
             f"{late.records:,}" if late else "0",
-            f"[red]{topic.raw_ranges} ranges would not decode[/]" if topic.raw_ranges else "",
         )
+    broken = [topic for topic in shown if topic.raw_ranges]
+    if broken:
+        ranges = ", ".join(f"{topic.topic_name}: {topic.raw_ranges}" for topic in broken)
+        table.caption = f"[red]Ranges that would not decode and stay raw: {ranges}[/]"
     return table
 
 
