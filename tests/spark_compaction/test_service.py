@@ -101,9 +101,8 @@ async def test_topics_become_tables_by_themselves(log: Log, settings: Compaction
             for name in (*names, "off"):
                 await log.write(name, one(0, *records(10, start)))
             await complete(sequencer, *names)
-        counted = registry.get_sample_value("tidelog_history_records_total")
 
-    assert counted == 90
+    assert registry.get_sample_value("tidelog_history_records_total") == 90
     for name in names:
         assert await iceberg_rows(settings, name) == written_rows(log, name)
     [off] = await sequencer.history.shown("off")
