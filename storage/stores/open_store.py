@@ -1,4 +1,4 @@
-"""From a URL to an object store: the one place that knows which schemes there are."""
+"""Opens an object store from a URL: the one place that knows the schemes."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from storage.threads import Threads
 
 
 async def open_store(url: str, settings: StoreSettings | None = None) -> ObjectStore:
-    """Open the store that `url` names; the caller closes it.
+    """Opens the store that `url` names. The caller closes it.
 
-    Raises ValueError for a URL that names no store, and StoreUnavailable for a directory that cannot be used. An S3
-    endpoint is not asked yet: a store that is away at start-up is found by the first call, so that agents can start
-    degraded (DESIGN §10).
+    Raises ValueError for a URL that names no store, and StoreUnavailable for a directory that cannot be used.
+    Makes no request to an S3 endpoint: the first call finds out if it is away, so agents can start degraded
+    (DESIGN §10).
     """
     where = StoreUrl.parse(url)
     if where.scheme == "memory":
