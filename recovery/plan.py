@@ -82,7 +82,7 @@ class Hole:
     last_offset: Offset
     runs: int
     length: int
-    """Of the runs' bytes."""
+    """Of the runs, in bytes."""
     min_timestamp_ms: int
     max_timestamp_ms: int
     running_max_timestamp_ms: int

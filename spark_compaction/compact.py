@@ -1,10 +1,15 @@
 """Compacts topics into their history: `tidelog compact`.
 
-For each topic: claim and plan (sequencer), decode and write (Spark), verify the manifest, stage the Iceberg metadata,
-publish. Promises that it may be killed anywhere, run twice, or run beside another of its kind, and no record is in
-history twice or left out; that a topic without new records costs one query and starts no Spark; and that what would not
-decode stays in the raw log, is reported, and holds nobody up. The Kafka side keeps serving the raw runs: publishing
-here touches none of them."""
+For each topic: claim and plan (sequencer), decode and write (Spark), verify the manifest, stage the Iceberg
+metadata, publish.
+
+Promises:
+- It may be killed anywhere, run twice, or run at the same time as another compaction. No record is in history
+  twice or left out.
+- A topic without new records costs one query and starts no Spark.
+- What does not decode stays in the raw log and is reported. The rest goes on.
+- The Kafka side keeps serving the raw runs: publishing here changes none of them.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -43,13 +48,13 @@ class TopicCompaction:
     files: int = 0
     parquet_bytes: int = 0
     raw_bytes: int = 0
-    """Of the runs that were read."""
+    """Bytes of the runs that were read."""
     raw_ranges: tuple[RawRange, ...] = ()
-    """Ranges found now that would not decode."""
+    """Ranges that did not decode, found by this call."""
     stopped: tuple[Stopped, ...] = ()
-    """Partitions whose history cannot go on: an object of theirs is missing."""
+    """Partitions whose history cannot continue: one of their objects is missing."""
     busy: bool = False
-    """Another compaction or TTL was at work on this topic; it was left to it."""
+    """True: another compaction or TTL was working on this topic, so this call left it alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +88,10 @@ OnProgress = Callable[[CompactionProgress], None]
 def compact_topics(
     settings: CompactionSettings, topics: Sequence[str] | None = None, on_progress: OnProgress | None = None
 ) -> CompactionReport:
-    """Compacts the named topics, or all. Not from a coroutine.
+    """Compacts the named topics, or all. Do not call it from a coroutine.
 
     Raises UnknownTopic, WrongStore, SequencerUnavailable, StoreUnavailable, JavaMissing, SparkUnavailable,
-    SparkJobFailed or ManifestRefused; topics finished before that stay compacted."""
+    SparkJobFailed or ManifestRefused. Topics that were finished before stay compacted."""
     return asyncio.run(_compact_topics(settings, topics, on_progress or (lambda _: None)))
 
 
@@ -101,7 +106,7 @@ async def _compact_topics(
 
 
 async def chosen_topics(sequencer: Sequencer, names: Sequence[str] | None) -> Sequence[Topic]:
-    """The named topics in the order given, or all. Raises UnknownTopic."""
+    """Returns the named topics in the given order, or all. Raises UnknownTopic."""
     if names is None:
         return await sequencer.topics.list()
     found = await sequencer.topics.by_name(names)
@@ -124,7 +129,7 @@ class _TopicCompactor:
         self._threads = Threads("spark", 1)
 
     async def run(self) -> TopicCompaction:
-        """Job after job until the topic has nothing new."""
+        """Runs jobs until the topic has nothing new."""
         settings = self._settings
         while True:
             begun = await self._sequencer.history.begin_compaction(
@@ -144,7 +149,7 @@ class _TopicCompactor:
         return self._done
 
     async def _run_job(self, begun: Begun) -> bool:
-        """Whether history advanced, so that there may be more to do."""
+        """True if history advanced, so that there may be more to do."""
         settings, job = self._settings, begun.job
         tasks = plan_tasks(begun.runs, task_bytes=settings.compact_task_bytes, job_bytes=settings.compact_job_bytes)
         async with kept_lease(self._sequencer, job, settings.job_lease_s):
@@ -221,7 +226,7 @@ class _TopicCompactor:
 
 
 def expected_file(file: VerifiedFile) -> ExpectedFile:
-    """What the bucket must hold for a file of the manifest."""
+    """Returns what the bucket must hold for a file of the manifest."""
     return ExpectedFile(
         object_key=file.row.object_key,
         partition=file.partition,

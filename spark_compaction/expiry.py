@@ -1,10 +1,13 @@
-"""Which history files have expired, which only in part.
+"""Decides which history files have expired as a whole, and which in part. Pure.
 
-Pure. A record has expired when its timestamp is older than the cutoff; one without a timestamp when the file that holds
-it was first written before the cutoff. A file whose newest record has expired is dropped whole, which costs metadata
-only. A file of which only a part has is rewritten without that part, oldest first and up to a bound of bytes per pass:
-what is beyond waits for the next pass. A time-ordered topic has about one such file per partition; a topic whose
-producers send times in disorder has many, hence the bound."""
+A record has expired when its timestamp is older than the cutoff. A record without a timestamp has expired
+when the file that holds it was first written before the cutoff. If a file's newest record has expired, the
+file is dropped, which costs metadata only. If only a part has expired, the file is rewritten without that
+part, oldest files first, up to a bound of bytes per pass. The rest waits for the next pass.
+
+A time-ordered topic has about one such file per partition. A topic whose producers send times in disorder has
+many; hence the bound.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +38,7 @@ class ExpiryPlan:
     dropped: tuple[HistoryFileAge, ...]
     rewritten: tuple[HistoryFileAge, ...]
     deferred: tuple[HistoryFileAge, ...]
-    """Partly expired as well, but past the bound of this pass."""
+    """Partly expired files beyond this pass's bound."""
 
 
 def plan_expiry(files: Sequence[HistoryFileAge], cutoff: datetime, *, rewrite_bytes: int) -> ExpiryPlan:

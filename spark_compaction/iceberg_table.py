@@ -1,8 +1,11 @@
-"""Stages a change of a topic's Iceberg table: everything is written under the job's prefix, nothing is published.
+"""Stages a change of a topic's Iceberg table: everything is written under the job's prefix, nothing is
+published.
 
-PyIceberg makes manifests and metadata; its catalog's commit is replaced by writing the metadata file and remembering
-its key. The change becomes visible when `sequencer.history.history.publish` moves the pointer to that key, and not
-before. So a crash, a lost race or a lapsed lease leaves objects under a prefix, never a half-changed table."""
+PyIceberg makes manifests and metadata. Instead of a catalog's commit, this writes the metadata file and
+remembers its key. The change becomes visible only when `sequencer.history.history.publish` moves the pointer
+to that key. So a crash, a lost race or an expired lease leaves objects under a prefix, never a half-changed
+table.
+"""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -37,13 +40,13 @@ _READERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What to do to a table in one snapshot. `removed` are data files of the current snapshot."""
+    """What to change in one snapshot. `removed` are data files of the current snapshot."""
 
     added: Sequence[DataFile] = ()
     removed: Sequence[DataFile] = ()
     summary: Mapping[str, str]
     expire_snapshots_before: datetime
-    """Snapshots made before and no longer current leave the metadata."""
+    """Snapshots made before this time, unless current, leave the metadata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +55,12 @@ class StagedMetadata:
     written: frozenset[ObjectKey]
     """Metadata objects that this change wrote and names."""
     reachable: frozenset[ObjectKey]
-    """All that a retained snapshot names, the metadata files included; what is live and not here is unreferenced."""
+    """All keys that a retained snapshot names, metadata files included. A live object that is not here is
+    unreferenced."""
 
 
 class HistoryTableFiles:
-    """One topic's table as a job sees it."""
+    """One topic's table, as a job sees it."""
 
     def __init__(self, address: BucketAddress, bucket: Bucket, job: HistoryJob, topic_name: str) -> None:
         self._address = address
@@ -78,7 +82,8 @@ class HistoryTableFiles:
         ]
 
     def describe(self, files: Sequence[ExpectedFile]) -> list[DataFile]:
-        """Iceberg's entry for new Parquet files, from their footers in the bucket. Raises ManifestRefused."""
+        """Returns Iceberg's entries for new Parquet files, from their footers in the bucket. Raises
+        ManifestRefused."""
         with ThreadPoolExecutor(_READERS) as pool:
             return list(pool.map(self._describe_one, files))
 
@@ -122,7 +127,7 @@ class HistoryTableFiles:
         return self._staged(table.metadata, catalog)
 
     def has_snapshots_before(self, time: datetime) -> bool:
-        """Whether staging a change would take snapshots made before `time` out of the metadata."""
+        """True if staging a change would remove snapshots made before `time` from the metadata."""
         return any(
             snapshot.timestamp_ms < time.timestamp() * 1000
             and snapshot.snapshot_id != self.metadata.current_snapshot_id
@@ -147,7 +152,7 @@ class HistoryTableFiles:
 
 
 def table_prefix(job: HistoryJob) -> str:
-    """The table's location as a key: the jobs' prefixes lie below it."""
+    """Returns the table's location as a key. The jobs' prefixes are below it."""
     return job.prefix.rstrip("/").rpartition("/")[0]
 
 
@@ -159,7 +164,8 @@ def publication_of(
     advances: Sequence[Advance] = (),
     raw_ranges: Sequence[RawRange] = (),
 ) -> Publication:
-    """The publish of a staged change: `data_keys` are its new data files, `live` what was referenced before it."""
+    """Returns the publish of a staged change: `data_keys` are its new data files, `live` what was referenced
+    before."""
     return Publication(
         metadata_key=staged.metadata_key,
         added=dict.fromkeys(staged.written, None) | dict(data_keys),
@@ -170,7 +176,7 @@ def publication_of(
 
 
 class _StagingCatalog(NoopCatalog):
-    """Its commit writes the metadata file; the publish is the sequencer's."""
+    """Its commit writes the metadata file. The sequencer publishes it."""
 
     def __init__(self, job: HistoryJob, address: BucketAddress, file_io: BucketIO) -> None:
         super().__init__("tidelog")

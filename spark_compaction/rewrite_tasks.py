@@ -1,7 +1,9 @@
-"""What runs in Spark's executors for TTL: one partly expired Parquet file in, one without the expired rows out.
+"""Runs in Spark's executors for TTL: reads a partly expired Parquet file, writes one without the expired
+rows.
 
-The source stays where it is; it is the publish that puts the new file in its place, and the garbage collector that
-deletes the old one once no reader can need it."""
+The source stays. The publish replaces it with the new file, and the garbage collector deletes it once no
+reader can need it.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -50,7 +52,7 @@ class RewriteContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenFile:
-    """`object_key` is empty where nothing was left to keep."""
+    """`object_key` is empty if nothing was left to keep."""
 
     source_key: str
     object_key: str = ""
@@ -62,7 +64,7 @@ class RewrittenFile:
 
 
 def rewrite_table(files: Sequence[HistoryFileAge], cutoff: datetime) -> pa.Table:
-    """The files to rewrite as a table, one row each."""
+    """Returns the files to rewrite as a table, one row each."""
     rows = [
         {"source_key": file.object_key, "partition": file.partition, "keep_untimed": file.written_at >= cutoff}
         for file in files
