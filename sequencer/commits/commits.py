@@ -1,9 +1,11 @@
 """The commit: offsets for the batches of uploaded segments, assigned once (DESIGN §4).
 
-Promises that the outcome of a segment is decided by its first commit that Postgres finished and repeated verbatim by
-every later one; that an answer other than `Assigned`, `Duplicate` or `WrittenBefore` means the batch is in no
-partition; and that batches of one partition and producer are judged in the segments' order, each against what was
-really accepted before it.
+Promises:
+- The first commit of a segment that Postgres finished decides its outcome. Every later commit repeats it
+  verbatim.
+- An answer other than `Assigned`, `Duplicate` or `WrittenBefore` means that the batch is in no partition.
+- Batches of one partition and producer are judged in the segments' order, each against what was accepted
+  before it.
 """
 
 from collections.abc import Sequence
@@ -59,23 +61,23 @@ NO_LOG_START: Final = -1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
     found: Outcomes
-    """Of the segment's batches, in its order."""
+    """The outcomes of the segment's batches, in its order."""
     runs: tuple[RunCoordinate, ...]
-    """Where the assigned batches are, as the first commit wrote it down."""
+    """Where the assigned batches are, as the first commit recorded it."""
     log_starts: NDArray[np.int64] = field(compare=False)
-    """Of each batch the log start offset of its partition now; -1 while the commit has a partition that does not
+    """For each batch, its partition's log start offset now; -1 while the commit has a partition that does not
     exist."""
 
     @property
     def outcomes(self) -> tuple[BatchOutcome, ...]:
-        """One per batch."""
+        """One outcome per batch."""
         return self.found.each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The reservation is gone. On a first attempt nothing was committed; on a repeat the outcome stays unknown for
-    ever.
+    """The reservation is gone. On a first attempt nothing was committed. On a repeat the outcome stays
+    unknown for ever.
     """
 
     reason: Literal["doomed", "missing"]
@@ -86,10 +88,11 @@ class Commits:
         self._database = database
 
     async def commit(self, segments: Sequence[SegmentToCommit]) -> tuple[Committed | Refused, ...]:
-        """Sequences uploaded segments in this order, in one transaction and one round trip; one answer per segment.
+        """Sequences uploaded segments in this order, in one transaction and one round trip. Returns one
+        answer per segment.
 
-        Raises CommitOutcomeUnknown (repeat it with the same segments until known) or SequencerUnavailable (nothing
-        was sent).
+        Raises CommitOutcomeUnknown (repeat it with the same segments until the outcome is known) or
+        SequencerUnavailable (nothing was sent).
         """
         request = commit_request(segments)
         rows = await self._database.write_kept(_COMMIT, request.arrays)
@@ -99,7 +102,7 @@ class Commits:
 async def commit_on(
     connection: AsyncConnection[Row], segments: Sequence[SegmentToCommit]
 ) -> tuple[Committed | Refused, ...]:
-    """As `Commits.commit`, within the transaction of a connection that the caller has. Raises what psycopg raises."""
+    """As `Commits.commit`, within the caller's transaction. Raises what psycopg raises."""
     request = commit_request(segments)
     async with connection.cursor(binary=True) as cursor:
         await cursor.execute(SQL["commit"], request.parameters)
@@ -122,8 +125,8 @@ def _answers(
 def _answer(
     segment: SegmentToCommit, row: Values, places: NDArray[np.int64], parts: NDArray[np.int64]
 ) -> Committed | Refused:
-    """`places` and `parts` tell for each number of the outcome which batch of the segment it is for, and which of the
-    commit's partitions.
+    """For each number of the outcome, `places` has the batch of the segment and `parts` the partition of the
+    commit.
     """
     state, object_key, outcome, log_starts = row
     if state != b"committed":

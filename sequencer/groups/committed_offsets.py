@@ -1,8 +1,9 @@
 """Committed offsets: where each group reads on, written for many groups in one round trip (DESIGN §8).
 
-Promises that a commit is applied only while its coordinator's epoch and its fence (generation, member, member epoch)
-stand, judged when no one else can change them; that a fetch by a group's next coordinator misses no commit that was
-accepted before; that offsets and epoch are read at one moment; and that offsets of deleted topics are never told.
+Promises that a commit is applied only while its coordinator's epoch and its fence (generation, member, member
+epoch) stand, judged when no one else can change them; that a fetch by a group's next coordinator misses no
+commit that was accepted before; that offsets and epoch are read at one moment; and that offsets of deleted
+topics are never told.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -35,8 +36,8 @@ NO_OFFSET = CommittedOffset(offset=Offset(-1))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetCommit:
-    """One commit of one group. All that is given of the fence must hold: the group's generation, the member's being in
-    the group, the member's epoch. Nothing given: the group has no members.
+    """One commit of one group. All that is given of the fence must hold: the group's generation, the member's
+    being in the group, the member's epoch. Nothing given: the group has no members.
     """
 
     group_id: str
@@ -78,10 +79,12 @@ class CommittedOffsets:
         self._database = database
 
     async def commit(self, commits: Sequence[OffsetCommit]) -> list[CommitVerdict]:
-        """Applies commits of any groups in this order, in one transaction and one round trip; one verdict per commit.
+        """Applies commits of any groups in this order, in one transaction and one round trip; one verdict per
+        commit.
 
-        Raises SequencerUnavailable (nothing was written) or CommitOutcomeUnknown: it may be applied, now or a little
-        later. Claim its groups again before committing anything else for them, which waits for it or fences it.
+        Raises SequencerUnavailable (nothing was written) or CommitOutcomeUnknown: it may be applied, now or a
+        little later. Claim its groups again before committing anything else for them, which waits for it or
+        fences it.
         """
         if not commits:
             return []
@@ -89,8 +92,8 @@ class CommittedOffsets:
         return [_VERDICTS[verdict] for verdict in row.verdicts]
 
     async def fetch(self, queries: Sequence[OffsetQuery]) -> list[Mapping[PartitionKey, CommittedOffset] | None]:
-        """One answer per query: every partition asked for (NO_OFFSET where there is none), or all that the group has.
-        None: another agent has claimed the group, or there is none. All answers are of one moment.
+        """One answer per query: every partition asked for (NO_OFFSET where there is none), or all that the
+        group has. None: another agent has claimed the group, or there is none. All answers are of one moment.
         """
         if not queries:
             return []
@@ -118,8 +121,8 @@ class CommittedOffsets:
         return list(answers)
 
     async def delete(self, group_id: str, coordinator_epoch: int, partitions: Collection[PartitionKey]) -> bool:
-        """Forgets offsets; those that the group does not have are no error. False: another agent has claimed the group,
-        or it was deleted. May be repeated after CommitOutcomeUnknown.
+        """Forgets offsets; those that the group does not have are no error. False: another agent has claimed
+        the group, or it was deleted. May be repeated after CommitOutcomeUnknown.
         """
         [row] = await self._database.write(
             SQL["delete"],

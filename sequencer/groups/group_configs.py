@@ -1,5 +1,5 @@
-"""Configs of consumer groups, as an administrator set them (KIP-848). Which names and values there are, the agent
-knows.
+"""Configs of consumer groups, as an administrator set them (KIP-848). Which names and values there are, the
+agent knows.
 
 Promises that a change is one step, and that a group has configs whether it exists or not, as in Kafka.
 """
@@ -27,8 +27,8 @@ class GroupConfigs:
         return {row.group_id: row.config for row in rows}
 
     async def alter(self, group_id: str, set: Mapping[str, str], remove: Collection[str] = ()) -> None:
-        """Sets some configs and returns others to their defaults. Raises InvalidId; CommitOutcomeUnknown when it may be
-        done.
+        """Sets some configs and returns others to their defaults. Raises InvalidId; CommitOutcomeUnknown when
+        it may be done.
         """
         refuse_impossible_id(group_id)
         trimmed = {name: value.strip() for name, value in set.items()}

@@ -1,8 +1,10 @@
-"""Retention of groups: offsets that nobody has used for long or whose topic is gone, and groups that hold nothing.
+"""Retention of groups: offsets that nobody has used for long or whose topic is gone, and groups that hold
+nothing.
 
-Promises that offsets of a group with members end with their topic alone; that an offset is not forgotten earlier than
-the retention after its last commit; that a step looks at a bounded number of rows, waits for nobody and can be repeated
-at any moment; and that a removed group's coordinator is fenced: should the group be made again, under another epoch.
+Promises that offsets of a group with members end with their topic alone; that an offset is not forgotten
+earlier than the retention after its last commit; that a step looks at a bounded number of rows, waits for
+nobody and can be repeated at any moment; and that a removed group's coordinator is fenced: should the group
+be made again, under another epoch.
 """
 
 from dataclasses import dataclass
@@ -39,8 +41,8 @@ class GroupRetention:
         self._database = database
 
     async def forget_offsets(self, retention_s: float, cap: int, after: OffsetKey | None = None) -> OffsetsStep:
-        """Looks at the next `cap` offsets in key order and forgets those that are due. A group that is in use at this
-        moment is passed by.
+        """Looks at the next `cap` offsets in key order and forgets those that are due. A group that is in use
+        at this moment is passed by.
         """
         first = after or BEFORE_ALL
         page = {"after_group_id": first[0], "after_topic_id": first[1], "after_partition": first[2]}
@@ -58,8 +60,8 @@ class GroupRetention:
         )
 
     async def remove_idle_groups(self, grace_s: float, cap: int, after: str | None = None) -> GroupsStep:
-        """Looks at the next `cap` groups in id order and removes those without members and offsets that nobody has
-        claimed or left for `grace_s`.
+        """Looks at the next `cap` groups in id order and removes those without members and offsets that
+        nobody has claimed or left for `grace_s`.
         """
         async with self._database.transaction() as connection:
             look = {"grace_s": grace_s, "cap": cap, "after": after or ""}

@@ -1,9 +1,9 @@
 """Groups: who coordinates each, and what its coordinator must find again after a crash (DESIGN §8).
 
-Promises that a claim fences every coordinator before it, for ever: an epoch is never used twice, not even by a group
-that is deleted and made again; that a claim sees all that an earlier coordinator's write or commit which succeeded has
-left; that a write takes place as a whole or not at all, and only while the writer's epoch stands; and that a group
-that is deleted leaves neither members nor offsets.
+Promises that a claim fences every coordinator before it, for ever: an epoch is never used twice, not even by
+a group that is deleted and made again; that a claim sees all that an earlier coordinator's write or commit
+which succeeded has left; that a write takes place as a whole or not at all, and only while the writer's epoch
+stands; and that a group that is deleted leaves neither members nor offsets.
 """
 
 import json
@@ -34,7 +34,8 @@ class InvalidId(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedGroup:
-    """`stored` is None if the claim made the group, or nobody has written it since it was made; it may have offsets."""
+    """`stored` is None if the claim made the group, or nobody has written it since it was made; it may have
+    offsets."""
 
     coordinator_epoch: int
     stored: StoredGroup | None
@@ -65,8 +66,8 @@ class Groups:
         self._database = database
 
     async def claim(self, group_id: str, node_id: NodeId, *, create: bool) -> ClaimedGroup | None:
-        """Makes the agent the group's coordinator under a new epoch. None: there is no such group, and `create` is
-        False. Raises InvalidId. Repeating it is harmless: it fences the try before.
+        """Makes the agent the group's coordinator under a new epoch. None: there is no such group, and
+        `create` is False. Raises InvalidId. Repeating it is harmless: it fences the try before.
         """
         refuse_impossible_id(group_id)
         rows = await self._database.run(SQL["claim"], group_id=group_id, node_id=node_id, create=create)
@@ -78,8 +79,8 @@ class Groups:
     async def write(self, group_id: str, coordinator_epoch: int, change: GroupChange) -> bool:
         """False: fenced, nothing was written. Raises InvalidId for a member's id.
 
-        Raises CommitOutcomeUnknown: it may be applied, now or a little later. Claim the group again, which waits for it
-        or fences it, and go on from what the claim returns.
+        Raises CommitOutcomeUnknown: it may be applied, now or a little later. Claim the group again, which
+        waits for it or fences it, and go on from what the claim returns.
         """
         for member_id, member in change.members.items():
             if member is not None:
@@ -88,8 +89,8 @@ class Groups:
         return bool(row.held)
 
     async def still_held(self, held: Mapping[str, int]) -> dict[str, Mapping[str, str]]:
-        """Those groups, of an agent's with the epochs under which it claimed them, that no other agent has claimed
-        since, each with its configs.
+        """Those groups, of an agent's with the epochs under which it claimed them, that no other agent has
+        claimed since, each with its configs.
         """
         rows = await self._database.read(
             SQL["still_held"], group_ids=TextArray(held), coordinator_epochs=Int8Array(held.values())
@@ -97,15 +98,17 @@ class Groups:
         return {row.group_id: row.config or {} for row in rows}
 
     async def delete(self, group_id: str, coordinator_epoch: int) -> DeleteOutcome:
-        """The group with its members and offsets, if it is empty. Raises CommitOutcomeUnknown when it may be gone."""
+        """The group with its members and offsets, if it is empty. Raises CommitOutcomeUnknown when it may be
+        gone."""
         [row] = await self._database.write(SQL["delete"], group_id=group_id, coordinator_epoch=coordinator_epoch)
         return DeleteOutcome(row.outcome)
 
     async def list(
         self, states: Collection[str] = (), kinds: Collection[GroupKind] = (), *, with_members: bool = False
     ) -> Sequence[ListedGroup]:
-        """All groups of these states and kinds, by id; no states or no kinds: of any. `with_members`: those that have
-        some, as last written; so also those whose coordinator died with all of them. Not of one moment, if many.
+        """All groups of these states and kinds, by id; no states or no kinds: of any. `with_members`: those
+        that have some, as last written; so also those whose coordinator died with all of them. Not of one
+        moment, if many.
         """
         found: list[ListedGroup] = []
         page, after = GROUPS_PER_PAGE, ""
@@ -125,8 +128,8 @@ class Groups:
 
 
 def can_be_id(text: str) -> bool:
-    """Whether a group or a member can have this id: 1 to 1,024 bytes of UTF-8 without NUL, which Postgres's text does
-    not take."""
+    """Whether a group or a member can have this id: 1 to 1,024 bytes of UTF-8 without NUL, which Postgres's
+    text does not take."""
     return 0 < len(text.encode()) <= LONGEST_ID_BYTES and "\0" not in text
 
 

@@ -1,7 +1,8 @@
-"""A group as it is kept in Postgres (DESIGN §8): one row for the group, one per member, and the offsets apart.
+"""A group as it is kept in Postgres (DESIGN §8): one row for the group, one per member, and the offsets
+apart.
 
-The documents are JSON objects whose content is the group machines' own (`agent/groups`); the sequencer looks at nothing
-in them.
+The documents are JSON objects whose content is the group machines' own (`agent/groups`); the sequencer looks
+at nothing in them.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,8 @@ GroupKind: TypeAlias = Literal["classic", "consumer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMember:
-    """`epoch`: the member's epoch in the new protocol (KIP-848), the generation in the classic one; offset commits are
-    fenced by it."""
+    """`epoch`: the member's epoch in the new protocol (KIP-848), the generation in the classic one; offset
+    commits are fenced by it."""
 
     epoch: int
     document: Mapping[str, Any]
@@ -22,7 +23,8 @@ class StoredMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredGroup:
-    """What a coordinator finds when it takes a group over. `generation` is the group epoch in the new protocol."""
+    """What a coordinator finds when it takes a group over. `generation` is the group epoch in the new
+    protocol."""
 
     group_id: str
     kind: GroupKind
@@ -35,8 +37,8 @@ class StoredGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupChange:
-    """What a coordinator writes, in one statement that holds only while its coordinator epoch does. `members`: those to
-    write, and None for those to delete; all others stay."""
+    """What a coordinator writes, in one statement that holds only while its coordinator epoch does.
+    `members`: those to write, and None for those to delete; all others stay."""
 
     kind: GroupKind
     generation: int

@@ -1,11 +1,11 @@
-"""History: the pointers of the topics' Iceberg tables, the jobs that write them, and what of theirs the garbage
-collector may take.
+"""History: the pointers of the topics' Iceberg tables, the jobs that write them, and what of theirs the
+garbage collector may take.
 
-Promises (DESIGN §9): a range of offsets is published once, however often and by however many jobs it is tried, because
-the pointer, the offsets it reaches to and the objects it names change in one transaction, only from the version the
-publish was staged on, and only while the job's hold lasts. Repeating a publish whose answer was lost returns the first
-outcome. Nothing here deletes an object: what no retained snapshot names any more is recorded with the time since when,
-for the garbage collector.
+Promises (DESIGN §9): a range of offsets is published once, however often and by however many jobs it is
+tried, because the pointer, the offsets it reaches to and the objects it names change in one transaction, only
+from the version the publish was staged on, and only while the job's hold lasts. Repeating a publish whose
+answer was lost returns the first outcome. Nothing here deletes an object: what no retained snapshot names any
+more is recorded with the time since when, for the garbage collector.
 
 A topic's history is on from its first compaction; `compacted_to` then tells retention how far it may go.
 """
@@ -57,8 +57,8 @@ class History:
     async def begin_compaction(
         self, topic_id: TopicId, *, cluster: str, lease_s: float, runs_per_partition: int
     ) -> Begun | Busy | NothingToDo:
-        """Claims the topic's history, reserves a prefix, and holds the objects of the runs not in history yet. Raises
-        OwnershipUnconfirmed, as `begin_expiry` and `publish` do.
+        """Claims the topic's history, reserves a prefix, and holds the objects of the runs not in history
+        yet. Raises OwnershipUnconfirmed, as `begin_expiry` and `publish` do.
         """
         rows = await self._database.read(SQL["has_work"], topic_id=topic_id)
         if not rows[0].has_work:
@@ -98,8 +98,8 @@ class History:
             return bool(renewed)
 
     async def publish(self, job: HistoryJob, publication: Publication) -> Published | PublishRefused:
-        """Makes the job's output the topic's history. Raises CommitOutcomeUnknown: repeat it with the same arguments
-        until known.
+        """Makes the job's output the topic's history. Raises CommitOutcomeUnknown: repeat it with the same
+        arguments until known.
         """
         try:
             async with self._database.transaction() as connection:
@@ -114,7 +114,8 @@ class History:
             await connection.execute(SQL["release_holds"], {"job_ids": [job_id]})
 
     async def compacted_to(self, topic_ids: Sequence[TopicId]) -> dict[tuple[TopicId, Partition], Offset]:
-        """How far retention may move the log start, for every live partition of those topics whose history is on."""
+        """How far retention may move the log start, for every live partition of those topics whose history is
+        on."""
         rows = await self._database.read(SQL["compacted_to"], topic_ids=list(topic_ids))
         return {(TopicId(row.topic_id), Partition(row.partition)): Offset(row.compacted_to) for row in rows}
 
@@ -133,7 +134,8 @@ class History:
         return tuple(_raw_range(row) for row in rows)
 
     async def live_objects(self, topic_id: TopicId) -> dict[ObjectKey, datetime]:
-        """Objects that a retained snapshot may name, with the time that stands in for records without a timestamp."""
+        """Objects that a retained snapshot may name, with the time that stands in for records without a
+        timestamp."""
         rows = await self._database.read(SQL["live_objects"], topic_id=topic_id)
         return {ObjectKey(row.object_key): row.written_at for row in rows}
 
@@ -231,8 +233,8 @@ def _run(row: Row) -> RunToCompact:
 
 
 def _contiguous(runs: Sequence[RunToCompact]) -> tuple[RunToCompact, ...]:
-    """Per partition the runs up to the first gap: what follows a run whose object is doomed was deleted while this
-    looked.
+    """Per partition the runs up to the first gap: what follows a run whose object is doomed was deleted while
+    this looked.
     """
     kept: list[RunToCompact] = []
     stopped: set[Partition] = set()

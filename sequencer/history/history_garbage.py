@@ -1,10 +1,10 @@
 """What of history the garbage collector may delete, found by state (DESIGN §9).
 
-Two kinds. *Recorded* objects were named by a published metadata file; once no retained snapshot names one, it waits
-`history_reader_grace` for readers outside and is garbage. Whatever else lies under the *prefix of an ended job* was
-never published: attempts that were retried, jobs that were killed or refused. The collector lists that prefix alone,
-deletes what is not recorded, and forgets the job. It does so only once a late PUT of a killed task can no longer
-arrive."""
+Two kinds. *Recorded* objects were named by a published metadata file; once no retained snapshot names one, it
+waits `history_reader_grace` for readers outside and is garbage. Whatever else lies under the *prefix of an
+ended job* was never published: attempts that were retried, jobs that were killed or refused. The collector
+lists that prefix alone, deletes what is not recorded, and forgets the job. It does so only once a late PUT of
+a killed task can no longer arrive."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class HistoryGarbage:
         self._database = database
 
     async def drop_deleted(self, cap: int) -> int:
-        """Drops the histories of deleted topics: the pointer goes, their objects become garbage. Returns how many were
-        dropped.
+        """Drops the histories of deleted topics: the pointer goes, their objects become garbage. Returns how
+        many were dropped.
         """
         rows = await self._database.run(SQL["dropped_tables"], cap=cap)
         for row in rows:
@@ -57,7 +57,8 @@ class HistoryGarbage:
             return len(job_ids)
 
     async def unreferenced(self, *, grace_s: float, cap: int) -> tuple[ObjectKey, ...]:
-        """Recorded objects that no retained snapshot has named for `grace_s`: delete them, then `forget_objects`."""
+        """Recorded objects that no retained snapshot has named for `grace_s`: delete them, then
+        `forget_objects`."""
         rows = await self._database.run(SQL["garbage"], grace_s=grace_s, cap=cap)
         return tuple(ObjectKey(row.object_key) for row in rows)
 
@@ -66,7 +67,8 @@ class HistoryGarbage:
         await self._database.run(SQL["forget_objects"], object_keys=list(keys))
 
     async def ended_jobs(self, *, older_than_s: float, cap: int) -> tuple[EndedJob, ...]:
-        """Jobs that ended that long ago: list each prefix, delete what is not `recorded`, then `forget_jobs`."""
+        """Jobs that ended that long ago: list each prefix, delete what is not `recorded`, then
+        `forget_jobs`."""
         rows = await self._database.run(SQL["ended_jobs"], older_than_s=older_than_s, cap=cap)
         return tuple(EndedJob(job_id=row.job_id, prefix=row.prefix) for row in rows)
 
@@ -80,7 +82,7 @@ class HistoryGarbage:
         await self._database.run(SQL["forget_jobs"], job_ids=list(job_ids))
 
     async def reserved_prefixes(self) -> Sequence[str]:
-        """Prefixes of jobs that run or are not swept yet: an unrecorded object there is reserved or garbage, elsewhere
-        an orphan.
+        """Prefixes of jobs that run or are not swept yet: an unrecorded object there is reserved or garbage,
+        elsewhere an orphan.
         """
         return [row.prefix for row in await self._database.run(SQL["unforgotten_prefixes"])]

@@ -1,6 +1,7 @@
 """What goes into the history's facade and comes out of it.
 
-Free of the database, so that Spark's executors, which need the bucket and nothing else, can import it at little cost.
+Free of the database, so that Spark's executors, which need the bucket and nothing else, can import it at
+little cost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,8 @@ class RunToCompact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryJob:
-    """A claimed topic, a reserved prefix, and the version of the table on which the publish must be staged."""
+    """A claimed topic, a reserved prefix, and the version of the table on which the publish must be
+    staged."""
 
     job_id: UUID
     topic_id: TopicId
@@ -50,12 +52,14 @@ class HistoryJob:
 class Begun:
     job: HistoryJob
     runs: tuple[RunToCompact, ...]
-    """Whole runs in (partition, offset) order, contiguous per partition; their objects are held until the job ends."""
+    """Whole runs in (partition, offset) order, contiguous per partition; their objects are held until the job
+    ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """Another job works on this topic's history; at the latest at `until` it has ended or renewed its lease."""
+    """Another job works on this topic's history; at the latest at `until` it has ended or renewed its
+    lease."""
 
     until: datetime
 
@@ -89,8 +93,8 @@ class Publication:
     metadata_key: ObjectKey | None
     """The new metadata JSON, or None if only raw ranges were found and the table stays as it is."""
     added: Mapping[ObjectKey, datetime | None]
-    """Every object that the new metadata names and the one before did not; with the age of the records in a rewritten
-    file.
+    """Every object that the new metadata names and the one before did not; with the age of the records in a
+    rewritten file.
     """
     unreferenced: Sequence[ObjectKey] = ()
     advances: Sequence[Advance] = ()

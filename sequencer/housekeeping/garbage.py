@@ -2,12 +2,12 @@
 
 Promises:
 - A segment is doomed only under its row lock and only without runs and live holds.
-- Its object is deleted only once it is doomed, after the grace period. It is deleted a second time after the late-write
-  window.
-- The outcome of its commit stays known for `outcome_retention_s`. A repeat that comes later is refused; it is never
-  committed again.
-- Nothing is doomed, and no outcome is forgotten, for a while after an outage or a failover of Postgres. Nothing is
-  doomed while the bucket may be another database's (DESIGN §10).
+- Its object is deleted only once it is doomed, after the grace period. It is deleted a second time after the
+  late-write window.
+- The outcome of its commit stays known for `outcome_retention_s`. A repeat that comes later is refused; it is
+  never committed again.
+- Nothing is doomed, and no outcome is forgotten, for a while after an outage or a failover of Postgres.
+  Nothing is doomed while the bucket may be another database's (DESIGN §10).
 - Tombstones and outcomes go by whole partitions. Dropping one waits for a lock no longer than a setting says.
 
 Here are the states; the deleting is done by `compactor/garbage_jobs.py`.
@@ -104,12 +104,12 @@ class Garbage:
         outage_seen: bool = False,
         after_checkpoint: bool = False,
     ) -> Doomed | DoomingPaused:
-        """Dooms at most `cap` expired reservations and `cap` segments that were unreferenced for `grace_s` and still
-        are, unless paused.
+        """Dooms at most `cap` expired reservations and `cap` segments that were unreferenced for `grace_s`
+        and still are, unless paused.
 
-        Call it more often than `outage_after_s`; `outage_seen`: the caller could not reach Postgres since the last
-        time; `after_checkpoint`: what the journal's last checkpoint may refer to stays until the next one. The look at
-        the database and the dooming are one transaction, so no failover comes between them.
+        Call it more often than `outage_after_s`; `outage_seen`: the caller could not reach Postgres since the
+        last time; `after_checkpoint`: what the journal's last checkpoint may refer to stays until the next
+        one. The look at the database and the dooming are one transaction, so no failover comes between them.
         """
         async with self._database.transaction() as connection:
             parameters = {
@@ -141,8 +141,8 @@ class Garbage:
     async def bury(
         self, segment_ids: Sequence[SegmentId], *, outcome_retention_s: float, partitions: PartitionRules
     ) -> int:
-        """After the objects' first deletion: the rows become tombstones. Returns how many did; call it again for the
-        rest."""
+        """After the objects' first deletion: the rows become tombstones. Returns how many did; call it again
+        for the rest."""
         await self._make_partitions(partitions)
         [row] = await self._database.run(
             SQL["bury"], segment_ids=list(segment_ids), outcome_retention_s=outcome_retention_s
@@ -152,8 +152,8 @@ class Garbage:
     # --- what goes by partitions
 
     async def due_tombstones(self, *, late_write_window_s: float, cap: int) -> TombstonePage | None:
-        """Tombstones that have waited long enough: delete the objects again, then `sweep` the page. None: there are
-        none."""
+        """Tombstones that have waited long enough: delete the objects again, then `sweep` the page. None:
+        there are none."""
         closed = await self._database.run(SQL["close_due_tombstones"], late_write_window_s=late_write_window_s)
         if not closed:
             return None
@@ -169,8 +169,8 @@ class Garbage:
         )
 
     async def sweep(self, page: TombstonePage, partitions: PartitionRules) -> bool:
-        """After the objects' second deletion. With the last page the partition goes, with all its rows. False: a lock
-        was not to be had; an empty last page comes next."""
+        """After the objects' second deletion. With the last page the partition goes, with all its rows.
+        False: a lock was not to be had; an empty last page comes next."""
         if page.swept_to is not None:
             await self._database.run(SQL["note_sweep"], number=page.partition, swept_to=page.swept_to)
         return not page.is_last or await self._drop("tombstones", page.partition, partitions)
@@ -185,7 +185,8 @@ class Garbage:
         return bool(closed) and await self._drop("outcomes", closed[0].number, partitions)
 
     async def _make_partitions(self, rules: PartitionRules) -> None:
-        """For now and for the next interval. If a lock is not to be had, the ones made before mostly suffice."""
+        """For now and for the next interval. If a lock is not to be had, the ones made before mostly
+        suffice."""
         await self._database.run(SQL["make_partitions"], width_s=rules.width_s, lock_timeout_ms=rules.lock_timeout_ms)
 
     async def _drop(self, table: str, number: int, rules: PartitionRules) -> bool:

@@ -1,9 +1,9 @@
 """Holds: a job's claim, with a lease, on the objects it reads and on those it is about to publish (DESIGN §4,
 References).
 
-Promises that a held object is not doomed while the hold's lease lasts, and that a hold that has lapsed is not renewed.
-Whoever publishes an object looks under its row's lock whether it is doomed, and whether the hold has lapsed
-(functions/publish_merge.sql).
+Promises that a held object is not doomed while the hold's lease lasts, and that a hold that has lapsed is not
+renewed. Whoever publishes an object looks under its row's lock whether it is doomed, and whether the hold has
+lapsed (functions/publish_merge.sql).
 """
 
 from collections.abc import Collection
@@ -21,8 +21,8 @@ class Holds:
         self._database = database
 
     async def take(self, job_id: UUID, segment_ids: Collection[SegmentId], *, lease_s: float) -> frozenset[SegmentId]:
-        """Holds those of the segments that are not doomed or gone, and returns them: plan with these alone. Repeating
-        it renews.
+        """Holds those of the segments that are not doomed or gone, and returns them: plan with these alone.
+        Repeating it renews.
         """
         async with self._database.transaction() as connection:
             cursor = await connection.execute(SQL["lock_segments"], {"segment_ids": list(segment_ids)})
@@ -31,8 +31,8 @@ class Holds:
             return frozenset(held)
 
     async def renew(self, job_id: UUID, *, lease_s: float) -> bool:
-        """Prolongs all holds of the job. False if one had lapsed (or there is none): then nothing is prolonged, and
-        the job ends.
+        """Prolongs all holds of the job. False if one had lapsed (or there is none): then nothing is
+        prolonged, and the job ends.
         """
         async with self._database.transaction() as connection:
             rows = await (await connection.execute(SQL["lock_holds_of_job"], {"job_id": job_id})).fetchall()

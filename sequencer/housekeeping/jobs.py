@@ -1,9 +1,10 @@
-"""Jobs: recurring work of the cluster, each done by one housekeeper at a time, with the age of its last success for
-everybody to see.
+"""Jobs: recurring work of the cluster, each done by one housekeeper at a time, with the age of its last
+success for everybody to see.
 
-Promises that a job is claimed by one holder at a time as long as its lease lasts, that a dead holder's job is taken
-over, and that a bounded pass over many rows goes on where it left off, whoever goes on. A claim spares work; it is
-not what keeps the log right: every job is safe to run twice at once. So nothing here waits for a synchronous standby.
+Promises that a job is claimed by one holder at a time as long as its lease lasts, that a dead holder's job is
+taken over, and that a bounded pass over many rows goes on where it left off, whoever goes on. A claim spares
+work; it is not what keeps the log right: every job is safe to run twice at once. So nothing here waits for a
+synchronous standby.
 """
 
 from collections.abc import Sequence
@@ -20,8 +21,8 @@ LONGEST_ERROR = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The right to run the job `name` until the lease passes; `progress` is where the last pass stopped, None at its
-    beginning.
+    """The right to run the job `name` until the lease passes; `progress` is where the last pass stopped, None
+    at its beginning.
     """
 
     name: str
@@ -43,8 +44,8 @@ class Jobs:
         self._database = database
 
     async def claim(self, name: str, holder: UUID, *, lease_s: float, min_interval_s: float = 0.0) -> Claim | None:
-        """None while another holds it, if it was started less than `min_interval_s` ago, or while the bucket is another
-        database's (`sequencer/cluster/ownership.py`).
+        """None while another holds it, if it was started less than `min_interval_s` ago, or while the bucket
+        is another database's (`sequencer/cluster/ownership.py`).
         """
         rows = await self._database.run_local(
             SQL["claim"], name=name, holder=holder, lease_s=lease_s, min_interval_s=min_interval_s

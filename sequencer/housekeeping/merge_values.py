@@ -1,4 +1,5 @@
-"""What merging passes to and from the sequencer (`sequencer/housekeeping/merges.py`): values without behaviour."""
+"""What merging passes to and from the sequencer (`sequencer/housekeeping/merges.py`): values without
+behaviour."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ PartitionKey = tuple[TopicId, Partition]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A segment that may be merged. What has `committed_at` in common was made by one merge and is merged together."""
+    """A segment that may be merged. What has `committed_at` in common was made by one merge and is merged
+    together."""
 
     segment_id: SegmentId
     committed_at: datetime
@@ -22,8 +24,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierBacklog:
-    """What waits in a tier and no job has claimed; `units` are uploads, or merges that made its objects. Large numbers
-    are estimates."""
+    """What waits in a tier and no job has claimed; `units` are uploads, or merges that made its objects.
+    Large numbers are estimates."""
 
     tier: int
     segments: int
@@ -41,7 +43,8 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeInput:
-    """A claimed segment: what of its bytes the log still refers to, and how much of that lies in long runs."""
+    """A claimed segment: what of its bytes the log still refers to, and how much of that lies in long
+    runs."""
 
     segment_id: SegmentId
     object_key: ObjectKey
@@ -52,7 +55,8 @@ class MergeInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeClaim:
-    """The right to merge these segments for as long as the job's holds last. `newest`: their latest commit."""
+    """The right to merge these segments for as long as the job's holds last. `newest`: their latest
+    commit."""
 
     job_id: UUID
     tier: int
@@ -118,14 +122,16 @@ class MergeOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapsDone:
-    """Which of the swaps given are done, by their places. The partitions of the others had changed underneath."""
+    """Which of the swaps given are done, by their places. The partitions of the others had changed
+    underneath."""
 
     places: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishRefused:
-    """Nothing was published: the output is gone or doomed, or the job's hold on it has lapsed. The job must end."""
+    """Nothing was published: the output is gone or doomed, or the job's hold on it has lapsed. The job must
+    end."""
 
     reason: Literal["missing", "doomed", "lapsed"]
 

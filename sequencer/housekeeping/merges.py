@@ -1,9 +1,11 @@
-"""Merging, as the sequencer sees it: candidates, claims, the runs they hold, the swap of coordinates (DESIGN §9).
+"""Merging, as the sequencer sees it: candidates, claims, the runs they hold, the swap of coordinates (DESIGN
+§9).
 
-Promises that a segment is claimed by one job at a time, for as long as that job's holds last; that a swap replaces
-exactly the runs that were read, by runs of the same offsets, or nothing; that nothing is published into an object that
-is doomed or that the job holds no more [raced]; and that a job which dies at any point leaves a log that is whole, and
-candidates that `free_lapsed` gives back. What to merge is decided by the caller (`compactor/merge_plan.py`).
+Promises that a segment is claimed by one job at a time, for as long as that job's holds last; that a swap
+replaces exactly the runs that were read, by runs of the same offsets, or nothing; that nothing is published
+into an object that is doomed or that the job holds no more [raced]; and that a job which dies at any point
+leaves a log that is whole, and candidates that `free_lapsed` gives back. What to merge is decided by the
+caller (`compactor/merge_plan.py`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -59,7 +61,8 @@ class Merges:
     async def discover(
         self, after: tuple[datetime, SegmentId], *, settle_s: float, long_run_bytes: int, cap: int
     ) -> Discovered:
-        """Makes candidates of at most `cap` segments that agents committed after `after` and more than `settle_s` ago.
+        """Makes candidates of at most `cap` segments that agents committed after `after` and more than
+        `settle_s` ago.
 
         Segments whose runs are `long_run_bytes` on average are none. Repeating it is harmless.
         """
@@ -77,7 +80,8 @@ class Merges:
         return Discovered(added=row.added, reached=reached, more=row.seen == cap)
 
     async def free_lapsed(self, cap: int) -> int:
-        """Gives back at most `cap` candidates that jobs had claimed whose holds have lapsed; returns how many."""
+        """Gives back at most `cap` candidates that jobs had claimed whose holds have lapsed; returns how
+        many."""
         return len(await self._database.run(SQL["free_lapsed"], cap=cap))
 
     async def claim(
@@ -89,10 +93,11 @@ class Merges:
         lease_s: float,
         long_run_bytes: int,
     ) -> MergeClaim | None:
-        """Claims what `choose` takes of the oldest `cap` free candidates of a tier, and holds it for `lease_s`.
+        """Claims what `choose` takes of the oldest `cap` free candidates of a tier, and holds it for
+        `lease_s`.
 
-        None if it takes nothing, nothing is left of what it took, or the bucket may be another's. Prolong it with
-        `holds.renew(claim.job_id)`.
+        None if it takes nothing, nothing is left of what it took, or the bucket may be another's. Prolong it
+        with `holds.renew(claim.job_id)`.
         """
         job_id = uuid4()
         async with self._database.transaction() as connection:
@@ -144,8 +149,8 @@ class Merges:
     async def publish(
         self, claim: MergeClaim, output: MergeOutput, swaps: Sequence[PlacedSwap]
     ) -> SwapsDone | PublishRefused:
-        """Swaps coordinates in one short transaction. Raises CommitOutcomeUnknown: repeat it with the same arguments
-        until known; or OwnershipUnconfirmed.
+        """Swaps coordinates in one short transaction. Raises CommitOutcomeUnknown: repeat it with the same
+        arguments until known; or OwnershipUnconfirmed.
         """
         [row] = await self._database.write(SQL["publish"], **publish_parameters(claim, output, swaps))
         if not row.is_owned:
@@ -158,8 +163,8 @@ class Merges:
     async def end(
         self, claim: MergeClaim, outputs: Collection[SegmentId], done: MergeDone, *, is_complete: bool
     ) -> None:
-        """Ends the claim. `is_complete`: all that the inputs hold was gone through; else what is left of them is
-        claimed anew. Repeating it counts twice.
+        """Ends the claim. `is_complete`: all that the inputs hold was gone through; else what is left of them
+        is claimed anew. Repeating it counts twice.
         """
         inputs, made = UuidArray(claim.inputs), UuidArray([*claim.inputs, *outputs])
         async with self._database.transaction() as connection:

@@ -1,13 +1,13 @@
 """What one agent measures for the whole cluster, as a row that every agent reads.
 
 Promises:
-- A measurement is one statement, whose cost has bounds that do not depend on the log, on the number of agents or on
-  what was deleted. Reading it is a look at one row.
+- A measurement is one statement, whose cost has bounds that do not depend on the log, on the number of agents
+  or on what was deleted. Reading it is a look at one row.
 - An older measurement never replaces a newer one: two observers at once, or one that was paused, do no harm.
 - Ages are those at the time of reading.
 
-Who measures is decided by a job's lease (`compactor/observer.py`). Nothing here is needed to keep the log right, so
-nothing waits for a synchronous standby.
+Who measures is decided by a job's lease (`compactor/observer.py`). Nothing here is needed to keep the log
+right, so nothing waits for a synchronous standby.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,8 @@ class ObservationBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """How many segments are in each state on the way out, and how many are reserved. Large numbers are estimates."""
+    """How many segments are in each state on the way out, and how many are reserved. Large numbers are
+    estimates."""
 
     reserved: int
     unreferenced: int

@@ -1,10 +1,10 @@
 """Retention: what moves a partition's log start and drops the runs below it (DESIGN §9).
 
-Promises that the log start only ever moves forward and never past the high watermark; that retention, unlike an
-explicit DeleteRecords, never passes what a topic's history has; that a transaction deletes a bounded number of runs
-and holds the partitions' rows meanwhile; and that runs of a deleted topic are swept only from partitions that can take
-no further commit. What to keep is decided by the caller (`compactor/retention_policy.py`). Objects are not touched:
-they become garbage when their last run goes.
+Promises that the log start only ever moves forward and never past the high watermark; that retention, unlike
+an explicit DeleteRecords, never passes what a topic's history has; that a transaction deletes a bounded
+number of runs and holds the partitions' rows meanwhile; and that runs of a deleted topic are swept only from
+partitions that can take no further commit. What to keep is decided by the caller
+(`compactor/retention_policy.py`). Objects are not touched: they become garbage when their last run goes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,8 +31,8 @@ TO_HIGH_WATERMARK = Offset(-1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgedRun:
-    """A run as retention sees it: `aged_from_ms` is its own maximum timestamp, or its commit's time if that is
-    earlier or it has none.
+    """A run as retention sees it: `aged_from_ms` is its own maximum timestamp, or its commit's time if that
+    is earlier or it has none.
     """
 
     last_offset: Offset
@@ -56,8 +56,8 @@ class PartitionLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Of some partitions those that may have something to drop, each with at most its oldest run. The caller decides:
-    others may be among them.
+    """Of some partitions those that may have something to drop, each with at most its oldest run. The caller
+    decides: others may be among them.
     """
 
     logs: Sequence[PartitionLog]
@@ -67,8 +67,8 @@ class Page:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """Where the log starts now, and what was dropped in this step; `dropped_runs` equal to the cap: there may be
-    more.
+    """Where the log starts now, and what was dropped in this step; `dropped_runs` equal to the cap: there may
+    be more.
     """
 
     log_start_offset: Offset
@@ -118,9 +118,9 @@ class Retention:
         return [_with_runs(known[key], list(of_partition)) for key, of_partition in groupby(rows, key=_key)]
 
     async def expire(self, before: Mapping[PartitionKey, Offset], cap: int) -> Mapping[PartitionKey, Moved]:
-        """Moves each partition's log start up to the offset given, as far as history and high watermark allow, and
-        drops at most `cap` runs below it. All in one transaction, which holds their rows. Partitions that are gone are
-        left out.
+        """Moves each partition's log start up to the offset given, as far as history and high watermark
+        allow, and drops at most `cap` runs below it. All in one transaction, which holds their rows.
+        Partitions that are gone are left out.
         """
         async with self._database.transaction() as connection:
             cursor = await connection.execute(SQL["lock_partitions"], _places(before))
@@ -138,10 +138,11 @@ class Retention:
     async def delete_records(
         self, topic_id: TopicId, partition: Partition, before_offset: Offset, *, cap: int = 1000
     ) -> Moved | BeyondHighWatermark | UnknownPartition:
-        """Deletes the records below `before_offset` (TO_HIGH_WATERMARK: all), history or not. Repeating it is harmless.
+        """Deletes the records below `before_offset` (TO_HIGH_WATERMARK: all), history or not. Repeating it is
+        harmless.
 
-        The log start moves at once, into the middle of a run if need be; runs beyond the first `cap` are dropped by
-        later steps of retention.
+        The log start moves at once, into the middle of a run if need be; runs beyond the first `cap` are
+        dropped by later steps of retention.
         """
         key = (topic_id, partition)
         async with self._database.transaction() as connection:
@@ -155,10 +156,11 @@ class Retention:
             return moved[key]
 
     async def sweep_deleted_topics(self, *, partitions_cap: int, rows_cap: int) -> Swept:
-        """Deletes at most `rows_cap` runs and producer rows of deleted topics, then the partitions and topics that
-        are empty.
+        """Deletes at most `rows_cap` runs and producer rows of deleted topics, then the partitions and topics
+        that are empty.
 
-        Several may sweep at once. History of a deleted topic is dropped elsewhere; its topic row waits for that.
+        Several may sweep at once. History of a deleted topic is dropped elsewhere; its topic row waits for
+        that.
         """
         async with self._database.transaction() as connection:
             cursor = await connection.execute(SQL["lock_deleting_partitions"], {"cap": partitions_cap})

@@ -2,10 +2,11 @@
 
 Promises:
 - Loading repeats harmlessly: an entry that was loaded before changes nothing.
-- Runs leave no gap. A run is added where its partition ends. A run that ends no later is known already. A run that
-  begins earlier and ends later (merged since) replaces the runs that it covers. A run that begins beyond the end of its
-  partition is left out and returned. So is a run of a partition that no entry has.
-- A partition's high watermark, size and timestamps follow from its runs, never from a row that is ahead of them.
+- Runs leave no gap. A run is added where its partition ends. A run that ends no later is known already. A run
+  that begins earlier and ends later (merged since) replaces the runs that it covers. A run that begins beyond
+  the end of its partition is left out and returned. So is a run of a partition that no entry has.
+- A partition's high watermark, size and timestamps follow from its runs, never from a row that is ahead of
+  them.
 
 The caller makes sure that nothing else writes to this database meanwhile.
 """
@@ -49,7 +50,8 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "runs": ("topic_id", "partition", "base_offset"),
 }
 IN_TIME_PARTITIONS: Final = ("tombstones", "outcomes")
-"""The partitions of the lost database are not here. The rows go into one of now, and their time begins again."""
+"""The partitions of the lost database are not here. The rows go into one of now, and their time begins
+again."""
 _LOADED_LAST: Final = ("partitions", "runs")
 """In this order: a partition needs its topic, and a run needs the end of its partition."""
 _ORDERS: Final = {
@@ -78,8 +80,8 @@ class JournalMismatch(Exception):
 
 
 async def rebuild(connection: AsyncConnection[Any], journal: JournalInBucket, found: JournalFound) -> list[RunLeftOut]:
-    """Replaces the whole log of this database by what was found, in the caller's transaction; returns what could not
-    be added. Raises JournalMismatch, CorruptJournal, ObjectNotFound or StoreUnavailable."""
+    """Replaces the whole log of this database by what was found, in the caller's transaction; returns what
+    could not be added. Raises JournalMismatch, CorruptJournal, ObjectNotFound or StoreUnavailable."""
     await empty(connection)
     async for tables in journal.checkpoint_tables(found.checkpoint):
         await load_part(connection, tables)

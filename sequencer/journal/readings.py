@@ -127,8 +127,9 @@ class CheckpointNumber:
 
 
 def next_marks(marks: Sequence[Mark], moment: Moment) -> tuple[Mark, ...]:
-    """The marks after a reading. A transaction that its snapshot does not show has an id of at least the xmin. So it
-    began after the last mark whose `next_xid` is not above the xmin. Marks before that one are no longer needed."""
+    """The marks after a reading. A transaction that its snapshot does not show has an id of at least the
+    xmin. So it began after the last mark whose `next_xid` is not above the xmin. Marks before that one are no
+    longer needed."""
     known = [*marks, Mark(time=moment.taken_at, next_xid=moment.next_xid)]
     first = max((place for place, mark in enumerate(known) if mark.next_xid <= moment.xmin), default=0)
     known = known[first:]

@@ -1,7 +1,9 @@
-"""The database as `tidelog recover` works on it: one connection, statements that may take long, no other writer.
+"""The database as `tidelog recover` works on it: one connection, statements that may take long, no other
+writer.
 
 Promises:
-- A rehearsal leaves nothing behind: it works on copies, in a schema made by a transaction that is rolled back.
+- A rehearsal leaves nothing behind: it works on copies, in a schema made by a transaction that is rolled
+  back.
 - Of two recoveries of one database at once, the second is refused.
 """
 

@@ -1,8 +1,8 @@
 """Topics: their names, partitions and configs.
 
-Promises that a name is free the moment its topic is deleted, that a topic id is never used twice, and that a deleted
-topic's partitions take no further commit: their state is set under each partition's row lock, before anything sweeps
-their runs (DESIGN §4).
+Promises that a name is free the moment its topic is deleted, that a topic id is never used twice, and that a
+deleted topic's partitions take no further commit: their state is set under each partition's row lock, before
+anything sweeps their runs (DESIGN §4).
 """
 
 import re
@@ -79,8 +79,8 @@ class Topics:
         self._database = database
 
     async def create(self, name: str, partition_count: int, config: Mapping[str, str]) -> Topic:
-        """Raises TopicExists, InvalidTopicName, InvalidPartitionCount, InvalidConfig; CommitOutcomeUnknown when it may
-        exist now.
+        """Raises TopicExists, InvalidTopicName, InvalidPartitionCount, InvalidConfig; CommitOutcomeUnknown
+        when it may exist now.
         """
         _validate_partition_count(partition_count)
         await self.check_name(name)
@@ -99,7 +99,8 @@ class Topics:
         return _topic(rows[0])
 
     async def check_name(self, name: str) -> None:
-        """Raises InvalidTopicName unless a topic may be called so, CollidingTopicName beside those that there are."""
+        """Raises InvalidTopicName unless a topic may be called so, CollidingTopicName beside those that there
+        are."""
         validate_topic_name(name)
         if "." not in name and "_" not in name:
             return
@@ -108,8 +109,8 @@ class Topics:
             raise CollidingTopicName(f"Topic '{name}' collides with existing topic: {rows[0].name}")
 
     async def delete(self, name: str) -> Topic:
-        """Frees the name and stops the partitions; their runs are swept later. Returns what was deleted. Raises
-        UnknownTopic.
+        """Frees the name and stops the partitions; their runs are swept later. Returns what was deleted.
+        Raises UnknownTopic.
         """
         _refuse_impossible(name)
         return await self._delete(f"There is no topic '{name}'.", "mark_topic_deleted", {"name": name})
@@ -154,8 +155,8 @@ class Topics:
         return {TopicId(row.topic_id): _topic(row) for row in rows}
 
     async def add_partitions(self, name: str, total: int) -> Topic:
-        """Raises the number of partitions to `total`. Raises UnknownTopic, and InvalidPartitionCount if it is not a
-        raise.
+        """Raises the number of partitions to `total`. Raises UnknownTopic, and InvalidPartitionCount if it is
+        not a raise.
         """
         _refuse_impossible(name)
         _validate_partition_count(total)
@@ -172,7 +173,8 @@ class Topics:
         return _topic(grown)
 
     async def alter_config(self, name: str, set: Mapping[str, str], remove: Collection[str] = ()) -> Topic:
-        """Sets some configs and returns others to their defaults, in one step. Raises UnknownTopic, InvalidConfig."""
+        """Sets some configs and returns others to their defaults, in one step. Raises UnknownTopic,
+        InvalidConfig."""
         _refuse_impossible(name)
         for setting, value in set.items():
             validate_config(setting, value)
@@ -189,7 +191,8 @@ def _trimmed(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def _can_exist(name: str) -> bool:
-    """Whether Postgres may be asked for it: clients name topics with any characters, Postgres takes no NUL."""
+    """Whether Postgres may be asked for it: clients name topics with any characters, Postgres takes no
+    NUL."""
     return _LEGAL_NAME.fullmatch(name) is not None
 
 
