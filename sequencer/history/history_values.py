@@ -1,7 +1,7 @@
-"""What goes into the history's facade and comes out of it.
+"""Parameters and results of the history's facade.
 
-Free of the database, so that Spark's executors, which need the bucket and nothing else, can import it at
-little cost.
+This module does not import the database, so that Spark's executors, which only need the bucket, can import it
+cheaply.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,8 +58,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """Another job works on this topic's history; at the latest at `until` it has ended or renewed its
-    lease."""
+    """Another job works on this topic's history. By `until` it has ended or renewed its lease."""
 
     until: datetime
 
@@ -71,7 +70,7 @@ class NothingToDo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
-    """History of a partition, planned from `from_offset`, now reaches to `to_offset` (exclusive)."""
+    """A partition's history, planned from `from_offset`, now ends at `to_offset` (exclusive)."""
 
     partition: Partition
     from_offset: Offset
@@ -80,7 +79,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawRange:
-    """Offsets, both inclusive, that would not decode and stay in the raw log."""
+    """Offsets, both inclusive, that did not decode and stay in the raw log."""
 
     partition: Partition
     base_offset: Offset
@@ -93,8 +92,8 @@ class Publication:
     metadata_key: ObjectKey | None
     """The new metadata JSON, or None if only raw ranges were found and the table stays as it is."""
     added: Mapping[ObjectKey, datetime | None]
-    """Every object that the new metadata names and the one before did not; with the age of the records in a
-    rewritten file.
+    """Every object that the new metadata names and the previous one did not. For a rewritten file, with the
+    age of its records.
     """
     unreferenced: Sequence[ObjectKey] = ()
     advances: Sequence[Advance] = ()
@@ -108,6 +107,6 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishRefused:
-    """Nothing was published; the job's output is garbage, reclaimed by its prefix."""
+    """Nothing was published. The job's output is garbage, reclaimed by its prefix."""
 
     reason: str

@@ -1,4 +1,4 @@
-"""What the commit journal holds, read from this database (DESIGN §10, Restore; `docs/journal-format.md`).
+"""Reads what goes into the commit journal from this database (DESIGN §10, Restore; `docs/journal-format.md`).
 
 Promises:
 - One entry is one moment: all of it is read in one REPEATABLE READ transaction.
@@ -97,9 +97,8 @@ NOT_IN_THE_JOURNAL: Final = frozenset(
         "agents_shown",
     }
 )
-"""Who works on what, who owns the bucket, what was counted and observed, which topics changed lately: a
-rebuilt database begins without these rows. It has a secret of its own, which its migration made: the bucket
-holds none."""
+"""Tables about current work, the bucket's owner, counts, observations and recent changes of topics: a rebuilt
+database begins without these rows. Its migration makes a new secret, because the bucket holds none."""
 
 _PACE: Final = 20.0
 """A family is read again after this many times the duration of its last reading."""
@@ -126,7 +125,8 @@ class Journal:
     async def read_entry(
         self, state: JournalState, *, most_segments: int, most_batches: int, timeout_s: float
     ) -> AsyncIterator[EntryReading]:
-        """What came since `state`, in pieces of about `most_batches`. Raises as `Database.run`."""
+        """Reads what was committed since `state`, in pieces of about `most_batches`. Raises as
+        `Database.run`."""
         assert state.snapshot is not None, "there is an entry or a checkpoint to continue"
         async with self._reading(timeout_s) as (connection, moment):
             parameters = {
@@ -151,7 +151,7 @@ class Journal:
     async def _entry_pieces(
         self, connection: AsyncConnection[Row], reading: EntryReading, pieces: Iterator[Sequence[SegmentId]]
     ) -> AsyncIterator[Sequence[CopiedRows]]:
-        """First changed topics, then segments in the order of their commits, at last the families that are
+        """Yields changed topics, then segments in the order of their commits, then the families that are
         due."""
         moment, state = reading.moment, reading.state
         tables: list[CopiedRows] = []
@@ -181,13 +181,14 @@ class Journal:
         yield tables
 
     async def take_number(self, state: JournalState) -> int | None:
-        """The number of an entry to be written. None: another writer went on. Raises as `Database.write`."""
+        """Returns the number of the next entry. None: another writer continued. Raises as
+        `Database.write`."""
         rows = await self._database.write(SQL["take_number"], epoch=state.epoch, last_entry=state.last_entry)
         return rows[0].number if rows else None
 
     async def confirm_entries(self, reading: EntryReading, *, number: int, entries: int, size_bytes: int) -> bool:
-        """Call it once all entries of a reading are in the bucket; `number` is the last one's. False: another
-        writer went on, and readers ignore these entries. Raises as `Database.run`."""
+        """Call it once all entries of a reading are in the bucket. `number` is the last one's. False: another
+        writer continued, and readers ignore these entries. Raises as `Database.run`."""
         moment, state = reading.moment, reading.state
         marks = next_marks(state.marks, moment)
         rows = await self._database.run(

@@ -3,7 +3,7 @@
 Promises:
 - Only a complete checkpoint counts, and of these the one with the highest epoch and number.
 - Entries form one chain: each names the one that it continues. Entries of an overtaken writer are ignored.
-- A missing or corrupt object ends the chain and is named, never passed over silently.
+- A missing or corrupt object ends the chain and is named, never skipped silently.
 - At most one whole object is in memory at a time.
 """
 
@@ -53,11 +53,11 @@ class JournalFound:
 
     @property
     def last(self) -> JournalHeader:
-        """The youngest moment that can be reached."""
+        """The youngest moment that can be restored."""
         return self.entries[-1] if self.entries else self.checkpoint
 
     def cut_before(self, entry: JournalHeader, why: str) -> "JournalFound":
-        """Without this entry and those that follow it."""
+        """Returns the journal without this entry and those that follow it."""
         kept = self.entries[: self.entries.index(entry)]
         fault = f"entry {entry.number} cannot be read, and the journal ends before it: {why}"
         return replace(self, entries=kept, faults=(*self.faults, fault), is_cut=True)
@@ -81,7 +81,7 @@ class JournalInBucket:
         return JournalFound(checkpoint=checkpoint, entries=entries, faults=tuple(faults), is_cut=is_cut)
 
     async def checkpoint_tables(self, checkpoint: JournalHeader) -> AsyncIterator[list[CopiedRows]]:
-        """Part by part. Raises CorruptJournal, ObjectNotFound or StoreUnavailable."""
+        """Yields the tables part by part. Raises CorruptJournal, ObjectNotFound or StoreUnavailable."""
         for part in checkpoint.parts:
             key = checkpoint_part_key(self._cluster, checkpoint.epoch, checkpoint.number, part.number)
             _, tables = read_container(await self._store.get(key))
