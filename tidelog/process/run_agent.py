@@ -150,7 +150,7 @@ async def _run_jobs(every: AllSettings, process: ProcessSettings, app: App) -> N
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_JOBS_AFTER_S):
                 await app.started.wait()
-    from compactor.housekeeper import Housekeeper  # what clients need comes first (see agent/later.py)
+    from compactor.housekeeper import Housekeeper  # what clients need comes first (see agent/deferred_imports.py)
 
     settings = every.agent
     busy = CpuShare(time.process_time, time.monotonic)

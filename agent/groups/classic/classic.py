@@ -14,8 +14,7 @@ from agent.groups.classic.classic_members import CONSUMER_PROTOCOL_TYPE, Classic
 from agent.groups.classic.classic_requests import ClassicRequests
 from agent.groups.classic.classic_stored import group_document, restored_member, stored_member
 from agent.groups.coordinator.deadlines import Deadlines
-from agent.groups.settings import GroupSettings
-from agent.groups.values import (
+from agent.groups.events import (
     Answered,
     CommitFence,
     DescribedMember,
@@ -26,6 +25,7 @@ from agent.groups.values import (
     SyncAnswer,
     TopicsWanted,
 )
+from agent.groups.settings import GroupSettings
 from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup, StoredMember
 
 

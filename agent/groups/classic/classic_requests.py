@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from agent.groups.classic.classic_members import CONSUMER_PROTOCOL_TYPE, ClassicMember, subscribed_topics
 from agent.groups.classic.classic_rounds import ClassicRounds
-from agent.groups.values import (
+from agent.groups.events import (
     Answered,
     ConsumerHeartbeat,
     ConsumerHeartbeatAnswer,

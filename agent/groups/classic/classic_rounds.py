@@ -16,8 +16,8 @@ from typing import Final
 from agent.groups.classic.classic_members import ClassicMember, Roster
 from agent.groups.classic.classic_waiting import Waiting
 from agent.groups.coordinator.deadlines import Deadlines
+from agent.groups.events import Answer, Answered, GroupFault, GroupState, JoinAnswer, JoinedMember, SyncAnswer, Token
 from agent.groups.settings import GroupSettings
-from agent.groups.values import Answer, Answered, GroupFault, GroupState, JoinAnswer, JoinedMember, SyncAnswer, Token
 
 NEWCOMER_TIMEOUT_MS: Final = 300_000
 """A newcomer cannot send heartbeats while its first JoinGroup waits; one that waits for longer must ask again, so that

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.groups.classic.classic_members import ClassicMember
-from agent.groups.values import OfferedProtocol
+from agent.groups.events import OfferedProtocol
 from sequencer.groups.stored_groups import StoredMember
 
 

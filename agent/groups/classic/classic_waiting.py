@@ -6,7 +6,7 @@ the rebalance, as in Kafka; only the answer is dropped.
 
 from collections.abc import Iterable
 
-from agent.groups.values import Token
+from agent.groups.events import Token
 
 
 class Waiting:

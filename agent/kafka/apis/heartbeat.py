@@ -5,7 +5,7 @@ from typing import Any
 from kio.schema.heartbeat.v4.response import HeartbeatResponse
 
 from agent.group_error_codes import heartbeat_code
-from agent.groups.values import GroupFault, Heartbeat, HeartbeatAnswer
+from agent.groups.events import GroupFault, Heartbeat, HeartbeatAnswer
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 

@@ -26,7 +26,7 @@ from agent.kafka.routing.current_leaders import node_endpoints
 from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
 from agent.kafka.transport.vectored import Encoded
 from agent.settings import AgentSettings
-from agent.write_path.appended import Appended
+from agent.write_path.appended_batches import Appended
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
 from sequencer.database.database import SequencerUnavailable
 from sequencer.topics.topics import Topic

@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 from agent.kafka.apis.fetch_response import FetchResponse, TopicResults, write_response
 from agent.kafka.apis.fetch_tagged_response import write_tagged_response
 from agent.read_path.fetch_answer import PartitionResult
-from agent.read_path.plan_fetch import PartitionPlan, ReadFailure
+from agent.read_path.read_decisions import PartitionPlan, ReadFailure
 from storage.identifiers import NodeId, Partition, TopicId
 
 OFFSETS = st.integers(-1, 2**63 - 1)
