@@ -47,7 +47,7 @@ class CatchUpPace:
 
     def loaded(self, size_bytes: int, took_s: float, at_once_bytes: int, now_s: float) -> None:
         """Notes that a load has ended, one of `at_once_bytes` concurrent bytes. It counts if it began within
-        the current limit and beside more than half the limit."""
+        the current limit, and while more than half the limit was loading."""
         if self._held_until_s is not None:
             if now_s < self._held_until_s:
                 return

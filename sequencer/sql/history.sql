@@ -4,7 +4,7 @@
 -- history_partitions, each in key order.
 
 -- name: has_work
--- Whether a topic that is not deleted has committed records past its history. Reads the log's ends only.
+-- True if a live topic has committed records after its history. Reads only the log's ends.
 SELECT EXISTS (
     SELECT FROM partitions AS p
     LEFT JOIN history_partitions AS h USING (topic_id, partition)
@@ -13,8 +13,8 @@ SELECT EXISTS (
 ) AS has_work
 
 -- name: lock_partitions
--- Turning history on must not race retention, which holds the partition row: from here on it sees the
--- history's rows.
+-- Turning history on must not race with retention, which locks the partition row: from here on retention sees
+-- the history's rows.
 SELECT partition FROM partitions WHERE topic_id = %(topic_id)s AND state = 'live'
 ORDER BY topic_id, partition FOR NO KEY UPDATE
 
@@ -34,7 +34,7 @@ ON CONFLICT DO NOTHING
 SELECT metadata_key, version FROM history_tables WHERE topic_id = %(topic_id)s FOR NO KEY UPDATE
 
 -- name: abandon_expired
--- A job that was killed keeps others off its topic only until its lease passes.
+-- A killed job keeps others off its topic only until its lease ends.
 UPDATE history_jobs SET state = 'abandoned', ended_at = clock_timestamp()
 WHERE topic_id = %(topic_id)s AND state = 'running' AND lease_until <= clock_timestamp()
 RETURNING job_id
@@ -48,9 +48,9 @@ VALUES (%(job_id)s, %(topic_id)s, %(kind)s, %(prefix)s,
     clock_timestamp() + make_interval(secs => %(lease_s)s))
 
 -- name: runs_to_compact
--- The runs of each partition from where its history ends, below the high watermark (the last stable offset,
--- while no topic has transactions). A run may begin before from_offset: DeleteRecords moves the log start
--- into a run.
+-- Each partition's runs from the end of its history up to the high watermark (the last stable offset, while
+-- no topic has transactions). A run may begin before from_offset: DeleteRecords moves the log start into a
+-- run.
 SELECT r.partition, greatest(h.compacted_to, p.log_start_offset) AS from_offset, r.base_offset, r.last_offset,
     r.segment_id, s.object_key,
     r.position, r.length
@@ -75,8 +75,7 @@ WHERE h.topic_id = %(topic_id)s AND p.state = 'live'
 ORDER BY r.partition, r.base_offset
 
 -- name: lock_segments
--- Shared: dooming takes the row for itself, so that either it sees the holds or this finds the segment
--- doomed.
+-- Shared: dooming locks the row exclusively. So either it sees the holds, or this finds the segment doomed.
 SELECT segment_id FROM segments WHERE segment_id = ANY(%(segment_ids)s) AND state = 'committed'
 ORDER BY segment_id FOR SHARE
 
@@ -103,7 +102,7 @@ SELECT partition FROM history_partitions WHERE topic_id = %(topic_id)s
 ORDER BY topic_id, partition FOR NO KEY UPDATE
 
 -- name: advance_partitions
--- Each only from where the plan began: a range is published once.
+-- Each only from the plan's beginning: a range is published once.
 UPDATE history_partitions AS h SET compacted_to = advance.compacted_to
 FROM unnest(%(partitions)s::integer[], %(from_offsets)s::bigint[], %(to_offsets)s::bigint[])
     AS advance (partition, planned_from, compacted_to)
@@ -140,7 +139,7 @@ WHERE job_id = %(job_id)s AND state = 'running'
 DELETE FROM holds WHERE job_id = ANY(%(job_ids)s)
 
 -- name: compacted_to
--- For every live partition of the given topics whose history is on; a partition added since the last
+-- For every live partition of the given topics with history. A partition that was added since the last
 -- compaction counts from 0.
 SELECT t.topic_id, p.partition, coalesce(h.compacted_to, 0) AS compacted_to
 FROM history_tables AS t
@@ -192,7 +191,7 @@ DELETE FROM history_raw_ranges WHERE topic_id = %(topic_id)s
 DELETE FROM history_tables WHERE topic_id = %(topic_id)s
 
 -- name: abandon_all_expired
--- So that the prefixes of killed jobs get swept even if nobody compacts their topic again.
+-- So that the prefixes of killed jobs are swept even if their topic is never compacted again.
 WITH expired AS (
     SELECT job_id FROM history_jobs WHERE state = 'running' AND lease_until <= clock_timestamp()
     ORDER BY job_id LIMIT %(cap)s FOR NO KEY UPDATE SKIP LOCKED)
