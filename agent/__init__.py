@@ -1,1 +1,1 @@
-"""The server: Kafka protocol, batching writer, fetch, HTTP (DESIGN: the parts)."""
+"""The server: Kafka protocol, batching writer, fetch, HTTP (docs/design/parts.md#folders)."""

@@ -1,9 +1,9 @@
 """The composition root: an agent from its settings to its last answer.
 
-Promises (DESIGN §10): a store or database that is away at start-up is a log line and a `/ready` that says why, and is
-tried again; the agent serves Kafka only while its lease in the ring holds and its database owns the bucket; once told
-to stop it takes no more requests, answers what is in flight, flushes, commits and leaves the ring within
-`drain_timeout_s`.
+Promises (docs/design/failure-rules.md#start-and-stop): a store or database that is away at start-up is a log line and a
+`/ready` that says why, and is tried again; the agent serves Kafka only while its lease in the ring holds and its
+database owns the bucket; once told to stop it takes no more requests, answers what is in flight, flushes, commits and
+leaves the ring within `drain_timeout_s`.
 """
 
 import asyncio
@@ -255,7 +255,7 @@ class App:
         self, assembly: Assembly, watch: OwnershipWatch, listener: Listener, stopping: asyncio.Event
     ) -> None:
         """Serve as long as this agent's lease in the ring holds and the bucket is its database's, and again once both
-        are so (DESIGN §10)."""
+        are so (docs/design/failure-rules.md#start-and-stop)."""
         membership = assembly.parts.membership
         self_ = membership.self_
         log.info(

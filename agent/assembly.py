@@ -55,7 +55,8 @@ _ROUTES_KEPT = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """What an agent stands on. `catch_up_store` is the same store with connections of its own (DESIGN §6)."""
+    """What an agent stands on. `catch_up_store` is the same store with connections of its own
+    (docs/design/read-path.md#tail-and-history)."""
 
     sequencer: Sequencer
     store: ObjectStore

@@ -1,6 +1,6 @@
 """The domain's outcomes as Kafka's error codes. The only module that knows both.
 
-Error paths answer with an error code and offset -1, never 0 (DESIGN §10).
+Error paths answer with an error code and offset -1, never 0 (docs/design/write-path.md#errors).
 """
 
 from dataclasses import dataclass, replace

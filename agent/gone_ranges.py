@@ -1,4 +1,5 @@
-"""Says in the log why consumers skip offsets: ranges that a recovery found to be gone for good (DESIGN §10, Restore).
+"""Says in the log why consumers skip offsets: ranges that a recovery found to be gone for good
+(docs/design/recovery.md#gone-ranges).
 
 Promises one line per range and agent, and at most so many as the setting says.
 """

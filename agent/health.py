@@ -1,4 +1,4 @@
-"""Whether an agent should get traffic: what `/ready` asks (DESIGN §10)."""
+"""Whether an agent should get traffic: what `/ready` asks (docs/design/failure-rules.md#start-and-stop)."""
 
 from collections.abc import Callable
 

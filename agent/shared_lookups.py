@@ -1,4 +1,5 @@
-"""What clients look up in the sequencer, asked once for all who ask at the same time (DESIGN §10, *Isolation*).
+"""What clients look up in the sequencer, asked once for all who ask at the same time
+(docs/design/failure-rules.md#isolation).
 
 Promises:
 - An answer was asked for after its caller came: it shows whatever was written before.

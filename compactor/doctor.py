@@ -1,5 +1,5 @@
-"""The doctor: compares the bucket with the database, in both directions (DESIGN §9). Nothing else LISTs the
-whole bucket. The doctor changes nothing.
+"""The doctor: compares the bucket with the database, in both directions (docs/design/garbage.md#the-doctor). Nothing
+else LISTs the whole bucket. The doctor changes nothing.
 
 - From the bucket: every object is referenced, reserved, waits for its deletion, or came back late after it.
 - From the database: every run's object exists with the right size (with `--verify`, every byte and record is

@@ -1,5 +1,5 @@
-"""The garbage jobs: they find garbage, doom it and delete its objects (DESIGN §9). No other code deletes
-objects.
+"""The garbage jobs: they find garbage, doom it and delete its objects
+(docs/design/garbage.md#when-an-object-may-be-deleted). No other code deletes objects.
 
 Promises:
 - Every step can be repeated after a crash at any point: a deleted object is deleted again, a row that has

@@ -1,4 +1,4 @@
-"""Writes the commit journal into the bucket, and deletes its old objects (DESIGN §10, Restore).
+"""Writes the commit journal into the bucket, and deletes its old objects (docs/design/recovery.md#the-commit-journal).
 
 Promises:
 - Writes and deletes only under a confirmed ownership of the bucket, and uses no key twice.

@@ -1,5 +1,5 @@
-"""Turns runs in many objects into one merged object (DESIGN §9): what to read, whether it is right, its
-layout.
+"""Turns runs in many objects into one merged object (docs/design/merging.md#copying): what to read, whether it is
+right, its layout.
 
 Pure: the caller reads and writes.
 

@@ -1,5 +1,5 @@
-"""What is merged with what (DESIGN §9): tiers as in an LSM tree, and within a merge which runs become one.
-Pure.
+"""What is merged with what (docs/design/merging.md#choice-of-inputs): tiers as in an LSM tree, and within a merge which
+runs become one. Pure.
 
 Uploads are tier 0. A merge of `fan_in` units of a tier makes one unit of the next, up to `tiers`, so no byte
 is copied more often than that.

@@ -1,5 +1,5 @@
-"""Merges segments (DESIGN §9): claims some, copies their live runs into larger objects, and swaps the
-coordinates.
+"""Merges segments (docs/design/merging.md#copying): claims some, copies their live runs into larger objects, and swaps
+the coordinates.
 
 Any number of agents merge at once, each its own segments. `merge_plan.py` decides what to merge,
 `merge_controller.py` how fast.

@@ -1,5 +1,5 @@
-"""The doctor's direction from the bucket to the database: why each object under `<cluster>/` exists (DESIGN
-§9).
+"""The doctor's direction from the bucket to the database: why each object under `<cluster>/` exists
+(docs/design/garbage.md#the-doctor).
 
 Every key is reserved before it is written. So a listed object without a row is either an orphan, or it was
 deleted, and its row afterwards: then a second look-up does not find the object.

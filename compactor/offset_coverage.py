@@ -1,4 +1,5 @@
-"""Checks that runs cover a partition's offsets exactly, from its log start to its high watermark (DESIGN §4).
+"""Checks that runs cover a partition's offsets exactly, from its log start to its high watermark
+(docs/design/commit.md).
 
 Pure. It gets the runs in chunks. Each chunk is from one moment; between two of them the log may grow at its
 end and shrink at its start.

@@ -1,4 +1,4 @@
-"""What retention keeps of a partition (DESIGN §9; Kafka's `retention.ms` and `retention.bytes`).
+"""What retention keeps of a partition (docs/design/garbage.md#retention; Kafka's `retention.ms` and `retention.bytes`).
 
 Pure. Promise: only a prefix of the log is dropped, run by run. A run goes while it is older than
 `retention_ms`, or while the log without it still holds `retention_bytes`. The first run that must stay ends

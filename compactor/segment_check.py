@@ -1,4 +1,4 @@
-"""Checks that a segment's bytes match the runs that refer to it (DESIGN §3).
+"""Checks that a segment's bytes match the runs that refer to it (docs/design/segment.md#verification).
 
 Pure. Promise: bytes that pass hold, at every run's place, whole batches of the run's partition with as many
 records as it has offsets. Every byte of the segment is as it was sealed.

@@ -1,1 +1,1 @@
-"""Recovery: makes one log of a database and a bucket that drifted apart (DESIGN §10, Restore)."""
+"""Recovery: makes one log of a database and a bucket that drifted apart (docs/design/recovery.md#recover)."""

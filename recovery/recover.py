@@ -1,4 +1,5 @@
-"""`tidelog recover`: makes one log again of a database and a bucket that drifted apart (DESIGN §10, Restore).
+"""`tidelog recover`: makes one log again of a database and a bucket that drifted apart
+(docs/design/recovery.md#recover).
 
 Promises:
 - No record and no coordinate is written before the ownership is taken. Only migrations come earlier.

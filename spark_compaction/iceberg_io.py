@@ -2,7 +2,7 @@
 
 Promises:
 - It deletes nothing. PyIceberg would clean up after a failed commit, but only the garbage collector deletes
-  objects (DESIGN §9).
+  objects (docs/design/history.md#unreferenced-files).
 - It remembers what was written, so that a publish can record it.
 """
 

@@ -17,7 +17,8 @@ _LOOK_S = 3.0
 
 
 def client_config(bootstrap: str, zone: str | None, **more: Any) -> dict[str, Any]:
-    """`zone` goes into client.id, by which an agent knows whom to name as leader (DESIGN §7)."""
+    """`zone` goes into client.id, by which an agent knows whom to name as leader
+    (docs/design/zones.md#the-choice-of-an-agent)."""
     client_id = "tidelog-cli" if zone is None else f"tidelog-cli,tidelog_zone={zone}"
     return {
         "bootstrap.servers": bootstrap,

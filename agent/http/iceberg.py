@@ -1,9 +1,9 @@
 """The read part of the Iceberg REST catalog under `/iceberg`: namespace `topics`, one table per topic that has history.
 
 Spark SQL, DuckDB, Trino, Flink and PyIceberg open `topics.<name>` by this URL, with no database password and no copy
-(DESIGN §9). Served: config, namespaces, tables, load table, and the metrics reports that Spark sends after a scan
-(taken and not kept). Refused: every write; only compaction writes. Errors are in the catalog's own form, which clients
-map to their exceptions by `type`.
+(docs/design/history.md#the-open-catalog). Served: config, namespaces, tables, load table, and the metrics reports that
+Spark sends after a scan (taken and not kept). Refused: every write; only compaction writes. Errors are in the catalog's
+own form, which clients map to their exceptions by `type`.
 
 `loadTable` answers with the metadata file that the pointer in Postgres names, so a reader sees whole snapshots only.
 """

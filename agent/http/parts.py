@@ -13,7 +13,8 @@ from sequencer.client import Sequencer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpParts:
-    """`sequencer` is asked per request: it may be None while the agent starts with its database away (DESIGN §10).
+    """`sequencer` is asked per request: it may be None while the agent starts with its database away
+    (docs/design/failure-rules.md#start-and-stop).
 
     `checks` make `/ready`, in the order in which their reasons are told. `routers` are mounted as they are (the
     Iceberg catalog). `before_metrics` runs before `/metrics` is answered. `node_id` is None until the agent has joined.

@@ -59,7 +59,8 @@ class ApiCode:
 
 
 class Order(Enum):
-    """When a request starts and until when those behind it on its connection wait (DESIGN §10).
+    """When a request starts and until when those behind it on its connection wait
+    (docs/design/failure-rules.md#order-on-a-connection).
 
     Every request waits for those before it, and so sees their effects. The one exception: a Produce with acks 0 ends
     before its commit.

@@ -1,4 +1,5 @@
-"""Keeps what this agent knows of coordinates up to date, and wakes those who wait for more (DESIGN §6).
+"""Keeps what this agent knows of coordinates up to date, and wakes those who wait for more
+(docs/design/read-path.md#pushes-and-polls).
 
 Three sources: this agent's own commits, pushes of others, and the sequencer, asked for what a reader lacks and polled
 for every partition read here with what is known of each, never with a global cursor [raced: a late committer].

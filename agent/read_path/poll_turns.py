@@ -1,10 +1,10 @@
 """Which partitions a poll of the sequencer asks for: less often those whose commits are heard of without it.
 
-Pure: time is counted in polls. A poll repairs what no push told (DESIGN §6). Promises that a partition is asked for by
-each poll until a commit of it was heard of, and again from the first poll on that finds one nobody had told; between
-the two it rests, first for a poll at most, then, while polls find nothing, for twice as long each time, at most until
-the `longest`-th poll after the last that asked for it. Partitions that rest are asked for by the same polls, so that
-those between, which ask for none, need not take place.
+Pure: time is counted in polls. A poll repairs what no push told (docs/design/read-path.md#pushes-and-polls). Promises
+that a partition is asked for by each poll until a commit of it was heard of, and again from the first poll on that
+finds one nobody had told; between the two it rests, first for a poll at most, then, while polls find nothing, for twice
+as long each time, at most until the `longest`-th poll after the last that asked for it. Partitions that rest are asked
+for by the same polls, so that those between, which ask for none, need not take place.
 """
 
 from collections.abc import Sequence

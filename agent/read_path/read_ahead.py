@@ -1,4 +1,4 @@
-"""Loads the next pages of history for readers that go through it in order (DESIGN §6).
+"""Loads the next pages of history for readers that go through it in order (docs/design/read-path.md#reading-ahead).
 
 Promises:
 - Pages loaded ahead and not read yet are bounded in bytes and number: of all readers together, and of each. Readers

@@ -1,4 +1,4 @@
-"""Answers fetches: coordinates, then bytes, then the batches that fit (DESIGN §6).
+"""Answers fetches: coordinates, then bytes, then the batches that fit (docs/design/read-path.md#plan).
 
 Deciding is in read_decisions and slice_batches; here it is carried out. Promises: a failure of one partition is a value
 in its result; an object that is not there is never an empty answer, the coordinates are asked for again, and if the

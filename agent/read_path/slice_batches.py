@@ -1,5 +1,5 @@
-"""Record batches of a run as they go out: cut at batch borders, with their offsets patched in, not copied (DESIGN §3,
-§6).
+"""Record batches of a run as they go out: cut at batch borders, with their offsets patched in, not copied
+(docs/design/read-path.md#batches-on-the-way-out).
 
 Pure. A batch's base offset lies outside its CRC, so 16 new bytes stand in for its first 16 and the rest is a view of
 the page. Many small batches are instead copied once and patched in place, which is cheaper than two views each.

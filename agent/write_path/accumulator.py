@@ -1,4 +1,4 @@
-"""Batches gathered for the next segments, in order of arrival (DESIGN §5).
+"""Batches gathered for the next segments, in order of arrival (docs/design/write-path.md#gathering).
 
 Pure: no clock, no I/O. Promises that batches come out in the order in which they went in, each at most once and none
 that was removed, and that what is taken at once exceeds `segment_size_bytes` only if it is a single batch. Batches

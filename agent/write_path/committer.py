@@ -1,4 +1,5 @@
-"""Sequencing of uploaded segments: one commit in flight, repeated while its outcome is unknown (DESIGN §4, §5).
+"""Sequencing of uploaded segments: one commit in flight, repeated while its outcome is unknown
+(docs/design/write-path.md#commit).
 
 Promises: a segment whose commit was sent is repeated with the same id until the sequencer says what became of it, and
 none behind it is sent before; a refusal on the first attempt means not written, on a repeat unknown; a segment that was

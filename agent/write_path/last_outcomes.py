@@ -1,4 +1,4 @@
-"""Whether uploads, or commits, work now: what came of the last ones (DESIGN §10).
+"""Whether uploads, or commits, work now: what came of the last ones (docs/design/failure-rules.md#start-and-stop).
 
 Promises that `complaint` is None after a success, and until the next failure; and that work without an answer for
 `stalled_after_s` is a complaint too. Pure: time is a parameter, in monotonic seconds.

@@ -1,4 +1,5 @@
-"""The PUT budget: a token bucket that says how many segments may be sealed before size or age ask for it (DESIGN §5).
+"""The PUT budget: a token bucket that says how many segments may be sealed before size or age ask for it
+(docs/design/write-path.md#put-budget).
 
 Pure: time is a parameter, in monotonic seconds. Promises that tokens stay within [-burst, burst], and that over any
 span of time the early seals are at most `burst + per_s * span`. Every PUT takes a token; size and age may take one that

@@ -1,4 +1,4 @@
-"""When a segment stops taking batches and is uploaded (DESIGN §5).
+"""When a segment stops taking batches and is uploaded (docs/design/write-path.md#sealing).
 
 Pure: the caller owns the clock and does the upload. Promises that no batch waits longer than `linger_s`, that a full
 segment does not wait, and that the PUT budget is never overdrawn by choice: only age, size or full windows may overdraw

@@ -1,4 +1,5 @@
-"""Sealed segments on their way to the sequencer, in the order in which they were sealed (DESIGN §4, order).
+"""Sealed segments on their way to the sequencer, in the order in which they were sealed
+(docs/design/commit.md#order-of-commits, order).
 
 Pure bookkeeping. Promises that `committable` is the longest uploaded prefix, never a segment behind one that is still
 uploading; that a segment whose upload failed leaves the queue and never comes back.

@@ -1,4 +1,4 @@
-"""Segment ids, reserved in the sequencer ahead of need (DESIGN §3, §4).
+"""Segment ids, reserved in the sequencer ahead of need (docs/design/write-path.md#segment-ids).
 
 Promises that an id handed out is reserved for at least half its lease from then on, and that its object's owner on the
 ring was this agent when it was reserved, so that what was just written is cached where this zone's readers will ask for

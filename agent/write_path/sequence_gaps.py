@@ -1,4 +1,5 @@
-"""How long a batch that came before its predecessor is sent back to be tried again (DESIGN §4, producer state).
+"""How long a batch that came before its predecessor is sent back to be tried again
+(docs/design/write-path.md#sequence-gaps, producer state).
 
 A producer's partition moves to another agent while up to five of its batches are still under way through the first
 one; or one batch of several in flight failed to upload. What comes after is then out of order, through no fault of the

@@ -1,4 +1,5 @@
-"""The upload of a segment: with a timeout, retries with jitter, and a hedged second attempt past the p99 (DESIGN §5).
+"""The upload of a segment: with a timeout, retries with jitter, and a hedged second attempt past the p99
+(docs/design/write-path.md#upload).
 
 Promises that `upload` returns only after the store took the whole object, and raises UploadFailed within
 `upload_attempts * (upload_timeout_s + backoff)`. The same key may be written twice, with the same bytes: hedges and

@@ -1,4 +1,4 @@
-"""From a valid batch to its offset: gather, seal, upload, commit, acknowledge (DESIGN §5).
+"""From a valid batch to its offset: gather, seal, upload, commit, acknowledge (docs/design/write-path.md).
 
 Promises: batches are sequenced in the order in which `append` took them; a batch is acknowledged only once its bytes
 are in the store and its place is in the sequencer; every batch taken gets exactly one outcome. Memory is bounded by

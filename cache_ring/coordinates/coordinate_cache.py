@@ -1,5 +1,5 @@
-"""What this agent knows of where runs are: one contiguous interval per partition, up to its known end (DESIGN
-§6).
+"""What this agent knows of where runs are: one contiguous interval per partition, up to its known end
+(docs/design/read-path.md#coordinates).
 
 Pure: the caller asks the sequencer and owns the clock.
 
@@ -221,7 +221,8 @@ class CoordinateCache:
             self._size -= interval.size
 
     def drop_all(self) -> None:
-        """Drops everything: after a failover of the database nothing known may be trusted (DESIGN §10)."""
+        """Drops everything: after a failover of the database nothing known may be trusted
+        (docs/design/read-path.md#coordinates)."""
         self._intervals.clear()
         self._size = 0
 

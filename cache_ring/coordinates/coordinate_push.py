@@ -1,4 +1,5 @@
-"""Learns of commits at once: subscribes to the agents that write the partitions read here (DESIGN §6).
+"""Learns of commits at once: subscribes to the agents that write the partitions read here
+(docs/design/read-path.md#pushes-and-polls).
 
 This is only a shortcut: if a push is missed because a peer is unknown, gone or slow, the poll of the
 sequencer repairs it.

@@ -1,5 +1,5 @@
-"""How much history may be loaded at once while the tail is in use (DESIGN §6: a replay never slows the tail).
-Pure.
+"""How much history may be loaded at once while the tail is in use (docs/design/read-path.md#tail-and-history: a replay
+never slows the tail). Pure.
 
 Whether more concurrent loads bring more depends on their bottleneck. Loads that wait for a distant store do
 not slow each other down. Loads that share a machine or a link take twice as long if there are twice as many.

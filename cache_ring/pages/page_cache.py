@@ -1,5 +1,5 @@
-"""Pages in memory. Least recently used pages go first. A page that several ask for is loaded once (DESIGN
-§6).
+"""Pages in memory. Least recently used pages go first. A page that several ask for is loaded once
+(docs/design/read-path.md#pages).
 
 Promises:
 - At most `budget_bytes` are kept. A page larger than the budget is given to its waiters and not kept.

@@ -1,4 +1,4 @@
-"""How objects are cut into pages, the unit that is loaded, kept and owned (DESIGN §6). Pure.
+"""How objects are cut into pages, the unit that is loaded, kept and owned (docs/design/read-path.md#pages). Pure.
 
 A segment is one page, because its readers want most of it at once. A merged segment, and any object larger
 than `max_page_bytes`, is cut into aligned pages of `history_page_bytes`, so that a reader of one partition

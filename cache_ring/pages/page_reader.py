@@ -1,5 +1,5 @@
 """Reads the bytes of a run from the nearest place: this agent's memory, the page's owner in its zone, or the
-store (DESIGN §6).
+store (docs/design/read-path.md#pages).
 
 From a peer only the run's own range is read and kept, because the rest of the page belongs to other
 partitions.

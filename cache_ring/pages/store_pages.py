@@ -1,4 +1,5 @@
-"""Pages from memory or from the store: an agent serves itself and its peers with them (DESIGN §6).
+"""Pages from memory or from the store: an agent serves itself and its peers with them
+(docs/design/read-path.md#tail-and-history).
 
 Promises:
 - A page that many ask for is fetched once.

@@ -1,4 +1,5 @@
-"""Reads byte ranges of pages from other agents, and skips agents that do not answer (DESIGN §6).
+"""Reads byte ranges of pages from other agents, and skips agents that do not answer
+(docs/design/read-path.md#peer-reads).
 
 Promises:
 - A peer costs about as much time as the store at most: its first sign of life is due within the given time,

@@ -1,4 +1,5 @@
-"""The peer port: serves byte ranges of pages and pushes coordinates to other agents (DESIGN §6).
+"""The peer port: serves byte ranges of pages and pushes coordinates to other agents
+(docs/design/read-path.md#peer-reads).
 
 One hop: a range comes from memory or the store, never from a third agent. Other protocols may share the port:
 the first bytes of a proven connection say which protocol it speaks (`share`).

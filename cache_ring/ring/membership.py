@@ -1,4 +1,4 @@
-"""This agent's place among the live agents, held by a lease in Postgres (DESIGN §7, §10).
+"""This agent's place among the live agents, held by a lease in Postgres (docs/design/membership.md#leases).
 
 There are three views. `leased` has every agent with a valid lease. `ring` is the same without suspects
 (`suspects.py`). `named` leaves out only the silent suspects: it has the brokers in Metadata.

@@ -1,4 +1,4 @@
-"""Which agent owns what: a consistent hash ring per zone over the live agents (DESIGN §6, §7).
+"""Which agent owns what: a consistent hash ring per zone over the live agents (docs/design/membership.md#the-ring).
 
 Pure. Promises:
 - Agents with the same view name the same owner, in whatever order they learned of each other.

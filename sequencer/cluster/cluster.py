@@ -1,5 +1,5 @@
 """Facts about the cluster and its Postgres: the cluster's id, and whether Postgres keeps what it acknowledged
-(DESIGN §10).
+(docs/design/garbage.md#when-nothing-may-be-deleted).
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Whether this database owns the bucket (DESIGN §10, Ownership).
+"""Whether this database owns the bucket (docs/design/ownership.md#the-ratchet).
 
 A copied database has the identity of its original, so the bucket itself names its owner: the object
 `<cluster>/ownership` holds an epoch and a nonce. A holder ratchets it about once a minute: read the object,

@@ -1,4 +1,4 @@
-"""The commit: offsets for the batches of uploaded segments, assigned once (DESIGN §4).
+"""The commit: offsets for the batches of uploaded segments, assigned once (docs/design/commit.md).
 
 Promises:
 - The first commit of a segment that Postgres finished decides its outcome. Every later commit repeats it

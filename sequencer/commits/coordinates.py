@@ -2,7 +2,7 @@
 
 Promises:
 - A partition's coordinates, log start, high watermark, last stable offset and epoch are from one moment,
-  because one statement reads them [raced: DESIGN §6].
+  because one statement reads them [raced: docs/design/read-path.md#coordinates §6].
 - Runs are contiguous and below that high watermark.
 - An answer costs what it holds, not what the log holds.
 - While a commit may be on no standby, there is no answer before a standby has confirmed a later write.

@@ -1,4 +1,4 @@
-"""Segment ids that are reserved ahead of need, with a lease by Postgres' clock (DESIGN §4).
+"""Segment ids that are reserved ahead of need, with a lease by Postgres' clock (docs/design/commit.md#reservations).
 
 Promises:
 - Every object's key is in a row before the object is written.

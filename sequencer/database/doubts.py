@@ -1,5 +1,5 @@
 """Doubt about what is visible in Postgres: a commit that no standby may have, and the barrier that settles it
-(DESIGN §10).
+(docs/design/ownership.md#durability).
 
 A commit that waits for its synchronous standby is visible to others only afterwards. Two events make it
 visible before: Postgres gives up the wait (a cancelled or terminated backend), or is restarted after a crash.

@@ -1,5 +1,5 @@
 """Whether Postgres keeps what it acknowledges: its settings, and the sign of a wait for a standby that was
-cut short (DESIGN §10). Pure.
+cut short (docs/design/ownership.md#durability). Pure.
 """
 
 from dataclasses import dataclass

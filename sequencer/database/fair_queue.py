@@ -1,4 +1,4 @@
-"""Who waits for the database, and whose turn is next (DESIGN §10, *Isolation*). Pure.
+"""Who waits for the database, and whose turn is next (docs/design/failure-rules.md#isolation). Pure.
 
 Promises:
 - Hosts take turns, and so do the connections of a host. A client with many requests delays only itself.

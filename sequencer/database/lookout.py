@@ -1,4 +1,4 @@
-"""Checks Postgres from time to time for what no statement would show (DESIGN §10).
+"""Checks Postgres from time to time for what no statement would show (docs/design/ownership.md#one-primary).
 
 All pooled connections may lead to an old primary that still answers: only a new connection shows where the
 address leads now. Settings may be weakened while nothing is written.

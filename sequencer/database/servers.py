@@ -1,5 +1,5 @@
 """Finds out which Postgres connections lead to, whether to believe it, and how durable its settings are
-(DESIGN §10).
+(docs/design/ownership.md#one-primary).
 
 Promises:
 - A connection is checked before its first statement, and again after every change. Until then it gets no

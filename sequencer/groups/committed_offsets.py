@@ -1,5 +1,5 @@
-"""Committed offsets: where each group continues to read, written for many groups in one round trip (DESIGN
-§8).
+"""Committed offsets: where each group continues to read, written for many groups in one round trip
+(docs/design/groups.md#offset-commits).
 
 Promises:
 - A commit is applied only while its coordinator's epoch and its fence (generation, member, member epoch) are

@@ -1,4 +1,5 @@
-"""Groups: which agent coordinates each, and what its coordinator needs after a crash (DESIGN §8).
+"""Groups: which agent coordinates each, and what its coordinator needs after a crash
+(docs/design/groups.md#coordinators).
 
 Promises:
 - A claim fences every earlier coordinator for ever. An epoch is never used twice, even if a group is deleted

@@ -1,6 +1,6 @@
 """History: the pointers of the topics' Iceberg tables, the jobs that write them, and their garbage.
 
-Promises (DESIGN §9):
+Promises (docs/design/history.md#publish):
 - A range of offsets is published once, however often and by however many jobs it is tried. The pointer, its
   end offsets and its objects change in one transaction, only from the version that the publish was staged on,
   and only while the job's hold lasts.

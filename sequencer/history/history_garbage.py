@@ -1,4 +1,5 @@
-"""Which objects of history the garbage collector may delete, found by state (DESIGN §9).
+"""Which objects of history the garbage collector may delete, found by state
+(docs/design/history.md#unreferenced-files).
 
 There are two kinds. *Recorded* objects were named by a published metadata file. Once no retained snapshot
 names one, it waits `history_reader_grace` for outside readers, and is garbage. All else under the *prefix of

@@ -1,4 +1,5 @@
-"""Garbage: objects that nothing refers to and nothing can come to refer to (P5; DESIGN §9).
+"""Garbage: objects that nothing refers to and nothing can come to refer to (P5;
+docs/design/promises.md#p5-safe-deletion).
 
 Promises:
 - A segment is doomed only under its row lock and only without runs and live holds.
@@ -7,7 +8,7 @@ Promises:
 - The outcome of its commit stays known for `outcome_retention_s`. A later repeat is refused; it is never
   committed again.
 - For a while after an outage or a failover of Postgres nothing is doomed and no outcome is forgotten. Nothing
-  is doomed while the bucket may be another database's (DESIGN §10).
+  is doomed while the bucket may be another database's (docs/design/promises.md#p5-safe-deletion).
 - Tombstones and outcomes are dropped by whole partitions. Dropping one waits for a lock no longer than a
   setting says.
 

@@ -1,5 +1,5 @@
-"""Holds: a job's claim, with a lease, on the objects it reads and on those it will publish (DESIGN §4,
-References).
+"""Holds: a job's claim, with a lease, on the objects it reads and on those it will publish
+(docs/design/commit.md#references-and-holds, References).
 
 Promises: a held object is not doomed while the hold's lease lasts. An expired hold is not renewed. To publish
 an object, check under its row's lock that it is not doomed and that the hold is valid

@@ -1,4 +1,5 @@
-"""Merging in the sequencer: candidates, claims, the runs they hold, the swap of coordinates (DESIGN §9).
+"""Merging in the sequencer: candidates, claims, the runs they hold, the swap of coordinates
+(docs/design/merging.md#claims).
 
 Promises:
 - A segment is claimed by one job at a time, as long as that job's holds last.

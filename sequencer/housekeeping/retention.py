@@ -1,4 +1,4 @@
-"""Retention: moves a partition's log start and drops the runs below it (DESIGN §9).
+"""Retention: moves a partition's log start and drops the runs below it (docs/design/garbage.md#retention).
 
 Promises:
 - The log start only moves forward, and never past the high watermark.

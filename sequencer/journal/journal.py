@@ -1,4 +1,5 @@
-"""Reads what goes into the commit journal from this database (DESIGN §10, Restore; `docs/journal-format.md`).
+"""Reads what goes into the commit journal from this database (docs/design/recovery.md#the-commit-journal;
+`docs/journal-format.md`).
 
 Promises:
 - One entry is one moment: all of it is read in one REPEATABLE READ transaction.

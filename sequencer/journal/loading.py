@@ -1,4 +1,4 @@
-"""Loads checkpoints and entries of the journal into a database (DESIGN §10, Restore).
+"""Loads checkpoints and entries of the journal into a database (docs/design/recovery.md#recover).
 
 Promises:
 - Loading may be repeated: an entry that was loaded before changes nothing.

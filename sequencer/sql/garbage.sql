@@ -1,4 +1,4 @@
--- Garbage, found by state (DESIGN §9): committed -> unreferenced -> doomed -> deleted (a tombstone) ->
+-- Garbage, found by state (docs/design/garbage.md#when-an-object-may-be-deleted): committed -> unreferenced -> doomed -> deleted (a tombstone) ->
 -- deleted again and forgotten. Tombstones and outcomes have their own tables, whose partitions are dropped as
 -- a whole (schema.sql). Every step may be repeated after a crash, and several may run at once: locks are
 -- taken with SKIP LOCKED, so no step waits. statement_timestamp() says what is due, because an index can use

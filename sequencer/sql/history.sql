@@ -1,6 +1,6 @@
 -- History: the Iceberg tables' pointers, their jobs, and what the garbage collector may take.
 --
--- Lock order (DESIGN §4): history_tables ranks with topics; then segments by id, partitions,
+-- Lock order (docs/design/commit.md#lock-order): history_tables ranks with topics; then segments by id, partitions,
 -- history_partitions, each in key order.
 
 -- name: has_work

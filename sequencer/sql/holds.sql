@@ -1,4 +1,4 @@
--- Holds: what a job reads or will publish stays while the job lives (DESIGN §4, References).
+-- Holds: what a job reads or will publish stays while the job lives (docs/design/commit.md#references-and-holds, References).
 
 -- name: lock_segments
 -- Shared between jobs. Dooming locks the row exclusively. So either it sees the hold, or this finds the

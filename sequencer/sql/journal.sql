@@ -1,4 +1,4 @@
--- The commit journal (DESIGN §10, Restore). The reading statements of one entry or checkpoint share a
+-- The commit journal (docs/design/recovery.md#the-commit-journal). The reading statements of one entry or checkpoint share a
 -- REPEATABLE READ transaction: one moment.
 
 -- name: state

@@ -1,4 +1,4 @@
--- Merging (DESIGN §9): candidates and their claims, what runs they hold, and what was done. The swap itself
+-- Merging (docs/design/merging.md#claims): candidates and their claims, what runs they hold, and what was done. The swap itself
 -- is the function publish_merge (functions/publish_merge.sql).
 --
 -- A claim is a row's claimed_by. It ends with the job's holds: then free_lapsed removes it.

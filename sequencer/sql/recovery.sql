@@ -1,4 +1,4 @@
--- What `tidelog recover` asks of the log's tables (DESIGN §10, Restore; sequencer/journal/recovery.py). No
+-- What `tidelog recover` asks of the log's tables (docs/design/recovery.md#recover; sequencer/journal/recovery.py). No
 -- agent serves while these run.
 
 -- name: lock_recovery

@@ -2,7 +2,7 @@
 
 Promises: a name is free as soon as its topic is deleted. A topic id is never used twice. A deleted topic's
 partitions take no further commit: their state is set under each partition's row lock, before their runs are
-swept (DESIGN §4).
+swept (docs/design/commit.md#topic-deletion).
 """
 
 import re

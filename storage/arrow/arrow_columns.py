@@ -1,4 +1,4 @@
-"""Records as Arrow columns, and back. What is read back equals what was written (DESIGN P6).
+"""Records as Arrow columns, and back. What is read back equals what was written (docs/design/promises.md#p6-equality).
 
 Promises:
 - No record becomes a Python object. Python walks the batches, native code walks the records.

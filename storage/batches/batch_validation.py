@@ -1,4 +1,4 @@
-"""Decides which produced bytes are accepted (DESIGN §5).
+"""Decides which produced bytes are accepted (docs/design/write-path.md#validation).
 
 Pure and CPU-bound. Checksums, decompression and the walk over the records are native code without the GIL.
 

@@ -1,5 +1,5 @@
-"""The container of the commit journal and of its checkpoints (DESIGN §10; byte by byte in
-`docs/journal-format.md`).
+"""The container of the commit journal and of its checkpoints (docs/design/recovery.md#the-commit-journal; byte by byte
+in `docs/journal-format.md`).
 
     prefix | header | sections
 

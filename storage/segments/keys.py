@@ -1,7 +1,8 @@
 """Keys of objects in the bucket.
 
 Segments spread over 256 prefixes by the last random byte of their id, because stores limit the requests per
-prefix (DESIGN §3). Merged segments have their own prefix, so a key tells a reader that it reads history.
+prefix (docs/design/segment.md#keys). Merged segments have their own prefix, so a key tells a reader that it reads
+history.
 
 Promise: a segment's key contains its id, so a listing of the bucket is enough to match it with the sequencer.
 """
@@ -24,7 +25,7 @@ def segments_prefix(cluster: str) -> str:
 
 
 def merged_prefix(cluster: str) -> str:
-    """The prefix of all merged segments of a cluster (DESIGN §9)."""
+    """The prefix of all merged segments of a cluster (docs/design/merging.md#copying)."""
     return f"{cluster}/{_MERGED}/"
 
 

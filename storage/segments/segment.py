@@ -1,4 +1,4 @@
-"""The segment: one object with the batches of many topics (DESIGN §3; byte by byte in
+"""The segment: one object with the batches of many topics (docs/design/segment.md; byte by byte in
 `docs/segment-format.md`).
 
     header | runs | footer | trailer

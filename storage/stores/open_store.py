@@ -14,7 +14,7 @@ async def open_store(url: str, settings: StoreSettings | None = None) -> ObjectS
 
     Raises ValueError for a URL that names no store, and StoreUnavailable for a directory that cannot be used.
     Makes no request to an S3 endpoint: the first call finds out if it is away, so agents can start degraded
-    (DESIGN §10).
+    (docs/design/failure-rules.md#start-and-stop).
     """
     where = StoreUrl.parse(url)
     if where.scheme == "memory":

@@ -247,7 +247,8 @@ def test_settings_that_do_not_fit_are_refused_by_name(given: dict[str, float], n
 
 
 def test_defaults_fit_the_agents_waits() -> None:
-    """An object outlives every coordinate an agent may still use; a tombstone outlives every upload (DESIGN §6, §9)."""
+    """An object outlives every coordinate an agent may still use; a tombstone outlives every upload
+    (docs/design/read-path.md#coordinates)."""
     housekeeping, agent = HousekeeperSettings(), AgentSettings(database_url="postgresql://", store_url="memory://test")
     longest_upload_s = agent.upload_attempts * agent.upload_timeout_s
 

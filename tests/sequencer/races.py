@@ -52,7 +52,8 @@ async def is_kept_waiting(sequencer: Sequencer, task: asyncio.Task[Any]) -> bool
 
 
 async def create_commit_in_one_statement(sequencer: Sequencer) -> None:
-    """The variant that DESIGN §4 warns of: it takes its locks in the statement that does the work."""
+    """The variant that docs/design/commit.md#locks-first-then-work warns of: it takes its locks in the statement that
+    does the work."""
     async with sequencer.database.connection() as connection:
         cursor = await connection.execute("SELECT pg_get_functiondef('commit_segments'::regproc) AS source")
         row = await cursor.fetchone()

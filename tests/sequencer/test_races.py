@@ -1,4 +1,4 @@
-"""One test per sentence of DESIGN §4 and §6 marked [raced]: one transaction is held open while another races it.
+"""One test per sentence of docs/design/commit.md marked [raced]: one transaction is held open while another races it.
  Dooming, topic deletion, holds and retention race in `test_garbage.py`, `test_retention.py` and `test_holds.py`;
 pushes between agents in `tests/cache_ring`.
 """

@@ -1,4 +1,4 @@
-"""What goes into the log comes out of its history, once (DESIGN P6, §9)."""
+"""What goes into the log comes out of its history, once (docs/design/history.md#publish)."""
 
 import asyncio
 import itertools

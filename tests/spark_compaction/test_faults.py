@@ -1,4 +1,4 @@
-"""Compaction killed, raced, answered too late, or given bytes that do not decode (DESIGN §9)."""
+"""Compaction killed, raced, answered too late, or given bytes that do not decode (docs/design/history.md#tasks)."""
 
 import asyncio
 from functools import partial

@@ -1,4 +1,5 @@
-"""Records as Arrow columns and back, equal to what was written by our encoder and by other clients' (DESIGN P6)."""
+"""Records as Arrow columns and back, equal to what was written by our encoder and by other clients'
+(docs/design/promises.md#p6-equality)."""
 
 import datetime
 from collections.abc import Sequence

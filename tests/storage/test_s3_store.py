@@ -375,7 +375,8 @@ async def test_a_late_attempt_writes_the_same_bytes_again(s3_store: S3Store) -> 
 
 
 async def test_a_late_attempt_after_a_delete_brings_the_object_back(s3_store: S3Store) -> None:
-    """Why the garbage collector keeps tombstones and deletes twice (DESIGN §9)."""
+    """Why the garbage collector keeps tombstones and deletes twice
+    (docs/design/garbage.md#when-an-object-may-be-deleted)."""
     late = await HalfSentPut.begin(s3_store, KEY, BODY)
     await s3_store.delete([KEY])
 

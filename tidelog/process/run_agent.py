@@ -1,9 +1,9 @@
 """The process of `tidelog agent`: an agent, the housekeeper's jobs, or both, on one event loop until SIGTERM or SIGINT.
 
 Promises that the first signal drains (what is in flight is answered, the agent leaves the ring), that a second one
-ends the process at once, and that a database or store that is away when it starts is waited for, not a crash (DESIGN
-§10). How much memory the process may take, and whether it may open as many files as it has connections, is said when it
-starts.
+ends the process at once, and that a database or store that is away when it starts is waited for, not a crash
+(docs/design/failure-rules.md#start-and-stop). How much memory the process may take, and whether it may open as many
+files as it has connections, is said when it starts.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""The group coordinator of an agent: which groups are loaded, since when it holds them, when they leave (DESIGN §8).
+"""The group coordinator of an agent: which groups are loaded, since when it holds them, when they leave
+(docs/design/groups.md#coordinators).
 
 Promises: only groups that the ring gives to this agent are answered for; a group is claimed in Postgres, which fences
 every coordinator before, ahead of its first answer; an agent that lost a group, its place in the ring or Postgres

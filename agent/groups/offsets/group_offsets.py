@@ -1,4 +1,5 @@
-"""Committed offsets of groups: who may commit, fetch and forget them, and that it is so when it is done (DESIGN §8).
+"""Committed offsets of groups: who may commit, fetch and forget them, and that it is so when it is done
+(docs/design/groups.md#offset-commits).
 
 Promises: a commit is judged by the group's machine and again by Postgres, under the epoch and the fence that the
 machine named; what a coordinator answers to a fetch was read together with its epoch; any other agent, and a

@@ -2,7 +2,7 @@
 
 The asking agent opens with `PREFACE` and a `Hello` that says for whom it asks; the other answers `ACCEPTED`, or hangs
 up. Then Kafka's own frames follow, the client's bytes as they came. What comes this way is never passed on: one hop
-(DESIGN §7). Promises that whatever bytes are given in, the outcome is a `Hello` or `BadHello`.
+(docs/design/zones.md#forwarding). Promises that whatever bytes are given in, the outcome is a `Hello` or `BadHello`.
 """
 
 import struct

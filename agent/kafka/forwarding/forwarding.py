@@ -1,4 +1,4 @@
-"""Requests that belong to another agent's groups, forwarded to it: one-address mode (DESIGN §7).
+"""Requests that belong to another agent's groups, forwarded to it: one-address mode (docs/design/zones.md#forwarding).
 
 All agents stand behind one address, so a client's request comes to any of them. What names a group is sent to the
 agent that the ring names as the group's coordinator, as the client's bytes, marked as forwarded; there it is served as

@@ -1,4 +1,4 @@
-"""The zone a client says it is in, by its `client.id` (DESIGN §7).
+"""The zone a client says it is in, by its `client.id` (docs/design/zones.md#the-choice-of-an-agent).
 
 `tidelog_zone=a` anywhere in the id, set apart by one of `,;&|` or white space; the spellings that clients of other
 diskless logs already use mean the same: `diskless_az=`, `ws_az=`, `warpstream_az=`. The first one found counts.

@@ -1,4 +1,5 @@
-"""Leader epochs: every partition's is 0, always (DESIGN §7), so that a client that names another is told so (KIP-320).
+"""Leader epochs: every partition's is 0, always (docs/design/zones.md#leader-epochs), so that a client that names
+another is told so (KIP-320).
 
 A topic made anew under an old name is told apart by its id, not by an epoch (KIP-516).
 """

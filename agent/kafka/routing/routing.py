@@ -1,5 +1,5 @@
 """What clients are told of agents: which there are, which to ask for a partition or a group, and when a connection is
-told that a partition has moved (DESIGN §7).
+told that a partition has moved (docs/design/zones.md#partitions-that-move).
 
 "Leader" is a routing hint: any agent serves any partition. The choice is the ring's, among the agents of the client's
 zone. Behind one address (`one_address`) there is one node for clients, whichever agents stand behind it, and nothing

@@ -1,4 +1,5 @@
-"""One Kafka connection: requests are handled and answered in order, as `Order` says (DESIGN §5, §10).
+"""One Kafka connection: requests are handled and answered in order, as `Order` says
+(docs/design/write-path.md#order-on-a-connection).
 
 Promises: a request starts once those before it are answered, except that Produce and OffsetCommit are pipelined, that
 reads run at the same time, and that a long poll holds up no request. An answer that is ready behind a long poll ends

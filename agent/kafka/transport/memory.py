@@ -1,5 +1,5 @@
-"""The agent's budget for requests in memory, in bytes: from a frame's length to its answer and its commit (DESIGN §5,
-backpressure).
+"""The agent's budget for requests in memory, in bytes: from a frame's length to its answer and its commit
+(docs/design/write-path.md#request-memory, backpressure).
 
 Promises: reservations never exceed the limit; waiters are served first come, first served, so that a large request is
 not starved by small ones; a reservation is given back once all who retain it have released it.

@@ -1,4 +1,5 @@
-"""Turns on a connection: what must happen in request order, among requests that run at the same time (DESIGN §5).
+"""Turns on a connection: what must happen in request order, among requests that run at the same time
+(docs/design/failure-rules.md#order-on-a-connection).
 
 Promises: `my_turn` returns for a request only after every earlier one of the connection took its turn or ended; a
 request that ends without having taken its turn gives it away, so no later one waits for ever.

@@ -415,7 +415,7 @@ async def test_a_deletion_of_offsets_whose_outcome_is_unknown_is_fenced_before_t
 
 
 async def test_groups_are_read_again_from_another_postgres(new_replication: Callable[..., Replication]) -> None:
-    """After a failover what was known here may never have been (DESIGN §10)."""
+    """After a failover what was known here may never have been (docs/design/ownership.md#one-primary)."""
     pair = new_replication(synchronous=True)
     sequencer = await Sequencer.open(pair.address.url)
     async with coordinating(sequencer) as agent:

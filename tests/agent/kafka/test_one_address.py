@@ -1,4 +1,5 @@
-"""Behind one address: what clients are told of agents, and that nobody is sent elsewhere (DESIGN §7)."""
+"""Behind one address: what clients are told of agents, and that nobody is sent elsewhere
+(docs/design/zones.md#one-address-mode)."""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta

@@ -1,4 +1,5 @@
-"""Order on a connection: a request sees the effects of those before it, and a long poll holds up no other (DESIGN §10).
+"""Order on a connection: a request sees the effects of those before it, and a long poll holds up no other
+(docs/design/failure-rules.md#order-on-a-connection).
 
 Requests are sent at once, by hand. Each pair is tried some times, since without order the second one is often lucky.
 """

@@ -1,4 +1,5 @@
-"""A whole cluster against what must be so: determinism, conservation, the cost model of DESIGN §11."""
+"""A whole cluster against what must be so: determinism, conservation, the cost model of
+docs/design/parts.md#cost-model."""
 
 from dataclasses import replace
 
