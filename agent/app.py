@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry
 
 from agent.assembly import Assembly, Outside, assemble, build_peer_server
+from agent.deferred_imports import import_all
 from agent.gone_ranges import GoneRangeNotices
 from agent.health import Health
 from agent.http.client_metrics import ClientMetrics
@@ -29,7 +30,6 @@ from agent.kafka.forwarding.forwarding import Forwarding
 from agent.kafka.served import APIS
 from agent.kafka.transport.connection import Shared
 from agent.kafka.transport.listener import Listener, bound_socket
-from agent.later import import_all
 from agent.metrics import Metrics
 from agent.ownership_watch import OwnershipWatch
 from agent.producer_notices import ProducerNotices
@@ -324,7 +324,7 @@ class App:
             await server.stop()
 
     def _http_server(self, listening: socket.socket) -> "HttpServer":
-        from agent.http.app import create_http_app  # these import FastAPI (see agent/later.py)
+        from agent.http.app import create_http_app  # these import FastAPI (see agent/deferred_imports.py)
         from agent.http.iceberg import file_io_config, router
         from agent.http.parts import HttpParts
         from agent.http.server import HttpServer

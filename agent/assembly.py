@@ -174,7 +174,7 @@ def _build_coordinator(
     clock = time.monotonic
 
     def make_machine(stored: StoredGroup | None, now_ms: int) -> "Group":
-        from agent.groups.conversion.group import Group  # see agent/later.py
+        from agent.groups.conversion.group import Group  # see agent/deferred_imports.py
 
         return Group(settings, lambda: str(uuid4()), stored, now_ms)
 

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from kio.schema.errors import ErrorCode
 
-from agent.read_path.plan_fetch import ReadFailure
+from agent.read_path.read_decisions import ReadFailure
 from agent.telemetry.instances import TelemetryFault
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
 from sequencer.commits.commits import (

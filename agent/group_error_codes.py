@@ -9,7 +9,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from agent.groups.values import GroupFault
+from agent.groups.events import GroupFault
 
 _CODES: Final[Mapping[GroupFault, ErrorCode]] = {
     GroupFault.UNKNOWN_MEMBER: ErrorCode.unknown_member_id,

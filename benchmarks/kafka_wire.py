@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from typing import Any, Self
 
-from agent.kafka.forwarding.asking import decode_response, encode_request
+from agent.kafka.forwarding.request_codec import decode_response, encode_request
 
 _CORRELATION_ID_BYTES = 4
 

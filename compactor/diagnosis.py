@@ -1,4 +1,4 @@
-"""What the doctor found: counts of everything, and the first findings of each kind."""
+"""The doctor's results: counts of everything, and the first findings of each kind."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Fault(StrEnum):
-    """What can be wrong. The value says it to a person."""
+    """What can be wrong. The value describes it for people."""
 
     MISSING_OBJECT = "object missing"
     CORRUPT_OBJECT = "object corrupt"
@@ -22,7 +22,7 @@ class Fault(StrEnum):
 
 
 class Sight(StrEnum):
-    """What was looked at and found in order, by kind."""
+    """What the doctor found in order, by kind."""
 
     PARTITION = "partitions"
     RUN = "runs"
@@ -63,12 +63,12 @@ class Diagnosis:
 
     @property
     def orphans(self) -> tuple[Finding, ...]:
-        """Objects that nothing knows of."""
+        """Objects that nothing refers to."""
         return self.of(Fault.ORPHAN_OBJECT)
 
     @property
     def dangling_runs(self) -> tuple[Finding, ...]:
-        """Runs, and history, whose object is not there."""
+        """Runs, and files of the history, whose object is missing."""
         return self.of(Fault.DANGLING_RUN) + self.of(Fault.MISSING_OBJECT) + self.of(Fault.MISSING_HISTORY)
 
     @property
@@ -80,7 +80,7 @@ class Diagnosis:
         return tuple(finding for finding in self.findings if finding.fault is fault)
 
     def summary(self) -> str:
-        """A few lines for a person; the first says whether anything is wrong."""
+        """A few lines for people. The first says whether anything is wrong."""
         total = sum(self.fault_counts.values())
         verdict = "healthy" if self.is_healthy else f"{total} fault{'s' if total > 1 else ''} found"
         depth = "every byte verified" if self.contents_verified else "sizes checked, contents not read"

@@ -1,9 +1,12 @@
-"""The doctor: compares the bucket with the database, both ways (docs/design/garbage.md#the-doctor). The only thing that
-LISTs everything; it changes nothing. From the bucket: every object is referenced, reserved, waiting for deletion, or
-came back late after it. From the database: every run's object is there and has its size (or, asked to, every byte and
-record in its place), runs tile their partitions, producers' states make sense, history's files are there. Promises not
-to call live traffic a fault: whatever looks wrong is looked at once more, in an order in which it must have become
-right if it was only being changed.
+"""The doctor: compares the bucket with the database, in both directions (docs/design/garbage.md#the-doctor). Nothing
+else LISTs the whole bucket. The doctor changes nothing.
+
+- From the bucket: every object is referenced, reserved, waits for its deletion, or came back late after it.
+- From the database: every run's object exists with the right size (with `--verify`, every byte and record is
+  checked), runs cover their partitions, producers' states make sense, and history's files exist.
+
+Promise: live traffic is never reported as a fault. Whatever looks wrong is checked again, in an order in
+which it must have become right if it was only being changed.
 """
 
 import asyncio
@@ -33,13 +36,13 @@ T = TypeVar("T")
 
 class DoctorSettings(Settings):
     doctor_requests: int = Field(default=16, ge=1)
-    """Requests to the store at once; when contents are verified, as many whole segments are in memory."""
+    """Requests to the store at a time. With `--verify`, this many whole segments are in memory."""
     doctor_page: int = Field(default=500, ge=1)
-    """Objects, segments, partitions or runs looked at per statement."""
+    """Objects, segments, partitions or runs per statement."""
     doctor_journal_age_s: float = Field(default=600.0, gt=0)
-    """What was committed longer ago than this should be in the journal."""
+    """Commits older than this should be in the journal."""
     doctor_findings: int = Field(default=100, ge=1)
-    """Findings listed of each fault; the rest is counted."""
+    """Findings listed per fault; further ones are only counted."""
 
 
 async def examine(
@@ -49,7 +52,7 @@ async def examine(
     verify_contents: bool,
     settings: DoctorSettings,
 ) -> Diagnosis:
-    """Looks at everything under `<cluster>/` and at everything the database knows. Raises SequencerUnavailable or
+    """Checks everything under `<cluster>/` and everything the database knows. Raises SequencerUnavailable or
     StoreUnavailable.
     """
     chart = Chart(settings.doctor_findings)
@@ -65,7 +68,7 @@ async def examine(
 
 
 class _Doctor:
-    """The way from the database to the bucket."""
+    """The direction from the database to the bucket."""
 
     def __init__(
         self, sequencer: Sequencer, store: ObjectStore, chart: Chart, settings: DoctorSettings, verify_contents: bool
@@ -81,20 +84,20 @@ class _Doctor:
         self._threads = Threads("doctor", 1)
 
     async def check_ownership(self) -> None:
-        """Whether the bucket is this database's (`sequencer/cluster/ownership.py`)."""
+        """Checks that this database owns the bucket (`sequencer/cluster/ownership.py`)."""
         because = (await self._sequencer.ownership.state()).lost_because
         if because is not None:
             self._found(Fault.NOT_OWNED, "the bucket", because)
 
     async def check_journal(self) -> None:
-        """Whether the bucket alone could rebuild the log, up to a while ago."""
+        """Checks that the bucket alone could rebuild the log, up to a while ago."""
         behind_s = await self._sequencer.journal.seconds_behind(self._journal_age_s)
         if behind_s is not None:
             what = f"its last entry is {behind_s:.0f} s old, and segments were committed since: does an agent with the"
             self._found(Fault.OLD_JOURNAL, "the journal", f"{what} role jobs run, and can it write to the bucket?")
 
     async def check_segments(self) -> None:
-        """Every object that a run refers to."""
+        """Checks every object that a run refers to."""
         after = BEFORE_ALL_SEGMENTS
         while segments := await self._database.referenced_segments(after, self._page):
             after = segments[-1].segment_id
@@ -121,12 +124,13 @@ class _Doctor:
         )
 
     async def _is_still_missing(self, segment: ReferencedSegment) -> bool:
-        """An object is deleted long after its last run went, so a run that is still there makes its absence a fault."""
+        """An object is deleted long after its last run, so a run that still exists makes the missing object a
+        fault."""
         row = (await self._database.segments_by_id([segment.segment_id])).get(segment.segment_id)
         return row is not None and row.has_runs and not await is_there(self._store, segment.object_key)
 
     async def check_partitions(self) -> None:
-        """Every partition's runs."""
+        """Checks every partition's runs."""
         after = BEFORE_ALL_PARTITIONS
         while keys := await self._database.live_partitions(after, self._page):
             after = keys[-1]
@@ -136,7 +140,7 @@ class _Doctor:
             self._found(Fault.DANGLING_RUN, f"{topic_id}/{partition}", "it has runs, but the partition is gone")
 
     async def _check_partition(self, key: PartitionKey) -> None:
-        """Twice, if it looks wrong: coordinates may have been replaced between two chunks."""
+        """Checks twice if something looks wrong: coordinates may have been replaced between two chunks."""
         findings, runs = await self._walk(key)
         if findings:
             findings, runs = await self._walk(key)
@@ -146,7 +150,8 @@ class _Doctor:
             self._chart.found(finding)
 
     async def _walk(self, key: PartitionKey) -> tuple[list[Finding], int]:
-        """What is wrong with the partition's runs, and how many there are. Nothing is, if it is being deleted."""
+        """Returns what is wrong with the partition's runs, and how many runs there are. A partition that is
+        being deleted has no faults."""
         where = f"{key[0]}/{key[1]}"
         coverage = OffsetCoverage()
         findings: list[Finding] = []
@@ -175,14 +180,14 @@ class _Doctor:
         return findings, coverage.runs
 
     async def check_producers(self) -> None:
-        """Every producer's state."""
+        """Checks every producer's state."""
         for topic_id, partition, producer_id in await self._database.odd_producer_states(self._page):
             self._found(
                 Fault.PRODUCER_STATE, f"{topic_id}/{partition}", f"the state of producer {producer_id} makes no sense"
             )
 
     async def check_history(self) -> None:
-        """Every file that a retained snapshot may name."""
+        """Checks every file that a retained snapshot may name."""
         for table in await self._sequencer.history.tables():
             after = ""
             while keys := await self._sequencer.history.live_objects(table.topic_id, after, self._page):
@@ -202,7 +207,7 @@ class _Doctor:
             self._found(Fault.MISSING_HISTORY, key, f"history of topic {topic_name} names it")
 
     async def _for_each(self, items: Sequence[T], check: Callable[[T], Awaitable[None]]) -> None:
-        """`doctor_requests` at a time."""
+        """Runs `doctor_requests` checks at a time."""
         gate = asyncio.Semaphore(self._requests)
 
         async def gated(item: T) -> None:

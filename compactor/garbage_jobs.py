@@ -1,9 +1,11 @@
-"""The jobs that take out the garbage: finding it, dooming it, deleting its objects
-(docs/design/garbage.md#when-an-object-may-be-deleted). Only these delete objects.
+"""The garbage jobs: they find garbage, doom it and delete its objects
+(docs/design/garbage.md#when-an-object-may-be-deleted). No other code deletes objects.
 
-Every step may be repeated after a crash at any point: an object that is gone is deleted once more, a row that went on
-is left alone. Nothing is doomed or deleted unless the bucket was confirmed to be this database's just before
-(`sequencer/cluster/ownership.py`).
+Promises:
+- Every step can be repeated after a crash at any point: a deleted object is deleted again, a row that has
+  moved on is left alone.
+- Nothing is doomed or deleted unless the bucket was confirmed to be this database's just before
+  (`sequencer/cluster/ownership.py`).
 """
 
 import logging
@@ -22,7 +24,7 @@ log = logging.getLogger("tidelog")
 
 
 class GarbageScanJob:
-    """Passes over all segments in id order and starts the grace period of those that nothing refers to."""
+    """Goes over all segments in id order, and starts the grace period of segments that nothing refers to."""
 
     name = "garbage-scan"
 
@@ -39,10 +41,11 @@ class GarbageScanJob:
 
 
 class DoomingJob:
-    """Dooms expired reservations, and garbage whose grace period is over, unless an outage or a failover was seen.
+    """Dooms expired reservations, and garbage whose grace period is over, unless an outage or a failover was
+    seen.
 
-    What was committed once waits for the restore horizon too, and until a checkpoint of the journal that does not refer
-    to it any more is complete."""
+    A segment that was once committed also waits for the restore horizon, and for a complete checkpoint of the
+    journal that no longer refers to it."""
 
     name = "dooming"
 
@@ -61,7 +64,7 @@ class DoomingJob:
         self._paused_for: str | None = None
 
     def database_was_away(self) -> None:
-        """Agents could not commit either: the next look at the database pauses dooming for a lease."""
+        """Agents could not commit either: the next check of the database pauses dooming for a lease."""
         self._outage_seen = True
 
     async def step(self, progress: str | None) -> Step:
@@ -87,8 +90,8 @@ class DoomingJob:
 
 
 class GarbageDeletionJob:
-    """Deletes the objects of doomed segments, and again when no upload can arrive any more; then their tombstones go.
-    Outcomes go when no repeat can come."""
+    """Deletes the objects of doomed segments, and deletes them again when no upload can arrive any more. Then
+    drops their tombstones. Drops outcomes when no commit can be repeated any more."""
 
     name = "garbage-deletion"
 
@@ -130,7 +133,7 @@ class GarbageDeletionJob:
         )
 
     async def _delete_again_and_forget(self) -> tuple[int, bool]:
-        """How many objects were deleted again, and whether there may be more."""
+        """Returns how many objects were deleted again, and whether there may be more."""
         page = await self._garbage.due_tombstones(late_write_window_s=self._settings.late_write_window_s, cap=self._cap)
         if page is None:
             return 0, False
@@ -140,7 +143,7 @@ class GarbageDeletionJob:
 
 
 class HistoryGarbageJob:
-    """Deletes history's objects that no snapshot names any more, and what ended jobs wrote without publishing it."""
+    """Deletes history's objects that no snapshot names any more, and unpublished objects of ended jobs."""
 
     name = "history-garbage"
 
@@ -170,8 +173,8 @@ class HistoryGarbageJob:
         )
 
     async def _sweep_prefix(self, job: EndedJob) -> int:
-        """Deletes what the job wrote and no published metadata ever named; returns how many objects. Nobody writes
-        there any more.
+        """Deletes the job's objects that no published metadata ever named. Nothing writes there any more.
+        Returns how many objects.
         """
         unpublished = 0
         page: list[ObjectKey] = []
@@ -191,6 +194,6 @@ class HistoryGarbageJob:
 
 
 async def _delete_owned(sequencer: Sequencer, store: ObjectStore, keys: Sequence[ObjectKey]) -> None:
-    """Deletes the objects, while the bucket is this database's for certain. Raises OwnershipUnconfirmed."""
+    """Deletes the objects while the bucket is certainly this database's. Raises OwnershipUnconfirmed."""
     async with sequencer.ownership.demanded():
         await store.delete(keys)

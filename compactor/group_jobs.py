@@ -1,4 +1,4 @@
-"""The jobs of consumer groups: offsets that nobody uses any more, and groups that hold nothing any more."""
+"""The jobs for consumer groups: they remove unused offsets and empty groups."""
 
 import json
 from uuid import UUID
@@ -11,8 +11,8 @@ from storage.identifiers import Partition, TopicId
 
 
 class OffsetExpiryJob:
-    """Passes over all committed offsets and forgets those of groups long without members (KIP-211), and those of
-    deleted topics.
+    """Goes over all committed offsets. Removes those of groups without members for long (KIP-211), and those
+    of deleted topics.
     """
 
     name = "offset-expiry"
@@ -23,7 +23,7 @@ class OffsetExpiryJob:
         self._settings = settings
 
     async def step(self, progress: str | None) -> Step:
-        """One page."""
+        """Handles one page."""
         step = await self._sequencer.group_retention.forget_offsets(
             self._settings.offsets_retention_minutes * 60.0, self._settings.offsets_per_step, _key(progress)
         )
@@ -35,7 +35,7 @@ class OffsetExpiryJob:
 
 
 class IdleGroupsJob:
-    """Passes over all groups and removes those that have neither members nor offsets."""
+    """Goes over all groups, and removes those with neither members nor offsets."""
 
     name = "idle-groups"
 
@@ -45,7 +45,7 @@ class IdleGroupsJob:
         self._settings = settings
 
     async def step(self, progress: str | None) -> Step:
-        """One page."""
+        """Handles one page."""
         step = await self._sequencer.group_retention.remove_idle_groups(
             self._settings.idle_group_grace_s, self._settings.groups_per_step, progress
         )

@@ -1,8 +1,11 @@
-"""The housekeeper: runs the jobs of the cluster for ever, each at its own pace, beside an agent or alone, and merges.
+"""The housekeeper: runs the cluster's jobs for ever, each at its own pace, within an agent or alone, and
+merges.
 
-Promises that a job runs in one housekeeper at a time (`sequencer/housekeeping/jobs.py`), in steps of bounded size; that
-a failure is logged once, counted and retried, and stops no other job; that it may be cancelled at any moment; and that
-jobs left undone are taken over by another housekeeper. None runs while the bucket is not this database's.
+Promises:
+- A job runs in one housekeeper at a time (`sequencer/housekeeping/jobs.py`), in steps of bounded size.
+- A failure is logged once, counted and retried. It stops no other job.
+- A job may be cancelled at any moment. Another housekeeper takes over what it left.
+- No job runs while the bucket belongs to another database.
 """
 
 import asyncio
@@ -38,13 +41,14 @@ log = logging.getLogger("tidelog")
 
 _EXPECTED = (SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable, OwnershipUnconfirmed, ObjectChanged)
 _RELEASE_TIMEOUT_S = 2.0
-"""How long a cancelled job may take to give its claim back; else its lease has to pass."""
+"""How long a cancelled job may take to give its claim back. After that its lease has to end."""
 _AGENTS_PER_TURN = 4
-"""So many agents come to a job in each of its intervals, whatever their number, while `job_patience` allows it."""
+"""About this many agents come to a job in each of its intervals, whatever their number, within
+`job_patience`."""
 
 
 class Housekeeper:
-    """`registry`: where its metrics go; `load`: how busy the agent beside is, from 0 to 1."""
+    """`registry` gets its metrics. `load` tells how busy the agent in this process is, from 0 to 1."""
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class Housekeeper:
         self.metrics = HousekeeperMetrics(registry)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         async with asyncio.TaskGroup() as group:
             for job in self.jobs:
                 group.create_task(self._keep_doing(job), name=f"job {job.name}")
@@ -92,14 +96,14 @@ class Housekeeper:
             group.create_task(self._keep_reading(), name="reading of observations")
 
     async def run_once(self, job: Job) -> bool:
-        """Claims the job and works until it is done or `job_run_s` is over. False: another housekeeper has it, or it
-        is not due.
+        """Claims the job and works until it is done or `job_run_s` is over. False: another housekeeper has
+        it, or it is not due.
         """
         claim = await self._sequencer.jobs.claim(
             job.name,
             self._holder,
             lease_s=self._settings.job_lease_s,
-            min_interval_s=job.interval_s / 2,  # several housekeepers with jitter stay within twice the pace
+            min_interval_s=job.interval_s / 2,  # with jitter, several housekeepers stay within twice the pace
         )
         if claim is None:
             return False
@@ -122,16 +126,16 @@ class Housekeeper:
         while True:
             step = await self._step(job, claim, progress)
             if step is None:
-                return None  # it took too long and another goes on with it
+                return None  # it took too long, and another housekeeper continues
             self.metrics.did(job.name, step.done)
             progress = step.progress
             if not step.more or time.monotonic() >= ends_s:
                 return await self._sequencer.jobs.succeed(claim, progress=progress)
             if not await self._sequencer.jobs.renew(claim, lease_s=self._settings.job_lease_s, progress=progress):
-                return None  # it took too long and another goes on with it
+                return None  # it took too long, and another housekeeper continues
 
     async def _step(self, job: Job, claim: Claim, progress: str | None) -> Step | None:
-        """The claim is renewed while a step takes long. None: it was lost, and the step has ended."""
+        """Renews the claim while a step takes long. None: the claim was lost, and the step has ended."""
         step = asyncio.create_task(job.step(progress), name=f"step of {job.name}")
         try:
             while not (await asyncio.wait([step], timeout=self._settings.job_lease_s / 3))[0]:
@@ -148,7 +152,7 @@ class Housekeeper:
         while True:
             try:
                 was_ours = await self.run_once(job)
-            except Exception as error:  # noqa: BLE001 - one broken job stops no other, nor the agent beside it
+            except Exception as error:  # noqa: BLE001 - a broken job stops neither other jobs nor the agent
                 failures, turns = failures + 1, 1
                 self._note_failure(job, error, first=failures == 1)
                 pause_s = min(job.interval_s, self._settings.job_retry_s * 2 ** min(failures - 1, 16))
@@ -161,13 +165,14 @@ class Housekeeper:
             await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
 
     def _most_turns(self) -> int:
-        """How many turns of a job that others do this agent may let pass. Of many agents enough still come in time."""
+        """How many of its turns at a job this agent may skip while others do the job. With many agents enough
+        still come in time."""
         fresh = self.observed.fresh()
         agents = 1 if fresh is None else fresh.backlog.agents
         return max(1, min(self._settings.job_patience, agents // _AGENTS_PER_TURN))
 
     def _note_failure(self, job: Job, error: Exception, *, first: bool) -> None:
-        """Logged when it begins; what goes on failing is in the metrics and in the jobs' statuses."""
+        """Logs the first failure. Metrics and the jobs' statuses show the following ones."""
         self.metrics.failed(job.name)
         if isinstance(error, SequencerUnavailable | CommitOutcomeUnknown):
             self._dooming.database_was_away()
@@ -180,12 +185,12 @@ class Housekeeper:
 
     async def _keep_reading(self) -> None:
         while True:
-            with contextlib.suppress(SequencerUnavailable):  # the jobs report it, and the ages grow meanwhile
+            with contextlib.suppress(SequencerUnavailable):  # the jobs report it, and the ages keep growing
                 await self.read_observation()
             await asyncio.sleep(self._settings.observation_interval_s * random.uniform(0.8, 1.2))
 
     async def read_observation(self) -> None:
-        """Shows in the metrics what was last measured. Raises SequencerUnavailable."""
+        """Shows the last measurement in the metrics. Raises SequencerUnavailable."""
         seen = await self.observed.read()
         if seen is not None:
             self.metrics.observe(seen)

@@ -1,4 +1,5 @@
-"""The jobs of the commit journal (`journal_writer.py`): entries every few seconds, checkpoints every few minutes."""
+"""The jobs of the commit journal (`journal_writer.py`): entries every few seconds, checkpoints every few
+minutes."""
 
 from compactor.job import Step
 from compactor.journal_writer import JournalWriter, Written
@@ -8,7 +9,7 @@ _LOOKS_PER_CHECKPOINT = 20
 
 
 class JournalJob:
-    """Writes what came since the last entry."""
+    """Writes what was committed since the last entry."""
 
     name = "journal"
 

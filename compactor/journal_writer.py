@@ -2,11 +2,12 @@
 
 Promises:
 - Writes and deletes only under a confirmed ownership of the bucket, and uses no key twice.
-- The number of an entry is in Postgres before the entry is in the bucket, and the entry is confirmed after. A crash at
-  any point repeats harmlessly: what was not confirmed is written once more, under another number.
+- Postgres has the number of an entry before the bucket has the entry. The entry is confirmed afterwards. A
+  crash at any point is harmless: an unconfirmed entry is written again under another number.
 - The journal begins with a checkpoint: the first time, after a take-over, and after a failover of Postgres.
 - Memory is bounded by the settings, whatever the log's size.
-- Entries and checkpoints go only once two newer checkpoints are complete, and the restore horizon is over.
+- Entries and checkpoints are deleted only when two newer checkpoints are complete and the restore horizon is
+  over.
 """
 
 import contextlib
@@ -39,10 +40,10 @@ log = logging.getLogger("tidelog")
 
 _COMPLETE_KEPT = 2
 _SLOW_READING_S = 0.05
-"""A reading that took so long and found nothing is noted all the same, so that its pace is kept."""
+"""A reading that took this long and found nothing is still noted, so that its pace is kept."""
 _NUMBERS_TRIED = 100
 _LEAST_CHECKPOINT_BYTES = 64 << 20
-"""Entries may grow to this before a small checkpoint is written early."""
+"""If entries grow beyond this, a small checkpoint is written early."""
 _DELETED_AT_ONCE = 1000
 
 
@@ -77,7 +78,8 @@ class JournalWriter:
     # --- entries
 
     async def write_entry(self) -> Written:
-        """Writes what came since the last entry; or a checkpoint, if no entry can continue the journal."""
+        """Writes what was committed since the last entry. Writes a checkpoint if no entry can continue the
+        journal."""
         epoch = await self._confirmed_epoch()
         state = await self._journal.state()
         why_begin = state.why_begin(epoch)
@@ -107,7 +109,7 @@ class JournalWriter:
                     return Written(overtaken=True)
                 number = taken
                 header = reading.moment.header(Kind.ENTRY, epoch=reading.state.epoch, number=number, follows=follows)
-                with contextlib.suppress(ObjectChanged):  # a lost Postgres, or a copy, used that number
+                with contextlib.suppress(ObjectChanged):  # a lost Postgres, or a copy, has used that number
                     put = await self._put(journal_key(self._cluster, header.epoch, number), header, tables)
                     break
             else:
@@ -189,13 +191,13 @@ class JournalWriter:
             checksum = crc32c(chunk, checksum)
         return _Put(size_bytes=sum(map(len, chunks)), crc32c=checksum)
 
-    # --- what is old
+    # --- old objects
 
     async def remove_old(self) -> int:
-        """Deletes checkpoints and entries that no restore needs any more; returns how many objects.
+        """Deletes checkpoints and entries that no restore needs any more. Returns how many objects.
 
-        Kept are the two newest complete checkpoints, every one that is younger than the restore horizon, and the
-        entries after the oldest of them. Objects of a later epoch belong to another owner, and stay.
+        It keeps the two newest complete checkpoints, every checkpoint younger than the restore horizon, and
+        the entries after the oldest of these. Objects of a later epoch belong to another owner, and stay.
         """
         epoch = await self._confirmed_epoch()
         before = datetime.now(UTC) - timedelta(seconds=self._settings.restore_horizon_s)

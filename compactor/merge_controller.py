@@ -1,11 +1,13 @@
-"""How fast to merge (docs/design/merging.md#effort): an effort in bytes per second that follows the backlog.
+"""How fast to merge (docs/design/merging.md#effort): an effort in bytes per second that follows the backlog. Pure.
 
-Pure. The effort is what clears the backlog within `target_s`, shared among those who may merge, and at most
-`most_bytes_per_s`. So a backlog that grows is met by more effort until both balance: at a steady inflow of `i` bytes/s
-it settles at about `i * target_s`, and a burst is worked off over `target_s`, not at once. A merge that has begun is
-not slowed by a short backlog, only by the ceiling; what it copied is owed, and the next begins when the effort has paid
-for it. An agent that is overloaded gives less, down to nothing, but not for ever: what has waited `PATIENCE` times the
-target is merged at a tenth of what it would be.
+The effort clears the backlog within `target_s`, shared among the mergers, at most `most_bytes_per_s`. A
+growing backlog gets more effort until both balance: at a steady inflow of `i` bytes/s the backlog settles at
+about `i * target_s`, and a burst is worked off over `target_s`, not at once. A running merge is slowed only
+by the ceiling, not by a short backlog. Its copied bytes are a debt, and the next merge begins when the effort
+has paid it.
+
+An overloaded agent gives less effort, down to nothing, but not for ever: what has waited `PATIENCE` times the
+target is merged at a tenth of the usual effort.
 """
 
 from dataclasses import dataclass
@@ -23,8 +25,8 @@ class EffortLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """`backlog_bytes` wait, the oldest for `oldest_s`; `mergers` may work on it, this one included; `load` is how busy
-    this agent is, from 0 to 1: how full its budgets are, or its core, whichever is more.
+    """`backlog_bytes` wait, the oldest for `oldest_s`. `mergers` may work on it, with this one. `load` tells
+    how busy this agent is, from 0 to 1: its budgets or its core, whichever is fuller.
     """
 
     backlog_bytes: int
@@ -49,8 +51,8 @@ def effort_bytes_per_s(situation: Situation, limits: EffortLimits) -> float:
 
 
 class CopyDebt:
-    """What was copied and not yet paid for by the effort of the time since; the caller owns the clock. At most
-    `saving_s` of effort is saved up, so that what a pause between two looks was worth is not lost.
+    """Copied bytes that the effort since then has not paid for yet. The caller owns the clock. At most
+    `saving_s` of effort is saved up, so that the effort of a pause between two checks is not lost.
     """
 
     def __init__(self, now_s: float, saving_s: float) -> None:
@@ -62,7 +64,7 @@ class CopyDebt:
         self._owed_bytes += size_bytes
 
     def is_paid(self, effort: float, now_s: float) -> bool:
-        """Whether nothing is owed any more."""
+        """True if the debt is paid."""
         paid_bytes = effort * (now_s - self._paid_until_s)
         self._owed_bytes = max(self._owed_bytes - paid_bytes, -effort * self._saving_s)
         self._paid_until_s = now_s

@@ -1,11 +1,14 @@
-"""From runs in many objects to one merged object (docs/design/merging.md#copying): what to read, whether it is right,
-how it is laid out.
+"""Turns runs in many objects into one merged object (docs/design/merging.md#copying): what to read, whether it is
+right, its layout.
 
-Pure: the caller reads and writes. Promises that only ranges around live runs are read, with at most a quarter of
-dead bytes between; that every byte of every record was checked against its batch's checksum, and every run against the
-offsets it should hold; that a run which fails stays out and with it only the swap it is in; and that the result is a
-segment (`storage/segments/segment.py`) whose runs lie in (topic, partition, offset) order, each partition's back to
-back.
+Pure: the caller reads and writes.
+
+Promises:
+- Only ranges around live runs are read, with at most a quarter of dead bytes between.
+- Every byte of every record is checked against its batch's checksum, and every run against its offsets.
+- A run that fails stays where it is. Only its swap is left out.
+- The result is a segment (`storage/segments/segment.py`) whose runs are in (topic, partition, offset) order.
+  Each partition's runs are back to back.
 """
 
 import struct
@@ -23,16 +26,16 @@ from storage.identifiers import BytePosition, Offset, SegmentId
 from storage.segments.segment import MERGED_VERSION, FooterRun, SegmentFooter, footer_bytes, header_bytes
 
 MOST_DEAD_SHARE = 4
-"""At most one dead byte is read for so many live ones."""
+"""At most one dead byte is read per this many live ones."""
 _SMALL_CHUNK_BYTES = 262_144
 
 _BATCH = struct.Struct(">8xi4xBI2xi")
-"""Of a batch's header: its length, magic, checksum and last offset delta."""
+"""From a batch's header: its length, magic, checksum and last offset delta."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteRange:
-    """`[start, end)` of a segment."""
+    """The bytes `[start, end)` of a segment."""
 
     segment_id: SegmentId
     start: int
@@ -40,7 +43,7 @@ class ByteRange:
 
 
 def ranges_to_read(swaps: Sequence[Swap], most_bytes: int) -> list[ByteRange]:
-    """Covers every run of the swaps, in ranges of about `most_bytes` or one run."""
+    """Returns ranges that cover every run of the swaps, each of about `most_bytes` or one run."""
     runs: dict[SegmentId, list[RunToMerge]] = {}
     for swap in swaps:
         for run in swap.replaced:
@@ -63,7 +66,7 @@ def _spans(segment_id: SegmentId, runs: list[RunToMerge], most_bytes: int) -> It
 
 
 class ReadRanges:
-    """The bytes that were read, found again by run."""
+    """The bytes that were read, by run."""
 
     def __init__(self) -> None:
         self._starts: dict[SegmentId, list[int]] = {}
@@ -75,7 +78,8 @@ class ReadRanges:
         self._data.setdefault(span.segment_id, []).insert(at, memoryview(data))
 
     def of(self, run: RunToMerge) -> memoryview:
-        """The run's bytes; too few, or none, where the object has fewer than it should or could not be read."""
+        """Returns the run's bytes. They are too few, or none, if the object is too short or could not be
+        read."""
         starts = self._starts.get(run.segment_id, [])
         at = bisect_right(starts, run.position) - 1
         if at < 0:
@@ -85,7 +89,7 @@ class ReadRanges:
 
 
 def fault_of_run(run: RunToMerge, data: memoryview) -> str | None:
-    """What is wrong with a run's bytes, if anything."""
+    """Returns what is wrong with a run's bytes; None if nothing is."""
     if len(data) != run.length:
         return f"only {len(data)} of its {run.length} bytes are there"
     start = records = 0
@@ -104,7 +108,7 @@ def fault_of_run(run: RunToMerge, data: memoryview) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOut:
-    """A merged object: `chunks` are uploaded, `swaps` published."""
+    """A merged object: upload `chunks`, publish `swaps`."""
 
     chunks: tuple[Buffer, ...]
     size_bytes: int
@@ -116,7 +120,7 @@ class LaidOut:
 
 
 class Layout:
-    """Lays out one merged object, swap by swap; the caller decides when to pause."""
+    """Lays out one merged object, swap by swap. The caller decides when to pause."""
 
     def __init__(self, segment_id: SegmentId, writer: str, *, run_bytes: int) -> None:
         self._segment_id = segment_id
@@ -131,7 +135,8 @@ class Layout:
         self._swaps: list[PlacedSwap] = []
 
     def add(self, swap: Swap, runs: Sequence[memoryview]) -> None:
-        """A swap and the bytes of its runs, which have passed `fault_of_run`; in (topic, partition, offset) order."""
+        """Adds a swap and its runs' bytes, which have passed `fault_of_run`. Call it in (topic, partition,
+        offset) order."""
         made = tuple(_made(swap, self._position, runs[0], self._run_bytes))
         self._swaps.append(PlacedSwap(replaced=swap.replaced, made=made))
         for run, data in zip(swap.replaced, runs, strict=True):
@@ -140,7 +145,7 @@ class Layout:
             self._position += run.length
 
     def finish(self) -> LaidOut | None:
-        """None if nothing was added."""
+        """Returns the object; None if nothing was added."""
         if not self._swaps:
             return None
         footer = SegmentFooter(
@@ -152,7 +157,7 @@ class Layout:
         return LaidOut(chunks=tuple(self._chunks), size_bytes=self._position + len(ending), swaps=tuple(self._swaps))
 
     def _add_to_footer(self, run: RunToMerge, data: memoryview) -> None:
-        """One entry per partition, whose runs lie back to back, and one more after each gap in its offsets."""
+        """A partition whose runs are back to back has one entry, plus one after each gap in its offsets."""
         last = self._footer[-1] if self._footer and _end(self._footer[-1]) == (run.key, run.base_offset) else None
         self._footer[len(self._footer) - (last is not None) :] = [
             FooterRun(
@@ -170,7 +175,7 @@ class Layout:
         ]
 
     def _add_chunk(self, chunk: Buffer) -> None:
-        """Small neighbours are copied together, so that a store is not given thousands of pieces."""
+        """Joins small neighbours, so that the store does not get thousands of pieces."""
         if len(chunk) >= _SMALL_CHUNK_BYTES or self._small_bytes >= _SMALL_CHUNK_BYTES:
             self._join_small()
         if len(chunk) >= _SMALL_CHUNK_BYTES:
@@ -186,7 +191,7 @@ class Layout:
 
 
 def _made(swap: Swap, position: int, first_run: memoryview, run_bytes: int) -> Iterator[MergedRun]:
-    """One run, or where a single one is too long, several, cut between batches."""
+    """Yields one run or, if that would be too long, several, cut between batches."""
     first, last = swap.replaced[0], swap.replaced[-1]
     times = {
         "min_timestamp_ms": min(run.min_timestamp_ms for run in swap.replaced),
@@ -206,7 +211,7 @@ def _made(swap: Swap, position: int, first_run: memoryview, run_bytes: int) -> I
 
 
 def _pieces(swap: Swap, first_run: memoryview, run_bytes: int) -> Iterator[tuple[int, int]]:
-    """Bytes and records of each run to make."""
+    """Yields bytes and records of each run to make."""
     first, last = swap.replaced[0], swap.replaced[-1]
     if len(swap.replaced) > 1 or first.length <= run_bytes:
         yield swap.size_bytes, last.last_offset - first.base_offset + 1
@@ -223,6 +228,6 @@ def _pieces(swap: Swap, first_run: memoryview, run_bytes: int) -> Iterator[tuple
 
 
 def _end(run: FooterRun) -> tuple[PartitionKey, int]:
-    """The next offset of its partition."""
+    """Returns the partition and its next offset."""
     assert run.last_offset is not None, "a merged segment's footer has offsets"
     return (run.topic_id, run.partition), run.last_offset + 1

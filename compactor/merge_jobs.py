@@ -1,4 +1,5 @@
-"""The job that finds what may be merged; the merging itself runs beside the jobs, in every agent (`merging.py`)."""
+"""The job that finds what may be merged. The merging itself runs besides the jobs, in every agent
+(`merging.py`)."""
 
 from datetime import datetime
 from uuid import UUID
@@ -12,8 +13,8 @@ from storage.identifiers import SegmentId
 
 
 class MergeDiscoveryJob:
-    """Follows the commits of segments, from where it was to `merge_settle_s` ago, and makes candidates of them. Gives
-    back what agents had claimed that died."""
+    """Follows the commits of segments, from its last position up to `merge_settle_s` ago, and makes
+    candidates of them. Releases the claims of dead agents."""
 
     name = "merge-discovery"
 
@@ -24,7 +25,7 @@ class MergeDiscoveryJob:
         self._policy = policy
 
     async def step(self, progress: str | None) -> Step:
-        """A page of segments. Its progress is never forgotten, so that nothing is looked at twice."""
+        """Handles a page of segments. Its progress is never forgotten, so no segment is examined twice."""
         if not self._policy.tiers:
             return Step(progress=progress)
         found = await self._merges.discover(

@@ -1,4 +1,4 @@
-"""What merging counts and measures; the names are the documentation of what is exported."""
+"""The metrics of merging. Their names and help texts document what is exported."""
 
 import time
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class MergeMetrics:
         self._effort.set(bytes_per_s)
 
     def merged(self, tier: int, done: MergeDone) -> None:
-        """A merge that made objects of this tier."""
+        """Counts a merge that made objects of this tier."""
         self._copied.labels(tier, "in").inc(done.bytes_in)
         self._copied.labels(tier, "out").inc(done.bytes_out)
         self._runs.labels(tier, "in").inc(done.runs_in)
@@ -56,7 +56,7 @@ class MergeMetrics:
         self._damaged.inc(done.runs_damaged)
 
     def observe(self, backlog: Backlog, totals: Sequence[TierTotals]) -> None:
-        """The ages go on growing between two observations, also while the database is away."""
+        """Ages keep growing between two observations, also while the database is away."""
         self._backlog_bytes.clear()
         self._backlog_segments.clear()
         for waiting in backlog.tiers:
@@ -72,7 +72,7 @@ class MergeMetrics:
 
 
 def write_amplification(totals: Sequence[TierTotals]) -> float | None:
-    """Bytes written, uploads included, per byte uploaded; None before the first upload was seen."""
+    """Bytes written, with uploads, per byte uploaded; None before the first upload was seen."""
     uploaded = sum(tier.done.bytes_out for tier in totals if tier.tier == 0)
     return sum(tier.done.bytes_out for tier in totals) / uploaded if uploaded else None
 

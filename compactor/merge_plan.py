@@ -1,11 +1,15 @@
-"""What is merged with what (docs/design/merging.md#choice-of-inputs): tiers like an LSM's, and within a merge which
-runs become one.
+"""What is merged with what (docs/design/merging.md#choice-of-inputs): tiers as in an LSM tree, and within a merge which
+runs become one. Pure.
 
-Pure. Uploads are tier 0; a merge of `fan_in` units of a tier makes one unit of the next, up to `tiers`, so that no byte
-is copied more often than that. Promises of a plan: it names no run twice; a swap's runs are consecutive in their
-partition; a merged run is at most `run_bytes` long unless one of its runs alone is, and spans no more time than its
-topic's retention bears; what is about to expire stays where it is, and so do runs that are long already where they are
-most of what their object still holds (then at most as much of the object is dead as is alive).
+Uploads are tier 0. A merge of `fan_in` units of a tier makes one unit of the next, up to `tiers`, so no byte
+is copied more often than that.
+
+Promises of a plan:
+- It names no run twice. A swap's runs are consecutive in their partition.
+- A merged run is at most `run_bytes` long, unless one of its runs alone is longer. It spans no more time than
+  its topic's retention allows.
+- Runs that are about to expire stay where they are. So do long runs that are most of what their object still
+  holds: at most as much of such an object is dead as is alive.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +21,10 @@ from sequencer.topics.topic_config import TopicConfig
 from storage.identifiers import SegmentId, TopicId
 
 _MOST_FAN_INS = 16
-"""Units that are small are gathered up to so many times the fan-in."""
+"""Small units are gathered up to this many times the fan-in."""
 _RETENTION_SHARE = 10
-"""A run covers at most this part of its topic's retention, and is not moved in this last part of its life."""
+"""A merged run covers at most this share of its topic's retention. A run is not moved in this last share of
+its life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +41,7 @@ class MergePolicy:
 
     @property
     def full_bytes(self) -> int:
-        """What is small is gathered up to this: the next of it might not fit into the same object."""
+        """Small units are gathered up to this size: the next one might not fit into the same object."""
         return self.object_bytes * 7 // 8
 
     @property
@@ -46,14 +51,15 @@ class MergePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionLimits:
-    """Of a topic; None: without limit."""
+    """The limits of a topic; None: no limit."""
 
     retention_ms: int | None
     longest_span_ms: int | None
 
     @classmethod
     def of(cls, config: Mapping[str, str]) -> "RetentionLimits":
-        """A tenth of `retention.ms`, and no more than `segment.ms` if the topic sets it: retention drops whole runs."""
+        """Returns a tenth of `retention.ms`, and at most the topic's `segment.ms`: retention drops whole
+        runs."""
         retention_ms = TopicConfig.of(config).retention_ms
         spans = [retention_ms // _RETENTION_SHARE] if retention_ms >= 0 else []
         if "segment.ms" in config:
@@ -72,7 +78,7 @@ class RetentionLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swap:
-    """Consecutive runs of one partition that are to become one."""
+    """Consecutive runs of one partition that become one."""
 
     replaced: tuple[RunToMerge, ...]
 
@@ -86,12 +92,12 @@ class Swap:
 
 
 def is_worth_merging(tier: int, size_bytes: int, runs: int, policy: MergePolicy) -> bool:
-    """Whether an object of this tier is to be merged again; not if its runs are long on average."""
+    """True if an object of this tier should be merged again. False if its runs are long on average."""
     return tier < policy.tiers and size_bytes < runs * policy.long_run_bytes
 
 
 def merges_waiting(backlog: TierBacklog, policy: MergePolicy) -> int:
-    """How many merges the candidates of a tier would fill."""
+    """Returns how many merges the candidates of a tier would fill."""
     if backlog.tier >= policy.tiers:
         return 0
     by_size = min(backlog.units // policy.fan_in, backlog.size_bytes // policy.full_bytes)
@@ -99,20 +105,21 @@ def merges_waiting(backlog: TierBacklog, policy: MergePolicy) -> int:
 
 
 def next_tier(backlog: Backlog, policy: MergePolicy) -> int | None:
-    """The tier in which most merges wait, the lowest of those; None if none waits."""
+    """Returns the tier with the most waiting merges, the lowest of those; None without any."""
     waiting = {tier.tier: merges_waiting(tier, policy) for tier in backlog.tiers}
     most = max(waiting.values(), default=0)
     return min(tier for tier, merges in waiting.items() if merges == most) if most else None
 
 
 def waiting_bytes(backlog: Backlog, policy: MergePolicy) -> int:
-    """The bytes of the tiers in which a merge waits."""
+    """Returns the bytes of the tiers in which a merge waits."""
     return sum(tier.size_bytes for tier in backlog.tiers if merges_waiting(tier, policy))
 
 
 def choose_inputs(candidates: Sequence[Candidate], policy: MergePolicy, cap: int) -> Sequence[SegmentId]:
-    """The next merge of a tier, oldest units first and whole; none while there are too few. `candidates` are in the
-    order of their commits, and cut off if there are `cap`: then what is whole of them must do.
+    """Returns the next merge of a tier: the oldest units, each as a whole; none while there are too few.
+    `candidates` are in the order of their commits. If there are `cap` of them the list is cut off, and its
+    whole units have to do.
     """
     units = [list(unit) for _, unit in groupby(candidates, key=lambda candidate: candidate.committed_at)]
     if len(candidates) == cap and len(units) > 1:
@@ -132,7 +139,7 @@ def plan_swaps(
     now_ms: int,
     policy: MergePolicy,
 ) -> Iterator[Swap]:
-    """Cuts runs, given in (topic, partition, offset) order, into swaps in that order."""
+    """Cuts runs into swaps. Both are in (topic, partition, offset) order."""
     group: list[RunToMerge] = []
     size_bytes = 0
     for run in runs:
@@ -148,7 +155,7 @@ def plan_swaps(
 
 
 def fill_objects(swaps: Sequence[Swap], object_bytes: int) -> Iterator[Sequence[Swap]]:
-    """The swaps in their order, for as many objects as they need."""
+    """Yields the swaps in their order, for as many objects as they need."""
     first = size_bytes = 0
     for place, swap in enumerate(swaps):
         if place > first and size_bytes + swap.size_bytes > object_bytes:
@@ -168,7 +175,7 @@ def _stays(run: RunToMerge, of: MergeInput, policy: MergePolicy) -> bool:
 
 
 def _is_kept(of: MergeInput) -> bool:
-    """Whether the object stays for its long runs."""
+    """True if the object stays for its long runs."""
     return of.long_bytes * 2 >= of.live_bytes
 
 
@@ -184,6 +191,6 @@ def _fits(
 
 
 def _swap(group: Sequence[RunToMerge], inputs: Mapping[SegmentId, MergeInput]) -> Iterator[Swap]:
-    """A single run is moved only to let its object go."""
+    """Yields the swap of a group. A single run is moved only to free its object."""
     if len(group) > 1 or (group and not _is_kept(inputs[group[0].segment_id])):
         yield Swap(replaced=tuple(group))

@@ -1,11 +1,15 @@
 """Merges segments (docs/design/merging.md#copying): claims some, copies their live runs into larger objects, and swaps
 the coordinates.
 
-Runs in any number of agents at once; each merges segments of its own. Promises that readers find every record at
-every moment; that the worker may be killed, paused or cut off from its database or store at any point, and what it
-had not published becomes garbage, while what it had stays; that one partition which changes meanwhile, or one run
-whose bytes are wrong, fails its own swap and nothing else; and that memory, time per claim and effort are bounded
-(`compactor/settings.py`). What to merge is decided by `merge_plan.py`, how fast by `merge_controller.py`.
+Any number of agents merge at once, each its own segments. `merge_plan.py` decides what to merge,
+`merge_controller.py` how fast.
+
+Promises:
+- Readers find every record at every moment.
+- The worker may be killed, paused or cut off from its database or store at any point. What it had not
+  published becomes garbage; what it had published stays.
+- A partition that changes meanwhile, or a run with wrong bytes, fails only its own swap.
+- Memory, time per claim and effort are bounded (`compactor/settings.py`).
 """
 
 import asyncio
@@ -55,13 +59,14 @@ log = logging.getLogger("tidelog")
 _WRITER = "merge"
 _READ_BYTES = 4 << 20
 _TURN_S = 0.002
-"""Computing for so long, a merge lets others have the event loop."""
+"""After computing this long, a merge yields to the event loop."""
 _RELEASE_TIMEOUT_S = 2.0
 _LONGEST_WAIT_S = 2.0
 
 
 class ClaimLost(Exception):
-    """The merge must end: its holds have lapsed, or its output is doomed. Others go on with its inputs."""
+    """The merge must end: its holds have ended, or its output is doomed. Another merge continues with its
+    inputs."""
 
 
 _EXPECTED = (ClaimLost, OwnershipUnconfirmed, SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable)
@@ -69,7 +74,7 @@ _EXPECTED = (ClaimLost, OwnershipUnconfirmed, SequencerUnavailable, CommitOutcom
 
 @dataclass(slots=True, kw_only=True)
 class _Merge:
-    """One claim at work."""
+    """One claim in progress."""
 
     claim: MergeClaim
     held_until_s: float
@@ -82,7 +87,8 @@ class _Merge:
 
 
 class Merger:
-    """`backlog` says what waits in the cluster; `load` tells how busy the agent is that runs beside, from 0 to 1."""
+    """`backlog` tells what waits in the cluster. `load` tells how busy the agent in this process is, from 0
+    to 1."""
 
     def __init__(
         self,
@@ -116,12 +122,12 @@ class Merger:
         )
 
     async def run(self) -> None:
-        """Until cancelled. A failure is logged once, and tried again."""
+        """Runs until cancelled. Logs the first of successive failures, and tries again."""
         failures = 0
         while True:
             try:
                 worked = await self.merge_once()
-            except Exception as error:  # noqa: BLE001 - what merging stumbles over stops neither the jobs nor the agent
+            except Exception as error:  # noqa: BLE001 - a failed merge stops neither the jobs nor the agent
                 worked, failures = False, failures + 1
                 self._note_failure(error, first=failures == 1)
             else:
@@ -130,8 +136,7 @@ class Merger:
                 await asyncio.sleep(self._settings.merge_interval_s * random.uniform(0.8, 1.2))
 
     async def merge_once(self) -> bool:
-        """Claims and merges the most urgent of what waits. False if nothing does, or not so much that its turn has
-        come.
+        """Claims and merges the most urgent candidates. False if there are none, or too few for now.
 
         Raises SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable or ClaimLost.
         """
@@ -171,7 +176,7 @@ class Merger:
     # --- one claim
 
     async def _work(self, merge: _Merge) -> None:
-        """Object after object, in key order, until all is merged or `merge_job_s` is over."""
+        """Merges object after object, in key order, until all is merged or `merge_job_s` is over."""
         ends_s = time.monotonic() + self._settings.merge_job_s
         after = BEFORE_ALL
         has_more = True
@@ -190,7 +195,7 @@ class Merger:
                 if not await self._keep_below_ceiling(merge.done.bytes_out - copied_before, began_s):
                     return
             after = runs[-1].key if runs else after
-        # What made no progress is not tried again.
+        # Inputs without progress are not tried again.
         merge.is_complete = not is_cut or not merge.outputs
 
     async def _planned(self, claim: MergeClaim, runs: Sequence[RunToMerge]) -> list[Swap]:
@@ -242,7 +247,7 @@ class Merger:
         return layout.finish()
 
     async def _read(self, claim: MergeClaim, spans: Sequence[ByteRange]) -> ReadRanges:
-        """`merge_requests` at a time; of an object that is missing, nothing."""
+        """Reads `merge_requests` ranges at a time. A missing object gives nothing."""
         read = ReadRanges()
         waiting = iter(spans)
 
@@ -256,7 +261,7 @@ class Merger:
         return read
 
     async def _publish(self, merge: _Merge, output: MergeOutput, swaps: Sequence[PlacedSwap]) -> None:
-        """Repeats a publish whose outcome is unknown until it is known, or the claim is lost."""
+        """Repeats a publish with an unknown outcome until the outcome is known or the claim is lost."""
         wait_s = 0.1
         while True:
             try:
@@ -300,7 +305,7 @@ class Merger:
         )
 
     def _note_failure(self, error: Exception, *, first: bool) -> None:
-        """Logged when it begins; what goes on failing is in the metrics."""
+        """Logs the first failure. Metrics show the following ones."""
         self._metrics.failed()
         if first and isinstance(error, _EXPECTED):
             log.warning("merging: interrupted, retrying", extra={"error": str(error)})
@@ -323,7 +328,7 @@ class Merger:
     # --- leases and pace
 
     async def _keep_holding(self, merge: _Merge) -> None:
-        """Renews the holds until cancelled, or until they have lapsed: then publishing is refused."""
+        """Renews the holds until cancelled, or until they have ended: then publishing is refused."""
         lease_s = self._settings.merge_lease_s
         while True:
             await asyncio.sleep(lease_s / 4)
@@ -342,7 +347,7 @@ class Merger:
         )
 
     async def _keep_below_ceiling(self, copied_bytes: int, began_s: float) -> bool:
-        """Pauses after an object as its size asks for; False if this agent is too busy to go on at all."""
+        """After an object, pauses in proportion to its size. False if this agent is too busy to continue."""
         situation = self._situation(await self._backlog())
         ceiling = ceiling_bytes_per_s(situation, self._limits)
         if ceiling == 0:
@@ -352,21 +357,22 @@ class Merger:
         return True
 
     async def _give_way(self) -> None:
-        """Lets others have the event loop when this has computed for a while."""
+        """Yields to the event loop after computing for a while."""
         if time.monotonic() >= self._turn_ends_s:
             await asyncio.sleep(0)
             self._turn_ends_s = time.monotonic() + _TURN_S
 
 
 def _whole_partitions(runs: list[RunToMerge]) -> tuple[list[RunToMerge], bool]:
-    """Without the last partition, of which there may be more; all of them, and True, if there is only one."""
+    """Returns the runs without the last partition, which may have more. If there is only one partition,
+    returns all runs and True."""
     last = runs[-1].key
     whole = [run for run in runs if run.key != last]
     return (whole, False) if whole else (runs, True)
 
 
 def _batched(swaps: Sequence[PlacedSwap], most_runs: int) -> Iterator[Sequence[PlacedSwap]]:
-    """As many swaps at a time as replace `most_runs` runs together, at least one."""
+    """Yields as many swaps at a time as replace `most_runs` runs together, at least one."""
     first = runs = 0
     for place, swap in enumerate(swaps):
         if place > first and runs + len(swap.replaced) > most_runs:

@@ -1,4 +1,4 @@
-"""What the housekeeper counts and measures; the names are the documentation of what is exported."""
+"""The housekeeper's metrics. Their names and help texts document what is exported."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ class HousekeeperMetrics:
             self._done.labels(job, what).inc(count)
 
     def observe(self, seen: Observation) -> None:
-        """The ages go on growing between two observations, also while the database is away."""
+        """Ages keep growing between two observations, also while the database is away."""
         self._observation_age.set_function(partial(_age_s, time.monotonic() - seen.age_s))
         self._observe_jobs(seen.jobs)
         self._observe_segments(seen.census)

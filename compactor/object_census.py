@@ -1,6 +1,8 @@
-"""The doctor's way from the bucket to the database: what every object under `<cluster>/` is there for
-(docs/design/garbage.md#the-doctor). Every key is reserved before it is written, so an object that was listed and has no
-row is either an orphan, or was deleted and its row with it since: then it is gone when looked for again.
+"""The doctor's direction from the bucket to the database: why each object under `<cluster>/` exists
+(docs/design/garbage.md#the-doctor).
+
+Every key is reserved before it is written. So a listed object without a row is either an orphan, or it was
+deleted, and its row afterwards: then a second look-up does not find the object.
 """
 
 from collections.abc import Collection, Sequence
@@ -31,7 +33,7 @@ class ObjectCensus:
         self._page = page
 
     async def take(self) -> None:
-        """Lists everything, in pages."""
+        """Lists all objects, in pages."""
         page: list[ObjectInfo] = []
         async for info in self._store.list(f"{self._cluster}/"):
             page.append(info)
@@ -51,7 +53,7 @@ class ObjectCensus:
             self._chart.found(Finding(fault=Fault.ORPHAN_OBJECT, where=key, what="nothing in the database knows it"))
 
     async def _unknown(self, keys: Collection[ObjectKey], chart: Chart | None) -> list[ObjectKey]:
-        """Those of the keys that have no reason to be; the reasons of the others are noted on the chart."""
+        """Returns the keys that have no reason to exist. Notes the reasons of the others on the chart."""
         history = [key for key in keys if key.startswith(history_prefix(self._cluster))]
         segments = {key: segment_id_of(key) for key in keys}
         rows = await self._sequencer.inspection.segments_by_id([each for each in segments.values() if each])
@@ -71,7 +73,7 @@ class ObjectCensus:
         return [key for key, sight in sights.items() if sight is None]
 
     async def _history_sights(self, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Sight | None]:
-        """The prefixes are asked first: a job's objects are recorded before its prefix is given up."""
+        """Reads the prefixes first: a job's objects are recorded before its prefix is given up."""
         if not keys:
             return {}
         garbage = self._sequencer.history.garbage

@@ -1,9 +1,10 @@
-"""The observer measures for the whole cluster what all agents want to know, and each agent reads the result.
+"""The observer measures, once for the whole cluster, what all agents need. Each agent reads the result.
 
 Promises:
-- One agent measures at a time, under the job's lease. When it dies, another one does so at its next turn; if it dies
-  while it measures, when the lease is over. Two at once do no harm (`sequencer/housekeeping/observations.py`).
-- An agent keeps what it read last. Decisions get what is younger than `observation_stale_s`, and nothing otherwise.
+- One agent measures at a time, under the job's lease. If it dies, another agent takes its next turn; if it
+  dies while it measures, once the lease has ended. Two at once do no harm
+  (`sequencer/housekeeping/observations.py`).
+- An agent keeps the last result. Decisions get a result younger than `observation_stale_s`, or none.
 """
 
 import time
@@ -26,13 +27,13 @@ class ObserverJob:
         self._bounds = bounds_of(settings)
 
     async def step(self, progress: str | None) -> Step:
-        """One measurement. It is late if another agent has made a newer one meanwhile."""
+        """Measures once. The result is dropped if another agent has a newer one."""
         is_newest = await self._observations.observe(self._bounds)
         return Step(progress=progress, done={"measured" if is_newest else "late": 1})
 
 
 class LastObservation:
-    """What this agent read last. The caller reads it again every `observation_interval_s`."""
+    """The last result that this agent read. The caller reads it again every `observation_interval_s`."""
 
     def __init__(self, sequencer: Sequencer, settings: HousekeeperSettings) -> None:
         self._observations = sequencer.observations
@@ -41,7 +42,7 @@ class LastObservation:
         self._measured_s = float("-inf")
 
     async def read(self) -> Observation | None:
-        """None if nothing was ever measured. Raises SequencerUnavailable."""
+        """None if there is no result yet. Raises SequencerUnavailable."""
         asked_s = time.monotonic()
         last = await self._observations.latest()
         if last is not None:
@@ -50,15 +51,16 @@ class LastObservation:
 
     @property
     def age_s(self) -> float:
-        """It grows between two readings, also while the database is away. Infinite before the first."""
+        """Grows between two readings, also while the database is away. Infinite before the first."""
         return time.monotonic() - self._measured_s
 
     def fresh(self) -> Observation | None:
-        """To decide by. None if it is stale."""
+        """Returns the result for decisions; None if it is stale."""
         return self._last if self.age_s <= self._stale_s else None
 
     async def backlog(self) -> Backlog:
-        """What waits to be merged. A stale observation shows nothing, so nothing is merged by it."""
+        """Returns what waits to be merged. A stale result counts as nothing, so nothing is merged because of
+        it."""
         fresh = self.fresh()
         return Backlog(tiers=(), agents=1) if fresh is None else fresh.backlog
 

@@ -1,7 +1,11 @@
-"""Whether runs tile a partition's offsets from its log start to its high watermark (docs/design/commit.md#runs).
- Pure, and fed chunk by chunk: each chunk is of one moment, and between two of them the log may grow at its end and
-shrink at its start. Promises to find every gap, overlap and missing end of a log that stands still, and nothing in a
-log that only grows and shrinks.
+"""Checks that runs cover a partition's offsets exactly, from its log start to its high watermark
+(docs/design/commit.md).
+
+Pure. It gets the runs in chunks. Each chunk is from one moment; between two of them the log may grow at its
+end and shrink at its start.
+
+Promises: it finds every gap, overlap and missing end in a log that stands still. It finds nothing in a log
+that only grows and shrinks.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +16,7 @@ from storage.identifiers import Offset
 
 @dataclass(slots=True, kw_only=True)
 class OffsetCoverage:
-    """How far the runs seen so far reach: `reached` is the first offset after them, None before the first."""
+    """The extent of the runs so far: `reached` is the first offset after them, None before the first run."""
 
     reached: int | None = None
     runs: int = 0
@@ -30,7 +34,7 @@ class OffsetCoverage:
             self._end(chunk)
 
     def _follow(self, run: ChunkRun, log_start: int) -> None:
-        """Below the log start nothing has to be there any more."""
+        """Below the log start no run is needed."""
         expected = log_start if self.reached is None else self.reached
         if run.base_offset > max(expected, log_start):
             self.faults.append(f"no run holds offsets [{max(expected, log_start)}, {run.base_offset})")

@@ -1,5 +1,5 @@
-"""Ratchets the ownership of the bucket (`sequencer/cluster/ownership.py`): the one job that proves that this database's
-log is the one that the bucket holds.
+"""Renews the ownership of the bucket (`sequencer/cluster/ownership.py`). Only this job proves that this
+database's log is the one that the bucket holds.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""The jobs that let go of the log: retention by time and bytes, deleted topics, forgotten producers."""
+"""The jobs that shorten the log: retention by time and bytes, deleted topics, old producers."""
 
 from collections.abc import Mapping, Sequence
 from uuid import UUID
@@ -13,7 +13,7 @@ from storage.identifiers import Partition, ProducerId, TopicId
 
 
 class RetentionJob:
-    """Passes over all live partitions in pages, moves their log starts and drops their runs."""
+    """Goes over all live partitions in pages, moves their log starts and drops their runs."""
 
     name = "retention"
 
@@ -23,7 +23,8 @@ class RetentionJob:
         self._settings = settings
 
     async def step(self, progress: str | None) -> Step:
-        """One page; the next step begins before its first partition that has more to drop than this step's share."""
+        """Handles one page. The next step begins before the first partition that has more to drop than this
+        step's share."""
         after = _key(progress)
         page = await self._sequencer.retention.page(after, self._settings.retention_partitions_per_step)
         busy = [log for log in page.logs if has_work(log, RetentionPolicy.of(log))]
@@ -61,8 +62,8 @@ class RetentionJob:
 
 
 class TopicSweepJob:
-    """Removes what deleted topics left: their history's rows, their runs, their producers' states, and last their own
-    rows.
+    """Removes what deleted topics left: the rows of their history, their runs, their producers' states, and
+    finally their own rows.
     """
 
     name = "topic-sweep"
@@ -96,7 +97,7 @@ class ProducerExpiryJob:
         self._settings = settings
 
     async def step(self, progress: str | None) -> Step:
-        """One page of all producers' states."""
+        """Handles one page of all producers' states."""
         step = await self._sequencer.producers.expire(
             self._settings.producer_expiry_s, self._settings.producers_per_step, _producer_key(progress)
         )

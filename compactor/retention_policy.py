@@ -1,7 +1,8 @@
 """What retention keeps of a partition (docs/design/garbage.md#retention; Kafka's `retention.ms` and `retention.bytes`).
 
-Pure. Promises that only a prefix of the log goes, run by run: a run while it is older than `retention_ms`, or while
-the log without it still holds `retention_bytes`; the first run that must stay ends it. A negative limit is none.
+Pure. Promise: only a prefix of the log is dropped, run by run. A run goes while it is older than
+`retention_ms`, or while the log without it still holds `retention_bytes`. The first run that must stay ends
+this. A negative limit means no limit.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +24,8 @@ class RetentionPolicy:
 
 
 def keep_from(log: PartitionLog, policy: RetentionPolicy) -> Offset:
-    """The first offset to keep, judging by `log.oldest` alone: when all of those may go, there may be more to come."""
+    """Returns the first offset to keep, judged by `log.oldest` alone. If all of those may go, more runs may
+    follow."""
     size_bytes = log.size_bytes
     kept_from = log.log_start_offset
     for run in log.oldest:
@@ -35,7 +37,7 @@ def keep_from(log: PartitionLog, policy: RetentionPolicy) -> Offset:
 
 
 def has_work(log: PartitionLog, policy: RetentionPolicy) -> bool:
-    """Whether the oldest run is to be dropped, either left below the log start or by policy."""
+    """True if the oldest run must be dropped, because it is below the log start or by policy."""
     oldest = replace(log, oldest=log.oldest[:1])
     left_over = any(run.last_offset < log.log_start_offset for run in oldest.oldest)
     return left_over or keep_from(oldest, policy) > log.log_start_offset

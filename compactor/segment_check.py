@@ -1,6 +1,7 @@
-"""Whether a segment's bytes bear out the runs that refer to it (docs/design/segment.md#verification).
- Pure. Promises that bytes which pass hold, at every run's place, whole batches of the run's partition with as many
-records as it has offsets, and that every byte of the segment is as it was sealed.
+"""Checks that a segment's bytes match the runs that refer to it (docs/design/segment.md#verification).
+
+Pure. Promise: bytes that pass hold, at every run's place, whole batches of the run's partition with as many
+records as it has offsets. Every byte of the segment is as it was sealed.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from storage.segments.segment import CorruptSegment, FooterRun, SegmentFooter, v
 
 
 def faults_of_segment(segment_id: SegmentId, data: Buffer, runs: Sequence[SegmentRun]) -> list[str]:
-    """What is wrong, in words; empty if nothing is."""
+    """Returns what is wrong, in words; empty if nothing is."""
     try:
         footer = verify_segment(data)
     except CorruptSegment as corrupt:
@@ -45,7 +46,7 @@ def _fault_of_run(run: SegmentRun, data: Buffer, footer: SegmentFooter) -> str |
 
 
 def _may_hold(sealed: FooterRun, run: SegmentRun) -> bool:
-    """What a merged segment says of its offsets bears the run out; an uploaded one says nothing of them."""
+    """A merged segment's footer must agree with the run's offsets. An uploaded segment has no offsets yet."""
     if sealed.base_offset is None or sealed.last_offset is None:
         return True
     return sealed.base_offset <= run.base_offset and run.last_offset <= sealed.last_offset

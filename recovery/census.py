@@ -1,5 +1,5 @@
-"""Takes the bucket's listing into the database, where it is compared with the log: a million objects cost no memory
-here.
+"""Copies the bucket's listing into a table of the database, where SQL compares it with the log. So a million
+objects take no memory here.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -17,8 +17,8 @@ async def take_census(
     settings: RecoverySettings,
     on_objects: Callable[[int], None] = lambda _: None,
 ) -> tuple[int, int]:
-    """Lists all segments; returns how many uploaded and merged ones there are. `on_objects` hears how many so far.
-    Raises StoreUnavailable."""
+    """Lists all segments. Returns how many uploaded and how many merged ones there are. Calls `on_objects`
+    with the count so far. Raises StoreUnavailable."""
     await session.begin_listing()
     page: list[ListedObject] = []
     seen = 0

@@ -1,9 +1,9 @@
-"""Fills the holes of the log. Offsets whose object is gone get the bytes of a merged object that proves to hold them,
-or an empty batch that consumers skip.
+"""Fills the holes of the log. Offsets whose object is gone get the bytes of a merged object that proves to
+hold them, or an empty batch that consumers skip.
 
 Promises:
 - Afterwards a partition's runs have no gap, as before.
-- The bytes that replace others are checked against their checksum.
+- Replacement bytes are checked against their checksum.
 - Ranges that are gone for good are recorded with the reason.
 - What a merged object holds and the log never had is taken over or listed.
 """
@@ -60,7 +60,7 @@ BatchMark = tuple[TopicId, Partition, int, int]
 
 @dataclass(slots=True, kw_only=True)
 class _Filling:
-    """What one step writes."""
+    """The rows that one step writes."""
 
     holes: list[Hole]
     runs: list[NewRun] = field(default_factory=list)
@@ -83,7 +83,7 @@ def gone_segment(segment_id: SegmentId, gone: Sequence[tuple[Hole, int]]) -> Sea
         )
         pending.append(PendingBatch(topic_id=hole.topic_id, partition=hole.partition, batch=batch))
     batches = PendingBatches.of(pending)
-    # A batch takes as many offsets as it spans, though it has no records.
+    # A batch takes as many offsets as it spans, even without records.
     batches.columns[RECORDS] = np.array([offsets for _, offsets in gone], np.int64)
     return seal_segment(segment_id, WRITER, batches)
 
@@ -104,10 +104,11 @@ class Holes:
         self._report = report
         self._footers = MergedFooters(store, settings.recovery_requests)
         self.adopted_batches: Counter[BatchMark] = Counter()
-        """Batches without a producer that merged objects had past the end of the log."""
+        """Batches without a producer that merged objects had after the end of the log."""
 
     async def fill(self, on_holes: Callable[[str, int, int], None]) -> None:
-        """All holes, and what merged objects prove past the end of the log. `on_holes` hears (what, done, of)."""
+        """Fills all holes, and adds what merged objects prove after the end of the log. Calls `on_holes` with
+        (what, done, of)."""
         await self._remember_adopted()
         rows = await self._session.run("spare_merged_objects")
         spare = [(row.segment_id, row.object_key, row.size_bytes) for row in rows]
@@ -123,7 +124,7 @@ class Holes:
         await self._publish_all(await self._beyond(unknown), on_holes)
 
     async def _remember_adopted(self) -> None:
-        """What a recovery that was killed took over past the end of the log may lie in young segments all the same."""
+        """A killed recovery may have added batches after the end of the log that young segments hold, too."""
         rows = await self._session.run("adopted_beyond", beyond=WRITER_BEYOND)
         footers = MergedFooters(self._store, self._settings.recovery_requests)
         objects = {row.segment_id: (row.segment_id, row.object_key, row.size_bytes) for row in rows}
@@ -139,7 +140,8 @@ class Holes:
                         self.adopted_batches[(*key, batch.header.crc, batch.header.size_bytes)] += 1
 
     async def _beyond(self, unknown: Container[SegmentId]) -> list[Hole]:
-        """Past the ends of live partitions. `unknown`: merged objects that the log does not know."""
+        """Returns holes after the ends of live partitions. `unknown`: merged objects that the log does not
+        know."""
         keys = self._footers.keys()
         ends = await self._session.run(
             "partition_ends", topic_ids=[key[0] for key in keys], partitions=[key[1] for key in keys]
@@ -198,7 +200,7 @@ class Holes:
     async def _parts(
         self, hole: Hole, usable: list[ProvenRun], checked: dict[ProvenRun, Sequence[ProvenBatch] | None]
     ) -> list[tuple[Part, Sequence[ProvenBatch]]] | None:
-        """None if a usable run proved to be unusable: it is removed, and the caller tries again."""
+        """None if a usable run turned out to be unusable: it is removed, and the caller tries again."""
         found: list[tuple[Part, Sequence[ProvenBatch]]] = []
         for part in parts_of(hole, usable):
             if part.run is None:
@@ -222,7 +224,7 @@ class Holes:
         self._report.refuse(RecordsRefused(what=what, reason=reason, records=records), self._settings.recovery_listed)
 
     async def _publish(self, filling: _Filling) -> None:
-        """The object first, then the coordinates, in one transaction."""
+        """Uploads the object, then writes the coordinates, in one transaction."""
         if filling.gone:
             segment_id = new_segment_id()
             key = segment_key(self._cluster, segment_id)
@@ -276,7 +278,7 @@ def _reason(hole: Hole) -> str:
 
 
 def _shortened(hole: Hole, usable: Sequence[ProvenRun]) -> Hole:
-    """Ends a hole past the end of the log at the last proven offset."""
+    """Ends a hole after the end of the log at the last proven offset."""
     if hole.runs:
         return hole
     last = max((run.last_offset for run in usable), default=hole.base_offset - 1)
@@ -293,7 +295,7 @@ def _ranges(ranges: Sequence[Hole] | Sequence[NewRun]) -> dict[str, list[Any]]:
 
 
 def _pieces(part: Part) -> list[tuple[int, int]]:
-    """First and last offset of each empty batch."""
+    """Returns the first and last offset of each empty batch."""
     return [
         (first, min(first + MOST_EMPTY_OFFSETS - 1, part.last_offset))
         for first in range(part.base_offset, part.last_offset + 1, MOST_EMPTY_OFFSETS)
@@ -303,7 +305,7 @@ def _pieces(part: Part) -> list[tuple[int, int]]:
 def _empty_runs(
     segment_id: SegmentId, sealed: SealedSegment, pieces: Sequence[tuple[Hole, tuple[int, int]]]
 ) -> list[NewRun]:
-    """One run per empty batch. It has no timestamp, so that searches by time skip it."""
+    """Yields one run per empty batch. It has no timestamp, so that searches by time skip it."""
     return [
         NewRun(
             topic_id=hole.topic_id,

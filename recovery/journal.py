@@ -61,24 +61,25 @@ class BucketJournal:
 
     @property
     def complete_at(self) -> datetime:
-        """Everything committed before this is in the journal. Several entries may share one reading, and a writer that
-        died may have written only the first of them: the reading before the last one counts."""
+        """Everything committed before this is in the journal. Several entries may come from one reading, and
+        a writer that died may have written only the first of them. So the reading before the last one
+        counts."""
         last = self.found.last
         complete = [entry for entry in self.found.entries if entry.snapshot != last.snapshot]
         return datetime.fromisoformat((complete[-1] if complete else self.found.checkpoint).taken_at)
 
     def passes_beyond(self, position: JournalPosition) -> int:
-        """How many readings the entries are of that follow this one."""
+        """How many readings the entries after this position come from."""
         return len({entry.snapshot for entry in self._beyond(position)})
 
     async def is_last_commit_known(self, session: RecoverySession, position: JournalPosition) -> bool | None:
-        """Whether the database has the last commit of the entries that follow this position; None: they have none.
-        Raises StoreUnavailable."""
+        """True if the database has the last commit of the entries after this position. None: they have no
+        commit. Raises StoreUnavailable."""
         for entry in reversed(self._beyond(position)):
             try:
                 tables = await self._journal.entry_tables(entry)
             except (CorruptJournal, ObjectNotFound):
-                continue  # `load` ends the journal before it
+                continue  # `load` ends the journal before this entry
             for rows in tables:
                 if rows.table == "segments":
                     async with session.transaction():
@@ -94,9 +95,9 @@ class BucketJournal:
         ]
 
     async def load(self, session: RecoverySession, progress: Progress) -> Loaded:
-        """Replaces the log's tables. Call it in a transaction. An entry that cannot be read ends the journal, as if it
-        had been missing from the start. Raises JournalMismatch or StoreUnavailable; CorruptJournal or ObjectNotFound
-        for a part of the checkpoint."""
+        """Replaces the log's tables. Call it in a transaction. An unreadable entry ends the journal as if it
+        were missing. Raises JournalMismatch or StoreUnavailable, and CorruptJournal or ObjectNotFound for a
+        part of the checkpoint."""
         connection, found = session.connection, self.found
         rows, left_out = 0, list[RunLeftOut]()
         await empty(connection)
@@ -128,7 +129,7 @@ class BucketJournal:
 
     @property
     def producers_at(self) -> datetime:
-        """The moment of the producers' states: they are written more rarely than the rest."""
+        """The moment of the producers' states: the journal has them less often than the rest."""
         with_producers = [
             entry for entry in self.found.entries if any(s.table == "producer_state" for s in entry.sections)
         ]
@@ -143,8 +144,8 @@ async def replay_producers(
     since: datetime,
     progress: Progress,
 ) -> int:
-    """Brings producers' states up to the log, from the headers of batches committed since then. Returns how many
-    segments were read. Repeating it is harmless."""
+    """Brings producers' states up to the log, from the headers of batches committed since then. Returns how
+    many segments were read. It may be repeated."""
     rows = await session.run("committed_since", since=since - _CLOCK_SLACK)
     for start in range(0, len(rows), settings.recovery_requests):
         group = rows[start : start + settings.recovery_requests]

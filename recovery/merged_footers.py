@@ -1,6 +1,6 @@
-"""Reads the footers of merged objects, which say which offsets of which partitions the objects hold.
+"""Reads the footers of merged objects: they say which offsets of which partitions an object holds.
 
-Promises that bytes are used only if they match the footer's checksum.
+Promise: bytes are used only if they match the footer's checksum.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from storage.stores.side_by_side import side_by_side
 from storage.threads import Threads
 
 _LIKELY_FOOTER_BYTES = 65_536
-"""Read first: most footers are shorter."""
+"""How much is read first: most footers are shorter."""
 
 
 class MergedFooters:
@@ -33,7 +33,8 @@ class MergedFooters:
     async def read(
         self, objects: Sequence[tuple[SegmentId, ObjectKey, int]], on_objects: Callable[[int, int], None]
     ) -> list[SegmentId]:
-        """Segment id, key and size of each. Returns those that cannot be read: they prove nothing."""
+        """Reads the objects, given as segment id, key and size. Returns the unreadable ones: they prove
+        nothing."""
         unreadable: list[SegmentId] = []
         for start in range(0, len(objects), self._requests):
             group = objects[start : start + self._requests]
@@ -79,15 +80,15 @@ class MergedFooters:
         return self._proven.get(key, ())
 
     def object(self, segment_id: SegmentId) -> tuple[ObjectKey, int]:
-        """Key and size."""
+        """Returns key and size."""
         return self._keys[segment_id]
 
     def keys(self) -> Sequence[PartitionKey]:
-        """The partitions of which anything is proven, in order."""
+        """The partitions with proven runs, in order."""
         return sorted(self._proven)
 
     async def batches_of(self, run: ProvenRun) -> Sequence[ProvenBatch] | None:
-        """The batches of a run, whose bytes are read and checked; None if they are not what the footer says."""
+        """Reads and checks the batches of a run. None if they are not what the footer says."""
         key, _ = self.object(run.segment_id)
         try:
             data = await self._store.get(key, run.position, run.position + run.length)

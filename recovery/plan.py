@@ -1,7 +1,7 @@
-"""Decides for a recovery: which side is newer, which objects may hold records that no journal names, and what replaces
-a range of offsets whose object is gone.
+"""Decides for a recovery: which side is newer, which objects may hold records that no journal names, and what
+replaces a range of offsets whose object is gone.
 
-Pure. Promises that the replacement covers the range: no offset is left out, and none is there twice.
+Pure. Promise: the replacement covers the range, without gaps and overlaps.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ class Source(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class JournalPosition:
-    """An entry of the journal: later ones compare greater."""
+    """An entry of the journal. Later entries compare greater."""
 
     epoch: int
     number: int
@@ -32,25 +32,26 @@ class JournalPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """A database, or a bucket's journal: how far it reaches."""
+    """A database, or a bucket's journal, and how far it reaches."""
 
     position: JournalPosition
     known_at: datetime | None
-    """Whatever was committed before is in it; None: nothing is."""
+    """Everything committed before is in it; None: nothing is certain to be."""
 
 
 def newer_side(
     database: Side, bucket: Side | None, *, passes_beyond: int = 1, knows_last_commit: bool | None = None
 ) -> Source:
-    """The journal, if it holds what the database does not know.
+    """Returns the journal if it holds what the database does not know.
 
-    In a later epoch another owner has continued the log. Within an epoch there is one log. A database that was at work
-    after the last entry was taken has all of it, even if it died before it noted that entry.
+    In a later epoch another owner has continued the log. Within an epoch there is one log. A database that
+    worked after the last entry was taken has all of it, even if it died before it noted that entry.
 
-    Being at work later proves nothing if the database was set back before: agents that were not stopped go on in a
-    restored one until they find the ownership lost. `passes_beyond`: how many readings the entries come from that the
-    database does not note; a second reading begins only when the first is noted. `knows_last_commit`: whether the
-    database has the last commit of those entries; None: they have none.
+    Having worked later proves nothing if the database was set back before: agents that were not stopped
+    continue in a restored database until they find that the ownership was lost. `passes_beyond`: how many
+    readings the entries come from that the database has not noted; a second reading begins only when the
+    first is noted. `knows_last_commit`: True if the database has the last commit of those entries; None: they
+    have none.
     """
     if bucket is None or database.position >= bucket.position:
         return Source.DATABASE
@@ -66,7 +67,8 @@ def newer_side(
 
 
 def young_since(last_known_at: datetime | None, margin_s: float) -> datetime | None:
-    """Objects uploaded since then may have been committed after `last_known_at`; None: all objects may."""
+    """Returns since when objects may hold commits after `last_known_at`, by the time of their upload; None:
+    all may."""
     return None if last_known_at is None else last_known_at - timedelta(seconds=margin_s)
 
 
@@ -80,7 +82,7 @@ class Hole:
     last_offset: Offset
     runs: int
     length: int
-    """Of the runs' bytes."""
+    """Of the runs, in bytes."""
     min_timestamp_ms: int
     max_timestamp_ms: int
     running_max_timestamp_ms: int
@@ -116,7 +118,7 @@ class ProvenRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvenBatch:
-    """A batch of a proven run: where it is within the run's bytes, `[start, end)`, and what its header says."""
+    """A batch of a proven run: its bytes `[start, end)` within the run, and its header."""
 
     base_offset: Offset
     start: int
@@ -126,7 +128,7 @@ class ProvenBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part `[base_offset, last_offset]` of a hole; `run` None: nothing proves it, and it is gone."""
+    """A part `[base_offset, last_offset]` of a hole. `run` None: no object proves it, and it is gone."""
 
     base_offset: Offset
     last_offset: Offset
@@ -134,7 +136,8 @@ class Part:
 
 
 def parts_of(hole: Hole, proven: Sequence[ProvenRun]) -> Iterator[Part]:
-    """Covers the hole by as few runs as possible, from its start. Ties go to the run named first."""
+    """Covers the hole from its start by as few runs as possible. Of equal runs the one named first is
+    taken."""
     useful = [run for run in proven if run.last_offset >= hole.base_offset and run.base_offset <= hole.last_offset]
     offset = int(hole.base_offset)
     while offset <= hole.last_offset:
@@ -152,7 +155,7 @@ def parts_of(hole: Hole, proven: Sequence[ProvenRun]) -> Iterator[Part]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRun:
-    """A run that takes the place of others."""
+    """A run that replaces others."""
 
     topic_id: TopicId
     partition: Partition
@@ -167,7 +170,8 @@ class NewRun:
 
 
 def chosen_batches(part: Part, batches: Sequence[ProvenBatch]) -> Sequence[ProvenBatch] | None:
-    """The batches of a part's run that the part takes; None if it does not begin and end between batches."""
+    """Returns the batches of a part's run that the part takes. None if it does not begin and end between
+    batches."""
     assert part.run is not None
     bases = [int(one.base_offset) for one in batches] + [part.run.last_offset + 1]
     if part.base_offset not in bases or part.last_offset + 1 not in bases:
@@ -176,7 +180,7 @@ def chosen_batches(part: Part, batches: Sequence[ProvenBatch]) -> Sequence[Prove
 
 
 def cut(hole: Hole, part: Part, chosen: Sequence[ProvenBatch], most_bytes: int) -> Iterator[NewRun]:
-    """The runs that a part of a hole becomes, cut between batches at about `most_bytes`."""
+    """Yields the runs that a part of a hole becomes, cut between batches at about `most_bytes`."""
     assert part.run is not None
     first = 0
     for index, batch in enumerate(chosen):
@@ -202,7 +206,8 @@ def cut(hole: Hole, part: Part, chosen: Sequence[ProvenBatch], most_bytes: int) 
 def beyond(
     key: PartitionKey, high_watermark: int, newest_timestamp_ms: int, proven: Sequence[ProvenRun]
 ) -> Hole | None:
-    """What merged objects prove past the end of the log, as a range without runs; None if nothing."""
+    """Returns what merged objects prove after the end of the log, as a range without runs; None if
+    nothing."""
     past = [run for run in proven if run.last_offset >= high_watermark]
     if not past:
         return None

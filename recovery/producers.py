@@ -1,5 +1,5 @@
-"""Rebuilds producers' states from the headers of batches at known offsets, so that a retry of an acknowledged batch is
-recognised as a duplicate.
+"""Rebuilds producers' states from the headers of batches at known offsets, so that a retry of an acknowledged
+batch is recognised as a duplicate.
 """
 
 from dataclasses import dataclass, field

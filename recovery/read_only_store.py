@@ -1,4 +1,4 @@
-"""A store for rehearsals: what is read is real, and nothing is written."""
+"""A store for rehearsals: reads are real, writes do nothing."""
 
 from collections.abc import AsyncIterator, Sequence
 
@@ -19,13 +19,13 @@ class ReadOnlyStore:
         self.get_tagged = store.get_tagged
 
     async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     async def put_if(self, key: ObjectKey, chunks: Sequence[Buffer], tag: str | None) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         return self._store.list(prefix)

@@ -1,10 +1,11 @@
-"""`tidelog recover`: a database and a bucket that drifted apart become one log again (docs/design/recovery.md#recover).
+"""`tidelog recover`: makes one log again of a database and a bucket that drifted apart
+(docs/design/recovery.md#recover).
 
 Promises:
 - No record and no coordinate is written before the ownership is taken. Only migrations come earlier.
 - Agents of this database do not serve meanwhile.
-- A recovery that was killed at any point is finished by running it again.
-- A rehearsal does the same work on copies, and writes neither into the bucket nor into the database.
+- If a recovery is killed at any point, run it again to finish it.
+- A rehearsal does the same work on copies. It writes neither into the bucket nor into the database.
 """
 
 import asyncio
@@ -41,12 +42,12 @@ RATCHETS_WAITED: Final = 2
 
 
 class CannotRecover(Exception):
-    """There is nothing to recover from, or the operator has to decide. The message says what to do."""
+    """There is nothing to recover from, or the operator must decide. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is to be recovered. `progress` hears (what is done, how much of it, of how much; None: not known)."""
+    """What to recover. `progress` is called with (what is done, how much, of how much; None: unknown)."""
 
     database_url: str
     store_url: str
@@ -60,7 +61,8 @@ class Task:
 
 
 async def rehearse(task: Task, store: ObjectStore) -> Report:
-    """Reports what `recover` would do. Writes nothing. Raises as `recover`, except errors of the ownership."""
+    """Reports what `recover` would do. Writes nothing. Raises as `recover`, except errors of the
+    ownership."""
     timeout_s = task.settings.recovery_statement_timeout_s
     async with RecoverySession.rehearse(task.database_url, statement_timeout_s=timeout_s) as session:
         return await _Recovery(task, session, ReadOnlyStore(store)).run()
@@ -95,9 +97,10 @@ async def _opened(task: Task) -> AsyncIterator[Database]:
 
 
 async def _take(task: Task, ownership: Ownership, store: ObjectStore) -> None:
-    """Returns when this database owns the bucket and no agent of any database writes into it any more."""
+    """Returns once this database owns the bucket and no agent of another database writes into it any more."""
     state = await ownership.state()
-    # The row's pace is better than a default: the former owner had the same one before the two databases parted.
+    # The row's pace is better than a default: the former owner had the same pace before the two databases
+    # parted.
     is_told = "ownership_ratchet_s" in task.settings.model_fields_set or not state.ratchets
     ratchet_s = task.settings.ownership_ratchet_s if is_told else state.ratchet_s
     alive_age_s = state.confirmed_age_s
@@ -119,7 +122,7 @@ async def _take(task: Task, ownership: Ownership, store: ObjectStore) -> None:
 
 
 async def _wait(wait_s: float, progress: Callable[[str, int, int | None], None]) -> None:
-    """A former owner that is alive notices within this time."""
+    """Waits: a former owner that is alive notices within this time."""
     began_s = time.monotonic()
     while (passed_s := time.monotonic() - began_s) < wait_s:
         progress("Waiting until a former owner has noticed (s)", int(passed_s), int(wait_s))
@@ -134,7 +137,7 @@ class _Recovery:
         self._store = store
         self._report = Report(cluster=task.cluster, is_rehearsal=session.is_rehearsal)
         self._complete_at: datetime | None = None
-        """Everything committed before is in the log; None: perhaps nothing is."""
+        """Everything committed before is in the log; None: nothing is certain to be."""
 
     async def check_place(self) -> Identity | None:
         """Raises CannotRecover or WrongStore if this is the bucket of another cluster."""
@@ -176,11 +179,11 @@ class _Recovery:
         return report
 
     async def _read_log(self, identity: Identity | None) -> None:
-        """Decides which side is newer; the journal then replaces the database's log."""
+        """Decides which side is newer. If it is the journal, it replaces the database's log."""
         report, session = self._report, self._session
         journal = await BucketJournal.find(self._store, self._task.cluster)
         row = await session.row("journal_side", writer=WRITER, beyond=WRITER_BEYOND)
-        # A bucket that has only the first checkpoint is ahead of a database that never knew of one.
+        # A bucket with only the first checkpoint is ahead of a database that never knew of one.
         number = row.last_entry if row.has_begun else -1
         database = Side(position=JournalPosition(epoch=row.epoch, number=number), known_at=row.known_at)
         bucket = None if journal is None else Side(position=journal.position, known_at=journal.taken_at)
@@ -200,7 +203,7 @@ class _Recovery:
             assert journal is not None
             await self._load(journal)
         else:
-            # Agents may have worked on a restored database, before they found that it had lost the bucket.
+            # Agents may have worked on a restored database before they found that it had lost the bucket.
             times = (row.known_at, None if journal is None else journal.taken_at)
             report.last_entry_at = min((time for time in times if time is not None), default=None)
             self._complete_at = report.last_entry_at
@@ -241,7 +244,7 @@ class _Recovery:
         )
 
     async def _check_log(self, identity: Identity | None) -> None:
-        """Raises CannotRecover where there is no log at all."""
+        """Raises CannotRecover if there is no log at all."""
         report, session = self._report, self._session
         database = await session.row("cluster")
         if not database.has_topics and database.store_id is None:
@@ -284,7 +287,8 @@ class _Recovery:
             self._task.progress("Undeleting objects", start + len(group), len(missing))
 
     async def _finish(self) -> None:
-        """Replaces what agents must not use again: leases, cached coordinates, numbers that were given out."""
+        """Replaces what agents must not use again: leases, cached coordinates, numbers that were given
+        out."""
         session, margin = self._session, self._settings.recovery_sequence_margin
         async with session.transaction():
             self._report.leftovers = (await session.row("doom_leftovers", writer=WRITER)).doomed

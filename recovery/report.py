@@ -1,4 +1,4 @@
-"""What a recovery found and did, or would do: counts of everything, and the first of each kind by name."""
+"""The report of a recovery or a rehearsal: counts of everything, and the first of each kind by name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,21 +9,21 @@ from recovery.plan import JournalPosition, PartitionKey, Source
 
 @dataclass(slots=True, kw_only=True)
 class PartitionChange:
-    """What becomes of one partition, in records (offsets)."""
+    """The changes of one partition, in records (offsets)."""
 
     name: str
     high_watermark_before: int | None = None
-    """In the database as it was found; None: it had no such partition."""
+    """Records in the database before; None: it had no such partition."""
     high_watermark_after: int | None = None
-    """None: the partition is not there any more."""
+    """Records after; None: the partition no longer exists."""
     replaced: int = 0
-    """Their object was missing; another one has them, at their offsets."""
+    """Their object was missing. Another object has them, at the same offsets."""
     gone: int = 0
     """No object has them any more."""
     appended: int = 0
-    """Their offsets were not known: they stand at the end now, in the order of their uploads."""
+    """Their offsets were unknown. They are at the end now, in the order of their uploads."""
     duplicates: int = 0
-    """In young segments, but in the log already."""
+    """In young segments, but already in the log."""
     refused: int = 0
     """In young segments or in the journal's runs; they could not be appended."""
 
@@ -71,7 +71,8 @@ class Report:
     journal_faults: Sequence[str] = ()
     """Objects of the journal that are missing or corrupt, in words."""
     last_entry_at: datetime | None = None
-    """When the last journal entry's snapshot was taken, or the last commit that the database knows; None: never."""
+    """When the last journal entry's snapshot was taken, or the time of the database's last commit; None:
+    never."""
     uploaded_objects: int = 0
     merged_objects: int = 0
     journal_rows: int = 0
@@ -87,14 +88,14 @@ class Report:
     refused: list[RecordsRefused] = field(default_factory=list)
     refused_more: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    """How long each step took."""
+    """Seconds per step."""
 
     def of(self, key: PartitionKey) -> PartitionChange:
         topic_id, partition = key
         return self.partitions.setdefault(key, PartitionChange(name=f"{topic_id}/{partition}"))
 
     def give_up(self, key: PartitionKey, offsets: tuple[int, int], reason: str, most_listed: int) -> None:
-        """Offsets from the first to the last one."""
+        """Adds offsets, from the first to the last one."""
         base_offset, last_offset = offsets
         change = self.of(key)
         change.gone += last_offset - base_offset + 1
@@ -129,5 +130,5 @@ class Report:
 
     @property
     def is_lossless(self) -> bool:
-        """Everything that was found is in the log."""
+        """True if everything that was found is in the log."""
         return not (self.gone or self.refused or self.refused_more)

@@ -1,6 +1,6 @@
-"""Brings objects back that a bucket with versions still has.
+"""Brings back objects that a bucket with versions still has.
 
-Promises that an object which comes back has the size that the log knows, and that nothing else of the bucket changes.
+Promises: an object that comes back has the size that the log knows. Nothing else in the bucket changes.
 """
 
 from typing import Final, Protocol
@@ -15,17 +15,17 @@ from storage.stores.object_store import StoreSettings, StoreUnavailable, StoreUr
 from storage.threads import Threads
 
 _KEPT: Final = ("Enabled", "Suspended")
-"""What S3 says of a bucket that has versions."""
+"""What S3 answers for a bucket with versions."""
 
 
 class Undelete(Protocol):
-    """Brings deleted objects back, where the store can."""
+    """Brings deleted objects back, if the store can."""
 
     async def is_possible(self) -> bool:
-        """Whether the bucket keeps versions."""
+        """True if the bucket keeps versions."""
 
     async def undelete(self, key: ObjectKey, size_bytes: int) -> bool:
-        """Whether the object is back, or would be: it had this size when it was deleted."""
+        """True if the object is back, or would be: it had this size when it was deleted."""
 
 
 class NoVersions:
@@ -39,7 +39,7 @@ class NoVersions:
 
 
 class BucketVersions:
-    """`changes_bucket` False: only says what would come back."""
+    """`changes_bucket` False: only tells what would come back."""
 
     def __init__(self, url: StoreUrl, settings: StoreSettings, *, changes_bucket: bool) -> None:
         secret_key = settings.s3_secret_key
@@ -74,7 +74,7 @@ class BucketVersions:
                     f"cannot ask whether s3://{self._bucket} keeps versions: the keys lack s3:GetBucketVersioning."
                     " Grant it, or set TIDELOG_RECOVERY_UNDELETE=false"
                 ) from error
-            return False  # the store does not know the request
+            return False  # the store does not know this request
         except (MinioException, urllib3.exceptions.HTTPError) as error:
             raise StoreUnavailable(f"s3://{self._bucket}: {error}") from error
 
@@ -93,13 +93,13 @@ class BucketVersions:
                 self._client.copy_object(bucket_name=self._bucket, object_name=name, source=source)
         except (MinioException, urllib3.exceptions.HTTPError) as error:
             if "NotImplemented" in str(error):
-                return False  # the store says that it keeps versions, and has no list of them
-            # Never reported as "not there": recovery gives up what is not there.
+                return False  # the store claims to keep versions, and has no list of them
+            # Never report this as "missing": recovery gives up missing objects.
             raise StoreUnavailable(f"s3://{self._bucket}: the versions of {name}: {error}") from error
         return True
 
 
 def undelete_for(store_url: str, settings: StoreSettings, *, changes_bucket: bool) -> Undelete:
-    """Raises ValueError for a URL that names no store."""
+    """Returns the way for this store. Raises ValueError for a URL that names no store."""
     url = StoreUrl.parse(store_url)
     return BucketVersions(url, settings, changes_bucket=changes_bucket) if url.scheme == "s3" else NoVersions()

@@ -1,11 +1,11 @@
-"""Appends young segments to the log, in the order of their ids: uploaded, perhaps acknowledged, and named by no journal
-entry.
+"""Appends young segments to the log, in the order of their ids. They were uploaded and perhaps acknowledged,
+and no journal entry names them.
 
 Promises:
 - Only segments whose every byte passes its checks are appended.
-- They go through the agents' own commit, so that an idempotent producer's batch is never there twice.
+- They go through the agents' own commit, so an idempotent producer's batch is never in the log twice.
 - Batches that came before their predecessors are tried again as long as others are accepted.
-- Whatever is refused in the end is listed.
+- What is refused in the end is listed.
 """
 
 from collections import Counter
@@ -55,14 +55,14 @@ _REASONS: Final[dict[type, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """Why a segment cannot be appended; `reason` is empty if it holds no record of a client."""
+    """Why a segment cannot be appended. `reason` is empty if it has no client's records."""
 
     reason: str
 
 
 @dataclass(slots=True, kw_only=True)
 class _Deferred:
-    """A segment some of whose batches were refused and may be accepted after others."""
+    """A segment with refused batches that may be accepted after others."""
 
     to_commit: SegmentToCommit
     object_key: ObjectKey
@@ -70,9 +70,10 @@ class _Deferred:
 
 
 def segment_to_commit(segment_id: SegmentId, data: Buffer) -> SegmentToCommit | Unreadable:
-    """What an agent would commit, from a segment's bytes alone. A batch's minimum timestamp is that of its run."""
+    """Returns what an agent would commit, from a segment's bytes alone. A batch gets its run's minimum
+    timestamp."""
     if data == empty_segment(segment_id):
-        return Unreadable(reason="")  # an agent's trial of the store
+        return Unreadable(reason="")  # an agent's test of the store
     try:
         footer = verify_segment(data)
     except CorruptSegment as corrupt:
@@ -80,7 +81,7 @@ def segment_to_commit(segment_id: SegmentId, data: Buffer) -> SegmentToCommit | 
     if footer.segment_id != segment_id:
         return Unreadable(reason=f"it holds segment {footer.segment_id}")
     if footer.writer == WRITER:
-        return Unreadable(reason="")  # of a recovery that did not end: it holds no records
+        return Unreadable(reason="")  # of an unfinished recovery: it holds no records
     topic_ids = tuple(sorted({run.topic_id for run in footer.runs}))
     numbers = {topic_id: number for number, topic_id in enumerate(topic_ids)}
     columns: list[tuple[int, ...]] = []
@@ -115,7 +116,7 @@ class YoungSegments:
         report: Report,
         in_the_log: Counter[BatchMark],
     ) -> None:
-        """`in_the_log`: batches without a producer that may lie in young segments and are in the log already."""
+        """`in_the_log`: batches without a producer that are in the log, and may be in young segments, too."""
         self._session = session
         self._store = store
         self._settings = settings
@@ -125,7 +126,8 @@ class YoungSegments:
         self._threads = Threads("young", 1)
 
     async def append(self, since: datetime | None, on_segments: Callable[[int, int], None]) -> None:
-        """Appends all segments uploaded since then that the log does not know. `on_segments` hears (done, of)."""
+        """Appends all segments uploaded since then that the log does not know. Calls `on_segments` with
+        (done, of)."""
         rows = await self._session.run("young_objects", since=since, writer=WRITER)
         self._report.young_segments = len(rows)
         for start in range(0, len(rows), self._settings.recovery_requests):
@@ -156,7 +158,7 @@ class YoungSegments:
         return await self._threads.run(segment_to_commit, segment_id, data)
 
     def _committed_before(self, segment: SegmentToCommit, key: ObjectKey, outcome: Sequence[int]) -> _Deferred:
-        """By a recovery that did not end; it may have left out what was in the log."""
+        """An unfinished recovery committed this segment. It may have left out what was in the log."""
         try:
             known = decode_outcomes(outcome, len(segment.batches))
         except ValueError:
@@ -165,7 +167,7 @@ class YoungSegments:
         return _Deferred(to_commit=segment, object_key=key, outcomes=list(known.each))
 
     def _without_known(self, segment: SegmentToCommit) -> SegmentToCommit | None:
-        """None if all its batches are in the log."""
+        """None if all batches are in the log."""
         columns, topic_ids = segment.batches.columns, segment.batches.topic_ids
         new: list[int] = []
         for index, (topic, partition, length, records, producer_id, crc) in enumerate(columns[_MARK].T.tolist()):
@@ -180,7 +182,7 @@ class YoungSegments:
         return replace(segment, batches=_some(segment.batches, np.array(new, np.int64))) if new else None
 
     async def _commit(self, segments: Sequence[tuple[SegmentToCommit, ObjectKey]]) -> None:
-        """In one transaction, with their reservation."""
+        """Reserves and commits the segments in one transaction."""
         if not segments:
             return
         async with self._session.transaction():
@@ -200,7 +202,7 @@ class YoungSegments:
                 self._count(one, outcomes, key)
 
     async def _try_again(self) -> None:
-        """Round after round, until one changes nothing."""
+        """Repeats rounds until one changes nothing."""
         changed = bool(self._deferred)
         while changed:
             changed = False
@@ -208,7 +210,8 @@ class YoungSegments:
                 changed |= await self._commit_rest(deferred)
 
     async def _commit_rest(self, deferred: _Deferred) -> bool:
-        """Commits those batches of a segment that were refused so far. True if the outcome of any is final now."""
+        """Commits the batches of a segment that were refused so far. True if the outcome of any became
+        final."""
         refused = np.flatnonzero([isinstance(each, _MAY_BE_ACCEPTED_LATER) for each in deferred.outcomes])
         if not len(refused):
             return False
@@ -248,7 +251,7 @@ class YoungSegments:
 
 
 def _some(batches: PlacedBatches, which: NDArray[np.int64]) -> PlacedBatches:
-    """These batches and only their topics: a commit names no topic without a batch."""
+    """Returns these batches with only their topics: a commit names no topic without a batch."""
     columns = np.take(batches.columns, which, axis=1)
     used = np.unique(columns[TOPIC])
     columns[TOPIC] = np.searchsorted(used, columns[TOPIC])

@@ -1,1 +1,1 @@
-"""The order: Postgres schema, SQL, and the one client through which everybody talks to it."""
+"""The order: Postgres schema, SQL, and the one client of Postgres that all other parts use."""

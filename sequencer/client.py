@@ -34,8 +34,8 @@ __all__ = ["Sequencer", "SequencerSettings"]
 
 
 class Sequencer:
-    """Open it, use its facades, close it. It opens also while Postgres is away: calls raise SequencerUnavailable until
-    it is back.
+    """Open it, use its facades, close it. It also opens while Postgres is away: calls raise
+    SequencerUnavailable until Postgres is back.
     """
 
     def __init__(self, database: Database) -> None:

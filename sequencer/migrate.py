@@ -1,19 +1,21 @@
-"""Applies the numbered SQL files of `sequencer/migrations` (`NNNN_name.sql`, append-only) under an advisory lock.
+"""Applies the numbered SQL files of `sequencer/migrations` (`NNNN_name.sql`, append-only) under an advisory
+lock.
 
 Promises:
 - Every agent may run it at the same time, and a file is applied once, in one transaction.
-- A migration never stops commits for longer than `migration_lock_timeout_ms`. Commits queue behind a migration that
-  waits for a lock. So it gives up after that time, lets them pass, and tries again later.
-- What it locked is free again before a synchronous standby has confirmed it, and soon after this process froze or its
-  host was lost. The migration counts as done once the standby has it.
-- A long migration runs in steps. Below the line `-- step: repeat until it returns 0` a file has one statement that
-  changes a bounded number of rows and returns how many. Each step is one transaction. A killed migration goes on where
-  it was.
-- A database which knows a later migration than this code refuses (an old agent must not run on a newer schema by
-  accident), and so does one of a development version.
+- A migration never stops commits for longer than `migration_lock_timeout_ms`. Commits queue behind a
+  migration that waits for a lock. So it gives up after that time, lets them pass, and tries again later.
+- Its locks are free again before a synchronous standby has confirmed it, and soon after this process froze or
+  its host was lost. The migration counts as done once the standby has it.
+- A long migration runs in steps. Below the line `-- step: repeat until it returns 0` a file has one statement
+  that changes a bounded number of rows and returns how many. Each step is one transaction. A killed migration
+  continues where it was.
+- A database with a later migration than this code knows is refused: an old agent must not run on a newer
+  schema by accident. So is a database of a development version.
 
-`schema.sql`, `functions/` and `first_rows.sql` say what a database looks like now. A test makes one of them and one of
-the migrations, and compares the two.
+`schema.sql`, `functions/` and `first_rows.sql` say what a database looks like now. A test makes one database
+from them and one from the migrations, and compares the two. `schema.sql`, `functions/` and `first_rows.sql`
+say what a database looks like now. A test makes one of them and one of the migrations, and compares the two.
 """
 
 import asyncio
@@ -62,7 +64,7 @@ class Migration:
 
 
 def migrations() -> Sequence[Migration]:
-    """The files in order; a number used twice or left out is an error of the repository."""
+    """Returns the files in order. A number that is used twice or left out is an error of the repository."""
     found = []
     for file in resources.files("sequencer").joinpath("migrations").iterdir():
         if match := _FILE.match(file.name):
@@ -139,7 +141,8 @@ class _Migrating:
         return [migration.number for migration in pending]
 
     async def _applied(self, known: Sequence[Migration]) -> dict[int, bool]:
-        """The numbers whose schema is there, each with whether all its steps are done and a standby has them."""
+        """Returns the numbers whose schema exists, each with whether all its steps are done and a standby has
+        them."""
         found = await self._connection.execute("SELECT to_regclass('migrations') IS NOT NULL")
         if not (await found.fetchall())[0][0]:
             await self._connection.execute(
@@ -156,7 +159,7 @@ class _Migrating:
         return dict(await cursor.fetchall())
 
     async def _change_schema(self, migration: Migration) -> None:
-        """What is written later waits for the standby, and with it for this."""
+        """The steps, which are written later, wait for the standby, and so does this."""
         await self._connection.execute("SELECT set_config('synchronous_commit', 'local', true)")
         await self._connection.execute(migration.text)
         await self._connection.execute(

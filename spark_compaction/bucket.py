@@ -1,10 +1,12 @@
-"""The bucket as Spark's executors and driver see it: synchronous, few calls, by the `minio` client or in a local
-directory.
+"""The bucket for Spark's executors and driver: synchronous, few calls, by the `minio` client or in a local
+directory. Executors have no event loop, so they cannot use `storage.stores.open_store`.
 
-Executors have no event loop, hence not `storage.stores.open_store`. Promises: every call ends within timeouts and a
-bounded number of attempts; an object is visible whole or not at all; a missing object is `ObjectNotFound`, anything
-else that goes wrong `StoreUnavailable`. `BucketAddress` is plain data, so that it travels to executors with the
-task."""
+Promises:
+- Every call ends within timeouts and a bounded number of attempts.
+- An object is visible whole or not at all.
+- A missing object is `ObjectNotFound`. Any other failure is `StoreUnavailable`.
+- `BucketAddress` is plain data, so that it can travel to executors with the task.
+"""
 
 import asyncio
 import io
@@ -27,7 +29,7 @@ _BEYOND_END = ("InvalidRange",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketAddress:
-    """All that is needed to open the bucket. Keys unset: the usual AWS chain is asked where the task runs."""
+    """Everything needed to open the bucket. Without keys the task asks the usual AWS chain where it runs."""
 
     url: StoreUrl
     access_key: str | None
@@ -60,14 +62,14 @@ class BucketAddress:
         )
 
     def location(self, key: str) -> str:
-        """The absolute URI of an object, as Iceberg's metadata names it."""
+        """Returns the absolute URI of an object, as Iceberg's metadata names it."""
         if self.url.scheme == "file":
             return f"file://{self.url.path.rstrip('/')}/{key}"
         prefix = f"{self.url.prefix}/" if self.url.prefix else ""
         return f"s3://{self.url.bucket}/{prefix}{key}"
 
     def key_of(self, location: str) -> ObjectKey:
-        """The inverse of `location`; raises ValueError for a URI outside this bucket."""
+        """The inverse of `location`. Raises ValueError for a URI outside this bucket."""
         root = self.location("")
         if not location.startswith(root):
             raise ValueError(f"{location} lies outside {root}")
@@ -81,13 +83,13 @@ class Bucket(Protocol):
     """Keys are relative to the store's URL prefix."""
 
     def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
-        """The bytes `[start, end)`, as slicing would give them; raises ObjectNotFound."""
+        """Returns the bytes `[start, end)`, as slicing would. Raises ObjectNotFound."""
 
     def put(self, key: ObjectKey, data: bytes | memoryview) -> None:
-        """Write one object, whole or not at all."""
+        """Writes one object, whole or not at all."""
 
     def size(self, key: ObjectKey) -> int:
-        """Its length in bytes; raises ObjectNotFound."""
+        """Returns the object's bytes as a number. Raises ObjectNotFound."""
 
 
 class S3Bucket:
@@ -143,7 +145,8 @@ class S3Bucket:
 
 
 class LocalBucket:
-    """The directory of `storage.stores.local_store`, called without an event loop: not from a coroutine."""
+    """The directory of `storage.stores.local_store`, for callers without an event loop. Not from a
+    coroutine."""
 
     def __init__(self, root: Path) -> None:
         self._store = LocalStore(root)
@@ -175,7 +178,7 @@ class _NamedErrors:
 
 
 def _says(error: MinioException, codes: tuple[str, ...]) -> bool:
-    """Whether S3 answered with one of these codes, be it without the content type that the client looks for."""
+    """True if S3 answered with one of these codes, also without the content type that the client expects."""
     if isinstance(error, InvalidResponseError):
         return any(f"<Code>{code}</Code>" in str(error) for code in codes)
     return isinstance(error, S3Error) and error.code in codes

@@ -1,15 +1,15 @@
 """Compacts topics into their history: `tidelog compact`.
 
-For each topic: claim and plan (sequencer), decode and write (Spark), verify the manifest, stage the Iceberg metadata,
-publish. Work goes in rounds: a round has one job of each of many topics, writes all their files in one Spark stage, and
-publishes each topic in a transaction of its own. Topics share a round's bytes, so that a large one does not keep the
-others waiting. A call compacts what the topics have when it begins: it ends, however fast they are written to.
+For each topic: claim and plan (sequencer), decode and write (Spark), verify the manifest, stage the Iceberg
+metadata, publish.
 
-Promises that it may be killed anywhere, run twice, or run at the same time as another compaction or TTL, and no record
-is in history twice or left out; that a topic without new records costs two queries and starts no Spark; and that what
-would not decode stays in the raw log, is reported, and blocks nothing; that a topic whose job fails keeps no other from
-being published. The Kafka side keeps serving the raw runs:
-publishing here touches none of them."""
+Promises:
+- It may be killed anywhere, run twice, or run at the same time as another compaction. No record is in history
+  twice or left out.
+- A topic without new records costs one query and starts no Spark.
+- What does not decode stays in the raw log and is reported. The rest goes on.
+- The Kafka side keeps serving the raw runs: publishing here changes none of them.
+"""
 
 import asyncio
 from collections import deque
@@ -68,7 +68,7 @@ class TopicCompaction:
     files: int = 0
     parquet_bytes: int = 0
     raw_bytes: int = 0
-    """Of the runs that were read."""
+    """Bytes of the runs that were read."""
     raw_ranges: tuple[RawRange, ...] = ()
     """Ranges found now that would not decode."""
     merged_files: int = 0
@@ -78,7 +78,7 @@ class TopicCompaction:
     failed: tuple[Stopped, ...] = ()
     """Partitions for which a task failed; the next call tries again."""
     busy: bool = False
-    """Another compaction or TTL was at work on this topic; it was left to it."""
+    """True: another compaction or TTL was working on this topic, so this call left it alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +116,10 @@ OnProgress = Callable[[CompactionProgress], None]
 def compact_topics(
     settings: CompactionSettings, topics: Sequence[str] | None = None, on_progress: OnProgress | None = None
 ) -> CompactionReport:
-    """Compacts the named topics, or all. Not from a coroutine.
+    """Compacts the named topics, or all. Do not call it from a coroutine.
 
     Raises UnknownTopic, WrongStore, SequencerUnavailable, StoreUnavailable, JavaMissing, SparkUnavailable,
-    SparkJobFailed or ManifestRefused; topics finished before that stay compacted."""
+    SparkJobFailed or ManifestRefused. Topics that were finished before stay compacted."""
     return asyncio.run(_compact_topics(settings, topics, on_progress or (lambda _: None)))
 
 
@@ -143,7 +143,7 @@ def _is_compacted(topic: Topic) -> bool:
 
 
 async def chosen_topics(sequencer: Sequencer, names: Sequence[str] | None) -> Sequence[Topic]:
-    """The named topics in the order given, or all. Raises UnknownTopic."""
+    """Returns the named topics in the given order, or all. Raises UnknownTopic."""
     if names is None:
         return await sequencer.topics.list()
     found = await sequencer.topics.by_name(names)

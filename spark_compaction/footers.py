@@ -1,7 +1,8 @@
 """Reads a Parquet file's footer back from the bucket, and checks it against what the task said.
 
-The executors' word is not enough to publish on: the object at that key must be the very file that the attempt wrote,
-and its row groups must hold the offsets that the manifest claims."""
+A publish does not trust the executors: the object at that key must be the file that the attempt wrote, and
+its row groups must hold the offsets that the manifest names.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -41,7 +42,7 @@ def is_full(size_bytes: int, file_bytes: int) -> bool:
 
 
 def read_footer(bucket: Bucket, expected: ExpectedFile) -> pq.FileMetaData:
-    """The file's metadata; raises ManifestRefused if it is not the file that was expected."""
+    """Returns the file's metadata. Raises ManifestRefused if it is not the expected file."""
     key, size = expected.object_key, expected.size_bytes
     tail = bucket.get(key, max(0, size - _TAIL_BYTES), size + 1)
     footer_bytes = int.from_bytes(tail[-8:-4], "little") + 8

@@ -1,11 +1,10 @@
 """Writes one history file: Parquet, zstd, field ids of the Iceberg schema, row groups of bounded size.
 
 Promises:
-- A row group holds offsets of one partition, in order; its statistics say from which one to which. They are contiguous
-  until TTL takes some out.
-- The footer's key-value metadata names the topic id, the partition, and the first and last offset (`METADATA_KEYS`), so
-  that the file alone says what of the log it holds.
-- The file is read back before it is put, and has the very records that were added: their checksums are equal.
+- A row group holds offsets of one partition, in order. Its statistics have the first and the last one. The
+  offsets are contiguous until TTL removes some.
+- The footer's key-value metadata names the topic id, the partition, and the first and last offset
+  (`METADATA_KEYS`). So the file alone says which part of the log it holds.
 - The object appears in the bucket whole, under a name that no other attempt of any task uses.
 """
 
@@ -25,7 +24,7 @@ from storage.arrow.arrow_schema import RECORD_SCHEMA
 from storage.identifiers import ObjectKey, Partition, TopicId
 
 METADATA_KEYS: Final = ("tidelog.topic_id", "tidelog.partition", "tidelog.base_offset", "tidelog.last_offset")
-"""Of the footer. The values are text, numbers in decimal with leading zeros."""
+"""Keys in the footer. The values are text; numbers are decimal with leading zeros."""
 _ZSTD_LEVEL = 3
 _FOOTER_TAIL_BYTES = 8
 _COLUMNS_WITH_BOUNDS = ["partition", "offset", "timestamp", "timestamp_type"]
@@ -54,7 +53,7 @@ class WrittenFile:
 
 
 class HistoryFile:
-    """Rows are added in offset order; `close` puts the object."""
+    """Takes rows in offset order. `close` puts the object."""
 
     def __init__(
         self, bucket: Bucket, prefix: str, topic_id: TopicId, partition: Partition, *, row_group_bytes: int
@@ -88,11 +87,11 @@ class HistoryFile:
 
     @property
     def size_bytes(self) -> int:
-        """Of the row groups written so far."""
+        """Bytes of the row groups written so far."""
         return int(self._sink.tell())
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Rows of the record schema, whose offsets follow those added before."""
+        """Adds rows of the record schema. Their offsets follow the earlier ones."""
         if rows.num_rows == 0:
             return
         if self._row_count == 0:
@@ -106,7 +105,7 @@ class HistoryFile:
             self._flush()
 
     def close(self) -> WrittenFile:
-        """Puts the object; needs at least one row. Raises FileDiffers."""
+        """Puts the object. It needs at least one row."""
         self._flush()
         values = (
             str(self._topic_id),
@@ -163,8 +162,8 @@ def record_batches(file: pq.ParquetFile, partition: Partition) -> Iterator[pa.Re
 
 
 def footer_crc32c(tail: bytes | memoryview) -> int:
-    """The checksum of a Parquet file's footer, from the file or from its end; ties what was published to what was
-    written.
+    """Returns the checksum of a Parquet file's footer, given the file or its end. It proves that the
+    published file is the one that was written.
     """
     view = memoryview(tail)
     length = int.from_bytes(view[-_FOOTER_TAIL_BYTES:-4], "little") + _FOOTER_TAIL_BYTES

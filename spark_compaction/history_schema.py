@@ -1,9 +1,10 @@
-"""A topic's history as an Iceberg table; `parquet_schema` has the same columns for the files.
+"""A topic's history as an Iceberg table. `parquet_schema` has the same columns for the files.
 
-A record that has no timestamp (Kafka's -1) has a null one. Tables are sorted by (partition, offset) and have no
-partition spec: a file holds one Kafka partition's contiguous offsets, so its column bounds prune as well as a spec
-would, and a later layout may put several partitions into one file. Bounds are kept for partition, offset, timestamp and
-timestamp_type; keys and values are payload."""
+A record without a timestamp (Kafka's -1) has a null timestamp. Tables are sorted by (partition, offset) and
+have no partition spec: a file holds contiguous offsets of one Kafka partition, so its column bounds prune as
+well as a spec would, and a later layout may put several partitions into one file. Bounds are kept for
+partition, offset, timestamp and timestamp_type; keys and values are payload.
+"""
 
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
@@ -55,14 +56,14 @@ _PROPERTIES = {
     # A publish that lost a race must be planned anew, never repeated on a newer table: its offsets may be there
     # already.
     "commit.retry.num-retries": "0",
-    # Only the garbage collector deletes objects: Iceberg's own procedures refuse to expire files or to purge this
-    # table.
+    # Only the garbage collector deletes objects: Iceberg's own procedures refuse to expire files or to purge
+    # this table.
     "gc.enabled": "false",
 }
 
 
 def new_history_table(location: str) -> TableMetadata:
-    """An empty history table at `location`."""
+    """Returns an empty history table at `location`."""
     order = SortOrder(
         SortField(1, IdentityTransform(), SortDirection.ASC, NullOrder.NULLS_FIRST),
         SortField(2, IdentityTransform(), SortDirection.ASC, NullOrder.NULLS_FIRST),

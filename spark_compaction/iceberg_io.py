@@ -1,8 +1,10 @@
-"""PyIceberg's window on the bucket: Iceberg locations in, objects of the bucket out.
+"""The bucket for PyIceberg: Iceberg locations in, objects of the bucket out.
 
-Promises that nothing is ever deleted through it: PyIceberg tidies up after a commit that failed, and only the garbage
-collector deletes objects (docs/design/history.md#unreferenced-files). What was written is remembered, so that a publish
-can record it."""
+Promises:
+- It deletes nothing. PyIceberg would clean up after a failed commit, but only the garbage collector deletes
+  objects (docs/design/history.md#unreferenced-files).
+- It remembers what was written, so that a publish can record it.
+"""
 
 import io
 from typing import Self
@@ -30,7 +32,7 @@ class BucketIO(FileIO):
         return _Output(location, self._address.key_of(location), self._bucket, self.written)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Leaves the object to the garbage collector, which finds it under the job's prefix."""
+        """Does nothing: the garbage collector finds the object under the job's prefix."""
 
 
 class _Input(InputFile):
@@ -50,7 +52,7 @@ class _Input(InputFile):
         return True
 
     def open(self, seekable: bool = True) -> InputStream:  # noqa: ARG002 - the library's signature
-        """Metadata is read whole; of a data file, the ranges that are asked for."""
+        """Metadata is read whole; of a data file only the requested ranges are read."""
         if not self._location.endswith(".parquet"):
             return io.BytesIO(self._bucket.get(self._key))
         return io.BufferedReader(_Ranges(self._key, self._bucket), _RANGE_BUFFER_BYTES)
@@ -78,7 +80,7 @@ class _Output(OutputFile):
 
 
 class _Upload(io.BytesIO):
-    """Put as one object when closed in good order."""
+    """Put as one object when closed without an error."""
 
     def __init__(self, key: ObjectKey, bucket: Bucket) -> None:
         super().__init__()

@@ -1,15 +1,10 @@
-"""Stages a change of a topic's Iceberg table: everything is written under the job's prefix, nothing is published.
+"""Stages a change of a topic's Iceberg table: everything is written under the job's prefix, nothing is
+published.
 
-PyIceberg reads and writes manifests and metadata. The change becomes visible when `sequencer.history.history.publish`
-moves the pointer to the staged metadata file, and not before. So a crash, a lost race or a lapsed lease leaves objects
-under a prefix, never a half-changed table.
-
-A change costs what it changes and not what the table has:
-- The files to remove come with the sequence number of the snapshot that added them. Manifests hold ranges of sequence
-  numbers that do not overlap, so each file is found in the one manifest that may have it.
-- A change adds one manifest. Eight small manifests in a row become one of the next size, up to 4,096 files. So a table
-  of a million files has a few hundred manifests, and each file is written into a manifest five times at most.
-- Nothing reads the manifests of older snapshots: the sequencer knows which version let which object go.
+PyIceberg makes manifests and metadata. Instead of a catalog's commit, this writes the metadata file and
+remembers its key. The change becomes visible only when `sequencer.history.history.publish` moves the pointer
+to that key. So a crash, a lost race or an expired lease leaves objects under a prefix, never a half-changed
+table.
 """
 
 import io
@@ -82,13 +77,13 @@ class AddedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What to do to a table in one snapshot. `removed` are data files of the current snapshot."""
+    """What to change in one snapshot. `removed` are data files of the current snapshot."""
 
     added: Sequence[AddedFile] = ()
     removed: Sequence[TableFile] = ()
     summary: Mapping[str, str]
     expire_snapshots_before: datetime
-    """Snapshots made before and no longer current leave the metadata."""
+    """Snapshots made before this time, unless current, leave the metadata."""
 
 
 class FilesGone(Exception):
@@ -170,7 +165,7 @@ class HistoryTableFiles:
 
 
 def table_prefix(job: HistoryJob) -> str:
-    """The table's location as a key: the jobs' prefixes lie below it."""
+    """Returns the table's location as a key. The jobs' prefixes are below it."""
     return job.prefix.rstrip("/").rpartition("/")[0]
 
 

@@ -1,4 +1,4 @@
-"""Finds Java for Spark, and says what to do where there is none."""
+"""Finds Java for Spark, and says what to do if there is none."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def require_java() -> None:
 
 
 def java_version(text: str) -> int | None:
-    """The feature release in the output of `java -version`; 8 for "1.8.0_402"."""
+    """Returns the feature release in the output of `java -version`; 8 for "1.8.0_402"."""
     found = _VERSION.search(text)
     return int(found[1]) if found else None
 

@@ -1,8 +1,9 @@
-"""A job on a topic's history while it runs: its lease is kept, its tasks run in Spark, its publish is repeated until
-the outcome is known.
+"""Runs a job on a topic's history: keeps its lease, runs its tasks in Spark, repeats its publish until the
+outcome is known.
 
-Promises that a job which fails, or whose process is killed, leaves nothing published and nothing locked for longer than
-a lease."""
+Promise: a job that fails, or whose process is killed, leaves nothing published, and nothing locked for longer
+than a lease.
+"""
 
 import asyncio
 import contextlib
@@ -40,17 +41,17 @@ TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class SparkJobFailed(Exception):
-    """A task failed as often as Spark repeats it, or the job could not run; nothing was published."""
+    """A task failed as often as Spark repeats it, or the job could not run. Nothing was published."""
 
 
 @asynccontextmanager
 async def kept_lease(sequencer: Sequencer, job: HistoryJob, lease_s: float) -> AsyncIterator[None]:
-    """Renews the job's hold; ends the job if the block fails. A lapsed lease is noticed by the publish."""
+    """Renews the job's hold; ends the job if the block fails. The publish detects an expired lease."""
     renewal = asyncio.create_task(_renew(sequencer, job.job_id, lease_s))
     try:
         yield
     except BaseException:
-        with contextlib.suppress(SequencerUnavailable, CommitOutcomeUnknown):  # its lease ends it then
+        with contextlib.suppress(SequencerUnavailable, CommitOutcomeUnknown):  # then its lease ends it
             await sequencer.history.abandon(job.job_id)
         raise
     finally:
@@ -108,8 +109,8 @@ async def run_in_spark(
     result_columns: str,
     on_tasks_done: Callable[[int], None],
 ) -> list[dict[str, Any]]:
-    """One Spark task per row; returns what the tasks yielded. Cancelled, it cancels the Spark job."""
-    threads = Threads("spark", 2)  # the job, and what is asked of it meanwhile
+    """Runs one Spark task per row; returns what the tasks yielded. A cancellation cancels the Spark job."""
+    threads = Threads("spark", 2)  # one for the job, one for questions about it meanwhile
     group = f"tidelog-{uuid4()}"
     work = partial(_collect, session, rows, function, result_columns, group)
     running = asyncio.create_task(threads.run(work))
@@ -127,7 +128,7 @@ def _collect(
     session: SparkSession, rows: pa.Table, function: TaskFunction, result_columns: str, group: str
 ) -> list[dict[str, Any]]:
     session.sparkContext.setJobGroup(group, f"tidelog: {rows.num_rows} tasks", interruptOnCancel=True)
-    # One Spark task per row: a task is what is retried, and what its rows cover is decided by the planner.
+    # One Spark task per row: Spark retries a task, and the planner decides what a row covers.
     frame = session.createDataFrame(rows).repartition(rows.num_rows)
     try:
         return [row.asDict() for row in frame.mapInArrow(function, result_columns).collect()]
@@ -138,7 +139,7 @@ def _collect(
 
 
 def _last_line(trace: str) -> str:
-    """The exception that a Python traceback ends with, after its indented frames."""
+    """Returns the exception at the end of a Python traceback, after its indented frames."""
     lines = [line for line in trace.splitlines() if line.strip()]
     named = [position for position, line in enumerate(lines) if line.startswith("  File ")]
     after = lines[named[-1] + 1 :] if named else lines
@@ -146,7 +147,7 @@ def _last_line(trace: str) -> str:
 
 
 def _tasks_done(session: SparkSession, group: str, total: int) -> int:
-    """Of the stage that runs the tasks; the one before it only hands them out."""
+    """Returns the finished tasks of the stage that runs them. The stage before it only hands them out."""
     tracker = session.sparkContext.statusTracker()
     jobs = [tracker.getJobInfo(job_id) for job_id in tracker.getJobIdsForGroup(group)]
     stages = [tracker.getStageInfo(stage_id) for job in jobs if job is not None for stage_id in job.stageIds]

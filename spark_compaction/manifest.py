@@ -1,8 +1,12 @@
-"""What Spark's tasks say they wrote, and whether that may be published.
+"""What Spark's tasks say they wrote, and whether it may be published. Pure.
 
-Pure. Promises that what passes covers each task's offsets without gap or overlap, that every offset is either a row of
-a file or in a range that would not decode, and that a partition's history advances only over offsets so covered. Rows
-of attempts that Spark threw away never get here, so their files are never published."""
+Promises of a verified manifest:
+- It covers each task's offsets without gap or overlap.
+- Every offset is either a row of a file or in a range that did not decode.
+- A partition's history advances only over such offsets.
+
+Rows of attempts that Spark discarded never get here, so their files are never published.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,16 +28,15 @@ _ENDS = ("missing", "failed")
 
 
 class ManifestRefused(Exception):
-    """The tasks' output does not match the plan; nothing of it is published."""
+    """The tasks' output does not match the plan. Nothing of it is published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestRow:
-    """What became of offsets `[first_offset, end_offset)` of a task.
+    """What happened to offsets `[first_offset, end_offset)` of a task.
 
-    `file`: they are the rows of one Parquet file. `raw`: they would not decode. `missing`: their object is not there;
-    the task stopped here, and so does the partition's history until a person has looked. `failed`: the task failed
-    there, and a later job tries again.
+    `file`: they are the rows of one Parquet file. `raw`: they did not decode. `missing`: their object does
+    not exist; the task stopped here, and the partition's history stops here until a person has acted.
     """
 
     task_id: int
@@ -49,7 +52,7 @@ class ManifestRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """A partition whose history cannot go on."""
+    """A partition whose history cannot continue."""
 
     partition: Partition
     offset: Offset

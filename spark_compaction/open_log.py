@@ -1,7 +1,7 @@
-"""The log that a compaction or a TTL works on: its sequencer, once its store is known to be there and to be its own.
+"""The log for a compaction or a TTL: its sequencer, once its store is known to exist and to be the right one.
 
-Promises that the ownership of the bucket is confirmed before the work begins, and is kept so while it goes on, whether
-or not an agent that keeps house runs as well (`sequencer/cluster/ownership.py`).
+Promise: the ownership of the bucket is confirmed before the work begins, and stays confirmed while it runs,
+with or without an agent that keeps house (`sequencer/cluster/ownership.py`).
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from storage.stores.open_store import open_store
 
 @asynccontextmanager
 async def open_log(settings: CompactionSettings) -> AsyncIterator[Sequencer]:
-    """Raises WrongStore, OwnershipUnconfirmed, SequencerUnavailable or StoreUnavailable before Spark is started, which
-    takes long. After a start of Postgres it waits until the bucket was watched.
+    """Raises WrongStore, OwnershipUnconfirmed, SequencerUnavailable or StoreUnavailable before Spark starts,
+    which takes long. After a start of Postgres it waits until the bucket was watched for long enough.
     """
     sequencer = await Sequencer.open(settings.database_url, settings)
     try:
@@ -64,7 +64,7 @@ async def _ratchet(
 async def _keep_ratcheting(
     sequencer: Sequencer, store: ObjectStore, settings: CompactionSettings, ratchet_s: float
 ) -> None:
-    """A failure is no error yet: what publishes asks for the ownership itself."""
+    """Renews the ownership. A failure is no error yet: the publish checks the ownership itself."""
     while True:
         await asyncio.sleep(ratchet_s)
         with contextlib.suppress(OwnershipUnconfirmed, SequencerUnavailable, StoreUnavailable):

@@ -1,9 +1,12 @@
-"""Which Spark task turns which runs into Parquet.
+"""Decides which Spark task turns which runs into Parquet. Pure.
 
-Pure. Promises that each task covers contiguous offsets of one partition, that the tasks of a partition tile what was
-planned of it, that a task exceeds `task_bytes` only if one run alone does, and that the same runs give the same tasks.
-A job takes at most about `job_bytes`, shared evenly among the partitions, so that one with a long past does not keep
-the others waiting."""
+Promises:
+- Each task covers contiguous offsets of one partition. The tasks of a partition cover its plan without gaps.
+- A task exceeds `task_bytes` only if one run alone does.
+- The same runs give the same tasks.
+- A job takes at most about `job_bytes`, shared evenly among the partitions, so that a partition with a long
+  past does not delay the others.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +42,7 @@ def plan_tasks(
 
 
 def _first_bytes(runs: Sequence[RunToCompact], limit: int) -> Sequence[RunToCompact]:
-    """The first runs up to `limit` bytes, but at least one."""
+    """Returns the first runs up to `limit` bytes, at least one."""
     total = 0
     for taken, run in enumerate(runs):
         total += run.length

@@ -1,9 +1,8 @@
-"""What runs in Spark's executors for TTL and for merging: Parquet files of one partition in, new ones with the same
-offsets out.
+"""Runs in Spark's executors for TTL: reads a partly expired Parquet file, writes one without the expired
+rows.
 
-TTL gives one file and a cutoff, and gets it without the expired rows. Merging gives small neighbours, and gets one file
-of their rows, or several of `file_bytes`. The sources stay where they are: the publish puts the new files in their
-place, and the garbage collector deletes the old ones once no reader can need them.
+The source stays. The publish replaces it with the new file, and the garbage collector deletes it once no
+reader can need it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -71,7 +70,7 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenFile:
-    """A file that a task wrote, or, with an empty `object_key`, the rows that it left out."""
+    """`object_key` is empty if nothing was left to keep."""
 
     task_id: int
     object_key: str = ""

@@ -1,9 +1,12 @@
-"""From a run's bytes to Arrow rows, keeping what will not decode apart.
+"""Decodes a run's bytes into Arrow rows, and sets aside what does not decode. Pure but for `reread`.
 
-Pure but for `reread`. Promises that the events tile the run's offsets from `from_offset` on, that decoded rows have
-exactly these offsets, and that a fault costs the batch that has it, not its neighbours. A batch that fails is read once
-more first: bytes damaged on the way are not a reason to leave a range out of history. Memory is bounded by a group of
-batches, not by the run."""
+Promises:
+- The results cover the run's offsets from `from_offset` on, without gaps. Decoded rows have exactly these
+  offsets.
+- A fault costs only the batch that has it. A batch that fails is first read once more: bytes that were
+  damaged on the way are no reason to leave a range out of history.
+- Memory is bounded by a group of batches, not by the run.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ _GROUP_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedRows:
-    """The rows of offsets `[first_offset, end_offset)`, one each."""
+    """The rows of offsets `[first_offset, end_offset)`, one per offset."""
 
     first_offset: int
     end_offset: int
@@ -48,7 +51,7 @@ class _Span:
 def decode_run(
     run: RunToCompact, data: bytes, reread: Callable[[int, int], bytes]
 ) -> Iterator[DecodedRows | UndecodableRange]:
-    """`reread(start, end)` asks the store again for bytes of the run."""
+    """`reread(start, end)` reads bytes of the run from the store again."""
     try:
         batches = _batches(run, data)
     except ValueError:
@@ -66,7 +69,7 @@ def decode_run(
 
 
 def _batches(run: RunToCompact, data: bytes) -> list[_Span]:
-    """Raises ValueError unless the batches fill the run's bytes and offsets exactly."""
+    """Returns the batches. Raises ValueError unless they fill the run's bytes and offsets exactly."""
     if len(data) != run.length:
         raise ValueError(f"{len(data)} bytes were read of a run of {run.length}")
     spans = []

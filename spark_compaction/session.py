@@ -1,8 +1,11 @@
-"""The Spark session: one JVM per process, quiet, on loopback, with the catalog `tidelog` where an agent's address is
-known.
+"""The Spark session: one JVM per process, quiet, on loopback, with the catalog `tidelog` if an agent's
+address is known.
 
-Promises that `SELECT ... FROM topics.flights` needs no catalog name, that what the JVM prints goes to a file which an
-error quotes from, and that a machine without Java 17 gets an error that says so."""
+Promises:
+- `SELECT ... FROM topics.flights` needs no catalog name.
+- What the JVM prints goes to a file. Errors quote from it.
+- A machine without Java 17 gets an error that says so.
+"""
 
 import contextlib
 import os
@@ -32,14 +35,14 @@ _starting = threading.Lock()
 
 
 class SparkUnavailable(Exception):
-    """Spark did not start; the message ends with what it said."""
+    """Spark did not start. The message ends with Spark's own."""
 
 
 def spark_session(settings: CompactionSettings) -> SparkSession:
-    """A session of this process's Spark, which is started by the first call and ends with the process (or
+    """Returns a session of this process's Spark. The first call starts Spark, which ends with the process (or
     `stop_spark`).
 
-    The Java side and its master are as the first call's settings say; the catalog is each session's own.
+    The first call's settings decide the Java side and its master. Each session has its own catalog.
     """
     with _starting:
         context = SparkContext._active_spark_context or _start(settings)
@@ -85,7 +88,7 @@ def _start(settings: CompactionSettings) -> SparkContext:
 
 
 def _end_launched() -> None:
-    """Ends a JVM whose context was never made: after Ctrl-C in between it would run for ever."""
+    """Ends a JVM that never got a context: after Ctrl-C in between it would run for ever."""
     launched = [
         child
         for child in psutil.Process().children(recursive=True)
@@ -101,13 +104,14 @@ def _command_line(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()
     except psutil.Error:
-        return []  # it has ended
+        return []  # the process has ended
 
 
 def _without_jars(context: SparkContext) -> SparkContext:
-    """Takes the packages' jars off Python's path, where Spark puts them in case they hold modules.
+    """Takes the packages' jars off Python's path. Spark puts them there in case they contain modules.
 
-    Python reads their directories anew before every task otherwise: half a second of a core, for 20,000 Java classes.
+    Otherwise Python reads their directories before every task: half a second of a core, for 20,000 Java
+    classes.
     """
     context._python_includes = [name for name in context._python_includes or () if not name.endswith(".jar")]
     sys.path[:] = [path for path in sys.path if not path.endswith(".jar")]
@@ -137,7 +141,7 @@ def _spark_conf(settings: CompactionSettings) -> dict[str, str]:
 
 
 def _catalog(settings: CompactionSettings) -> dict[str, str]:
-    """Without an agent's address there is no catalog: compaction itself needs none."""
+    """Without an agent's address there is no catalog: compaction does not need one."""
     if not settings.http_url:
         return {}
     prefix = f"spark.sql.catalog.{CATALOG}"
@@ -146,7 +150,7 @@ def _catalog(settings: CompactionSettings) -> dict[str, str]:
         f"{prefix}.type": "rest",
         f"{prefix}.uri": f"{settings.http_url.rstrip('/')}/iceberg",
         f"{prefix}.default-namespace": NAMESPACE,
-        # A table is looked up per query, so that a session sees what was compacted since.
+        # A table is looked up per query, so a session sees what was compacted since.
         f"{prefix}.cache-enabled": "false",
         "spark.sql.defaultCatalog": CATALOG,
     }

@@ -12,16 +12,16 @@ from spark_compaction.settings import CompactionSettings
 
 
 class QueryFailed(Exception):
-    """The query is wrong, or could not be run; the message is Spark's, without its Java stack."""
+    """The query is wrong, or could not be run. The message is Spark's, without its Java stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryResult:
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
-    """Python values; binary as bytes, timestamps as datetimes in UTC."""
+    """Python values: binary as bytes, timestamps as datetimes in UTC."""
     truncated: bool
-    """There were more rows than `sql_max_rows`."""
+    """True: there were more rows than `sql_max_rows`."""
 
 
 def query(settings: CompactionSettings, text: str, *, spark: SparkSession | None = None) -> QueryResult:
@@ -51,7 +51,7 @@ def _without_stack(text: str) -> str:
 
 
 def _causes(error: Py4JJavaError) -> str:
-    """The messages of a Java exception and its causes, outermost first: what failed, and why."""
+    """Returns the messages of a Java exception and its causes, outermost first."""
     messages: list[str] = []
     cause = error.java_exception
     while cause is not None:

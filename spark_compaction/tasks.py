@@ -1,9 +1,11 @@
-"""What runs in Spark's executors: a task's runs in, Parquet files in the bucket, manifest rows out.
+"""Runs in Spark's executors: reads a task's runs, writes Parquet files into the bucket, returns manifest
+rows.
 
-An executor needs the bucket and nothing else. Runs are read ahead by a few threads while one decodes, so that a small
-run costs no round trip of its own. A store that cannot be reached fails the attempt, which Spark repeats; what an
-attempt wrote before is garbage under the job's prefix, because only the rows that an attempt returns to the driver are
-published. Any other failure is the task's alone, and is reported: the tasks of other topics go on."""
+An executor needs only the bucket. A few threads read runs ahead while one run is decoded, so a small run
+costs no extra round trip. If the store cannot be reached, the attempt fails and Spark repeats it. Files of a
+failed attempt are garbage under the job's prefix, because only the rows that an attempt returns to the driver
+are published.
+"""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -57,7 +59,7 @@ _MAX_REASON = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskContext:
-    """What all tasks of a round share; travels to the executors."""
+    """What all tasks of a job share. It travels to the executors."""
 
     address: BucketAddress
     prefetch_runs: int
@@ -223,5 +225,5 @@ def _run(partition: Partition, from_offset: Offset, run: dict[str, Any]) -> RunT
 
 
 def manifest_rows(rows: Sequence[dict[str, Any]]) -> list[ManifestRow]:
-    """What the driver collected."""
+    """Returns the rows that the driver collected."""
     return [ManifestRow(**row) for row in rows]

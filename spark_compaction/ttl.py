@@ -1,13 +1,11 @@
-"""Drops from history what a topic's `retention.ms` has expired: `tidelog ttl`.
+"""Drops expired records from history, by a topic's `retention.ms`: `tidelog ttl`.
 
-A record has expired when its timestamp is older than the cutoff; one without a timestamp when it came into history
-before the cutoff. A file of which every record has expired is dropped whole, which costs metadata only. A file of which
-a part has expired is rewritten in Spark without that part, oldest first and up to `ttl_rewrite_bytes` per pass: what is
-beyond waits for the next pass. A time-ordered topic has about one such file per partition; a topic whose producers send
-times in disorder has many, hence the bound.
+The result is exact at the moment of the run: whole files go by metadata alone, and partly expired files are
+rewritten in Spark (see `expiry`).
 
-Promises that no object is deleted: what only expired snapshots name is recorded as unreferenced, for the
-garbage collector. The raw log is not touched; `retention.bytes` limits the raw log alone."""
+Promises: no object is deleted; what only expired snapshots name is recorded as unreferenced, for the garbage
+collector. The raw log is not touched. `retention.bytes` limits only the raw log.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -60,9 +58,9 @@ class TopicExpiry:
     files_dropped: int = 0
     files_rewritten: int = 0
     files_deferred: int = 0
-    """Partly expired files beyond `ttl_rewrite_bytes`; the next pass takes them."""
+    """Partly expired files beyond `ttl_rewrite_bytes`. The next pass takes them."""
     busy: bool = False
-    """Another TTL was at work on this topic; it was left to it."""
+    """True: a compaction or another TTL was working on this topic, so this call left it alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +89,8 @@ def expire_history(
     on_progress: OnProgress | None = None,
     now: datetime | None = None,
 ) -> TtlReport:
-    """Applies TTL to the named topics' history, or to all, as of `now`. Not from a coroutine. Raises as
-    `compact_topics`.
+    """Applies TTL to the history of the named topics, or of all, as of `now`. Do not call it from a
+    coroutine. Raises as `compact_topics`.
     """
     return asyncio.run(_expire_history(settings, topics, on_progress or (lambda _: None), now or datetime.now(UTC)))
 
@@ -215,7 +213,8 @@ class TopicExpirer:
 
 
 def _cutoff(now: datetime, retention_ms: int) -> datetime:
-    """Records before have expired; none has where retention has no limit or reaches back past any timestamp."""
+    """Returns the time before which records have expired. Without a limit, or with one before any timestamp,
+    none have."""
     if retention_ms < 0:
         return _EPOCH
     since_epoch_ms = (now - _EPOCH) // timedelta(milliseconds=1)

@@ -1,12 +1,12 @@
-"""Keys of the bucket from the usual AWS chain, where the settings name none.
+"""The bucket's keys from the usual AWS chain, if the settings name none.
 
-The chain is aiobotocore's: the environment, profiles (with SSO, assumed roles and `credential_process`), web identity,
-and the roles of containers and machines. Everything of it is imported when it is first asked, and only then. The data
-path stays obstore's, which asks here for keys.
+The chain is aiobotocore's: the environment, profiles (with SSO, assumed roles and `credential_process`), web
+identity, and the roles of containers and machines. It is imported at the first request for keys. The data
+path stays obstore's, which asks this module for keys.
 
 Promises:
-- Keys that expire are renewed before they do: botocore begins 15 minutes earlier, and keeps valid keys while whoever
-  gives them out is away.
+- Keys that expire are renewed before that: botocore begins 15 minutes earlier, and keeps valid keys while
+  their source is away.
 - A chain without any keys is an error that says what to set.
 """
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from obstore.store import S3Credential
 
 _ASKED_AGAIN_AFTER: Final = timedelta(minutes=10)
-"""obstore asks five minutes before that."""
+"""obstore asks for new keys five minutes before this time."""
 
 
 class NoKeys(ValueError):
-    """The chain found none."""
+    """The chain found no keys."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -34,7 +34,7 @@ class NoKeys(ValueError):
 
 
 class ChainedKeys:
-    """What obstore asks for keys, from coroutines."""
+    """Gives obstore keys, in coroutines."""
 
     def __init__(self) -> None:
         self._found: Any = None
@@ -57,7 +57,7 @@ class ChainedKeys:
 
 
 class ChainedKeysForMinio(Provider):
-    """The same for the synchronous client."""
+    """Gives the synchronous client keys."""
 
     def __init__(self) -> None:
         self._found: Any = None
@@ -76,5 +76,5 @@ class ChainedKeysForMinio(Provider):
 
 def _asked_again_at(found: Any) -> datetime:
     at = datetime.now(UTC) + _ASKED_AGAIN_AFTER
-    expires_at: datetime | None = getattr(found, "_expiry_time", None)  # there is no public name for it
+    expires_at: datetime | None = getattr(found, "_expiry_time", None)  # it has no public name
     return at if expires_at is None else min(at, expires_at.astimezone(UTC))

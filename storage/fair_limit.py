@@ -1,12 +1,12 @@
-"""A bound, of bytes or of threads, shared among clients that would each take all of it.
+"""Shares a bound, of bytes or of threads, among clients that could each take all of it.
 
 Promises:
-- No more than the limit is taken at once. A piece larger than the limit is let through alone, so that it never waits
-  for ever.
-- The client that was charged least since clients began to wait goes next; equal clients take turns, however many pieces
-  one of them waits with. A client that comes later is not owed what it did not use. The pieces of one client go in
-  order.
-- A piece whose owner is cancelled while it waits takes nothing.
+- No more than the limit is taken at once. A piece larger than the limit is let through alone, so that it
+  never waits for ever.
+- The client that was charged least since clients began to wait goes next. Equal clients take turns, however
+  many pieces one of them waits with. A client that comes later has no credit for what it did not use. The
+  pieces of one client go in order.
+- If the owner of a waiting piece is cancelled, the piece takes nothing.
 
 The caller bounds how many pieces a client may wait with.
 """
@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 _SPARE_CHARGES: Final = 1_000
-"""Clients whose charges are kept though they do not wait."""
+"""The most clients whose charges are kept although they do not wait."""
 
 
 class _Waiter(NamedTuple):
@@ -31,10 +31,10 @@ class FairLimit:
         self._limit = limit
         self._taken = 0
         self._waiting: OrderedDict[Hashable, deque[_Waiter]] = OrderedDict()
-        """By client. Of clients that were charged the same, the first goes next."""
+        """By client. Of clients with equal charges, the first goes next."""
         self._charged: dict[Hashable, float] = {}
         self._least_charged = 0.0
-        """What the client that went last had been charged."""
+        """The charge of the client that went last."""
 
     @property
     def taken(self) -> int:
@@ -45,7 +45,7 @@ class FairLimit:
         return sum(map(len, self._waiting.values()))
 
     async def take(self, client: Hashable, size: int = 1) -> None:
-        """Wait for a turn. What is taken must be given back."""
+        """Waits until `size` is free for this client. The caller gives it back."""
         if not self._waiting and self._fits(size):
             self._taken += size
             return
@@ -65,18 +65,19 @@ class FairLimit:
     def give_back(self, size: int = 1) -> None:
         self._taken -= size
         self._admit()
-        if not self._taken:  # then nobody waits
+        if not self._taken:  # then no client waits
             self._charged.clear()
             self._least_charged = 0.0
 
     def charge(self, client: Hashable, cost: float) -> None:
-        """Tell what a client's piece came to, for example in seconds; before it is given back."""
+        """Adds the cost of a client's piece, for example in seconds. Call it before the piece is given
+        back."""
         self._charged[client] = max(self._charged.get(client, 0.0), self._least_charged) + cost
         self._forget_spare()
 
     @asynccontextmanager
     async def turn(self, client: Hashable, size: int = 1) -> AsyncIterator[None]:
-        """Hold `size` while the block runs."""
+        """Holds `size` while the block runs."""
         await self.take(client, size)
         try:
             yield
@@ -93,7 +94,7 @@ class FairLimit:
     def _leave(self, client: Hashable, waiter: _Waiter) -> None:
         queue = self._waiting.get(client)
         if queue is None or waiter not in queue:
-            return  # its turn came after it was cancelled, and was passed on
+            return  # it was admitted after its cancellation, and its share was passed on
         queue.remove(waiter)
         if not queue:
             del self._waiting[client]

@@ -1,6 +1,6 @@
-"""The types of what must not be mixed: identifiers, offsets (in a partition) and positions (in bytes).
+"""Types for values that must not be mixed: identifiers, offsets (in a partition) and positions (in bytes).
 
-Promises that segment ids sort by the millisecond in which they were made, so that they are also a rough age.
+Promise: segment ids sort by the millisecond in which they were made, so they also show a segment's rough age.
 """
 
 import os
@@ -26,7 +26,7 @@ _RANDOM_BYTES = 10
 
 
 def new_segment_id(now_ms: int | None = None, randomness: bytes | None = None) -> SegmentId:
-    """A UUIDv7 (RFC 9562 §5.7): 48 bits of Unix milliseconds, then 74 random bits taken from 10 bytes of
+    """Returns a UUIDv7 (RFC 9562 §5.7): 48 bits of Unix milliseconds, then 74 random bits from 10 bytes of
     `randomness`.
     """
     milliseconds = time.time_ns() // 1_000_000 if now_ms is None else now_ms

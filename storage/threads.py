@@ -1,13 +1,13 @@
-"""Blocking or long calls beside the event loop, a bounded number at once.
+"""Runs blocking or long calls in threads, a bounded number at once.
 
-Each part that makes such calls has threads of its own. In asyncio's default executor all parts would share one queue
-without a bound: the slow calls of one would hold up those of all others.
+Each part of Tidelog that makes such calls has its own threads. In asyncio's default executor all parts would
+share one queue without a bound: the slow calls of one part would delay those of all others.
 
 Promises:
 - At most `count` calls run at once. The others wait on the event loop. The client whose calls took the least
-  CPU since calls began to wait goes next (`fair_limit.py`).
-- A caller that is cancelled while it waits takes no thread. If its call is already running, the call ends first; only
-  then is its thread free again.
+  CPU since calls began to wait goes next (`fair_queue.py`).
+- A caller that is cancelled while it waits takes no thread. If its call already runs, the thread is free only
+  once the call has ended.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ class Threads:
     async def run(
         self, call: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
     ) -> Result:
-        """What the call returns or raises."""
+        """Returns what the call returns; raises what it raises."""
         return await self.run_for(None, lambda: call(*arguments, **named))
 
     async def run_for(
         self, client: Hashable, call: Callable[[], Result], then: Callable[[], None] = lambda: None
     ) -> Result:
-        """The same for a client that shares the threads with others. `then` is called once, on the event loop, when the
-        call has ended or can no longer begin: also when the caller was cancelled."""
+        """As `run`, for a client that shares the threads with others. `then` is called once, on the event
+        loop, when the call has ended or can no longer begin, also if the caller was cancelled."""
         took_s = 0.0
 
         def timed() -> Result:
@@ -65,7 +65,7 @@ class Threads:
             self._running.give_back()
             then()
             if not running.cancelled():
-                running.exception()  # a caller that was cancelled does not ask for it
+                running.exception()  # mark it as seen: a cancelled caller does not
 
         try:
             await self._running.take(client)
@@ -82,5 +82,5 @@ class Threads:
         return await asyncio.shield(running)
 
     def close(self) -> None:
-        """Take no more calls. Calls that run go on to their end."""
+        """Takes no more calls. Running calls go on to their end."""
         self._pool.shutdown(wait=False, cancel_futures=True)

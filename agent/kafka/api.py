@@ -91,8 +91,9 @@ class Api:
     name: str
     versions: range
     module: str
-    """In `apis/`. It is imported when it is first asked for: with kio's classes all of them take 0.3 s of CPU, which an
-    agent's first answers need not wait for. The agent imports all of them once it serves (agent/later.py)."""
+    """In `apis/`. It is imported when it is first asked for: with kio's classes all of them take 0.3 s of CPU,
+    which an agent's first answers need not wait for. The agent imports all of them once it serves
+    (agent/deferred_imports.py)."""
     served_from: int = 0
     order: Order = Order.ALONE
     carried_out: bool = False

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from agent.read_path.plan_fetch import PartitionPlan, ReadFailure
+from agent.read_path.read_decisions import PartitionPlan, ReadFailure
 from agent.topic_traffic import Sent
 from cache_ring.coordinates.coordinate_cache import PartitionView
 from cache_ring.pages.byte_budget import ByteBudget

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
-from agent.read_path.plan_fetch import ReadFailure
+from agent.read_path.read_decisions import ReadFailure
 from cache_ring.pages.page_layout import PageKey
 from cache_ring.pages.page_reader import PageReader
 from cache_ring.pages.run_bytes import RunBytes

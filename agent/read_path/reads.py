@@ -1,6 +1,6 @@
 """Answers fetches: coordinates, then bytes, then the batches that fit (docs/design/read-path.md#plan).
 
-Deciding is in plan_fetch and slice_batches; here it is carried out. Promises: a failure of one partition is a value
+Deciding is in read_decisions and slice_batches; here it is carried out. Promises: a failure of one partition is a value
 in its result; an object that is not there is never an empty answer, the coordinates are asked for again, and if the
 sequencer still names it that is an alarm and a retriable failure; a fetch wakes as soon as a commit it waits for is
 heard of, and then looks at the partitions of that commit alone; it waits no longer than its deadline; an answer is cut
@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from agent.read_path.fetch_answer import FetchAnswer, PartitionResult, failed, found
 from agent.read_path.known_coordinates import KnownCoordinates
 from agent.read_path.load_runs import NOTHING_LOADED, Loaded, load_runs
-from agent.read_path.plan_fetch import (
+from agent.read_path.read_ahead import AheadLimits, ReadAhead, Reader
+from agent.read_path.read_decisions import (
     Ask,
     Decision,
     FetchPlan,
@@ -30,7 +31,6 @@ from agent.read_path.plan_fetch import (
     decide,
     select_runs,
 )
-from agent.read_path.read_ahead import AheadLimits, ReadAhead, Reader
 from agent.read_path.settings import ReadPathSettings
 from agent.read_path.slice_batches import take_batches
 from agent.read_path.watch import Watch

@@ -82,7 +82,7 @@ class Telemetry(Collector):
         return None
 
     def _read(self, compression: Compression, payload: bytes) -> list[Sample] | TelemetryFault:
-        from agent.telemetry.otlp import InvalidMetrics, read_samples  # protobuf (see agent/later.py)
+        from agent.telemetry.otlp import InvalidMetrics, read_samples  # protobuf (see agent/deferred_imports.py)
 
         try:
             plain = decompress(memoryview(payload), compression, self.subscription.max_bytes)

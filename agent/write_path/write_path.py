@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
 from agent.write_path.accumulator import Accumulator, Taken
-from agent.write_path.appended import Appended
+from agent.write_path.appended_batches import Appended
 from agent.write_path.committer import Committer
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
 from agent.write_path.producer_window import OpenWindows, ProducerWindow, WindowPolicy

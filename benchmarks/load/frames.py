@@ -15,7 +15,7 @@ from kio.schema.produce.v9.request import PartitionProduceData, ProduceRequest, 
 from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import Records, i8, i16, i32, i32Timedelta, i64
 
-from agent.kafka.forwarding.asking import decode_response, encode_request
+from agent.kafka.forwarding.request_codec import decode_response, encode_request
 
 _CORRELATION_ID_POSITION = 8
 """In a frame with its length: length, API key, version."""

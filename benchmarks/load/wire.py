@@ -8,7 +8,7 @@ from typing import Any, Self
 from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
 from kio.static.primitive import i32Timedelta
 
-from agent.kafka.forwarding.asking import decode_response, encode_request
+from agent.kafka.forwarding.request_codec import decode_response, encode_request
 from benchmarks.load.frames import BadAnswer, ProducerIdentity
 
 _BUFFER_BYTES = 1 << 16

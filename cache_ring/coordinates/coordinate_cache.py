@@ -1,14 +1,18 @@
-"""What this agent knows of where runs lie: one contiguous interval per partition, up to its known end
+"""What this agent knows of where runs are: one contiguous interval per partition, up to its known end
 (docs/design/read-path.md#coordinates).
 
-Pure: the caller asks the sequencer and owns the clock. Promises: - A run is appended only if it begins at the known
-end. A later one is kept aside until the gap is closed [raced: a push overtaking another], an earlier one is ignored.
-The high watermark served is the known end, so no reader is ever led past a run this agent has not heard of. - The
-known end never goes back, unless the sequencer itself says less than it had said before (`Learned.REGRESSED`). - A
-higher coordinate epoch forgets every run; an answer of a lower one is ignored. - Nothing older than `max_age_s` is
-handed out, and no more than `max_runs` runs are kept.
+Pure: the caller asks the sequencer and owns the clock.
 
-Readers of history, far behind the end, have windows of their own beside the interval: they are never appended to.
+Promises:
+- A run is appended only if it begins at the known end. A later run is kept aside until the gap is closed
+  [raced: one push overtakes another]. An earlier run is ignored. The served high watermark is the known end,
+  so no reader is led past a run that this agent does not know.
+- The known end never goes back, unless the sequencer itself says less than before (`Learned.REGRESSED`).
+- A higher coordinate epoch drops every run. A response with a lower epoch is ignored.
+- Nothing older than `max_age_s` is handed out. At most `max_runs` runs are kept.
+
+Readers of history, far behind the end, have their own windows besides the interval. Nothing is appended to
+those.
 """
 
 from bisect import bisect_left, bisect_right
@@ -23,29 +27,29 @@ from storage.identifiers import Offset, TopicId
 
 _RUNS_BEYOND = 32
 _TIMES_BEYOND = 2
-"""Named beyond what is asked for, so that their pages can be loaded ahead: so many runs, or as many as hold so many
-times as much."""
+"""How much is named beyond the request, so that the pages can be loaded ahead: this many runs, or the runs
+that hold this many times the requested bytes."""
 
 
 class Applied(Enum):
-    """What became of a run heard of by a push or an own commit."""
+    """What happened to a run that a push or an own commit announced."""
 
     APPENDED = auto()
     IGNORED = auto()
-    """It lies below the known end, or nobody reads the partition here."""
+    """The run is below the known end, or the partition has no readers here."""
     AHEAD = auto()
-    """There is a gap below it: ask the sequencer."""
+    """There is a gap before the run: ask the sequencer."""
 
 
 class Learned(Enum):
-    """What became of an answer of the sequencer."""
+    """What happened to a response of the sequencer."""
 
     APPLIED = auto()
     STALE = auto()
-    """It is of an earlier coordinate epoch than what is known."""
+    """It has an earlier coordinate epoch than the known one."""
     REGRESSED = auto()
-    """The high watermark is lower than one the sequencer had given before: it has lost commits. All else was
-    forgotten."""
+    """The high watermark is lower than one that the sequencer gave before: the sequencer has lost commits.
+    Everything known before was dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +69,12 @@ class PartitionView(NamedTuple):
     last_stable_offset: Offset
     coordinate_epoch: int
     runs: tuple[RunCoordinate, ...] | None
-    """From the run that holds the offset on; empty at or past the high watermark; None: the sequencer must be asked."""
+    """The runs from the one that holds the offset on. Empty at or after the high watermark. None: ask the
+    sequencer."""
     learned_s: float
-    """When the oldest of this was asked of the sequencer."""
+    """When the oldest part of this was read from the sequencer."""
     confirmed_s: float
-    """When the sequencer was last asked whether there is more."""
+    """When the sequencer was last asked for newer runs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,12 +113,12 @@ class CoordinateCache:
         self._size = 0
 
     def __len__(self) -> int:
-        """Runs (and partitions) kept."""
+        """How many runs (and partitions) are kept."""
         return self._size
 
     def same(self, topic_id: TopicId) -> TopicId:
-        """The very object that stands for this topic in the keys kept here: looking up by it compares no UUIDs, which
-        is what takes longest."""
+        """Returns the object that stands for this topic in the keys kept here. A look-up with it compares no
+        UUIDs, which is the slowest part of a look-up."""
         if len(self._topic_ids) > self._limits.max_runs:
             self._topic_ids.clear()
         return self._topic_ids.setdefault(topic_id, topic_id)
@@ -127,7 +132,7 @@ class CoordinateCache:
         return None if interval is None else interval.coordinate_epoch
 
     def known_ends(self, keys: Iterable[PartitionKey]) -> list[KnownEnd]:
-        """What to send with a poll; partitions of which nothing is known are left out."""
+        """Returns what to send with a poll. Partitions of which nothing is known are left out."""
         return [
             KnownEnd(
                 topic_id=key[0],
@@ -141,7 +146,8 @@ class CoordinateCache:
         ]
 
     def find(self, key: PartitionKey, offset: int, max_bytes: int, now_s: float) -> PartitionView | None:
-        """What a reader at `offset` needs, with runs of at least `max_bytes` if there are; None: nothing is known."""
+        """Returns what a reader at `offset` needs, with runs of at least `max_bytes` if there are enough.
+        None: nothing is known."""
         interval = self._intervals.get(key)
         if interval is None:
             return None
@@ -161,7 +167,7 @@ class CoordinateCache:
         )
 
     def apply(self, run: RunCoordinate) -> Applied:
-        """A run committed by this agent, or pushed by the agent that committed it."""
+        """Takes a run that this agent committed, or that another agent committed and pushed."""
         key = (run.topic_id, run.partition)
         interval = self._intervals.get(key)
         if interval is None or run.base_offset < interval.known_end:
@@ -178,7 +184,7 @@ class CoordinateCache:
         return Applied.APPENDED
 
     def learn(self, read: PartitionCoordinates, known_end_when_asked: Offset | None, asked_s: float) -> Learned:
-        """An answer of the sequencer, to a read or to a poll. Afterwards the known end is at least its high
+        """Takes the sequencer's response to a read or a poll. Afterwards the known end is at least its high
         watermark."""
         key = (self.same(read.topic_id), read.partition)
         interval = self._intervals.get(key)
@@ -204,7 +210,7 @@ class CoordinateCache:
         return Learned.REGRESSED if regressed else Learned.APPLIED
 
     def confirm(self, key: PartitionKey, known_end_when_asked: Offset, asked_s: float) -> None:
-        """The sequencer was polled and knew nothing newer than what was known when it was asked."""
+        """Notes that a poll found nothing newer than what was known when it was sent."""
         interval = self._intervals.get(key)
         if interval is not None and interval.known_end >= known_end_when_asked:
             interval.confirmed_s = max(interval.confirmed_s, asked_s)
@@ -215,7 +221,7 @@ class CoordinateCache:
             self._size -= interval.size
 
     def drop_all(self) -> None:
-        """After a failover of the database nothing that was known may be trusted
+        """Drops everything: after a failover of the database nothing known may be trusted
         (docs/design/read-path.md#coordinates)."""
         self._intervals.clear()
         self._size = 0
@@ -237,15 +243,15 @@ class CoordinateCache:
             if following is None:
                 break
             more, missing_bytes = _slice(following.runs, end, missing_bytes)
-            if more[0].base_offset != end:  # runs were merged between the two answers
+            if more[0].base_offset != end:  # a merge came between the two responses
                 break
             runs, learned_s = runs + more, min(learned_s, following.learned_s)
         return runs, learned_s
 
     def _window_at(self, interval: _Interval, offset: int, now_s: float) -> _Window | None:
-        """The piece of history that holds the offset."""
+        """Returns the window of history that holds the offset."""
         for at, window in enumerate(interval.windows):
-            is_of_age = now_s - window.learned_s > self._limits.max_age_s  # and hides no younger one behind it
+            is_of_age = now_s - window.learned_s > self._limits.max_age_s  # an old one must not hide a newer one
             if not is_of_age and window.runs[0].base_offset <= offset <= window.runs[-1].last_offset:
                 interval.windows.append(interval.windows.pop(at))  # the most recently used is last
                 return window
@@ -267,8 +273,8 @@ class CoordinateCache:
         del interval.runs[: bisect_left(interval.runs, interval.log_start_offset, key=lambda run: run.last_offset)]
 
     def _place(self, interval: _Interval, read: PartitionCoordinates, asked_s: float) -> None:
-        """Put the runs of an answer where they belong: at the end of the interval, before it, in its stead, or beside
-        it."""
+        """Puts the runs of a response where they belong: after the interval, before it, in its place, or into
+        a window."""
         newer = [run for run in read.runs if run.base_offset >= interval.known_end]
         older = [run for run in read.runs if run.base_offset < interval.first_offset]
         if read.high_watermark > interval.known_end:
@@ -295,13 +301,13 @@ class CoordinateCache:
             del interval.ahead[base_offset]
 
     def _resized(self, key: PartitionKey, interval: _Interval, before: int) -> None:
-        """Keep to the limits: the oldest runs of this partition go first, then whole partitions, least recently used
-        first."""
+        """Keeps to the limits: drops the oldest runs of this partition first, then whole partitions, least
+        recently used first."""
         excess = len(interval.runs) - self._limits.max_runs_per_partition
         if excess > 0:
             del interval.runs[
                 : excess + self._limits.max_runs_per_partition // 8
-            ]  # some more, so that it is not each time
+            ]  # drops a few more, so that it does not happen each time
         self._size += interval.size - before
         self._intervals.move_to_end(key)
         while self._size > self._limits.max_runs and len(self._intervals) > 1:
@@ -319,8 +325,9 @@ def _end(runs: Sequence[RunCoordinate]) -> int:
 
 
 def _slice(runs: Sequence[RunCoordinate], offset: int, max_bytes: int) -> tuple[tuple[RunCoordinate, ...], int | None]:
-    """Runs from the one that holds `offset` on, until they hold `max_bytes` in addition to the first, of which only a
-    part may count, and some more. Where there are no more: how much of `max_bytes` they lack."""
+    """Returns the runs from the one that holds `offset` on, until they hold `max_bytes` beyond the first,
+    plus some more. The first may count only in part. If there are not enough runs, also returns how many of
+    `max_bytes` are missing."""
     at = first = bisect_right(runs, offset, key=lambda run: run.base_offset) - 1
     size_bytes, beyond = 0, 0
     most_bytes = max_bytes * (1 + _TIMES_BEYOND)

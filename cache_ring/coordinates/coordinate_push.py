@@ -1,9 +1,14 @@
-"""Hears of commits at once: subscribes with the agents that write the partitions read here
+"""Learns of commits at once: subscribes to the agents that write the partitions read here
 (docs/design/read-path.md#pushes-and-polls).
 
-Only a shortcut: what is missed, because a peer is unknown, gone or slow, the poll of the sequencer repairs. Promises
-one connection per writing agent, subscriptions that are leased and renewed, and that an agent which cannot be reached
-is tried again after `peer_skip_s`."""
+This is only a shortcut: if a push is missed because a peer is unknown, gone or slow, the poll of the
+sequencer repairs it.
+
+Promises:
+- One connection per writing agent.
+- Subscriptions are leased and renewed.
+- An agent that cannot be reached is tried again after `peer_skip_s`.
+"""
 
 import asyncio
 import logging
@@ -31,7 +36,8 @@ log = logging.getLogger("tidelog")
 
 
 class CoordinatePush:
-    """`partitions_read` names the partitions read here now; `on_runs` is told what was committed elsewhere."""
+    """`partitions_read` names the partitions read here now. `on_runs` gets the runs that other agents
+    committed."""
 
     def __init__(
         self,
@@ -51,7 +57,7 @@ class CoordinatePush:
         self.runs_received = 0
 
     async def run(self) -> None:
-        """Keep the subscriptions until cancelled."""
+        """Keeps the subscriptions until cancelled."""
         try:
             while True:
                 self._changed.clear()
@@ -76,7 +82,7 @@ class CoordinatePush:
             link.want(partitions)
 
     def _wanted(self) -> dict[tuple[NodeId, int], tuple[LiveAgent, set[PartitionKey]]]:
-        """The partitions to hear of, by the agent that writes them in each zone."""
+        """Returns the partitions to subscribe to, by the agent that writes them in each zone."""
         ring = self._membership.ring
         self_ = self._membership.self_
         wanted: dict[tuple[NodeId, int], tuple[LiveAgent, set[PartitionKey]]] = {}
@@ -126,7 +132,7 @@ class _Link:
         return self.task.done()
 
     def want(self, partitions: set[PartitionKey]) -> None:
-        """Subscribe to these: at once to what is new, and to all again when a third of the lease has passed."""
+        """Subscribes to these: at once to new ones, and to all again when a third of the lease has passed."""
         self._partitions = partitions
         now_s = asyncio.get_running_loop().time()
         if self._writer is None:

@@ -1,7 +1,9 @@
-"""Which partitions are read here now: what the poll asks for and what pushes are subscribed to.
+"""The partitions that are read here now: the poll asks for them, and pushes are subscribed to for them.
 
-Promises that a partition is named from its first reader until `recent_s` after its last, and that no more than `limit`
-partitions are: past it the one read longest ago is forgotten, and only its readers' latency suffers.
+Promises:
+- A partition is named from its first reader until `recent_s` after its last.
+- At most `limit` partitions are named. Beyond it the one read longest ago is dropped, and only its readers'
+  latency suffers.
 """
 
 import time
@@ -11,7 +13,8 @@ from collections.abc import Callable
 from sequencer.commits.coordinates import PartitionKey
 
 _STILL_NOTED = 0.9
-"""Of the time a partition is named, what may be left for its next reader to go unnoted."""
+"""The share of `recent_s` that must remain for a further reader to change nothing: most readers then cost
+nothing."""
 
 
 class PartitionsRead:
@@ -26,11 +29,11 @@ class PartitionsRead:
         return len(self._until_s)
 
     def when_new(self, callback: Callable[[], None]) -> None:
-        """Call this whenever a partition gets its first reader."""
+        """Calls `callback` whenever a partition gets its first reader."""
         self._when_new.append(callback)
 
     def note(self, key: PartitionKey, now_s: float) -> None:
-        """Somebody reads this partition, or waits for it."""
+        """Notes a reader of this partition."""
         until_s = self._until_s.get(key)
         if until_s is not None and until_s - now_s > self.recent_s * _STILL_NOTED:
             return
@@ -43,7 +46,7 @@ class PartitionsRead:
                 callback()
 
     def current(self) -> list[PartitionKey]:
-        """The partitions with readers; others are forgotten."""
+        """Returns the partitions with readers, and drops the others."""
         now_s = self._clock()
         while self._until_s:
             key, until_s = next(iter(self._until_s.items()))

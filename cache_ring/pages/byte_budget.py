@@ -1,8 +1,11 @@
-"""A bound on bytes in flight, shared by whoever loads or serves them.
+"""A bound on bytes in flight, shared by all who load or serve them.
 
-Promises that no more than the limit is taken at once, that waiters are served in order of arrival, and that a piece
-larger than the limit is let through alone rather than never. The limit may be lowered and raised again up to what it
-was at first; a piece counts for what it is all the while, and a raised limit admits who waits at once."""
+Promises:
+- No more than the limit is taken at once. A piece larger than the limit is let through alone.
+- Waiters are served in the order of arrival.
+- The limit may be lowered, and raised again up to its first value. A piece always counts with its full size.
+  A raised limit admits waiters at once.
+"""
 
 import asyncio
 from collections import deque
@@ -39,17 +42,17 @@ class ByteBudget:
 
     @property
     def longest_wait_s(self) -> float:
-        """How long the first in the queue has waited; 0 if nobody does."""
+        """How long the first in the queue has waited; 0 without a queue."""
         return asyncio.get_running_loop().time() - self._waiting[0].since_s if self._waiting else 0.0
 
     def try_take(self, size_bytes: int) -> int | None:
-        """Take at once what `give_back` later takes, or None if others must finish first."""
+        """Takes the bytes at once; returns what to pass to `give_back`. None: others must finish first."""
         if self._waiting or not self._fits(size_bytes):
             return None
         return self._take(size_bytes)
 
     async def take(self, size_bytes: int) -> int:
-        """Wait for a turn, so the caller sets the timeout; returns what `give_back` later takes."""
+        """Waits until the bytes are free; the caller sets a timeout. Returns what to pass to `give_back`."""
         taken = self.try_take(size_bytes)
         return await self._turn(size_bytes) if taken is None else taken
 
@@ -59,7 +62,7 @@ class ByteBudget:
 
     @asynccontextmanager
     async def taken(self, size_bytes: int) -> AsyncIterator[None]:
-        """Hold `size_bytes` of the budget."""
+        """Holds `size_bytes` of the budget."""
         taken = await self.take(size_bytes)
         try:
             yield
@@ -75,7 +78,7 @@ class ByteBudget:
         except asyncio.CancelledError:
             if waiter.turn.done() and not waiter.turn.cancelled():
                 self.give_back(waiter.turn.result())
-            elif waiter in self._waiting:  # not if it was passed over between the cancellation and now
+            elif waiter in self._waiting:  # it may have been skipped since the cancellation
                 self._waiting.remove(waiter)
                 self._admit()
             raise

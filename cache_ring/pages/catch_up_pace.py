@@ -1,19 +1,22 @@
 """How much history may be loaded at once while the tail is in use (docs/design/read-path.md#tail-and-history: a replay
-never slows the tail).
+never slows the tail). Pure.
 
-Pure. Whether more loads at once bring more depends on what bounds them: loads that wait for a distant store take no
-longer beside others, loads that share a machine or a link take twice as long beside as many again. So the limit is
-found by measuring how long loads take: it doubles as long as loads keep 0.8 of the speed that each had at half the
-limit, which is 1.6 times the rate. The better of two measures counts. What was found holds for `HELD_S`, then it is
-looked for anew. Where not even the first doubling is worth it, one load after another keeps others waiting too, and
-short rests lie between loads that follow on one another."""
+Whether more concurrent loads bring more depends on their bottleneck. Loads that wait for a distant store do
+not slow each other down. Loads that share a machine or a link take twice as long if there are twice as many.
+So the limit is found by measuring how long loads take: it doubles as long as each load keeps 0.8 of its speed
+at half the limit, which is 1.6 times the rate. The better of two measurements counts. The result holds for
+`HELD_S`, then the search begins again.
+
+If even the first doubling does not pay, one load after another would still keep others waiting. Then short
+rests separate successive loads.
+"""
 
 from typing import Final
 
 STEPS: Final = 3
 HELD_S: Final = 30.0
 REST: Final = 0.5
-"""Of the time that a load took."""
+"""As a share of the time that a load took."""
 LONGEST_REST_S: Final = 0.1
 _MEASURED_LOADS: Final = 16
 _KEPT_SPEED: Final = 0.8
@@ -27,7 +30,7 @@ class CatchUpPace:
         self.forget()
 
     def forget(self) -> None:
-        """The tail is not in use: whatever was found, it will be looked for anew."""
+        """Call it when the tail is not in use: it drops the result, and the search begins again."""
         self._held_until_s: float | None = None
         self._step = 0
         self._measures, self._speed = 0, 0.0
@@ -38,13 +41,13 @@ class CatchUpPace:
         return max(1, self._most_bytes >> (STEPS - 1 - self._step))
 
     def rest_s(self, took_s: float) -> float:
-        """How long nothing is loaded in the stead of a load that took so long and kept another waiting."""
+        """How long to rest after a load that took `took_s` and kept another waiting."""
         is_shared = self._held_until_s is not None and self._step == 0
         return min(REST * took_s, LONGEST_REST_S) if is_shared else 0.0
 
     def loaded(self, size_bytes: int, took_s: float, at_once_bytes: int, now_s: float) -> None:
-        """A load has ended, one of `at_once_bytes` that were being loaded. It counts if it was begun within the limit
-        of now and beside more than half the limit would let."""
+        """Notes that a load has ended, one of `at_once_bytes` concurrent bytes. It counts if it began within
+        the current limit, and while more than half the limit was loading."""
         if self._held_until_s is not None:
             if now_s < self._held_until_s:
                 return
@@ -53,7 +56,7 @@ class CatchUpPace:
             self._measure_from(now_s)
             return
         least_bytes = self.limit_bytes // 2 if self._step else 0
-        most_bytes = max(self.limit_bytes, size_bytes)  # a load larger than the limit is let through alone
+        most_bytes = max(self.limit_bytes, size_bytes)  # a load above the limit runs alone
         if now_s - took_s >= self._began_s and least_bytes < at_once_bytes <= most_bytes:
             self._count(size_bytes, took_s, now_s)
 

@@ -1,6 +1,6 @@
-"""The median of recent durations, so that waits can be as long as what they are compared with usually takes.
+"""The median of recent durations: it tells how long a wait of this kind usually takes.
 
-Pure. Promises to remember no more than the last `_KEPT` durations.
+Pure. Promise: at most the last `_KEPT` durations are remembered.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ class MedianLatency:
         self._median_s = None
 
     def median_s(self) -> float | None:
-        """None before the first duration."""
+        """The median; None before the first duration."""
         if self._median_s is None and self._durations_s:
             self._median_s = median(self._durations_s)
         return self._median_s

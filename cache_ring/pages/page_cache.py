@@ -1,9 +1,11 @@
-"""Pages in memory: least recently used ones go first, and a page that several ask for is loaded once
+"""Pages in memory. Least recently used pages go first. A page that several ask for is loaded once
 (docs/design/read-path.md#pages).
 
-Promises: never more than `budget_bytes` are kept; a page larger than the budget is handed to those who wait for it
-and not kept; a waiter that is cancelled cancels nobody else's load, and the load ends when its last waiter is gone; a
-load that failed fails its waiters and is forgotten."""
+Promises:
+- At most `budget_bytes` are kept. A page larger than the budget is given to its waiters and not kept.
+- A cancelled waiter does not cancel a load that others wait for. A load ends when its last waiter is gone.
+- A failed load fails its waiters and is dropped.
+"""
 
 import asyncio
 from collections import OrderedDict
@@ -18,7 +20,7 @@ Load: TypeAlias = Callable[[], Coroutine[Any, Any, Page]]
 
 @dataclass(slots=True)
 class CacheCounts:
-    """What happened so far, for metrics."""
+    """Counters for metrics."""
 
     hits: int = 0
     misses: int = 0
@@ -44,7 +46,7 @@ class PageCache(Generic[Key]):
         return key in self._pages
 
     def get(self, key: Key) -> Page | None:
-        """The page if it is kept; it then counts as used."""
+        """Returns the page if it is kept, and marks it as used."""
         page = self._pages.get(key)
         if page is None:
             return None
@@ -53,7 +55,7 @@ class PageCache(Generic[Key]):
         return page
 
     def put(self, key: Key, page: Page) -> None:
-        """Keep a page, unless it is larger than the whole budget."""
+        """Keeps a page, unless it is larger than the whole budget."""
         self.drop(key)
         if len(page) > self.budget_bytes:
             return
@@ -70,7 +72,8 @@ class PageCache(Generic[Key]):
             self.kept_bytes -= len(page)
 
     async def get_or_load(self, key: Key, load: Load) -> Page:
-        """The page, from memory or by `load`, which runs once however many ask. Raises what `load` raises."""
+        """Returns the page from memory or by `load`, which runs once for all who ask. Raises what `load`
+        raises."""
         page = self.get(key)
         if page is not None:
             return page
@@ -90,7 +93,7 @@ class PageCache(Generic[Key]):
                 self._abandon(key, loading)
 
     async def close(self) -> None:
-        """Cancel every load and wait for it to end; forget all pages."""
+        """Cancels every load, waits until all have ended, and drops all pages."""
         tasks = [loading.task for loading in self._loading.values()]
         for task in tasks:
             task.cancel()
@@ -106,7 +109,7 @@ class PageCache(Generic[Key]):
             self.put(key, task.result())
 
     def _abandon(self, key: Key, loading: _Loading) -> None:
-        """Nobody waits any more: stop the load, and let the next one who asks start anew."""
+        """The last waiter is gone: stops the load, so that the next request starts a new one."""
         if self._loading.get(key) is loading:
             del self._loading[key]
         loading.task.cancel()

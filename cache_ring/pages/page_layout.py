@@ -1,9 +1,14 @@
-"""How objects are cut into pages, the unit that is loaded, kept and owned (docs/design/read-path.md#pages).
+"""How objects are cut into pages, the unit that is loaded, kept and owned (docs/design/read-path.md#pages). Pure.
 
-Pure. A segment is one page, since its readers want most of it at once. A merged segment, and any object larger than
-`max_page_bytes`, is cut into pages of `history_page_bytes`, aligned, so that a reader of one partition need not load
-what belongs to others. Promises that the ranges of `ranges_of` tile what was asked for, and that agents with the same
-settings cut in the same way; where settings differ, a page is loaded twice and no wrong byte is read."""
+A segment is one page, because its readers want most of it at once. A merged segment, and any object larger
+than `max_page_bytes`, is cut into aligned pages of `history_page_bytes`, so that a reader of one partition
+need not load others.
+
+Promises:
+- The ranges of `ranges_of` cover the request exactly, without overlaps.
+- Agents with the same settings cut in the same way. With different settings a page is loaded twice, and no
+  wrong byte is read.
+"""
 
 from typing import NamedTuple
 
@@ -17,12 +22,14 @@ class PageKey(NamedTuple):
 
     @property
     def ring_key(self) -> str:
-        """What the ring is asked with: of a first page the object's key, which a segment's writer chose to own."""
+        """The key for the ring. For a first page it is the object's key, which a segment's writer chose to
+        own."""
         return f"{self.object_key}/{self.number}" if self.number else self.object_key
 
 
 class PageRange(NamedTuple):
-    """The bytes `[start, end)` of an object, all of one page, which is its bytes `[page_start, page_end)`."""
+    """The bytes `[start, end)` of an object, all in one page. The page has the object's bytes `[page_start,
+    page_end)`."""
 
     page: PageKey
     object_size_bytes: int
@@ -36,7 +43,7 @@ class PageRange(NamedTuple):
         return self.page_end - self.page_start
 
     def of(self, page: memoryview) -> memoryview:
-        """The range, cut from its page's bytes."""
+        """Cuts the range from its page's bytes."""
         return page[self.start - self.page_start : self.end - self.page_start]
 
 
@@ -46,11 +53,11 @@ class PageLayout:
         self._history_page_bytes = history_page_bytes
 
     def is_whole(self, key: ObjectKey, object_size_bytes: int) -> bool:
-        """Whether the object is one page."""
+        """True if the object is one page."""
         return object_size_bytes <= self._max_page_bytes and not is_merged(key)
 
     def ranges_of(self, key: ObjectKey, object_size_bytes: int, start: int, end: int) -> list[PageRange]:
-        """`[start, end)`, which is not empty, cut at the borders of pages, in order."""
+        """Cuts `[start, end)`, which is not empty, at the borders of pages. Returns the pieces in order."""
         if self.is_whole(key, object_size_bytes):
             return [PageRange(PageKey(key, 0), object_size_bytes, 0, object_size_bytes, start, end)]
         size_bytes, ranges = self._history_page_bytes, []

@@ -1,9 +1,13 @@
-"""The bytes of a run, from the nearest place that has them: this agent's memory, the page's owner in its zone, the
+"""Reads the bytes of a run from the nearest place: this agent's memory, the page's owner in its zone, or the
 store (docs/design/read-path.md#pages).
 
-From a peer only the run's own range is asked and kept, since the rest of the page belongs to partitions that others
-read. Promises: bytes that do not tile into the batches and offsets the coordinate names are never returned; a peer
-that is slow, gone or wrong costs a wait of about one GET of the store and then a GET, never an error."""
+From a peer only the run's own range is read and kept, because the rest of the page belongs to other
+partitions.
+
+Promises:
+- Bytes that do not match the batches and offsets of the coordinate are never returned.
+- A peer that is slow, gone or wrong costs a wait of about one GET, and then a GET. It never causes an error.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -52,7 +56,7 @@ class PageReader:
         return self._ranges
 
     def put_own(self, object_key: ObjectKey, chunks: bytes | Sequence[bytes | memoryview]) -> None:
-        """Keep an object that this agent has just uploaded, whole or in the pieces it was uploaded in."""
+        """Keeps an object that this agent has just uploaded, whole or in its pieces."""
         self._pages.put_own(object_key, chunks if isinstance(chunks, bytes) else b"".join(chunks))
 
     def ranges_of(self, run: RunCoordinate) -> list[PageRange]:
@@ -79,21 +83,21 @@ class PageReader:
         return tuple(wanted.page for wanted in self.ranges_of(run))
 
     def brings_all_of(self, page: PageKey, run: RunCoordinate) -> bool:
-        """Whether reading the run, which lies in this page alone, leaves all of the page in this agent's memory; not if
-        it is a peer's, or too large to be kept."""
+        """True if reading the run, which is in this page alone, leaves the whole page in this agent's memory.
+        False for a peer's page, or one too large to keep."""
         [wanted] = self.ranges_of(run)
         return self._pages.keeps(wanted) and self._owner(page) is None
 
     def is_of_a_peer(self, page: PageKey) -> bool:
-        """Whether the page is asked of a peer: then the range asked for is kept, not the page."""
+        """True if the page is read from a peer: then the range is kept, not the page."""
         return self._owner(page) is not None
 
     def is_history(self, coordinate: RunCoordinate) -> bool:
         return self._pages.is_history(coordinate.object_key)
 
     async def read_run(self, run: RunCoordinate) -> RunBytes:
-        """The run's bytes and batches; raises ObjectNotFound, StoreUnavailable, or DamagedPage when the store's own
-        bytes are wrong."""
+        """Returns the run's bytes and batches. Raises ObjectNotFound, StoreUnavailable, or DamagedPage if the
+        store's own bytes are wrong."""
         ranges = self.ranges_of(run)
         found = self._indexes.run_bytes(run, await side_by_side(map(self.read, ranges)))
         if found is not None:
@@ -110,7 +114,8 @@ class PageReader:
         return found
 
     async def read(self, wanted: PageRange) -> memoryview:
-        """The bytes from the nearest place; raises ObjectNotFound, StoreUnavailable or DamagedPage."""
+        """Returns the bytes from the nearest place. Raises ObjectNotFound, StoreUnavailable or
+        DamagedPage."""
         kept = self._kept(wanted)
         if kept is not None:
             return kept
@@ -141,7 +146,7 @@ class PageReader:
             self._ranges.drop(_range_key(wanted))
 
     def _owner(self, page: PageKey) -> LiveAgent | None:
-        """The peer to ask; None when this agent is the owner itself, or nobody is."""
+        """Returns the peer to ask. None: this agent is the owner, or there is none."""
         ring = self._membership.ring
         if ring is not self._ring_seen:
             self._ring_seen = ring
@@ -161,7 +166,7 @@ class PageReader:
         return await self._peers.read_range(owner, request, self._answer_timeout_s(), is_history=is_history)
 
     def _answer_timeout_s(self) -> float:
-        """About the store's median GET: by then a peer must have given a sign of life."""
+        """About the store's median GET. A peer must show a sign of life within that time."""
         usual_s = self._pages.get_latency.median_s() or self._settings.peer_answer_floor_s
         return min(max(usual_s, self._settings.peer_answer_floor_s), self._settings.peer_answer_ceiling_s)
 

@@ -1,8 +1,11 @@
-"""A run's bytes with the index of its batches.
+"""A run's bytes with the index of its batches. Pure.
 
-Pure. Promises that the batches tile the run's bytes and take exactly its offsets; only headers are looked at. Runs of
-few batches, of which a fetch of many partitions takes one each, are walked in Python, which costs a microsecond; the
-others natively. Indexes of runs with many batches are kept for a while, since a run is read in several pieces."""
+Promise: the batches cover the run's bytes and offsets exactly. Only headers are checked.
+
+A run of few batches is walked in Python, which takes a microsecond: a fetch of many partitions takes one such
+run of each. Other runs are walked natively. Indexes of runs with many batches are kept for a while, because
+such a run is read in several pieces.
+"""
 
 import struct
 from array import array
@@ -18,11 +21,11 @@ from storage.batches.record_batch import HEADER_BYTES, LENGTH_OVERHEAD_BYTES, in
 from storage.identifiers import ObjectKey
 
 _WORTH_KEEPING = 32
-"""Fewer batches are indexed faster than they are looked up."""
+"""A run of fewer batches is indexed faster than its index is looked up."""
 
 
 _MOST_WALKED = 16
-"""Batches walked in Python before a run is left to native code."""
+"""The most batches that are walked in Python."""
 _LENGTH_AND_DELTA = struct.Struct(">i11xi")
 _LENGTH_AT = 8
 
@@ -30,7 +33,8 @@ Longs: TypeAlias = "array[int]"
 
 
 class BatchIndex(NamedTuple):
-    """Positions in the run's bytes, sizes in bytes and base offsets within the run, one number each per batch."""
+    """Three int64 arrays with one entry per batch: position in the run's bytes, size in bytes, base offset
+    within the run."""
 
     positions: Longs
     sizes: Longs
@@ -38,7 +42,7 @@ class BatchIndex(NamedTuple):
 
 
 class RunBytes(NamedTuple):
-    """`pieces` are the run's bytes in order: one, or one per page that it lies in."""
+    """`pieces` are the run's bytes in order: one piece, or one per page."""
 
     run: RunCoordinate
     pieces: Sequence[memoryview]
@@ -46,16 +50,16 @@ class RunBytes(NamedTuple):
 
     @classmethod
     def of(cls, run: RunCoordinate, pieces: Sequence[memoryview]) -> "RunBytes | None":
-        """None when the bytes are not those of the run."""
+        """None if the bytes are not those of the run."""
         index = _index(run, _joined(pieces))
         return None if index is None else cls(run, pieces, index)
 
     def data(self) -> memoryview:
-        """The run's bytes; copied if they lie in several pieces."""
+        """The run's bytes, copied if they are in several pieces."""
         return _joined(self.pieces)
 
     def views(self, start: int, end: int) -> list[memoryview]:
-        """The bytes `[start, end)` of the run, uncopied."""
+        """The bytes `[start, end)` of the run, without a copy."""
         if len(self.pieces) == 1:
             return [self.pieces[0][start:end]]
         found, piece_start = [], 0
@@ -67,7 +71,7 @@ class RunBytes(NamedTuple):
 
 
 class RunIndexes:
-    """The indexes of runs read lately, of at most `most_batches` batches."""
+    """The indexes of recently read runs, of at most `most_batches` batches together."""
 
     def __init__(self, most_batches: int) -> None:
         self._most_batches = most_batches
@@ -79,7 +83,8 @@ class RunIndexes:
         return self._batches
 
     def run_bytes(self, run: RunCoordinate, pieces: Sequence[memoryview]) -> RunBytes | None:
-        """None when the bytes are not those of the run. An index is used again only for the very same buffers."""
+        """None if the bytes are not those of the run. An index is used again only for the very same
+        buffers."""
         key = (run.object_key, run.position, run.length)
         buffers = [id(piece.obj) for piece in pieces]
         kept = self._kept.get(key)

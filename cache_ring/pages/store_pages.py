@@ -1,10 +1,13 @@
-"""Pages from memory or from the store: what an agent answers itself and its peers with
+"""Pages from memory or from the store: an agent serves itself and its peers with them
 (docs/design/read-path.md#tail-and-history).
 
-Promises that a page asked for by many is fetched once, that reads of history (merged segments, and objects older than
-`tail_age_s`) have a cache, a load budget and a store connection pool of their own and keep to a pace while the tail is
-in use, that of a page larger than the cache only the range asked for is read, and that a page of the wrong size is
-never kept."""
+Promises:
+- A page that many ask for is fetched once.
+- Reads of history (merged segments, and objects older than `tail_age_s`) have their own cache, load budget
+  and store connections. They keep to a pace while the tail is in use.
+- Of a page larger than the cache only the requested range is read.
+- A page of the wrong size is never kept.
+"""
 
 import asyncio
 import math
@@ -24,16 +27,17 @@ from storage.segments.keys import is_merged, segment_id_of
 from storage.stores.object_store import ObjectStore, StoreUnavailable
 
 _PATIENCE: Final = 4
-"""The part of `page_load_timeout_s` after which one who waits to load history is not kept waiting for the tail."""
+"""The share of `page_load_timeout_s` after which a waiting load of history no longer gives way to the
+tail."""
 
 
 class DamagedPage(Exception):
-    """The bytes are not those the coordinate promises."""
+    """The bytes are not those that the coordinate names."""
 
 
 @dataclass(slots=True)
 class StoreCounts:
-    """What was asked of the store, for metrics."""
+    """Counters for metrics: requests to the store."""
 
     gets: int = 0
     bytes_read: int = 0
@@ -47,7 +51,8 @@ class _Lane:
 
 
 class StorePages:
-    """`catch_up_store` is a second client of the same bucket, so that history does not queue before the tail."""
+    """`catch_up_store` is a second client of the same bucket, so that history does not queue before the
+    tail."""
 
     def __init__(
         self,
@@ -85,7 +90,7 @@ class StorePages:
         return self._catch_up.cache
 
     def kept(self, wanted: PageRange) -> memoryview | None:
-        """The bytes if their page is in memory."""
+        """Returns the bytes if their page is in memory."""
         for lane in (self._tail, self._catch_up):
             page = lane.cache.get(wanted.page)
             if page is not None and len(page) == wanted.page_bytes:
@@ -97,11 +102,11 @@ class StorePages:
         return page in self._tail.cache or page in self._catch_up.cache
 
     def keeps(self, wanted: PageRange) -> bool:
-        """Whether the page stays in memory once it is loaded."""
+        """True if the page stays in memory once it is loaded."""
         return wanted.page_bytes <= self._lane(wanted.page.object_key).cache.budget_bytes
 
     def put_own(self, key: ObjectKey, page: bytes) -> None:
-        """Keep an object that this agent has just written."""
+        """Keeps an object that this agent has just written."""
         self._note_use(self._tail)
         self._tail.cache.put(PageKey(key, 0), page)
 
@@ -110,7 +115,7 @@ class StorePages:
         self._catch_up.cache.drop(page)
 
     async def read(self, wanted: PageRange) -> memoryview:
-        """The bytes; raises ObjectNotFound, StoreUnavailable or DamagedPage."""
+        """Returns the bytes. Raises ObjectNotFound, StoreUnavailable or DamagedPage."""
         found = self.kept(wanted)
         if found is not None:
             return found
@@ -125,7 +130,8 @@ class StorePages:
         return wanted.of(memoryview(page))
 
     def is_history(self, key: ObjectKey) -> bool:
-        """Whether the object is read with the catch-up budget. Its age is in its name, so that all agents agree."""
+        """True if the object is read with the catch-up budget. Its age is in its name, so all agents
+        agree."""
         segment_id = segment_id_of(key)
         if segment_id is None or is_merged(key):
             return True
@@ -144,7 +150,7 @@ class StorePages:
             self._tail_used_s = self._clock()
 
     def _yields(self) -> bool:
-        """Whether history leaves room for the tail."""
+        """True if history must leave room for the tail."""
         return self._clock() - self._tail_used_s < self._settings.catch_up_yields_s
 
     def _keep_pace(self) -> None:
@@ -156,7 +162,7 @@ class StorePages:
         loading.limit_bytes = self._settings.catch_up_load_bytes if is_free else self._pace.limit_bytes
 
     def _hurry(self) -> None:
-        """For now; it stays so while the first in the queue has waited for long."""
+        """Suspends the pace, as long as the first in the queue has waited for long."""
         self._catch_up.loading.limit_bytes = self._settings.catch_up_load_bytes
 
     async def _load(self, lane: _Lane, key: ObjectKey, start: int, end: int) -> Page:
@@ -186,7 +192,8 @@ class StorePages:
         return data
 
     async def _turn(self, lane: _Lane, size_bytes: int) -> int:
-        """A place in the load budget. Whoever has waited too long for one of history ends the pace for a while."""
+        """Takes a place in the load budget. A load of history that waited too long suspends the pace for a
+        while."""
         if lane is self._tail:
             return await lane.loading.take(size_bytes)
         self._keep_pace()
@@ -201,7 +208,7 @@ class StorePages:
             hurry.cancel()
 
     def _paced(self, size_bytes: int, took_s: float) -> float:
-        """History was loaded: learn from it, and say how long its turn lasts on."""
+        """Notes a load of history, and returns how long its place stays taken."""
         loading = self._catch_up.loading
         if self._yields():
             self._pace.loaded(size_bytes, took_s, loading.taken_bytes, self._clock())
@@ -210,7 +217,7 @@ class StorePages:
 
 
 def _give_back(lane: _Lane, taken: int, rest_s: float) -> None:
-    """The bytes are there at once, the turn of the next load comes after the rest."""
+    """Gives the bytes back at once, and the place only after the rest."""
     if rest_s:
         asyncio.get_running_loop().call_later(rest_s, lane.loading.give_back, taken)
     else:

@@ -1,8 +1,12 @@
-"""The asking side of a peer connection: frames are read by the kernel straight into buffers of their size.
+"""The requesting side of a peer connection. The kernel reads frames straight into buffers of their size: an
+asyncio stream copies a large frame three times, and a page from a peer then cost twice the CPU of one from
+the store.
 
-An asyncio stream copies a large frame three times, which made a page from a peer cost twice the CPU of one from the
-store. Promises: no frame larger than was allowed is ever allocated; at most `_MOST_UNREAD` frames wait to be taken;
-whoever waits for a frame is told when the connection ends."""
+Promises:
+- No frame larger than allowed is ever allocated.
+- At most `_MOST_UNREAD` frames wait to be taken.
+- A task that waits for a frame learns when the connection ends.
+"""
 
 import asyncio
 from collections import deque
@@ -15,7 +19,7 @@ _MOST_UNREAD = 2
 
 
 class FrameStream(asyncio.BufferedProtocol):
-    """One connection. `frame` is awaited by one task at a time."""
+    """One connection. One task at a time awaits `frame`."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -27,7 +31,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._waiter: asyncio.Future[None] | None = None
         self._ended: Exception | None = None
         self.is_fresh = True
-        """Whether no frame has been taken from it yet."""
+        """True if no frame has been taken from it yet."""
 
     @classmethod
     async def connect(cls, host: str, port: int, secrets: Secrets) -> "FrameStream":
@@ -45,13 +49,14 @@ class FrameStream(asyncio.BufferedProtocol):
             self._transport.write(data)
 
     async def begun(self, most_bytes: int) -> None:
-        """Returns once the next frame has begun to arrive; raises as `frame`."""
+        """Returns once the next frame has begun to arrive. Raises as `frame`."""
         self._most_bytes = most_bytes
         while not self._frames and self._in_prefix:
             await self._next_event()
 
     async def frame(self, most_bytes: int) -> bytearray:
-        """The next frame without its length; raises ProtocolViolation, ConnectionError or EOFError."""
+        """Returns the next frame without its length. Raises ProtocolViolation, ConnectionError or
+        EOFError."""
         self._most_bytes = most_bytes
         while not self._frames:
             await self._next_event()
@@ -80,7 +85,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        del sizehint  # a frame's length is known, so no more than the rest of it is read
+        del sizehint  # the frame's length is known: read no more than the rest of it
         return memoryview(self._target)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:

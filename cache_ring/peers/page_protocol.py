@@ -1,7 +1,7 @@
-"""The page protocol: what agents say to each other on their peer port. Pure: bytes in, messages out.
+"""The page protocol, which agents speak on their peer port. Pure: bytes in, messages out.
 
-A connection opens with `PREFACE`; then frames, each a length (u32, big-endian, of what follows), a kind (u8) and a
-body.
+A connection opens with `PREFACE`. Then come frames, each a length (u32, big-endian, of what follows), a kind
+(u8) and a body.
 
 | kind | name | direction | body |
 |---|---|---|---|
@@ -12,10 +12,13 @@ body.
 | 5 | Subscribe | to the writer | lease in ms u32, count u32, then (topic id 16 bytes, partition u32) each |
 | 6 | RunsCommitted | from the writer | count u32, then coordinates |
 
-Requests of one connection are answered in order, one at a time. The checksum of RangeFound covers the object's key,
-the range and the bytes, so that the bytes of another range are noticed as well as damaged ones. Promises that
-whatever bytes are given in, the answer is a message or ProtocolViolation, and that nothing is allocated by a length
-that was not checked."""
+Requests of one connection are answered in order, one at a time. RangeFound's checksum covers the object's
+key, the range and the bytes, so it detects the bytes of another range as well as damaged bytes.
+
+Promises:
+- Any bytes yield a message or ProtocolViolation.
+- Nothing is allocated by an unchecked length.
+"""
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +35,7 @@ from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, Topi
 PREFACE = b"TIDELOG PAGES 1\n"
 LENGTH_BYTES = 4
 MAX_SMALL_FRAME_BYTES = 1_048_576
-"""The largest frame of any kind but RangeFound, whose length the asker knows."""
+"""The largest frame of any kind but RangeFound, whose length the requester knows."""
 
 _HEAD = struct.Struct(">IB")
 _READ = struct.Struct(">QQQ")
@@ -45,18 +48,18 @@ FOUND_OVERHEAD_BYTES = _FOUND.size - LENGTH_BYTES
 
 
 class ProtocolViolation(Exception):
-    """The other side does not speak this protocol, or its bytes were damaged: close the connection."""
+    """The other side does not speak this protocol, or its bytes were damaged. Close the connection."""
 
 
 class Refusal(IntEnum):
     NOT_FOUND = 1
     """The store has no such object."""
     BUSY = 2
-    """The peer serves as many bytes as it may."""
+    """The peer already serves as many bytes as it may."""
     STORE_UNAVAILABLE = 3
     """The peer could not reach the store either."""
     INVALID = 4
-    """The range or the key is not one that may be asked for."""
+    """The range or the key is not allowed."""
 
 
 class _Kind(IntEnum):
@@ -70,7 +73,7 @@ class _Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRange:
-    """Ask for the bytes `[start, end)` of an object."""
+    """Asks for the bytes `[start, end)` of an object."""
 
     object_key: ObjectKey
     object_size_bytes: int
@@ -96,7 +99,7 @@ class RangeRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscribe:
-    """Ask for the coordinates of these partitions as they are committed, for the lease's time."""
+    """Asks for the coordinates of these partitions as they are committed, for the lease's time."""
 
     lease_ms: int
     partitions: tuple[tuple[TopicId, Partition], ...]
@@ -111,7 +114,8 @@ Message: TypeAlias = ReadRange | RangeFound | RangeLoading | RangeRefused | Subs
 
 
 def frame_length(prefix: bytes, most_bytes: int) -> int:
-    """The bytes that follow a frame's length prefix; raises ProtocolViolation when it is out of bounds."""
+    """Returns how many bytes follow a frame's length prefix. Raises ProtocolViolation if it is out of
+    bounds."""
     length = int.from_bytes(prefix, "big")
     if not 1 <= length <= most_bytes:
         raise ProtocolViolation(f"a frame of {length} bytes, where 1 to {most_bytes} may come")
@@ -130,7 +134,7 @@ def encode_read(request: ReadRange) -> bytes:
 
 
 def encode_found(request: ReadRange, data: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
-    """The frame as two buffers, so that the bytes are not copied."""
+    """Returns the frame as two buffers, so that the bytes are not copied."""
     checksum = range_checksum(request, data)
     return _FOUND.pack(FOUND_OVERHEAD_BYTES + len(data), _Kind.FOUND, checksum), data
 
@@ -144,7 +148,7 @@ def encode_refused(reason: Refusal) -> bytes:
 
 
 def encode_subscribe(lease_ms: int, partitions: Sequence[tuple[TopicId, Partition]]) -> list[bytes]:
-    """As many frames as the partitions need."""
+    """Returns as many frames as the partitions need."""
     per_frame = (MAX_SMALL_FRAME_BYTES - 1 - _SUBSCRIBE.size) // _PARTITION.size
     frames = []
     for first in range(0, len(partitions), per_frame):
@@ -157,7 +161,7 @@ def encode_subscribe(lease_ms: int, partitions: Sequence[tuple[TopicId, Partitio
 
 
 def encode_committed(runs: Iterable[RunCoordinate]) -> list[bytes]:
-    """As many frames as the runs need."""
+    """Returns as many frames as the runs need."""
     frames: list[bytes] = []
     part: list[bytes] = []
     size = 0
@@ -174,7 +178,7 @@ def encode_committed(runs: Iterable[RunCoordinate]) -> list[bytes]:
 
 
 def decode(frame: bytes | bytearray | memoryview) -> Message:
-    """The message of a frame without its length prefix; raises ProtocolViolation."""
+    """Returns the message of a frame without its length prefix. Raises ProtocolViolation."""
     view = memoryview(frame)
     try:
         kind = _Kind(view[0])

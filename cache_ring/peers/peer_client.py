@@ -1,10 +1,14 @@
-"""Asks other agents for byte ranges of pages, and passes by those that do not answer
+"""Reads byte ranges of pages from other agents, and skips agents that do not answer
 (docs/design/read-path.md#peer-reads).
 
-Promises that a peer costs no more than about what the store would: its first sign of life is due within the time
-given, its bytes within `peer_load_timeout_s`. A peer that is silent, gone or answers with nonsense is left alone for
-`peer_skip_s`. Connections per peer are bounded. History has connections of its own, and is left alone on its own:
-it waits for a budget at its owner that leaves room for the tail, and the tail waits for nothing of it."""
+Promises:
+- A peer costs about as much time as the store at most: its first sign of life is due within the given time,
+  its bytes within `peer_load_timeout_s`.
+- A peer that is silent, gone or answers with nonsense is skipped for `peer_skip_s`.
+- Connections per peer are bounded.
+- Reads of history have their own connections and skips: at the page's owner they wait for a budget that
+  leaves room for the tail. The tail never waits for them.
+"""
 
 import asyncio
 import time
@@ -31,16 +35,16 @@ from sequencer.cluster.agents import LiveAgent
 from storage.identifiers import NodeId
 
 PeerKey: TypeAlias = tuple[NodeId, int, bool]
-"""Node, incarnation, and whether it is asked for history."""
+"""Node, incarnation, and whether the request is for history."""
 
 
 class PassedBy(Exception):
-    """The peer was not asked or did not give the bytes: ask the store."""
+    """The peer was skipped or did not send the bytes: ask the store."""
 
 
 @dataclass(slots=True)
 class PeerClientCounts:
-    """What was asked of peers, for metrics."""
+    """Counters for metrics: requests to peers."""
 
     ranges: int = 0
     bytes_received: int = 0
@@ -56,7 +60,7 @@ class _Peer:
     idle: list[FrameStream] = field(default_factory=list)
     skip_until_s: float = float("-inf")
     is_forgotten: bool = False
-    """It is asked no more: what it still answers leaves no connection behind."""
+    """The peer is dead: its connections are not kept any more."""
 
 
 class PeerClient:
@@ -72,7 +76,7 @@ class PeerClient:
     async def read_range(
         self, agent: LiveAgent, request: ReadRange, answer_timeout_s: float, *, is_history: bool = False
     ) -> memoryview:
-        """The bytes, checked against the range they were asked for; raises PassedBy."""
+        """Returns the bytes, checked against the requested range. Raises PassedBy."""
         peer = self._peer(agent, is_history)
         self._pass_by_if_skipped(peer)
         try:
@@ -82,7 +86,7 @@ class PeerClient:
             self.counts.passed_by += 1
             raise PassedBy("all its connections are in use") from error
         try:
-            self._pass_by_if_skipped(peer)  # whoever had the connection before may have found it silent
+            self._pass_by_if_skipped(peer)  # the connection's last user may have found the peer silent
             return await self._ask(peer, agent, request, answer_timeout_s)
         except TimeoutError as error:
             self.counts.timeouts += 1
@@ -99,7 +103,7 @@ class PeerClient:
             peer.slots.release()
 
     def retain(self, agents: Iterable[LiveAgent]) -> None:
-        """Forget peers that are no longer alive."""
+        """Forgets peers that are no longer alive."""
         alive = {(agent.node_id, agent.incarnation) for agent in agents}
         for key in [key for key in self._peers if key[:2] not in alive]:
             self._forget(self._peers.pop(key))
@@ -146,7 +150,7 @@ class PeerClient:
     async def _exchange(
         self, stream: FrameStream, request: ReadRange, answer_timeout_s: float
     ) -> RangeFound | RangeRefused:
-        """A sign of life must come in time; the bytes may then take longer, since they are on their way."""
+        """A sign of life must come in time. The bytes may take longer: they are on their way then."""
         stream.write(encode_read(request))
         most_bytes = FOUND_OVERHEAD_BYTES + request.end - request.start
         async with asyncio.timeout(self._settings.peer_load_timeout_s):

@@ -1,11 +1,11 @@
-"""Connections between agents: opened and accepted with a proof on both sides (`peer_proof.py`).
+"""Opens and accepts connections between agents. Both sides give a proof (`peer_proof.py`).
 
 Promises:
-- Before a connection has proven itself, this agent reads no more than `HELLO_BYTES + PROOF_BYTES` of it, and holds
-  nothing for it but its transport and a buffer of that size. The kernel keeps what else it sends.
-- At most `peer_unproven_connections` wait for their proof, each for at most `peer_proof_timeout_s`. For one more the
-  oldest is closed, so strangers that wait keep no peer out.
-- A protocol gets its connection once both sides are proven, and every byte that follows the proof.
+- Before a connection is proven, this agent reads at most `HELLO_BYTES + PROOF_BYTES` from it, and holds only
+  its transport and a buffer of that size. The kernel keeps the rest.
+- At most `peer_unproven_connections` connections wait for their proof, each for at most
+  `peer_proof_timeout_s`. One more closes the oldest, so waiting strangers keep no peer out.
+- A protocol gets its connection once both sides are proven, with every byte that follows the proof.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from cache_ring.settings import CacheRingSettings
 from sequencer.cluster.agents import PeerSecret
 
 Secrets: TypeAlias = Callable[[], Sequence[PeerSecret]]
-"""The cluster's secrets as this agent knows them now, newest first."""
+"""The cluster's secrets that this agent knows now, newest first."""
 Conversation: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 _READ_BYTES = 65_536
-"""What a stream reads ahead: twice as much at most."""
+"""How much a stream reads ahead: up to twice this."""
 
 
 class PeerHungUp(ConnectionError):
@@ -39,7 +39,8 @@ class PeerHungUp(ConnectionError):
 
 
 async def connect_to_peer(host: str, port: int, secrets: Secrets, protocol: asyncio.BaseProtocol) -> asyncio.Transport:
-    """Connect `protocol` to an agent. The caller sets the timeout. Raises OSError, PeerHungUp or NotAPeer."""
+    """Connects `protocol` to an agent. The caller sets the timeout. Raises OSError, PeerHungUp or
+    NotAPeer."""
     loop = asyncio.get_running_loop()
     introduction = _Introduction(secrets(), protocol)
     transport, _ = await loop.create_connection(lambda: introduction, host, port)
@@ -61,8 +62,8 @@ async def open_peer_stream(host: str, port: int, secrets: Secrets) -> tuple[asyn
 
 
 class Arrivals:
-    """Accepts for a server: `protocol` is its factory. `converse` gets each proven connection; `turned_away` is called
-    with the reason for each other one."""
+    """Accepts connections for a server: `protocol` is its factory. `converse` gets each proven connection.
+    `turned_away` gets the reason for each rejected one."""
 
     def __init__(
         self, secrets: Secrets, settings: CacheRingSettings, converse: Conversation, turned_away: Callable[[str], None]
@@ -78,17 +79,17 @@ class Arrivals:
         return len(self._waiting)
 
     async def listen(self, host: str, port: int) -> asyncio.Server:
-        """A server of these arrivals. It takes at once no more connections than may wait."""
+        """Makes a server of these arrivals. It accepts at once at most as many connections as may wait."""
         loop = asyncio.get_running_loop()
         most = self._settings.peer_unproven_connections
         return await loop.create_server(lambda: _Arrival(self), host, port, backlog=most)
 
     def close(self) -> None:
-        """End the connections that wait for their proof."""
+        """Ends the connections that wait for their proof."""
         for arrival in list(self._waiting):
             arrival.turn_away("this agent stops")
 
-    # --- what arrivals tell
+    # --- events of arrivals
 
     def came(self, arrival: "_Arrival") -> Asked:
         if len(self._waiting) >= self._settings.peer_unproven_connections:
@@ -110,12 +111,12 @@ class Arrivals:
         timer = self._waiting.pop(arrival, None)
         if timer is not None:
             timer.cancel()
-            if self._secrets():  # before it has joined, this agent can tell no peer from a stranger
+            if self._secrets():  # before it has joined, this agent cannot tell peers from strangers
                 self._turned_away(reason)
 
 
 class _Arrival(asyncio.BufferedProtocol):
-    """One connection that has not proven itself yet."""
+    """One connection that is not proven yet."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
@@ -137,7 +138,7 @@ class _Arrival(asyncio.BufferedProtocol):
         self._asked = self._arrivals.came(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        del sizehint  # nothing behind the message is read
+        del sizehint  # read nothing beyond the message
         return memoryview(self._message)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -168,7 +169,7 @@ class _Arrival(asyncio.BufferedProtocol):
 
 
 class _Introduction(asyncio.BufferedProtocol):
-    """The side that connects, until both sides are proven; then `protocol` takes its place."""
+    """The connecting side until both sides are proven. Then `protocol` takes its place."""
 
     def __init__(self, secrets: Sequence[PeerSecret], protocol: asyncio.BaseProtocol) -> None:
         self.proven: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -215,6 +216,6 @@ class _Introduction(asyncio.BufferedProtocol):
 
 
 def _heard(proven: asyncio.Future[None]) -> None:
-    """A caller that was cancelled while it connected does not ask for the outcome."""
+    """Marks the outcome as seen: a caller that was cancelled while it connected does not read it."""
     if not proven.cancelled():
         proven.exception()

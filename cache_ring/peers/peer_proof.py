@@ -1,22 +1,22 @@
-"""How two agents prove to each other that they belong to one cluster. Pure: bytes in, bytes out.
+"""Two agents prove to each other that they belong to one cluster. Pure: bytes in, bytes out.
 
-The proof opens each connection to a peer port, before any other protocol. Both sides know the cluster's secrets
-(`sequencer/cluster/agents.py`) and show it with an HMAC-SHA256 over what both have sent. No secret leaves an agent.
+The proof opens each connection to a peer port, before any other protocol. Both sides know the cluster's
+secrets (`sequencer/cluster/agents.py`) and prove it with an HMAC-SHA256 over what both have sent. No secret
+leaves an agent.
 
-| message | direction | bytes |
-|---|---|---|
-| hello | to the asked | `PREFACE`, a nonce (32), the ids (8 each) of two secrets, the second zero if there is one |
-| challenge | from the asked | the id of the newest secret that both know (8), a nonce (32), the asked's proof (32) |
-| proof | to the asked | the asker's proof (32) |
+| message | direction | bytes | |---|---|---| | hello | to the asked | `PREFACE`, a nonce (32), the ids (8
+each) of two secrets, the second zero if there is one | | challenge | from the asked | the id of the newest
+secret that both know (8), a nonce (32), the asked's proof (32) | | proof | to the asked | the asker's proof
+(32) |
 
 Promises:
-- A side that knows none of the secrets is found out, whatever it sends and repeats: each nonce counts once, and the
+- A side that knows none of the secrets fails, whatever it sends or replays: each nonce counts once, and the
   proofs of the two sides differ.
 - Proofs are compared in constant time.
 - All messages have a fixed size, 168 bytes together.
 
-What follows on the connection is neither signed nor encrypted. Who can change the packets between agents can take over
-a connection that has begun.
+The rest of the connection is neither signed nor encrypted. Anyone who can change packets between agents can
+take over an open connection.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class NotAPeer(ProtocolViolation):
 
 
 def may_be_hello(begun: bytes | bytearray) -> bool:
-    """Whether a connection that begins so can go on as a peer's."""
+    """True if a connection that begins with these bytes may be a peer's."""
     return PREFACE.startswith(bytes(begun[: len(PREFACE)]))
 
 
@@ -56,7 +56,8 @@ class Asker:
         self.hello = PREFACE + nonce + b"".join(self._secrets).ljust(_IDS * _ID_BYTES, b"\0")
 
     def proof(self, challenge: bytes | bytearray) -> bytes:
-        """What to answer to a challenge. Raises NotAPeer if the challenge does not prove the other side."""
+        """Returns the response to a challenge. Raises NotAPeer if the challenge does not prove the other
+        side."""
         given = bytes(challenge)
         secret = self._secrets.get(given[:_ID_BYTES])
         if secret is None:
@@ -68,7 +69,7 @@ class Asker:
 
 
 class Asked:
-    """The side that is connected to. `nonce` must be random, and used once."""
+    """The side that accepts. `nonce` must be random, and used once."""
 
     def __init__(self, secrets: Sequence[PeerSecret], nonce: bytes) -> None:
         assert len(nonce) == NONCE_BYTES, "a nonce has a fixed size"
@@ -77,7 +78,8 @@ class Asked:
         self._expected = b""
 
     def challenge(self, hello: bytes | bytearray) -> bytes:
-        """What to answer to a hello. Raises NotAPeer before it computes anything for a side that names no secret."""
+        """Returns the response to a hello. Raises NotAPeer, before any cryptography, if the hello names no
+        known secret."""
         given = bytes(hello)
         if not may_be_hello(given):
             raise NotAPeer("it does not begin as a peer does")
@@ -99,7 +101,7 @@ class Asked:
 
 
 def _id_of(secret: PeerSecret) -> bytes:
-    """Names a secret without telling it."""
+    """Identifies a secret without revealing it."""
     return hashlib.sha256(b"tidelog peer secret id" + secret.value).digest()[:_ID_BYTES]
 
 

@@ -1,12 +1,13 @@
 """The peer port: serves byte ranges of pages and pushes coordinates to other agents
 (docs/design/read-path.md#peer-reads).
 
-One hop: a range is served from memory or the store, never asked of a third agent. Other protocols may share the port:
-the first bytes of a proven connection say which it speaks (`share`).
+One hop: a range comes from memory or the store, never from a third agent. Other protocols may share the port:
+the first bytes of a proven connection say which protocol it speaks (`share`).
 
 Promises:
-- Only who proves that it belongs to the cluster is heard (`peer_connection.py`). A stranger takes no peer's place.
-- Bytes being served stay within their own budget. Connections and idle time are bounded.
+- Only agents that prove to belong to the cluster are served (`peer_connection.py`). A stranger takes no
+  peer's place.
+- Served bytes stay within their own budget. Connections and idle time are bounded.
 - A peer that does not speak the page protocol is cut off without harm to others.
 """
 
@@ -48,20 +49,20 @@ _LOG_STRANGERS_EVERY_S: Final = 60.0
 
 @dataclass(slots=True)
 class PeerServerCounts:
-    """What was served to peers, for metrics."""
+    """Counters for metrics: what peers were served."""
 
     ranges: int = 0
     bytes_served: int = 0
     refused: int = 0
     strangers: int = 0
-    """Connections that did not prove that they belong to the cluster."""
+    """Connections that did not prove to belong to the cluster."""
     violations: int = 0
     pushes: int = 0
     pushes_dropped: int = 0
 
 
 class PeerServer:
-    """`key_prefixes` are what the object keys that a peer may ask for begin with. `secrets` prove peers."""
+    """`key_prefixes` are the beginnings of object keys that a peer may ask for. `secrets` prove peers."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class PeerServer:
         self._serving = ByteBudget(settings.peer_response_bytes)
         self._subscriptions: Subscriptions[asyncio.StreamWriter] = Subscriptions(settings.max_subscriptions)
         self._slow: set[asyncio.StreamWriter] = set()
-        """Subscribers that pushes waited for when they were last looked at."""
+        """Subscribers with waiting pushes, as last counted."""
         self._is_closing = False
         self._arrivals = Arrivals(secrets, settings, self._accept, self._turned_away)
         self._strangers_logged_s = float("-inf")
@@ -102,23 +103,23 @@ class PeerServer:
 
     @property
     def push_bytes_waiting(self) -> int:
-        """Of slow peers."""
+        """Bytes that wait for slow peers."""
         return sum(slow.transport.get_write_buffer_size() for slow in self._slow)
 
     def share(self, preface: bytes, guest: Conversation) -> None:
-        """Leave connections that open with `preface` to `guest`, who bounds them itself, and owns them unless it
-        raises."""
+        """Gives connections that open with `preface` to `guest`. The guest bounds them itself, and owns them
+        unless it raises."""
         assert len(preface) == len(PREFACE), "a preface is read before it is known whose it is"
         self._guests[preface] = guest
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port bound (port 0 takes a free one)."""
+        """Listens; returns the bound port (port 0 takes a free one)."""
         self._server = await self._arrivals.listen(host, port)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
     async def close(self) -> None:
-        """Stop listening and end every connection."""
+        """Stops listening and ends every connection."""
         self._is_closing = True
         if self._server is not None:
             self._server.close()
@@ -129,7 +130,7 @@ class PeerServer:
         await asyncio.gather(*connections, return_exceptions=True)
 
     def push(self, runs: Sequence[RunCoordinate]) -> None:
-        """Send committed runs to those who subscribed to their partitions; a subscriber too slow to take them is left
+        """Sends committed runs to the subscribers of their partitions. A subscriber that is too slow is left
         out."""
         now_s = self._clock()
         wanted: dict[asyncio.StreamWriter, list[RunCoordinate]] = {}
@@ -144,7 +145,7 @@ class PeerServer:
             self.counts.pushes += 1
 
     def _has_room(self, subscriber: asyncio.StreamWriter) -> bool:
-        """Whether what waits for a slow peer, and for all slow peers together, is within bounds."""
+        """True if the bytes that wait for this peer, and for all slow peers together, are within bounds."""
         waiting_bytes = subscriber.transport.get_write_buffer_size()
         if subscriber.transport.is_closing() or waiting_bytes > self._settings.push_buffer_bytes:
             return False
@@ -174,7 +175,7 @@ class PeerServer:
             self.counts.violations += 1
             log.warning("peer port: closed a connection", extra={"reason": str(violation)})
         except (OSError, EOFError, TimeoutError):
-            pass  # the other side is gone, or silent: its connection ends, nothing else does
+            pass  # the other side is gone or silent: only its connection ends
         except asyncio.CancelledError:
             if not self._is_closing:
                 raise  # asyncio.streams of Python 3.11 reports the cancellation of a connection as an error
@@ -196,7 +197,7 @@ class PeerServer:
             )
 
     async def _guest(self, reader: asyncio.StreamReader) -> Conversation | None:
-        """Whose connection it is; None: it speaks the page protocol."""
+        """Returns the protocol that the connection speaks; None: the page protocol."""
         async with asyncio.timeout(self._settings.peer_idle_s):
             preface = await reader.readexactly(len(PREFACE))
         if preface != PREFACE and preface not in self._guests:
@@ -205,7 +206,7 @@ class PeerServer:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         idle_s = self._settings.peer_idle_s
-        writer.transport.set_write_buffer_limits(high=0)  # a drain means that the kernel has taken all
+        writer.transport.set_write_buffer_limits(high=0)  # after a drain the kernel has everything
         while True:
             async with asyncio.timeout(idle_s):
                 prefix = await reader.readexactly(LENGTH_BYTES)
@@ -253,7 +254,7 @@ class PeerServer:
             await writer.drain()
 
     def _wanted(self, request: ReadRange) -> PageRange | None:
-        """The range if it may be asked for: of an object of this cluster, and of one page."""
+        """Returns the range if it is allowed: in an object of this cluster, and in one page."""
         fits = 0 <= request.start < request.end <= request.object_size_bytes
         if not fits or not request.object_key.startswith(self._key_prefixes):
             return None

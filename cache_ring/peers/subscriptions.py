@@ -1,6 +1,6 @@
-"""Who wants to hear of a partition's commits, and until when. Pure: the caller owns the clock.
+"""The subscribers to each partition's commits, with their leases. Pure: the caller owns the clock.
 
-Promises that no more than `limit` (partition, subscriber) pairs are kept, and that nobody is named after its lease.
+Promises: at most `limit` (partition, subscriber) pairs are kept. A subscriber is not named after its lease.
 """
 
 from collections.abc import Hashable, Iterable
@@ -22,7 +22,7 @@ class Subscriptions(Generic[Subscriber]):
         return self._size
 
     def subscribe(self, subscriber: Subscriber, partitions: Iterable[PartitionKey], until_s: float) -> None:
-        """Subscribe or renew; what exceeds the limit is left out."""
+        """Subscribes or renews. What exceeds the limit is left out."""
         own = self._of_subscriber.setdefault(subscriber, set())
         for key in partitions:
             if key not in own:
@@ -33,7 +33,7 @@ class Subscriptions(Generic[Subscriber]):
             self._of_partition.setdefault(key, {})[subscriber] = until_s
 
     def subscribers(self, key: PartitionKey, now_s: float) -> list[Subscriber]:
-        """Those whose lease holds; the others are forgotten."""
+        """Returns the subscribers with a valid lease, and drops the others."""
         leases = self._of_partition.get(key)
         if leases is None:
             return []
@@ -42,7 +42,7 @@ class Subscriptions(Generic[Subscriber]):
         return list(leases)
 
     def drop(self, subscriber: Subscriber) -> None:
-        """Forget a subscriber, e.g. because its connection is gone."""
+        """Drops a subscriber, e.g. because its connection is gone."""
         for key in tuple(self._of_subscriber.get(subscriber, ())):
             self._remove(subscriber, key)
         self._of_subscriber.pop(subscriber, None)

@@ -1,1 +1,1 @@
-"""Which agents live, and which of them serves what."""
+"""Which agents are alive, and which of them serves what."""

@@ -1,15 +1,19 @@
 """This agent's place among the live agents, held by a lease in Postgres (docs/design/membership.md#leases).
 
-There are three views. `leased` has every agent whose lease holds. `ring` is the same without those that are suspected
-of being dead (`suspects.py`). `named` leaves out only the silent ones of these: the brokers in Metadata.
+There are three views. `leased` has every agent with a valid lease. `ring` is the same without suspects
+(`suspects.py`). `named` leaves out only the silent suspects: it has the brokers in Metadata.
 
-What a wrong view only slows down uses `ring`: routing, coordinators (fenced by epochs), the owner of a page,
-subscriptions. What lasts uses `leased`: the ids that a writer reserves, whether this agent has joined. What needs
-safety asks Postgres: node ids, housekeeping, jobs.
+- If a wrong view only costs time, use `ring`: routing, coordinators (fenced by epochs), the owner of a page,
+  subscriptions.
+- If the effect lasts, use `leased`: the ids that a writer reserves, whether this agent has joined.
+- If safety depends on it, ask Postgres: node ids, housekeeping, jobs.
 
-Promises: the lease counts from the moment its renewal was sent, on the monotonic clock, and ends early by a margin,
-so that `is_serving` is False before anyone may take this agent for dead. While Postgres is away the last view is
-kept. An agent whose lease was lost joins again."""
+Promises:
+- The lease counts from the moment when its renewal was sent, on the monotonic clock. It ends early by a
+  margin, so `is_serving` is False before any agent may take this one for dead.
+- While Postgres is away the last view is kept.
+- An agent that lost its lease joins again.
+"""
 
 import asyncio
 import contextlib
@@ -29,7 +33,7 @@ _AWAY = (SequencerUnavailable, CommitOutcomeUnknown, TimeoutError)
 
 
 class Membership:
-    """One per agent; `run` owns the lease, everything else only looks."""
+    """One per agent. `run` owns the lease; everything else only reads."""
 
     def __init__(
         self,
@@ -54,11 +58,12 @@ class Membership:
         self._has_left = False
         self._database_away = False
         self.silences = 0
-        """How often an agent has been found silent: its clients hear nothing either, not even a lost connection."""
+        """How often an agent has become silent: its clients hear nothing either, not even a lost
+        connection."""
         self.last_renewal_s: float | None = None
         """The monotonic time at which the last successful renewal was sent."""
         self.looked_s = float("-inf")
-        """The monotonic time of which the last view of who is alive is, or a little earlier."""
+        """The monotonic time of the last view of live agents, or a little earlier."""
 
     @property
     def self_(self) -> LiveAgent | None:
@@ -67,19 +72,20 @@ class Membership:
 
     @property
     def ring(self) -> Ring:
-        """The last view of the cluster without suspects: whom to send clients to."""
+        """The last view of the cluster without suspects: clients are sent to these agents."""
         return self._ring
 
     @property
     def named(self) -> Ring:
-        """The agents that Metadata lists as brokers. A refused suspect is among them: librdkafka moves its partitions
-        to their new leader at once if their old one is still listed, and up to a second later if not. A silent suspect
-        is not among them: librdkafka then sends its unanswered requests to the new leader."""
+        """The agents that Metadata lists as brokers. A refused suspect is among them: if the old leader is
+        still listed, librdkafka moves its partitions to the new leader at once; otherwise up to a second
+        later. A silent suspect is not among them: librdkafka then sends its unanswered requests to the new
+        leader."""
         return self._named
 
     @property
     def leased(self) -> Ring:
-        """All agents whose lease held at the last look."""
+        """All agents with a valid lease in the last view."""
         return self._leased
 
     @property
@@ -87,24 +93,25 @@ class Membership:
         return self._address.zone
 
     def peer_secrets(self) -> tuple[PeerSecret, ...]:
-        """What proves this agent to its peers, as of the last renewal."""
+        """The secrets that prove this agent to its peers, as of the last renewal."""
         return self._agents.peer_secrets()
 
     @property
     def lost_because(self) -> str | None:
-        """Why this database does not own the bucket, as the last renewal found; None if it does."""
+        """Why this database does not own the bucket, as of the last renewal; None if it does."""
         return self._agents.lost_because
 
     def is_serving(self, now_s: float | None = None) -> bool:
-        """Whether this agent's lease holds at a monotonic time (by default now), and the bucket is its database's."""
+        """True if this agent's lease holds at a monotonic time (default: now), and its database owns the
+        bucket."""
         return (self._clock() if now_s is None else now_s) < self._serves_until_s and self.lost_because is None
 
     def when_changed(self, callback: Callable[[], None]) -> None:
-        """Calls back whenever `ring` has changed."""
+        """Calls `callback` whenever `ring` has changed."""
         self._on_change.append(callback)
 
     def leave_out(self, suspects: Set[NodeId], silent: Set[NodeId]) -> None:
-        """From now on `ring` is without these suspects, and `named` without the silent ones among them."""
+        """Leaves these suspects out of `ring`, and the silent ones among them out of `named`."""
         if silent - self._unnamed:
             self.silences += 1
         self._left_out, self._unnamed = suspects, silent
@@ -118,7 +125,7 @@ class Membership:
         return joined
 
     async def run(self) -> None:
-        """Keep the lease and the view until cancelled; never raises because Postgres is away."""
+        """Keeps the lease and the view until cancelled. Never raises because Postgres is away."""
         while True:
             try:
                 await self._step()
@@ -135,14 +142,14 @@ class Membership:
             self._renew_now.clear()
 
     def end_lease(self) -> None:
-        """Another Postgres is the primary: ends the lease here, and renews it there at once. Its changes have other
-        numbers."""
+        """Another Postgres is the primary: ends the lease here and renews it there at once. The new primary
+        numbers its changes differently."""
         self._shown = None
         self._serves_until_s = float("-inf")
         self._renew_now.set()
 
     async def refresh(self) -> None:
-        """Look at once who is alive, e.g. after a peer stopped answering."""
+        """Reads the live agents at once, e.g. after a peer stopped answering."""
         await self._look(0.0)
 
     async def _look(self, not_older_than_s: float) -> None:
@@ -150,14 +157,15 @@ class Membership:
         async with asyncio.timeout(self._settings.membership_lease_s):
             shown = await self._agents.shown(before, not_older_than_s=not_older_than_s)
         if self._shown is not before:
-            return  # another look was faster, or another Postgres answers
+            return  # another read was faster, or another Postgres is the primary
         self._shown = shown
         self.looked_s = sent_s - shown.age_s
         if shown.agents != self._leased.agents:
             self._route_by(Ring.of(shown.agents, before=self._leased))
 
     async def leave(self) -> None:
-        """Stop serving and tell the others, for good; a database that is away is no error: the lease then runs out."""
+        """Stops serving and tells the others, for good. If the database is away, the lease runs out; that is
+        no error."""
         self._has_left = True
         leaving, self._self = self._self, None
         self._serves_until_s = float("-inf")

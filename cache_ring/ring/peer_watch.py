@@ -1,17 +1,22 @@
-"""Watches other agents, so that their death is known within seconds: probes, reports, and the ring without suspects.
+"""Watches other agents, so that their death is known within seconds: probes, reports, and the ring without
+suspects.
 
-Does what `suspects.py` decides. Promises:
-- One connection for each peer that is probed, and one probe on it per `probe_every_s`. With 1,000 agents each probes
-  10 and is probed by 10: 25 probes and answers a second each way, whatever the cluster's size.
-- A lost connection is opened again at once: refused means dead. Accepted and closed means nothing, and is
-  tried a few times more.
-- This agent reports its suspicions over all these connections. An agent that hears of one passes it on once.
-- However much a watcher sends, this agent reads `_READ_BYTES` of it per `_PAUSE_BETWEEN_READS_S`, and answers once.
-- What it holds is bounded: `probe_accepted_connections` from others, and one link per peer of the lease's view. Reports
-  alone make it probe `probe_reported` peers at a time.
-- Both sides of a connection prove that they belong to the cluster. Who listens at a peer's address and is no peer is
-  silent.
-- The ring that routing uses leaves suspects out in the same turn of the event loop.
+Does what `suspects.py` decides.
+
+Promises:
+- One connection for each probed peer, and one probe on it per `probe_every_s`. With 1,000 agents each probes
+  10 and is probed by 10: 25 probes and responses a second each way, whatever the cluster's size.
+- A lost connection is opened again at once. Refused means dead. Accepted and then closed means nothing, and
+  is tried a few more times.
+- This agent reports its suspicions over all these connections. An agent that receives a report passes it on
+  once.
+- However much a watcher sends, this agent reads `_READ_BYTES` of it per `_PAUSE_BETWEEN_READS_S`, and answers
+  once.
+- Its memory is bounded: `probe_accepted_connections` from others, and one link per peer in the lease's view.
+  Reports alone make it probe `probe_reported` peers at a time.
+- Both sides of a connection prove that they belong to the cluster. If the listener at a peer's address is no
+  peer, the peer counts as silent.
+- The ring for routing drops suspects in the same step of the event loop.
 """
 
 import asyncio
@@ -39,12 +44,12 @@ _READ_BYTES = 4_096
 _PAUSE_BETWEEN_READS_S = 0.005
 _REOPENS = 20
 _REOPEN_PAUSE_S = 0.01
-"""A dying process accepts connections for some milliseconds after its other ones were reset."""
+"""A dying process accepts connections for some milliseconds after its other connections were reset."""
 
 
 @dataclass(slots=True)
 class PeerWatchCounts:
-    """What was probed and suspected, for metrics."""
+    """Counters for metrics: probes and suspects."""
 
     probes: int = 0
     suspicions: int = 0
@@ -53,7 +58,7 @@ class PeerWatchCounts:
 
 
 class PeerWatch:
-    """`run` owns every link; `take` serves those who watch this agent."""
+    """`run` owns every link. `take` serves the agents that watch this one."""
 
     def __init__(
         self, membership: Membership, settings: CacheRingSettings, clock: Callable[[], float] = time.monotonic
@@ -77,7 +82,7 @@ class PeerWatch:
         return frozenset(self._suspects.suspected)
 
     async def run(self) -> None:
-        """Probes until cancelled. Then the ring leaves no agent out any more."""
+        """Probes until cancelled. From then on the ring leaves no agent out."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
@@ -94,7 +99,8 @@ class PeerWatch:
                 self._membership.leave_out(frozenset(), frozenset())
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answers an agent that watches this one until it hangs up. Raises ProtocolViolation and what streams raise."""
+        """Answers an agent that watches this one until it hangs up. Raises ProtocolViolation and what streams
+        raise."""
         if len(self._watchers) >= self._settings.probe_accepted_connections:
             writer.close()
             return
@@ -118,13 +124,14 @@ class PeerWatch:
                     writer.write(encode(self._alive()))
                 if writer.transport.get_write_buffer_size() > self._settings.push_buffer_bytes:
                     raise EOFError
-                # What has come already is read without a pause: one who floods this agent waits instead of it.
+                # Reads without a pause only what has come already: a watcher that floods this agent has to
+                # wait.
                 await asyncio.sleep(_PAUSE_BETWEEN_READS_S)
         finally:
             self._watchers.discard(writer)
 
     def leave(self) -> None:
-        """Tell the others that this agent stops, so that they send it no more clients."""
+        """Tells the others that this agent stops, so that they send it no more clients."""
         self._is_leaving = True
         self._write_to_watchers(encode(self._alive()))
 
@@ -139,7 +146,7 @@ class PeerWatch:
         else:
             self._suspects.refused(name, self._clock())
             if alive.name[0] != NOT_JOINED and alive.name != name:
-                self._refresh()  # a new incarnation is there: the lease's view is old
+                self._refresh()  # a new incarnation is there, so the lease's view is old
         self._judge()
 
     def refused(self, name: PeerName) -> None:
@@ -237,14 +244,14 @@ class PeerWatch:
         try:
             await self._membership.refresh()
         except (SequencerUnavailable, CommitOutcomeUnknown, TimeoutError):
-            pass  # the membership's own task looks again, and logs it
+            pass  # the membership's own task reads again, and logs it
         finally:
             self._is_refreshing = False
         self._look()
 
 
 class _Link(asyncio.Protocol):
-    """The connection to one peer that is probed."""
+    """The connection to one probed peer."""
 
     def __init__(
         self,
@@ -270,7 +277,7 @@ class _Link(asyncio.Protocol):
         return now_s >= self._probed_s + self._settings.probe_every_s
 
     def probe(self, now_s: float) -> None:
-        """Ask for a sign of life, on a new connection if there is none."""
+        """Asks for a sign of life, on a new connection if there is none."""
         self._probed_s = now_s
         if self._transport is not None:
             self._transport.write(encode(Probe()))
@@ -303,7 +310,7 @@ class _Link(asyncio.Protocol):
         except PeerHungUp:
             hung_up = True
         except (OSError, TimeoutError, NotAPeer):
-            pass  # silence, which is counted from the probe that opened it
+            pass  # silence, counted from the probe that opened the connection
         finally:
             self._opening = None
         if hung_up:
@@ -338,7 +345,7 @@ class _Link(asyncio.Protocol):
             return
         self._watch.hung_up(self._name)
         if self._reopens_left == _REOPENS:
-            self._open()  # at once: if it is dead, this is refused
+            self._open()  # at once: a dead peer refuses this
         elif self._reopens_left > 0:
             asyncio.get_running_loop().call_later(_REOPEN_PAUSE_S, self._open)
         self._reopens_left = max(0, self._reopens_left - 1)

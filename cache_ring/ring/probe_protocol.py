@@ -1,14 +1,14 @@
-"""The probe protocol: how agents ask each other for signs of life, on their peer port. Pure: bytes in, messages out.
+"""The probe protocol: agents ask each other for signs of life on their peer port. Pure: bytes in, messages
+out.
 
-A connection opens with `PREFACE`; then frames of one size per kind, big-endian, each a kind (u8) and a body.
+A connection opens with `PREFACE`. Then come frames of one size per kind, big-endian, each a kind (u8) and a
+body.
 
-| kind | name | direction | body |
-|---|---|---|---|
-| 1 | Probe | to the watched | nothing |
-| 2 | Alive | from the watched | node id i32, incarnation i64, whether it leaves u8; node id 0: it has not joined |
-| 3 | Suspected | both | reporter's node id i32, suspect's node id i32, suspect's incarnation i64 |
+| kind | name | direction | body | |---|---|---|---| | 1 | Probe | to the watched | nothing | | 2 | Alive |
+from the watched | node id i32, incarnation i64, whether it leaves u8; node id 0: it has not joined | | 3 |
+Suspected | both | reporter's node id i32, suspect's node id i32, suspect's incarnation i64 |
 
-Promises that any bytes yield either messages or ProtocolViolation, and that no more than one frame is kept.
+Promises: any bytes yield either messages or ProtocolViolation. At most one incomplete frame is kept.
 """
 
 import struct
@@ -65,7 +65,7 @@ class FrameReader:
         self._rest = b""
 
     def messages(self, data: bytes) -> Iterator[Message]:
-        """Those that are complete; raises ProtocolViolation."""
+        """Yields the complete messages. Raises ProtocolViolation."""
         data, position = self._rest + data, 0
         while position < len(data):
             size = _SIZES.get(data[position])

@@ -1,13 +1,13 @@
-"""Who owns what: a consistent hash ring per zone over the live agents (docs/design/membership.md#the-ring).
+"""Which agent owns what: a consistent hash ring per zone over the live agents (docs/design/membership.md#the-ring).
 
 Pure. Promises:
-- Agents with the same view name the same owner, whatever order they learned of each other in.
+- Agents with the same view name the same owner, in whatever order they learned of each other.
 - An agent that comes or goes moves only its own share, about 1/n of the keys.
-- The ring of a changed view costs what has changed: `Ring.of` takes all other points from the ring before.
-- Where a point lies never changes between versions, so that agents of two versions agree (uhashring's default places:
+- The ring of a changed view costs only the change: `Ring.of` takes all other points from the previous ring.
+- A point's place never changes between versions, so agents of two versions agree (uhashring's default places:
   MD5 of `<node id>-<number>`).
 
-`without` leaves suspects out of a view, for those who route by it."""
+`without` leaves suspects out of a view, for routing."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Set
@@ -25,7 +25,8 @@ from storage.identifiers import NodeId, Partition, TopicId
 _POINTS_PER_AGENT: Final = 160
 """Points on the ring per agent: with 160 the largest share among ten agents is about 1.2 times the mean."""
 _AGENTS_KEPT: Final = 4_096
-"""Agents whose points are remembered, 1.3 KB each: both the ring of their zone and that of all zones need them."""
+"""Agents whose points are remembered, 1.3 KB each: the ring of their zone and that of all zones both need
+them."""
 
 
 class _Circle:
@@ -34,14 +35,15 @@ class _Circle:
     __slots__ = ("_nodes", "_points", "_positions", "agents")
 
     def __init__(self, agents: frozenset[NodeId], points: npt.NDArray[np.uint64], nodes: npt.NDArray[np.int64]) -> None:
-        """`points` are sorted; `nodes` holds the agent of each."""
+        """`points` (uint64, sorted) and `nodes` (int64) have one entry per point; `nodes` has the point's
+        agent."""
         self.agents = agents
         self._points = points
         self._nodes = nodes
-        self._positions = points.data  # a look-up in it costs a fifth of one in an array
+        self._positions = points.data  # bisecting it costs a fifth of bisecting an array
 
     def of(self, agents: frozenset[NodeId]) -> "_Circle":
-        """The circle of these agents, made from this one."""
+        """Makes the circle of these agents from this one."""
         gone, come = self.agents - agents, sorted(agents - self.agents)
         if not gone and not come:
             return self
@@ -59,12 +61,12 @@ class _Circle:
         return _Circle(agents, points, nodes)
 
     def behind(self, position: int) -> NodeId:
-        """The agent of the first point behind a position. There must be one agent at least."""
+        """Returns the agent of the first point after a position. There must be at least one agent."""
         place = bisect_right(self._positions, position)
         return NodeId(int(self._nodes[place if place < len(self._nodes) else 0]))
 
     def all_behind(self, position: int) -> Iterator[NodeId]:
-        """The agents in the order of the points behind a position, each as often as it has points."""
+        """Yields the agents in the order of the points after a position, each once per point."""
         place = bisect_right(self._positions, position)
         for part in (self._nodes[place:], self._nodes[:place]):
             yield from map(NodeId, part.tolist())
@@ -85,8 +87,8 @@ class Ring:
 
     @classmethod
     def of(cls, agents: Iterable[LiveAgent], before: "Ring | None" = None) -> "Ring":
-        """The ring of these agents; of two incarnations of a node the later one counts. `before` makes it cheaper, and
-        never different: any ring that has many of the same agents."""
+        """Makes the ring of these agents. If a node has two incarnations, the later one counts. `before` is
+        any ring with many of the same agents: it makes this cheaper, and changes nothing in the result."""
         in_order = sorted(agents, key=lambda agent: (agent.node_id, agent.incarnation))
         by_id = {agent.node_id: agent for agent in in_order}
         zones: dict[str, list[NodeId]] = {}
@@ -102,7 +104,8 @@ class Ring:
         )
 
     def without(self, suspects: Set[NodeId]) -> "Ring":
-        """The ring that the other agents would make; this one if all are suspects. Costs little: no point moves."""
+        """Returns the ring that the other agents would make; this one if all are suspects. It is cheap: no
+        point moves."""
         left = tuple(agent for agent in self.agents if agent.node_id not in suspects)
         if not left or len(left) == len(self.agents):
             return self
@@ -124,28 +127,28 @@ class Ring:
         return self._by_id.get(node_id)
 
     def owner(self, zone: str, page_key: str) -> LiveAgent | None:
-        """The agent of a zone that loads and keeps a page; None if the zone has no agent."""
+        """Returns the agent of a zone that loads and keeps a page; None if the zone has no agent."""
         circle = self._by_zone.get(zone)
         return None if circle is None else self._first(circle, _position_of(page_key))
 
     def partition_leader(self, zone: str, topic_id: TopicId, partition: Partition) -> LiveAgent | None:
-        """The agent that a zone's clients are sent to, chosen among all agents if the zone has none; None without
-        agents."""
+        """Returns the agent that a zone's clients are sent to. If the zone has no agent, chooses among all.
+        None without agents."""
         if not self.agents:
             return None
         return self._first(self._by_zone.get(zone, self._everywhere), _position_of(f"{topic_id}/{partition}"))
 
     def coordinator(self, key: str) -> LiveAgent | None:
-        """The agent, among all, that coordinates what `key` names; None without agents."""
+        """Returns the agent, among all, that coordinates what `key` names. None without agents."""
         return self._first(self._everywhere, _position_of(key)) if self.agents else None
 
     def replicas(self, topic_id: TopicId, partition: Partition) -> tuple[LiveAgent, ...]:
-        """One agent per zone, in zone order."""
+        """Returns one agent per zone, in the order of zones."""
         position = _position_of(f"{topic_id}/{partition}")
         return tuple(self._first(circle, position) for circle in self._by_zone.values())
 
     def _first(self, circle: _Circle, position: int) -> LiveAgent:
-        """The agent at the first point behind a position that is not left out."""
+        """Returns the agent of the first point after a position, suspects left out."""
         node_id = circle.behind(position)
         if node_id in self._left_out:
             node_id = next(other for other in circle.all_behind(position) if other not in self._left_out)
@@ -159,5 +162,5 @@ def _points_of(node_id: NodeId) -> npt.NDArray[np.uint64]:
 
 
 def _position_of(key: str) -> int:
-    """The first 64 bits of the key's MD5; two points at one place are not to be expected in any cluster."""
+    """The first 64 bits of the key's MD5. Two points at one place do not occur in any real cluster."""
     return int.from_bytes(md5(key.encode(), usedforsecurity=False).digest()[:8], "big")

@@ -1,27 +1,32 @@
 """Decides which peers this agent treats as dead before their lease ends.
 
-A death shows in two ways. The peer's connections are reset and nothing listens at its address (*refused*), or its
-probes stay unanswered (*silent*). Refused is certain at once. Silence may be this agent's own fault, so it counts less.
+A death shows in two ways. The peer's connections are reset and nothing listens at its address (*refused*), or
+its probes stay unanswered (*silent*). Refused is certain at once. Silence may be this agent's own fault, so
+it counts less.
 
 Promises:
-- Each agent watches `probe_watched` others at most: those 1, 2, 4, 8, ... places behind it in one order of all agents.
-  So each agent is watched by as many as it watches, and a report reaches all agents in at most that many hops.
-- A suspect that answers is taken back at once. Patience is how long a probe may stay unanswered. A suspect that
-  answers within another patience was slow, not frozen: the patience with it doubles, up to `probe_most_patience_s`,
-  until it has not been slow for a minute. A peer is slow at its start: for ten seconds the patience is the longest.
-- A report makes this agent probe for itself, for `probe_report_s`. No report is believed: a confused agent persuades no
-  other. However many peers one reports, `probe_reported` of them are probed at a time, the first reported first.
-- If more than half of the probed peers are silent, this agent assumes that the fault is its own, and ignores silence.
-  The silence of the only probed peer counts. A peer that never answered is suspected for its silence only if two others
-  report it.
+- Each agent watches at most `probe_watched` others: those 1, 2, 4, 8, ... places after it in one order of all
+  agents. So each agent is watched by as many as it watches, and a report reaches all agents in at most that
+  many hops.
+- A suspect that answers is taken back at once. Patience is how long a probe may stay unanswered. A suspect
+  that answers within twice the patience was slow, not frozen: the patience with it doubles, up to
+  `probe_most_patience_s`, until it has not been slow for a minute. A peer is slow at its start: for ten
+  seconds it gets the longest patience.
+- A report makes this agent probe for itself, for `probe_report_s`. No report is believed: a confused agent
+  persuades no other. However many peers one agent reports, `probe_reported` of them are probed at a time, the
+  first reported first.
+- If more than half of the probed peers are silent, this agent assumes that the fault is its own, and ignores
+  silence. The silence of the only probed peer counts. A peer that never answered is suspected for its silence
+  only if two others report it.
 - If this agent itself stood still, it counts silence from the moment when it goes on.
-- The lease has the last word. A suspect that keeps renewing its lease for the length of one lease is taken back, and is
-  not suspected again before it has answered: the network to it is broken, not the peer.
+- The lease has the last word. A suspect that keeps renewing its lease for the length of one lease is taken
+  back, and is not suspected again before it has answered: the network to it is broken, not the peer.
 
-Use this only where a wrong view does no harm: routing is a hint, coordinators are fenced by epochs, and pages come from
-the store too. Node ids, dooming and jobs keep to the lease.
+Use this only where a wrong view does no harm: routing is a hint, coordinators are fenced by epochs, and pages
+also come from the store. Node ids, dooming and jobs use the lease.
 
-Pure: times are monotonic seconds and come in. Peers are named by node and incarnation: a new incarnation is no suspect.
+Pure: times are monotonic seconds and are parameters. Peers are named by node and incarnation: a new
+incarnation is no suspect.
 """
 
 from collections.abc import Iterable
@@ -39,9 +44,9 @@ PeerName: TypeAlias = tuple[NodeId, int]
 """Node and incarnation."""
 
 _REPORTERS_OF_A_STRANGER = 2
-"""So many reports make silence count though the peer never answered this agent."""
+"""This many reports make silence count although the peer never answered this agent."""
 _REPORTERS_KEPT = 3
-"""Reports of one suspect that are kept and passed on; more would say nothing new."""
+"""The most reports of one suspect that are kept and passed on; more would add nothing."""
 _CALM_S = 60.0
 _YOUNG_S = 10.0
 _LARGEST_SPREAD_S = 0.3
@@ -60,14 +65,14 @@ class _Peer:
     has_answered: bool = False
     first_answer_s: float = 0.0
     asked_s: float | None = None
-    """Since when a probe has been unanswered."""
+    """When the oldest unanswered probe was sent."""
     evidence: Evidence | None = None
-    """This agent's own, if it suspects the peer."""
+    """This agent's own evidence, if it suspects the peer."""
     suspected_s: float = 0.0
     is_pardoned: bool = False
-    """The peer is not suspected before it has answered again."""
+    """True: the peer is not suspected before it has answered again."""
     slow_until_s: float = float("-inf")
-    """When the peer last proved to be slow."""
+    """When the peer was last slow."""
     reporters: set[NodeId] = field(default_factory=set)
     reported_s: float = 0.0
     verify_s: float = 0.0
@@ -75,7 +80,7 @@ class _Peer:
 
 
 class Suspects:
-    """One agent's opinion of the others. The caller tells what happened and then calls `tick`."""
+    """One agent's opinion of the others. The caller reports events and then calls `tick`."""
 
     def __init__(self, settings: CacheRingSettings) -> None:
         self._settings = settings
@@ -88,20 +93,20 @@ class Suspects:
         self._news: list[PeerName] = []
         self._suspected: dict[PeerName, Evidence] = {}
 
-    # --- what it decides
+    # --- decisions
 
     @property
     def suspected(self) -> dict[PeerName, Evidence]:
-        """Those to leave out, as of the last `tick`."""
+        """The peers to leave out, as of the last `tick`."""
         return self._suspected
 
     @property
     def watched(self) -> frozenset[PeerName]:
-        """Those that this agent probes all the time."""
+        """The peers that this agent always probes."""
         return self._watched
 
     def to_probe(self, now_s: float) -> set[PeerName]:
-        """Those to probe now: the watched, the suspects, and those that others report."""
+        """Returns the peers to probe now: the watched, the suspects, and those that others report."""
         suspects = {name for name, peer in self._peers.items() if peer.evidence is not None}
         reported = [
             (peer.reported_s, name)
@@ -112,18 +117,19 @@ class Suspects:
         return suspects | first_reported | self._watched
 
     def take_news(self) -> list[PeerName]:
-        """Those suspected by this agent's own evidence since the last call: to be reported to others."""
+        """Returns the peers suspected by this agent's own evidence since the last call, to report them to
+        others."""
         news, self._news = self._news, []
         return news
 
-    # --- what happened
+    # --- events
 
     def looked_again(self, looked_s: float) -> None:
         """The lease's view was read again at `looked_s`, and is the same."""
         self._looked_s = looked_s
 
     def looked(self, self_: PeerName, others: Iterable[PeerName], looked_s: float) -> None:
-        """The lease's view, read at `looked_s`."""
+        """The lease's view was read at `looked_s`."""
         self._looked_s = looked_s
         names = frozenset(others) - {self_}
         if self_ == self._self and names == self._others:
@@ -133,7 +139,7 @@ class Suspects:
         self._peers = {name: peer for name, peer in self._peers.items() if name in names}
 
     def asked(self, name: PeerName, now_s: float) -> None:
-        """A probe was sent, or tried. An earlier one that is unanswered counts on."""
+        """A probe was sent or tried. An earlier unanswered probe keeps counting."""
         peer = self._peer(name)
         if peer is not None and peer.asked_s is None:
             peer.asked_s = now_s
@@ -155,19 +161,20 @@ class Suspects:
             peer.reports_ignored_until_s = now_s + self._settings.probe_report_s
 
     def refused(self, name: PeerName, now_s: float) -> None:
-        """Nothing listens at its address, another incarnation does, or it says that it leaves."""
+        """Nothing listens at the peer's address, another incarnation does, or the peer says that it
+        leaves."""
         peer = self._peer(name)
         if peer is not None and not peer.is_pardoned and peer.evidence is not Evidence.REFUSED:
             self._suspect(name, peer, Evidence.REFUSED, now_s)
 
     def hung_up(self, name: PeerName) -> None:
-        """It took a connection and closed it: no answer, but a sign of life."""
+        """The peer accepted a connection and closed it: no answer, but a sign of life."""
         peer = self._peer(name)
         if peer is not None:
             peer.asked_s = None
 
     def reported(self, name: PeerName, by: NodeId, now_s: float) -> bool:
-        """Another agent suspects a peer. True: that is news, to be passed on."""
+        """Another agent suspects a peer. True: this is new, pass it on."""
         peer = self._peer(name)
         if peer is None or self._self is None or by in (self._self[0], name[0]):
             return False
@@ -181,7 +188,7 @@ class Suspects:
         return True
 
     def tick(self, now_s: float) -> None:
-        """Judge by the time. To be called several times per `probe_every_s`."""
+        """Judges by the time. Call it several times per `probe_every_s`."""
         settings = self._settings
         stood_still = (
             self._ticked_s is not None
@@ -202,7 +209,7 @@ class Suspects:
                 self._suspect(name, peer, Evidence.SILENT, now_s)
         self._suspected = self._judged()
 
-    # --- how
+    # --- rules
 
     def _peer(self, name: PeerName) -> _Peer | None:
         if name not in self._others:
@@ -248,7 +255,7 @@ class Suspects:
 
 
 def _watched(self_: PeerName, others: frozenset[PeerName], most: int) -> frozenset[PeerName]:
-    """The agents 1, 2, 4, ... places behind this one, in the order of their nodes' hashes."""
+    """Returns the agents 1, 2, 4, ... places after this one, in the order of their nodes' hashes."""
     in_order = sorted({*others, self_}, key=lambda name: (_place(name[0]), name[1]))
     own_place, distance = in_order.index(self_), 1
     watched: list[PeerName] = []
@@ -260,7 +267,7 @@ def _watched(self_: PeerName, others: frozenset[PeerName], most: int) -> frozens
 
 @lru_cache(maxsize=_PLACES_KEPT)
 def _place(node_id: NodeId) -> int:
-    """In the order of all agents, which each change of the lease's view makes again."""
+    """The node's place in the order of all agents, which each change of the lease's view computes again."""
     return _hash(node_id)
 
 
@@ -270,6 +277,7 @@ def _hash(*numbers: int) -> int:
 
 
 def _spread_s(self_: PeerName, name: PeerName, peers: int) -> float:
-    """How long this agent waits before it probes a reported peer: otherwise a thousand probes would come at once."""
+    """Returns how long this agent waits before it probes a reported peer: otherwise a thousand probes would
+    come at once."""
     longest_s = min(_LARGEST_SPREAD_S, peers * _SPREAD_PER_PEER_S)
     return longest_s * (_hash(self_[0], name[0], name[1]) / 2**64)

@@ -1,16 +1,18 @@
-"""Who is there: agents register with a lease and renew it; all agents are shown the same list.
+"""The agents of the cluster: each registers with a lease and renews it. All agents see the same list.
 
-An agent asks for what changed in the list since it last asked. Leases are compared with the list by whichever agent
-finds that this was not done lately, so a look costs what changed, and not the number of agents.
+An agent reads what changed in the list since its last read. Whichever agent finds that leases were not
+checked lately compares them with the list. So a read costs what changed, not the number of agents.
 
-Promises that a node id means one Kafka address for ever (clients remember both), that an agent which restarts there
-keeps it, that a second agent at the same address fences the first (`renew` of an older incarnation answers False), and
-that time is Postgres's alone. Only what gives out a node id waits for a synchronous standby: a failover may lose a
-renewal, which the agent repeats.
+Promises:
+- A node id means one Kafka address for ever, because clients remember both. An agent that restarts there
+  keeps the node id. A second agent at the same address fences the first (`renew` of an older incarnation
+  returns False).
+- Only Postgres' clock counts.
+- Only a new node id waits for a synchronous standby. A failover may lose a renewal, which the agent repeats.
 
-An agent also learns here the secrets that prove it to its peers (`cache_ring/peers/peer_proof.py`). They are in
-Postgres alone: not in the commit journal, not in logs, not in what `repr` shows. A database that is rebuilt from the
-bucket has a new one.
+An agent also gets here the secrets that prove it to its peers (`cache_ring/peers/peer_proof.py`). They are
+only in Postgres: not in the commit journal, not in logs, not in `repr`. A database that is rebuilt from the
+bucket has a new secret.
 """
 
 from dataclasses import dataclass, field
@@ -22,8 +24,8 @@ from storage.identifiers import NodeId
 SQL = load_statements("agents")
 
 FORGET_AFTER_S = 24 * 60 * 60.0
-"""An address not seen for so long loses its row (its node id is not used again), so that short-lived containers leave
-no trail.
+"""An address that was not seen for this long loses its row, so that short-lived containers leave no trace.
+Its node id is not used again.
 """
 
 
@@ -46,17 +48,17 @@ class LiveAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """The agents whose leases held `age_s` before this was read, by node id."""
+    """The agents with a valid lease `age_s` before this was read, by node id."""
 
     agents: tuple[LiveAgent, ...]
     changes: int
-    """The number of the last change that this has."""
+    """The number of the last change that this includes."""
     age_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSecret:
-    """What agents of one cluster know and strangers do not. It stands in Postgres alone."""
+    """Agents of the cluster know it, strangers do not. It is only in Postgres."""
 
     value: bytes = field(repr=False)
 
@@ -66,13 +68,13 @@ class Agents:
         self._database = database
         self._peer_secrets: tuple[PeerSecret, ...] = ()
         self.lost_because: str | None = None
-        """Why the bucket is not this database's, as the last join or renewal found
+        """Why the bucket is not this database's, as of the last join or renewal
         (`sequencer/cluster/ownership.py`)."""
 
     async def join(self, address: AgentAddress, lease_s: float) -> LiveAgent:
-        """Registers this address, under the node id that its Kafka address had before if that is still known.
+        """Registers this address, under the previous node id of its Kafka address if there is one.
 
-        Repeating it is harmless: it fences the try before.
+        It may be repeated: that fences the earlier attempt.
         """
         rows = await self._database.run(
             SQL["join"],
@@ -90,7 +92,7 @@ class Agents:
         return _live_agent(rows[0])
 
     async def renew(self, node_id: NodeId, incarnation: int, lease_s: float) -> bool:
-        """False when another incarnation has taken the address, or the row is gone: join again."""
+        """False: another incarnation has taken the address, or the row is gone. Join again."""
         rows = await self._database.run_local(SQL["renew"], node_id=node_id, incarnation=incarnation, lease_s=lease_s)
         if rows:
             self._learn(rows[0])
@@ -102,19 +104,22 @@ class Agents:
         await self._show(0.0)
 
     def peer_secrets(self) -> tuple[PeerSecret, ...]:
-        """The secrets that are valid, newest first, as the last join or renewal found them; none before the first."""
+        """The valid secrets, newest first, as of the last join or renewal; none before the first."""
         return self._peer_secrets
 
     async def renew_peer_secret(self) -> None:
-        """Make a new secret. The one before stays valid until the next renewal, all older ones are void."""
+        """Makes a new secret. The previous one stays valid until the next renewal; all older ones are
+        void."""
         await self._database.run(SQL["renew_peer_secret"])
 
     async def live(self) -> tuple[LiveAgent, ...]:
-        """All agents whose lease has not passed, by node id. Reads all of them: for people, not for timers."""
+        """Returns all agents with a valid lease, by node id. It reads all rows: for people, not for
+        timers."""
         return tuple(_live_agent(row) for row in await self._database.run_local(SQL["live"]))
 
     async def shown(self, before: Shown | None, *, not_older_than_s: float) -> Shown:
-        """The list of now, or of that long ago. `before`, what this database answered last, makes it cheap."""
+        """Returns the list of now, or of that long ago. `before`, this database's last answer, makes it
+        cheap."""
         found = await self._shown_since(before)
         if not 0.0 <= found.age_s <= not_older_than_s:
             await self._show(not_older_than_s)
@@ -135,7 +140,7 @@ class Agents:
                     known[row.node_id] = _live_agent(row)
             agents = tuple(known[node_id] for node_id in sorted(known))
         if before is not None and (len(agents) != first.alive or first.changes < since):
-            return await self._shown_since(None)  # rows were deleted, or it is another database
+            return await self._shown_since(None)  # rows were deleted, or this is another database
         return Shown(agents=agents, changes=first.changes, age_s=first.age_s)
 
     async def _show(self, not_older_than_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Facts about the cluster and about the Postgres under it: its id, and whether that Postgres keeps what it acknowledged
+"""Facts about the cluster and its Postgres: the cluster's id, and whether Postgres keeps what it acknowledged
 (docs/design/garbage.md#when-nothing-may-be-deleted).
 """
 
@@ -16,7 +16,7 @@ _CERTAIN_WITHIN_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseHealth:
-    """What Postgres answered to a readiness check."""
+    """Postgres' answer to a readiness check."""
 
     identity: DatabaseIdentity
     weakness: str | None
@@ -25,7 +25,7 @@ class DatabaseHealth:
     migration: int
 
     def complaints(self) -> tuple[str, ...]:
-        """Why an agent on this database must not be ready; empty when it may."""
+        """Why an agent on this database must not be ready; empty if it may be."""
         found = [] if self.weakness is None else [self.weakness]
         if self.is_in_doubt:
             found.append(
@@ -43,14 +43,14 @@ class Cluster:
         self._cluster_id: str | None = None
 
     async def cluster_id(self) -> str:
-        """22 characters, made by the first migration and kept for ever."""
+        """The id: 22 characters, made by the first migration and kept for ever."""
         if self._cluster_id is None:
             rows = await self._database.run(SQL["cluster_id"])
             self._cluster_id = str(rows[0].cluster_id)
         return self._cluster_id
 
     async def health(self) -> DatabaseHealth:
-        """Asks Postgres; raises SequencerUnavailable if it does not answer or is not migrated."""
+        """Asks Postgres. Raises SequencerUnavailable if it does not answer or is not migrated."""
         identity = await self._database.read_identity()
         [row] = await self._database.run_local(SQL["migration"])
         return DatabaseHealth(

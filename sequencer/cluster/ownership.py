@@ -1,21 +1,22 @@
 """Whether this database owns the bucket (docs/design/ownership.md#the-ratchet).
 
 A copied database has the identity of its original, so the bucket itself names its owner: the object
-`<cluster>/ownership` holds an epoch and a nonce. A holder ratchets it about once a minute: read the object, compare it
-with the row of this database, commit the next nonce as pending, put it, read it back, confirm it.
+`<cluster>/ownership` holds an epoch and a nonce. A holder ratchets it about once a minute: read the object,
+compare it with the row of this database, commit the next nonce as pending, put it, read it back, confirm it.
 
 Promises:
-- A holder that finds a nonce which its database never wrote has lost the bucket. The row says why, until a take-over.
+- A holder that finds a nonce which its database never wrote has lost the bucket. The row says why, until a
+  take-over.
 - A crash, a lost answer or a second holder at any step fences no database from its own bucket.
 - An ownership counts for two ratchets, from just before its put, and only in the Postgres that confirmed it.
-- A copy that starts before the original's next ratchet does not win: a Postgres that was started or promoted since
-  the last ratchet watches the object for `WATCH_RATCHETS` ratchets before it writes. A restored dump (another system
-  identifier or database) never writes without a take-over.
+- A copy that starts before the original's next ratchet does not win: a Postgres that was started or promoted
+  since the last ratchet watches the object for `WATCH_RATCHETS` ratchets before it writes. A restored dump
+  (another system identifier or database) never writes without a take-over.
 - A take-over raises the epoch. A late put of a lower epoch is replaced.
 
-A store that ignores conditions leaves a window: a put may be sent before another database's put and arrive after it.
-At the next ratchet the higher epoch decides, or else the nonce that the object then holds. Until then, for two ratchets
-at most, both databases act as the owner.
+A store that ignores conditions leaves a window: a put may be sent before another database's put and arrive
+after it. At the next ratchet the higher epoch decides or, in one epoch, the nonce that the object then has.
+Until then, for two ratchets at most, both databases act as the owner.
 """
 
 import asyncio
@@ -53,10 +54,10 @@ SQL = load_statements("ownership")
 DEFAULT_RATCHET_S = 60.0
 _NONCES_KEPT = 64
 _EARLIEST = 0.75
-"""A ratchet is skipped while less than this part of the pause has passed since the last one."""
+"""A ratchet is skipped if less than this share of the pause has passed since the last one."""
 _ATTEMPTS = 5
 CONFIRMED_RATCHETS = 2
-"""For how many ratchets an ownership counts, as `owns_bucket` has it."""
+"""For how many ratchets an ownership counts, the same as in `owns_bucket`."""
 
 
 class OwnershipUnconfirmed(Exception):
@@ -69,7 +70,8 @@ class OwnershipLost(OwnershipUnconfirmed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmed:
-    """This database owns the bucket. `is_early`: that was confirmed a moment ago, and the store was not asked."""
+    """This database owns the bucket. `is_early`: that was confirmed a moment ago, so the store was not
+    asked."""
 
     is_early: bool = False
 
@@ -111,7 +113,7 @@ class OwnershipState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenOver:
-    """`before`: what the object said, if there was one that could be read."""
+    """`before`: what the object said, if there was a readable one."""
 
     epoch: int
     before: OwnerObject | None
@@ -133,13 +135,15 @@ class Ownership:
         return _state(row)
 
     async def demand(self) -> None:
-        """Raises OwnershipUnconfirmed unless the bucket was confirmed to be this database's within two ratchets."""
+        """Raises OwnershipUnconfirmed unless the bucket was confirmed to be this database's within two
+        ratchets."""
         (await self.state()).demand()
 
     @asynccontextmanager
     async def demanded(self) -> AsyncIterator[None]:
-        """As `demand`; a block that is still at work when the confirmation ends is cancelled then, and this raises
-        OwnershipUnconfirmed. A deletion that a slow store repeats, or a process that stood still, comes too late else.
+        """As `demand`. If the block is still at work when the confirmation ends, it is cancelled and this
+        raises OwnershipUnconfirmed. Otherwise a deletion that a slow store repeats, or a process that stood
+        still, would come too late.
         """
         asked_s = time.monotonic()
         state = await self.state()
@@ -177,8 +181,8 @@ class Ownership:
     ) -> Confirmed | Watching | Lost:
         """Renews the ownership, if it is due. Any number of holders may call this at once.
 
-        Raises OwnershipUnconfirmed if others wrote during every attempt, and StoreUnavailable, SequencerUnavailable or
-        CommitOutcomeUnknown: then the next ratchet finds either nonce.
+        Raises OwnershipUnconfirmed if others wrote during every attempt, and StoreUnavailable,
+        SequencerUnavailable or CommitOutcomeUnknown: then the next ratchet finds either nonce.
         """
         for _ in range(_ATTEMPTS):
             state = await self.state()
@@ -212,8 +216,8 @@ class Ownership:
     ) -> TakenOver:
         """Makes this database the owner, whatever the object says: the epoch is raised above both.
 
-        `stopped_because`: agents of this database do not serve yet, for this reason, until `resume`. Raises as
-        `ratchet`; repeating it is harmless.
+        `stopped_because`: agents of this database do not serve yet, for this reason, until `resume`. Raises
+        as `ratchet`; repeating it is harmless.
         """
         first = seen = await _read_object(store, cluster)
         for _ in range(_ATTEMPTS):
@@ -238,7 +242,7 @@ class Ownership:
         await self._database.run(SQL["lose"], because=because)
 
     async def resume(self) -> None:
-        """Ends `stop`. The next ratchet finds out whether this database owns the bucket."""
+        """Ends `stop`. The next ratchet finds out if this database owns the bucket."""
         await self._database.run(SQL["resume"])
 
     # --- the steps
@@ -246,8 +250,8 @@ class Ownership:
     async def _decide(
         self, state: OwnershipState, seen: Seen, cluster: str, ratchet_s: float, *, writes: bool
     ) -> Proceed | _Proposal | Watching | Lost | None:
-        """Judges what was seen, under the row's lock; with `writes`, commits the next nonce as pending. None: the row
-        has changed since `state`, and may have dropped the nonce that was seen."""
+        """Judges the object under the row's lock. With `writes`, commits the next nonce as pending. None: the
+        row has changed since `state`, and may have dropped the object's nonce."""
         async with self._database.transaction() as connection:
             row = await _one(connection, "lock")
             known, here = _known(row), _here(row)
@@ -278,8 +282,10 @@ class Ownership:
             return await _propose(connection, row, epoch, (), ratchet_s)
 
     async def _write(self, store: ObjectStore, cluster: str, seen: Seen, proposal: _Proposal) -> bool:
-        """Puts the proposed nonce over what was seen; False if the object then says something else."""
-        # Refused: another holder wrote, or an earlier attempt of ours whose answer was lost. Reading it back tells.
+        """Puts the proposed nonce over the object that was read. False if the object then says something
+        else."""
+        # Refused: another holder wrote, or an earlier attempt whose response was lost. Reading it back shows
+        # which.
         with contextlib.suppress(ObjectChanged):
             await store.put_if(ownership_key(cluster), [proposal.owner.model_dump_json().encode()], seen.tag)
         owner = (await _read_object(store, cluster)).owner
@@ -287,7 +293,8 @@ class Ownership:
 
 
 async def read_owner(store: ObjectStore, cluster: str) -> OwnerObject | None:
-    """What the object in the bucket says; None if there is none that can be read. Raises StoreUnavailable."""
+    """Returns what the object in the bucket says; None if there is no readable one. Raises
+    StoreUnavailable."""
     return (await _read_object(store, cluster)).owner
 
 
@@ -297,7 +304,7 @@ async def demand_ownership(connection: AsyncConnection[Row]) -> None:
 
 
 async def is_owner(connection: AsyncConnection[Row]) -> bool:
-    """Whether `demand_ownership` would pass."""
+    """True if `demand_ownership` would pass."""
     return _state(await _one(connection, "state")).is_confirmed
 
 
@@ -338,7 +345,8 @@ async def _read_object(store: ObjectStore, cluster: str) -> Seen:
 
 
 async def _check_place(state: OwnershipState, seen: Seen, store: ObjectStore, cluster: str) -> None:
-    """A vanished object is written again only if the rest of the bucket is there. Raises OwnershipUnconfirmed."""
+    """A vanished object is written again only if the rest of the bucket is there. Raises
+    OwnershipUnconfirmed."""
     if seen.tag is not None or not state.ratchets or state.store_id is None:
         return
     identity = identity_key(cluster, state.store_id)

@@ -1,4 +1,5 @@
-"""Decides what a database may do, given the ownership object in the bucket (`sequencer/cluster/ownership.py`). Pure."""
+"""Decides what a database may do, given the ownership object in the bucket
+(`sequencer/cluster/ownership.py`). Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,8 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict
 
 WATCH_RATCHETS = 3
-"""One more than an ownership counts for: by then a living owner has ratcheted, even if one of its holders died."""
+"""One more than an ownership counts for. By then a living owner has ratcheted, even if one of its holders
+died."""
 _WAYS_OUT = (
     "Nothing is served, merged or deleted here. If this database is to own the bucket, run `tidelog recover"
     " --take-over`; if it is a copy to try things with, give it a separate bucket or prefix (TIDELOG_STORE_URL)"
@@ -29,7 +31,7 @@ class OwnerObject(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The object as one read found it. `tag` None: there is no object. `owner` None: it cannot be read."""
+    """The object as one read found it. `tag` None: there is no object. `owner` None: it is unreadable."""
 
     tag: str | None
     owner: OwnerObject | None
@@ -47,7 +49,7 @@ class Home:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What the row says."""
+    """The database's row."""
 
     epoch: int
     nonces: Sequence[UUID]
@@ -62,7 +64,7 @@ class Proceed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """The object must stay as it is for a while first; `what` names it and who watches."""
+    """The object must first stay as it is for a while. `what` names it and the watcher."""
 
     what: str
 
@@ -73,7 +75,7 @@ class Lost:
 
 
 def judge(known: Known, here: Home, seen: Seen, key: str) -> Proceed | Watch | Lost:
-    """What a holder may do after it has read `seen` at `key`."""
+    """Decides what a holder may do after it has read `seen` at `key`."""
     if known.home is not None and (known.home.system_identifier, known.home.database_oid) != (
         here.system_identifier,
         here.database_oid,

@@ -1,13 +1,14 @@
-"""Whether a store is the one that holds what this database names.
+"""Checks that a store is the one that holds this database's objects.
 
-A database and a store that do not belong together look well on their own: an agent would acknowledge records that no
-other agent finds, and the garbage collector would forget objects that it never deleted. So the first agent of a
-cluster writes an object that has an id of its own in its key, and the same id into the database; everybody else looks
-for that object.
+A database and a store that do not belong together look well on their own. But an agent would acknowledge
+records that no other agent finds, and the garbage collector would forget objects that it never deleted. So
+the first agent of a cluster writes an object with an id in its key, and the same id into the database. All
+others look for that object.
 
-Promises that no two stores are taken for one database's, nor one for two databases', however many agents start at
-once, pause or die half way: the database's row is locked meanwhile, and an object that comes late is another one,
-which nobody looks for. A store may be copied elsewhere with all its objects, these among them, while no agent runs.
+Promises: no two stores are taken for one database's, and no store for two databases', however many agents
+start at once, pause or die half way. The database's row is locked meanwhile, and an object that comes late
+has another key, which no agent looks for. While no agent runs, a store may be copied elsewhere with all its
+objects, these included.
 """
 
 import json
@@ -31,7 +32,7 @@ class WrongStore(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a cluster's objects are to be."""
+    """Where a cluster's objects should be."""
 
     store: ObjectStore
     cluster: str
@@ -52,7 +53,7 @@ class _Place:
             )
 
     async def refuse_others(self, row: Row) -> None:
-        """Raises WrongStore where another database has its objects here."""
+        """Raises WrongStore if another database has its objects here."""
         async for info in self.store.list(identity_prefix(self.cluster)):
             owner = _owner(bytes(await self.store.get(info.key)))
             if owner != row.cluster_id:
@@ -63,7 +64,7 @@ class _Place:
                 )
 
     async def refuse_without(self, keys: Sequence[ObjectKey]) -> None:
-        """Raises WrongStore if there are keys and none of them is here."""
+        """Raises WrongStore if there are keys and none of them exists here."""
         if keys and not any([await is_there(self.store, key) for key in keys]):
             raise WrongStore(
                 f"the database names objects that are not in {self.store_url}, {keys[0]} among them: set"
@@ -76,8 +77,8 @@ class StoreIdentity:
         self._database = database
 
     async def check(self, store: ObjectStore, cluster: str, store_url: str) -> bool:
-        """Whether this store is the database's; False: the database has none yet. `cluster` is the first part of all
-        keys. Raises WrongStore, SequencerUnavailable or StoreUnavailable."""
+        """True if this store is the database's. False: the database has none yet. `cluster` is the first part
+        of all keys. Raises WrongStore, SequencerUnavailable or StoreUnavailable."""
         [row] = await self._database.run(SQL["store"])
         if row.store_id is None:
             return False
@@ -86,11 +87,11 @@ class StoreIdentity:
         return True
 
     async def bind(self, store: ObjectStore, cluster: str, store_url: str) -> None:
-        """As `check`; a database that has no store yet has this one from now on, unless it is another database's."""
+        """As `check`. A database without a store gets this one, unless it is another database's."""
         if not await self.check(store, cluster, store_url):
             try:
                 store_id = await self._bind_first(_Place(store=store, cluster=cluster, store_url=store_url))
-            except CommitOutcomeUnknown as unknown:  # to be looked at again, as any other call that failed
+            except CommitOutcomeUnknown as unknown:  # check again, as after any failed call
                 raise SequencerUnavailable(str(unknown)) from unknown
             self._database.keep_to(store_id)
 
@@ -105,21 +106,22 @@ class StoreIdentity:
             await place.refuse_without([each.object_key for each in newest])
             store_id = str(uuid4())
             await place.store.put(identity_key(place.cluster, store_id), [_content(row)])
-            await place.refuse_others(row)  # of two databases that begin here at once, one at least sees the other
+            await place.refuse_others(row)  # of two databases that begin here at once, at least one sees the other
             await connection.execute(SQL["set_store"], {"store_id": store_id, "store_name": str(place)})
         return store_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What an identity object says."""
+    """The content of an identity object."""
 
     cluster_id: str
     store_id: str
 
 
 async def identity_of(store: ObjectStore, cluster: str) -> Identity | None:
-    """Of whom the objects here are; None: nothing says so, or several things do. Raises StoreUnavailable."""
+    """Returns the owner of the objects here. None: no object says so, or several do. Raises
+    StoreUnavailable."""
     prefix = identity_prefix(cluster)
     found = [(info.key, _owner(bytes(await store.get(info.key)))) async for info in store.list(prefix)]
     identities = [Identity(cluster_id=owner, store_id=key.removeprefix(prefix)) for key, owner in found if owner]
@@ -131,7 +133,7 @@ def _content(row: Row) -> bytes:
 
 
 def _owner(data: bytes) -> str | None:
-    """The cluster's id; None in what no Tidelog has written."""
+    """Returns the cluster's id; None for data that Tidelog did not write."""
     try:
         return str(json.loads(data)[_CLUSTER_ID])
     except (ValueError, TypeError, KeyError):

@@ -1,14 +1,17 @@
-"""What a commit is told of its batches, and what came of them, natively: a few hundred numbers in one pass, where numpy
-takes a call for each step.
+"""Kernels that work out the numbers of a commit, and the runs of its outcome: a few hundred numbers in one
+pass, where numpy needs a call for each step.
 
-Pure. Promises that a chain holds one producer's batches of one partition and segment whose sequences follow one
-another (modulo 2^31), so that SQL judges chains, not batches; and that what is worked out beside them, relative to
-where each partition stands, is what `commit_segments` would make of the same batches if it accepted them all.
-`sequence_segments` then only checks, adds and writes. Of a commit in which a producer does not go on, or a segment has
-no batch, there are no runs, turns and sums: it has to be judged.
+Pure. Promises:
+- A chain holds one producer's batches of one partition and segment, with consecutive sequences (modulo 2^31).
+  So SQL judges chains, not batches.
+- The other numbers, relative to each partition's current end, are what `commit_segments` would compute if it
+  accepted all batches. `sequence_segments` then only checks, adds and writes.
+- If a producer's sequences have a gap, or a segment has no batch, there are no runs, turns and sums:
+  `commit_segments` has to judge.
 
-Numbers are rows of an array, each as long as its count says; batches, partitions and segments are numbered from 1. A
-kernel takes time proportional to the batches.
+Arrays: `columns` is int64 of shape (COLUMNS, batches), see `segment_batches`. `numbers` is int64 of shape
+(ROWS, at least batches); each row is as long as its count says. `counts` is int64 of shape (rows,). Batches,
+partitions and segments are numbered from 1. A kernel takes time proportional to the batches.
 """
 
 from typing import Any, Final
@@ -32,7 +35,7 @@ from storage.segments.segment_batches import (
     TOPIC,
 )
 
-# Rows, as many as batches, partitions, chains, runs, turns or batches remembered.
+# Rows of `numbers`, with one entry per batch, partition, chain, run, turn or remembered batch.
 PARTITION_NUMBERS: Final = 0
 CHAIN_PARTS: Final = 1
 CHAIN_PRODUCERS: Final = 2
@@ -63,14 +66,14 @@ TURN_RECENT_FROM: Final = 26
 TURN_RECENT_TO: Final = 27
 RECENT_BATCHES: Final = 28
 SENT: Final = 29
-"""The rows before are sent; those that follow are not."""
+"""The rows before this one are sent, the following ones are not."""
 PART_TOPICS: Final = 29
 HEADS: Final = 30
-"""Of each batch with a producer the first of its chain, from 0."""
+"""For each batch with a producer, the first batch of its chain, from 0."""
 TURN_PLACES: Final = 31
-"""Of the first batch of each turn where the turn begins in `by_producer`,"""
+"""For the first batch of each turn, where the turn begins in `by_producer`,"""
 TURN_ENDS: Final = 32
-"""and where it ends; 0 of every other batch."""
+"""and where it ends; 0 for all other batches."""
 SEEN_SEGMENTS: Final = 33
 ROWS: Final = 34
 
@@ -86,7 +89,7 @@ RUN_MAX_TIMESTAMP: Final = 7
 RUN_COLUMNS: Final = 8
 
 REMEMBERED_BATCHES: Final = 10
-"""Of a producer in a partition (see `producer_state`)."""
+"""The most batches of a producer in a partition that are remembered (see `producer_state`)."""
 
 _SEQUENCE_MASK: Final = 2**31 - 1
 _NO_PRODUCER: Final = int(_NO_PRODUCER_ID)
@@ -107,7 +110,8 @@ def _is_same_part(columns: NDArray[np.int64], batch: int, other: int) -> Any:
 
 @helper
 def _number_parts(columns: NDArray[np.int64], numbers: NDArray[np.int64]) -> Any:
-    """What is said of batches and partitions in any case. Returns how many partitions there are."""
+    """Fills the rows that every commit has for batches and partitions. Returns how many partitions there
+    are."""
     parts = np.int64(0)
     for batch in range(columns.shape[1]):
         if batch == 0 or not _is_same_part(columns, batch, batch - 1):
@@ -126,7 +130,8 @@ def _number_parts(columns: NDArray[np.int64], numbers: NDArray[np.int64]) -> Any
 
 @helper
 def _follow_producers(columns: NDArray[np.int64], by_producer: NDArray[np.int64], numbers: NDArray[np.int64]) -> Any:
-    """Heads and members of chains, where turns begin and end; returns whether every producer goes on."""
+    """Finds heads and members of chains, and where turns begin and end. Returns 1 if no producer has a
+    gap."""
     goes_on = True
     turn = np.int64(0)
     for place in range(len(by_producer)):
@@ -160,7 +165,8 @@ def _follow_producers(columns: NDArray[np.int64], by_producer: NDArray[np.int64]
 
 @helper
 def _number_chains(columns: NDArray[np.int64], numbers: NDArray[np.int64]) -> Any:
-    """Chains are numbered in the order of their heads; batches without a producer are in chain 0. Returns how many."""
+    """Numbers chains in the order of their heads. Batches without a producer are in chain 0. Returns how
+    many."""
     chains = np.int64(0)
     for batch in range(columns.shape[1]):
         if columns[PRODUCER_ID, batch] == _NO_PRODUCER:
@@ -179,7 +185,7 @@ def _number_chains(columns: NDArray[np.int64], numbers: NDArray[np.int64]) -> An
 
 @helper
 def _has_batches(segments: NDArray[np.int64], segment_count: int, numbers: NDArray[np.int64]) -> Any:
-    """Whether each segment has any."""
+    """Returns 1 if each segment has at least one batch."""
     if segment_count > len(segments):
         return False
     for number in range(segment_count):
@@ -194,7 +200,8 @@ def _has_batches(segments: NDArray[np.int64], segment_count: int, numbers: NDArr
 
 @helper
 def _make_runs(columns: NDArray[np.int64], numbers: NDArray[np.int64]) -> Any:
-    """Records before each batch in its partition, sums of partitions, runs; returns how many runs."""
+    """Fills in the records before each batch in its partition, the partitions' sums, and the runs. Returns
+    how many runs there are."""
     runs = np.int64(0)
     for batch in range(columns.shape[1]):
         part = numbers[BATCH_PARTS, batch] - 1
@@ -232,7 +239,8 @@ def _make_turns(
     numbers: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> Any:
-    """All batches of a producer in a partition, in the order of the first of each, and of each the last ones."""
+    """A turn is all batches of a producer in a partition. Turns are in the order of their first batches. For
+    each turn the last batches are remembered."""
     turns, recent = np.int64(0), np.int64(0)
     for batch in range(columns.shape[1]):
         end = numbers[TURN_ENDS, batch]
@@ -261,10 +269,11 @@ def work_out(
     numbers: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> Any:
-    """Fill `numbers`, and say in `counts` how many there are in each row.
+    """Fills `numbers`, and sets `counts` to the length of each row.
 
-    `columns` (see `segment_batches`) and the `segments` they are of are by partition, then segment; `by_producer` has
-    the same batches, from 0, by partition, then producer. Returns how many partitions there are.
+    The batches in `columns`, and `segments` (int64, shape (batches,)), the segments they belong to, are in
+    the order of partition, then segment. `by_producer` (int64, shape (batches,)) has the same batches, from
+    0, by partition, then producer. Returns how many partitions there are.
     """
     batches = len(segments)
     for batch in range(batches):
@@ -285,8 +294,9 @@ def work_out(
 
 @kernel(LONG_ROWS_IN, LONGS_IN, LONG_ROWS_OUT)
 def assigned_runs(columns: NDArray[np.int64], base_offsets: NDArray[np.int64], runs: NDArray[np.int64]) -> Any:
-    """The runs that SQL made of a segment's batches: what is assigned of a partition and byte-adjacent. A base offset
-    is negative where a batch was not assigned. Fills a row for each run, returns how many.
+    """Computes the runs that SQL made of a segment's batches: assigned batches of one partition that are
+    adjacent in bytes. `base_offsets` (int64, shape (batches,)) is negative for a batch without an offset.
+    Fills a row of `runs` (int64, shape (batches, RUN_COLUMNS)) for each run. Returns how many.
     """
     count, last = np.int64(0), -1
     for batch in range(len(base_offsets)):
@@ -316,7 +326,7 @@ def assigned_runs(columns: NDArray[np.int64], base_offsets: NDArray[np.int64], r
 
 @helper
 def _put(out: NDArray[np.uint8], position: int, value: int, size: int) -> Any:
-    """Big-endian; returns the position after it."""
+    """Writes the value big-endian. Returns the position after it."""
     for place in range(size):
         out[position + place] = np.uint8((value >> (8 * (size - 1 - place))) & 0xFF)
     return position + size
@@ -330,9 +340,10 @@ def put_arrays(
     out: NDArray[np.uint8],
     ends: NDArray[np.int64],
 ) -> Any:
-    """Write the first rows of numbers, of 4 or 8 bytes each as `sizes` says, as Postgres' binary format has arrays of
-    them: dimensions, null flag, type, length, lower bound, then each element with its length before it. `ends` is where
-    each array ends. Returns 0, or 1 if a number does not fit.
+    """Writes the first rows of `numbers` to `out` (uint8) as arrays in Postgres' binary format: dimensions,
+    null flag, type, length, lower bound, then each element after its length. `sizes` (int64) says for each
+    row if its numbers have 4 or 8 bytes. Sets `ends` (int64) to the end of each array in `out`. Returns 0, or
+    1 if a number does not fit its type.
     """
     position = np.int64(0)
     for row in range(len(sizes)):

@@ -1,8 +1,9 @@
-"""The commit's two pure ends: segments into the arrays that `sequence_segments` takes, and its outcomes into runs.
+"""Both pure ends of the commit: from segments to the arrays for `sequence_segments`, and from its outcomes to
+runs.
 
-Promises that batches are handed over by partition, in the segments' order within it; that `commit_kernels` works out
-what is said of them; and that the runs made here from a segment's outcome are those that SQL wrote. All of it is
-columns of numbers: a commit of a thousand batches makes objects of runs alone.
+Promises: batches are passed by partition, in the segments' order within it. `commit_kernels` computes the
+numbers about them. The runs made here from a segment's outcome are those that SQL wrote. All of this is
+columns of numbers: a commit of a thousand batches makes objects only for runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,14 +67,14 @@ PARAMETERS: Final[Mapping[str, type[EncodedArray]]] = {
     "topic_ids": UuidEncoded,
     **dict(_WORKED_OUT),
 }
-"""What `sequence_segments` takes, in order."""
+"""The parameters of `sequence_segments`, in order."""
 
 _SIZES: Final = np.array([8 if kind is Int8Encoded else 4 for _, kind in _WORKED_OUT], np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentToCommit:
-    """An uploaded segment; its batches as `seal_segment` placed them."""
+    """An uploaded segment, with its batches as `seal_segment` placed them."""
 
     segment_id: SegmentId
     size_bytes: int
@@ -83,21 +84,21 @@ class SegmentToCommit:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitRequest:
     arrays: Sequence[bytes | memoryview]
-    """The `PARAMETERS`, as Postgres' binary format has them."""
+    """The `PARAMETERS`, in Postgres' binary format."""
     places: Sequence[Longs]
-    """For each segment: which of its batches they are that the numbers of its outcome speak of."""
+    """For each segment: the batch that each number of its outcome is about."""
     parts: Sequence[Longs]
-    """For each segment and each number of its outcome: which of the commit's partitions it is about, from 1."""
+    """For each segment and each number of its outcome: the commit's partition that it is about, from 1."""
 
     @property
     def parameters(self) -> dict[str, EncodedArray]:
-        """For psycopg, by name."""
+        """The parameters by name, for psycopg."""
         return {name: kind(array) for (name, kind), array in zip(PARAMETERS.items(), self.arrays, strict=True)}
 
 
 def commit_request(segments: Sequence[SegmentToCommit]) -> CommitRequest:
-    """Raises ValueError for a segment that is named twice: it would be applied twice in one statement. Raises
-    OverflowError for a number that its type in Postgres does not hold."""
+    """Raises ValueError for a segment that is named twice: one statement would apply it twice. Raises
+    OverflowError for a number that does not fit its type in Postgres."""
     if len({segment.segment_id for segment in segments}) < len(segments):
         raise ValueError("a commit names a segment twice")
     topic_ids, columns = _together([segment.batches for segment in segments])
@@ -140,8 +141,8 @@ def _encoded(numbers: Longs, counts: Longs) -> list[memoryview]:
 
 
 def _together(batches: Sequence[PlacedBatches]) -> tuple[Sequence[TopicId], Longs]:
-    """The batches of all segments, one after another, their topics numbered in the order of the primary key: Postgres
-    compares uuids as bytes, which is how they compare here."""
+    """Returns the batches of all segments, one after another. Topics are numbered in primary-key order:
+    Postgres compares uuids as bytes, and so does this."""
     if len(batches) == 1:
         return batches[0].topic_ids, batches[0].columns
     topic_ids = sorted({topic_id for each in batches for topic_id in each.topic_ids})
@@ -157,8 +158,8 @@ def _together(batches: Sequence[PlacedBatches]) -> tuple[Sequence[TopicId], Long
 
 
 def committed_runs(segment: SegmentToCommit, object_key: ObjectKey, base_offsets: Longs) -> tuple[RunCoordinate, ...]:
-    """Where the assigned batches are, by the base offset of each, which is negative for the others: byte-adjacent ones
-    of a partition are one run, as SQL writes it."""
+    """Returns where the assigned batches are. `base_offsets` (int64, shape (batches,)) is negative for the
+    others. Batches of a partition that are adjacent in bytes are one run, as in SQL."""
     runs = np.empty((len(base_offsets), commit_kernels.RUN_COLUMNS), np.int64)
     count = commit_kernels.assigned_runs(segment.batches.columns, base_offsets, runs)
     topic_ids, size_bytes = segment.batches.topic_ids, segment.size_bytes

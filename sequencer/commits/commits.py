@@ -1,9 +1,11 @@
 """The commit: offsets for the batches of uploaded segments, assigned once (docs/design/commit.md).
 
-Promises that the outcome of a segment is decided by its first commit that Postgres finished and repeated verbatim by
-every later one; that an answer other than `Assigned`, `Duplicate` or `WrittenBefore` means the batch is in no
-partition; and that batches of one partition and producer are judged in the segments' order, each against what was
-really accepted before it.
+Promises:
+- The first commit of a segment that Postgres finished decides its outcome. Every later commit repeats it
+  verbatim.
+- An answer other than `Assigned`, `Duplicate` or `WrittenBefore` means that the batch is in no partition.
+- Batches of one partition and producer are judged in the segments' order, each against what was accepted
+  before it.
 """
 
 from collections.abc import Sequence
@@ -57,7 +59,7 @@ _COMMIT = KeptStatement(name="commit", text=SQL["commit"], kinds=PARAMETERS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
     found: Outcomes
-    """Of the segment's batches, in its order."""
+    """The outcomes of the segment's batches, in its order."""
     runs: tuple[RunCoordinate, ...]
     """Where the assigned batches are, as the first commit wrote it down."""
     log_starts: NDArray[np.int64] | None = field(compare=False)
@@ -65,7 +67,7 @@ class Committed:
 
     @property
     def outcomes(self) -> tuple[BatchOutcome, ...]:
-        """One per batch."""
+        """One outcome per batch."""
         return self.found.each
 
 
@@ -85,8 +87,8 @@ class Commits:
     async def commit(self, segments: Sequence[SegmentToCommit]) -> tuple[Committed | SegmentRefused, ...]:
         """Sequences uploaded segments in this order, in one transaction and one round trip; one answer per segment.
 
-        Raises CommitOutcomeUnknown (repeat it with the same segments until known) or SequencerUnavailable (nothing
-        was sent).
+        Raises CommitOutcomeUnknown (repeat it with the same segments until the outcome is known) or
+        SequencerUnavailable (nothing was sent).
         """
         request = commit_request(segments)
         rows = await self._database.write_kept(_COMMIT, request.arrays)

@@ -1,9 +1,11 @@
-"""Where offsets are: coordinates, bounds and times, read from Postgres.
+"""Reads from Postgres where offsets are: coordinates, bounds and times.
 
-Promises that a partition's coordinates, log start, high watermark, last stable offset and epoch are of one moment,
-because one statement reads them [raced: docs/design/read-path.md#coordinates §6]; that runs are contiguous and below
-that high watermark; that an answer costs what it holds, not what the log holds; and that where a commit may be on no
-standby nothing is answered before a standby confirmed a later write.
+Promises:
+- A partition's coordinates, log start, high watermark, last stable offset and epoch are from one moment,
+  because one statement reads them [raced: docs/design/read-path.md#coordinates §6].
+- Runs are contiguous and below that high watermark.
+- An answer costs what it holds, not what the log holds.
+- While a commit may be on no standby, there is no answer before a standby has confirmed a later write.
 """
 
 from collections.abc import Sequence
@@ -20,13 +22,14 @@ SQL = load_statements("coordinates")
 PartitionKey = tuple[TopicId, Partition]
 FIRST_OFFSET = Offset(0)
 TIME_LOOKUP_STEP = 1000
-"""Runs looked at per statement of a time lookup."""
+"""Runs per statement of a search by time."""
 
 
 class RunCoordinate(NamedTuple):
     """Where one run is: offsets `[base_offset, last_offset]` are `length` bytes at `position` of an object.
 
-    A tuple, for commits, pushes and polls make one per partition: a frozen dataclass takes five times as long to make.
+    A tuple, because commits, pushes and polls make one per partition: a frozen dataclass takes five times as
+    long to make.
     """
 
     topic_id: TopicId
@@ -43,8 +46,8 @@ class RunCoordinate(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionCoordinates:
-    """A partition at one moment. `runs` are contiguous; the first covers the asked offset, or the log start where that
-    is higher.
+    """A partition at one moment. `runs` are contiguous. The first covers the requested offset, or the log
+    start if that is higher.
     """
 
     topic_id: TopicId
@@ -62,7 +65,7 @@ class PartitionBounds:
     high_watermark: Offset
     last_stable_offset: Offset
     max_timestamp_ms: int
-    """Over all records ever committed, those since deleted included; -1 before the first."""
+    """The maximum of all records ever committed, also of deleted ones; -1 before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ class CoordinateRequest:
 
 
 class KnownEnd(NamedTuple):
-    """What an agent knows of a partition; the poll answers only where Postgres knows otherwise."""
+    """What an agent knows of a partition. The poll answers only if Postgres knows otherwise."""
 
     topic_id: TopicId
     partition: Partition
@@ -88,7 +91,8 @@ class Coordinates:
         self._database = database
 
     async def read(self, requests: Sequence[CoordinateRequest]) -> dict[PartitionKey, PartitionCoordinates]:
-        """Coordinates from an offset on, at most `max_runs` per partition. One that does not exist is absent."""
+        """Reads coordinates from an offset on, at most `max_runs` per partition. Missing partitions are left
+        out."""
         rows = await self._database.read(
             SQL["read"],
             topic_ids=UuidArray(request.topic_id for request in requests),
@@ -100,8 +104,8 @@ class Coordinates:
         return _grouped(rows)
 
     async def poll(self, known: Sequence[KnownEnd], max_runs: int) -> dict[PartitionKey, PartitionCoordinates | None]:
-        """The partitions that are not as known, with at most `max_runs` runs from the known end on; None for one that
-        is no more.
+        """Returns the partitions that have changed, each with at most `max_runs` runs from the known end on.
+        None: the partition no longer exists.
         """
         rows = await self._database.read(
             SQL["poll"],
@@ -120,7 +124,7 @@ class Coordinates:
         return changed
 
     async def bounds(self, partitions: Sequence[PartitionKey]) -> dict[PartitionKey, PartitionBounds]:
-        """First and next offset of each. A partition that does not exist is absent."""
+        """Returns the first and the next offset of each. Missing partitions are left out."""
         rows = await self._database.read(
             SQL["bounds"],
             topic_ids=UuidArray(topic_id for topic_id, _ in partitions),
@@ -144,10 +148,10 @@ class Coordinates:
     async def candidate_run_for_timestamp(
         self, topic_id: TopicId, partition: Partition, timestamp_ms: int, from_offset: Offset = FIRST_OFFSET
     ) -> RunCoordinate | None:
-        """The first run ending at or after `from_offset` that holds a record of this time or later, if any.
+        """Returns the first run that ends at or after `from_offset` and holds a record of this time or later.
 
-        That record may lie below the log start; then ask again from the offset after the run. Runs are skipped by the
-        running maximum and looked at in steps of `TIME_LOOKUP_STEP`.
+        That record may be below the log start: then ask again from the offset after the run. The search skips
+        runs by the running maximum, and examines `TIME_LOOKUP_STEP` runs per step.
         """
         next_offset: int = from_offset
         while True:
@@ -167,7 +171,8 @@ class Coordinates:
 
 
 def _grouped(rows: Sequence[Row]) -> dict[PartitionKey, PartitionCoordinates]:
-    """Rows of one partition follow one another, in offset order; one without runs has a single row of nulls."""
+    """Rows of one partition are consecutive, in offset order. A partition without runs has one row of
+    nulls."""
     runs: dict[PartitionKey, list[RunCoordinate]] = {}
     heads: dict[PartitionKey, Row] = {}
     for row in rows:

@@ -1,5 +1,5 @@
-"""What the commit says about each batch, and how Postgres keeps it: one number per batch, kind + 8 * offset, then one
-time for each duplicate (see `commit_segments`).
+"""The outcome of a commit for each batch, and its form in Postgres: one number per batch, kind + 8 * offset,
+then one time for each duplicate (see `commit_segments`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,8 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duplicate:
-    """The producer sent this batch before; `base_offset` is where it went then, and `max_timestamp_ms` its time."""
+    """The producer sent this batch before. `base_offset` is its offset from then, `max_timestamp_ms` its
+    time."""
 
     base_offset: Offset
     max_timestamp_ms: int
@@ -26,12 +27,13 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenBefore:
-    """The producer sent this batch before, longer ago than is remembered: it is in the log, where is not known."""
+    """The producer sent this batch before, longer ago than is remembered. It is in the log at an unknown
+    offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfOrderSequence:
-    """A batch of this producer is missing before this one: it may be on its way through another agent."""
+    """A batch of this producer before this one is missing. It may be on its way through another agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class FencedEpoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownProducer:
-    """Nothing is known of this producer here any more, and the batch is not its first."""
+    """This producer is not known here any more, and the batch is not its first."""
 
     log_start_offset: Offset
 
@@ -61,12 +63,12 @@ _NOT_ASSIGNED = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcomes:
-    """Of many batches, nearly all of which are assigned in nearly every commit."""
+    """The outcomes of many batches. In nearly every commit nearly all batches are assigned."""
 
     base_offsets: NDArray[np.int64]
-    """Negative where something else came of the batch."""
+    """Base offsets (int64, shape (batches,)); negative for a batch with another outcome."""
     others: Mapping[int, BatchOutcome]
-    """What came of those, by the number of the batch, from 0."""
+    """The other outcomes, by the number of the batch, from 0."""
 
     @classmethod
     def of(cls, outcomes: Sequence[BatchOutcome]) -> "Outcomes":
@@ -88,11 +90,11 @@ class Outcomes:
 
     @property
     def assigned(self) -> NDArray[np.int64]:
-        """Which batches were."""
+        """True for each assigned batch: bool of shape (batches,)."""
         return np.flatnonzero(self.base_offsets >= 0)
 
     def placed(self, places: NDArray[np.int64]) -> "Outcomes":
-        """The same by other numbers: what is number `i` here is number `places[i]` there."""
+        """Renumbers the batches: number `i` here becomes `places[i]`."""
         base_offsets = np.empty_like(self.base_offsets)
         base_offsets[places] = self.base_offsets
         return Outcomes(
@@ -106,9 +108,10 @@ class Outcomes:
 
 
 def decode_outcomes(stored: Sequence[int] | NDArray[np.int64], batches: int) -> Outcomes:
-    """The outcomes of a segment of so many batches, in the order stored. Raises ValueError if they are of another."""
+    """Decodes the outcomes of a segment with `batches` batches, in the stored order. Raises ValueError for
+    another number of batches."""
     numbers = np.asarray(stored, np.int64)
-    if len(numbers) == batches and not np.bitwise_or.reduce(numbers) & 7:  # all _ASSIGNED, as nearly always
+    if len(numbers) == batches and not np.bitwise_or.reduce(numbers) & 7:  # all _ASSIGNED, the usual case
         return Outcomes(base_offsets=numbers >> 3, others={})
     kinds = numbers[:batches] & 7
     duplicates = int((kinds == _DUPLICATE).sum())

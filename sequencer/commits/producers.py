@@ -1,7 +1,7 @@
 """Producer ids for idempotence (InitProducerId without a transactional id; KIP-98, KIP-360).
 
-Promises that no producer id is given out twice. An id exists from the moment it is drawn; what it has written lives per
-partition in `producer_state`, kept by the commit.
+Promise: no producer id is given out twice. An id exists as soon as it is drawn. What it has written is in
+`producer_state`, per partition, which the commit maintains.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from storage.identifiers import NO_PRODUCER_ID, Partition, ProducerId, TopicId
 SQL = load_statements("producers")
 
 LAST_EPOCH = 32767
-"""An int16 on the wire; Kafka keeps the last one for fencing."""
+"""The epoch is an int16 in the protocol. Kafka keeps the last one for fencing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ BEFORE_ALL: ProducerKey = (TopicId(UUID(int=0)), Partition(-1), NO_PRODUCER_ID)
 class ExpiryStep:
     expired: int
     next_after: ProducerKey | None
-    """Where the next step goes on; None: every row has been looked at."""
+    """Where the next step continues; None: every row was examined."""
 
 
 class Producers:
@@ -40,20 +40,20 @@ class Producers:
         self._database = database
 
     async def new_producer_id(self) -> ProducerId:
-        """A producer id that was never given out. A lost answer loses the id, no more."""
+        """Returns a producer id that was never given out. If the response is lost, only the id is lost."""
         [row] = await self._database.run(SQL["new_producer_id"])
         return ProducerId(row.producer_id)
 
     async def initialize(self, producer_id: ProducerId = NO_PRODUCER_ID, producer_epoch: int = -1) -> ProducerIdentity:
-        """A fresh identity; or, for a producer that names its own (KIP-360), its next epoch, and a fresh one once the
-        epochs are used up.
+        """Returns a new identity. For a producer that names its own (KIP-360), returns its next epoch, or a
+        new identity once the epochs are used up.
         """
         if producer_id >= 0 and 0 <= producer_epoch < LAST_EPOCH - 1:
             return ProducerIdentity(producer_id=producer_id, producer_epoch=producer_epoch + 1)
         return ProducerIdentity(producer_id=await self.new_producer_id(), producer_epoch=0)
 
     async def expire(self, unused_for_s: float, cap: int, after: ProducerKey | None = None) -> ExpiryStep:
-        """Looks at the next `cap` rows in key order and forgets those of producers unused for so long."""
+        """Examines the next `cap` rows in key order, and forgets producers unused for this long."""
         topic_id, partition, producer_id = after or BEFORE_ALL
         [row] = await self._database.on(Lane.HOUSEKEEPING).run(
             SQL["expire_producer_state"],

@@ -1,8 +1,10 @@
-"""Segment ids reserved ahead of need, with a lease by Postgres's clock (docs/design/commit.md#reservations).
+"""Segment ids that are reserved ahead of need, with a lease by Postgres' clock (docs/design/commit.md#reservations).
 
-Promises that every object's key is in a row before it is written, that a commit succeeds only while the id is reserved,
-and that doomed is terminal: dooming locks the row that the commit locks, so an agent that wakes late gets a refusal and
-never a dangling run.
+Promises:
+- Every object's key is in a row before the object is written.
+- A commit succeeds only while the id is reserved.
+- Doomed is final: dooming locks the row that the commit locks, so an agent that wakes late gets a refusal,
+  never a dangling run.
 """
 
 from collections.abc import Mapping
@@ -19,7 +21,7 @@ class Reservations:
         self._database = database
 
     async def reserve(self, keys: Mapping[SegmentId, ObjectKey], lease_s: float, writer: str) -> None:
-        """Reserves these ids under these keys. Repeating it is harmless: an id that is there already stays as it is."""
+        """Reserves these ids under these keys. It may be repeated: an existing id stays as it is."""
         await self._database.run(
             SQL["reserve"],
             segment_ids=list(keys.keys()),

@@ -1,8 +1,8 @@
-"""Arrays in Postgres's binary format, written and read in one piece.
+"""Arrays in Postgres' binary format, written and read in one piece.
 
-A statement may carry thousands of numbers. psycopg's own list adapter dumps element by element; numpy lays out the same
-bytes at once (the format of `array_send`: dimensions, null flag, element type, length, lower bound, then each element
-with its length before it). The commit's are written by `commit_kernels`.
+A statement may have thousands of numbers. psycopg's own list adapter dumps them one by one; numpy lays out
+the same bytes at once (the format of `array_send`: dimensions, null flag, element type, length, lower bound,
+then each element after its length). `commit_kernels` writes the commit's arrays.
 """
 
 import struct
@@ -24,7 +24,7 @@ _UUID_LENGTH = struct.pack(">i", 16)
 _LENGTH = struct.Struct(">i")
 _INT4_OID, _INT8_OID, _UUID_OID, _TEXT_OID, _BYTEA_OID = 23, 20, 2950, 25, 17
 _FEW = 24
-"""Up to so many numbers `struct` writes faster than numpy."""
+"""Up to this many numbers `struct` is faster than numpy."""
 
 _INT4 = np.dtype([("length", ">i4"), ("value", ">i4")])
 _INT8 = np.dtype([("length", ">i4"), ("value", ">i8")])
@@ -43,7 +43,7 @@ class UuidArray(tuple[UUID, ...]):
 
 
 class TextArray(tuple[str, ...]):
-    """Becomes `text[]`. Its strings hold no NUL."""
+    """Becomes `text[]`. Its strings contain no NUL."""
 
 
 class BytesArray(tuple[bytes, ...]):
@@ -51,7 +51,7 @@ class BytesArray(tuple[bytes, ...]):
 
 
 class EncodedArray(bytes):
-    """An array that is in Postgres's format already."""
+    """An array that is already in Postgres' format."""
 
 
 class Int4Encoded(EncodedArray):
@@ -130,7 +130,7 @@ def encoded_longs(values: Sequence[int]) -> bytes:
 
 
 def longs_of(encoded: bytes) -> NDArray[np.int64]:
-    """The numbers of a `bigint[]` without NULLs."""
+    """Returns the numbers of a `bigint[]` without NULLs: int64."""
     return np.frombuffer(encoded[_HEADER.size :], _INT8)["value"].astype(np.int64)
 
 

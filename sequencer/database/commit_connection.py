@@ -1,14 +1,16 @@
-"""A connection kept for one statement that comes again and again, executed with as little ado as libpq allows: prepared
-once by name, its parameters already in Postgres' binary format, its values handed out as they came.
+"""A connection for one frequent statement, executed as directly as libpq allows. The statement is prepared
+once by name. Its parameters are already in Postgres' binary format. Its values are returned as they came.
 
-Promises that an answer is the answer of what was asked: whatever does not end as it should (an error, a cancellation)
-leaves a connection on which nothing more can be asked, to be let go. That it was lost while nothing was asked on it is
-seen at once. Postgres is never sent a request to cancel, which would end a commit's wait for its standby. Raises what
-psycopg raises. For one loop.
+Promises:
+- A result belongs to its call. After an error or a cancellation the connection takes no more statements: let
+  it go.
+- A connection that is lost while idle is noticed at once.
+- Postgres never gets a request to cancel, which would end a commit's wait for its standby.
+- It raises what psycopg raises.
 
-The loop watches an epoll of ours, and that watches libpq's socket. uvloop stops watching a socket for good once it was
-reset, though what Postgres said before is still to be read. And libpq closes its socket by itself, whose number the
-next connection gets.
+For one event loop. The loop watches an epoll object made here, and that watches libpq's socket. There are two
+reasons: uvloop stops watching a socket for good once it was reset, although Postgres' last message is still
+unread. And libpq closes its socket by itself, so the next connection may get the same number.
 """
 
 import asyncio
@@ -24,7 +26,7 @@ from psycopg.abc import Buffer
 from psycopg.errors import error_from_result
 
 Values = tuple[bytes | None, ...]
-"""Of a row, in Postgres' binary format."""
+"""The values of a row, in Postgres' binary format."""
 
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
 
@@ -35,18 +37,18 @@ class KeptStatement:
 
     name: str
     text: LiteralString
-    """As psycopg takes it."""
+    """The statement in psycopg's form."""
     kinds: Mapping[str, type[bytes]]
-    """The parameters by name; of each the type whose values psycopg dumps as they are."""
+    """The parameters by name. Each has the type whose values psycopg passes on unchanged."""
 
     @property
     def numbered(self) -> bytes:
-        """As Postgres takes it."""
+        """The statement in Postgres' form."""
         numbers = {name: number for number, name in enumerate(self.kinds, 1)}
         return _PARAMETER.sub(lambda found: f"${numbers[found[1]]}", self.text).encode()
 
     def named(self, values: Sequence[Buffer]) -> dict[str, Any]:
-        """For psycopg."""
+        """The parameters in psycopg's form."""
         return {name: kind(value) for (name, kind), value in zip(self.kinds.items(), values, strict=True)}
 
 
@@ -55,16 +57,16 @@ _Connection = TypeVar("_Connection", bound=AsyncConnection[Any])
 
 class KeptConnection(Generic[_Connection]):
     def __init__(self, connection: _Connection, statement: KeptStatement) -> None:
-        """Nothing else may be asked on the connection from now on."""
+        """From now on the connection must get no other statement."""
         self.connection = connection
         self._statement = statement
         self._name = f"kept_{statement.name}".encode()
         self._formats = [pq.Format.BINARY] * len(statement.kinds)
         self._is_prepared = False
         self._ended_well = True
-        """Whatever was asked so far."""
+        """True once anything was executed."""
         self._answer: asyncio.Future[pq.abc.PGresult] | None = None
-        """That is due; cancelled with the call that waited for it."""
+        """The result that is due. It is cancelled with the call that waits for it."""
         self._results: list[pq.abc.PGresult] = []
         self._loop = asyncio.get_running_loop()
         self._socket = connection.pgconn.socket
@@ -73,16 +75,16 @@ class KeptConnection(Generic[_Connection]):
         self._loop.add_reader(self._watched.fileno(), self._ready)
         self._listens = True
         self._is_flushing = False
-        """Part of what is asked waits for room in the socket."""
+        """True while a part of the request waits for room in the socket."""
 
     @property
     def is_usable(self) -> bool:
-        """Nothing is under way on it, and nothing went wrong so far."""
+        """True if nothing is in progress and nothing has gone wrong."""
         return self._listens and self._ended_well
 
     async def execute(self, values: Sequence[Buffer]) -> list[Values]:
-        """The rows. After anything that it raises the connection must be let go. A cancelled call leaves its statement
-        to end in Postgres: wait for `end_of_cancelled` before."""
+        """Returns the rows. After any error, let the connection go. A cancelled call leaves its statement to
+        end in Postgres: wait for `end_of_cancelled` before letting go."""
         self._ended_well = False
         pgconn = self.connection.pgconn
         if not self._is_prepared:
@@ -95,12 +97,12 @@ class KeptConnection(Generic[_Connection]):
         return values_of(result)
 
     async def end_of_cancelled(self) -> None:
-        """Returns once Postgres has answered the statement whose call was cancelled. Raises as `execute`."""
+        """Returns once Postgres has answered the statement of the cancelled call. Raises as `execute`."""
         if self._answer is not None:
             await self._wait()
 
     async def _answered(self) -> pq.abc.PGresult:
-        if not self._listens:  # lost since it was last found usable: no answer would be heard
+        if not self._listens:  # lost since it was last found usable: the answer could not be received
             raise psycopg.OperationalError("the connection was lost")
         if self.connection.pgconn.flush():
             self._is_flushing = True
@@ -129,13 +131,13 @@ class KeptConnection(Generic[_Connection]):
             self._end(error)
 
     def _settle(self) -> None:
-        """Postgres is ready for the next statement; without an answer due it had only a notice to tell."""
+        """Postgres is ready for the next statement. If no result was due, it only sent a notice."""
         if self._answer is None:
             return
         results, self._results = self._results, []
         refusal = _refusal_among(results)
         if refusal is not None:
-            self._end(refusal)  # it may have been the connection's last word
+            self._end(refusal)  # this may have been the connection's last message
         else:
             if not self._answer.done():
                 [result] = results
@@ -148,7 +150,7 @@ class KeptConnection(Generic[_Connection]):
         self._answer = None
 
     def _end(self, error: Exception) -> None:
-        """The connection broke. What Postgres said before that tells more."""
+        """The connection broke. What Postgres said before tells more."""
         self._listen_no_more()
         self._fail(_refusal_among(self._results) or error)
 
@@ -159,14 +161,14 @@ class KeptConnection(Generic[_Connection]):
             self._watched.close()
 
     async def let_go(self) -> None:
-        """Closes it. What is under way ends in Postgres, whose statements have a bound."""
+        """Closes the connection. A statement in progress ends in Postgres, where statements have a bound."""
         self._listen_no_more()
         self._fail(psycopg.OperationalError("the connection was closed"))
         await self.connection.close()
 
 
 def _refusal_among(results: Sequence[pq.abc.PGresult]) -> psycopg.Error | None:
-    """Also one that comes behind the rows: a transaction may fail as it ends."""
+    """Returns the first error, also one after the rows: a transaction may fail as it ends."""
     refused = [result for result in results if result.status == pq.ExecStatus.FATAL_ERROR]
     return error_from_result(refused[0]) if refused else None
 

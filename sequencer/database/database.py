@@ -1,21 +1,24 @@
-"""The one way to Postgres: a pool of autocommit connections, prepared statements, binary results, bounded waits.
+"""The one way to Postgres: a pool of autocommit connections, prepared statements, binary results, bounded
+waits.
 
 Promises:
-- An error says whether something may have been written. `SequencerUnavailable`: this call wrote nothing, or it was a
-  `run` or `read`, whose caller may repeat it. `CommitOutcomeUnknown`: the statement was sent and its end was not seen
-  (or Postgres chose it as a deadlock's or serialization's victim): repeat it until it is known. Anything else that
-  psycopg raises is an error of this program.
-- Once `keep_to` has named a database, no other database gets a statement: while the address leads elsewhere (a wrong
-  DNS entry, another cluster's server), calls raise SequencerUnavailable.
-- One primary. When a connection shows another Postgres than before (a failover), every older connection ends: idle
-  ones are closed, calls under way on others fail. No result of an older connection is handed out from then on. An old
-  primary (a standby of it was promoted) is refused. `on_change` notifies those who keep what Postgres said.
-- A commit that waits for a synchronous standby is never cancelled: a cancelled call ends in the background, on its
-  connection. If Postgres gives up the wait nevertheless, the outcome is unknown. Nothing read after that is handed out
-  before the standby has confirmed a write (a barrier). The same holds after a restart of Postgres.
+- An error says whether something may have been written. `SequencerUnavailable`: this call wrote nothing, or
+  it was a `run` or `read`, whose caller may repeat it. `CommitOutcomeUnknown`: the statement was sent and its
+  end was not seen (or Postgres chose it as a deadlock's or serialization's victim): repeat it until it is
+  known. Anything else that psycopg raises is an error of this program.
+- Once `keep_to` has named a database, no other database gets a statement: while the address leads elsewhere
+  (a wrong DNS entry, another cluster's server), calls raise SequencerUnavailable.
+- One primary. When a connection shows another Postgres than before (a failover), every older connection ends:
+  idle ones are closed, calls under way on others fail. No result of an older connection is handed out from
+  then on. An old primary (a standby of it was promoted) is refused. `on_change` notifies those who keep what
+  Postgres said.
+- A commit that waits for a synchronous standby is never cancelled: a cancelled call ends in the background,
+  on its connection. If Postgres gives up the wait nevertheless, the outcome is unknown. Nothing read after
+  that is handed out before the standby has confirmed a write (a barrier). The same holds after a restart of
+  Postgres.
 - Reads and leases have connections that no write can take: writes may all wait for a standby.
-- What clients ask for, leases and reservations, housekeeping, and commits have separate connections (`on`). No
-  statement waits behind one of another kind.
+- What clients ask for, leases and reservations, housekeeping, and commits have separate connections (`on`).
+  No statement waits behind one of another kind.
 """
 
 import asyncio
@@ -56,14 +59,15 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class _Kept:
-    """The connection kept for commits, which all lanes share."""
+    """The connection for commits, shared by all lanes."""
 
     connection: KeptConnection[CheckedConnection] | None = None
     is_in_use: bool = False
 
 
 class Database:
-    """The pools. It opens even when Postgres is away; calls then raise SequencerUnavailable until it is back."""
+    """The pools. It opens even when Postgres is away; calls then raise SequencerUnavailable until it is
+    back."""
 
     def __init__(self, database_url: str, settings: SequencerSettings) -> None:
         self._url = database_url
@@ -100,13 +104,13 @@ class Database:
             await self._let_kept_go()
 
     def on(self, lane: Lane) -> Self:
-        """The same database, asked over the connections of this lane. Only the original is opened and closed."""
+        """The same database through this lane's connections. Open and close only the original."""
         other = copy.copy(self)
         other._lane = lane
         return other
 
     def used_share(self, asker: Asker) -> float:
-        """How much of its fair part of the clients' queues for a connection this asker uses: 1.0 is all of it."""
+        """Returns which share of its fair part of the clients' queues this asker uses; 1.0 is all of it."""
         return self._connections.used_share(asker)
 
     @property
@@ -133,17 +137,18 @@ class Database:
         return self._servers.weakness
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """Calls `changed` whenever another Postgres answers than before. It must forget what the former one said."""
+        """Calls `changed` whenever another Postgres answers than before. It must forget what the former one
+        said."""
         self._servers.on_change(changed)
 
     @property
     def is_kept_to_one(self) -> bool:
-        """Whether `keep_to` named a database."""
+        """True if `keep_to` named a database."""
         return self._servers.store_id is not None
 
     def keep_to(self, store_id: str) -> None:
-        """From now on only the database with this `cluster.store_id` is asked: itself, its standby or its restored
-        backup."""
+        """From now on only the database with this `cluster.store_id` gets statements: itself, its standby or
+        its restored backup."""
         self._servers.store_id = store_id
 
     async def read_identity(self) -> DatabaseIdentity:
@@ -154,12 +159,13 @@ class Database:
         return self.identity
 
     async def check_address(self) -> None:
-        """Makes a new connection, to see where the address leads by now. Raises what that may meet."""
+        """Makes a new connection, to see where the address leads now. Raises any error of the connection."""
         async with asyncio.timeout(2 * self._settings.database_connect_timeout_s), self._connections.fresh():
             pass
 
     async def confirm_primary(self) -> None:
-        """Returns once a connection that was made after this call was checked. Raises SequencerUnavailable."""
+        """Returns once a connection that was made after this call was checked. Raises
+        SequencerUnavailable."""
         await self._confirmation.get()
 
     async def _check_settings(self) -> None:
@@ -173,7 +179,7 @@ class Database:
         await self._doubts.settle_number(number)
 
     async def is_certain(self, within_s: float) -> bool:
-        """Whether what is read may be believed."""
+        """True if what is read may be believed."""
         try:
             await self._doubts.settle(within_s)
         except SequencerUnavailable:
@@ -183,18 +189,19 @@ class Database:
     # --- statements
 
     async def read(self, statement: LiteralString, **parameters: Any) -> list[Row]:
-        """Runs one statement that only reads. A lost connection is tried again once; then, as for any other failure, it
-        raises SequencerUnavailable."""
+        """Runs one statement that only reads. A lost connection is tried again once; then, as for any other
+        failure, it raises SequencerUnavailable."""
         return await self._repeated(lambda: self._on_borrowed(statement, parameters, certain=True))
 
     async def run_local(self, statement: LiteralString, **parameters: Any) -> list[Row]:
-        """As `read`, for what a failover may lose: the statement reads hints, or writes with `synchronous_commit` set
-        to local. It waits for no standby and for no barrier, as leases must not."""
+        """As `read`, for what a failover may lose: the statement reads hints, or writes with
+        `synchronous_commit` set to local. It waits for no standby and for no barrier, as leases must not."""
         return await self._repeated(lambda: self._on_borrowed(statement, parameters, certain=False))
 
     async def run(self, statement: LiteralString, **parameters: Any) -> list[Row]:
-        """Runs one statement that may be repeated (it reads, or writing it twice is harmless); returns its rows, if
-        any. A lost connection is tried again once; then, as for any other failure, it raises SequencerUnavailable."""
+        """Runs one statement that may be repeated (it reads, or writing it twice is harmless); returns its
+        rows, if any. A lost connection is tried again once; then, as for any other failure, it raises
+        SequencerUnavailable."""
         return await self._repeated(lambda: self._with_writer(partial(_rows, statement, parameters)))
 
     async def write(self, statement: LiteralString, **parameters: Any) -> list[Row]:
@@ -203,8 +210,9 @@ class Database:
         return await self._with_writer(partial(_rows, statement, parameters))
 
     async def write_kept(self, statement: KeptStatement, values: Sequence[Buffer]) -> list[Values]:
-        """As `write`, on a connection kept for it: a frequent statement finds its backend warm and never waits behind
-        others. A second call at the same time uses those of its lane. The statement itself refuses weak settings.
+        """As `write`, on a connection kept for it: a frequent statement finds its backend warm and never
+        waits behind others. A second call at the same time uses those of its lane. The statement itself
+        refuses weak settings.
         """
         if self._kept.is_in_use:
 
@@ -224,8 +232,9 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection[Row]]:
-        """A READ COMMITTED transaction, committed at the end of the block, rolled back by an exception. Raises as
-        `write`; a block that only reads, or may be repeated, treats CommitOutcomeUnknown as "again"."""
+        """A READ COMMITTED transaction, committed at the end of the block, rolled back by an exception.
+        Raises as `write`; a block that only reads, or may be repeated, treats CommitOutcomeUnknown as
+        "again"."""
         self._servers.refuse_while_weak()
         await self._doubts.settle()
         connection = await self._connections.take_for_writing(self._lane)
@@ -251,8 +260,8 @@ class Database:
 
     @asynccontextmanager
     async def connection(self, *, answer_timeout_s: float | None = None) -> AsyncIterator[AsyncConnection[Row]]:
-        """A connection in autocommit mode, for work that waits for no standby: a cancellation reaches Postgres. It is
-        kept for at most `answer_timeout_s`, else for `database_answer_timeout_s`."""
+        """A connection in autocommit mode, for work that waits for no standby: a cancellation reaches
+        Postgres. It is kept for at most `answer_timeout_s`, else for `database_answer_timeout_s`."""
         async with self._borrowed(certain=True, answer_timeout_s=answer_timeout_s) as connection:
             yield connection
 
@@ -262,7 +271,8 @@ class Database:
         except CommitOutcomeUnknown as unknown:
             if not unknown.connection_lost:
                 raise SequencerUnavailable(str(unknown)) from unknown
-        # Postgres may have ended the connection while it lay in the pool (a restart): one more try, on another.
+        # Postgres may have ended the connection while it lay in the pool (a restart): one more try, on
+        # another.
         try:
             return await attempt()
         except CommitOutcomeUnknown as unknown:
@@ -327,7 +337,8 @@ class Database:
                 await self._connections.give_back_kept(kept.connection)
 
     async def _execute(self, kept: KeptConnection[CheckedConnection], values: Sequence[Buffer]) -> list[Values]:
-        """Waits in the caller's task: a task for each commit costs as much as the rest of the client's work for it."""
+        """Waits in the caller's task: a task for each commit costs as much as the rest of the client's work
+        for it."""
         timer = self._statements.timer(kept.connection)
         try:
             answer = await kept.execute(values)
@@ -384,7 +395,7 @@ class Database:
             timer.stop()
             await self._connections.give_back_writers(self._lane, connection)
 
-    # --- asking
+    # --- checks around a statement
 
     @asynccontextmanager
     async def _asking(

@@ -1,15 +1,15 @@
 """Doubt about what is visible in Postgres: a commit that no standby may have, and the barrier that settles it
 (docs/design/ownership.md#durability).
 
-A commit that waits for its synchronous standby is visible to others only afterwards. Two events make it visible before:
-Postgres gives up the wait (a cancelled or terminated backend), or is restarted after a crash.
+A commit that waits for its synchronous standby is visible to others only afterwards. Two events make it
+visible before: Postgres gives up the wait (a cancelled or terminated backend), or is restarted after a crash.
 
 Promises:
-- In doubt, nothing that is read is handed out before the standby has confirmed a write (a barrier). The standby then
-  has all earlier commits, too. One barrier serves all who wait.
-- Other clients learn of the doubt by a number that they read with every coordinate. A window remains: others may
-  read the commit until this client has seen that the wait was given up and has raised the number, about a millisecond.
-  If this process dies in that moment, no other client learns of the doubt.
+- In doubt, nothing that is read is handed out before the standby has confirmed a write (a barrier). The
+  standby then has all earlier commits, too. One barrier serves all who wait.
+- Other clients learn of the doubt by a number that they read with every coordinate. A window remains: others
+  may read the commit until this client has seen that the wait was given up and has raised the number, about a
+  millisecond. If this process dies in that moment, no other client learns of the doubt.
 """
 
 import asyncio
@@ -35,7 +35,8 @@ _RAISE: LiteralString = (
 
 
 class Doubts:
-    """`fresh` makes a checked connection outside the pool, so that a barrier never waits behind what waits for it."""
+    """`fresh` makes a checked connection outside the pool, so that a barrier never waits behind what waits
+    for it."""
 
     def __init__(
         self,
@@ -71,8 +72,8 @@ class Doubts:
         task.add_done_callback(self._telling.discard)
 
     async def settle_number(self, number: int) -> None:
-        """`number` was read from the table by the same statement as an answer. Returns once the answer may be handed
-        out. Raises SequencerUnavailable."""
+        """`number` was read from the table by the same statement as an answer. Returns once the answer may be
+        handed out. Raises SequencerUnavailable."""
         if number > self._highest_number:
             self._highest_number = number
             self._raised += 1

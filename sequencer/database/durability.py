@@ -1,5 +1,5 @@
-"""Whether Postgres keeps what it acknowledges: its settings, and the sign of a wait for a standby that was cut short
-(docs/design/ownership.md#durability). Pure.
+"""Whether Postgres keeps what it acknowledges: its settings, and the sign of a wait for a standby that was
+cut short (docs/design/ownership.md#durability). Pure.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,9 @@ REFUSED_AS_LOST: Final = "TLD02"
 """Its error code in a database that does not own the bucket, or is being recovered."""
 
 WAIT_FOR_STANDBY: Final = "SyncRepWaitForLSN"
-"""The function in Postgres' source that waits for a synchronous standby. It warns when its wait is cancelled: the
-transaction is then committed here and perhaps nowhere else. The name is the same in every language of the server."""
+"""The function in Postgres' source that waits for a synchronous standby. It warns when its wait is cancelled:
+the transaction is then committed here and perhaps nowhere else. The name is the same in every language of the
+server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A gate with a bounded number of places, which those who wait for one take in fair turns (`fair_queue.py`)."""
+"""A gate with a bounded number of places, taken in fair turns (`fair_queue.py`)."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ class FairGate:
             await place
         except asyncio.CancelledError:
             if not place.cancelled() and place.exception() is None:
-                self.leave()  # it was given a place in the same moment
+                self.leave()  # it got a place in the same moment
             self._queue.remove(asker, place)
             raise
 
@@ -39,5 +39,5 @@ class FairGate:
         self._free += 1
 
     def used_share(self, asker: Asker) -> float:
-        """How much of its fair part of the queue this asker uses: 1.0 is all of it."""
+        """Returns which share of its fair part of the queue this asker uses; 1.0 is all of it."""
         return self._queue.used_share(asker)

@@ -1,10 +1,10 @@
 """Who waits for the database, and whose turn is next (docs/design/failure-rules.md#isolation). Pure.
 
 Promises:
-- Hosts take turns, and so do the connections of a host. Who asks for much waits for its own part alone.
-- A full queue refuses the newest of the connection that has most waiting, of the host that has most waiting: whoever
-  comes alone is never refused because of others.
-- What an agent asks for itself is one more host. It is never refused in favour of a client.
+- Hosts take turns, and so do the connections of a host. A client with many requests delays only itself.
+- A full queue refuses the newest item of the busiest connection of the busiest host. A single request is
+  never refused because of others.
+- The agent's own requests are one more host. They are never refused in favour of a client.
 """
 
 from collections import OrderedDict
@@ -27,8 +27,8 @@ class Asker:
 THE_AGENT: Final = Asker("", 0)
 
 ASKED_BY: Final = ContextVar("asked_by", default=THE_AGENT)
-"""For whom the present task asks the database. A connection sets it for each request. Work that several clients share
-runs in a context of its own, where it is the agent."""
+"""The asker that the current task queries the database for. A connection sets it for each request. Work that
+several clients share runs in its own context, where it is the agent."""
 
 
 class FairQueue(Generic[_Item]):
@@ -37,7 +37,7 @@ class FairQueue(Generic[_Item]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._hosts: OrderedDict[str, OrderedDict[int, OrderedDict[_Item, None]]] = OrderedDict()
-        """In the order of their turns, and within each its connections in the order of theirs."""
+        """Hosts in the order of their turns, and within each its connections in the order of theirs."""
         self._waiting: dict[str, int] = {}
         self._connections = 0
         self._length = 0
@@ -46,7 +46,7 @@ class FairQueue(Generic[_Item]):
         return self._length
 
     def add(self, asker: Asker, item: _Item) -> _Item | None:
-        """Returns the item that has to go because the queue is full; it may be this one."""
+        """Returns the item that must go because the queue is full. It may be this one."""
         connections = self._hosts.setdefault(asker.host, OrderedDict())
         items = connections.get(asker.connection_id)
         if items is None:
@@ -63,7 +63,7 @@ class FairQueue(Generic[_Item]):
         return victim
 
     def next(self) -> _Item:
-        """Takes out the item whose turn it is. The queue is not empty."""
+        """Removes and returns the item whose turn it is. The queue must not be empty."""
         host, connections = next(iter(self._hosts.items()))
         connection_id, items = next(iter(connections.items()))
         item = next(iter(items))
@@ -73,7 +73,7 @@ class FairQueue(Generic[_Item]):
         return item
 
     def remove(self, asker: Asker, item: _Item) -> None:
-        """Takes it out if it is still there."""
+        """Removes the item if it is still there."""
         connections = self._hosts.get(asker.host)
         items = None if connections is None else connections.get(asker.connection_id)
         if connections is None or items is None or item not in items:
@@ -88,7 +88,7 @@ class FairQueue(Generic[_Item]):
             del self._hosts[asker.host], self._waiting[asker.host]
 
     def used_share(self, asker: Asker) -> float:
-        """How much of its fair part of the queue this asker uses: 1.0 is all of it."""
+        """Returns which share of its fair part of the queue this asker uses; 1.0 is all of it."""
         connections = self._hosts.get(asker.host)
         if connections is None:
             return 0.0

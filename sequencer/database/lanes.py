@@ -1,9 +1,10 @@
-"""The connections of a client: a pool per lane, one for commits, and new ones that show where the address leads.
+"""The connections of a client: a pool per lane, one for commits, and new ones that show where the address
+leads.
 
 Promises:
 - No call waits behind those of another lane: neither for a connection nor in a queue.
-- In each lane, writes leave connections to reads and leases, since all writes may wait for a standby. Reads leave one
-  to writes, since who reads for long may have to write meanwhile.
+- In each lane, writes leave connections to reads and leases, since all writes may wait for a standby. Reads
+  leave one to writes, since who reads for long may have to write meanwhile.
 - Clients get connections in fair turns (`fair_queue.py`).
 - `follow` ends every connection but one: idle ones are closed, and calls under way on others fail at once.
 - After one connection was lost, the pools do not hand out the idle ones that were made before.
@@ -35,7 +36,7 @@ class Lane(Enum):
     CLIENTS = "clients"
     """What clients ask for, and what is read and written to answer them."""
     LEASES = "leases"
-    """What an agent lives by: its lease, its reservations, its jobs' leases."""
+    """What keeps an agent alive: its lease, its reservations, its jobs' leases."""
     HOUSEKEEPING = "housekeeping"
     """The work of jobs."""
 
@@ -46,14 +47,15 @@ class _LaneConnections:
     def __init__(self, lane: Lane, pool: _Pool, *, size: int, reads: int, most_waiting: int) -> None:
         self.pool = pool
         self.places = FairGate(size, most_waiting)
-        """As many as the pool has connections: its own queue, which is not fair, stays empty."""
+        """As many places as the pool has connections: the pool's own queue, which is not fair, stays
+        empty."""
         self.writers = FairGate(max(1, size - reads), most_waiting)
         self.readers = FairGate(size - 1, most_waiting)
-        """Who reads for long may write meanwhile: a place is left for that."""
+        """A long read may have to write meanwhile: one place is left for that."""
         self._lane = lane
 
     def asker(self) -> Asker:
-        """A task that began with a client's request may do an agent's own work, too."""
+        """A task that began with a client's request may also do the agent's own work."""
         return ASKED_BY.get() if self._lane is Lane.CLIENTS else THE_AGENT
 
 
@@ -123,7 +125,7 @@ class Connections:
         return None if failure is None else SequencerUnavailable.cannot_connect(self._url, failure)
 
     async def take(self, lane: Lane) -> CheckedConnection:
-        """One for a read. Raises SequencerUnavailable."""
+        """Takes a connection for a read. Raises SequencerUnavailable."""
         own = self._lanes[lane]
         await self._enter(own.readers, own.asker(), "connections for reads")
         try:
@@ -137,7 +139,8 @@ class Connections:
         await self._put_back(self._lanes[lane], connection)
 
     async def take_for_writing(self, lane: Lane) -> CheckedConnection:
-        """One of those that writes may take. `give_back_writers` returns it. Raises SequencerUnavailable."""
+        """Takes a connection that writes may use. `give_back_writers` returns it. Raises
+        SequencerUnavailable."""
         own = self._lanes[lane]
         await self._enter(own.writers, own.asker(), "connections for writes")
         try:
@@ -151,7 +154,7 @@ class Connections:
         await self._put_back(self._lanes[lane], connection)
 
     def used_share(self, asker: Asker) -> float:
-        """How much of its fair part of the clients' queues this asker uses: 1.0 is all of it."""
+        """Returns which share of its fair part of the clients' queues this asker uses; 1.0 is all of it."""
         clients = self._lanes[Lane.CLIENTS]
         return max(gate.used_share(asker) for gate in (clients.places, clients.readers, clients.writers))
 
@@ -178,7 +181,7 @@ class Connections:
             raise (self.unreachable() or self._all_busy(what)) from error
 
     async def take_kept(self) -> CheckedConnection:
-        """The one for commits. Raises SequencerUnavailable."""
+        """Takes the connection for commits. Raises SequencerUnavailable."""
         return await self._taken_from(self._kept_pool)
 
     async def give_back_kept(self, connection: CheckedConnection) -> None:
@@ -187,7 +190,8 @@ class Connections:
 
     @asynccontextmanager
     async def fresh(self) -> AsyncIterator[CheckedConnection]:
-        """A new, checked connection outside the pool, which shows where the address leads now. Raises psycopg.Error."""
+        """A new, checked connection outside the pool, which shows where the address leads now. Raises
+        psycopg.Error."""
         connection = await CheckedConnection.connect(self._url, **self._options())
         self._in_use.add(connection)
         try:
@@ -202,8 +206,9 @@ class Connections:
         return connection.made_at_s >= self._renewed_at_s
 
     async def renew(self, lost: CheckedConnection) -> None:
-        """After one connection was lost, the idle ones probably are too: the next callers get new ones. One restart of
-        Postgres fails many calls, but renews the pools once, unless the lost connection is newer than the renewal.
+        """After one connection was lost, the idle ones probably are lost, too: the next callers get new ones.
+        A restart of Postgres fails many calls, but renews the pools once, unless the lost connection is newer
+        than the renewal.
         """
         if self.is_up_to_date(lost):
             await self._drain()
@@ -228,8 +233,8 @@ class Connections:
         except (PoolTimeout, TooManyRequests, PoolClosed) as error:
             raise (self.unreachable() or SequencerUnavailable.cannot_connect(self._url, error)) from error
         if task is not None and task.cancelling() > cancellations:
-            # The pool waits with asyncio.wait_for, which before Python 3.12 drops a cancellation that comes as its wait
-            # ends: whoever cancelled this task would wait for it for ever.
+            # The pool uses asyncio.wait_for, which before Python 3.12 drops a cancellation that comes as its
+            # wait ends: a task that cancels this one would wait for ever.
             await pool.putconn(connection)
             raise asyncio.CancelledError
         self._in_use.add(connection)

@@ -1,7 +1,7 @@
 """Checks Postgres from time to time for what no statement would show (docs/design/ownership.md#one-primary).
 
-All pooled connections may lead to an old primary that still answers: only a new connection shows where the address
-leads now. Settings may be weakened while nothing is written.
+All pooled connections may lead to an old primary that still answers: only a new connection shows where the
+address leads now. Settings may be weakened while nothing is written.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _AWAY = (psycopg.Error, SequencerUnavailable, CommitOutcomeUnknown, TimeoutError
 
 
 class Confirmation:
-    """Whether the Postgres that answers is still the primary, asked by many at once and answered by one connection."""
+    """Finds out if Postgres is still the primary. One connection answers for many callers."""
 
     def __init__(self, check_address: Callable[[], Awaitable[None]], gap_s: float) -> None:
         self._check_address = check_address
@@ -31,7 +31,8 @@ class Confirmation:
         self._tried_s = self._looked_s = -math.inf
 
     async def get(self) -> None:
-        """Returns once a connection was checked that was made after this call. Raises SequencerUnavailable."""
+        """Returns once a connection that was made after this call was checked. Raises
+        SequencerUnavailable."""
         asked_s = time.monotonic()
         async with self._one_at_a_time:
             if self._looked_s >= asked_s:
@@ -50,7 +51,7 @@ async def watch(
     check_address: Callable[[], Awaitable[None]],
     check_settings: Callable[[], Awaitable[None]],
 ) -> None:
-    """Looks until cancelled. With jitter: agents that started together do not look together."""
+    """Checks until cancelled. Jitter keeps agents that started together from checking together."""
     afresh_at_s, is_away = _later(settings.database_recheck_s), False
     while True:
         await asyncio.sleep(settings.database_durability_check_s * random.uniform(0.8, 1.2))

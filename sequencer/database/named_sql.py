@@ -1,7 +1,8 @@
 """SQL as named statements in files, one file per concern (`sequencer/sql/<concern>.sql`).
 
-A statement starts at a line `-- name: <identifier>` and ends at the next one; comments stay where they explain.
-Parameters are psycopg's `%(name)s`. A file with a duplicate name, or with text before the first name, does not load.
+A statement starts at a line `-- name: <identifier>` and ends at the next one. Comments stay where they are.
+Parameters are psycopg's `%(name)s`. A file with a duplicate name, or with text before the first name, does
+not load.
 """
 
 import re
@@ -16,7 +17,8 @@ _NAME = re.compile(r"^-- name: ([a-z][a-z0-9_]*)[ \t]*$", re.MULTILINE)
 
 @cache
 def load_statements(concern: str) -> Mapping[str, LiteralString]:
-    """The statements of `sequencer/sql/<concern>.sql` by name. The text is ours, hence literal to the type checker."""
+    """Returns the statements of `sequencer/sql/<concern>.sql` by name. They are our own text, so the type is
+    LiteralString."""
     text = resources.files("sequencer").joinpath("sql", f"{concern}.sql").read_text(encoding="utf-8")
     return parse_statements(concern, text)
 

@@ -1,5 +1,5 @@
-"""How a connection is made: autocommit, prepared statements, binary results, named tuples; bounds on statements, and on
-a peer that fell silent. Also what this client knows of each connection."""
+"""How a connection is made: autocommit, prepared statements, binary results, named tuples, bounds on
+statements and on silent peers. Also what this client knows of each connection."""
 
 import math
 import os
@@ -18,11 +18,11 @@ from sequencer.database.durability import WAIT_FOR_STANDBY
 from sequencer.settings import SequencerSettings
 
 NOWHERE: Final = ""
-"""Where a connection leads that was not asked yet."""
+"""Marks a connection whose database is not known yet."""
 
 
 class _BinaryCursor(AsyncCursor[Any]):
-    """A cursor that asks for binary results unless told otherwise."""
+    """A cursor with binary results by default."""
 
     def __init__(self, connection: AsyncConnection[Any], **options: Any) -> None:
         super().__init__(connection, **options)
@@ -30,22 +30,22 @@ class _BinaryCursor(AsyncCursor[Any]):
 
 
 class CheckedConnection(AsyncConnection[Any]):
-    """A connection, and what is known of where it leads.
+    """A connection, and what is known of its database.
 
-    It reports what came of the attempt to connect: a pool keeps that to itself.
+    It also reports the outcome of the attempt to connect, which a pool does not pass on.
     """
 
     def __init__(self, pgconn: pq.abc.PGconn, *arguments: Any, **options: Any) -> None:
         super().__init__(pgconn, *arguments, **options)
         self.made_at_s = -math.inf
         self.generation = -1
-        """The `Database`'s when it was last found out where this leads."""
+        """The `Database`'s generation when this connection was last checked."""
         self.leads_to: str | None = NOWHERE
         """The store id found then, if it mattered."""
         self.wait_was_cut = False
         """Postgres gave up waiting for its standby: what was committed here may be nowhere else."""
         self.cut_because: Exception | None = None
-        """What to raise for whatever was under way."""
+        """The error for the calls that were in progress."""
         self.add_notice_handler(self._notice)
 
     @classmethod
@@ -61,7 +61,7 @@ class CheckedConnection(AsyncConnection[Any]):
         return made
 
     def cut(self, because: Exception) -> None:
-        """Ends what is under way here with an error, at once. Postgres is sent no request to cancel it, which would
+        """Ends the calls in progress with an error, at once. Postgres gets no request to cancel, which would
         also cancel its wait for a standby."""
         if self.cut_because is None and not self.closed:
             self.cut_because = because
@@ -74,7 +74,7 @@ class CheckedConnection(AsyncConnection[Any]):
 
 
 def connection_options(database_url: str, settings: SequencerSettings) -> dict[str, Any]:
-    """What psycopg is given beside the address, whose own options it keeps."""
+    """Returns psycopg's options besides the address, whose own options stay."""
     parameters = {
         "statement_timeout": settings.database_statement_timeout_ms,
         "idle_in_transaction_session_timeout": settings.database_idle_in_transaction_timeout_ms,

@@ -2,8 +2,8 @@
 (docs/design/ownership.md#one-primary).
 
 Promises:
-- A connection is checked before its first statement, and again after every change. Until then it gets no other
-  statement.
+- A connection is checked before its first statement, and again after every change. Until then it gets no
+  other statement.
 - When one shows another Postgres than before, `on_change` is called before the connection is used.
 - An old primary (a standby of it was promoted) is refused. So is a database other than the one to keep to.
 
@@ -42,7 +42,8 @@ DURABILITY: LiteralString = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseIdentity:
-    """Which Postgres this is. A failover to a standby raises the timeline; a restored backup may change both."""
+    """Which Postgres this is. A failover to a standby raises the timeline; a restored backup may change
+    both."""
 
     system_identifier: int
     timeline: int
@@ -77,7 +78,8 @@ class Primaries:
 
 
 class Servers:
-    """`follow` ends every connection but the given one. `when_restarted`: a server with standbys was restarted."""
+    """`follow` ends every connection but the given one. `when_restarted`: a server with standbys was
+    restarted."""
 
     def __init__(
         self,
@@ -95,7 +97,7 @@ class Servers:
         self._when_changed: list[Callable[[], None]] = []
         self._started_at: datetime | None = None
         self.generation = 0
-        """Counts changes of the Postgres that answers. Answers on connections of an earlier generation do not count."""
+        """Counts changes of the primary. Answers on connections of an earlier generation are dropped."""
         self.store_id: str | None = None
         """The database to keep to, once one was named."""
         self.weakness: str | None = None
@@ -106,7 +108,8 @@ class Servers:
         return self._primaries.current
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """Calls `changed` whenever another Postgres answers than before. It must forget what the former one said."""
+        """Calls `changed` whenever another Postgres answers than before. It must forget what the former one
+        said."""
         self._when_changed.append(changed)
 
     def is_checked(self, connection: CheckedConnection) -> bool:
@@ -118,14 +121,14 @@ class Servers:
             raise moved()
 
     async def check_connection(self, connection: CheckedConnection) -> None:
-        """Where a connection leads and how durable its settings are. Raises SequencerUnavailable if it must get no
-        statements, and what psycopg raises for a connection that was lost."""
+        """Finds out where a connection leads and how durable its settings are. Raises SequencerUnavailable if
+        it must get no statements, and what psycopg raises for a lost connection."""
         store_id, found, generation = self.store_id, None, self.generation
         try:
             [row] = await (await connection.execute(_FACTS if store_id is None else _FACTS_AND_STORE)).fetchall()
             found = None if store_id is None else row.store_id
         except (errors.UndefinedTable, errors.UndefinedColumn):
-            pass  # never migrated, and so not the one
+            pass  # never migrated, so it is another database
         except psycopg.Error as error:
             if connection.closed:
                 raise
@@ -156,7 +159,7 @@ class Servers:
         )
         self.note_durability(durability)
         if row.started_at != self._started_at:
-            # A restart makes visible what no standby may have: commits that still waited for it.
+            # A restart makes commits visible that still waited for a standby, and that no standby may have.
             self._started_at = row.started_at
             if durability.has_standbys:
                 self._when_restarted()

@@ -1,10 +1,10 @@
 """Runs statements to their end, even if their callers are cancelled, for as long as they wait for a standby.
 
 Promises:
-- A caller that is cancelled leaves its statement to end in the background, which gives the connection back by itself:
-  psycopg would send Postgres a request to cancel, which ends a commit's wait for its standby, too.
-- A connection without an answer in time is cut, unless Postgres says that it waits for a standby: that wait may take as
-  long as it needs. Either way the connection counts towards the bound of its pool.
+- A caller that is cancelled leaves its statement to end in the background, which gives the connection back by
+  itself: psycopg would send Postgres a request to cancel, which ends a commit's wait for its standby, too.
+- A connection without an answer in time is cut, unless Postgres says that it waits for a standby: that wait
+  may take as long as it needs. Either way the connection counts towards the bound of its pool.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class ToTheEnd:
         def ended(task: asyncio.Task[Any]) -> None:
             self._abandoned.discard(connection)
             if not task.cancelled():
-                task.exception()  # without a caller that it concerns
+                task.exception()  # mark it as seen: no caller is left
 
         self._abandoned.add(connection)
         task.add_done_callback(ended)

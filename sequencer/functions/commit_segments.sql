@@ -55,8 +55,8 @@ CREATE FUNCTION commit_segments(
     batch_chains integer[], batch_members integer[], batch_sequences integer[])
 RETURNS TABLE (state text, object_key text, outcome bigint[])
 LANGUAGE plpgsql VOLATILE
--- One plan for ever, made of index look-ups: it must not be chosen anew per call, nor scan a table that was
--- small when it was made.
+-- One plan for ever, made of index look-ups: it must not be chosen again for each call, nor scan a table
+-- that was small when it was made.
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
 SET enable_hashjoin = on

@@ -98,7 +98,7 @@ BEGIN
     WHERE is_whole[made.swap];
 
     IF true = ANY (is_whole) AND found_state = 'reserved' THEN
-        -- Its commit is that of the newest input: retention by time does not begin anew.
+        -- Its commit is that of the newest input: retention by time does not start again.
         UPDATE segments AS s SET state = 'committed', size_bytes = output_bytes, committed_at = newest,
             tier = output_tier
         WHERE s.segment_id = output;

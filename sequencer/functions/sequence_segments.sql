@@ -47,8 +47,8 @@ CREATE FUNCTION sequence_segments(
     recent_batches integer[])
 RETURNS TABLE (state text, object_key text, outcome bigint[], log_starts bigint[])
 LANGUAGE plpgsql VOLATILE
--- One plan for ever, made of look-ups by primary key: it must not be chosen anew per call, nor while the
--- tables are small.
+-- One plan for ever, made of look-ups by primary key: it must not be chosen again for each call, nor while
+-- the tables are small.
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
 SET enable_bitmapscan = off
@@ -71,7 +71,7 @@ BEGIN
         ORDER BY s.segment_id FOR NO KEY UPDATE) AS locked;
 
     IF cardinality(topic_ids) > 1 THEN
-        -- Who had to wait here would find every other row changed since the statement began, and look at
+        -- After a wait, every other row would have changed since the statement began, and Postgres would read
         -- each a second time.
         PERFORM 1 FROM partitions WHERE topic_id = topic_ids[1]
             AND partition = partition_numbers[1] FOR NO KEY UPDATE;
@@ -139,8 +139,8 @@ BEGIN
         FROM generate_series(1, cardinality(run_first_batches)) AS run OFFSET 0) AS given;
 
     IF cardinality(turn_heads) > 0 THEN
-        -- The last ten that were accepted are remembered. Mostly each turn is one batch, which takes no
-        -- look at a list.
+        -- The last ten accepted batches are remembered. Mostly a turn is one batch, which needs no look at a
+        -- list.
         IF cardinality(recent_batches) = cardinality(turn_heads) THEN
             UPDATE producer_state AS s
             SET sequences = s.sequences[cardinality(s.sequences) - 8:]

@@ -1,9 +1,12 @@
-"""Committed offsets: where each group reads on, written for many groups in one round trip
+"""Committed offsets: where each group continues to read, written for many groups in one round trip
 (docs/design/groups.md#offset-commits).
 
-Promises that a commit is applied only while its coordinator's epoch and its fence (generation, member, member epoch)
-stand, judged when no one else can change them; that a fetch by a group's next coordinator misses no commit that was
-accepted before; that offsets and epoch are read at one moment; and that offsets of deleted topics are never told.
+Promises:
+- A commit is applied only while its coordinator's epoch and its fence (generation, member, member epoch) are
+  valid, judged while no one else can change them.
+- The group's next coordinator reads every commit that was accepted before.
+- Offsets and epoch are read at one moment.
+- Offsets of deleted topics are never returned.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,14 +39,14 @@ NOT_COMMITTED = CommittedOffset(offset=NO_OFFSET)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetCommit:
-    """One commit of one group. All that is given of the fence must hold: the group's generation, the member's being in
-    the group, the member's epoch. Nothing given: the group has no members.
+    """One commit of one group. Every given part of the fence must hold: the group's generation, the member's
+    being in the group, the member's epoch. If none is given, the group must have no members.
     """
 
     group_id: str
     coordinator_epoch: int
     offsets: Sequence[tuple[TopicId, Partition, CommittedOffset]]
-    """A partition named twice: the last counts."""
+    """If a partition is named twice, the last one counts."""
     generation: int | None = None
     member_id: str | None = None
     member_epoch: int | None = None
@@ -51,7 +54,7 @@ class OffsetCommit:
 
 
 class CommitVerdict(Enum):
-    """The values are the function `commit_offsets`'s."""
+    """The values are those of the function `commit_offsets`."""
 
     DONE = 0
     NOT_COORDINATOR = 1
@@ -67,7 +70,7 @@ _VERDICTS = tuple(CommitVerdict)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetQuery:
-    """`partitions` None: all that the group has. `coordinator_epoch` None: whoever coordinates it."""
+    """`partitions` None: all that the group has. `coordinator_epoch` None: whichever agent coordinates it."""
 
     group_id: str
     coordinator_epoch: int | None
@@ -79,10 +82,12 @@ class CommittedOffsets:
         self._database = database
 
     async def commit(self, commits: Sequence[OffsetCommit]) -> list[CommitVerdict]:
-        """Applies commits of any groups in this order, in one transaction and one round trip; one verdict per commit.
+        """Applies commits of any groups in this order, in one transaction and one round trip. Returns one
+        verdict per commit.
 
-        Raises SequencerUnavailable (nothing was written) or CommitOutcomeUnknown: it may be applied, now or a little
-        later. Claim its groups again before committing anything else for them, which waits for it or fences it.
+        Raises SequencerUnavailable (nothing was written) or CommitOutcomeUnknown: it may be applied, now or a
+        little later. Then claim its groups again before the next commit for them: the claim waits for it or
+        fences it.
         """
         if not commits:
             return []
@@ -90,8 +95,9 @@ class CommittedOffsets:
         return [_VERDICTS[verdict] for verdict in row.verdicts]
 
     async def fetch(self, queries: Sequence[OffsetQuery]) -> list[Mapping[PartitionKey, CommittedOffset] | None]:
-        """One answer per query: each partition asked for (NOT_COMMITTED if there is none), or all that the group has.
-        None: another agent has claimed the group, or there is none. All answers are of one moment.
+        """Returns one answer per query: every partition asked for (NO_OFFSET if it has none), or all that the
+        group has. None: another agent has claimed the group, or there is no such group. All answers are from
+        one moment.
         """
         if not queries:
             return []
@@ -119,8 +125,8 @@ class CommittedOffsets:
         return list(answers)
 
     async def delete(self, group_id: str, coordinator_epoch: int, partitions: Collection[PartitionKey]) -> bool:
-        """Forgets offsets; those that the group does not have are no error. False: another agent has claimed the group,
-        or it was deleted. May be repeated after CommitOutcomeUnknown.
+        """Deletes offsets. Missing offsets are no error. False: another agent has claimed the group, or it
+        was deleted. May be repeated after CommitOutcomeUnknown.
         """
         [row] = await self._database.write(
             SQL["delete"],
@@ -133,7 +139,7 @@ class CommittedOffsets:
 
 
 def commit_parameters(commits: Sequence[OffsetCommit]) -> Mapping[str, Any]:
-    """What `commit_offsets` takes (functions/commit_offsets.sql)."""
+    """Returns the parameters of `commit_offsets` (functions/commit_offsets.sql)."""
     group_ids = sorted({commit.group_id for commit in commits}, key=str.encode)
     position = {group_id: number for number, group_id in enumerate(group_ids, start=1)}
     offsets = [(number, *offset) for number, commit in enumerate(commits, start=1) for offset in commit.offsets]

@@ -1,7 +1,6 @@
-"""Configs of consumer groups, as an administrator set them (KIP-848). Which names and values there are, the agent
-knows.
+"""Configs of consumer groups, as an administrator set them (KIP-848). The agent knows the names and values.
 
-Promises that a change is one step, and that a group has configs whether it exists or not, as in Kafka.
+Promises: a change is one step. A group has configs whether it exists or not, as in Kafka.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,21 +20,21 @@ class GroupConfigs:
         self._database = database
 
     async def of(self, group_ids: Collection[str]) -> dict[str, Mapping[str, str]]:
-        """What is set, for those of the groups that have something set."""
+        """Returns the configs of those groups that have any set."""
         possible = TextArray(group_id for group_id in group_ids if can_be_id(group_id))
         rows = await self._database.read(SQL["configs_of"], group_ids=possible)
         return {row.group_id: row.config for row in rows}
 
     async def alter(self, group_id: str, set: Mapping[str, str], remove: Collection[str] = ()) -> None:
-        """Sets some configs and returns others to their defaults. Raises InvalidId; CommitOutcomeUnknown when it may be
-        done.
+        """Sets some configs and returns others to their defaults. Raises InvalidId, and CommitOutcomeUnknown
+        if it may be done.
         """
         refuse_impossible_id(group_id)
         trimmed = {name: value.strip() for name, value in set.items()}
         await self._database.write(SQL["alter"], group_id=group_id, set=Jsonb(trimmed), remove=list(remove))
 
     async def list(self) -> Sequence[str]:
-        """The groups that have something set, by id."""
+        """Returns the groups with any config set, by id."""
         found: list[str] = []
         page = GROUPS_PER_PAGE
         while page == GROUPS_PER_PAGE:

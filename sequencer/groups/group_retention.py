@@ -1,8 +1,10 @@
-"""Retention of groups: offsets that nobody has used for long or whose topic is gone, and groups that hold nothing.
+"""Retention of groups: offsets unused for long or of deleted topics, and groups without members and offsets.
 
-Promises that offsets of a group with members end with their topic alone; that an offset is not forgotten earlier than
-the retention after its last commit; that a step looks at a bounded number of rows, waits for nobody and can be repeated
-at any moment; and that a removed group's coordinator is fenced: should the group be made again, under another epoch.
+Promises:
+- Offsets of a group with members end only with their topic.
+- No offset is deleted before the retention time after its last commit.
+- A step examines a bounded number of rows, never waits, and can be repeated at any moment.
+- A removed group's coordinator is fenced: if the group is made again, it has another epoch.
 """
 
 from dataclasses import dataclass
@@ -22,10 +24,10 @@ BEFORE_ALL: OffsetKey = ("", TopicId(UUID(int=0)), Partition(-1))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetsStep:
     unused: int
-    """Forgotten for their age."""
+    """How many were deleted for their age."""
     of_deleted_topics: int
     next_after: OffsetKey | None
-    """Where the next step goes on; None: every offset has been looked at."""
+    """Where the next step continues; None: every offset was examined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,8 @@ class GroupRetention:
         self._database = database
 
     async def forget_offsets(self, retention_s: float, cap: int, after: OffsetKey | None = None) -> OffsetsStep:
-        """Looks at the next `cap` offsets in key order and forgets those that are due. A group that is in use at this
-        moment is passed by.
+        """Examines the next `cap` offsets in key order, and deletes those that are due. Skips groups that are
+        in use at this moment.
         """
         first = after or BEFORE_ALL
         page = {"after_group_id": first[0], "after_topic_id": first[1], "after_partition": first[2]}
@@ -58,8 +60,8 @@ class GroupRetention:
         )
 
     async def remove_idle_groups(self, grace_s: float, cap: int, after: str | None = None) -> GroupsStep:
-        """Looks at the next `cap` groups in id order and removes those without members and offsets that nobody has
-        claimed or left for `grace_s`.
+        """Examines the next `cap` groups in id order. Removes those without members and offsets that no agent
+        has claimed or left for `grace_s`.
         """
         async with self._database.transaction() as connection:
             look = {"grace_s": grace_s, "cap": cap, "after": after or ""}

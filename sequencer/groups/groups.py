@@ -1,10 +1,12 @@
-"""Groups: who coordinates each, and what its coordinator must find again after a crash
+"""Groups: which agent coordinates each, and what its coordinator needs after a crash
 (docs/design/groups.md#coordinators).
 
-Promises that a claim fences every coordinator before it, for ever: an epoch is never used twice, not even by a group
-that is deleted and made again; that a claim sees all that an earlier coordinator's write or commit which succeeded has
-left; that a write takes place as a whole or not at all, and only while the writer's epoch stands; and that a group
-that is deleted leaves neither members nor offsets.
+Promises:
+- A claim fences every earlier coordinator for ever. An epoch is never used twice, even if a group is deleted
+  and made again.
+- A claim sees everything that earlier coordinators' successful writes and commits have left.
+- A write takes effect as a whole or not at all, and only while the writer's epoch is valid.
+- A deleted group leaves neither members nor offsets.
 """
 
 import json
@@ -24,9 +26,9 @@ from storage.identifiers import NodeId
 SQL = load_statements("groups")
 
 LONGEST_ID_BYTES = 1_024
-"""Of a group's or a member's id, in UTF-8: two of them fit an entry of Postgres's index."""
+"""The most bytes of a group's or a member's id in UTF-8: two of them fit an entry of Postgres' index."""
 GROUPS_PER_PAGE = 1_000
-"""Of a listing; longer ones are read in several statements."""
+"""The most groups per statement of a listing. Longer listings take several statements."""
 
 
 class InvalidId(Exception):
@@ -35,12 +37,13 @@ class InvalidId(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedGroup:
-    """`stored` is None if the claim made the group, or nobody has written it since it was made; it may have offsets."""
+    """`stored` is None if the claim made the group, or it was never written since it was made. It may still
+    have offsets."""
 
     coordinator_epoch: int
     stored: StoredGroup | None
     config: Mapping[str, str]
-    """What an administrator set (`group_configs.py`)."""
+    """The configs that an administrator set (`group_configs.py`)."""
 
 
 class DeleteOutcome(Enum):
@@ -58,7 +61,7 @@ class ListedGroup:
     state: str
     """As last written, in Kafka's spelling."""
     coordinator: NodeId
-    """The agent that claimed it last; it may be gone."""
+    """The agent that claimed it last. That agent may be gone."""
 
 
 class Groups:
@@ -66,8 +69,8 @@ class Groups:
         self._database = database
 
     async def claim(self, group_id: str, node_id: NodeId, *, create: bool) -> ClaimedGroup | None:
-        """Makes the agent the group's coordinator under a new epoch. None: there is no such group, and `create` is
-        False. Raises InvalidId. Repeating it is harmless: it fences the try before.
+        """Makes the agent the group's coordinator under a new epoch. None: there is no such group, and
+        `create` is False. Raises InvalidId. It may be repeated: that fences the earlier attempt.
         """
         refuse_impossible_id(group_id)
         rows = await self._database.run(SQL["claim"], group_id=group_id, node_id=node_id, create=create)
@@ -77,10 +80,10 @@ class Groups:
         return ClaimedGroup(coordinator_epoch=rows[0].coordinator_epoch, stored=stored, config=rows[0].config or {})
 
     async def write(self, group_id: str, coordinator_epoch: int, change: GroupChange) -> bool:
-        """False: fenced, nothing was written. Raises InvalidId for a member's id.
+        """False: the writer is fenced, and nothing was written. Raises InvalidId for a member's id.
 
-        Raises CommitOutcomeUnknown: it may be applied, now or a little later. Claim the group again, which waits for it
-        or fences it, and go on from what the claim returns.
+        Raises CommitOutcomeUnknown: it may be applied, now or a little later. Then claim the group again, and
+        continue from what the claim returns: the claim waits for the write or fences it.
         """
         for member_id, member in change.members.items():
             if member is not None:
@@ -89,8 +92,8 @@ class Groups:
         return bool(row.held)
 
     async def still_held(self, held: Mapping[str, int]) -> dict[str, Mapping[str, str]]:
-        """Those groups, of an agent's with the epochs under which it claimed them, that no other agent has claimed
-        since, each with its configs.
+        """Returns those of an agent's groups, given with the epochs of its claims, that no other agent has
+        claimed since, each with its configs.
         """
         rows = await self._database.read(
             SQL["still_held"], group_ids=TextArray(held), coordinator_epochs=Int8Array(held.values())
@@ -98,15 +101,17 @@ class Groups:
         return {row.group_id: row.config or {} for row in rows}
 
     async def delete(self, group_id: str, coordinator_epoch: int) -> DeleteOutcome:
-        """The group with its members and offsets, if it is empty. Raises CommitOutcomeUnknown when it may be gone."""
+        """Deletes the group with its members and offsets, if it is empty. Raises CommitOutcomeUnknown if it
+        may be gone."""
         [row] = await self._database.write(SQL["delete"], group_id=group_id, coordinator_epoch=coordinator_epoch)
         return DeleteOutcome(row.outcome)
 
     async def list(
         self, states: Collection[str] = (), kinds: Collection[GroupKind] = (), *, with_members: bool = False
     ) -> Sequence[ListedGroup]:
-        """All groups of these states and kinds, by id; no states or no kinds: of any. `with_members`: those that have
-        some, as last written; so also those whose coordinator died with all of them. Not of one moment, if many.
+        """Returns all groups of these states and kinds, by id. No states, or no kinds, means any.
+        `with_members`: only groups with members as last written, so also those whose coordinator died with
+        all of them. A long list is not from one moment.
         """
         found: list[ListedGroup] = []
         page, after = GROUPS_PER_PAGE, ""
@@ -126,8 +131,8 @@ class Groups:
 
 
 def can_be_id(text: str) -> bool:
-    """Whether a group or a member can have this id: 1 to 1,024 bytes of UTF-8 without NUL, which Postgres's text does
-    not take."""
+    """True if a group or a member can have this id: 1 to 1,024 bytes of UTF-8 without NUL, which Postgres'
+    text type refuses."""
     return 0 < len(text.encode()) <= LONGEST_ID_BYTES and "\0" not in text
 
 
@@ -138,7 +143,7 @@ def refuse_impossible_id(text: str) -> None:
 
 
 def write_parameters(group_id: str, coordinator_epoch: int, change: GroupChange) -> Mapping[str, Any]:
-    """What `write_group` takes (functions/write_group.sql)."""
+    """Returns the parameters of `write_group` (functions/write_group.sql)."""
     written = {member_id: member for member_id, member in change.members.items() if member is not None}
     return {
         "group_id": group_id,

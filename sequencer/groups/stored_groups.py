@@ -1,8 +1,7 @@
-"""A group as it is kept in Postgres (docs/design/groups.md#stored-groups): one row for the group, one per member, and
-the offsets apart.
+"""A group as Postgres stores it (docs/design/groups.md#stored-groups): one row for the group, one per member, and the
+offsets separately.
 
-The documents are JSON objects whose content is the group machines' own (`agent/groups`); the sequencer looks at nothing
-in them.
+The documents are JSON objects of the group machines (`agent/groups`). The sequencer does not read them.
 """
 
 from collections.abc import Mapping
@@ -14,8 +13,8 @@ GroupKind: TypeAlias = Literal["classic", "consumer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMember:
-    """`epoch`: the member's epoch in the new protocol (KIP-848), the generation in the classic one; offset commits are
-    fenced by it."""
+    """`epoch`: the member's epoch in the new protocol (KIP-848), the generation in the classic one. It fences
+    offset commits."""
 
     epoch: int
     document: Mapping[str, Any]
@@ -23,7 +22,8 @@ class StoredMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredGroup:
-    """What a coordinator finds when it takes a group over. `generation` is the group epoch in the new protocol."""
+    """What a coordinator reads when it takes a group over. `generation` is the group epoch in the new
+    protocol."""
 
     group_id: str
     kind: GroupKind
@@ -36,8 +36,8 @@ class StoredGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupChange:
-    """What a coordinator writes, in one statement that holds only while its coordinator epoch does. `members`: those to
-    write, and None for those to delete; all others stay."""
+    """What a coordinator writes, in one statement that takes effect only while its coordinator epoch is
+    valid. `members`: those to write, and None for those to delete. All others stay."""
 
     kind: GroupKind
     generation: int
@@ -46,4 +46,4 @@ class GroupChange:
     document: Mapping[str, Any]
     members: Mapping[str, StoredMember | None]
     is_empty: bool
-    """No members at all: offset retention starts."""
+    """True: the group has no members, so offset retention starts."""

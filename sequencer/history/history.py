@@ -1,17 +1,15 @@
-"""History: the pointers of the topics' Iceberg tables, the jobs that write them, and what of theirs the garbage
-collector may take.
+"""History: the pointers of the topics' Iceberg tables, the jobs that write them, and their garbage.
 
-Promises (docs/design/history.md#publish): a range of offsets is published once, however often and by however many jobs
-it is tried, because the pointer, the offsets it reaches to and the objects it names change in one transaction, only
-from the version the publish was staged on, and only while the job's hold lasts. Repeating a publish whose answer was
-lost returns the first outcome. Nothing here deletes an object: what no retained snapshot names any more is recorded
-with the time since when, for the garbage collector.
+Promises (docs/design/history.md#publish):
+- A range of offsets is published once, however often and by however many jobs it is tried. The pointer, its
+  end offsets and its objects change in one transaction, only from the version that the publish was staged on,
+  and only while the job's hold lasts.
+- Repeating a publish whose response was lost returns the first outcome.
+- Nothing here deletes an object. An object that no retained snapshot names any more is recorded, with the
+  time, for the garbage collector.
 
-A publish costs what it changes, however large the table is. Each object has the version that let it go, and a publish
-says which version its oldest retained snapshot has, so what became garbage is found without reading a manifest.
-
-Retention waits for a topic's history from its first publish on, unless `tidelog.history` is off. A compaction that
-fails before it has ever published holds nothing back.
+A topic's history is on from its first compaction. From then on `compacted_to` tells retention how far it may
+go.
 """
 
 from collections.abc import Sequence
@@ -56,7 +54,7 @@ JobKind = Literal["compact", "expire", "merge"]
 
 
 def history_prefix(cluster: str) -> str:
-    """The prefix under which all that history jobs of a cluster write lies."""
+    """The prefix of everything that a cluster's history jobs write."""
     return f"{cluster}/history/"
 
 
@@ -143,9 +141,8 @@ class History:
         lease_s: float,
         runs_per_partition: int,
     ) -> Begun | Busy | NothingToDo:
-        """Claims the topic's history, reserves a prefix, and holds the objects of the runs that begin below `ends` and
-        are not in history yet. Takes no lock that a commit waits for. Raises OwnershipUnconfirmed, as `begin` and
-        `publish` do.
+        """Claims the topic's history, reserves a prefix, and holds the objects of the runs that are not in
+        history yet. Raises OwnershipUnconfirmed, as `begin_expiry` and `publish` do.
         """
         wanted = {"topic_id": topic_id, **_wanted(ends)}
         rows = await self._database.read(SQL["has_work"], **wanted)
@@ -177,7 +174,7 @@ class History:
             return await self._claim(connection, topic_id, kind, cluster, lease_s)
 
     async def renew(self, job_id: UUID, lease_s: float) -> bool:
-        """Prolongs the job's hold; False once it has lapsed, which is final."""
+        """Prolongs the job's hold. False: it has ended, for good."""
         async with self._database.transaction() as connection:
             renewed = await _rows(connection, "renew_job", job_id=job_id, lease_s=lease_s)
             if renewed:
@@ -195,18 +192,19 @@ class History:
             return refusal.answer
 
     async def abandon(self, job_id: UUID) -> None:
-        """Ends the job without a publish and lets its inputs go. Harmless after a publish."""
+        """Ends the job without a publish and releases its inputs. Harmless after a publish."""
         async with self._database.transaction() as connection:
             await connection.execute(SQL["end_job"], {"job_id": job_id, "state": "abandoned"})
             await connection.execute(SQL["release_holds"], {"job_ids": [job_id]})
 
     async def compacted_to(self, topic_ids: Sequence[TopicId]) -> dict[tuple[TopicId, Partition], Offset]:
-        """How far retention may move the log start, for every live partition of those topics whose history is on."""
+        """Returns how far retention may move the log start, for every live partition of those topics with
+        history."""
         rows = await self._database.read(SQL["compacted_to"], topic_ids=list(topic_ids))
         return {(TopicId(row.topic_id), Partition(row.partition)): Offset(row.compacted_to) for row in rows}
 
     async def tables(self) -> tuple[HistoryTable, ...]:
-        """Every table that a reader can open, by name."""
+        """Returns every table that a reader can open, by name."""
         return tuple(_table(row) for row in await self._database.read(SQL["tables"]))
 
     async def table(self, topic_name: str) -> HistoryTable | None:
@@ -215,7 +213,7 @@ class History:
         return _table(rows[0]) if rows else None
 
     async def raw_ranges(self, topic_id: TopicId) -> tuple[RawRange, ...]:
-        """What of a topic would not decode."""
+        """Returns the ranges of a topic that did not decode."""
         rows = await self._database.read(SQL["raw_ranges"], topic_id=topic_id)
         return tuple(_raw_range(row) for row in rows)
 
@@ -280,7 +278,7 @@ class History:
         tables = await _rows(connection, "lock_table", topic_id=job.topic_id)
         found = await _rows(connection, "lock_job", job_id=job.job_id)
         if found and found[0].state == "published":
-            return Published()  # the answer to an earlier attempt was lost
+            return Published()  # the response to an earlier attempt was lost
         await demand_ownership(connection)
         if not tables:
             raise _refused("the topic was deleted")
@@ -378,8 +376,8 @@ def _run(row: Row) -> RunToCompact:
 
 
 def _contiguous(runs: Sequence[RunToCompact]) -> tuple[RunToCompact, ...]:
-    """Per partition the runs up to the first gap: what follows a run whose object is doomed was deleted while this
-    looked.
+    """Returns each partition's runs up to the first gap. After a gap come runs that were deleted during this
+    call: an object before them is doomed.
     """
     kept: list[RunToCompact] = []
     stopped: set[Partition] = set()

@@ -1,10 +1,12 @@
-"""What of history the garbage collector may delete, found by state (docs/design/history.md#unreferenced-files).
+"""Which objects of history the garbage collector may delete, found by state
+(docs/design/history.md#unreferenced-files).
 
-Two kinds. *Recorded* objects were named by a published metadata file; once no retained snapshot names one, it waits
-`history_reader_grace` for readers outside and is garbage. Whatever else lies under the *prefix of an ended job* was
-never published: attempts that were retried, jobs that were killed or refused. The collector lists that prefix alone,
-deletes what is not recorded, and forgets the job. It does so only once a late PUT of a killed task can no longer
-arrive."""
+There are two kinds. *Recorded* objects were named by a published metadata file. Once no retained snapshot
+names one, it waits `history_reader_grace` for outside readers, and is garbage. All else under the *prefix of
+an ended job* was never published: repeated attempts, and jobs that were killed or refused. The collector
+lists only that prefix, deletes what is not recorded, and forgets the job. It does so only when a late PUT of
+a killed task can no longer arrive.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -28,8 +30,8 @@ class HistoryGarbage:
         self._database = database
 
     async def drop_deleted(self, cap: int) -> int:
-        """Drops the histories of deleted topics: the pointer goes, their objects become garbage. Returns how many were
-        dropped.
+        """Drops the histories of deleted topics: the pointer goes, and their objects become garbage. Returns
+        how many.
         """
         rows = await self._database.run(SQL["dropped_tables"], cap=cap)
         for row in rows:
@@ -50,7 +52,7 @@ class HistoryGarbage:
         return len(rows)
 
     async def abandon_expired(self, cap: int) -> int:
-        """Ends the jobs whose lease has passed, so that their prefixes get swept. Returns how many."""
+        """Ends the jobs with an expired lease, so that their prefixes are swept. Returns how many."""
         async with self._database.transaction() as connection:
             cursor = await connection.execute(SQL["abandon_all_expired"], {"cap": cap})
             job_ids = [job.job_id for job in await cursor.fetchall()]
@@ -58,30 +60,32 @@ class HistoryGarbage:
             return len(job_ids)
 
     async def unreferenced(self, *, grace_s: float, cap: int) -> tuple[ObjectKey, ...]:
-        """Recorded objects that no retained snapshot has named for `grace_s`: delete them, then `forget_objects`."""
+        """Returns recorded objects that no retained snapshot has named for `grace_s`. Delete them, then
+        `forget_objects`."""
         rows = await self._database.run(SQL["garbage"], grace_s=grace_s, cap=cap)
         return tuple(ObjectKey(row.object_key) for row in rows)
 
     async def forget_objects(self, keys: Collection[ObjectKey]) -> None:
-        """After their deletion."""
+        """Forgets objects after their deletion."""
         await self._database.run(SQL["forget_objects"], object_keys=list(keys))
 
     async def ended_jobs(self, *, older_than_s: float, cap: int) -> tuple[EndedJob, ...]:
-        """Jobs that ended that long ago: list each prefix, delete what is not `recorded`, then `forget_jobs`."""
+        """Returns jobs that ended that long ago. List each prefix, delete what is not `recorded`, then
+        `forget_jobs`."""
         rows = await self._database.run(SQL["ended_jobs"], older_than_s=older_than_s, cap=cap)
         return tuple(EndedJob(job_id=row.job_id, prefix=row.prefix) for row in rows)
 
     async def recorded(self, keys: Collection[ObjectKey]) -> frozenset[ObjectKey]:
-        """Those of the keys that have a row, referenced or not."""
+        """Returns those of the keys that have a row, referenced or not."""
         rows = await self._database.run(SQL["recorded"], object_keys=list(keys))
         return frozenset(ObjectKey(row.object_key) for row in rows)
 
     async def forget_jobs(self, job_ids: Collection[UUID]) -> None:
-        """After their prefixes were swept."""
+        """Forgets jobs after their prefixes were swept."""
         await self._database.run(SQL["forget_jobs"], job_ids=list(job_ids))
 
     async def reserved_prefixes(self) -> Sequence[str]:
-        """Prefixes of jobs that run or are not swept yet: an unrecorded object there is reserved or garbage, elsewhere
-        an orphan.
+        """Returns prefixes of jobs that run or are not swept yet. An unrecorded object there is reserved or
+        garbage; elsewhere it is an orphan.
         """
         return [row.prefix for row in await self._database.run(SQL["unforgotten_prefixes"])]

@@ -1,6 +1,7 @@
-"""What goes into the history's facade and comes out of it.
+"""Parameters and results of the history's facade.
 
-Free of the database, so that Spark's executors, which need the bucket and nothing else, can import it at little cost.
+This module does not import the database, so that Spark's executors, which only need the bucket, can import it
+cheaply.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,7 +88,8 @@ class TableVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryJob:
-    """A claimed topic and a reserved prefix. `table` is the table as it was when the job began."""
+    """A claimed topic, a reserved prefix, and the version of the table on which the publish must be
+    staged."""
 
     job_id: UUID
     topic_id: TopicId
@@ -99,14 +101,13 @@ class HistoryJob:
 class Begun:
     job: HistoryJob
     runs: tuple[RunToCompact, ...]
-    """Whole runs in (partition, offset) order, contiguous per partition; their objects are held until the job ends."""
+    """Whole runs in (partition, offset) order, contiguous per partition; their objects are held until the job
+    ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """Another job of this kind works on the topic's history; at the latest at `until` it has ended or renewed its
-    lease.
-    """
+    """Another job works on this topic's history. By `until` it has ended or renewed its lease."""
 
     until: datetime
 
@@ -118,7 +119,7 @@ class NothingToDo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
-    """History of a partition, planned from `from_offset`, now reaches to `to_offset` (exclusive)."""
+    """A partition's history, planned from `from_offset`, now ends at `to_offset` (exclusive)."""
 
     partition: Partition
     from_offset: Offset
@@ -127,7 +128,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawRange:
-    """Offsets, both inclusive, that would not decode and stay in the raw log."""
+    """Offsets, both inclusive, that did not decode and stay in the raw log."""
 
     partition: Partition
     base_offset: Offset
@@ -201,6 +202,6 @@ class Outrun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishRefused:
-    """Nothing was published; the job's output is garbage, reclaimed by its prefix."""
+    """Nothing was published. The job's output is garbage, reclaimed by its prefix."""
 
     reason: str

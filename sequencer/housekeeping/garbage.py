@@ -3,15 +3,16 @@ docs/design/promises.md#p5-safe-deletion).
 
 Promises:
 - A segment is doomed only under its row lock and only without runs and live holds.
-- Its object is deleted only once it is doomed, after the grace period. It is deleted a second time after the late-write
-  window.
-- The outcome of its commit stays known for `outcome_retention_s`. A repeat that comes later is refused; it is never
+- Its object is deleted only once it is doomed, after the grace period. It is deleted a second time after the
+  late-write window.
+- The outcome of its commit stays known for `outcome_retention_s`. A later repeat is refused; it is never
   committed again.
-- Nothing is doomed, and no outcome is forgotten, for a while after an outage or a failover of Postgres. Nothing is
-  doomed while the bucket may be another database's (docs/design/promises.md#p5-safe-deletion).
-- Tombstones and outcomes go by whole partitions. Dropping one waits for a lock no longer than a setting says.
+- For a while after an outage or a failover of Postgres nothing is doomed and no outcome is forgotten. Nothing
+  is doomed while the bucket may be another database's (docs/design/promises.md#p5-safe-deletion).
+- Tombstones and outcomes are dropped by whole partitions. Dropping one waits for a lock no longer than a
+  setting says.
 
-Here are the states; the deleting is done by `compactor/garbage_jobs.py`.
+This module changes the states; `compactor/garbage_jobs.py` deletes the objects.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ class DoomingRules:
     reservation_lease_s: float
     """How long dooming pauses at first and after an outage."""
     outage_after_s: float
-    """A longer time without a look at the database was an outage, or might as well have been."""
+    """A longer time without a check of the database counts as an outage."""
     failover_hold_s: float
     """How long dooming pauses when the system identifier or the timeline has changed."""
 
@@ -71,7 +72,7 @@ class PartitionRules:
     width_s: float
     """The interval whose tombstones, or outcomes, share a partition."""
     lock_timeout_ms: int
-    """How long making or dropping one waits for a lock, while others wait behind it."""
+    """How long making or dropping one waits for a lock, while others queue behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ class TombstonePage:
     partition: int
     due: Sequence[DueObject]
     swept_to: SegmentId | None
-    """Where the next page begins; None: there is nothing on this one."""
+    """Where the next page begins; None: this page is empty."""
     is_last: bool
 
 
@@ -92,7 +93,8 @@ class Garbage:
     # --- dooming
 
     async def mark_unreferenced(self, after: SegmentId, cap: int) -> MarkedPage:
-        """Looks at `cap` segments in id order and starts the grace period of those that nothing refers to."""
+        """Examines `cap` segments in id order, and starts the grace period of those that nothing refers
+        to."""
         [row] = await self._database.run(SQL["mark_unreferenced"], after=after, cap=cap)
         return MarkedPage(marked=row.marked, last_seen=row.last_seen if row.seen == cap else None)
 
@@ -105,12 +107,12 @@ class Garbage:
         outage_seen: bool = False,
         after_checkpoint: bool = False,
     ) -> Doomed | DoomingPaused:
-        """Dooms at most `cap` expired reservations and `cap` segments that were unreferenced for `grace_s` and still
-        are, unless paused.
+        """Dooms at most `cap` expired reservations, and `cap` segments that were unreferenced for `grace_s`
+        and still are, unless dooming pauses.
 
-        Call it more often than `outage_after_s`; `outage_seen`: the caller could not reach Postgres since the last
-        time; `after_checkpoint`: what the journal's last checkpoint may refer to stays until the next one. The look at
-        the database and the dooming are one transaction, so no failover comes between them.
+        Call it more often than `outage_after_s`. `outage_seen`: the caller could not reach Postgres since the
+        last call. `after_checkpoint`: what the journal's last checkpoint may refer to stays until the next
+        one. The check of the database and the dooming are one transaction, so no failover comes between them.
         """
         async with self._database.transaction() as connection:
             parameters = {
@@ -135,26 +137,26 @@ class Garbage:
     # --- deletion
 
     async def due_for_deletion(self, *, grace_s: float, cap: int) -> Sequence[DueObject]:
-        """Doomed segments whose grace period is over: delete the objects, then `bury` them."""
+        """Returns doomed segments whose grace period is over. Delete the objects, then `bury` them."""
         rows = await self._database.run(SQL["due_for_deletion"], grace_s=grace_s, cap=cap)
         return [DueObject(segment_id=row.segment_id, object_key=row.object_key) for row in rows]
 
     async def bury(
         self, segment_ids: Sequence[SegmentId], *, outcome_retention_s: float, partitions: PartitionRules
     ) -> int:
-        """After the objects' first deletion: the rows become tombstones. Returns how many did; call it again for the
-        rest."""
+        """Call it after the objects' first deletion: turns their rows into tombstones. Returns how many; call
+        it again for the rest."""
         await self._make_partitions(partitions)
         [row] = await self._database.run(
             SQL["bury"], segment_ids=list(segment_ids), outcome_retention_s=outcome_retention_s
         )
         return int(row.buried)
 
-    # --- what goes by partitions
+    # --- partitions
 
     async def due_tombstones(self, *, late_write_window_s: float, cap: int) -> TombstonePage | None:
-        """Tombstones that have waited long enough: delete the objects again, then `sweep` the page. None: there are
-        none."""
+        """Returns tombstones that have waited long enough: delete the objects again, then `sweep` the page.
+        None: there are none."""
         closed = await self._database.run(SQL["close_due_tombstones"], late_write_window_s=late_write_window_s)
         if not closed:
             return None
@@ -170,8 +172,8 @@ class Garbage:
         )
 
     async def sweep(self, page: TombstonePage, partitions: PartitionRules) -> bool:
-        """After the objects' second deletion. With the last page the partition goes, with all its rows. False: a lock
-        was not to be had; an empty last page comes next."""
+        """Call it after the objects' second deletion. With the last page it drops the partition. False: it
+        did not get a lock; an empty last page comes next."""
         if page.swept_to is not None:
             await self._database.run(SQL["note_sweep"], number=page.partition, swept_to=page.swept_to)
         return not page.is_last or await self._drop("tombstones", page.partition, partitions)
@@ -186,7 +188,8 @@ class Garbage:
         return bool(closed) and await self._drop("outcomes", closed[0].number, partitions)
 
     async def _make_partitions(self, rules: PartitionRules) -> None:
-        """For now and for the next interval. If a lock is not to be had, the ones made before mostly suffice."""
+        """Makes the partitions for this and the next interval. Without a lock, those made before mostly
+        suffice."""
         await self._database.run(SQL["make_partitions"], width_s=rules.width_s, lock_timeout_ms=rules.lock_timeout_ms)
 
     async def _drop(self, table: str, number: int, rules: PartitionRules) -> bool:

@@ -1,8 +1,8 @@
-"""Holds: a job's claim, with a lease, on the objects it reads and on those it is about to publish
+"""Holds: a job's claim, with a lease, on the objects it reads and on those it will publish
 (docs/design/commit.md#references-and-holds, References).
 
-Promises that a held object is not doomed while the hold's lease lasts, and that a hold that has lapsed is not renewed.
-Whoever publishes an object looks under its row's lock whether it is doomed, and whether the hold has lapsed
+Promises: a held object is not doomed while the hold's lease lasts. An expired hold is not renewed. To publish
+an object, check under its row's lock that it is not doomed and that the hold is valid
 (functions/publish_merge.sql).
 """
 
@@ -21,8 +21,8 @@ class Holds:
         self._database = database
 
     async def take(self, job_id: UUID, segment_ids: Collection[SegmentId], *, lease_s: float) -> frozenset[SegmentId]:
-        """Holds those of the segments that are not doomed or gone, and returns them: plan with these alone. Repeating
-        it renews.
+        """Holds those of the segments that are neither doomed nor gone, and returns them: plan only with
+        these. Repeating it renews the holds.
         """
         async with self._database.transaction() as connection:
             cursor = await connection.execute(SQL["lock_segments"], {"segment_ids": list(segment_ids)})
@@ -31,8 +31,8 @@ class Holds:
             return frozenset(held)
 
     async def renew(self, job_id: UUID, *, lease_s: float) -> bool:
-        """Prolongs all holds of the job. False if one had lapsed (or there is none): then nothing is prolonged, and
-        the job ends.
+        """Prolongs all holds of the job. False: one had expired, or there is none. Then nothing is prolonged,
+        and the job must end.
         """
         async with self._database.transaction() as connection:
             rows = await (await connection.execute(SQL["lock_holds_of_job"], {"job_id": job_id})).fetchall()
@@ -42,10 +42,10 @@ class Holds:
             return True
 
     async def release(self, job_id: UUID) -> None:
-        """Lets everything go that the job held."""
+        """Releases everything that the job held."""
         await self._database.run(SQL["release"], job_id=job_id)
 
     async def purge_lapsed(self, *, older_than_s: float, cap: int) -> int:
-        """Forgets at most `cap` holds that lapsed that long ago; returns how many."""
+        """Deletes at most `cap` holds that expired that long ago. Returns how many."""
         [row] = await self._database.run(SQL["purge_lapsed"], older_than_s=older_than_s, cap=cap)
         return int(row.deleted)

@@ -1,6 +1,6 @@
-"""Inspection: the database as the doctor reads it, page by page (`compactor/doctor.py`). Nothing here writes.
+"""Inspection: reads the database page by page for the doctor (`compactor/doctor.py`). Nothing here writes.
 
-Promises that what one call returns is of one moment, and that every call is bounded by its `cap`.
+Promises: the result of a call is from one moment. Every call is bounded by its `cap`.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,7 +23,7 @@ class SegmentRow:
     state: SegmentState
     has_runs: bool
     is_tombstone: bool
-    """Its object has been deleted once."""
+    """True: its object has been deleted once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class ReferencedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRun:
-    """A run as its object should bear it out."""
+    """A run, to compare with its object."""
 
     topic_id: TopicId
     partition: Partition
@@ -47,7 +47,7 @@ class SegmentRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRun:
-    """A run as its partition's log should bear it out; `segment_state` None: its segment has no row."""
+    """A run, to compare with its partition's log. `segment_state` None: its segment has no row."""
 
     base_offset: Offset
     last_offset: Offset
@@ -80,7 +80,7 @@ class Inspection:
         }
 
     async def referenced_segments(self, after: SegmentId, cap: int) -> Sequence[ReferencedSegment]:
-        """Segments that runs refer to, in id order."""
+        """Returns segments that runs refer to, in id order."""
         rows = await self._database.read(SQL["referenced_segments"], after=after, cap=cap)
         return [
             ReferencedSegment(segment_id=row.segment_id, object_key=row.object_key, size_bytes=row.size_bytes)
@@ -88,7 +88,7 @@ class Inspection:
         ]
 
     async def runs_of_segments(self, segment_ids: Collection[SegmentId]) -> dict[SegmentId, list[SegmentRun]]:
-        """The runs within these segments, in the order of their bytes."""
+        """Returns the runs in these segments, in the order of their bytes."""
         found: dict[SegmentId, list[SegmentRun]] = {}
         for row in await self._database.read(SQL["runs_of_segments"], segment_ids=list(segment_ids)):
             run = SegmentRun(
@@ -103,14 +103,15 @@ class Inspection:
         return found
 
     async def live_partitions(self, after: PartitionKey, cap: int) -> Sequence[PartitionKey]:
-        """In primary-key order."""
+        """Returns the next live partitions in primary-key order."""
         rows = await self._database.read(
             SQL["live_partitions"], after_topic_id=after[0], after_partition=after[1], cap=cap
         )
         return [(row.topic_id, row.partition) for row in rows]
 
     async def log_chunk(self, key: PartitionKey, from_offset: Offset, cap: int) -> LogChunk | None:
-        """At most `cap` runs whose base offset is at least `from_offset`; None if the partition is gone."""
+        """Returns at most `cap` runs with a base offset of at least `from_offset`; None if the partition is
+        gone."""
         rows = await self._database.read(
             SQL["log_chunk"], topic_id=key[0], partition=key[1], from_offset=from_offset, cap=cap
         )
@@ -135,11 +136,11 @@ class Inspection:
         )
 
     async def runs_without_partition(self, cap: int) -> Sequence[PartitionKey]:
-        """Partitions that have runs but no row."""
+        """Returns partitions that have runs but no row."""
         rows = await self._database.read(SQL["runs_without_partition"], cap=cap)
         return [(row.topic_id, row.partition) for row in rows]
 
     async def odd_producer_states(self, cap: int) -> Sequence[tuple[TopicId, Partition, ProducerId]]:
-        """Producers' states that no sequence of commits could have left."""
+        """Returns producers' states that no sequence of commits could have left."""
         rows = await self._database.read(SQL["odd_producer_states"], cap=cap)
         return [(row.topic_id, row.partition, row.producer_id) for row in rows]

@@ -1,4 +1,4 @@
-"""What merging passes to and from the sequencer (`sequencer/housekeeping/merges.py`): values without behaviour."""
+"""Parameters and results of `sequencer/housekeeping/merges.py`: values without behaviour."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ PartitionKey = tuple[TopicId, Partition]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A segment that may be merged. What has `committed_at` in common was made by one merge and is merged together."""
+    """A segment that may be merged. Segments with the same `committed_at` come from one merge, and are merged
+    together."""
 
     segment_id: SegmentId
     committed_at: datetime
@@ -22,7 +23,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierBacklog:
-    """What waits in a tier and no job has claimed; `units` are uploads, or merges that made its objects. Large numbers
+    """The unclaimed candidates of a tier. `units` are uploads, or merges that made its objects. Large numbers
     are estimates."""
 
     tier: int
@@ -36,12 +37,12 @@ class TierBacklog:
 class Backlog:
     tiers: tuple[TierBacklog, ...]
     agents: int
-    """Alive in the cluster: each may merge."""
+    """Live agents in the cluster: each may merge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeInput:
-    """A claimed segment: what of its bytes the log still refers to, and how much of that lies in long runs."""
+    """A claimed segment: how much of it the log still refers to, and how much of that is in long runs."""
 
     segment_id: SegmentId
     object_key: ObjectKey
@@ -52,7 +53,7 @@ class MergeInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeClaim:
-    """The right to merge these segments for as long as the job's holds last. `newest`: their latest commit."""
+    """The right to merge these segments as long as the job's holds last. `newest`: their latest commit."""
 
     job_id: UUID
     tier: int
@@ -62,7 +63,7 @@ class MergeClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunToMerge:
-    """A run in a claimed segment. `aged_from_ms` is what retention by time counts from."""
+    """A run in a claimed segment. Retention by time counts from `aged_from_ms`."""
 
     topic_id: TopicId
     partition: Partition
@@ -94,7 +95,7 @@ class MergedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedSwap:
-    """Consecutive runs of a partition, and the runs of a merged object that take their offsets over."""
+    """Consecutive runs of a partition, and the runs of a merged object that replace them."""
 
     replaced: tuple[RunToMerge, ...]
     made: tuple[MergedRun, ...]
@@ -106,7 +107,7 @@ class PlacedSwap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOutput:
-    """A merged object on its way. `may_be_merged_again`: there is a tier above its own."""
+    """A merged object before its publish. `may_be_merged_again`: there is a higher tier."""
 
     segment_id: SegmentId
     object_key: ObjectKey
@@ -118,21 +119,22 @@ class MergeOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapsDone:
-    """Which of the swaps given are done, by their places. The partitions of the others had changed underneath."""
+    """The indexes of the swaps that are done. The partitions of the others had changed meanwhile."""
 
     places: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishRefused:
-    """Nothing was published: the output is gone or doomed, or the job's hold on it has lapsed. The job must end."""
+    """Nothing was published: the output is gone or doomed, or the job's hold on it has ended. The job must
+    end."""
 
     reason: Literal["missing", "doomed", "lapsed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeDone:
-    """What a merge did, for the totals."""
+    """The work of a merge, for the totals."""
 
     objects_in: int = 0
     objects_out: int = 0
@@ -146,7 +148,7 @@ class MergeDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierTotals:
-    """What was done for ever to make the objects of a tier; of tier 0: what agents uploaded."""
+    """The total work to make the objects of a tier; for tier 0: the agents' uploads."""
 
     tier: int
     merges: int

@@ -1,10 +1,13 @@
-"""Merging, as the sequencer sees it: candidates, claims, the runs they hold, the swap of coordinates
+"""Merging in the sequencer: candidates, claims, the runs they hold, the swap of coordinates
 (docs/design/merging.md#claims).
 
-Promises that a segment is claimed by one job at a time, for as long as that job's holds last; that a swap replaces
-exactly the runs that were read, by runs of the same offsets, or nothing; that nothing is published into an object that
-is doomed or that the job holds no more [raced]; and that a job which dies at any point leaves a log that is whole, and
-candidates that `free_lapsed` gives back. What to merge is decided by the caller (`compactor/merge_plan.py`).
+Promises:
+- A segment is claimed by one job at a time, as long as that job's holds last.
+- A swap replaces exactly the runs that were read, by runs of the same offsets, or nothing.
+- Nothing is published into an object that is doomed or that the job no longer holds [raced].
+- A job that dies at any point leaves an intact log, and candidates that `free_lapsed` gives back.
+
+The caller decides what to merge (`compactor/merge_plan.py`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,12 +41,12 @@ SQL = load_statements("merges")
 
 BEFORE_ALL: PartitionKey = (TopicId(UUID(int=0)), Partition(-1))
 _ROWS_AT_A_TIME = 500
-"""Runs taken from the connection in one go, so that the event loop is not kept."""
+"""Runs taken from the connection at a time, so that the event loop is not blocked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovered:
-    """How far discovery got; `more` if the page was full."""
+    """How far discovery has come. `more`: the page was full."""
 
     added: int
     reached: tuple[datetime, SegmentId]
@@ -60,9 +63,10 @@ class Merges:
     async def discover(
         self, after: tuple[datetime, SegmentId], *, settle_s: float, long_run_bytes: int, cap: int
     ) -> Discovered:
-        """Makes candidates of at most `cap` segments that agents committed after `after` and more than `settle_s` ago.
+        """Makes candidates of at most `cap` segments that agents committed after `after` and more than
+        `settle_s` ago.
 
-        Segments whose runs are `long_run_bytes` on average are none. Repeating it is harmless.
+        Segments with runs of `long_run_bytes` on average are no candidates. It may be repeated.
         """
         async with self._database.transaction() as connection:
             [row] = await _rows(
@@ -78,7 +82,7 @@ class Merges:
         return Discovered(added=row.added, reached=reached, more=row.seen == cap)
 
     async def free_lapsed(self, cap: int) -> int:
-        """Gives back at most `cap` candidates that jobs had claimed whose holds have lapsed; returns how many."""
+        """Gives back at most `cap` candidates of jobs whose holds have ended. Returns how many."""
         return len(await self._database.run(SQL["free_lapsed"], cap=cap))
 
     async def claim(
@@ -90,10 +94,11 @@ class Merges:
         lease_s: float,
         long_run_bytes: int,
     ) -> MergeClaim | None:
-        """Claims what `choose` takes of the oldest `cap` free candidates of a tier, and holds it for `lease_s`.
+        """Claims what `choose` takes from the oldest `cap` free candidates of a tier, and holds it for
+        `lease_s`.
 
-        None if it takes nothing, nothing is left of what it took, or the bucket may be another's. Prolong it with
-        `holds.renew(claim.job_id)`.
+        None if it takes nothing, if nothing is left of its choice, or if the bucket may be another
+        database's. Prolong the claim with `holds.renew(claim.job_id)`.
         """
         job_id = uuid4()
         async with self._database.transaction() as connection:
@@ -119,7 +124,7 @@ class Merges:
             return MergeClaim(job_id=job_id, tier=tier, inputs=inputs, newest=newest)
 
     async def runs(self, claim: MergeClaim, after: PartitionKey, cap: int) -> list[RunToMerge]:
-        """At most `cap` runs in the claimed segments, in key order, of partitions behind `after`."""
+        """Returns at most `cap` runs in the claimed segments, in key order, of partitions after `after`."""
         parameters = {
             "segment_ids": list(claim.inputs),
             "after_topic_id": after[0],
@@ -127,7 +132,7 @@ class Merges:
             "cap": cap,
         }
         runs: list[RunToMerge] = []
-        ids: dict[UUID, UUID] = {}  # one object per id: they are compared very often
+        ids: dict[UUID, UUID] = {}  # one object per id, because they are compared very often
         async with (
             self._database.transaction() as connection,
             connection.cursor(name="runs_to_merge", binary=True) as cursor,
@@ -138,15 +143,15 @@ class Merges:
         return runs
 
     async def topic_configs(self, topic_ids: Collection[TopicId]) -> tuple[dict[TopicId, Mapping[str, str]], int]:
-        """What is set of each topic, and the time in milliseconds."""
+        """Returns the configs that each topic has set, and the time in milliseconds."""
         rows = await self._database.run(SQL["topic_configs"], topic_ids=list(topic_ids))
         return {row.topic_id: row.config for row in rows}, max((row.now_ms for row in rows), default=0)
 
     async def publish(
         self, claim: MergeClaim, output: MergeOutput, swaps: Sequence[PlacedSwap]
     ) -> SwapsDone | PublishRefused:
-        """Swaps coordinates in one short transaction. Raises CommitOutcomeUnknown: repeat it with the same arguments
-        until known; or OwnershipUnconfirmed.
+        """Swaps coordinates in one short transaction. Raises CommitOutcomeUnknown: repeat it with the same
+        arguments until the outcome is known. Raises OwnershipUnconfirmed.
         """
         [row] = await self._database.write(SQL["publish"], **publish_parameters(claim, output, swaps))
         if not row.is_owned:
@@ -159,8 +164,8 @@ class Merges:
     async def end(
         self, claim: MergeClaim, outputs: Collection[SegmentId], done: MergeDone, *, is_complete: bool
     ) -> None:
-        """Ends the claim. `is_complete`: all that the inputs hold was gone through; else what is left of them is
-        claimed anew. Repeating it counts twice.
+        """Ends the claim. `is_complete`: everything in the inputs was handled. Otherwise what is left of them
+        can be claimed again. Repeating it counts twice.
         """
         inputs, made = UuidArray(claim.inputs), UuidArray([*claim.inputs, *outputs])
         async with self._database.transaction() as connection:
@@ -170,7 +175,7 @@ class Merges:
             await _rows(connection, "count_merge", tier=claim.tier + 1, **asdict(done))
 
     async def totals(self) -> tuple[TierTotals, ...]:
-        """What was done for ever, by tier."""
+        """Returns the total work, by tier."""
         return tuple(_totals(row) for row in await self._database.run(SQL["tiers"]))
 
 
@@ -180,7 +185,7 @@ async def _rows(connection: AsyncConnection[Row], statement: str, **parameters: 
 
 
 def publish_parameters(claim: MergeClaim, output: MergeOutput, swaps: Sequence[PlacedSwap]) -> dict[str, object]:
-    """Of the statement `publish`."""
+    """Returns the parameters of the statement `publish`."""
     keys = sorted({swap.key for swap in swaps}, key=lambda key: (key[0].bytes, key[1]))
     parts = {key: number for number, key in enumerate(keys, 1)}
     replaced = [(number, run) for number, swap in enumerate(swaps, 1) for run in swap.replaced]

@@ -1,13 +1,13 @@
 """What one agent measures for the whole cluster, as a row that every agent reads.
 
 Promises:
-- A measurement is one statement, whose cost has bounds that do not depend on the log, on the number of agents or on
-  what was deleted. Reading it is a look at one row.
+- A measurement is one statement. Its cost has bounds that do not depend on the log, the number of agents or
+  the amount of deleted data. Reading it means reading one row.
 - An older measurement never replaces a newer one: two observers at once, or one that was paused, do no harm.
 - Ages are those at the time of reading.
 
-Who measures is decided by a job's lease (`compactor/observer.py`). Nothing here is needed to keep the log right, so
-nothing waits for a synchronous standby.
+A job's lease decides which agent measures (`compactor/observer.py`). The log does not depend on this, so
+nothing here waits for a synchronous standby.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,14 +30,15 @@ class ObservationBounds:
     """How much one measurement looks at."""
 
     segments: int
-    """Segments of each state that are counted one by one; beyond it their number is Postgres' estimate."""
+    """Segments of each state that are counted one by one. Beyond it Postgres' estimate is used."""
     candidates: int
-    """Candidates for merging, in each tier, that are added up; what lies behind them is estimated."""
+    """Candidates for merging, per tier, that are added up. The rest is estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """How many segments are in each state on the way out, and how many are reserved. Large numbers are estimates."""
+    """How many segments are in each state on the way out, and how many are reserved. Large numbers are
+    estimates."""
 
     reserved: int
     unreferenced: int
@@ -59,7 +60,7 @@ class JournalProgress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     age_s: float
-    """Since it was measured, by the database's clock."""
+    """Seconds since the measurement, by the database's clock."""
     census: Census
     backlog: Backlog
     totals: Sequence[TierTotals]
@@ -72,7 +73,7 @@ class Observations:
         self._database = database
 
     async def observe(self, bounds: ObservationBounds) -> bool:
-        """Measures and writes the result. False: a newer one is there already."""
+        """Measures and writes the result. False: there is already a newer one."""
         rows = await self._database.run_local(
             SQL["observe"],
             most_segments=bounds.segments,
@@ -82,7 +83,7 @@ class Observations:
         return bool(rows)
 
     async def latest(self) -> Observation | None:
-        """None before the first. Raises SequencerUnavailable."""
+        """Returns the last measurement; None before the first. Raises SequencerUnavailable."""
         rows = await self._database.run_local(SQL["latest"])
         return _observation(rows[0].seen, rows[0].observed_at, rows[0].now) if rows else None
 

@@ -1,10 +1,13 @@
-"""Retention: what moves a partition's log start and drops the runs below it (docs/design/garbage.md#retention).
+"""Retention: moves a partition's log start and drops the runs below it (docs/design/garbage.md#retention).
 
-Promises that the log start only ever moves forward and never past the high watermark; that retention, unlike an
-explicit DeleteRecords, never passes what a topic's history has; that a transaction deletes a bounded number of runs
-and holds the partitions' rows meanwhile; and that runs of a deleted topic are swept only from partitions that can take
-no further commit. What to keep is decided by the caller (`compactor/retention_policy.py`). Objects are not touched:
-they become garbage when their last run goes.
+Promises:
+- The log start only moves forward, and never past the high watermark.
+- Retention never passes the end of a topic's history. An explicit DeleteRecords may.
+- A transaction deletes a bounded number of runs, and holds the partitions' rows meanwhile.
+- Runs of a deleted topic are swept only from partitions that can take no further commit.
+
+The caller decides what to keep (`compactor/retention_policy.py`). Objects are not touched: they become
+garbage with their last run.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,8 +34,8 @@ TO_HIGH_WATERMARK = Offset(-1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgedRun:
-    """A run as retention sees it: `aged_from_ms` is its own maximum timestamp, or its commit's time if that is
-    earlier or it has none.
+    """A run, as retention sees it. `aged_from_ms` is its maximum timestamp, or its commit's time if that is
+    earlier or it has no timestamp.
     """
 
     last_offset: Offset
@@ -42,7 +45,7 @@ class AgedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionLog:
-    """A live partition and its oldest runs, in order; runs below the log start are still to be dropped."""
+    """A live partition and its oldest runs, in order. Runs below the log start are still to be dropped."""
 
     topic_id: TopicId
     partition: Partition
@@ -56,18 +59,18 @@ class PartitionLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Of some partitions those that may have something to drop, each with at most its oldest run. The caller decides:
-    others may be among them.
+    """The partitions of a page that may have something to drop, each with at most its oldest run. The caller
+    decides: some may have nothing to drop.
     """
 
     logs: Sequence[PartitionLog]
     next_after: PartitionKey | None
-    """Where the next page begins; None: these were the last."""
+    """Where the next page begins; None: this was the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """Where the log starts now, and what was dropped in this step; `dropped_runs` equal to the cap: there may be
+    """Where the log starts now, and what this step dropped. If `dropped_runs` equals the cap, there may be
     more.
     """
 
@@ -78,14 +81,14 @@ class Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeyondHighWatermark:
-    """The offset asked for is not in the log yet, or negative."""
+    """The requested offset is negative or not in the log yet."""
 
     high_watermark: Offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What a step deleted of deleted topics; `more` if it reached its cap."""
+    """What a step deleted of deleted topics. `more`: it reached its cap."""
 
     runs: int
     producers: int
@@ -99,7 +102,7 @@ class Retention:
         self._database = database
 
     async def page(self, after: PartitionKey, cap: int) -> Page:
-        """Looks at the next `cap` live partitions in primary-key order after `after` (first: BEFORE_ALL)."""
+        """Examines the next `cap` live partitions in primary-key order after `after` (first: BEFORE_ALL)."""
         rows = await self._database.run(
             SQL["page"],
             after_topic_id=after[0],
@@ -112,15 +115,16 @@ class Retention:
         return Page(logs=[_log(row) for row in rows], next_after=_key(rows[-1]) if is_full else None)
 
     async def with_oldest_runs(self, logs: Iterable[PartitionLog], cap: int) -> Sequence[PartitionLog]:
-        """As they are now, each with at most `cap` oldest runs; without those that have none any more."""
+        """Reads these partitions again, each with at most `cap` oldest runs. Partitions without runs are left
+        out."""
         known = {(log.topic_id, log.partition): log for log in logs}
         rows = await self._database.run(SQL["oldest_runs"], **_places(known), cap=cap)
         return [_with_runs(known[key], list(of_partition)) for key, of_partition in groupby(rows, key=_key)]
 
     async def expire(self, before: Mapping[PartitionKey, Offset], cap: int) -> Mapping[PartitionKey, Moved]:
-        """Moves each partition's log start up to the offset given, as far as history and high watermark allow, and
-        drops at most `cap` runs below it. All in one transaction, which holds their rows. Partitions that are gone are
-        left out.
+        """Moves each partition's log start up to the given offset, as far as history and high watermark
+        allow, and drops at most `cap` runs below it. All in one transaction, which holds their rows. Missing
+        partitions are left out.
         """
         async with self._database.transaction() as connection:
             cursor = await connection.execute(SQL["lock_partitions"], _places(before))
@@ -138,10 +142,11 @@ class Retention:
     async def delete_records(
         self, topic_id: TopicId, partition: Partition, before_offset: Offset, *, cap: int = 1000
     ) -> Moved | BeyondHighWatermark | UnknownPartition:
-        """Deletes the records below `before_offset` (TO_HIGH_WATERMARK: all), history or not. Repeating it is harmless.
+        """Deletes the records below `before_offset` (TO_HIGH_WATERMARK: all), in history or not. It may be
+        repeated.
 
-        The log start moves at once, into the middle of a run if need be; runs beyond the first `cap` are dropped by
-        later steps of retention.
+        The log start moves at once, into the middle of a run if necessary. Later steps of retention drop the
+        runs beyond the first `cap`.
         """
         key = (topic_id, partition)
         async with self._database.transaction() as connection:
@@ -155,10 +160,11 @@ class Retention:
             return moved[key]
 
     async def sweep_deleted_topics(self, *, partitions_cap: int, rows_cap: int) -> Swept:
-        """Deletes at most `rows_cap` runs and producer rows of deleted topics, then the partitions and topics that
-        are empty.
+        """Deletes at most `rows_cap` runs and producer rows of deleted topics, then the partitions and topics
+        that are empty.
 
-        Several may sweep at once. History of a deleted topic is dropped elsewhere; its topic row waits for that.
+        Several may sweep at once. The history of a deleted topic is dropped elsewhere; its topic row waits
+        for that.
         """
         async with self._database.transaction() as connection:
             cursor = await connection.execute(SQL["lock_deleting_partitions"], {"cap": partitions_cap})
@@ -178,7 +184,7 @@ class Retention:
 
 
 def _places(keys: Iterable[PartitionKey]) -> dict[str, list[Any]]:
-    """As arrays of a statement."""
+    """Returns the keys as arrays for a statement."""
     found = list(keys)
     return {"topic_ids": [topic_id for topic_id, _ in found], "partitions": [partition for _, partition in found]}
 

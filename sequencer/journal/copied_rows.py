@@ -1,8 +1,11 @@
-"""Rows as `COPY ... TO STDOUT (FORMAT binary)` writes them, read in pieces of bounded size and loaded again.
+"""Rows as `COPY ... TO STDOUT (FORMAT binary)` writes them: reads them in pieces of bounded size, and loads
+them again.
 
-Promises that each piece is a whole COPY file, that nothing is done per row but to take it from libpq, that the event
-loop is given up every few hundred rows, and that Postgres waits while the caller is busy with a piece. A reading that
-is left before its end closes the connection.
+Promises:
+- Each piece is a whole COPY file.
+- Per row, the only work is to take it from libpq. Every few hundred rows other tasks get the event loop.
+- Postgres waits while the caller is busy with a piece.
+- A reading that is left before its end closes the connection.
 """
 
 import asyncio
@@ -39,8 +42,9 @@ async def copy_out(
     most_bytes: int,
     is_whole: bool = False,
 ) -> AsyncIterator[CopiedRows]:
-    """The rows of a SELECT whose columns are these; at least one piece, which may have no rows. A piece has
-    `most_bytes` or a row more. `is_whole` is kept only if one piece has it all. Raises what psycopg raises."""
+    """Yields the rows of a SELECT with these columns: at least one piece, which may have no rows. A piece has
+    `most_bytes` or one row more. `is_whole` stays set only if one piece has everything. Raises what psycopg
+    raises."""
     text = sql.SQL(cast(Any, statement)).format(table=sql.Identifier(table)) if "{table}" in statement else statement
     query = AsyncClientCursor(connection).mogrify(cast(Any, text), parameters)
     await _begin(connection, f"COPY ({query}) TO STDOUT (FORMAT binary)".encode())
@@ -74,7 +78,7 @@ async def _begin(connection: AsyncConnection[Any], query: bytes) -> None:
 
 
 def _take(pgconn: pq.abc.PGconn, data: bytearray, most_bytes: int) -> Generator[Wait, Ready | int, _Taken]:
-    """Appends some messages, of which each is a row; the first begins with the header, the last is the trailer.
+    """Appends some messages, one row each. The first begins with the header, the last is the trailer.
 
     They are copied at once: a list of them would hold 50,000 objects, which costs six times as much.
     """

@@ -1,13 +1,14 @@
-"""What the commit journal holds, read from this database (docs/design/recovery.md#the-commit-journal;
+"""Reads what goes into the commit journal from this database (docs/design/recovery.md#the-commit-journal;
 `docs/journal-format.md`).
 
 Promises:
 - One entry is one moment: all of it is read in one REPEATABLE READ transaction.
 - Nothing that was committed is left out. A row is new if the snapshot of the entry before does not show the
-  transaction that wrote it. So a transaction that commits late is in a later entry, however late. The index on
-  `committed_at` bounds the search: marks (a moment, and the next transaction id at it) say how early the transactions
-  that were still open can have begun.
-- Only the row of the table `journal` is written. Each number is given out once. Of several writers, one goes on.
+  transaction that wrote it. So a transaction that commits late is in a later entry, however late. The index
+  on `committed_at` bounds the search: marks (a moment, and the next transaction id at it) say how early the
+  transactions that were still open can have begun.
+- Only the row of the table `journal` is written. Each number is given out once. Of several writers, one goes
+  on.
 - Tables without an index on what changes are read at most a twentieth of the time.
 """
 
@@ -55,7 +56,8 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "segments": ("segments",),
 }
-"""Tables without an index on what changes. A family is read at one moment. Of `segments`: reserved, doomed."""
+"""Tables without an index on what changes. A family is read at one moment. Of `segments`: reserved,
+doomed."""
 CHECKPOINT_TABLES: Final = (
     "cluster",
     "topic_changes",
@@ -98,8 +100,8 @@ NOT_IN_THE_JOURNAL: Final = frozenset(
         "agents_shown",
     }
 )
-"""Who works on what, who owns the bucket, what was counted and observed, which topics changed lately: a rebuilt
-database begins without these rows. It has a secret of its own, which its migration made: the bucket holds none."""
+"""Tables about current work, the bucket's owner, counts, observations and recent changes of topics: a rebuilt
+database begins without these rows. Its migration makes a new secret, because the bucket holds none."""
 
 _PACE: Final = 20.0
 """A family is read again after this many times the duration of its last reading."""
@@ -126,7 +128,8 @@ class Journal:
     async def read_entry(
         self, state: JournalState, *, most_segments: int, most_batches: int, timeout_s: float
     ) -> AsyncIterator[EntryReading]:
-        """What came since `state`, in pieces of about `most_batches`. Raises as `Database.run`."""
+        """Reads what was committed since `state`, in pieces of about `most_batches`. Raises as
+        `Database.run`."""
         assert state.snapshot is not None, "there is an entry or a checkpoint to continue"
         async with self._reading(timeout_s) as (connection, moment):
             parameters = {
@@ -151,7 +154,8 @@ class Journal:
     async def _entry_pieces(
         self, connection: AsyncConnection[Row], reading: EntryReading, pieces: Iterator[Sequence[SegmentId]]
     ) -> AsyncIterator[Sequence[CopiedRows]]:
-        """First changed topics, then segments in the order of their commits, at last the families that are due."""
+        """Yields changed topics, then segments in the order of their commits, then the families that are
+        due."""
         moment, state = reading.moment, reading.state
         tables: list[CopiedRows] = []
         changed = {"since": state.snapshot, "next_xid": moment.next_xid}
@@ -180,13 +184,14 @@ class Journal:
         yield tables
 
     async def take_number(self, state: JournalState) -> int | None:
-        """The number of an entry to be written. None: another writer went on. Raises as `Database.write`."""
+        """Returns the number of the next entry. None: another writer continued. Raises as
+        `Database.write`."""
         rows = await self._database.write(SQL["take_number"], epoch=state.epoch, last_entry=state.last_entry)
         return rows[0].number if rows else None
 
     async def confirm_entries(self, reading: EntryReading, *, number: int, entries: int, size_bytes: int) -> bool:
-        """Call it once all entries of a reading are in the bucket; `number` is the last one's. False: another writer
-        went on, and readers ignore these entries. Raises as `Database.run`."""
+        """Call it once all entries of a reading are in the bucket. `number` is the last one's. False: another
+        writer continued, and readers ignore these entries. Raises as `Database.run`."""
         moment, state = reading.moment, reading.state
         marks = next_marks(state.marks, moment)
         rows = await self._database.run(
@@ -244,8 +249,8 @@ class Journal:
     async def confirm_checkpoint(
         self, moment: Moment, *, epoch: int, number: CheckpointNumber, size_bytes: int, begins: bool
     ) -> bool:
-        """Call it once the manifest is in the bucket. `begins`: the next entry continues it. False: another writer won.
-        Raises as `Database.run`."""
+        """Call it once the manifest is in the bucket. `begins`: the next entry continues it. False: another
+        writer won. Raises as `Database.run`."""
         parameters: dict[str, Any] = {
             "epoch": epoch,
             "number": number.number,
@@ -265,7 +270,8 @@ class Journal:
         return bool(await self._database.run(SQL["begin_journal" if begins else "confirm_checkpoint"], **parameters))
 
     async def seconds_behind(self, older_than_s: float) -> float | None:
-        """Seconds since the last entry, if something was committed after it and longer ago than `older_than_s`."""
+        """Seconds since the last entry, if something was committed after it and longer ago than
+        `older_than_s`."""
         rows = await self._database.run(SQL["unjournaled"], older_than_s=older_than_s)
         return rows[0].age_s if rows and rows[0].is_behind else None
 

@@ -1,11 +1,12 @@
 """Loads checkpoints and entries of the journal into a database (docs/design/recovery.md#recover).
 
 Promises:
-- Loading repeats harmlessly: an entry that was loaded before changes nothing.
-- Runs leave no gap. A run is added where its partition ends. A run that ends no later is known already. A run that
-  begins earlier and ends later (merged since) replaces the runs that it covers. A run that begins beyond the end of its
-  partition is left out and returned. So is a run of a partition that no entry has.
-- A partition's high watermark, size and timestamps follow from its runs, never from a row that is ahead of them.
+- Loading may be repeated: an entry that was loaded before changes nothing.
+- Runs leave no gap. A run is added where its partition ends. A run that ends no later is already known. A run
+  that begins earlier and ends later (it was merged since) replaces the runs that it covers. A run that begins
+  after the end of its partition is left out and returned, and so is a run of a partition that no entry has.
+- A partition's high watermark, size and timestamps follow from its runs, never from a row that is ahead of
+  them.
 
 The caller makes sure that nothing else writes to this database meanwhile.
 """
@@ -50,7 +51,8 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "runs": ("topic_id", "partition", "base_offset"),
 }
 IN_TIME_PARTITIONS: Final = ("tombstones", "outcomes")
-"""The partitions of the lost database are not here. The rows go into one of now, and their time begins again."""
+"""The partitions of the lost database do not exist here. The rows go into a current one, and their time
+begins again."""
 _LOADED_LAST: Final = ("partitions", "runs")
 """In this order: a partition needs its topic, and a run needs the end of its partition."""
 _ORDERS: Final = {
@@ -66,12 +68,12 @@ class RunLeftOut:
 
     topic_id: TopicId
     topic: str | None
-    """Its name; None: no entry that was loaded has the topic."""
+    """The topic's name; None: no loaded entry has the topic."""
     partition: Partition
     base_offset: Offset
     last_offset: Offset
     is_partition_known: bool
-    """True: what comes before the run is in no entry that was loaded. False: the partition is in none."""
+    """True: no loaded entry has what comes before the run. False: none has the partition."""
 
 
 class JournalMismatch(Exception):
@@ -79,8 +81,8 @@ class JournalMismatch(Exception):
 
 
 async def rebuild(connection: AsyncConnection[Any], journal: JournalInBucket, found: JournalFound) -> list[RunLeftOut]:
-    """Replaces the whole log of this database by what was found, in the caller's transaction; returns what could not
-    be added. Raises JournalMismatch, CorruptJournal, ObjectNotFound or StoreUnavailable."""
+    """Replaces the whole log of this database by what was found, in the caller's transaction. Returns what
+    could not be added. Raises JournalMismatch, CorruptJournal, ObjectNotFound or StoreUnavailable."""
     await empty(connection)
     async for tables in journal.checkpoint_tables(found.checkpoint):
         await load_part(connection, tables)
@@ -100,7 +102,7 @@ async def empty(connection: AsyncConnection[Any]) -> None:
 
 
 async def load_part(connection: AsyncConnection[Any], tables: Iterable[CopiedRows]) -> None:
-    """One part of a checkpoint, into tables that do not have its rows yet. Raises JournalMismatch."""
+    """Loads one part of a checkpoint, into tables that do not have its rows yet. Raises JournalMismatch."""
     for rows in tables:
         if rows.table not in CHECKPOINT_TABLES:
             raise JournalMismatch(f"the checkpoint holds a table {rows.table}, which this Tidelog does not know")
@@ -127,7 +129,8 @@ async def load_sequences(connection: AsyncConnection[Any], header: JournalHeader
 async def load_entry(
     connection: AsyncConnection[Any], header: JournalHeader, tables: Sequence[CopiedRows]
 ) -> list[RunLeftOut]:
-    """One entry, in the caller's transaction; returns what could not be added. Raises JournalMismatch."""
+    """Loads one entry, in the caller's transaction. Returns what could not be added. Raises
+    JournalMismatch."""
     left_out: list[RunLeftOut] = []
     for rows in sorted(tables, key=lambda rows: _LOADED_LAST.index(rows.table) if rows.table in _LOADED_LAST else -1):
         if rows.table not in KEYS:
@@ -144,7 +147,8 @@ async def load_entry(
 
 
 async def finish(connection: AsyncConnection[Any]) -> None:
-    """After the last entry: what follows from the rows as a whole. In the caller's transaction."""
+    """Call it after the last entry: computes what follows from all rows together. In the caller's
+    transaction."""
     await _execute(
         connection,
         "set_sizes",

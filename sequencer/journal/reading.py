@@ -3,7 +3,7 @@
 Promises:
 - Only a complete checkpoint counts, and of these the one with the highest epoch and number.
 - Entries form one chain: each names the one that it continues. Entries of an overtaken writer are ignored.
-- A missing or corrupt object ends the chain and is named, never passed over silently.
+- A missing or corrupt object ends the chain and is named, never skipped silently.
 - At most one whole object is in memory at a time.
 """
 
@@ -42,7 +42,8 @@ _HEADERS_AT_ONCE = 16
 class JournalFound:
     """What a database is rebuilt from: the manifest's header, then the entries to load, oldest first.
 
-    `faults`: what was found missing or corrupt on the way, in words; `is_cut`: the entries end early because of it.
+    `faults`: what was found missing or corrupt on the way, in words; `is_cut`: the entries end early because
+    of it.
     """
 
     checkpoint: JournalHeader
@@ -52,11 +53,11 @@ class JournalFound:
 
     @property
     def last(self) -> JournalHeader:
-        """The youngest moment that can be reached."""
+        """The youngest moment that can be restored."""
         return self.entries[-1] if self.entries else self.checkpoint
 
     def cut_before(self, entry: JournalHeader, why: str) -> "JournalFound":
-        """Without this entry and those that follow it."""
+        """Returns the journal without this entry and those that follow it."""
         kept = self.entries[: self.entries.index(entry)]
         fault = f"entry {entry.number} cannot be read, and the journal ends before it: {why}"
         return replace(self, entries=kept, faults=(*self.faults, fault), is_cut=True)
@@ -80,7 +81,7 @@ class JournalInBucket:
         return JournalFound(checkpoint=checkpoint, entries=entries, faults=tuple(faults), is_cut=is_cut)
 
     async def checkpoint_tables(self, checkpoint: JournalHeader) -> AsyncIterator[list[CopiedRows]]:
-        """Part by part. Raises CorruptJournal, ObjectNotFound or StoreUnavailable."""
+        """Yields the tables part by part. Raises CorruptJournal, ObjectNotFound or StoreUnavailable."""
         for part in checkpoint.parts:
             key = checkpoint_part_key(self._cluster, checkpoint.epoch, checkpoint.number, part.number)
             _, tables = read_container(await self._store.get(key))
@@ -140,10 +141,11 @@ class JournalInBucket:
 
 
 def chain(checkpoint: JournalHeader, entries: Sequence[JournalHeader]) -> tuple[tuple[JournalHeader, ...], bool]:
-    """The entries to load after the checkpoint, oldest first, and whether there are younger ones that do not connect.
+    """The entries to load after the checkpoint, oldest first, and whether there are younger ones that do not
+    connect.
 
-    Pure. Only entries of the checkpoint's Postgres count. The chain ends with the entry of the youngest moment, and
-    goes back from each entry to the one that it continues.
+    Pure. Only entries of the checkpoint's Postgres count. The chain ends with the entry of the youngest
+    moment, and goes back from each entry to the one that it continues.
     """
     same = {entry.number: entry for entry in entries if _lineage(entry) == _lineage(checkpoint)}
     is_cut = False
@@ -175,9 +177,9 @@ def _moment(entry: JournalHeader) -> tuple[int, int]:
 def _transactions_shown(header: JournalHeader) -> int:
     """How many transaction ids the snapshot shows as ended: all below its greatest one but those it lists.
 
-    A later snapshot of the same Postgres shows all that an earlier one shows, so the greater count is the later
-    moment. Neither `taken_at` nor the greatest id orders them: a transaction begins before its snapshot is taken, and
-    an older transaction may end without raising the greatest id.
+    A later snapshot of the same Postgres shows all that an earlier one shows, so the greater count is the
+    later moment. Neither `taken_at` nor the greatest id orders them: a transaction begins before its snapshot
+    is taken, and an older transaction may end without raising the greatest id.
     """
     _, greatest, listed = header.snapshot.split(":")
     return int(greatest) - (listed.count(",") + 1 if listed else 0)

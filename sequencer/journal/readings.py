@@ -1,4 +1,4 @@
-"""The values of `journal.py`: moments, marks, the row of the table, and what a reading returns. Pure."""
+"""The values of `journal.py`: moments, marks, the row of the table, and the results of readings. Pure."""
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -53,7 +53,7 @@ class JournalState:
     snapshot_age_xids: int
 
     def why_begin(self, epoch: int) -> str | None:
-        """Why a checkpoint has to come first; None if an entry can continue what is in the bucket."""
+        """Why a checkpoint must come first; None if an entry can continue what is in the bucket."""
         if self.snapshot is None or not self.checkpoint_number:
             return "there is none yet"
         if self.epoch != epoch:
@@ -67,7 +67,7 @@ class JournalState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The moment of a reading."""
+    """The moment of a reading: its snapshot, and the state of the database then."""
 
     taken_at: datetime
     snapshot: str
@@ -99,16 +99,17 @@ class Moment:
 
 @dataclass(slots=True, kw_only=True)
 class EntryReading:
-    """What came since the last entry. Take `pieces` while the reading is open; each becomes one entry."""
+    """What was committed since the last entry. Take `pieces` while the reading is open; each becomes one
+    entry."""
 
     moment: Moment
     state: JournalState
     segment_count: int
     is_too_much: bool
-    """More than one pass may take: the caller writes a checkpoint instead."""
+    """True: it is more than one pass may take. The caller writes a checkpoint instead."""
     pieces: AsyncIterator[Sequence[CopiedRows]]
     families: dict[str, FamilyReading] = field(default_factory=dict)
-    """As read, once all pieces were taken."""
+    """The families read, once all pieces were taken."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,8 +128,9 @@ class CheckpointNumber:
 
 
 def next_marks(marks: Sequence[Mark], moment: Moment) -> tuple[Mark, ...]:
-    """The marks after a reading. A transaction that its snapshot does not show has an id of at least the xmin. So it
-    began after the last mark whose `next_xid` is not above the xmin. Marks before that one are no longer needed."""
+    """The marks after a reading. A transaction that its snapshot does not show has an id of at least the
+    xmin. So it began after the last mark whose `next_xid` is not above the xmin. Marks before that one are no
+    longer needed."""
     known = [*marks, Mark(time=moment.taken_at, next_xid=moment.next_xid)]
     first = max((place for place, mark in enumerate(known) if mark.next_xid <= moment.xmin), default=0)
     known = known[first:]

@@ -1,8 +1,9 @@
-"""The database as `tidelog recover` works on it: one connection, statements that may take long, no other writer.
+"""The database for `tidelog recover`: one connection, statements that may take long, no other writer.
 
 Promises:
-- A rehearsal leaves nothing behind: it works on copies, in a schema made by a transaction that is rolled back.
-- Of two recoveries of one database at once, the second is refused.
+- A rehearsal leaves nothing behind: it works on copies, in a schema made by a transaction that is rolled
+  back.
+- If two recoveries of one database run at once, the second is refused.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -24,9 +25,10 @@ from storage.identifiers import ObjectKey, Offset, Partition, SegmentId, TopicId
 
 SQL = load_statements("recovery")
 WRITER: Final = "recovery"
-"""Who wrote the objects that recovery writes, in their headers and rows."""
+"""The writer in the headers and rows of objects that recovery writes."""
 WRITER_BEYOND: Final = f"{WRITER} beyond"
-"""In the rows of objects that took a place past the end of the log, until the recovery has ended."""
+"""The writer in the rows of objects that were added after the end of the log, until the recovery has
+ended."""
 _REHEARSAL: Final = "tidelog_rehearsal"
 
 
@@ -111,7 +113,7 @@ class RecoverySession:
             yield session
 
     async def _copy_everything(self) -> None:
-        """Copies the columns that both have: the database may be older than this code."""
+        """Copies the columns that both sides have: the database may be older than this code."""
         execute = self.connection.execute
         await execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         [found] = await (await execute("SELECT current_schema() AS schema")).fetchall()
@@ -129,7 +131,7 @@ class RecoverySession:
             await execute(sql.SQL("INSERT INTO {0} ({2}) SELECT {2} FROM {1}").format(new, old, columns))
 
     async def run(self, name: str, **parameters: Any) -> list[Row]:
-        """One named statement."""
+        """Runs one named statement."""
         return await self.execute(SQL[name], **parameters)
 
     async def execute(self, statement: LiteralString, **parameters: Any) -> list[Row]:
@@ -157,7 +159,7 @@ class RecoverySession:
                 await copy.write_row((one.segment_id, one.object_key, one.size_bytes, one.modified_at, one.is_merged))
 
     async def end_listing(self) -> tuple[int, int]:
-        """How many uploaded and merged segments the bucket has."""
+        """Returns how many uploaded and merged segments the bucket has."""
         await self.run("index_listing")
         await self.connection.execute("ANALYZE listed")
         counts = await self.row("count_listing")

@@ -397,8 +397,8 @@ CREATE TABLE group_configs (
 -- --- history: the Parquet form of a topic, an Iceberg table whose pointer is here
 
 -- The Iceberg table of each topic that was ever compacted. From the first publish on, retention stays behind
--- what is compacted, unless the topic's history is off. All writers of one history lock its history_tables row
--- first, then segments, then history_partitions.
+-- what is compacted, unless the topic's history is off. All writers of one history lock its history_tables
+-- row first, then segments, then history_partitions.
 CREATE TABLE history_tables (
     topic_id uuid PRIMARY KEY,
     metadata_key text,                             -- of the current metadata JSON; null until the first
@@ -806,8 +806,8 @@ CREATE FUNCTION commit_segments(
     batch_chains integer[], batch_members integer[], batch_sequences integer[])
 RETURNS TABLE (state text, object_key text, outcome bigint[])
 LANGUAGE plpgsql VOLATILE
--- One plan for ever, made of index look-ups: it must not be chosen anew per call, nor scan a table that was
--- small when it was made.
+-- One plan for ever, made of index look-ups: it must not be chosen again for each call, nor scan a table
+-- that was small when it was made.
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
 SET enable_hashjoin = on
@@ -1316,7 +1316,7 @@ BEGIN
     WHERE is_whole[made.swap];
 
     IF true = ANY (is_whole) AND found_state = 'reserved' THEN
-        -- Its commit is that of the newest input: retention by time does not begin anew.
+        -- Its commit is that of the newest input: retention by time does not start again.
         UPDATE segments AS s SET state = 'committed', size_bytes = output_bytes, committed_at = newest,
             tier = output_tier
         WHERE s.segment_id = output;
@@ -1387,8 +1387,8 @@ CREATE FUNCTION sequence_segments(
     recent_batches integer[])
 RETURNS TABLE (state text, object_key text, outcome bigint[], log_starts bigint[])
 LANGUAGE plpgsql VOLATILE
--- One plan for ever, made of look-ups by primary key: it must not be chosen anew per call, nor while the
--- tables are small.
+-- One plan for ever, made of look-ups by primary key: it must not be chosen again for each call, nor while
+-- the tables are small.
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
 SET enable_bitmapscan = off
@@ -1411,7 +1411,7 @@ BEGIN
         ORDER BY s.segment_id FOR NO KEY UPDATE) AS locked;
 
     IF cardinality(topic_ids) > 1 THEN
-        -- Who had to wait here would find every other row changed since the statement began, and look at
+        -- After a wait, every other row would have changed since the statement began, and Postgres would read
         -- each a second time.
         PERFORM 1 FROM partitions WHERE topic_id = topic_ids[1]
             AND partition = partition_numbers[1] FOR NO KEY UPDATE;
@@ -1479,8 +1479,8 @@ BEGIN
         FROM generate_series(1, cardinality(run_first_batches)) AS run OFFSET 0) AS given;
 
     IF cardinality(turn_heads) > 0 THEN
-        -- The last ten that were accepted are remembered. Mostly each turn is one batch, which takes no
-        -- look at a list.
+        -- The last ten accepted batches are remembered. Mostly a turn is one batch, which needs no look at a
+        -- list.
         IF cardinality(recent_batches) = cardinality(turn_heads) THEN
             UPDATE producer_state AS s
             SET sequences = s.sequences[cardinality(s.sequences) - 8:]

@@ -1,12 +1,12 @@
--- What administrators ask of partitions: how large they are, and who writes to them.
+-- Answers administrators' questions about partitions: their sizes, and their producers.
 
 -- name: sizes
 SELECT topic_id, partition, size_bytes FROM partitions
 WHERE topic_id = ANY(%(topic_ids)s::uuid[]) AND state = 'live'
 
 -- name: active_producers
--- At most :cap per partition, the youngest ids first. A partition without any is a row of nulls; one that
--- does not exist is absent.
+-- At most :cap per partition, the youngest ids first. A partition without producers has a row of nulls. A
+-- missing partition has no row.
 SELECT p.topic_id, p.partition, s.producer_id, s.producer_epoch,
        (s.sequences[cardinality(s.sequences)] & 2147483647)::integer AS last_sequence,
        s.max_timestamps[cardinality(s.max_timestamps)] AS last_timestamp_ms

@@ -1,7 +1,7 @@
 -- name: join
--- An agent that comes back to its Kafka address keeps its node id, whatever its other ports are now: clients
--- know it by both. It is the same agent if the lease of the last one there is over, or if only the peer port
--- is another: two cannot listen at the rest at once.
+-- An agent that comes back to its Kafka address keeps its node id, whatever its other ports are: clients know
+-- it by both. It is the same agent if the lease of the last one there has ended, or if only the peer port
+-- differs: two agents cannot listen on the other ports at once.
 WITH mine AS (
     SELECT node_id FROM agents
     WHERE kafka_host = %(kafka_host)s::text AND kafka_port = %(kafka_port)s::integer
@@ -37,9 +37,9 @@ SELECT node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port,
 FROM (SELECT * FROM back UNION ALL SELECT * FROM first) AS joined
 
 -- name: renew
--- Every agent asks this often enough to learn here that the bucket is another database's
--- (sequencer/cluster/ownership.py), and the cluster's secrets: one whose lease holds knows every secret that
--- is older than the lease. A standby that stalls must not end leases.
+-- Every agent asks this often. So it learns here that the bucket is another database's
+-- (sequencer/cluster/ownership.py), and the cluster's secrets: an agent with a valid lease knows every secret
+-- that is older than the lease. A standby that stalls must not end leases.
 UPDATE agents SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)
 FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
 WHERE node_id = %(node_id)s::integer AND incarnation = %(incarnation)s::bigint
@@ -56,8 +56,8 @@ SELECT node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port,
 FROM agents WHERE lease_until > clock_timestamp() ORDER BY node_id
 
 -- name: shown
--- Who is shown as alive, or what of that changed since a number, in one row or more; `node_id` is null if
--- nothing did. An agent that is no longer shown has no incarnation.
+-- The agents that are shown as alive, or what changed in that list since a number. One row or more; `node_id`
+-- is null if nothing changed. An agent that is no longer shown has no incarnation.
 SELECT s.changes, s.alive, extract(epoch FROM clock_timestamp() - s.looked_at)::float8 AS age_s,
     a.node_id, a.shown AS incarnation, a.zone, a.kafka_host, a.kafka_port, a.peer_host, a.peer_port,
     a.http_url
@@ -79,8 +79,8 @@ DELETE FROM agents WHERE node_id IN (
     ORDER BY node_id LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED)
 
 -- name: renew_peer_secret
--- Postgres makes the secret, so that no statement carries one. The secret before stays valid: agents take the
--- new one with their next renewal, and some may have the old one until then.
+-- Postgres makes the secret, so that no statement contains one. The previous secret stays valid: agents take
+-- the new one with their next renewal, and some may have the old one until then.
 INSERT INTO peer_secrets (secrets)
 VALUES (ARRAY[uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())])
 ON CONFLICT (only_row) DO UPDATE

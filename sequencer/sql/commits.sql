@@ -1,7 +1,7 @@
 -- name: commit
--- The work is in the function sequence_segments (functions/sequence_segments.sql): one round trip, one
--- transaction, which demands in itself that it be durable. A repeat writes no more than its locks, which
--- suffice to make it wait for the standby.
+-- The function sequence_segments does the work (functions/sequence_segments.sql): one round trip, one
+-- transaction, which itself demands durability. A repeat writes only its locks, which is enough to make it
+-- wait for the standby.
 SELECT state, object_key, outcome, log_starts FROM demand_durability() CROSS JOIN sequence_segments(
     segment_ids => %(segment_ids)s, segment_sizes => %(segment_sizes)s,
     topic_ids => %(topic_ids)s, partition_numbers => %(partition_numbers)s,

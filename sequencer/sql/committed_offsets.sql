@@ -11,8 +11,9 @@ SELECT verdicts FROM demand_durability() CROSS JOIN commit_offsets(
     offset_leader_epochs => %(offset_leader_epochs)s, offset_metadata => %(offset_metadata)s)
 
 -- name: fetch
--- One row without a topic for each group that is still its coordinator's (epoch -1: that there is), then its
--- offsets, all of one moment. What is kept of a deleted topic until housekeeping comes is not told.
+-- One row without a topic for each group that is still its coordinator's (epoch -1: for each existing group),
+-- then its offsets, all from one moment. Offsets of a deleted topic are not returned, although they stay
+-- until housekeeping.
 WITH held AS MATERIALIZED (
     SELECT asked.group_id, asked.everything, asked.number
     FROM unnest(%(group_ids)s::text[], %(coordinator_epochs)s::bigint[],

@@ -1,8 +1,8 @@
--- Laterals keep every look-up an index scan of the asked partition, whatever the size of the tables. `doubt`
--- says whether what is read may be on no standby (schema.sql, doubts).
+-- Laterals make every look-up an index scan of the requested partition, whatever the size of the tables.
+-- `doubt` says if what is read may be on no standby (schema.sql, doubts).
 
 -- name: read
--- The run that covers the asked offset has the greatest base offset at or below it.
+-- The run that covers the requested offset has the greatest base offset at or below it.
 SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset,
     p.coordinate_epoch,
        r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms,
@@ -28,9 +28,9 @@ LEFT JOIN LATERAL (
 ORDER BY asked.place, r.base_offset
 
 -- name: poll
--- Per partition, never a global cursor: a transaction that commits late is behind any cursor [raced]. A known
--- end is a run's border (runs are replaced whole), but after a merge it may lie inside one: then that run is
--- the first.
+-- By partition, never by a global cursor: a transaction that commits late is behind any cursor [raced]. A
+-- known end is the end of a run, because runs are replaced as a whole. After a merge it may be inside a run:
+-- then that run comes first.
 SELECT asked.topic_id, asked.partition, p.log_start_offset, p.high_watermark,
     p.high_watermark AS last_stable_offset, p.coordinate_epoch,
        r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms,
@@ -69,13 +69,13 @@ CROSS JOIN LATERAL (
 
 -- name: candidate_run_for_timestamp
 -- The running maximum grows with the offset, so the first run that reaches the time is found by halving the
--- offsets that may hold it, at most 63 look-ups by primary key: an index of its own would cost every commit
--- more. Runs before it cannot hold the time. From there the own maximum decides, because the run that raised
--- the running maximum may be gone. At most :step runs are looked at; looked_until is where the next step goes
--- on, null at the end of the log.
+-- offsets that may hold it: at most 63 look-ups by primary key. An index for this would cost every commit
+-- more. Earlier runs cannot hold the time. From there on a run's own maximum decides, because the run that
+-- raised the running maximum may be gone. At most :step runs are examined. looked_until is where the next
+-- step continues, null at the end of the log.
 WITH RECURSIVE halves AS (
-    -- Of the offsets in [low, high) low is the first that may be in that run. An offset whose run is gone
-    -- lies before all others.
+    -- In [low, high), low is the first offset that may be in that run. An offset whose run is gone comes
+    -- before all others.
     SELECT log_start_offset, 0::bigint AS low, high_watermark AS high FROM partitions
     WHERE topic_id = %(topic_id)s::uuid AND partition = %(partition)s::integer AND state = 'live'
         AND max_timestamp_ms >= %(timestamp_ms)s::bigint

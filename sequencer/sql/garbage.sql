@@ -1,13 +1,13 @@
--- Garbage, found by state (docs/design/garbage.md#when-an-object-may-be-deleted): committed -> unreferenced
--- -> doomed -> deleted (a tombstone) -> deleted again and forgotten. Tombstones and outcomes are in tables of
--- their own, whose partitions are dropped as a whole (schema.sql). Every step repeats harmlessly after a
--- crash, and several may work side by side: locks are taken with SKIP LOCKED, so nobody waits here; what is
--- due is told by statement_timestamp(), which an index can use (clock_timestamp() is volatile).
+-- Garbage, found by state (docs/design/garbage.md#when-an-object-may-be-deleted): committed -> unreferenced -> doomed -> deleted (a tombstone) ->
+-- deleted again and forgotten. Tombstones and outcomes have their own tables, whose partitions are dropped as
+-- a whole (schema.sql). Every step may be repeated after a crash, and several may run at once: locks are
+-- taken with SKIP LOCKED, so no step waits. statement_timestamp() says what is due, because an index can use
+-- it (clock_timestamp() is volatile).
 
 -- name: watch_database
--- One look at which Postgres this is, and how long ago the last one was. The row stays locked until the
--- dooming that it allows is committed. The WAL's name begins with the timeline; the control file's own copy
--- lags behind a promotion.
+-- Finds out which Postgres this is, and how long ago the last check was. The row stays locked until the
+-- dooming that it allows is committed. The WAL file's name begins with the timeline; the control file's own
+-- copy lags behind a promotion.
 WITH look AS (
     SELECT system_identifier,
         ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer AS timeline
@@ -38,8 +38,8 @@ RETURNING greatest(0, extract(epoch FROM d.paused_until - clock_timestamp()))::f
     d.pause_reason
 
 -- name: mark_unreferenced
--- One page of all segments in id order; those committed that nothing refers to start their grace period. A
--- hint, judged again when it is over.
+-- One page of all segments in id order. Committed segments that nothing refers to start their grace period.
+-- This is a hint, judged again when the period is over.
 WITH page AS MATERIALIZED (
     SELECT segment_id, state = 'committed' AND unreferenced_since IS NULL AS may_be_garbage
     FROM segments WHERE segment_id > %(after)s::uuid ORDER BY segment_id LIMIT %(cap)s
@@ -69,8 +69,8 @@ ORDER BY unreferenced_since LIMIT %(cap)s
 FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: judge_unreferenced
--- With the rows locked, in a snapshot taken since: whoever publishes or holds one has done so, or finds it
--- doomed.
+-- With the rows locked, in a snapshot taken afterwards: any job that publishes or holds a segment has done
+-- so, or finds it doomed.
 WITH judged AS (
     SELECT segment_id,
         EXISTS (SELECT FROM runs AS r WHERE r.segment_id = s.segment_id)
@@ -88,7 +88,7 @@ WITH judged AS (
 SELECT count(*) FILTER (WHERE state = 'doomed') AS doomed FROM changed
 
 -- name: due_for_deletion
--- What was committed has waited before it was doomed; what never was waits now.
+-- Once committed, a segment has waited before it was doomed. Others wait now.
 SELECT segment_id, object_key FROM segments
 WHERE state = 'doomed'
     AND coalesce(unreferenced_since, doomed_at) < statement_timestamp() - make_interval(secs => %(grace_s)s)
@@ -99,13 +99,12 @@ SELECT add_time_partition('tombstones', %(width_s)s, %(lock_timeout_ms)s)
     AND add_time_partition('outcomes', %(width_s)s, %(lock_timeout_ms)s) AS are_made
 
 -- name: bury
--- The tombstone stays for PUTs that arrive late, the outcome for agents that ask late what became of their
--- commit.
+-- The tombstone stays for late PUTs. The outcome stays for agents that ask late about their commit.
 SELECT bury_segments(%(segment_ids)s::uuid[], %(outcome_retention_s)s) AS buried
 
 -- name: close_due_tombstones
--- The oldest partition whose last tombstone has waited long enough. Whoever inserts holds the row: from here
--- on nothing is added to it.
+-- The oldest partition whose last tombstone has waited long enough. Inserting locks the row: from here on
+-- nothing is added to the partition.
 UPDATE time_partitions SET is_closed = true
 WHERE of_table = 'tombstones' AND number = (
     SELECT number FROM time_partitions
@@ -127,8 +126,8 @@ ORDER BY t.segment_id LIMIT %(cap)s
 UPDATE time_partitions SET swept_to = %(swept_to)s WHERE of_table = 'tombstones' AND number = %(number)s
 
 -- name: close_due_outcomes
--- Agents could not ask while Postgres was away: while dooming pauses, or has not looked lately, every outcome
--- stays.
+-- Agents could not ask while Postgres was away: while dooming pauses, or without a recent check, every
+-- outcome stays.
 UPDATE time_partitions SET is_closed = true
 WHERE of_table = 'outcomes' AND number = (
     SELECT number FROM time_partitions

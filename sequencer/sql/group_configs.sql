@@ -1,4 +1,5 @@
--- What administrators set for groups. Coordinators read it with what else they ask of groups (groups.sql).
+-- Configs that administrators set for groups. Coordinators read them with other facts about groups
+-- (groups.sql).
 
 -- name: configs_of
 SELECT group_id, config FROM group_configs WHERE group_id = ANY (%(group_ids)s::text[]) AND config <> '{}'

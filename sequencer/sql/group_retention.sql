@@ -1,11 +1,10 @@
--- What ends offsets and groups: nobody has used them for long, or their topic is gone. Each step looks at a
--- page in key order, locks the groups in which something may be due (SKIP LOCKED: one that is in use is
--- passed by until the next pass), and judges again in a statement that takes its snapshot since. Laterals
--- keep every look-up an index scan, whatever the size of the tables.
+-- Ends offsets and groups that were unused for long, or whose topic is gone. Each step examines a page in key
+-- order, locks the groups in which something may be due (SKIP LOCKED: a group in use is skipped until the
+-- next pass), and judges again in a statement with a later snapshot. Laterals make every look-up an index
+-- scan, whatever the size of the tables.
 
 -- name: lock_groups_of_page
--- An offset committed lately is not due for its age, whatever its group; that is enough to choose whom to
--- lock.
+-- A recent commit is not due for its age, whatever its group. That is enough to choose the groups to lock.
 WITH looked AS MATERIALIZED (
     SELECT group_id, topic_id, partition, committed_at FROM committed_offsets
     WHERE (group_id, topic_id, partition) > (%(after_group_id)s::text, %(after_topic_id)s::uuid,
@@ -31,9 +30,9 @@ LEFT JOIN LATERAL (
     LIMIT 1) AS last ON true
 
 -- name: forget_offsets
--- As in Kafka (KIP-211): while a group has members none of its offsets age; from then on all do, those
--- committed later (by an operator) from their commit; in a group that nobody ever joined each ages from its
--- commit.
+-- As in Kafka (KIP-211): while a group has members, none of its offsets age. From then on all do; offsets
+-- committed later (by an operator) age from their commit. In a group that never had members each offset ages
+-- from its commit.
 WITH due AS MATERIALIZED (
     SELECT o.*, topic.is_live
     FROM unnest(%(group_ids)s::text[]) AS locked (group_id)

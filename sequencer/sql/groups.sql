@@ -1,4 +1,4 @@
--- Groups: claimed, written, deleted by their coordinators, listed for anybody. The functions are in
+-- Groups: claimed, written and deleted by their coordinators, listed for all. The functions are in
 -- `functions/`.
 
 -- name: claim
@@ -26,8 +26,8 @@ LEFT JOIN group_configs AS configs ON configs.group_id = asked.group_id
 SELECT delete_group(%(group_id)s::text, %(coordinator_epoch)s::bigint) AS outcome
 
 -- name: list
--- A page in id order. A group that its coordinator has not written yet is a classic one without members.
--- Filters that are empty let all pass.
+-- A page in id order. A group that its coordinator has not written yet is a classic one without members. An
+-- empty filter matches all.
 SELECT group_id, coalesce(kind, 'classic') AS kind, protocol_type, state, coordinator FROM groups
 WHERE group_id > %(after)s::text
   AND (cardinality(%(states)s::text[]) = 0 OR state = ANY (%(states)s::text[]))

@@ -71,7 +71,7 @@ ON CONFLICT DO NOTHING
 SELECT metadata_key, version FROM history_tables WHERE topic_id = %(topic_id)s FOR NO KEY UPDATE
 
 -- name: abandon_expired
--- A job that was killed keeps others off its topic only until its lease passes.
+-- A killed job keeps others off its topic only until its lease ends.
 UPDATE history_jobs SET state = 'abandoned', ended_at = clock_timestamp()
 WHERE topic_id = %(topic_id)s AND state = 'running' AND lease_until <= clock_timestamp()
 RETURNING job_id
@@ -113,8 +113,7 @@ WHERE p.state = 'live'
 ORDER BY p.partition, r.base_offset
 
 -- name: lock_segments
--- Shared: dooming takes the row for itself, so that either it sees the holds or this finds the segment
--- doomed.
+-- Shared: dooming locks the row exclusively. So either it sees the holds, or this finds the segment doomed.
 SELECT segment_id FROM segments WHERE segment_id = ANY(%(segment_ids)s) AND state = 'committed'
 ORDER BY segment_id FOR SHARE
 
@@ -208,8 +207,8 @@ WHERE job_id = %(job_id)s AND state = 'running'
 DELETE FROM holds WHERE job_id = ANY(%(job_ids)s)
 
 -- name: compacted_to
--- For every live partition of the given topics that retention waits for; one that was never compacted counts
--- from 0.
+-- For every live partition of the given topics with history. A partition that was added since the last
+-- compaction counts from 0.
 SELECT t.topic_id, p.partition, coalesce(h.compacted_to, 0) AS compacted_to
 FROM history_tables AS t
 JOIN topics USING (topic_id)
@@ -296,7 +295,7 @@ DELETE FROM history_raw_ranges WHERE topic_id = %(topic_id)s
 DELETE FROM history_tables WHERE topic_id = %(topic_id)s
 
 -- name: abandon_all_expired
--- So that the prefixes of killed jobs get swept even if nobody compacts their topic again.
+-- So that the prefixes of killed jobs are swept even if their topic is never compacted again.
 WITH expired AS (
     SELECT job_id FROM history_jobs WHERE state = 'running' AND lease_until <= clock_timestamp()
     ORDER BY job_id LIMIT %(cap)s FOR NO KEY UPDATE SKIP LOCKED)

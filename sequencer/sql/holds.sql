@@ -1,8 +1,7 @@
--- Holds: what a job reads or is about to publish stays while the job lives
--- (docs/design/commit.md#references-and-holds, References).
+-- Holds: what a job reads or will publish stays while the job lives (docs/design/commit.md#references-and-holds, References).
 
 -- name: lock_segments
--- Shared between jobs. Dooming takes the row for itself, so either it sees the hold, or this finds the
+-- Shared between jobs. Dooming locks the row exclusively. So either it sees the hold, or this finds the
 -- segment doomed.
 SELECT segment_id FROM segments WHERE segment_id = ANY(%(segment_ids)s::uuid[]) AND state <> 'doomed'
 ORDER BY segment_id FOR SHARE
@@ -26,7 +25,7 @@ WHERE job_id = %(job_id)s
 DELETE FROM holds WHERE job_id = %(job_id)s
 
 -- name: purge_lapsed
--- A lapsed hold holds nothing; its row may stay a while for those who look.
+-- An expired hold holds nothing. Its row may stay a while for inspection.
 WITH lapsed AS (
     SELECT segment_id, job_id FROM holds
     WHERE lease_until < statement_timestamp() - make_interval(secs => %(older_than_s)s)

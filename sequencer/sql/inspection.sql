@@ -1,4 +1,4 @@
--- What the doctor reads: the whole database in pages, one statement per page, so that each page is of one
+-- What the doctor reads: the whole database in pages, one statement per page, so that each page is from one
 -- moment.
 
 -- name: segments_by_id
@@ -30,7 +30,7 @@ WHERE (topic_id, partition) > (%(after_topic_id)s::uuid, %(after_partition)s::in
 ORDER BY topic_id, partition LIMIT %(cap)s
 
 -- name: log_chunk
--- Runs from an offset on, with the partition's bounds of the same moment; one row of nulls if there are none.
+-- Runs from an offset on, with the partition's bounds of the same moment. One row of nulls if there are none.
 SELECT p.log_start_offset, p.high_watermark, p.size_bytes, r.base_offset, r.last_offset, r.length,
     r.segment_id, s.state AS segment_state
 FROM partitions AS p
@@ -44,7 +44,7 @@ WHERE p.topic_id = %(topic_id)s AND p.partition = %(partition)s AND p.state = 'l
 ORDER BY r.base_offset
 
 -- name: runs_without_partition
--- The pairs that have runs, found by hopping through the primary key.
+-- The partitions that have runs, found by skipping through the primary key.
 WITH RECURSIVE pairs AS (
     (SELECT topic_id, partition FROM runs ORDER BY topic_id, partition LIMIT 1)
     UNION ALL
@@ -59,7 +59,7 @@ WHERE NOT EXISTS (SELECT FROM partitions AS p
 ORDER BY topic_id, partition LIMIT %(cap)s
 
 -- name: odd_producer_states
--- One to ten batches, each with its offset and time; offsets rise and lie below the high watermark; the
+-- One to ten batches, each with its offset and time. Offsets rise and are below the high watermark. The
 -- partition exists.
 SELECT s.topic_id, s.partition, s.producer_id
 FROM producer_state AS s LEFT JOIN partitions AS p USING (topic_id, partition)

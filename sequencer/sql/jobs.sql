@@ -1,11 +1,11 @@
--- Jobs: who works on what, where a pass left off, and how long ago each last succeeded. Hints, all of it: no
--- standby is waited for.
+-- Jobs: their holders, where a pass stopped, and how long ago each last succeeded. All of it is hints, so
+-- nothing waits for a standby.
 
 -- name: claim
--- One holder at a time, and not more often than every min_interval_s in the whole cluster. A holder that died
--- is replaced when its lease has passed; a run that failed may be repeated at once (last_started_at is null
--- again). None while the bucket is another database's. Whoever comes too early only reads: every agent tries,
--- and most of them in vain.
+-- One holder at a time, and in the whole cluster at most once per min_interval_s. A dead holder is replaced
+-- when its lease has ended. A failed run may be repeated at once (last_started_at is null again). No holder
+-- while the bucket is another database's. A claim that comes too early only reads: every agent tries, and
+-- most get nothing.
 INSERT INTO jobs (name, holder, lease_until, last_started_at)
 SELECT %(name)s::text, %(holder)s::uuid, clock_timestamp() + make_interval(secs => %(lease_s)s),
     clock_timestamp()

@@ -1,5 +1,5 @@
--- The commit journal (docs/design/recovery.md#the-commit-journal). The reading statements of one entry or
--- checkpoint share a REPEATABLE READ transaction: one moment.
+-- The commit journal (docs/design/recovery.md#the-commit-journal). The reading statements of one entry or checkpoint share a
+-- REPEATABLE READ transaction: one moment.
 
 -- name: state
 SELECT epoch, system_identifier, timeline, last_number, last_entry, snapshot::text AS snapshot, taken_at,
@@ -17,9 +17,9 @@ SELECT epoch, system_identifier, timeline, last_number, last_entry, snapshot::te
 FROM journal
 
 -- name: moment
--- The first statement of the reading. now() is when the transaction began, before its snapshot was taken;
--- next_xid is read after. The greatest id of a snapshot is no substitute: transactions with higher ids may
--- have been going on already.
+-- The first statement of the reading. now() is when the transaction began, before its snapshot was taken.
+-- next_xid is read afterwards. The greatest id of a snapshot cannot replace it: transactions with higher ids
+-- may have been running already.
 SELECT now() AS taken_at, snapshot::text AS snapshot, pg_snapshot_xmin(snapshot)::text::bigint AS xmin,
     pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) AS next_xid,
     (SELECT changes FROM topic_changes) AS topic_changes,
@@ -41,9 +41,9 @@ WHERE c.oid = ANY(%(tables)s::text[]::regclass[]) AND a.attnum > 0 AND NOT a.att
 GROUP BY c.relname
 
 -- name: new_segments
--- Committed since the snapshot `since`, oldest commit first. The index on committed_at bounds what is looked
--- at; the transaction that wrote a row says exactly whether it is new. A row that was only marked since comes
--- once more, which does no harm.
+-- Committed since the snapshot `since`, oldest commit first. The index on committed_at bounds the search. The
+-- transaction that wrote a row decides exactly if the row is new. A row that was only marked since is read
+-- again, which is harmless.
 SELECT s.segment_id, coalesce(cardinality(s.outcome), 0) AS batches FROM segments AS s
 WHERE s.state = 'committed' AND s.committed_at >= %(committed_from)s
     AND age(s.xmin) <= age(pg_snapshot_xmin(%(since)s::pg_snapshot)::xid)
@@ -84,7 +84,7 @@ WHERE s.state IN ('reserved', 'doomed')
     AND NOT pg_visible_in_snapshot((%(next_xid)s::bigint - age(s.xmin))::text::xid8, %(since)s::pg_snapshot)
 
 -- name: take_number
--- Runs before an entry is written. No row: another writer went on.
+-- Runs before an entry is written. No row: another writer continued.
 UPDATE journal SET last_number = last_number + 1
 WHERE epoch = %(epoch)s AND last_entry = %(last_entry)s AND checkpoint_number > 0
 RETURNING last_number AS number
@@ -104,7 +104,7 @@ UPDATE journal SET last_checkpoint_number = last_checkpoint_number + 1
 RETURNING last_checkpoint_number AS number, last_entry, last_number
 
 -- name: confirm_checkpoint
--- While entries go on, only the newest checkpoint counts.
+-- While entries continue, only the newest checkpoint counts.
 UPDATE journal SET checkpoint_number = %(number)s, checkpoint_at = %(taken_at)s,
     checkpoint_bytes = %(size_bytes)s,
     checkpoint_entry_bytes = entry_bytes, written_at = clock_timestamp()
@@ -124,7 +124,7 @@ WHERE epoch <= %(epoch)s AND checkpoint_number < %(number)s AND last_number = %(
 RETURNING checkpoint_number
 
 -- name: unjournaled
--- Whether the journal lacks something that was committed so long ago that it should have it.
+-- True if the journal lacks something that was committed so long ago that it should have it.
 SELECT EXISTS (
     SELECT FROM segments AS s
     WHERE s.state = 'committed' AND s.committed_at > j.taken_at

@@ -5,7 +5,7 @@
 DROP TABLE IF EXISTS pg_temp.staged
 
 -- name: add_partitions
--- New partitions begin empty, because their runs come afterwards. Known ones take only the epoch and the
+-- New partitions begin empty, because their runs come afterwards. Known ones only take the epoch and the
 -- state.
 INSERT INTO partitions AS p (topic_id, partition, state, log_start_offset, high_watermark, coordinate_epoch)
 SELECT topic_id, partition, state, 0, 0, coordinate_epoch FROM staged
@@ -13,7 +13,7 @@ ON CONFLICT (topic_id, partition) DO UPDATE
 SET state = excluded.state, coordinate_epoch = greatest(p.coordinate_epoch, excluded.coordinate_epoch)
 
 -- name: advance_log_starts
--- Retention, or a client, removed records since. Offsets below the log start are no gap.
+-- Retention, or a client, has removed records since. Offsets below the log start are no gap.
 UPDATE partitions AS p
 SET log_start_offset = s.log_start_offset, high_watermark = greatest(p.high_watermark, s.log_start_offset),
     max_timestamp_ms = CASE
@@ -36,7 +36,7 @@ DROP TABLE IF EXISTS pg_temp.added
 
 -- name: add_runs
 -- Runs that reach beyond their partition's end, and whether they join it: the first begins there or before,
--- each next one where the one before ends.
+-- each next one where the previous one ends.
 CREATE TEMP TABLE added ON COMMIT DROP AS
 SELECT reaching.*, bool_and(follows) OVER (
     PARTITION BY topic_id, partition ORDER BY base_offset ROWS UNBOUNDED PRECEDING) AS joins
@@ -68,7 +68,7 @@ FROM (
 WHERE p.topic_id = a.topic_id AND p.partition = a.partition
 
 -- name: runs_left_out
--- Runs that do not join their partition, and runs of partitions that are not there.
+-- Runs that do not join their partition, and runs of missing partitions.
 SELECT run.topic_id, t.name AS topic, run.partition, run.base_offset, run.last_offset, run.is_partition_known
 FROM (
     SELECT topic_id, partition, base_offset, last_offset, true AS is_partition_known FROM added
@@ -93,7 +93,7 @@ DELETE FROM committed_offsets AS o WHERE NOT EXISTS (SELECT FROM groups AS g WHE
 DELETE FROM group_members AS m WHERE NOT EXISTS (SELECT FROM groups AS g WHERE g.group_id = m.group_id)
 
 -- name: pass_topic_changes
--- Beyond any number that an agent can have seen.
+-- Greater than any number that an agent can have seen.
 UPDATE topic_changes SET changes = changes + 1000000
 
 -- name: make_time_partitions

@@ -1,12 +1,12 @@
--- Merging (docs/design/merging.md#claims): candidates and their claims, what runs they hold, and what was
--- done. The swap itself is the function publish_merge (functions/publish_merge.sql).
+-- Merging (docs/design/merging.md#claims): candidates and their claims, what runs they hold, and what was done. The swap itself
+-- is the function publish_merge (functions/publish_merge.sql).
 --
--- A claim is a row's claimed_by. It lapses with the holds of that job: free_lapsed then takes it away.
+-- A claim is a row's claimed_by. It ends with the job's holds: then free_lapsed removes it.
 
 -- name: discover
--- A page of what agents uploaded, in the order of its commits, from a cursor on. Only what was committed
--- before anything that is still going on began, and some time ago: nothing can become visible behind the
--- cursor. Segments of runs that are long already are passed.
+-- A page of the agents' uploads, in the order of their commits, after a cursor. It has only what was
+-- committed some time ago and before any transaction that still runs began: nothing can become visible behind
+-- the cursor. Segments with long runs are skipped.
 WITH horizon AS MATERIALIZED (
     SELECT least(
         clock_timestamp() - make_interval(secs => %(settle_s)s),
@@ -42,9 +42,9 @@ FROM (VALUES (1)) AS one (row)
 LEFT JOIN LATERAL (SELECT * FROM page ORDER BY committed_at DESC, segment_id DESC LIMIT 1) AS last ON true
 
 -- name: free_lapsed
--- What jobs had claimed whose holds have lapsed: their agents died or gave up. The jobs are found one after
--- the other through the index, each with one of its segments: all holds of a job are renewed together. So
--- this costs as many look-ups as there are jobs, however much they claimed.
+-- Claims of jobs whose holds have ended: their agents died or gave up. The jobs are found one after the other
+-- through the index, each with one of its segments, because all holds of a job are renewed together. So this
+-- costs as many look-ups as there are jobs, however much they claimed.
 WITH RECURSIVE job AS (
     (SELECT claimed_by AS id, segment_id FROM merge_candidates WHERE claimed_by IS NOT NULL
         ORDER BY claimed_by LIMIT 1)
@@ -70,7 +70,7 @@ UPDATE merge_candidates SET claimed_by = NULL WHERE segment_id = ANY (ARRAY(SELE
 RETURNING segment_id
 
 -- name: lock_candidates
--- The oldest of a tier that is not claimed; those that another is claiming just now are passed. The claim is
+-- The oldest unclaimed candidates of a tier. Those that another job is claiming now are skipped. The claim is
 -- in the row itself, so a row that was claimed since the snapshot is judged as it is now [raced].
 SELECT segment_id, committed_at, size_bytes FROM merge_candidates
 WHERE tier = %(tier)s AND claimed_by IS NULL ORDER BY committed_at, segment_id LIMIT %(cap)s
@@ -83,8 +83,8 @@ UPDATE merge_candidates SET claimed_by = %(job_id)s WHERE segment_id = ANY(%(seg
 DELETE FROM merge_candidates WHERE segment_id = ANY(%(segment_ids)s::uuid[])
 
 -- name: inputs
--- What of each claimed segment is still in the log, and how much of that in long runs. Laterals, here and
--- below, keep every look-up one of the given segments, whatever the size of the tables.
+-- How much of each claimed segment is still in the log, and how much of that is in long runs. Laterals, here
+-- and below, look up only the given segments, whatever the size of the tables.
 SELECT s.segment_id, s.object_key, s.size_bytes, r.live_bytes, r.long_bytes
 FROM unnest(%(segment_ids)s::uuid[]) AS given (segment_id)
 CROSS JOIN LATERAL (
@@ -95,8 +95,7 @@ CROSS JOIN LATERAL (
     FROM runs WHERE segment_id = given.segment_id OFFSET 0) AS r
 
 -- name: runs
--- The runs in the claimed segments in key order, from a partition on; those below the log start are about to
--- go.
+-- The runs in the claimed segments in key order, after a partition. Runs below the log start are about to go.
 SELECT r.topic_id, r.partition, r.base_offset, r.last_offset, r.segment_id, r.position, r.length,
     r.min_timestamp_ms, r.max_timestamp_ms,
     CASE WHEN r.max_timestamp_ms < 0 THEN s.committed_ms
@@ -118,7 +117,7 @@ SELECT topic_id, config, (extract(epoch FROM clock_timestamp()) * 1000)::bigint 
 FROM topics WHERE topic_id = ANY(%(topic_ids)s::uuid[])
 
 -- name: publish
--- Without the ownership of the bucket it is nobody's publish, and finds no hold.
+-- Without the ownership of the bucket the publish gets no job, so it finds no hold.
 SELECT p.state, p.swaps, bucket.is_owned FROM (SELECT owns_bucket() AS is_owned OFFSET 0) AS bucket
 CROSS JOIN LATERAL publish_merge(
     job => CASE WHEN bucket.is_owned THEN %(job_id)s::uuid END, output => %(output)s,
@@ -134,7 +133,7 @@ CROSS JOIN LATERAL publish_merge(
     run_min_timestamps => %(run_min_timestamps)s, run_max_timestamps => %(run_max_timestamps)s) AS p
 
 -- name: forget_merged
--- At a merge's end: inputs that hold nothing more, or all of them when the merge went through all they hold.
+-- At a merge's end: inputs that hold nothing more, or all inputs if the merge handled all they hold.
 DELETE FROM merge_candidates AS c
 WHERE segment_id = ANY(%(segment_ids)s::uuid[]) AND claimed_by = %(job_id)s
     AND (%(is_complete)s OR NOT EXISTS (SELECT FROM runs AS r WHERE r.segment_id = c.segment_id))

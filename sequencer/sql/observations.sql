@@ -2,14 +2,14 @@
 -- ages are right whenever they are read.
 
 -- name: observe
--- What is measured is bounded, whatever the log holds and whatever was deleted:
--- - Segments on their way out are counted up to a cap, newest first: index entries of rows that went lie at
---   the other end. Beyond the cap Postgres' own estimate of the index serves. Below it, entries of rows that
---   went since the last measurement are read, too, once.
+-- The measurement is bounded, whatever the log holds and whatever was deleted:
+-- - Segments on their way out are counted up to a cap, newest first: index entries of removed rows are at
+--   the other end. Beyond the cap Postgres' own estimate of the index is used. Below it, entries of rows
+--   that were removed since the last measurement are read as well, once.
 -- - Tombstones are counted as they come, per partition.
--- - What is ripe for merging is read from its index up to a cap per tier, oldest first. What lies behind is
+-- - What is ready for merging is read from its index up to a cap per tier, oldest first. The rest is
 --   estimated by the time that it spans.
--- Its time is that of its beginning, before anything was looked at.
+-- The measurement's time is that of its beginning.
 WITH counted AS (
     SELECT state, CASE WHEN seen < %(most_segments)s THEN seen
         ELSE greatest(seen, estimate.reltuples::bigint) END AS segments
@@ -66,8 +66,7 @@ SELECT statement_timestamp(), jsonb_build_object(
         'entry_bytes', entry_bytes, 'checkpoint_bytes', checkpoint_bytes) FROM journal))
 FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
 ON CONFLICT (only_row) DO UPDATE SET observed_at = excluded.observed_at, seen = excluded.seen
--- An observer that was paused, or replaced, may be late. A row from the future is from before the clock was
--- set back.
+-- A paused or replaced observer may be late. A row from the future is from before the clock was set back.
 WHERE observation.observed_at < excluded.observed_at OR observation.observed_at > clock_timestamp()
 RETURNING only_row
 

@@ -1,8 +1,8 @@
--- Whether this database owns the bucket (sequencer/cluster/ownership.py). One row, locked by whoever changes
--- it; agents read it without a lock.
+-- Whether this database owns the bucket (sequencer/cluster/ownership.py). One row, locked before it is
+-- changed; agents read it without a lock.
 
 -- name: lock
--- The time is from before any wait for the lock: what is claimed from it claims too little.
+-- The time is from before any wait for the lock, so an ownership counts rather too short than too long.
 SELECT o.epoch, o.nonces, o.lost_because, o.watched, o.watched_since, o.confirmed_at,
     o.system_identifier, o.database_oid, o.timeline, o.postmaster_started_at,
     (SELECT system_identifier FROM pg_control_system()) AS here_system_identifier,

@@ -1,14 +1,15 @@
 -- name: new_producer_id
--- Says when it was given out, for commit_segments; runs ahead of the clock rather than give out an id twice.
+-- The id says when it was given out, for commit_segments. Ids run ahead of the clock, so that none is given
+-- out twice.
 UPDATE producer_ids
 SET last_id = greatest(last_id + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint << 10)
 RETURNING last_id AS producer_id
 
 -- name: expire_producer_state
--- A page of :cap rows in key order, so that no step reads more; updated_at has no index, because every commit
--- changes it. The partition rows come first in the lock order: one that a commit holds is passed by until the
--- next round. A row that was updated while we waited for nothing is seen as it is now, and stays. What is
--- forgotten is noted under the same locks, so that no commit misses it.
+-- A page of :cap rows in key order, so that no step reads more. updated_at has no index, because every commit
+-- changes it. The partition rows come first in the lock order; one that a commit holds is skipped until the
+-- next round. A row that was updated meanwhile is seen as it is now, and stays. What is forgotten is noted
+-- under the same locks, so that no commit misses it.
 WITH cutoff AS MATERIALIZED (
     SELECT clock_timestamp() - make_interval(secs => %(unused_for_s)s::double precision) AS at
 ), looked AS MATERIALIZED (

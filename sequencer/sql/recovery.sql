@@ -1,5 +1,5 @@
--- What `tidelog recover` asks of the log's tables (docs/design/recovery.md#recover;
--- sequencer/journal/recovery.py). No agent serves while these run.
+-- What `tidelog recover` asks of the log's tables (docs/design/recovery.md#recover; sequencer/journal/recovery.py). No
+-- agent serves while these run.
 
 -- name: lock_recovery
 SELECT pg_try_advisory_lock(x'7469646572656376'::bit(64)::bigint) AS locked  -- "tiderecv"
@@ -72,8 +72,8 @@ WHERE listed.is_merged AND NOT EXISTS (SELECT FROM runs AS r WHERE r.segment_id 
 ORDER BY listed.segment_id
 
 -- name: adopt_objects
--- An object that takes the place of others is as old as the newest of them; whatever became of its row
--- before, it is in use now.
+-- An object that replaces others is as old as the newest of them. Whatever its row said before, it is in use
+-- now.
 INSERT INTO segments (segment_id, object_key, size_bytes, state, writer, lease_until, committed_at, tier)
 SELECT given.segment_id, given.object_key, given.size_bytes, 'committed', %(writer)s, clock_timestamp(),
     clock_timestamp(), 1
@@ -87,7 +87,7 @@ SET state = 'committed', size_bytes = excluded.size_bytes,
     unreferenced_since = NULL, doomed_at = NULL
 
 -- name: adopted_beyond
--- What a recovery that did not end took over past the end of the log, and which offsets of it.
+-- What an unfinished recovery added after the end of the log, with its offsets.
 SELECT r.segment_id, s.object_key, s.size_bytes, r.topic_id, r.partition, r.base_offset, r.last_offset
 FROM segments AS s JOIN listed USING (segment_id) JOIN runs AS r USING (segment_id)
 WHERE s.writer = %(beyond)s AND listed.is_merged
@@ -127,7 +127,7 @@ WITH made AS (
                          %(running_max_timestamps)s::bigint[])
     RETURNING topic_id, partition, length, last_offset, max_timestamp_ms
 )
--- Runs past the end of the log move the end.
+-- Runs after the end of the log move the end.
 UPDATE partitions AS p SET size_bytes = p.size_bytes + made.length,
     high_watermark = greatest(p.high_watermark, made.last_offset + 1),
     max_timestamp_ms = greatest(p.max_timestamp_ms, made.newest_ms)
@@ -146,8 +146,8 @@ ON CONFLICT (topic_id, partition, base_offset) DO UPDATE
 SET last_offset = greatest(gone_ranges.last_offset, excluded.last_offset), reason = excluded.reason
 
 -- name: replay_producers
--- What the headers of batches at known offsets say of their producers, added to what is known of them: the
--- newest epoch, its last ten batches.
+-- Adds what the headers of batches at known offsets say of their producers: the newest epoch, its last ten
+-- batches.
 WITH given AS MATERIALIZED (
     SELECT * FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(producer_ids)s::bigint[],
         %(epochs)s::integer[],
@@ -221,8 +221,8 @@ ORDER BY given.segment_id
 ON CONFLICT (segment_id) DO UPDATE SET writer = excluded.writer WHERE segments.state = 'reserved'
 
 -- name: commit_again
--- Some batches of a segment were refused, and may be accepted now: the segment goes back to where it was
--- before its commit.
+-- Some batches of a segment were refused, and may be accepted now: the segment returns to its state before
+-- the commit.
 UPDATE segments SET state = 'reserved', outcome = NULL WHERE segment_id = %(segment_id)s
 
 -- name: set_outcome
@@ -280,8 +280,8 @@ SELECT c.cluster_id, c.store_id, EXISTS (SELECT FROM topics) AS has_topics FROM 
 UPDATE cluster SET cluster_id = %(cluster_id)s, store_id = %(store_id)s, store_name = %(store_name)s
 
 -- name: journal_side
--- How far this database knows the journal, and when it was surely still at work: whatever was committed
--- before that is in it.
+-- How far this database knows the journal, and when it was certainly still working: everything committed
+-- before is in it.
 SELECT j.epoch, j.last_entry, j.taken_at IS NOT NULL AS has_begun, j.recovering_producers_since, greatest(
     j.taken_at, (SELECT max(committed_at) FROM segments
         WHERE state = 'committed' AND writer NOT IN (%(writer)s, %(beyond)s)),
@@ -310,6 +310,7 @@ SELECT segment_id, object_key, outcome FROM segments
 WHERE state = 'committed' AND committed_at >= %(since)s AND outcome <> '{}' ORDER BY segment_id
 
 -- name: end_journal_loading
--- Whatever recovery changed is in the next checkpoint: the journal begins with it, and garbage waits for it.
+-- Everything that recovery changed is in the next checkpoint: the journal begins with it, and garbage waits
+-- for it.
 UPDATE journal SET snapshot = NULL, checkpoint_number = 0, checkpoint_at = timestamptz 'epoch',
     recovering_producers_since = NULL

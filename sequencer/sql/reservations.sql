@@ -7,9 +7,9 @@ ORDER BY segment_id
 ON CONFLICT (segment_id) DO NOTHING
 
 -- name: doom_expired
--- The clock is read once, before the rows are (a stable value the index can use). A row that a commit holds
--- is skipped, not waited for; one that was committed just before we locked it is seen as it is now and stays.
--- Oldest leases first, in id order within the step.
+-- The clock is read once, before the rows (a stable value that the index can use). A row that a commit holds
+-- is skipped. A row that was committed just before it was locked is seen as it is now, and stays. Oldest
+-- leases first, in id order within the step.
 WITH expired AS (
     SELECT segment_id FROM (
         SELECT segment_id, state, lease_until FROM segments

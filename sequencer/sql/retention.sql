@@ -1,9 +1,9 @@
--- Retention: what is old or too much, moving the log start, dropping the runs below it, and sweeping deleted
+-- Retention: finds what is old or too much, moves the log start, drops the runs below it, and sweeps deleted
 -- topics.
 
 -- name: page
--- The next live partitions in primary-key order, of them those whose oldest run may have to go, and the last
--- one, after which the next page begins. A run's age is its own maximum timestamp, but never younger than its
+-- Of the next live partitions in primary-key order: those whose oldest run may have to go, and the last one,
+-- after which the next page begins. A run's age is its own maximum timestamp, but never later than its
 -- commit: one timestamp from the future must not keep everything behind it. Without timestamps it is the
 -- commit's time. A limit that is not written in plain digits is left to the caller.
 WITH page AS (
@@ -43,8 +43,8 @@ WHERE oldest.last_offset < p.log_start_offset
 ORDER BY p.topic_id, p.partition
 
 -- name: oldest_runs
--- Of each partition at most cap, with its size and log start in the same snapshot: the size of an earlier one
--- may count runs that went since, and would let too many of the others go.
+-- At most cap runs of each partition, with its size and log start in the same snapshot. The size from an
+-- earlier snapshot may count runs that are gone, and would let too many of the others go.
 SELECT p.topic_id, p.partition, p.size_bytes, p.log_start_offset, oldest.last_offset, oldest.length,
     oldest.aged_from_ms
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
@@ -61,8 +61,8 @@ CROSS JOIN LATERAL (
 ORDER BY p.topic_id, p.partition, oldest.base_offset
 
 -- name: lock_partitions
--- Whoever moves log_start_offset or deletes runs holds the partition's row. Rows are locked in the order in
--- which commits lock them. The next statements take their snapshot after this one has all of them.
+-- Moving log_start_offset or deleting runs needs the lock of the partition's row. Rows are locked in the same
+-- order as in commits. The next statements take their snapshot after this one has all locks.
 SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
 JOIN partitions AS p USING (topic_id, partition)
@@ -70,8 +70,8 @@ WHERE p.state = 'live'
 ORDER BY p.topic_id, p.partition FOR NO KEY UPDATE OF p
 
 -- name: history_limits
--- What is not in history yet stays, once a publish has shown that the topic's history works, and unless it is
--- off.
+-- Once a topic's history is on, records that are not in it yet stay. Turning it on locks the partition rows,
+-- so it is seen here or waits.
 SELECT d.topic_id, d.partition, coalesce(h.compacted_to, 0) AS compacted_to
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
 JOIN history_tables AS t USING (topic_id)
@@ -80,15 +80,15 @@ LEFT JOIN history_partitions AS h ON h.topic_id = d.topic_id AND h.partition = d
 WHERE t.published_at IS NOT NULL AND topics.config ->> 'tidelog.history' IS DISTINCT FROM 'off'
 
 -- name: move_log_starts
--- Only ever forward. Agents that cached coordinates see the epoch change.
+-- Only forward. Agents with cached coordinates see the epoch change.
 UPDATE partitions AS p SET log_start_offset = d.log_start_offset, coordinate_epoch = p.coordinate_epoch + 1
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(log_starts)s::bigint[]) AS d (topic_id,
     partition, log_start_offset)
 WHERE p.topic_id = d.topic_id AND p.partition = d.partition AND p.log_start_offset < d.log_start_offset
 
 -- name: drop_runs
--- Of each partition at most cap runs that lie below the log start as a whole, oldest first; the partitions'
--- sizes follow. Nothing else moves these rows: whoever does holds the partition's row.
+-- At most cap runs of each partition that are below the log start as a whole, oldest first, and the
+-- partitions' sizes. Nothing else changes these rows: that needs the lock of the partition's row.
 WITH below AS (
     SELECT oldest.row
     FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
@@ -113,7 +113,8 @@ WITH below AS (
 SELECT topic_id, partition, runs, bytes FROM total
 
 -- name: lock_deleting_partitions
--- Several housekeepers side by side. The state was set under this lock, so no commit can add a run any more.
+-- Several housekeepers may run this at once. The state was set under this lock, so no commit can add a run
+-- any more.
 SELECT p.topic_id, p.partition
 FROM topics AS t JOIN partitions AS p USING (topic_id)
 WHERE t.deleted_at IS NOT NULL AND p.state = 'deleting'
@@ -147,7 +148,7 @@ WITH swept AS (
 SELECT count(*) AS deleted FROM gone
 
 -- name: sweep_partitions
--- The row goes when nothing is left that it guards.
+-- The row goes when nothing is left that needs it.
 WITH gone AS (
     DELETE FROM partitions AS p
     USING unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)

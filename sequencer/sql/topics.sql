@@ -1,13 +1,13 @@
 -- name: colliding_topic
--- Names that differ in '.' and '_' alone are refused, as in Kafka, whose metrics cannot tell them apart. Two
--- made at the same moment get past this, which harms nothing.
+-- Names that differ only in '.' and '_' are refused, as in Kafka, whose metrics cannot distinguish them. Two
+-- that are made at the same moment pass, which is harmless.
 SELECT name FROM topics
 WHERE deleted_at IS NULL AND translate(name, '.', '_') = translate(%(name)s::text, '.', '_')
     AND name <> %(name)s::text
 ORDER BY name LIMIT 1
 
 -- name: create_topic
--- The name is taken by the partial unique index, so of two creators one gets a unique violation.
+-- The partial unique index takes the name, so one of two creators gets a unique violation.
 WITH topic AS (
     INSERT INTO topics (topic_id, name, partition_count, config)
     VALUES (%(topic_id)s::uuid, %(name)s::text, %(partition_count)s::integer, %(config)s::jsonb)
@@ -24,14 +24,14 @@ WHERE name = %(name)s::text AND deleted_at IS NULL
 RETURNING topic_id, name, partition_count, config, created_at
 
 -- name: mark_topic_deleted_by_id
--- By id, so that a topic made anew under the name meanwhile is left alone.
+-- By id, so that a new topic of the same name is left alone.
 UPDATE topics SET deleted_at = clock_timestamp()
 WHERE topic_id = %(topic_id)s::uuid AND deleted_at IS NULL
 RETURNING topic_id, name, partition_count, config, created_at
 
 -- name: lock_partitions_of_topic
--- Primary-key order, as the commit takes them. An UPDATE alone would lock in the order it happens to find the
--- rows.
+-- In primary-key order, as in the commit. An UPDATE alone would lock rows in the order in which it finds
+-- them.
 SELECT 1 FROM partitions WHERE topic_id = %(topic_id)s::uuid ORDER BY partition FOR NO KEY UPDATE
 
 -- name: stop_partitions_of_topic
@@ -42,7 +42,7 @@ WHERE topic_id = %(topic_id)s::uuid AND state = 'live'
 SELECT topic_id, name, partition_count, config, created_at FROM topics WHERE deleted_at IS NULL ORDER BY name
 
 -- name: topic_changes
--- How many changes there were, and the topics that those since :since were about, if they are at most :most.
+-- The number of changes, and the topics changed since :since if they are at most :most.
 SELECT counted.changes, changed.change, changed.topic_id, changed.name
 FROM topic_changes AS counted LEFT JOIN changed_topics AS changed
     ON changed.change > %(since)s::bigint

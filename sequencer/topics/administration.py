@@ -1,4 +1,5 @@
-"""What administrators ask of partitions: how large they are, and which producers have written to them."""
+"""Answers administrators' questions about partitions: their sizes, and which producers have written to
+them."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -27,14 +28,14 @@ class Administration:
         self._database = database
 
     async def sizes(self, topic_ids: Collection[TopicId]) -> dict[PartitionKey, int]:
-        """Bytes of records that each live partition of these topics refers to in the store."""
+        """Returns the bytes of records that each live partition of these topics refers to in the store."""
         rows = await self._database.read(SQL["sizes"], topic_ids=list(topic_ids))
         return {(TopicId(row.topic_id), Partition(row.partition)): row.size_bytes for row in rows}
 
     async def active_producers(
         self, partitions: Sequence[PartitionKey], cap: int
     ) -> dict[PartitionKey, tuple[ActiveProducer, ...]]:
-        """At most `cap` idempotent producers of each, by id. A partition that does not exist is absent."""
+        """Returns at most `cap` idempotent producers of each, by id. Missing partitions are left out."""
         rows = await self._database.read(
             SQL["active_producers"],
             topic_ids=UuidArray(topic_id for topic_id, _ in partitions),

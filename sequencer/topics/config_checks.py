@@ -1,4 +1,4 @@
-"""What the value of a topic config may be: checks that a definition is made of (pure)."""
+"""Checks of the values of topic configs; definitions of configs are made of them (pure)."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 
 
 class InvalidConfig(Exception):
-    """The name is unknown or the value not acceptable; the message says what would be."""
+    """The name is unknown or the value is not acceptable. The message says what would be."""
 
 
 def refused(name: str, value: str, reason: str) -> InvalidConfig:
@@ -61,7 +61,7 @@ def list_of(name: str, allowed: tuple[str, ...], hint: str = "") -> Check:
 
 
 def always(name: str, value_kept: str, why: str) -> Check:
-    """A boolean that has one value here."""
+    """A boolean that has only one value here."""
 
     def check(value: str) -> None:
         if value.strip().lower() not in ("true", "false"):

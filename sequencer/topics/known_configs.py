@@ -1,7 +1,9 @@
-"""The topic configs that are accepted, with what each promises here, and those of Kafka that are refused, with why.
+"""The topic configs that are accepted, with what each promises here, and those of Kafka that are refused,
+with why.
 
-Promises that an accepted value is one the log honours: either it changes what the log does, or what it asks for is
-always so, and its documentation says which. Sources: Kafka's TopicConfig, its validators and ServerTopicConfigSynonyms.
+Promises that an accepted value is one the log honours: either it changes what the log does, or what it asks
+for is always so, and its documentation says which. Sources: Kafka's TopicConfig, its validators and
+ServerTopicConfigSynonyms.
 """
 
 from collections.abc import Mapping
@@ -15,7 +17,8 @@ from storage.batches.record_batch import Compression
 LARGEST_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """Above the largest segment no batch fits; Kafka itself would allow 2 GiB."""
 SMALLEST_SEGMENT_BYTES: Final = 8 * 1024 * 1024
-"""What an agent seals at by default: retention drops what one uploaded object holds of a partition as a whole."""
+"""What an agent seals at by default: retention drops what one uploaded object holds of a partition as a
+whole."""
 SHORTEST_SEGMENT_MS: Final = 1000
 _LONG: Final = 2**63 - 1
 _INT: Final = 2**31 - 1

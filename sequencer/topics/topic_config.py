@@ -1,7 +1,8 @@
-"""Topic configs: which names are known, what they may say, and what a topic's settings come to (pure).
+"""Topic configs: the known names, their possible values, and a topic's effective settings (pure).
 
-Promises that an accepted value is one the log honours: what Tidelog does not do (compaction by key, say) is
-refused with a message that says so, never accepted and ignored. The table is in `known_configs.py`.
+Promise: an accepted value is one that the log honours. What Tidelog does not do (compaction by key, for
+example) is refused with a message that says so, never accepted and ignored. The table is in
+`known_configs.py`.
 """
 
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ def validate_config(name: str, value: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
-    """A topic's settings, defaults applied. Negative retention means without limit."""
+    """A topic's settings with defaults applied. Negative retention means no limit."""
 
     retention_ms: int
     retention_bytes: int
@@ -58,7 +59,7 @@ class TopicConfig:
 
     @classmethod
     def of(cls, config: Mapping[str, str]) -> "TopicConfig":
-        """The typed view of what a topic has set (`Topic.config`), all of it validated when it was set."""
+        """The typed view of what a topic has set (`Topic.config`), which was validated when it was set."""
 
         def value(name: str) -> str:
             return config.get(name, KNOWN_CONFIGS[name].default)

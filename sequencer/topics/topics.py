@@ -1,8 +1,8 @@
 """Topics: their names, partitions and configs.
 
-Promises that a name is free the moment its topic is deleted, that a topic id is never used twice, and that a deleted
-topic's partitions take no further commit: their state is set under each partition's row lock, before anything sweeps
-their runs (docs/design/commit.md#topic-deletion).
+Promises: a name is free as soon as its topic is deleted. A topic id is never used twice. A deleted topic's
+partitions take no further commit: their state is set under each partition's row lock, before their runs are
+swept (docs/design/commit.md#topic-deletion).
 """
 
 import re
@@ -23,7 +23,7 @@ SQL = load_statements("topics")
 
 MOST_PARTITIONS = 100_000
 _MOST_CHANGES = 1_000
-"""As many as are kept (functions/count_topic_change.sql)."""
+"""As many changes as are kept (functions/count_topic_change.sql)."""
 _NEVER = 2**62
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -41,7 +41,7 @@ class InvalidTopicName(Exception):
 
 
 class CollidingTopicName(InvalidTopicName):
-    """There is a topic whose name differs in `.` and `_` alone."""
+    """A topic exists whose name differs only in `.` and `_`."""
 
 
 class InvalidPartitionCount(Exception):
@@ -54,16 +54,16 @@ class Topic:
     name: str
     partition_count: int
     config: Mapping[str, str]
-    """What was set; see `TopicConfig.of` for what that comes to."""
+    """The configs that were set. `TopicConfig.of` gives their effect."""
     created_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicChanges:
     number: int
-    """How often a topic was made, changed or deleted so far."""
+    """How many times topics were made, changed or deleted so far."""
     topics: tuple[tuple[TopicId, str], ...] | None
-    """The ids and names of those. None: any topic may have been."""
+    """The ids and names of the changed topics. None: any topic may have changed."""
 
 
 def validate_topic_name(name: str) -> None:
@@ -79,8 +79,8 @@ class Topics:
         self._database = database
 
     async def create(self, name: str, partition_count: int, config: Mapping[str, str]) -> Topic:
-        """Raises TopicExists, InvalidTopicName, InvalidPartitionCount, InvalidConfig; CommitOutcomeUnknown when it may
-        exist now.
+        """Raises TopicExists, InvalidTopicName, InvalidPartitionCount, InvalidConfig, and
+        CommitOutcomeUnknown if it may exist now.
         """
         _validate_partition_count(partition_count)
         await self.check_name(name)
@@ -99,7 +99,8 @@ class Topics:
         return _topic(rows[0])
 
     async def check_name(self, name: str) -> None:
-        """Raises InvalidTopicName unless a topic may be called so, CollidingTopicName beside those that there are."""
+        """Raises InvalidTopicName if no topic can have this name, CollidingTopicName if it collides with an
+        existing one."""
         validate_topic_name(name)
         if "." not in name and "_" not in name:
             return
@@ -108,14 +109,14 @@ class Topics:
             raise CollidingTopicName(f"Topic '{name}' collides with existing topic: {rows[0].name}")
 
     async def delete(self, name: str) -> Topic:
-        """Frees the name and stops the partitions; their runs are swept later. Returns what was deleted. Raises
-        UnknownTopic.
+        """Frees the name and stops the partitions. Their runs are swept later. Returns the deleted topic.
+        Raises UnknownTopic.
         """
         _refuse_impossible(name)
         return await self._delete(f"There is no topic '{name}'.", "mark_topic_deleted", {"name": name})
 
     async def delete_by_id(self, topic_id: TopicId) -> Topic:
-        """The same for the topic of this id, whatever is called so by now. Raises UnknownTopic."""
+        """As `delete`, for the topic with this id, whatever its name. Raises UnknownTopic."""
         unknown = f"There is no topic of id {topic_id}."
         return await self._delete(unknown, "mark_topic_deleted_by_id", {"topic_id": topic_id})
 
@@ -133,7 +134,7 @@ class Topics:
         return [_topic(row) for row in await self._database.read(SQL["list_topics"])]
 
     async def changes(self, since: int | None = None) -> TopicChanges:
-        """What was made, changed or deleted since `changes(...)` returned this number."""
+        """Returns what was made, changed or deleted since `changes(...)` returned this number."""
         rows = await self._database.read(
             SQL["topic_changes"], since=_NEVER if since is None else since, most=_MOST_CHANGES
         )
@@ -154,8 +155,8 @@ class Topics:
         return {TopicId(row.topic_id): _topic(row) for row in rows}
 
     async def add_partitions(self, name: str, total: int) -> Topic:
-        """Raises the number of partitions to `total`. Raises UnknownTopic, and InvalidPartitionCount if it is not a
-        raise.
+        """Raises the number of partitions to `total`. Raises UnknownTopic, and InvalidPartitionCount if
+        `total` is not higher.
         """
         _refuse_impossible(name)
         _validate_partition_count(total)
@@ -172,7 +173,8 @@ class Topics:
         return _topic(grown)
 
     async def alter_config(self, name: str, set: Mapping[str, str], remove: Collection[str] = ()) -> Topic:
-        """Sets some configs and returns others to their defaults, in one step. Raises UnknownTopic, InvalidConfig."""
+        """Sets some configs and returns others to their defaults, in one step. Raises UnknownTopic,
+        InvalidConfig."""
         _refuse_impossible(name)
         for setting, value in set.items():
             validate_config(setting, value)
@@ -184,12 +186,12 @@ class Topics:
 
 
 def _trimmed(config: Mapping[str, str]) -> dict[str, str]:
-    """Values as they count: white space around them says nothing."""
+    """Strips white space around values."""
     return {name: value.strip() for name, value in config.items()}
 
 
 def _can_exist(name: str) -> bool:
-    """Whether Postgres may be asked for it: clients name topics with any characters, Postgres takes no NUL."""
+    """True if Postgres can be asked for this name: clients send any characters, and Postgres takes no NUL."""
     return _LEGAL_NAME.fullmatch(name) is not None
 
 

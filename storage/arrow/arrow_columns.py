@@ -1,9 +1,12 @@
-"""Records as Arrow columns, and back (docs/design/promises.md#p6-equality: what is read back equals what was written).
+"""Records as Arrow columns, and back. What is read back equals what was written (docs/design/promises.md#p6-equality).
 
-Promises that no record passes through a Python object of its own: batches are walked in Python, records in native
-code. Offsets are assigned here, from where the run starts; control batches are skipped (they take offsets but hold no
-records of a user); under LogAppendTime every record has its batch's time. Only a timestamp of -1 (none) has no Arrow
-value: it is null, and -1 again on the way back.
+Promises:
+- No record becomes a Python object. Python walks the batches, native code walks the records.
+- Offsets are assigned here, from the run's first offset on. Control batches are skipped: they take offsets
+  but hold no user's records.
+- Under LogAppendTime every record has its batch's time.
+- A timestamp of -1 (none) is null in Arrow, and -1 again on the way back. Every other timestamp has an Arrow
+  value.
 """
 
 from collections.abc import Sequence
@@ -40,13 +43,15 @@ from storage.batches.record_batch import MAGIC_V2, index_batches, read_header
 __all__ = ["HISTORY_SCHEMA", "RECORD_SCHEMA", "decode_batches", "encode_batch"]
 
 MOST_PLAIN_BYTES = 2**31 - 1
-"""Most bytes of records in one RecordBatch: Arrow's offsets within a column have 32 bits."""
+"""The most bytes of records in one RecordBatch: offsets within an Arrow column have 32 bits."""
 
 
 def decode_batches(buffer: Buffer, start: int, end: int, base_offset: int) -> pa.RecordBatch:
-    """The records of the batches that lie back to back in `[start, end)`, the first of which starts at `base_offset`.
+    """Returns the records of the batches that lie back to back in `[start, end)`. The first batch starts at
+    `base_offset`.
 
-    Checks what it reads (CRC32C, structure) and raises InvalidBatch; ValueError if batches do not tile the range.
+    Checks the CRC32C and the structure of what it reads. Raises InvalidBatch, and ValueError if the batches
+    do not fill the range exactly.
     """
     plain, spans = _plain_spans(memoryview(buffer), start, end, base_offset)
     findings = scan(plain, spans)
@@ -58,7 +63,8 @@ def decode_batches(buffer: Buffer, start: int, end: int, base_offset: int) -> pa
 def _plain_spans(
     data: memoryview, start: int, end: int, base_offset: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The uncompressed records of all batches in one array, and a row per batch that says where its records are."""
+    """Returns the uncompressed records of all batches in one array of uint8, and an int64 array of shape
+    (batches, SPAN_COLUMNS) that says where each batch's records are."""
     sections: list[NDArray[np.uint8]] = []
     rows: list[tuple[int, ...]] = []
     size = 0
@@ -80,7 +86,7 @@ def _plain_spans(
 
 
 class _Binary:
-    """A nullable binary column about to be filled."""
+    """A nullable binary column that a kernel fills."""
 
     def __init__(self, rows: int, content_bytes: int) -> None:
         self.offsets = np.zeros(rows + 1, np.int32)
@@ -96,7 +102,7 @@ class _Binary:
 
 
 class _Columns:
-    """All columns of RECORD_SCHEMA, with the room that a scan found to be needed."""
+    """All columns of RECORD_SCHEMA, as large as a scan said."""
 
     def __init__(self, findings: NDArray[np.int64]) -> None:
         rows, headers = int(findings[RECORDS]), int(findings[HEADERS])
@@ -110,7 +116,7 @@ class _Columns:
         self._header_value = _Binary(headers, int(findings[HEADER_VALUE_BYTES]))
 
     def arrays(self) -> Sequence[NDArray[Any]]:
-        """In the order in which `fill_columns` takes them."""
+        """The arrays in the order of `fill_columns`' parameters."""
         return (
             *(self._offsets, self._timestamps_ms, self._timestamp_types),
             *self._key.arrays(),
@@ -144,7 +150,7 @@ class _Columns:
 
 
 def _bitmap(valid: NDArray[Any]) -> pa.Buffer | None:
-    """Arrow's validity bits, or None where all are valid."""
+    """Arrow's validity bits; None if all are valid."""
     if valid.all():
         return None
     return pa.py_buffer(np.packbits(valid.astype(np.bool_), bitorder="little").data)

@@ -1,4 +1,4 @@
-"""Arrow columns back into record batches (the way out of the history, and for comparing both ways)."""
+"""Arrow columns to record batches: for records that leave the history, and to compare both directions."""
 
 from dataclasses import replace
 from typing import Any
@@ -35,11 +35,11 @@ def encode_batch(
     base_offset: int | None = None,
     last_offset: int | None = None,
 ) -> bytes:
-    """One v2 batch of these records, which are in offset order; gaps between offsets stay gaps.
+    """Returns one v2 batch of these records. They are in offset order; gaps between offsets stay gaps.
 
-    The batch spans `[base_offset, last_offset]`, by default from the first record to the last; without records both
-    must be given. Raises ValueError where one batch cannot hold them: two timestamp types, LogAppendTime with two
-    times, offsets out of order.
+    The batch spans `[base_offset, last_offset]`, by default from the first record to the last. Without
+    records both must be given. Raises ValueError if one batch cannot hold the records: two timestamp types,
+    LogAppendTime with two times, or offsets out of order.
     """
     columns = records.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
     offsets = columns.column("offset").to_numpy(zero_copy_only=False)
@@ -118,7 +118,8 @@ def _records(
 
 
 def _binary(array: "pa.Array[Any]") -> tuple[NDArray[Any], ...]:
-    """Offsets, validity by byte, and content of a binary or string column, sliced or not."""
+    """Returns the offsets, the validity (one byte per row) and the content of a binary or string column. The
+    column may be a slice."""
     content = array.buffers()[2]
     valid = array.is_valid().to_numpy(zero_copy_only=False).view(np.uint8)
     return _offsets(array, 1), valid, as_byte_array(memoryview(content) if content is not None else b"")

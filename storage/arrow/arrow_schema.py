@@ -18,4 +18,4 @@ RECORD_SCHEMA = pa.schema(_RECORD_FIELDS)
 HISTORY_SCHEMA = pa.schema([pa.field("partition", pa.int32(), nullable=False), *_RECORD_FIELDS])
 
 MICROSECONDS = 1000
-"""In a millisecond: Kafka's timestamps have milliseconds, Spark's and Iceberg's have microseconds."""
+"""Microseconds in a millisecond: Kafka's timestamps have milliseconds, Spark's and Iceberg's microseconds."""

@@ -1,4 +1,10 @@
-"""Arrow columns into the records of a batch, natively. The caller has sized the output by `record_sizes`."""
+"""Kernels that encode Arrow columns as the records of a batch. The caller sizes the output by `record_sizes`.
+
+Arrays, for n records with h headers in all: `sizes`, `offset_deltas` and `timestamp_deltas` are int64 of
+shape (n,). Each binary column is three arrays: its offsets (int32, one more than it has rows), its validity
+(uint8, one byte per row) and its content (uint8). Keys and values have n rows, header names and contents have
+h rows. `list_offsets` (int32, shape (n + 1,)) says which headers belong to which record.
+"""
 
 from typing import Any
 
@@ -45,8 +51,8 @@ def _field_size(offsets: NDArray[np.int32], valid: NDArray[np.uint8], row: int) 
 
 @helper
 def _copy(out: NDArray[np.uint8], to: int, data: NDArray[np.uint8], start: int, length: int) -> Any:
-    """Returns the position after what was copied. Unsigned indices: signed ones may count from the end, and the check
-    for it keeps the loop from being vectorised.
+    """Returns the position after the copied bytes. Indices are unsigned: a signed index may count from the
+    end, and the check for that keeps the loop from being vectorised.
     """
     target, source = np.uint64(to), np.uint64(start)
     for index in range(np.uint64(length)):
@@ -87,7 +93,7 @@ def record_sizes(
     timestamp_deltas: NDArray[np.int64],
     key_offsets: NDArray[np.int32],
     key_valid: NDArray[np.uint8],
-    keys: NDArray[np.uint8],  # noqa: ARG001 - takes what `put_records` takes
+    keys: NDArray[np.uint8],  # noqa: ARG001 - the same parameters as `put_records`
     value_offsets: NDArray[np.int32],
     value_valid: NDArray[np.uint8],
     values: NDArray[np.uint8],  # noqa: ARG001
@@ -99,7 +105,8 @@ def record_sizes(
     content_valid: NDArray[np.uint8],
     contents: NDArray[np.uint8],  # noqa: ARG001
 ) -> Any:
-    """Each record's length, its own varint not counted; returns the bytes of all records with those varints."""
+    """Fills `sizes` with each record's length without its own length varint. Returns the bytes of all records
+    with these varints."""
     total = np.int64(0)
     for row in range(len(sizes)):
         size = np.int64(1) + _varint_size(timestamp_deltas[row]) + _varint_size(offset_deltas[row])
@@ -133,7 +140,7 @@ def put_records(
     content_valid: NDArray[np.uint8],
     contents: NDArray[np.uint8],
 ) -> Any:
-    """Write all records; returns how many bytes they took."""
+    """Writes all records into `out` (uint8). Returns how many bytes they take."""
     position = np.int64(0)
     for row in range(len(sizes)):
         position = _put_varint(out, position, sizes[row])

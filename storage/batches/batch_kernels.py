@@ -1,9 +1,15 @@
-"""Native walks over the bytes of record batches: where batches and records are, whether their structure holds, what
-they contain.
+"""Kernels that walk the bytes of record batches: where batches and records are, whether their structure is
+right, and what they contain.
 
-Promises never to read outside `[start, end)`, whatever the bytes are: `count_batches` and `scan_spans` check every
-length before they follow it, `place_batches` may only be given what the one counted, and the others what the other
-found sound. Helpers share this file with the kernels that call them, since a changed source is noticed by file.
+Promises:
+- No kernel reads outside `[start, end)`, whatever the bytes are. `count_batches` and `scan_spans` check every
+  length before they follow it. `place_batches` may only follow `count_batches`. The other kernels may only
+  get spans that `scan_spans` or `scan_each` found sound.
+
+Arrays: `data` is uint8 of shape (bytes,). `spans` is int64 of shape (batches, SPAN_COLUMNS or more). Findings
+are int64 of shape (FINDINGS,), or (batches, FINDINGS) for `scan_each`.
+
+Helpers are in the same file as the kernels that call them, because changed source is detected file by file.
 """
 
 from typing import Any
@@ -16,7 +22,7 @@ from storage.native.kernels import helper, kernel
 
 _BATCH_HEADER_BYTES = 61
 
-# What `scan_spans` can find wrong.
+# The faults that `scan_spans` finds.
 SOUND = 0
 RECORDS_CUT_SHORT = 1
 BAD_RECORD_LENGTH = 2
@@ -26,13 +32,14 @@ BAD_HEADER_COUNT = 5
 HEADER_KEY_NOT_UTF8 = 6
 BYTES_AFTER_RECORDS = 7
 
-# Columns of a scan's findings.
+# Columns of the findings.
 RECORDS, KEY_BYTES, VALUE_BYTES, HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES = 0, 1, 2, 3, 4, 5
 MIN_TIMESTAMP, MAX_TIMESTAMP, FAULT, FAULTY = 6, 7, 8, 9
 FINDINGS = 10
-"""Totals, then the extremes of the timestamps, then the fault and the index of the record (or span) that has it."""
+"""Totals, then the least and the greatest timestamp, then the fault and the index of the record or span that
+has it."""
 
-# Columns of a span: one batch's records within a buffer, uncompressed.
+# Columns of a span: the uncompressed records of one batch in a buffer.
 START, END, COUNT, BASE_OFFSET, LAST_OFFSET_DELTA, BASE_TIMESTAMP, APPEND_TIMESTAMP, TIMESTAMP_TYPE = (
     0,
     1,
@@ -61,7 +68,7 @@ def _int32_at(data: NDArray[np.uint8], position: int) -> Any:
 
 @kernel(BYTES_IN, LONG, LONG)
 def count_batches(data: NDArray[np.uint8], start: int, end: int) -> Any:
-    """How many batches lie in `[start, end)`; where one does not fit, -1 less its position."""
+    """Returns how many batches lie in `[start, end)`. If one does not fit, returns -1 minus its position."""
     count = 0
     position: Any = start
     while position < end:
@@ -75,7 +82,8 @@ def count_batches(data: NDArray[np.uint8], start: int, end: int) -> Any:
 
 @kernel(BYTES_IN, LONG, LONG_ROWS_OUT)
 def place_batches(data: NDArray[np.uint8], start: int, rows: NDArray[np.int64]) -> Any:
-    """Fills rows (position, size, last offset delta) for as many batches, which `count_batches` found to be there."""
+    """Fills `rows` (int64, shape (batches, 3)) with position, size and last offset delta of each batch. Call
+    `count_batches` first."""
     position: Any = start
     for row in range(rows.shape[0]):
         size = np.int64(12) + _int32_at(data, position + 8)
@@ -88,7 +96,8 @@ def place_batches(data: NDArray[np.uint8], start: int, rows: NDArray[np.int64]) 
 
 @helper
 def _varint(data: NDArray[np.uint8], position: int, end: int, most_bytes: int, last_byte: int) -> Any:
-    """A zigzag varint and the position after it: -1 if it is cut short, too long or out of its type's range."""
+    """Returns a zigzag varint and the position after it. The position is -1 if the varint is cut short, too
+    long or outside its type's range."""
     value = np.uint64(0)
     shift = np.uint64(0)
     for index in range(most_bytes):
@@ -107,7 +116,7 @@ def _varint(data: NDArray[np.uint8], position: int, end: int, most_bytes: int, l
 
 @helper
 def _int_varint(data: NDArray[np.uint8], position: int, end: int) -> Any:
-    if position < end and data[np.uint64(position)] < 0x80:  # most lengths are this short
+    if position < end and data[np.uint64(position)] < 0x80:  # most lengths have one byte
         byte = np.int64(data[np.uint64(position)])
         return (byte >> 1) ^ -(byte & 1), position + 1
     return _varint(data, position, end, 5, 0x0F)
@@ -120,7 +129,7 @@ def _long_varint(data: NDArray[np.uint8], position: int, end: int) -> Any:
 
 @helper
 def _is_utf8(data: NDArray[np.uint8], start: int, end: int) -> Any:
-    """RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF."""
+    """True for well-formed UTF-8 (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF."""
     position = start
     while position < end:
         lead = data[position]
@@ -154,7 +163,7 @@ def _is_utf8(data: NDArray[np.uint8], start: int, end: int) -> Any:
 
 @helper
 def _scan_field(data: NDArray[np.uint8], position: int, end: int) -> Any:
-    """A nullable field: its length (-1: null) and the position after it, which is -1 if it does not fit."""
+    """Returns the length of a nullable field (-1: null) and the position after it (-1: it does not fit)."""
     length, position = _int_varint(data, position, end)
     if position < 0 or length < -1 or length > end - position:
         return np.int64(0), np.int64(-1)
@@ -163,7 +172,7 @@ def _scan_field(data: NDArray[np.uint8], position: int, end: int) -> Any:
 
 @helper
 def _scan_headers(data: NDArray[np.uint8], position: int, end: int, found: NDArray[np.int64]) -> Any:
-    """Adds the headers of one record to the findings and returns what is wrong with them."""
+    """Adds the headers of one record to the findings. Returns their fault."""
     count, position = _int_varint(data, position, end)
     if position < 0 or count < 0 or count > end - position:
         return BAD_HEADER_COUNT
@@ -191,7 +200,8 @@ def _scan_record(
     least_delta: int,
     found: NDArray[np.int64],
 ) -> Any:
-    """Adds one record, the bytes `[position, end)`, to the findings; returns what is wrong and the offset delta."""
+    """Adds one record, the bytes `[position, end)`, to the findings. Returns its fault and its offset
+    delta."""
     timestamp_delta, position = _long_varint(data, position + 1, end)
     if position < 0:
         return BAD_RECORD_LENGTH, np.int64(0)
@@ -215,7 +225,7 @@ def _scan_record(
 
 @helper
 def _scan_span(data: NDArray[np.uint8], span: NDArray[np.int64], found: NDArray[np.int64]) -> Any:
-    """Adds one batch's records to the findings; returns what is wrong and the index of the record that has it."""
+    """Adds one batch's records to the findings. Returns the fault and the index of the record that has it."""
     position, end = span[START], span[END]
     least_delta = np.int64(0)
     for index in range(span[COUNT]):
@@ -234,8 +244,8 @@ def _scan_span(data: NDArray[np.uint8], span: NDArray[np.int64], found: NDArray[
 
 @kernel(BYTES_IN, LONG_ROWS_IN, LONGS_OUT)
 def scan_spans(data: NDArray[np.uint8], spans: NDArray[np.int64], found: NDArray[np.int64]) -> Any:
-    """Fills in the findings over all spans and returns the fault. With one, FAULTY is the index of its record, counted
-    over all spans.
+    """Fills `found` (int64, shape (FINDINGS,)) for all spans together and returns the fault. FAULTY is then
+    the index of the faulty record, counted over all spans.
     """
     found[:] = 0
     found[MIN_TIMESTAMP] = _LAST_TIMESTAMP
@@ -252,7 +262,8 @@ def scan_spans(data: NDArray[np.uint8], spans: NDArray[np.int64], found: NDArray
 
 @kernel(BYTES_IN, LONG_ROWS_IN, LONG_ROWS_OUT)
 def scan_each(data: NDArray[np.uint8], spans: NDArray[np.int64], found: NDArray[np.int64]) -> Any:
-    """Fills in the findings of each span by itself and returns how many are sound. Spans may have further columns."""
+    """Fills `found` (int64, shape (batches, FINDINGS)) for each span. Returns how many spans are sound.
+    `spans` may have further columns."""
     sound = 0
     for row in range(spans.shape[0]):
         findings = found[row]
@@ -270,8 +281,9 @@ def scan_each(data: NDArray[np.uint8], spans: NDArray[np.int64], found: NDArray[
 def timestamps_outside(
     data: NDArray[np.uint8], spans: NDArray[np.int64], earliest: int, latest: int, found: NDArray[np.int64]
 ) -> Any:
-    """Fills rows (index, timestamp) for the first records of a sound span that have a timestamp not within
-    `[earliest, latest]`, as many as there is room for, and returns their count; -1 is no timestamp.
+    """Fills `found` (int64, shape (rows, 2)) with index and timestamp of the first records of a sound span
+    whose timestamp is outside `[earliest, latest]`, as many as there are rows. Returns their count. A
+    timestamp of -1 means none, and is never outside.
     """
     count = 0
     position, end = spans[0, START], spans[0, END]
@@ -293,8 +305,8 @@ def timestamps_outside(
 def first_since(
     data: NDArray[np.uint8], spans: NDArray[np.int64], timestamp: int, offset: int, found: NDArray[np.int64]
 ) -> Any:
-    """Fills in offset and timestamp of the first record of a sound span that lies at or after both; returns whether
-    there is one."""
+    """Finds the first record of a sound span at or after both `timestamp` and `offset`. Writes its offset and
+    its timestamp into `found` (int64, shape (2,)). Returns 1 if there is one, else 0."""
     position, end = spans[0, START], spans[0, END]
     is_append_time = spans[0, TIMESTAMP_TYPE] == 1
     for _ in range(spans[0, COUNT]):
@@ -313,8 +325,8 @@ def first_since(
 
 @helper
 def _copy(out: NDArray[np.uint8], to: int, data: NDArray[np.uint8], start: int, length: int) -> Any:
-    """Returns the position after what was copied. Unsigned indices: signed ones may count from the end, and the check
-    for it keeps the loop from being vectorised.
+    """Returns the position after the copied bytes. Indices are unsigned: a signed index may count from the
+    end, and the check for that keeps the loop from being vectorised.
     """
     target, source = np.uint64(to), np.uint64(start)
     for index in range(np.uint64(length)):
@@ -331,7 +343,7 @@ def _copy_field(
     content: NDArray[np.uint8],
     row: int,
 ) -> Any:
-    """Copies a nullable field into row `row` of a binary column; returns the position after it."""
+    """Copies a nullable field into row `row` of a binary column. Returns the position after it."""
     length, position = _int_varint(data, position, position + 5)
     begin = offsets[row]
     valid[row] = length >= 0
@@ -367,7 +379,13 @@ def fill_columns(
     content_valid: NDArray[np.uint8],
     contents: NDArray[np.uint8],
 ) -> Any:
-    """Decode sound spans into Arrow's columns, sized by `scan_spans`; returns the count of records."""
+    """Decodes sound spans into Arrow's columns and returns the count of records.
+
+    `scan_spans` says how large the arrays must be. For n records with h headers in all: `offsets` and
+    `timestamps_ms` (int64) and `timestamp_types` (int32) have shape (n,). Column offsets (int32) have one
+    entry more than the column has rows, validity (uint8) has one byte per row: n for keys and values, h for
+    header names and contents. `list_offsets` has shape (n + 1,).
+    """
     row = 0
     header = 0
     for span in range(spans.shape[0]):

@@ -1,13 +1,14 @@
-"""Which produced bytes are accepted (docs/design/write-path.md#validation).
+"""Decides which produced bytes are accepted (docs/design/write-path.md#validation).
 
-Pure and CPU-bound; checksums, decompression and the walk over the records run in native code without the GIL.
-Promises that whatever is accepted can be decoded later, into Arrow and by every client: format v2, CRC32C, lengths,
-counts and offset deltas, the structure of every record inside the compressed bytes, timestamps within year 9999 and
-the limits given, header keys in UTF-8, sizes within limits.
+Pure and CPU-bound. Checksums, decompression and the walk over the records are native code without the GIL.
 
-Differences from Kafka, each so that a record fits Arrow and Parquet: timestamps outside -1..253402300799999 are
-INVALID_TIMESTAMP and header keys that are not UTF-8 are INVALID_RECORD. As in Kafka, a wrong max timestamp in a
-header is set right rather than refused.
+Promise: whatever is accepted can be decoded later, into Arrow and by every client. Checked are format v2, the
+CRC32C, lengths, counts and offset deltas, the structure of every record inside the compressed bytes,
+timestamps (up to the year 9999 and within the limits), header keys (UTF-8) and sizes.
+
+Two differences from Kafka let every record fit Arrow and Parquet: timestamps outside -1..253402300799999 are
+INVALID_TIMESTAMP, and header keys that are not UTF-8 are INVALID_RECORD. As in Kafka, a wrong max timestamp
+in a header is corrected, not refused.
 """
 
 import enum
@@ -37,10 +38,10 @@ from storage.identifiers import NO_PRODUCER_ID
 
 NO_TIMESTAMP_MS = -1
 LAST_TIMESTAMP_MS = 253402300799999
-"""The end of the year 9999: the last that Arrow, Parquet, Spark and Python can all hold."""
+"""The end of the year 9999: the last time that Arrow, Parquet, Spark and Python can all hold."""
 
 _MOST_RECORDS_NAMED = 1000
-"""Faulty records of one batch that an error names."""
+"""The most faulty records of one batch that an error names."""
 
 _RECORD_FAULTS = {
     batch_kernels.RECORDS_CUT_SHORT: "there are fewer records than the header counts",
@@ -54,12 +55,12 @@ _RECORD_FAULTS = {
 
 
 class BatchFault(enum.Enum):
-    """Why a batch is refused; which error code that is, the protocol's side decides."""
+    """Why a batch is refused. The Kafka side decides which error code that is."""
 
     CORRUPT = enum.auto()
-    """The bytes are not as they were sent: cut short, or the CRC32C is wrong."""
+    """The bytes are not as they were sent: they are cut short, or the CRC32C is wrong."""
     UNSUPPORTED_FORMAT = enum.auto()
-    """Magic 0 or 1 (before Kafka 0.11), or an unknown one."""
+    """Magic 0 or 1 (before Kafka 0.11), or an unknown magic."""
     INVALID_RECORD = enum.auto()
     INVALID_TIMESTAMP = enum.auto()
     TOO_LARGE = enum.auto()
@@ -78,7 +79,7 @@ class InvalidRecord:
 
 
 class InvalidBatch(Exception):
-    """`records` are the first few that are at fault, where single ones are."""
+    """`records` names the first faulty records, if the fault is in single records."""
 
     def __init__(self, fault: BatchFault, message: str, records: Sequence[InvalidRecord] = ()) -> None:
         super().__init__(message)
@@ -86,30 +87,31 @@ class InvalidBatch(Exception):
         self.message = message
         self.records = tuple(records)
         self.plain_bytes = 0
-        """Bytes of records, without compression, that were looked at before the fault was found."""
+        """Bytes of uncompressed records that were checked before the fault was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
     max_message_bytes: int = 1_048_588
-    """Largest batch, compressed, header included: the topic's max.message.bytes."""
+    """The largest batch as sent, with its header: the topic's max.message.bytes."""
     max_decompressed_bytes: int = 64 << 20
-    """Largest batch after decompression."""
+    """The largest batch after decompression."""
     earliest_timestamp_ms: int = NO_TIMESTAMP_MS
-    """Records older than this are refused, those without a timestamp are not."""
+    """Older records are refused. Records without a timestamp are not."""
     latest_timestamp_ms: int = LAST_TIMESTAMP_MS
 
 
 def validate_produced(records: bytes | memoryview, limits: BatchLimits) -> ValidBatch:
-    """The one batch that a Produce request (v3+) carries for a partition. Raises InvalidBatch.
+    """Returns the one batch that a Produce request (v3+) carries for a partition. Raises InvalidBatch.
 
-    The result refers to `records` without copying, unless its max timestamp had to be set right.
+    The result refers to `records` without a copy, unless its max timestamp had to be corrected.
     """
     return validate_counted(records, limits)[0]
 
 
 def validate_counted(records: bytes | memoryview, limits: BatchLimits) -> tuple[ValidBatch, int]:
-    """The same, and how many bytes of plain records were looked at. InvalidBatch knows that number, too."""
+    """As `validate_produced`. Also returns how many bytes of uncompressed records were checked; InvalidBatch
+    has this number, too."""
     data = memoryview(records)
     header = _whole_batch(data)
     if header.size_bytes > limits.max_message_bytes:
@@ -130,7 +132,7 @@ def validate_counted(records: bytes | memoryview, limits: BatchLimits) -> tuple[
 def _with_sound_records(
     data: memoryview, header: BatchHeader, plain: NDArray[np.uint8], limits: BatchLimits
 ) -> ValidBatch:
-    """The batch, once its records are known to be sound and within the limits."""
+    """Returns the batch if its records are sound and within the limits. Raises InvalidBatch."""
     spans = np.array([span_row(header, 0, len(plain), base_offset=0)], np.int64)
     findings = scan(plain, spans)
     earliest, latest = int(findings[MIN_TIMESTAMP]), int(findings[MAX_TIMESTAMP])
@@ -146,7 +148,7 @@ def _with_sound_records(
 
 
 def _check_timestamps(plain: NDArray[np.uint8], spans: NDArray[np.int64], limits: BatchLimits) -> None:
-    """Names the records whose timestamps are out of bounds, if there are any."""
+    """Raises InvalidBatch with the records whose timestamps are out of bounds."""
     earliest = max(NO_TIMESTAMP_MS, limits.earliest_timestamp_ms)
     latest = min(LAST_TIMESTAMP_MS, limits.latest_timestamp_ms)
     room = np.empty((_MOST_RECORDS_NAMED, 2), np.int64)
@@ -164,7 +166,7 @@ def _check_timestamps(plain: NDArray[np.uint8], spans: NDArray[np.int64], limits
 
 
 def _whole_batch(data: memoryview) -> BatchHeader:
-    """The header, once it is known that exactly one v2 batch is there."""
+    """Returns the header if the data is exactly one v2 batch. Raises InvalidBatch."""
     if len(data) > MAGIC_POSITION and data[MAGIC_POSITION] != MAGIC_V2:
         raise InvalidBatch(BatchFault.UNSUPPORTED_FORMAT, f"message format {data[MAGIC_POSITION]}; only 2 is accepted")
     if len(data) < HEADER_BYTES:
@@ -178,7 +180,7 @@ def _whole_batch(data: memoryview) -> BatchHeader:
 
 
 def check_crc(data: memoryview, header: BatchHeader) -> None:
-    """Raises InvalidBatch if the batch, which `data` holds exactly, is not what its CRC32C was made of."""
+    """Raises InvalidBatch if the CRC32C of the batch is wrong. `data` is exactly the batch."""
     found = crc32c(data[CRC_START:])
     if found != header.crc:
         raise InvalidBatch(
@@ -187,7 +189,7 @@ def check_crc(data: memoryview, header: BatchHeader) -> None:
 
 
 def _check_header(header: BatchHeader) -> None:
-    """What the header alone shows, once the CRC holds."""
+    """Checks what the header alone shows. The CRC is right by now."""
     _compression(header)
     if header.base_offset != 0:
         raise InvalidBatch(BatchFault.INVALID_RECORD, f"the batch's base offset is {header.base_offset}; 0 is expected")
@@ -212,7 +214,7 @@ def _check_header(header: BatchHeader) -> None:
 
 
 def plain_records(data: memoryview, header: BatchHeader, limit: int) -> NDArray[np.uint8]:
-    """The batch's records without compression, at most `limit` bytes; raises InvalidBatch."""
+    """Returns the batch's records without compression, at most `limit` bytes. Raises InvalidBatch."""
     compression = _compression(header)
     try:
         return decompress(data[HEADER_BYTES:], compression, limit)
@@ -229,7 +231,8 @@ def plain_records(data: memoryview, header: BatchHeader, limit: int) -> NDArray[
 
 
 def span_row(header: BatchHeader, start: int, end: int, base_offset: int) -> tuple[int, ...]:
-    """What the kernels need to know of a batch whose plain records are the bytes `[start, end)`."""
+    """Returns the span (SPAN_COLUMNS numbers) of a batch whose uncompressed records are the bytes `[start,
+    end)`."""
     return (
         start,
         end,
@@ -243,7 +246,8 @@ def span_row(header: BatchHeader, start: int, end: int, base_offset: int) -> tup
 
 
 def scan(plain: NDArray[np.uint8], spans: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Check every record's structure; returns the findings. Raises InvalidBatch."""
+    """Checks the structure of every record and returns the findings (int64, shape (FINDINGS,)). Raises
+    InvalidBatch."""
     findings = np.empty(batch_kernels.FINDINGS, np.int64)
     fault = _RECORD_FAULTS.get(scan_spans(plain, spans, findings))
     if fault is not None:

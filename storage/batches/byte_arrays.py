@@ -9,7 +9,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 def as_byte_array(buffer: Buffer) -> NDArray[np.uint8]:
-    """A read-only view, whatever the buffer allows."""
+    """Returns a read-only view (uint8, shape (bytes,)), even if the buffer is writable."""
     array = np.frombuffer(buffer, dtype=np.uint8)
     array.flags.writeable = False
     return array

@@ -1,7 +1,9 @@
-"""CRC32Cs of bytes that lie back to back, made of those of their parts without looking at the bytes.
+"""Computes the CRC32C of bytes that lie back to back from the CRC32Cs of their parts, without reading the
+bytes.
 
-A checksum is a remainder of polynomials over GF(2): to append n bytes multiplies it by x^(8n) and adds theirs. The
-multiplications by x^(8 * 2^k) are linear, hence 32 numbers each: the images of the 32 bits.
+A checksum is a remainder of polynomials over GF(2). To append n bytes, multiply it by x^(8n) and add the
+checksum of those bytes. Multiplication by x^(8 * 2^k) is linear, so 32 numbers describe it: the images of the
+32 bits.
 """
 
 from functools import cache
@@ -14,7 +16,7 @@ from storage.native.arguments import LONG_ROWS_IN, LONGS_OUT
 from storage.native.kernels import helper, kernel
 
 _POLYNOMIAL: Final = 0x82F63B78
-"""Castagnoli's, its bits reversed."""
+"""Castagnoli's polynomial with its bits reversed."""
 _BITS: Final = 32
 
 # Columns of a part.
@@ -24,7 +26,7 @@ PART_COLUMNS: Final = 3
 
 @helper
 def _appended(checksum: Any, length: int, powers: NDArray[np.int64]) -> Any:
-    """The checksum multiplied by x^(8 * length)."""
+    """Returns the checksum multiplied by x^(8 * length). `powers` is int64 of shape (32, 32)."""
     power = 0
     while length:
         if length & 1:
@@ -52,8 +54,8 @@ def _combine(parts: NDArray[np.int64], powers: NDArray[np.int64], wholes: NDArra
 
 
 def combined(parts: NDArray[np.int64], count: int) -> list[int]:
-    """The CRC32Cs of `count` wholes. Rows of parts: which whole a part belongs to, its CRC32C and its length, which is
-    below 2^32; in the order in which they lie.
+    """Returns the CRC32Cs of `count` wholes. `parts` (int64, shape (parts, 3)) has, in the order of the
+    bytes: the whole that a part belongs to, the part's CRC32C, and its length, which is below 2^32.
     """
     wholes = np.empty(count, np.int64)
     _combine(parts, _powers(), wholes)
@@ -62,7 +64,8 @@ def combined(parts: NDArray[np.int64], count: int) -> list[int]:
 
 @cache
 def _powers() -> NDArray[np.int64]:
-    """Row k: what multiplying by x^(8 * 2^k) makes of each bit."""
+    """Row k of the result (int64, shape (32, 32)) has the image of each bit under multiplication by
+    x^(8 * 2^k)."""
     by_x = [_POLYNOMIAL, *(1 << bit for bit in range(_BITS - 1))]
     power = by_x
     for _ in range(3):

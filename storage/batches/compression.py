@@ -1,8 +1,10 @@
-"""The records of a batch as they are before compression, never more than asked for.
+"""Decompresses the records of a batch, within a bound.
 
-Promises that no more than `limit` bytes are produced or allocated whatever the input declares about itself, so that a
-decompression bomb is an error; that both kinds of snappy are read, raw (librdkafka) and framed (xerial, Kafka's Java
-client); and that input is read to its end.
+Promises:
+- No more than `limit` bytes are produced or allocated, whatever the input says about itself. A decompression
+  bomb is an error.
+- Both kinds of snappy are read: raw (librdkafka) and framed (xerial, Kafka's Java client).
+- The input is read to its end.
 """
 
 import struct
@@ -15,11 +17,11 @@ from numpy.typing import NDArray
 from storage.batches.byte_arrays import Buffer, as_byte_array
 from storage.batches.record_batch import Compression
 
-_XERIAL_MAGIC = b"\x82SNAPPY\x00"  # then two version numbers, both 1
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"  # two version numbers follow, both 1
 _XERIAL_HEADER_BYTES = 16
 _XERIAL_BLOCK_BYTES = 32 << 10
 _BLOCK_LENGTH = struct.Struct(">i")
-_SNAPPY_MOST_EXPANSION = 24  # a copy of 64 bytes takes 3
+_SNAPPY_MOST_EXPANSION = 24  # a copy of 64 bytes takes 3 bytes
 _LZ4_INDEPENDENT_BLOCKS = 0x20
 _LEAST_GUESS_BYTES = 1 << 16
 _STREAMED: dict[Compression, Literal["gzip", "lz4", "zstd"]] = {
@@ -30,7 +32,8 @@ _STREAMED: dict[Compression, Literal["gzip", "lz4", "zstd"]] = {
 
 
 class DecompressionFailed(Exception):
-    """The bytes are not what the batch's attributes say they are. `plain_bytes` were decompressed before."""
+    """The bytes are not what the batch's attributes say. `plain_bytes` were decompressed before that
+    showed."""
 
     def __init__(self, message: str, plain_bytes: int = 0) -> None:
         super().__init__(message)
@@ -38,11 +41,11 @@ class DecompressionFailed(Exception):
 
 
 class DecompressedTooLarge(Exception):
-    """There is more than `limit` bytes of it."""
+    """The records have more than `limit` bytes."""
 
 
 def decompress(data: memoryview, compression: Compression, limit: int) -> NDArray[np.uint8]:
-    """The plain bytes, read-only. Raises DecompressionFailed or DecompressedTooLarge."""
+    """Returns the plain bytes, read-only. Raises DecompressionFailed or DecompressedTooLarge."""
     if compression is Compression.NONE:
         plain = as_byte_array(data)
         if len(plain) > limit:
@@ -56,7 +59,7 @@ def decompress(data: memoryview, compression: Compression, limit: int) -> NDArra
 def _streamed(data: memoryview, compression: Compression, limit: int) -> NDArray[np.uint8]:
     if compression is Compression.LZ4 and len(data) > 4 and not data[4] & _LZ4_INDEPENDENT_BLOCKS:
         raise DecompressionFailed("lz4 blocks depend on each other, which Kafka's Java client cannot read")
-    import pyarrow as pa  # 30 ms and 25 MiB, which snappy and plain batches need not wait for
+    import pyarrow as pa  # 30 ms and 25 MiB that snappy and plain batches do not need
 
     room = np.empty(min(limit + 1, max(_LEAST_GUESS_BYTES, 4 * len(data))), np.uint8)
     size = 0
@@ -64,7 +67,7 @@ def _streamed(data: memoryview, compression: Compression, limit: int) -> NDArray
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), _STREAMED[compression]) as stream:
             while size <= limit:
                 if size == len(room):
-                    # All that may come, at once: pages that nothing is written to cost no memory.
+                    # Allocate the limit at once: pages that are never written cost no memory.
                     room, full = np.empty(limit + 1, np.uint8), room
                     room[:size] = full
                 count = stream.readinto(room[size:].data)
@@ -111,7 +114,7 @@ def _xerial_blocks(data: memoryview) -> list[memoryview]:
 
 
 def compress(data: Buffer, compression: Compression) -> bytes:
-    """As Kafka's Java client would: snappy framed, lz4 in independent blocks."""
+    """Compresses as Kafka's Java client does: snappy framed, lz4 in independent blocks."""
     if compression is Compression.NONE:
         return bytes(data)
     if compression is Compression.GZIP:

@@ -1,8 +1,13 @@
-"""The headers of produced batches, read and checked in native calls, many at once (see `produced_batches`).
+"""Kernels that read and check the headers of many produced batches in one call (see `produced_batches`).
 
-Promises never to read outside the bytes asked for, whatever they are, and that a batch it calls plain is exactly what
-`validate_produced` would accept without looking at its records. The first columns of a row are a span of
-`batch_kernels`, so that rows can be scanned as they are.
+Promises:
+- No kernel reads outside the given bytes, whatever they are.
+- A batch that is called plain is exactly one that `validate_produced` would accept without looking at its
+  records.
+
+Arrays: `data` is uint8 of shape (bytes,). All others are int64 with one row per batch: `asked` has
+ASKED_COLUMNS, `rows` HEADER_COLUMNS, `limits` LIMIT_COLUMNS. The first columns of `rows` are a span of
+`batch_kernels`, so the rows can be scanned as they are.
 """
 
 from typing import Any, Final
@@ -28,11 +33,12 @@ from storage.batches.batch_kernels import (
 from storage.native.arguments import BYTES_IN, LONG_ROWS_IN, LONG_ROWS_OUT, LONGS_OUT
 from storage.native.kernels import helper, kernel
 
-# Columns of a batch asked about: its bytes `[from, to)`, and the CRC32C of what its header's CRC covers.
+# Columns of `asked`: the batch's bytes are `[from, to)`; FOUND_CRC is the CRC32C of the bytes that its CRC
+# covers.
 FROM, TO, FOUND_CRC = 0, 1, 2
 ASKED_COLUMNS: Final = 3
 
-# Columns of what was read, after those of a span.
+# Columns of `rows`, after those of a span.
 IS_PLAIN = SPAN_COLUMNS
 LEADER_EPOCH = SPAN_COLUMNS + 1
 CRC = SPAN_COLUMNS + 2
@@ -41,7 +47,7 @@ PRODUCER_EPOCH = SPAN_COLUMNS + 4
 BASE_SEQUENCE = SPAN_COLUMNS + 5
 HEADER_COLUMNS: Final = SPAN_COLUMNS + 6
 
-# Columns of the limits that a batch must keep.
+# Columns of `limits`.
 MAX_MESSAGE_BYTES, MAX_DECOMPRESSED_BYTES, EARLIEST_TIMESTAMP, LATEST_TIMESTAMP = 0, 1, 2, 3
 LIMIT_COLUMNS: Final = 4
 
@@ -78,7 +84,8 @@ def _int16_at(data: NDArray[np.uint8], position: int) -> Any:
 
 @helper
 def _is_plain(data: NDArray[np.uint8], start: int, end: int, found_crc: int, row: NDArray[np.int64]) -> Any:
-    """Whether these are exactly one whole batch, as its length and CRC say, uncompressed and with no attribute set."""
+    """True if these bytes are exactly one batch by its length and CRC, uncompressed and without any
+    attribute."""
     if data[start + 16] != _MAGIC_V2 or _int64_at(data, start) != 0 or _int16_at(data, start + 21) != 0:
         return False
     if _int32_at(data, start + 8) + _LENGTH_OVERHEAD_BYTES != end - start or row[CRC] != found_crc:
@@ -90,7 +97,7 @@ def _is_plain(data: NDArray[np.uint8], start: int, end: int, found_crc: int, row
 
 @kernel(BYTES_IN, LONG_ROWS_IN, LONG_ROWS_OUT)
 def read_headers(data: NDArray[np.uint8], asked: NDArray[np.int64], rows: NDArray[np.int64]) -> Any:
-    """Fills a row for each batch asked about and returns how many are plain. The span of one that is not is empty."""
+    """Fills `rows` and returns how many batches are plain. A batch that is not plain gets an empty span."""
     plain = 0
     for index in range(asked.shape[0]):
         start, end = asked[index, FROM], asked[index, TO]
@@ -121,8 +128,8 @@ def read_headers(data: NDArray[np.uint8], asked: NDArray[np.int64], rows: NDArra
 def judge(
     rows: NDArray[np.int64], found: NDArray[np.int64], limits: NDArray[np.int64], sound: NDArray[np.int64]
 ) -> Any:
-    """Says of each batch whether it is sound beyond doubt, given what was read of its header and found by `scan_each`;
-    returns how many are."""
+    """Sets `sound` (int64, shape (batches,)) to 1 for each batch that is certainly sound, by `rows` and by
+    `found` (shape (batches, FINDINGS), from `scan_each`). Returns how many are."""
     count = 0
     for index in range(rows.shape[0]):
         row, findings, limit = rows[index], found[index], limits[index]

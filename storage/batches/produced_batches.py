@@ -1,7 +1,8 @@
-"""The batches of a Produce request checked together: a few native calls for a request instead of several per batch.
+"""Checks the batches of a Produce request together: a few native calls per request instead of several per
+batch.
 
-Pure and CPU-bound. Promises for each batch exactly what `validate_produced` says of it: whatever is not sound beyond
-doubt (compressed, faulty, out of the bounds of its topic) is handed to that.
+Pure and CPU-bound. Promise: the verdict on each batch is exactly that of `validate_produced`. A batch that is
+not certainly sound (compressed, faulty, outside its topic's bounds) is handed to it.
 """
 
 from collections import deque
@@ -44,12 +45,13 @@ _COMPRESSION_POSITION = 22
 _COMPRESSION_MASK = 0x07
 _SMALL_BYTES = 16_384
 _PLAIN_IS_CHEAPER = 4
-"""Checking a plain byte takes about so many times less than decompressing to one and checking that."""
+"""Checking a plain byte costs this many times less than decompressing and checking one."""
 _EFFORT_OF_A_ROW, _EFFORT_OF_A_BATCH = 256, 8_192
-"""What a batch takes besides its bytes, among many and alone, in bytes that could be decompressed meanwhile."""
+"""The cost of a batch besides its bytes, among many and alone, as bytes that could be decompressed
+meanwhile."""
 _NO_LIMITS = np.zeros((0, LIMIT_COLUMNS), np.int64)
 _MOST_TOGETHER = 4_096
-"""Batches looked at in one native call."""
+"""Batches per native call."""
 
 _FROM_HEADERS = (
     (segment_batches.RECORDS, COUNT),
@@ -62,7 +64,8 @@ _FROM_HEADERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CheckedBatches:
-    """`columns` and `data` are of all batches asked about, in order; those of the refused mean nothing."""
+    """`columns` (int64, one row per number, one column per batch) and `data` hold all batches, in order. The
+    values of refused batches mean nothing."""
 
     columns: NDArray[np.int64]
     data: list[memoryview]
@@ -73,11 +76,11 @@ class CheckedBatches:
         self.data[index] = batch.data
 
     def give_time(self, index: int, timestamp_ms: int) -> None:
-        """The batch as of a topic whose log gives times. Copies it."""
+        """Gives the batch LogAppendTime. Copies it."""
         self.put(index, with_log_append_time(self._batch(index), timestamp_ms))
 
     def recompress(self, index: int, compression: Compression, limits: BatchLimits) -> None:
-        """The batch as of a topic that has this compression.type. Copies it if it was sent in another."""
+        """Gives the batch its topic's compression.type. Copies it if it was sent in another."""
         try:
             self.put(index, recompressed(self._batch(index), compression, limits))
         except InvalidBatch as invalid:
@@ -94,7 +97,8 @@ class CheckedBatches:
 
 
 def compressed(frame: memoryview, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Of each place whether to check its bytes means to decompress them, if they are a batch."""
+    """Returns for each of `places` whether checking its bytes, if they are a batch, means decompressing
+    them."""
     if len(places) == 1 or not len(frame):
         return np.array([_is_compressed(frame[start:end]) for start, end in places.tolist()], np.bool_)
     has_records = places[:, 1] - places[:, 0] > HEADER_BYTES
@@ -108,12 +112,12 @@ def _is_compressed(records: memoryview) -> bool:
 
 
 class BatchChecks:
-    """The checks of one request's batches, done step by step: a step takes a few milliseconds, whatever was sent.
+    """Checks one request's batches in steps of a few milliseconds, whatever was sent.
 
-    `places` says where in the frame the bytes of each batch are, `are_compressed` is what `compressed` says of them,
-    and `limits_of` names the limits of each. `checked` holds what `validate_produced` says of each, once a step has
-    returned True. All batches together may decompress to `most_bytes`, one of them to `most_bytes_of_one`; what is
-    above is refused. For one thread at a time.
+    `places` says where in the frame the bytes of each batch are. `are_compressed` is the result of
+    `compressed`. `limits_of` names the limits of each batch. Once a step has returned True, `checked` holds
+    the verdict of `validate_produced` on each. All batches together may decompress to `most_bytes`, each of
+    them to `most_bytes_of_one`; what exceeds that is refused. For one thread at a time.
     """
 
     def __init__(
@@ -142,19 +146,20 @@ class BatchChecks:
         self._append_times_ms = append_times_ms
         self._compressions = compressions
         self._recompresses = np.array([one not in (None, Compression.NONE) for one in compressions], np.bool_)
-        """Of each topic whether plain batches, too, are not as it keeps them."""
+        """For each topic: true if it keeps plain batches in another form, too."""
         self._gives_times = any(time_ms != NO_TIMESTAMP_MS for time_ms in append_times_ms)
         self._most_bytes = self._left_bytes = most_bytes
         self._most_bytes_of_one = most_bytes_of_one
-        # Alone, a batch is checked with less ado.
+        # A single batch has a shorter way.
         self._looked_at = len(data) if len(data) == 1 else 0
         self._doubtful = deque([0] if len(data) == 1 else ())
 
     def step(self, plain_bytes: int, *, at_least_one: bool = True) -> bool:
-        """Check batches until about so many bytes were decompressed, or four times as many were plain as they came.
-        Returns whether all are checked.
+        """Checks batches until about `plain_bytes` were decompressed, or four times as many were plain as
+        sent. Returns True once all are checked.
 
-        The last batch of a step may decompress to more than that. With `at_least_one` False it is left to the next.
+        The last batch of a step may decompress to more. With `at_least_one` False it is left to the next
+        step.
         """
         left = plain_bytes
         while self._looked_at < len(self._places):
@@ -172,14 +177,15 @@ class BatchChecks:
         return True
 
     def _check_next(self, most_bytes: int) -> int:
-        """The next batches together: fills in the columns of those that are sound beyond doubt, notes the others."""
+        """Checks the next batches together: fills in the columns of the certainly sound ones, notes the
+        others."""
         start = self._looked_at
         sizes = self._places[start : start + _MOST_TOGETHER, 1] - self._places[start : start + _MOST_TOGETHER, 0]
         count = max(1, int(np.searchsorted(np.cumsum(sizes), most_bytes, "right")))
         these = slice(start, start + count)
         limits = self._limit_rows[self._limits_of[these]]
         plain = _check_plain(self._frame, self._places[these], self._are_compressed[these], self.checked, these, limits)
-        plain &= ~self._recompresses[self._limits_of[these]]  # those take their time, one by one
+        plain &= ~self._recompresses[self._limits_of[these]]  # these are checked one by one
         self._doubtful.extend((np.flatnonzero(~plain) + start).tolist())
         if self._gives_times:
             for index in (np.flatnonzero(plain) + start).tolist():
@@ -193,7 +199,7 @@ class BatchChecks:
             self.checked.give_time(index, time_ms)
 
     def _check_doubtful(self, index: int, most_bytes: int | None) -> int | None:
-        """Returns how much effort that took, or None if the batch decompresses to more than `most_bytes`."""
+        """Returns the effort spent, or None if the batch decompresses to more than `most_bytes`."""
         if self._are_compressed[index]:
             found, effort = self._check_compressed(index, most_bytes)
         else:
@@ -256,8 +262,8 @@ def _check_plain(
     these: slice,
     limits: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Fills in the columns of those of `these` batches that are sound beyond doubt, and says which. The other arguments
-    have a row for each of these.
+    """Fills in the columns of those of `these` batches that are certainly sound, and returns which. The other
+    arguments have one row for each of `these`.
     """
     count = len(places)
     asked = np.empty((count, ASKED_COLUMNS), np.int64)
@@ -283,9 +289,9 @@ def _check_plain(
 
 
 class LoneCheck:
-    """Checks one small batch at a time, for requests that bring no other, and promises the columns that `check_all`
-    finds. The batch is copied to where native code knows to look, which takes less time than telling it where the
-    request's bytes are. For one thread.
+    """Checks one small batch at a time, for requests with a single batch. Promise: the columns are those that
+    `check_all` finds. It copies the batch to a fixed address, because that takes less time than passing the
+    address of the request's bytes. For one thread.
     """
 
     def __init__(self) -> None:
@@ -301,7 +307,7 @@ class LoneCheck:
         self._judge = judge.on(self._rows, self._found, self._limits, self._sound)
 
     def columns(self, records: memoryview, limits: BatchLimits, partition: int) -> NDArray[np.int64] | None:
-        """Those of the batch, or None if it is not small, or not sound beyond doubt."""
+        """Returns the batch's columns; None if it is not small or not certainly sound."""
         size = len(records)
         if not HEADER_BYTES < size <= _SMALL_BYTES:
             return None
@@ -332,7 +338,7 @@ class LoneCheck:
 
 
 def _judged(records: memoryview, limits: BatchLimits) -> tuple[ValidBatch | InvalidBatch, int]:
-    """What is to be said of a batch, and how many bytes of plain records were looked at."""
+    """Returns the verdict on a batch, and how many bytes of uncompressed records were checked."""
     try:
         return validate_counted(records, limits)
     except InvalidBatch as invalid:
@@ -340,6 +346,7 @@ def _judged(records: memoryview, limits: BatchLimits) -> tuple[ValidBatch | Inva
 
 
 def _without_frames(invalid: InvalidBatch) -> InvalidBatch:
-    """As a value it keeps no frames: they hold what was decompressed, and by their callers the value itself."""
+    """Drops the traceback: its frames hold the decompressed bytes, and through their callers the error
+    itself."""
     invalid.__cause__ = invalid.__context__ = None
     return invalid.with_traceback(None)

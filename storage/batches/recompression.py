@@ -1,7 +1,7 @@
-"""A batch in another compression than its producer chose, as a topic's compression.type asks for.
+"""Converts a batch to the compression that a topic's compression.type names.
 
-Promises that the records' bytes are the same as before, that sequences, times and offsets stay, and that no more is
-decompressed or kept than the limits allow. CPU-bound; the codecs are native code without the GIL.
+Promises: the records' bytes, sequences, times and offsets stay. No more is decompressed or kept than the
+limits allow. CPU-bound; the codecs are native code without the GIL.
 """
 
 from dataclasses import replace
@@ -21,7 +21,8 @@ from storage.batches.record_batch import (
 
 
 def recompressed(batch: ValidBatch, compression: Compression, limits: BatchLimits) -> ValidBatch:
-    """The batch itself if it is compressed so already, else a copy. Raises InvalidBatch if it would be too large."""
+    """Returns the batch itself if it has this compression, else a copy. Raises InvalidBatch if the copy would
+    be too large."""
     header = batch.header
     if header.compression is compression:
         return batch

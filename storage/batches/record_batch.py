@@ -1,12 +1,12 @@
-"""Kafka's record batch, format v2 (KIP-98): its 61-byte header and what may be changed of it.
+"""Kafka's record batch, format v2 (KIP-98): its 61-byte header and what may be changed in it.
 
-    base offset i64 | batch length i32 | leader epoch i32 | magic i8 | CRC32C u32 | attributes i16 | last offset delta
-    i32 | base timestamp i64 | max timestamp i64 | producer id i64 | producer epoch i16 | base sequence i32 | record
-    count i32 | records
+    base offset i64 | batch length i32 | leader epoch i32 | magic i8 | CRC32C u32 | attributes i16 | last
+    offset delta i32 | base timestamp i64 | max timestamp i64 | producer id i64 | producer epoch i16 | base
+    sequence i32 | record count i32 | records
 
-The CRC covers everything from the attributes on, so base offset and leader epoch (the prefix) can be patched on the
-way out without touching the rest. `read_header` only reads; whether a batch may be believed is decided in
-`batch_validation`.
+The CRC covers everything from the attributes on. So base offset and leader epoch (the prefix) can be patched
+when a batch is served, without touching the rest. `read_header` only reads; `batch_validation` decides
+whether a batch is sound.
 """
 
 import struct
@@ -30,13 +30,13 @@ HEADER_BYTES = _HEADER.size
 PREFIX_BYTES = _PREFIX.size
 """Base offset, batch length and leader epoch: what `patched_prefix` replaces."""
 LENGTH_OVERHEAD_BYTES = 12
-"""Base offset and batch length themselves are not counted by the batch length."""
+"""Base offset and batch length: the batch length does not count these bytes."""
 CRC_POSITION = 17
 CRC_START = 21
 MAGIC_POSITION = 16
 MAGIC_V2 = 2
 MOST_EMPTY_OFFSETS = (1 << 31) - 1
-"""What one empty batch may span."""
+"""The most offsets that one empty batch may span."""
 
 _BATCH_INDEX = np.dtype([("position", np.int64), ("size_bytes", np.int64), ("last_offset_delta", np.int64)])
 
@@ -80,7 +80,7 @@ class BatchHeader:
 
     @property
     def compression(self) -> Compression:
-        """Raises ValueError for the three codes that mean nothing."""
+        """Raises ValueError for the three unused codes."""
         return Compression(self.attributes & _COMPRESSION_MASK)
 
     @property
@@ -102,9 +102,8 @@ class BatchHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidBatch:
-    """Exactly one batch that passed `validate_produced`; timestamps are those of its records, -1 where they have
-    none.
-    """
+    """Exactly one batch that passed `validate_produced`. The timestamps are those of its records; -1:
+    none."""
 
     header: BatchHeader
     data: memoryview
@@ -113,7 +112,7 @@ class ValidBatch:
 
 
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """Reads the header that starts at `position`; raises ValueError if fewer than 61 bytes are left."""
+    """Returns the header that starts at `position`. Raises ValueError if fewer than 61 bytes are left."""
     if position < 0 or len(buffer) - position < HEADER_BYTES:
         raise ValueError(
             f"a record batch has a {HEADER_BYTES}-byte header, only {max(0, len(buffer) - position)} bytes are left"
@@ -137,17 +136,17 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def attributes_of(compression: Compression, timestamp_type: TimestampType) -> int:
-    """The attributes of a batch that is neither transactional nor control."""
+    """Returns the attributes of a batch that is neither transactional nor control."""
     return compression | (_LOG_APPEND_TIME_BIT if timestamp_type is TimestampType.LOG_APPEND_TIME else 0)
 
 
 def with_compression(header: BatchHeader, compression: Compression) -> BatchHeader:
-    """The header with these attributes; its length and CRC are still those of other bytes."""
+    """Returns the header with this compression in its attributes. Length and CRC are not changed."""
     return replace(header, attributes=header.attributes & ~_COMPRESSION_MASK | compression)
 
 
 def write_header(header: BatchHeader) -> bytes:
-    """The 61 bytes of `header`, its CRC as given."""
+    """Returns the 61 bytes of `header`, with its CRC as given."""
     return _HEADER.pack(
         header.base_offset,
         header.size_bytes - LENGTH_OVERHEAD_BYTES,
@@ -166,8 +165,8 @@ def write_header(header: BatchHeader) -> bytes:
 
 
 def empty_batch(offsets: int, timestamp_ms: int) -> bytes:
-    """A batch without records that spans `offsets` offsets: a consumer goes on behind it. Raises ValueError for fewer
-    than one or more than MOST_EMPTY_OFFSETS.
+    """Returns a batch without records that spans `offsets` offsets, so that consumers go on after it. Raises
+    ValueError for less than one offset or more than MOST_EMPTY_OFFSETS.
     """
     if not 1 <= offsets <= MOST_EMPTY_OFFSETS:
         raise ValueError(f"a batch spans 1 to {MOST_EMPTY_OFFSETS} offsets, not {offsets}")
@@ -190,26 +189,26 @@ def empty_batch(offsets: int, timestamp_ms: int) -> bytes:
 
 
 def patched_prefix(base_offset: int, size_bytes: int, leader_epoch: int = 0) -> bytes:
-    """The first 16 bytes of a batch of `size_bytes` that now starts at `base_offset`; all else stays as it is."""
+    """Returns the first 16 bytes of a batch of `size_bytes` that now starts at `base_offset`."""
     return _PREFIX.pack(base_offset, size_bytes - LENGTH_OVERHEAD_BYTES, leader_epoch)
 
 
 def patch_prefix(batches: bytearray, position: int, base_offset: int, size_bytes: int) -> None:
-    """The same in place, for the batch at `position`."""
+    """As `patched_prefix`, in place, for the batch at `position`."""
     _PREFIX.pack_into(batches, position, base_offset, size_bytes - LENGTH_OVERHEAD_BYTES, 0)
 
 
 def with_log_append_time(batch: ValidBatch, timestamp_ms: int) -> ValidBatch:
-    """The batch as of a topic with message.timestamp.type=LogAppendTime: every record's time is `timestamp_ms`.
-    Copies the batch.
+    """Returns a copy of the batch for a topic with message.timestamp.type=LogAppendTime: every record's time
+    is `timestamp_ms`.
     """
     attributes = batch.header.attributes | _LOG_APPEND_TIME_BIT
     return _with_times(batch, attributes=attributes, min_timestamp_ms=timestamp_ms, max_timestamp_ms=timestamp_ms)
 
 
 def with_max_timestamp(batch: ValidBatch, max_timestamp_ms: int) -> ValidBatch:
-    """The batch with its header's max timestamp set right, as a Kafka broker does with what some clients get wrong.
-    Copies the batch.
+    """Returns a copy of the batch with the right max timestamp in its header. Kafka's brokers do the same for
+    clients that get it wrong.
     """
     return _with_times(
         batch,
@@ -235,10 +234,10 @@ def _with_times(batch: ValidBatch, *, attributes: int, min_timestamp_ms: int, ma
 
 
 def index_batches(buffer: Buffer, start: int, end: int) -> NDArray[Any]:
-    """Where the batches that lie back to back in `[start, end)` are, without looking at their contents.
+    """Finds the batches that lie back to back in `[start, end)`, without looking at their contents.
 
-    A structured array with int64 columns `position`, `size_bytes` and `last_offset_delta`; raises ValueError where a
-    length does not fit.
+    Returns a structured array of shape (batches,) with int64 fields `position`, `size_bytes` and
+    `last_offset_delta`. Raises ValueError if a length does not fit.
     """
     if not 0 <= start <= end <= len(buffer):
         raise ValueError(f"[{start}, {end}) does not lie within {len(buffer)} bytes")

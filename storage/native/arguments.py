@@ -9,14 +9,14 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An argument that is a C-contiguous array."""
+    """An argument that is a C-contiguous array of this dtype and this number of dimensions."""
 
     dtype: str
     dimensions: int
     is_written: bool
 
     def parts(self, array: Any) -> tuple[int, ...]:
-        """Its address and its shape, as the machine code takes them. Raises TypeError."""
+        """Returns the array's address and its shape, as the machine code takes them. Raises TypeError."""
         flags, shape = array.flags, array.shape
         is_writeable = flags.writeable
         if (
@@ -26,13 +26,13 @@ class Array:
             or (self.is_written and not is_writeable)
         ):
             raise TypeError(f"{array.dtype} of shape {shape} is not {self}")
-        if is_writeable and array.size:  # a third of the time that numpy takes to say it
+        if is_writeable and array.size:  # numpy takes three times as long to tell the address
             return (ctypes.addressof(ctypes.c_char.from_buffer(array)), *shape)
         return (array.__array_interface__["data"][0], *shape)
 
 
 class _Long:
-    """An argument that is an integer of 64 bits."""
+    """An argument that is a 64-bit integer."""
 
 
 LONG: Final = _Long()

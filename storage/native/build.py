@@ -1,8 +1,11 @@
-"""A kernel from Python to an object file: numba compiles it with its helpers, LLVM reduces that to the one function.
+"""Compiles a kernel from Python to an object file: numba compiles it with its helpers, LLVM reduces that to
+one function.
 
-Promises that the machine code refers to nothing outside itself but libc's functions on memory: numba's reference
-counts and exceptions vanish once everything is inlined into one function that is given plain addresses (which is
-also what makes it 7 to 20 times as fast as numba's own), and a kernel for which they do not is a ValueError.
+Promises:
+- The machine code refers to nothing outside itself but libc's functions on memory. Numba's reference counts
+  and exceptions vanish once everything is inlined into one function that takes plain addresses. That also
+  makes it 7 to 20 times as fast as numba's own function.
+- A kernel for which they do not vanish is a ValueError.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +18,7 @@ import numba
 from storage.native.arguments import Array, Kind
 
 _OPTIONS: Final[Any] = {"boundscheck": False, "error_model": "numpy", "nogil": True}
-_pointer: Any = numba.types.CPointer  # numba's types do not tell of these
+_pointer: Any = numba.types.CPointer  # numba's type hints lack it
 _carray: Any = numba.carray  # type: ignore[attr-defined]
 _OF_LIBC: Final = {"memcpy", "memmove", "memset"}
 
@@ -27,8 +30,9 @@ def compile_kernel(
     helpers: Iterable[Callable[..., Any]],
     machine: Any,
 ) -> bytes:
-    """An object file that defines `name`: `int32 (int64 *returned, void **raised, ...)`, where an array is given as its
-    address and its shape. `machine` is LLVM's target machine. Raises ValueError, and what numba raises.
+    """Returns an object file that defines `name`: `int32 (int64 *returned, void **raised, ...)`. An array is
+    passed as its address and its shape. `machine` is LLVM's target machine. Raises ValueError, and what numba
+    raises.
     """
     entry = _entry(function, kinds, helpers)
     [compiled] = entry.overloads.values()
@@ -46,7 +50,7 @@ def compile_kernel(
 
 
 def _entry(function: Callable[..., Any], kinds: Sequence[Kind], helpers: Iterable[Callable[..., Any]]) -> Any:
-    """numba's dispatcher of a function that makes arrays of addresses and calls the kernel."""
+    """Returns numba's dispatcher of a function that makes arrays from addresses and calls the kernel."""
     namespace = dict(function.__globals__)
     for helper in helpers:
         namespace[helper.__name__] = _jitted(helper, namespace)
@@ -74,7 +78,7 @@ def _jitted(function: Callable[..., Any], namespace: dict[str, Any]) -> Any:
 
 
 def _keep_only(module: Any, symbol: str, name: str) -> None:
-    """Let LLVM drop everything that `symbol` does not need, and call that `name`."""
+    """Lets LLVM drop everything that `symbol` does not need, and renames that to `name`."""
     for one in (*module.functions, *module.global_variables):
         if one.is_declaration:
             continue

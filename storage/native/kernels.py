@@ -1,14 +1,17 @@
-"""How native kernels come to be: plain functions that numba compiles once, and that every later process loads as
-machine code without numba, whose import alone would take an agent 0.7 s of CPU and 65 MiB.
+"""Native kernels: Python functions that numba compiles once. Every later process loads their machine code
+without numba, whose import alone would cost an agent 0.7 s of CPU and 65 MiB.
 
-Promises that importing a kernel compiles nothing once its object file is there; that a file made from another source,
-by another LLVM or for another architecture is never loaded; and that arguments of another type, shape or layout than
-the kernel was compiled for are a TypeError. The files lie beside the source, or where that is read-only in the user's
-cache directory; where neither can be written, each process compiles for itself (a few seconds).
+Promises:
+- Once its object file exists, importing a kernel compiles nothing.
+- A file made from other source, by another LLVM or for another architecture is never loaded.
+- Arguments of another type, shape or layout than the kernel was compiled for are a TypeError.
 
-A kernel returns one integer, writes whatever else it finds into arrays that its caller made, allocates nothing and
-raises nothing, so that its machine code needs nothing of numba's runtime (`build` checks it). It runs without
-the GIL. Its source may run as it stands, too: `Kernel.interpreted`.
+The files are in the source's `__pycache__`; if that is read-only, in the user's cache directory. If neither
+can be written, each process compiles for itself (a few seconds).
+
+A kernel returns one integer and writes all other results into arrays that its caller made. It allocates
+nothing and raises nothing, so its machine code needs no runtime of numba (`build` checks it). It runs without
+the GIL. `Kernel.interpreted` is the same function in plain Python.
 """
 
 import contextlib
@@ -36,7 +39,7 @@ class Kernel:
 
     def __init__(self, interpreted: Callable[..., Any], kinds: tuple[Kind, ...], address: int) -> None:
         self.interpreted = interpreted
-        """The same function as Python runs it; slow."""
+        """The same function in Python; slow."""
         self._kinds = kinds
         words = sum(kind.dimensions + 1 if isinstance(kind, Array) else 1 for kind in kinds)
         returned, raised = ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_void_p)
@@ -44,11 +47,11 @@ class Kernel:
         self._native = prototype(address)
 
     def __call__(self, *arguments: Any) -> int:
-        """Raises TypeError for arguments that are not of the kinds it was compiled for."""
+        """Raises TypeError for arguments of other kinds than the kernel was compiled for."""
         return self.on(*arguments)()
 
     def on(self, *arguments: Any) -> Callable[[], int]:
-        """The kernel on these very arrays, to be called again and again: finding out where they are takes four times as
+        """Binds the kernel to these arrays, for repeated calls: finding their addresses takes four times as
         long as the call. For one thread at a time. Raises TypeError."""
         words: list[int] = []
         for argument, kind in zip(arguments, self._kinds, strict=True):
@@ -68,13 +71,14 @@ class Kernel:
 
 
 def helper(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks what kernels of the same module, below it, may call."""
+    """Marks a function that kernels further down in the same module may call."""
     _helpers[function.__module__][function.__name__] = function
     return function
 
 
 def kernel(*kinds: Kind) -> Callable[[Callable[..., Any]], Kernel]:
-    """Make a native function of a Python function whose arguments are of these kinds and which returns one integer."""
+    """Makes a native function of a Python function that takes arguments of these kinds and returns one
+    integer."""
 
     def made(function: Callable[..., Any]) -> Kernel:
         name = f"{function.__module__}.{function.__name__}"
@@ -89,13 +93,13 @@ def kernel(*kinds: Kind) -> Callable[[Callable[..., Any]], Kernel]:
 
 @lru_cache(maxsize=1)
 def _loader() -> Any:
-    """LLVM's own loader of object files. It owns all code that it loaded, to the process's end."""
+    """LLVM's own loader of object files. It owns all loaded code until the process ends."""
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
 
 
 def _target_machine() -> Any:
-    """Any processor of this architecture, so that what an image was built with serves wherever it runs. Kernels walk
-    bytes one by one: made for the newest processors they are a tenth faster."""
+    """Any processor of this architecture, so that an image runs on every machine. Kernels walk bytes one by
+    one; code for the newest processors would be a tenth faster."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_default_triple().create_target_machine(opt=3, jit=True)
@@ -113,7 +117,7 @@ def _native_code(name: str, function: Callable[..., Any], kinds: tuple[Kind, ...
             content = file.read_bytes()
             if content.startswith(origin):
                 return content[len(origin) :]
-    from storage.native.build import compile_kernel  # numba, which is there for this alone
+    from storage.native.build import compile_kernel  # imports numba, which only compiling needs
 
     native_code = compile_kernel(name, function, kinds, _helpers[function.__module__].values(), _target_machine())
     for file in files:
@@ -124,13 +128,14 @@ def _native_code(name: str, function: Callable[..., Any], kinds: tuple[Kind, ...
 
 
 def _constants(function: Callable[..., Any]) -> str:
-    """The numbers that its module had when it was decorated, wherever they come from: the machine code has them."""
+    """The numbers of the function's module when it was decorated, also imported ones: the machine code
+    contains them."""
     return repr(sorted((name, value) for name, value in function.__globals__.items() if isinstance(value, int | float)))
 
 
 @lru_cache
 def _origin(source: Path, constants: str) -> bytes:
-    """A digest of all that the machine code depends on."""
+    """A digest of everything that the machine code depends on."""
     here = Path(__file__).parent
     parts = {source, *here.glob("*.py"), *source.parent.glob("*kernels.py")}
     content = b"\0".join(part.read_bytes() for part in sorted(parts))
@@ -145,7 +150,7 @@ def _directories(source: Path) -> Iterator[Path]:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Whole or not at all, whoever else writes it."""
+    """Writes the file whole or not at all, also when several processes write it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(f".{os.getpid()}")
     unfinished.write_bytes(content)

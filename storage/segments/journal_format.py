@@ -1,14 +1,14 @@
-"""The container of the commit journal and its checkpoints (docs/design/recovery.md#the-commit-journal; byte by byte in
-`docs/journal-format.md`).
+"""The container of the commit journal and of its checkpoints (docs/design/recovery.md#the-commit-journal; byte by byte
+in `docs/journal-format.md`).
 
     prefix | header | sections
 
-A section holds rows of one table, exactly as Postgres' `COPY ... TO STDOUT (FORMAT binary)` wrote them, in one zstd
-frame. The header, in JSON, says which table. Pure: rows in, bytes out.
+A section holds rows of one table, exactly as Postgres' `COPY ... TO STDOUT (FORMAT binary)` wrote them, in
+one zstd frame. The header is JSON and names the tables. Pure: rows in, bytes out.
 
 Promises:
-- A container is read with nothing but its own bytes.
-- Any changed, missing or surplus byte is noticed (CorruptJournal).
+- A container can be read from its own bytes alone.
+- Any changed, missing or surplus byte is detected (CorruptJournal).
 - Sections are checked before they are decompressed.
 """
 
@@ -34,7 +34,7 @@ _ZSTD_LEVEL = 1
 
 
 class CorruptJournal(Exception):
-    """The bytes are not a whole container as it was written: `what` is wrong."""
+    """The bytes are not a whole container. `what` says what is wrong."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"not a whole object of the journal: {what}")
@@ -56,7 +56,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedRows:
-    """What one COPY gave: the input of a section."""
+    """The rows of one COPY: the input of a section."""
 
     table: str
     is_whole: bool
@@ -67,21 +67,21 @@ class CopiedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Where the rows of one COPY lie."""
+    """Where the rows of one COPY are."""
 
     table: str
     is_whole: bool
-    """True: these are all rows that the table had. False: the rows that changed, or a part of all."""
+    """True: all rows of the table. False: the rows that changed, or a part of all."""
     columns: tuple[Column, ...]
     rows: int
     position: int
-    """Of its zstd frame, from the first byte after the header."""
+    """Position of the zstd frame, from the first byte after the header."""
     length: int
-    """Of its zstd frame."""
+    """Bytes of the zstd frame."""
     plain_length: int
-    """Of what COPY wrote."""
+    """Bytes that COPY wrote."""
     crc32c: int
-    """Of its zstd frame."""
+    """CRC32C of the zstd frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class Part:
     number: int
     size_bytes: int
     crc32c: int
-    """Of the whole object."""
+    """CRC32C of the whole object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,30 +101,32 @@ class JournalHeader:
     kind: Kind
     cluster_id: str
     epoch: int
-    """Of the ownership under which it was written."""
+    """The epoch of the ownership under which it was written."""
     number: int
-    """Of the entry, or of the checkpoint; never used twice."""
+    """The number of the entry or the checkpoint; never used twice."""
     follows: int
-    """The entry that this one continues, or the last one that the checkpoint includes for certain; 0: none."""
+    """The entry that this one continues, or the last one that the checkpoint certainly includes; 0: none."""
     taken_at: str
-    """When the snapshot was taken, by the database's clock: everything committed before is in it or in one before."""
+    """When the snapshot was taken, by the database's clock. Everything committed before is in this container
+    or an earlier one."""
     snapshot: str
     """`pg_current_snapshot()` of the rows."""
     migration: int
-    """The last migration of the database: which columns its tables have."""
+    """The database's last migration: it says which columns the tables have."""
     system_identifier: int
     timeline: int
     sequences: Mapping[str, int] = field(default_factory=dict)
-    """The value that each sequence gave out last; 0: none."""
+    """The last value of each sequence; 0: none."""
     part: int = 0
-    """Of a checkpoint part; else 0."""
+    """The number of a checkpoint's part; else 0."""
     parts: tuple[Part, ...] = ()
-    """Of a checkpoint's manifest; else empty."""
+    """The parts that a checkpoint's manifest names; else empty."""
     sections: tuple[Section, ...] = ()
 
 
 def encode(header: JournalHeader, tables: Sequence[CopiedRows]) -> list[bytes]:
-    """The container, in pieces that belong back to back. Compresses, which takes a while: run it in a thread."""
+    """Returns the container in pieces that belong back to back. Compression takes a while: run it in a
+    thread."""
     frames = [bytes(cramjam.zstd.compress(table.data, level=_ZSTD_LEVEL)) for table in tables]
     sections = tuple(_sections(tables, frames))
     text = _header_text(header, sections)
@@ -134,13 +136,14 @@ def encode(header: JournalHeader, tables: Sequence[CopiedRows]) -> list[bytes]:
 
 
 def header_length(prefix: Buffer) -> int:
-    """How many bytes `read_header` needs, from the first PREFIX_BYTES of an object. Raises CorruptJournal."""
+    """Returns how many bytes `read_header` needs, given the first PREFIX_BYTES of an object. Raises
+    CorruptJournal."""
     text_bytes, _ = _read_prefix(prefix)
     return PREFIX_BYTES + text_bytes
 
 
 def read_header(data: Buffer) -> JournalHeader:
-    """From the object's first `header_length` bytes or more. Raises CorruptJournal."""
+    """Reads the header from the object's first `header_length` bytes or more. Raises CorruptJournal."""
     text_bytes, size_bytes = _read_prefix(data)
     end = PREFIX_BYTES + text_bytes
     if len(data) < end:
@@ -160,7 +163,7 @@ def read_header(data: Buffer) -> JournalHeader:
 
 
 def read_container(data: Buffer) -> tuple[JournalHeader, list[CopiedRows]]:
-    """The whole object, all its sections checked. Raises CorruptJournal."""
+    """Reads the whole object and checks all its sections. Raises CorruptJournal."""
     header = read_header(data)
     size_bytes = _read_prefix(data)[1]
     if len(data) != size_bytes:

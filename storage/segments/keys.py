@@ -1,9 +1,10 @@
-"""Where objects lie in the bucket.
+"""Keys of objects in the bucket.
 
-Segments spread over 256 prefixes by the last random byte of their id, because stores limit requests per prefix
-(docs/design/segment.md#keys); merged segments have a prefix of their own, so that a key tells a reader that it reads
-history. Promises that a key holds the segment's id, so that a bucket can be matched with the sequencer by its listing
-alone.
+Segments spread over 256 prefixes by the last random byte of their id, because stores limit the requests per
+prefix (docs/design/segment.md#keys). Merged segments have their own prefix, so a key tells a reader that it reads
+history.
+
+Promise: a segment's key contains its id, so a listing of the bucket is enough to match it with the sequencer.
 """
 
 import re
@@ -19,22 +20,24 @@ _CHECKPOINT = re.compile(r"/checkpoints/(\d{10})/(\d{12})/(?:manifest|part-(\d{6
 
 
 def segments_prefix(cluster: str) -> str:
-    """The prefix under which all segments lie that agents of a cluster upload."""
+    """The prefix of all segments that a cluster's agents upload."""
     return f"{cluster}/{_UPLOADED}/"
 
 
 def merged_prefix(cluster: str) -> str:
-    """The prefix under which all merged segments of a cluster lie (docs/design/merging.md#copying)."""
+    """The prefix of all merged segments of a cluster (docs/design/merging.md#copying)."""
     return f"{cluster}/{_MERGED}/"
 
 
 def backups_prefix(cluster: str) -> str:
-    """The prefix of Postgres's backups. `tidelog backup prune` deletes there, Tidelog's housekeeping never does."""
+    """The prefix of Postgres' backups. `tidelog backup prune` deletes there, Tidelog's housekeeping never
+    does."""
     return f"{cluster}/postgres-backups/"
 
 
 def identity_prefix(cluster: str) -> str:
-    """The prefix of what says whose all the rest is (`sequencer/cluster/store_identity.py`)."""
+    """The prefix of the object that says to which database the rest belongs
+    (`sequencer/cluster/store_identity.py`)."""
     return f"{cluster}/store-identity/"
 
 
@@ -48,12 +51,12 @@ def journal_prefix(cluster: str) -> str:
 
 
 def journal_key(cluster: str, epoch: int, number: int) -> ObjectKey:
-    """Of an entry. Keys sort as (epoch, number)."""
+    """The key of an entry. Keys sort as (epoch, number)."""
     return checked_key(f"{journal_prefix(cluster)}{epoch:010d}/{number:012d}")
 
 
 def journal_entry_of(key: ObjectKey) -> tuple[int, int] | None:
-    """(epoch, number) of the entry a key names; None if it names none."""
+    """Returns (epoch, number) of the entry that a key names; None if it names none."""
     found = _ENTRY.search(key)
     return (int(found[1]), int(found[2])) if found else None
 
@@ -86,7 +89,7 @@ class CheckpointObject:
 
 
 def checkpoint_object_of(key: ObjectKey) -> CheckpointObject | None:
-    """What of which checkpoint a key names; None if it names nothing of one."""
+    """Returns which object of which checkpoint a key names; None if it names none."""
     found = _CHECKPOINT.search(key)
     if found is None:
         return None
@@ -107,7 +110,7 @@ def merged_key(cluster: str, segment_id: SegmentId) -> ObjectKey:
 
 
 def segment_id_of(key: ObjectKey) -> SegmentId | None:
-    """The segment a key names, merged or not, or None if the key is not a segment's."""
+    """Returns the segment that a key names, merged or not; None if the key is not a segment's."""
     parts = key.split("/")
     if len(parts) < 4 or parts[-3] not in (_UPLOADED, _MERGED):
         return None
@@ -119,13 +122,14 @@ def segment_id_of(key: ObjectKey) -> SegmentId | None:
 
 
 def is_merged(key: ObjectKey) -> bool:
-    """Whether the key is a merged segment's."""
+    """True if the key names a merged segment."""
     parts = key.rsplit("/", 3)
     return len(parts) == 4 and parts[1] == _MERGED
 
 
 def checked_key(text: str) -> ObjectKey:
-    """`text` as a key that every store can hold: relative, without empty, `.` or `..` parts; raises ValueError."""
+    """Returns `text` as a key that every store can hold: relative, without empty, `.` or `..` parts. Raises
+    ValueError."""
     parts = text.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\\" in text or not text.isprintable():
         raise ValueError(f"{text!r} cannot be an object's key: use relative parts separated by single slashes")

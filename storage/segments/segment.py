@@ -1,11 +1,15 @@
-"""The segment: one object holding the batches of many topics (docs/design/segment.md; byte by byte in
+"""The segment: one object with the batches of many topics (docs/design/segment.md; byte by byte in
 `docs/segment-format.md`).
 
     header | runs | footer | trailer
 
-Sealing is pure: batches in, bytes and places out. Promises that runs lie in (topic id, partition) order without gaps,
-batches within a run in arrival order; that record bytes are not copied; and that a segment can be verified with
-nothing but its own bytes, any single flipped byte being noticed.
+Sealing is pure: batches in, bytes and places out.
+
+Promises:
+- Runs are in (topic id, partition) order without gaps. Batches within a run are in the order of their
+  arrival.
+- Record bytes are not copied.
+- A segment can be verified from its own bytes alone. Any single flipped byte is detected.
 """
 
 import struct
@@ -65,7 +69,7 @@ TRAILER_BYTES = _TRAILER_BODY.size + _CRC.size + len(TRAILER_MAGIC)
 
 
 class CorruptSegment(Exception):
-    """The bytes are not a whole segment as it was sealed: `what` is wrong at byte `position`."""
+    """The bytes are not a whole segment. `what` is wrong at byte `position`."""
 
     def __init__(self, what: str, position: int) -> None:
         super().__init__(f"{what} (at byte {position})")
@@ -75,7 +79,7 @@ class CorruptSegment(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FooterRun:
-    """One partition's batches within a segment."""
+    """One partition's batches in a segment."""
 
     topic_id: TopicId
     partition: Partition
@@ -92,7 +96,7 @@ class FooterRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFooter:
-    """`version` MERGED_VERSION: every run has its offsets."""
+    """With `version` MERGED_VERSION every run has its offsets."""
 
     segment_id: SegmentId
     writer: str
@@ -102,9 +106,8 @@ class SegmentFooter:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SealedSegment:
-    """What is uploaded (`chunks`) and what is committed (`placed`); `placed[i]` is the input's batch number
-    `order[i]`.
-    """
+    """`chunks` is to be uploaded and `placed` to be committed. `placed[i]` is the input's batch number
+    `order[i]`."""
 
     segment_id: SegmentId
     chunks: tuple[bytes | memoryview, ...]
@@ -115,7 +118,8 @@ class SealedSegment:
 
 
 def seal_segment(segment_id: SegmentId, writer: str, batches: PendingBatches) -> SealedSegment:
-    """Give every batch its place. Raises ValueError without batches or for a writer's name above 255 bytes."""
+    """Gives every batch its place. Raises ValueError without batches, or for a writer's name above 255
+    bytes."""
     if not len(batches):
         raise ValueError("a segment holds at least one batch")
     header = header_bytes(segment_id, writer)
@@ -144,15 +148,15 @@ def seal_segment(segment_id: SegmentId, writer: str, batches: PendingBatches) ->
 
 
 def empty_segment(segment_id: SegmentId) -> bytes:
-    """An object of a segment's form that holds no run: it can never be committed."""
+    """Returns an object in a segment's form without runs: it can never be committed."""
     header = header_bytes(segment_id, "")
     return header + footer_bytes(SegmentFooter(segment_id=segment_id, writer="", runs=()), len(header))
 
 
 def footer_range(trailer: Buffer, size: int) -> tuple[int, int]:
-    """Where to read for `read_footer`: `[start, end)` from the footer to the object's end.
+    """Returns the range to read for `read_footer`: `[start, end)` from the footer to the object's end.
 
-    `trailer` is the last bytes (at least TRAILER_BYTES) of an object of `size` bytes. Raises CorruptSegment.
+    `trailer` is the last TRAILER_BYTES, or more, of an object of `size` bytes. Raises CorruptSegment.
     """
     if len(trailer) < TRAILER_BYTES or size < TRAILER_BYTES:
         raise CorruptSegment(f"too short for a segment: {size} bytes", 0)
@@ -165,8 +169,8 @@ def footer_range(trailer: Buffer, size: int) -> tuple[int, int]:
 
 
 def read_footer(data: Buffer) -> SegmentFooter:
-    """The footer from the object's last bytes: at least those of `footer_range`, at most the whole object. Raises
-    CorruptSegment.
+    """Reads the footer from the object's last bytes: at least those of `footer_range`, at most the whole
+    object. Raises CorruptSegment.
     """
     if len(data) < TRAILER_BYTES:
         raise CorruptSegment(f"too short for a segment's footer: {len(data)} bytes", 0)
@@ -182,7 +186,8 @@ def read_footer(data: Buffer) -> SegmentFooter:
 
 
 def verify_segment(data: Buffer) -> SegmentFooter:
-    """Check every byte of a whole segment: bounds, checksums, and that runs tile the object. Raises CorruptSegment."""
+    """Checks every byte of a whole segment: bounds, checksums, and that runs fill the object without gaps.
+    Raises CorruptSegment."""
     footer_start, _ = footer_range(data[-TRAILER_BYTES:], len(data))
     footer = read_footer(data)
     _check_version(data)
@@ -225,7 +230,8 @@ def _verify_run(data: memoryview, run: FooterRun, footer_start: int) -> None:
 
 
 def _runs_of(placed: PlacedBatches, data: Sequence[memoryview]) -> list[FooterRun]:
-    """Neighbours of one partition are one run. Its checksum is made of those that the batches bring along."""
+    """Neighbouring batches of one partition are one run. Its checksum is computed from those of its
+    batches."""
     columns = placed.columns
     starts = first_of_each(is_same_partition(columns), len(placed))
     parts = np.empty((2 * len(placed), PART_COLUMNS), np.int64)
@@ -261,7 +267,7 @@ def _runs_of(placed: PlacedBatches, data: Sequence[memoryview]) -> list[FooterRu
 
 
 def header_bytes(segment_id: SegmentId, writer: str, version: int = UPLOADED_VERSION) -> bytes:
-    """What a segment begins with, up to its first run. Raises ValueError for a writer's name above 255 bytes."""
+    """The bytes of a segment before its first run. Raises ValueError for a writer's name above 255 bytes."""
     name = writer.encode()
     if len(name) > MAX_WRITER_BYTES:
         raise ValueError(f"a segment's writer has at most {MAX_WRITER_BYTES} bytes, got {len(name)}")
@@ -270,7 +276,7 @@ def header_bytes(segment_id: SegmentId, writer: str, version: int = UPLOADED_VER
 
 
 def footer_bytes(footer: SegmentFooter, position: int) -> bytes:
-    """What a segment ends with, from `position` on, where its last run ends: footer and trailer."""
+    """The bytes of a segment after its last run, which ends at `position`: footer and trailer."""
     name = footer.writer.encode()
     parts = [_FOOTER.pack(footer.segment_id.bytes, len(name), len(footer.runs)), name]
     parts += [_run_bytes(run, footer.version) for run in footer.runs]
@@ -331,9 +337,10 @@ def _parse_run(fields: tuple[Any, ...]) -> FooterRun:
 def _check_runs_fill_object(
     runs: Sequence[FooterRun], footer_position: int, runs_position: int, run_bytes: int
 ) -> None:
-    """Runs follow each other in the order of their keys, and of their offsets, and end where the footer begins."""
+    """Raises CorruptSegment unless runs follow each other, in the order of keys and offsets, up to the
+    footer."""
     if not runs:
-        return  # of `empty_segment`
+        return  # made by `empty_segment`
     ends = [run.position for run in runs[1:]] + [footer_position]
     for index, (run, end) in enumerate(zip(runs, ends, strict=True)):
         where = runs_position + index * run_bytes
@@ -344,7 +351,7 @@ def _check_runs_fill_object(
 
 
 def _follows(before: FooterRun, run: FooterRun) -> bool:
-    """A partition has one run, or where its offsets are known, one for each range of them without a gap."""
+    """A partition has one run. If its offsets are known, it has one run per gapless range of offsets."""
     keys = (before.topic_id.bytes, before.partition), (run.topic_id.bytes, run.partition)
     if keys[0] == keys[1] and before.last_offset is not None and run.base_offset is not None:
         return before.last_offset < run.base_offset

@@ -1,8 +1,9 @@
-"""Batches on their way into a segment and in it: many of them as columns of numbers, so that a segment of a thousand
-costs no thousand objects.
+"""Batches before and after they have a place in a segment, as columns of numbers: a segment of a thousand
+batches does not cost a thousand objects.
 
-The columns are rows of an array of int64, the same for both stages; a batch that has no place yet has no POSITION.
-Values of one batch, `PendingBatch` and `PlacedBatch`, are what the columns are made of and read as.
+The columns are an int64 array of shape (COLUMNS, batches), the same for both stages. A batch without a place
+has no POSITION. `PendingBatch` and `PlacedBatch` are one batch as a value, to fill the columns and to read
+them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from storage.batches.record_batch import ValidBatch
 from storage.identifiers import BytePosition, Partition, ProducerId, TopicId
 
 TOPIC: Final = 0
-"""Which of the `topic_ids`."""
+"""Index into `topic_ids`."""
 PARTITION: Final = 1
 POSITION: Final = 2
 LENGTH: Final = 3
@@ -27,13 +28,13 @@ PRODUCER_ID: Final = 7
 PRODUCER_EPOCH: Final = 8
 BASE_SEQUENCE: Final = 9
 CRC: Final = 10
-"""As the batch's header has it."""
+"""As in the batch's header."""
 COLUMNS: Final = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingBatch:
-    """A valid batch on its way into a segment: it has neither a place nor an offset."""
+    """A valid batch without a place in a segment and without an offset."""
 
     topic_id: TopicId
     partition: Partition
@@ -42,7 +43,7 @@ class PendingBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedBatch:
-    """A batch in a segment: it has a place and still no offset."""
+    """A batch with a place in a segment and still without an offset."""
 
     topic_id: TopicId
     partition: Partition
@@ -57,7 +58,7 @@ class PlacedBatch:
 
 
 def column_of(batch: ValidBatch, topic: int = 0, partition: int = 0) -> tuple[int, ...]:
-    """The numbers of one batch, in the columns' order."""
+    """Returns the numbers of one batch, in the columns' order."""
     header = batch.header
     return (
         topic,
@@ -75,20 +76,21 @@ def column_of(batch: ValidBatch, topic: int = 0, partition: int = 0) -> tuple[in
 
 
 def is_same_partition(columns: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Of each batch but the first, whether it is of the partition of the one before."""
+    """Returns for each batch but the first whether it has the same partition as the one before: bool of shape
+    (batches - 1,)."""
     topics, partitions = columns[TOPIC], columns[PARTITION]
     return (topics[1:] == topics[:-1]) & (partitions[1:] == partitions[:-1])  # type: ignore[no-any-return]
 
 
 def first_of_each(is_next: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
-    """Where what belongs together begins, among `count`: `is_next` says of each but the first that it belongs to the
-    one before."""
+    """Returns the index of the first of each group among `count`: int64. `is_next` (bool, shape (count - 1,))
+    says for each but the first whether it belongs to the group of the one before."""
     return np.concatenate(([0], np.flatnonzero(~is_next) + 1)) if count else np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingBatches:
-    """Batches without a place, in order; `data[i]` is the bytes of column `i`."""
+    """Batches without a place, in order; `data[i]` has the bytes of column `i`."""
 
     topic_ids: tuple[TopicId, ...]
     columns: NDArray[np.int64]
@@ -104,7 +106,7 @@ class PendingBatches:
 
     @classmethod
     def joined(cls, parts: "Sequence[tuple[PendingBatches, int, int]]") -> "PendingBatches":
-        """The batches `[start, end)` of each, one after another."""
+        """Joins the batches `[start, end)` of each, one after another."""
         topics: dict[TopicId, int] = {}
         numbers: list[int] = []
         first_numbers: list[int] = []

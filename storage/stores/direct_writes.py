@@ -1,10 +1,14 @@
-"""Files of bytes that their writer will not read back from the operating system, which therefore need not keep them.
+"""Writes files that their writer will not read back, so that the operating system need not keep them in
+memory.
 
-Promises that a file is whole and on disk when `write` returns, its name in the directory apart. Where the file system
-can, bytes go from memory to the device without a copy in the page cache (`O_DIRECT`): making pages of that cache,
-filling them and letting them go costs twice the CPU. Such writes start in memory and in the file at whole blocks, so
-bytes are staged in a buffer of ours, and the file's end, less than a block, goes through the page cache. At most
-`_STAGED_BYTES` are kept for each thread that writes.
+Promises:
+- A file is whole and on disk when `write` returns. Its name in the directory may not be.
+- At most `_STAGED_BYTES` of buffers are kept for each writing thread.
+
+Where the file system can, bytes go from memory to the device without a copy in the page cache (`O_DIRECT`).
+Making, filling and freeing pages of that cache costs twice the CPU. Direct writes start at whole blocks in
+memory and in the file, so bytes are staged in an own buffer. The end of the file, less than a block, goes
+through the page cache.
 """
 
 import errno
@@ -19,19 +23,19 @@ import numpy as np
 from storage.batches.byte_arrays import Buffer
 
 _BLOCK_BYTES = 4096
-"""A multiple of what devices and file systems ask for."""
+"""A multiple of what devices and file systems need."""
 _STAGED_BYTES = 1 << 20
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 
 class DirectWrites:
-    """Buffers are kept from file to file: fresh memory costs the kernel as much as the copy into it."""
+    """Buffers are kept between files: fresh memory costs the kernel as much as the copy into it."""
 
     def __init__(self) -> None:
         self._buffers: list[mmap.mmap] = []
 
     def write(self, path: Path, chunks: Sequence[Buffer]) -> None:
-        """A file that was not there. Raises OSError, and may leave a part."""
+        """Writes a file that does not exist yet. Raises OSError, and may leave a part of the file."""
         buffer = self._buffers.pop() if self._buffers else mmap.mmap(-1, _STAGED_BYTES)
         try:
             descriptor = _open_new(path)
@@ -52,7 +56,7 @@ def _open_new(path: Path) -> int:
     except OSError as error:
         if error.errno != errno.EINVAL or not _DIRECT:
             raise
-        path.unlink(missing_ok=True)  # some make the file before they refuse
+        path.unlink(missing_ok=True)  # some file systems make the file before they refuse
         return os.open(path, flags, 0o666)
 
 
@@ -80,7 +84,7 @@ def _write_all(descriptor: int, rest: memoryview) -> None:
         except OSError as error:
             if error.errno != errno.EINVAL or not _is_direct(descriptor):
                 raise
-            _use_page_cache(descriptor)  # the device's blocks are larger, or a part was written that ends within one
+            _use_page_cache(descriptor)  # the device's blocks are larger, or the last write ended within a block
 
 
 def _is_direct(descriptor: int) -> bool:
@@ -92,8 +96,8 @@ def _use_page_cache(descriptor: int) -> None:
 
 
 def _forget(descriptor: int) -> None:
-    """What is in the page cache all the same. The system takes the same memory for the next object: writing to memory
-    it has never used costs it five times the CPU.
+    """Drops what is in the page cache anyway. The system then uses the same memory for the next object:
+    writing to memory that it never used costs five times the CPU.
     """
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

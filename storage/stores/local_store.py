@@ -1,9 +1,9 @@
-"""Objects as files of one directory: `file:///directory`.
+"""Objects as files in one directory: `file:///directory`.
 
-Promises that an object is whole and on disk when `put` returns: it is written beside its place, synced, renamed, and
-the directories are synced. What a killed process leaves is in `.uploads`, which no listing shows and which is swept
-when a store is opened. Blocking calls run in threads; a cancelled `put` publishes nothing after the cancellation was
-seen.
+Promise: an object is whole and on disk when `put` returns. It is written to another name, synced and renamed,
+and the directories are synced. What a killed process leaves is in `.uploads`: no listing shows that folder,
+and opening a store sweeps it. Blocking calls run in threads. A `put` that has seen its cancellation publishes
+nothing.
 """
 
 import asyncio
@@ -37,7 +37,8 @@ _ABANDONED_AFTER_S = 3600.0
 
 class LocalStore:
     def __init__(self, directory: Path, threads: int = 8) -> None:
-        """Makes the directory if need be; raises StoreUnavailable if it cannot. Calls block in so many `threads`."""
+        """Makes the directory if necessary. Raises StoreUnavailable if it cannot. At most `threads` calls run
+        at once."""
         self._directory = directory
         self._threads = Threads("store", threads)
         self._uploads = directory / _UPLOADS
@@ -193,7 +194,7 @@ class LocalStore:
                 _sync_directory(parent)
 
     def _keys(self, prefix: str) -> Sequence[ObjectKey]:
-        # Walk only the deepest directory that the prefix names in full.
+        # Walk only the deepest directory that the prefix names as a whole.
         top = self._directory / prefix.rpartition("/")[0]
         found = []
         for directory, subdirectories, files in os.walk(top):

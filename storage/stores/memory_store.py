@@ -20,7 +20,7 @@ class _Object:
 
 
 class MemoryStore:
-    """One dictionary. Stores opened under one name share it (`named`)."""
+    """One dictionary. Stores opened under the same name share it (`named`)."""
 
     _named: dict[str, dict[ObjectKey, _Object]] = {}  # noqa: RUF012 - sharing by name is the point
 

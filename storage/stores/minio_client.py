@@ -1,4 +1,5 @@
-"""The synchronous `minio` client, for those who have no event loop and for calls that the agents' client lacks."""
+"""The synchronous `minio` client, for callers without an event loop and for calls that the agents' client
+lacks."""
 
 from urllib.parse import urlsplit
 
@@ -27,7 +28,7 @@ def minio_client(
     attempts: int,
     retry_base_s: float,
 ) -> Minio:
-    """Keys unset: the usual AWS chain is asked."""
+    """Without keys in the settings, it asks the usual AWS chain."""
     retries = urllib3.Retry(
         total=attempts - 1,
         backoff_factor=retry_base_s,

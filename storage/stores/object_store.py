@@ -1,9 +1,10 @@
 """The bucket, as the rest of Tidelog sees it: whole objects in, byte ranges out.
 
-Promises of every implementation, held by one contract suite (`tests/storage/test_object_stores.py`): an object is
-visible whole or not at all; `get` is Python's slicing (`data[start:end]`), so a range beyond the end is shorter or
-empty; every call ends within a bound that is a setting; a missing object is `ObjectNotFound`, whatever else goes
-wrong is `StoreUnavailable`.
+Promises of every implementation, checked by one suite (`tests/storage/test_object_stores.py`):
+- An object is visible whole or not at all.
+- `get` is Python's slicing (`data[start:end]`): a range beyond the end is shorter or empty.
+- Every call ends within a bound that is a setting.
+- A missing object is `ObjectNotFound`. Any other failure is `StoreUnavailable`.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -36,7 +37,7 @@ class ObjectNotFound(Exception):
 
 
 class ObjectChanged(Exception):
-    """A conditional put was refused: another object than the expected one has this key, or none has."""
+    """A conditional put was refused: the key has another object than the expected one, or has none."""
 
     def __init__(self, key: ObjectKey) -> None:
         super().__init__(f"the object {key} is not the one that was expected")
@@ -45,63 +46,65 @@ class ObjectChanged(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedObject:
-    """A small object and the store's tag of this version of it (S3: the ETag), for `put_if`."""
+    """A small object and the store's tag of this version (S3: the ETag), for `put_if`."""
 
     data: bytes
     tag: str
 
 
 class StoreUnavailable(Exception):
-    """The store could not be reached, or kept failing until the call's time was over. The message names the fix."""
+    """The store could not be reached, or kept failing until the call's time was over. The message names the
+    fix."""
 
 
 class StoreBusy(StoreUnavailable):
-    """The store asked to slow down (503 SlowDown) until the call's time was over: backpressure, not a fault."""
+    """The store asked to slow down (503 SlowDown) until the call's time was over. This is backpressure, not a
+    fault."""
 
 
 class ObjectStore(Protocol):
     """Keys are relative to the store's URL prefix."""
 
     async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None:
-        """Write the chunks as one object, whole or not at all; replaces an object of the same key. They may be read
-        until it returns."""
+        """Writes the chunks as one object, whole or not at all. Replaces an object of the same key. The
+        chunks may be read until this returns."""
 
     async def put_if(self, key: ObjectKey, chunks: Sequence[Buffer], expected_tag: str | None) -> None:
-        """As `put`, but only over the version of this tag; None: only where no object has this key. Raises
+        """As `put`, but only over the version with this tag. None: only if the key has no object. Raises
         ObjectChanged.
 
-        Some stores ignore the condition and write anyway, and an attempt whose answer was lost may be why another is
-        refused. Whoever must know what the object is now reads it again.
+        Some stores ignore the condition and write anyway. A refusal may also come from an earlier attempt
+        whose response was lost. To know what the object is now, read it again.
         """
 
     async def get_tagged(self, key: ObjectKey) -> TaggedObject:
-        """The whole object and its tag; raises ObjectNotFound."""
+        """Returns the whole object and its tag. Raises ObjectNotFound."""
 
     async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes | memoryview:
-        """The bytes `[start, end)`, as slicing would give them; raises ObjectNotFound."""
+        """Returns the bytes `[start, end)`, as slicing would. Raises ObjectNotFound."""
 
     async def head(self, key: ObjectKey) -> ObjectInfo:
-        """Size and age; raises ObjectNotFound."""
+        """Returns size and age. Raises ObjectNotFound."""
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
-        """Delete any number of objects. That one is missing is fine."""
+        """Deletes any number of objects. Missing ones are fine."""
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Every object whose key starts with `prefix`, in key order."""
+        """Yields every object whose key starts with `prefix`, in key order."""
 
     async def probe(self) -> None:
-        """A cheap request that fails as real ones would; raises StoreUnavailable."""
+        """Makes a cheap request that fails as real ones would. Raises StoreUnavailable."""
 
     async def close(self) -> None: ...
 
 
 def content_tag(data: bytes) -> str:
-    """The tag of an object in a store that has none itself."""
+    """Returns a tag for an object in a store without tags."""
     return sha256(data).hexdigest()
 
 
 async def is_there(store: ObjectStore, key: ObjectKey) -> bool:
-    """Whether an object has this key. Raises StoreUnavailable."""
+    """True if the key has an object. Raises StoreUnavailable."""
     try:
         await store.head(key)
     except ObjectNotFound:
@@ -146,7 +149,8 @@ class StoreSettings(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreUrl:
-    """Where the objects are: `s3://bucket/prefix?endpoint=http://host:port`, `file:///directory` or `memory://name`."""
+    """Where the objects are: `s3://bucket/prefix?endpoint=http://host:port`, `file:///directory` or
+    `memory://name`."""
 
     scheme: Literal["s3", "file", "memory"]
     bucket: str = ""

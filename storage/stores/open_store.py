@@ -1,4 +1,4 @@
-"""From a URL to an object store: the one place that knows which schemes there are."""
+"""Opens an object store from a URL: the one place that knows the schemes."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""What went wrong with a request to S3, read from what obstore raises.
+"""Reads from obstore's errors what went wrong with a request to S3.
 
-Its exceptions carry one text: a sentence with the HTTP status and the body of the answer, then the Rust errors behind
-it. Pure. The status, S3's own code and a reason for people are all that the store needs of it.
+An error has one text: a sentence with the HTTP status and the body of the response, then the Rust errors
+behind it. The store needs the status, S3's own code and a reason for people. Pure.
 """
 
 import re
@@ -14,7 +14,8 @@ from obstore.exceptions import BaseError
 from storage.stores.object_store import StoreUrl
 
 REQUEST_ERRORS: Final = (BaseError, OSError)
-"""What a request raises when it fails: a missing object is a FileNotFoundError, an attempt's timeout a TimeoutError."""
+"""What a failed request raises: FileNotFoundError for a missing object, TimeoutError for an attempt's
+timeout."""
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>")
@@ -48,22 +49,22 @@ _FINAL_HINTS: Final = {
 
 
 _PASSING: Final = frozenset({"XMinioStorageFull"})
-"""What a further attempt may change all the same."""
+"""Refusals that a further attempt may still change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Failure:
     status: int
-    """Of the HTTP answer; 0 if none came."""
+    """The status of the HTTP response; 0 if none came."""
     code: str
-    """S3's own, where the answer named one."""
+    """S3's own code, if the response named one."""
     message: str = ""
-    """The store's own, where the answer had one."""
+    """The store's own message, if the response had one."""
     reason: str
     asked_for_keys: bool = False
-    """It was the request for credentials that failed."""
+    """True if the request for credentials failed."""
     range_ignored: bool = False
-    """A range was answered without status 206."""
+    """True if a range was served without status 206."""
 
     @property
     def name(self) -> str:
@@ -71,14 +72,14 @@ class S3Failure:
 
     @property
     def said(self) -> str:
-        """What the store answered: status, code and message."""
+        """What the store said: status, code and message."""
         words = [str(self.status) if self.status else "", self.code]
         name = " ".join(word for word in words if word)
         return f"{name}: {self.message}" if self.message else name
 
     @property
     def hint(self) -> str:
-        """What to do about it; empty where nothing is known."""
+        """What to do about it; empty if nothing is known."""
         return _FINAL_HINTS.get("NoSuchBucket" if self.is_missing else self.name, "")
 
     @property
@@ -87,12 +88,12 @@ class S3Failure:
 
     @property
     def is_missing(self) -> bool:
-        """There is no such object; or, for a request that names none, no such bucket."""
+        """True if there is no such object or, for a request without a key, no such bucket."""
         return self.status == 404 and self.code in _MISSING
 
     @property
     def is_final(self) -> bool:
-        """No further attempt can change it."""
+        """True if no further attempt can change it."""
         if self.is_busy or self.range_ignored or not self.status:
             return False
         retriable = self.status in _RETRIABLE or self.status >= 500
@@ -105,7 +106,7 @@ def read_failure(error: Exception) -> S3Failure:
     status, code, message = _STATUS.search(sentence), _CODE.search(sentence), _MESSAGE.search(sentence)
     found = int(status[1]) if status else 404 if isinstance(error, FileNotFoundError) else 0
     if not found and "redirect" in sentence:
-        found = 301  # object_store says so of a bucket in another region, without the status
+        found = 301  # for a bucket in another region, object_store gives no status
     return S3Failure(
         status=found,
         code=code[1] if code else "",
@@ -117,12 +118,12 @@ def read_failure(error: Exception) -> S3Failure:
 
 
 def refusal(url: StoreUrl, failure: S3Failure) -> str:
-    """For people: the store answered that it will not."""
+    """The message for people if the store refused."""
     return f"the object store {url} refused ({failure.said}). {_sentence(failure.hint or 'check TIDELOG_STORE_URL.')}"
 
 
 def lasting(url: StoreUrl, failure: S3Failure, bounds: str) -> str:
-    """For people: the store answered every attempt that it cannot."""
+    """The message for people if every attempt failed at the store."""
     end = f" {_sentence(failure.hint)}" if failure.hint else ""
     return f"the object store {url} answers with an error ({failure.said}), after {bounds}.{end}"
 
@@ -132,7 +133,7 @@ def _sentence(hint: str) -> str:
 
 
 def _reason(sentence: str, behind: str) -> str:
-    """Short: the sentence without the XML, and the operating system's word for it if there is one."""
+    """A short reason: the sentence without the XML, and the operating system's word if there is one."""
     first = sentence.split("<", 1)[0].strip().rstrip(":")
     cause = _CAUSE.search(behind)
     return f"{first}: {(cause[1] or cause[2] or cause[3]).lower()}" if cause else first

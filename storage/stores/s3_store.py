@@ -1,9 +1,11 @@
 """Objects in an S3 bucket, by obstore (Rust's object_store): `s3://bucket/prefix?endpoint=http://...`.
 
-Retries are our own, so that one bound holds for a whole call: attempts with full jitter, each bounded, all of them
-within `s3_call_timeout_s`. SlowDown is `StoreBusy`, which callers take as backpressure. Payloads are not hashed for
-the signature: integrity comes from the CRC32C of segments and batches. What is uploaded is read where it lies and must
-never change once it was given to `put`: a cancelled call ends its request, which may go on for a moment.
+- Retries are done here, so that one bound covers a whole call: each attempt has a bound, and all attempts
+  with their jittered waits fit `s3_call_timeout_s`.
+- SlowDown is `StoreBusy`, which callers treat as backpressure.
+- Payloads are not hashed for the signature: the CRC32Cs of segments and batches give integrity.
+- An upload reads the given buffers in place, so they must never change. A cancelled call ends its request,
+  which may go on for a moment.
 """
 
 import asyncio
@@ -53,13 +55,13 @@ _LAST_BUFFERS_S = 0.05
 
 class S3Store(ObjectStore):
     def __init__(self, url: StoreUrl, settings: StoreSettings, client: Client) -> None:
-        """Takes over the client; use `open`."""
+        """Takes over the client. Use `open`."""
         self._url = url
         self._settings = settings
         self._client = client
         self._connections = asyncio.Semaphore(settings.s3_connections)
         self._signed_ranges: SignedRanges | None = None
-        """Once the endpoint was seen to answer a range without saying that it is one."""
+        """Set once the endpoint served a range without saying that it is one."""
 
     @classmethod
     async def open(cls, url: StoreUrl, settings: StoreSettings) -> "S3Store":
@@ -94,7 +96,8 @@ class S3Store(ObjectStore):
             body = chunks[0] if len(chunks) == 1 else iter(chunks)
             await obstore.put_async(self._client, path, body, use_multipart=False)
 
-        # Without the key: what a PUT does not find is the bucket or the way to it, never the object.
+        # Without the key: if a PUT finds something missing, it is the bucket or the address, never the
+        # object.
         await self._attempts(attempt)
 
     async def put_if(self, key: ObjectKey, chunks: Sequence[Buffer], expected_tag: str | None) -> None:
@@ -109,7 +112,7 @@ class S3Store(ObjectStore):
                 raise ObjectChanged(key) from None
             except REQUEST_ERRORS as error:
                 failure = read_failure(error)
-                if failure.code == "NoSuchKey":  # If-Match where there is nothing
+                if failure.code == "NoSuchKey":  # If-Match on a key without an object
                     raise ObjectChanged(key) from None
                 if failure.status != 501:
                     raise
@@ -140,13 +143,13 @@ class S3Store(ObjectStore):
         return _info(await self._attempts(lambda: obstore.head_async(self._client, path), key))
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
-        paths = list(dict.fromkeys(checked_key(key) for key in keys))  # MinIO answers nonsense of one named twice
+        paths = list(dict.fromkeys(checked_key(key) for key in keys))  # MinIO mishandles a key named twice
         for first in range(0, len(paths), _MOST_KEYS_PER_DELETE):
             some = paths[first : first + _MOST_KEYS_PER_DELETE]
             await self._attempts(partial(obstore.delete_async, self._client, some))
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        # obstore lists whole path segments: the deepest that the prefix names in full.
+        # obstore lists whole path segments: use the deepest that the prefix names as a whole.
         folder = prefix.rpartition("/")[0] or None
         after = None
         while True:
@@ -161,15 +164,15 @@ class S3Store(ObjectStore):
             after = page[-1]["path"]
 
     async def probe(self) -> None:
-        """Ask for an object that is not there: unlike HEAD, the answer says if it is the bucket that is missing."""
+        """Asks for an object that does not exist: unlike HEAD, the response says if the bucket is missing."""
         try:
             await self._attempts(lambda: self._get(_NO_SUCH_OBJECT, 0, None), ObjectKey(_NO_SUCH_OBJECT))
         except ObjectNotFound:
             return
 
     async def ensure_bucket(self) -> None:
-        """Create the bucket unless it is there: for development stacks; elsewhere a missing bucket is a mistake to
-        report.
+        """Creates the bucket unless it exists, for development stacks. In production a missing bucket is a
+        mistake to report.
         """
         await Threads("make bucket", 1).run(_make_bucket, self._url, self._settings)
 
@@ -178,7 +181,7 @@ class S3Store(ObjectStore):
             await self._signed_ranges.close()
 
     async def _page(self, folder: str | None, after: str | None) -> "Sequence[ObjectMeta]":
-        # A stream of its own for each attempt: one that failed is over, which looks like the end of the listing.
+        # Each attempt has its own stream: a failed one is over, which looks like the end of the listing.
         pages = obstore.list(self._client, folder, offset=after, chunk_size=_KEYS_PER_PAGE)
         return await anext(pages, [])
 
@@ -190,7 +193,7 @@ class S3Store(ObjectStore):
             return await self._get_range(path, start, end)
         except REQUEST_ERRORS as error:
             failure = read_failure(error)
-            if failure.status == 416:  # the range begins at or beyond the end
+            if failure.status == 416:  # the range begins at or after the end
                 return b""
             if not failure.range_ignored or self._signed_ranges is not None:
                 raise
@@ -209,7 +212,7 @@ class S3Store(ObjectStore):
         return memoryview(await obstore.get_range_async(self._client, path, start=start, end=end))
 
     async def _attempts(self, attempt: Callable[[], Awaitable[Result]], key: ObjectKey | None = None) -> Result:
-        """Run `attempt` until it succeeds, fails for good, or the call's bounds are reached."""
+        """Repeats `attempt` until it succeeds, fails for good, or reaches the call's bounds."""
         settings = self._settings
         failure: S3Failure | None = None
         cause: Exception | None = None
@@ -227,13 +230,13 @@ class S3Store(ObjectStore):
                         failure, cause = read_failure(error), error
                         self._raise_if_final(failure, error, key)
             raise self._given_up(failure) from cause
-        except TimeoutError as error:  # the call's own bound; an attempt's is an OSError and was caught above
+        except TimeoutError as error:  # the call's bound; an attempt's timeout is an OSError, caught above
             raise self._given_up(failure or read_failure(error)) from cause or error
         finally:
-            cause = None  # it has this frame in its traceback: each would keep the other, and what was to be put
+            cause = None  # its traceback has this frame: the cycle would keep the uploaded bytes alive
 
     def _raise_if_final(self, failure: S3Failure, error: Exception, key: ObjectKey | None) -> None:
-        """Raise what no further attempt can change."""
+        """Raises a failure that no further attempt can change."""
         if failure.asked_for_keys:
             hint = "set TIDELOG_S3_ACCESS_KEY and TIDELOG_S3_SECRET_KEY, or give this machine a role"
             raise StoreUnavailable(f"no keys for the object store {self._url} ({failure.reason}); {hint}.") from error
@@ -260,8 +263,8 @@ class S3Store(ObjectStore):
 
 @cache
 def _let_threads_finish_at_exit() -> None:
-    """obstore's threads give buffers back under the interpreter's lock, a moment after an answer; one that asks for it
-    when the interpreter has begun to end aborts the process.
+    """obstore's threads give buffers back under the interpreter's lock, a moment after a response. A thread
+    that asks for the lock while the interpreter ends aborts the process.
     """
     atexit.register(time.sleep, _LAST_BUFFERS_S)
 
@@ -282,7 +285,7 @@ def _keys(settings: StoreSettings) -> dict[str, Any]:
 
 
 def _make_bucket(url: StoreUrl, settings: StoreSettings) -> None:
-    """By the minio client, since obstore makes no buckets."""
+    """Uses the minio client, because obstore makes no buckets."""
     from minio import Minio
     from minio.error import MinioException
 

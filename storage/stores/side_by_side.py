@@ -1,7 +1,8 @@
-"""Calls that run at the same time, all of them or a few at a time, of which one may fail.
+"""Runs calls at the same time, all of them or a few at a time.
 
-Promises that when one fails, or the caller is cancelled, the others have ended before that is raised, and that a
-failure keeps nothing alive but itself: not the tasks, which lead back to it, nor what they had read.
+Promises:
+- If one fails, or the caller is cancelled, the others have ended before that is raised.
+- A failure keeps nothing alive but itself: no tasks, and nothing that they read.
 """
 
 import asyncio
@@ -15,8 +16,8 @@ AT_ONCE: Final = 64
 
 
 async def side_by_side(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Their results in order; one alone has no task of its own. Raises what the first that failed raised, as it is,
-    unlike a TaskGroup."""
+    """Returns the results in order. A single call gets no task. Raises the first failure as it is, unlike a
+    TaskGroup."""
     coroutines = list(calls)
     if len(coroutines) == 1:
         return [await coroutines[0]]
@@ -25,12 +26,12 @@ async def side_by_side(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Res
         return await asyncio.gather(*tasks)
     finally:
         await _end(tasks)
-        tasks.clear()  # their exception has this frame in its traceback: each would keep the other
+        tasks.clear()  # their exception's traceback has this frame: the cycle would keep both alive
 
 
 async def few_at_a_time(call: Callable[[Given], Coroutine[Any, Any, Result]], given: Sequence[Given]) -> list[Result]:
-    """The results in the order of what is given. For a request that names a hundred thousand things: asked for all at
-    once they would fill the queues of all other clients, and keep the event loop from everything else."""
+    """Returns the results in order. For a request that names a hundred thousand things: all at once would
+    fill the queues of all other clients and block the event loop."""
     found: list[Result] = []
     for first in range(0, len(given), AT_ONCE):
         found += await side_by_side(map(call, given[first : first + AT_ONCE]))

@@ -1,9 +1,10 @@
-"""Ranges of objects at endpoints that answer them with status 200, which object_store refuses (rclone, the development
-stack's): signed URLs, asked by httpx.
+"""Reads ranges from endpoints that serve them with status 200, which object_store refuses (rclone, which the
+development stack uses): signed URLs, read by httpx.
 
-A range costs some ten times the CPU of a whole object by obstore, so `s3_store` asks for whole objects without a range.
+A range costs about ten times the CPU of a whole object by obstore. So `s3_store` reads whole objects without
+a range.
 
-Promises the bytes `[start, end)` or what obstore would have raised for the same answer.
+Promise: the bytes `[start, end)`, or the error that obstore would have raised for the same response.
 """
 
 from datetime import timedelta
@@ -19,7 +20,7 @@ _URL_LASTS = timedelta(minutes=5)
 
 class SignedRanges:
     def __init__(self, client: Client, settings: StoreSettings) -> None:
-        import httpx  # half a tenth of a second that only such an endpoint costs
+        import httpx  # 0.05 s, which only such an endpoint costs
 
         self._client = client
         self._errors = httpx.HTTPError
@@ -40,7 +41,7 @@ class SignedRanges:
             raise GenericError(f"Server returned non-2xx status code: {answer.status_code}: {answer.text}")
         if "Content-Range" in answer.headers:
             return answer.content
-        return memoryview(answer.content)[start:end]  # an endpoint that does not know ranges
+        return memoryview(answer.content)[start:end]  # the endpoint ignores ranges
 
     async def close(self) -> None:
         await self._http.aclose()

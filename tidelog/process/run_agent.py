@@ -154,7 +154,7 @@ async def _run_jobs(settings: AllSettings, app: App) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_JOBS_AFTER_S):
                 await app.started.wait()
-    from compactor.housekeeper import Housekeeper  # what clients need comes first (see agent/later.py)
+    from compactor.housekeeper import Housekeeper  # what clients need comes first (see agent/deferred_imports.py)
 
     agent = settings.agent
     busy = CpuShare(time.process_time, time.monotonic)

@@ -20,8 +20,7 @@ from dataclasses import replace
 from agent.groups.classic.classic_members import CONSUMER_PROTOCOL_TYPE, ClassicMember, subscribed_topics
 from agent.groups.classic.classic_rounds import Rounds
 from agent.groups.classic.classic_stored import WrittenGroup, restored_member
-from agent.groups.settings import GroupSettings
-from agent.groups.values import (
+from agent.groups.events import (
     Answered,
     CommitFence,
     ConsumerHeartbeat,
@@ -44,6 +43,7 @@ from agent.groups.values import (
     TopicsSeen,
     TopicsWanted,
 )
+from agent.groups.settings import GroupSettings
 from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup
 
 

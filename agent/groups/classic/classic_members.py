@@ -15,7 +15,7 @@ from kio.schema.consumer_protocol_subscription.v0.data import ConsumerProtocolSu
 from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 
-from agent.groups.values import OfferedProtocol
+from agent.groups.events import OfferedProtocol
 from agent.kafka.transport.request_shape import ImpossibleShape, check_shape
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"

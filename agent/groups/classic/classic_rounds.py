@@ -18,7 +18,7 @@ from typing import Final
 
 from agent.groups.classic.classic_members import ClassicMember, ClassicRoster
 from agent.groups.coordinator.deadlines import Deadlines
-from agent.groups.values import Answer, Answered, GroupFault, GroupState, JoinAnswer, JoinedMember, SyncAnswer, Token
+from agent.groups.events import Answer, Answered, GroupFault, GroupState, JoinAnswer, JoinedMember, SyncAnswer, Token
 
 NEWCOMER_TIMEOUT_MS: Final = 300_000
 """A newcomer cannot send heartbeats while its first JoinGroup waits; one that waits for longer must ask again, so that

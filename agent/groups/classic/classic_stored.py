@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from agent.groups.classic.classic_members import ClassicMember
 from agent.groups.classic.classic_rounds import Rounds
-from agent.groups.values import GroupState, OfferedProtocol
+from agent.groups.events import GroupState, OfferedProtocol
 from sequencer.groups.stored_groups import GroupChange, StoredGroup, StoredMember
 
 

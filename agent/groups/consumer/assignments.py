@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from agent.groups.values import Assignment
+from agent.groups.events import Assignment
 from storage.identifiers import Partition, TopicId
 
 NOTHING: Assignment = {}

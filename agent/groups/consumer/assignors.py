@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from agent.groups.consumer.uneven_subscriptions import even_out
-from agent.groups.values import Assignment
+from agent.groups.events import Assignment
 from storage.identifiers import Partition, TopicId
 
 

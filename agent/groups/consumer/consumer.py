@@ -20,8 +20,7 @@ from agent.groups.consumer.consumer_membership import ConsumerMembership, Member
 from agent.groups.consumer.consumer_roster import ConsumerRoster
 from agent.groups.consumer.known_topics import KnownTopics, both
 from agent.groups.conversion import consumer_classic
-from agent.groups.settings import GroupSettings
-from agent.groups.values import (
+from agent.groups.events import (
     Answer,
     Answered,
     Assignment,
@@ -44,6 +43,7 @@ from agent.groups.values import (
     TopicsSeen,
     TopicsWanted,
 )
+from agent.groups.settings import GroupSettings
 from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup
 
 Request: TypeAlias = Join | Sync | Heartbeat | Leave | ConsumerHeartbeat

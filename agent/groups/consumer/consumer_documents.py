@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from agent.groups.consumer.consumer_members import ClassicSide, ConsumerMember
-from agent.groups.values import Assignment, OfferedProtocol
+from agent.groups.events import Assignment, OfferedProtocol
 from sequencer.groups.stored_groups import StoredMember
 from storage.identifiers import Partition, TopicId
 

@@ -13,7 +13,7 @@ from agent.groups.consumer.assignors import ASSIGNORS
 from agent.groups.consumer.consumer_members import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerMember
 from agent.groups.consumer.consumer_membership import ConsumerMembership, MemberRefused
 from agent.groups.consumer.subscriptions import InvalidRegex, check_regex
-from agent.groups.values import Assignment, ConsumerHeartbeat, ConsumerHeartbeatAnswer, GroupFault, TopicsWanted
+from agent.groups.events import Assignment, ConsumerHeartbeat, ConsumerHeartbeatAnswer, GroupFault, TopicsWanted
 
 
 def topics_of(event: ConsumerHeartbeat) -> TopicsWanted:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agent.groups.consumer.assignments import NOTHING, chosen, common, united, without
-from agent.groups.values import Assignment, OfferedProtocol
+from agent.groups.events import Assignment, OfferedProtocol
 from storage.identifiers import Partition, TopicId
 
 JOIN_EPOCH: Final = 0

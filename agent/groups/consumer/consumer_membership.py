@@ -18,8 +18,8 @@ from agent.groups.consumer.consumer_members import STATIC_LEAVE_EPOCH, ConsumerM
 from agent.groups.consumer.consumer_roster import ConsumerRoster
 from agent.groups.consumer.known_topics import KnownTopics, wanted_by
 from agent.groups.coordinator.deadlines import Deadlines
+from agent.groups.events import Assignment, GroupFault, TopicsSeen, TopicsWanted
 from agent.groups.settings import GroupSettings
-from agent.groups.values import Assignment, GroupFault, TopicsSeen, TopicsWanted
 from storage.identifiers import TopicId
 
 

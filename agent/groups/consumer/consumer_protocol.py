@@ -22,7 +22,7 @@ from kio.schema.types import TopicName
 from kio.serial import entity_reader, entity_writer
 from kio.static.primitive import i32
 
-from agent.groups.values import Assignment
+from agent.groups.events import Assignment
 from agent.kafka.older_requests import complete
 from agent.kafka.transport.request_shape import check_shape
 from storage.identifiers import Partition, TopicId

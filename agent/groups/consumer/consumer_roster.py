@@ -12,7 +12,7 @@ from agent.groups.consumer.assignments import NOTHING, partitions_of
 from agent.groups.consumer.assignors import DEFAULT_ASSIGNOR
 from agent.groups.consumer.consumer_documents import member_document, read_member
 from agent.groups.consumer.consumer_members import ConsumerMember, is_reconciled
-from agent.groups.values import Assignment, GroupState
+from agent.groups.events import Assignment, GroupState
 from sequencer.groups.stored_groups import GroupChange, StoredGroup, StoredMember
 from storage.identifiers import Partition, TopicId
 

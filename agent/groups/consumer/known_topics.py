@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 from agent.groups.consumer.consumer_members import ConsumerMember
 from agent.groups.consumer.subscriptions import matching
-from agent.groups.values import TopicShape, TopicsSeen, TopicsWanted
+from agent.groups.events import TopicShape, TopicsSeen, TopicsWanted
 from storage.identifiers import TopicId
 
 

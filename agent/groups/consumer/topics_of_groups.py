@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from agent.groups.values import TopicShape, TopicsSeen, TopicsWanted
+from agent.groups.events import TopicShape, TopicsSeen, TopicsWanted
 from agent.topic_directory import TopicDirectory
 from sequencer.topics.topics import Topic
 

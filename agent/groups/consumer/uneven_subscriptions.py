@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from agent.groups.values import Assignment
+from agent.groups.events import Assignment
 from storage.identifiers import Partition, TopicId
 
 Held: TypeAlias = dict[str, dict[TopicId, set[Partition]]]

@@ -23,7 +23,7 @@ from agent.groups.consumer.consumer_protocol import (
     read_subscription,
     write_assignment,
 )
-from agent.groups.values import (
+from agent.groups.events import (
     GroupFault,
     Heartbeat,
     HeartbeatAnswer,

@@ -19,7 +19,7 @@ from agent.groups.consumer.consumer_protocol import (
     write_assignment,
 )
 from agent.groups.consumer.known_topics import KnownTopics
-from agent.groups.values import Assignment, TopicsWanted
+from agent.groups.events import Assignment, TopicsWanted
 from storage.identifiers import Partition, TopicId
 
 

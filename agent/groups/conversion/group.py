@@ -23,8 +23,7 @@ from agent.groups.conversion.conversions import (
     as_consumer_members,
     topics_to_convert,
 )
-from agent.groups.settings import GroupSettings
-from agent.groups.values import (
+from agent.groups.events import (
     Answered,
     CommitFence,
     ConsumerHeartbeat,
@@ -39,6 +38,7 @@ from agent.groups.values import (
     TopicsSeen,
     TopicsWanted,
 )
+from agent.groups.settings import GroupSettings
 from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup
 
 

@@ -18,8 +18,8 @@ from typing import TypeVar
 from agent.groups.consumer.topics_of_groups import look_at
 from agent.groups.coordinator.machine import MachineMaker
 from agent.groups.coordinator.running_group import Request, RunningGroup, Surroundings
+from agent.groups.events import Answer, GroupFault, Token
 from agent.groups.settings import GroupSettings
-from agent.groups.values import Answer, GroupFault, Token
 from agent.metrics import Metrics
 from agent.topic_directory import TopicDirectory
 from cache_ring.ring.membership import Membership

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from agent.groups.settings import GroupSettings
-from agent.groups.values import (
+from agent.groups.events import (
     Answered,
     CommitFence,
     GroupDescription,
@@ -14,6 +13,7 @@ from agent.groups.values import (
     Token,
     TopicsWanted,
 )
+from agent.groups.settings import GroupSettings
 from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup
 
 

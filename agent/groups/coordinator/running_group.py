@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 from agent.groups.consumer.topics_of_groups import look_at
 from agent.groups.coordinator.machine import GroupMachine
-from agent.groups.group_configs import settings_of_group
-from agent.groups.settings import GroupSettings
-from agent.groups.values import (
+from agent.groups.events import (
     Answer,
     Answered,
     CommitFence,
@@ -29,6 +27,8 @@ from agent.groups.values import (
     TopicsSeen,
     TopicsWanted,
 )
+from agent.groups.group_configs import settings_of_group
+from agent.groups.settings import GroupSettings
 from agent.metrics import Metrics
 from agent.topic_directory import TopicDirectory
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable

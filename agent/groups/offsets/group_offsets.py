@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from agent.groups.coordinator.coordinator import Coordinator
 from agent.groups.coordinator.running_group import RunningGroup
+from agent.groups.events import GroupFault
 from agent.groups.offsets.offset_batches import OffsetBatches
-from agent.groups.values import GroupFault
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.groups.committed_offsets import (
     CommittedOffset,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import chain
 from zlib import crc32
 
+from agent.groups.events import GroupFault
 from agent.groups.settings import GroupSettings
-from agent.groups.values import GroupFault
 from agent.metrics import Metrics
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.groups.committed_offsets import CommittedOffsets, CommitVerdict, OffsetCommit

@@ -24,7 +24,7 @@ from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i8, i32
 
 from agent.group_error_codes import group_code
-from agent.groups.values import Assignment, DescribedMember, GroupDescription, GroupFault
+from agent.groups.events import Assignment, DescribedMember, GroupDescription, GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.configs.authorized_operations import GROUP_OPERATIONS, told
 from agent.kafka.context import RequestContext

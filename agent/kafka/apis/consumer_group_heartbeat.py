@@ -20,7 +20,7 @@ from kio.schema.consumer_group_heartbeat.v1.response import (
 from kio.static.primitive import i32
 
 from agent.group_error_codes import group_code
-from agent.groups.values import Assignment, ConsumerHeartbeat, ConsumerHeartbeatAnswer, GroupFault
+from agent.groups.events import Assignment, ConsumerHeartbeat, ConsumerHeartbeatAnswer, GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import can_be_instance_id, client_host, client_id, duration, milliseconds

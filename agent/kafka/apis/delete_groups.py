@@ -6,7 +6,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
 
 from agent.group_error_codes import group_code
-from agent.groups.values import GroupFault
+from agent.groups.events import GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesCoordinator

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
 
 from agent.group_error_codes import group_code
-from agent.groups.values import DescribedMember, GroupDescription, GroupFault, GroupState
+from agent.groups.events import DescribedMember, GroupDescription, GroupFault, GroupState
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.configs.authorized_operations import GROUP_OPERATIONS
 from agent.kafka.context import RequestContext

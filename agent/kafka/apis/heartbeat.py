@@ -4,7 +4,7 @@ from kio.schema.heartbeat.v4.request import HeartbeatRequest
 from kio.schema.heartbeat.v4.response import HeartbeatResponse
 
 from agent.group_error_codes import heartbeat_code
-from agent.groups.values import GroupFault, Heartbeat, HeartbeatAnswer
+from agent.groups.events import GroupFault, Heartbeat, HeartbeatAnswer
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesCoordinator

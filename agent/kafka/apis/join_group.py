@@ -15,7 +15,7 @@ from kio.schema.join_group.v9.response import JoinGroupResponse, JoinGroupRespon
 from kio.static.primitive import i32
 
 from agent.group_error_codes import member_code
-from agent.groups.values import GroupFault, Join, JoinAnswer, OfferedProtocol
+from agent.groups.events import GroupFault, Join, JoinAnswer, OfferedProtocol
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import can_be_instance_id, client_host, client_id, milliseconds

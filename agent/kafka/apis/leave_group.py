@@ -12,7 +12,7 @@ from kio.schema.leave_group.v5.request import MemberIdentity
 from kio.schema.leave_group.v5.response import LeaveGroupResponse, MemberResponse
 
 from agent.group_error_codes import group_code, member_code
-from agent.groups.values import GroupFault, Leave, LeaveAnswer, LeavingMember
+from agent.groups.events import GroupFault, Leave, LeaveAnswer, LeavingMember
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesCoordinator

@@ -29,7 +29,7 @@ from agent.kafka.configs.administration import named_twice
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
 from agent.kafka.uses import UsesBounds, UsesLookupPace, UsesMembership, UsesOverload, UsesReads, UsesTimes, UsesTopics
-from agent.read_path.plan_fetch import ReadFailure
+from agent.read_path.read_decisions import ReadFailure
 from agent.read_path.time_lookup import TimedOffset, TimeLookup
 from agent.recurring_log import RecurringLog
 from agent.slices import Slices

@@ -18,8 +18,8 @@ from kio.schema.offset_commit.v10.response import OffsetCommitResponse, OffsetCo
 from kio.schema.types import TopicName
 
 from agent.group_error_codes import commit_code
+from agent.groups.events import GroupFault
 from agent.groups.offsets.group_offsets import Committing
-from agent.groups.values import GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import topics_named

@@ -19,7 +19,7 @@ from kio.static.primitive import i32
 
 from agent.group_error_codes import group_code
 from agent.groups.coordinator.running_group import RunningGroup
-from agent.groups.values import GroupFault
+from agent.groups.events import GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesCoordinator, UsesGroupOffsets, UsesTopics

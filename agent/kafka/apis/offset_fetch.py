@@ -23,8 +23,8 @@ from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i32, i64
 
 from agent.group_error_codes import fetch_code
+from agent.groups.events import GroupFault
 from agent.groups.offsets.group_offsets import Fetching
-from agent.groups.values import GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import topics_named

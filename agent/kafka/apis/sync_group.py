@@ -9,7 +9,7 @@ from kio.schema.sync_group.v5.request import SyncGroupRequest
 from kio.schema.sync_group.v5.response import SyncGroupResponse
 
 from agent.group_error_codes import sync_code
-from agent.groups.values import GroupFault, Sync, SyncAnswer
+from agent.groups.events import GroupFault, Sync, SyncAnswer
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesCoordinator

@@ -18,10 +18,10 @@ from typing import Any, Final, TypeAlias
 
 from agent.kafka.context import ConnectionState, RequestContext
 from agent.kafka.dispatch import Dispatch, Request
-from agent.kafka.forwarding.asking import BadResponse, decode_response, encode_request
-from agent.kafka.forwarding.coordinated import groups_of, join, split, waits_for_members
 from agent.kafka.forwarding.forward_link import ForwardLink, LinkLost
 from agent.kafka.forwarding.forward_protocol import Hello
+from agent.kafka.forwarding.group_requests import groups_of, join, split, waits_for_members
+from agent.kafka.forwarding.request_codec import BadResponse, decode_response, encode_request
 from agent.kafka.transport.frames import LENGTH_BYTES
 from agent.kafka.transport.vectored import Chunk
 from agent.kafka.uses import UsesOverload

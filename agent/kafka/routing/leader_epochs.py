@@ -6,7 +6,7 @@ A topic made anew under an old name is told apart by its id, not by an epoch (KI
 
 from typing import Final
 
-from agent.read_path.plan_fetch import ReadFailure
+from agent.read_path.read_decisions import ReadFailure
 
 NO_EPOCH: Final = -1
 OUR_EPOCH: Final = 0

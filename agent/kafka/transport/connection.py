@@ -23,9 +23,9 @@ from typing import Any, Final, cast
 from agent.kafka.api import Api, CloseConnection, Order
 from agent.kafka.context import ConnectionState, RequestContext
 from agent.kafka.dispatch import BadRequest, Dispatch, Request
-from agent.kafka.forwarding.coordinated import groups_of, is_coordinated
 from agent.kafka.forwarding.forward_protocol import Hello
 from agent.kafka.forwarding.forwarding import ConnectionForwards, Forwarding
+from agent.kafka.forwarding.group_requests import groups_of, is_coordinated
 from agent.kafka.routing.client_zone import zone_of_client
 from agent.kafka.transport.frames import BadFrame, FrameReader, NeedData
 from agent.kafka.transport.memory import MemoryBudget, Reservation

@@ -22,7 +22,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32, i32Timedelta
 
 from agent.group_error_codes import group_code
-from agent.groups.values import (
+from agent.groups.events import (
     Answer,
     GroupEvent,
     GroupFault,

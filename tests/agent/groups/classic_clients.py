@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from agent.groups.values import (
+from agent.groups.events import (
     Answer,
     GroupFault,
     Heartbeat,

@@ -23,7 +23,7 @@ from kio.static.primitive import i32
 from agent.groups.consumer.consumer_protocol import read_assignment, write_assignment
 from agent.groups.conversion.group import Group
 from agent.groups.coordinator.machine import GroupMachine
-from agent.groups.values import (
+from agent.groups.events import (
     Answer,
     Assignment,
     ConsumerHeartbeat,

@@ -15,8 +15,7 @@ from agent.groups.consumer.assignments import partitions_of
 from agent.groups.consumer.consumer_protocol import by_id, by_name, read_assignment, read_subscription, write_assignment
 from agent.groups.consumer.subscriptions import matching
 from agent.groups.conversion.group import Group
-from agent.groups.settings import GroupSettings
-from agent.groups.values import (
+from agent.groups.events import (
     Answer,
     Answered,
     Assignment,
@@ -39,6 +38,7 @@ from agent.groups.values import (
     TopicsSeen,
     TopicsWanted,
 )
+from agent.groups.settings import GroupSettings
 from sequencer.groups.stored_groups import StoredGroup
 from storage.identifiers import Partition, TopicId
 from tests.agent.groups.consumer_transcript import subscription_with

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.groups.consumer.assignments import partitions_of
 from agent.groups.consumer.assignors import ASSIGNORS, Assignor, Subscriber, range_, uniform
-from agent.groups.values import Assignment
+from agent.groups.events import Assignment
 from storage.identifiers import Partition, TopicId
 
 TOPICS = [TopicId(UUID(int=number + 1)) for number in range(5)]

@@ -11,8 +11,7 @@ from agent.groups.classic.classic import ClassicGroup
 from agent.groups.classic.classic_members import ClassicMember, subscribed_topics
 from agent.groups.classic.classic_rounds import LAST_GENERATION
 from agent.groups.classic.classic_stored import restored_member, stored_member
-from agent.groups.settings import GroupSettings
-from agent.groups.values import (
+from agent.groups.events import (
     Answered,
     CommitFence,
     ConsumerHeartbeat,
@@ -30,6 +29,7 @@ from agent.groups.values import (
     SyncAnswer,
     Token,
 )
+from agent.groups.settings import GroupSettings
 from sequencer.groups.stored_groups import GroupChange, StoredGroup, StoredMember
 from tests.agent.groups.subscriptions import subscription
 from tests.agent.groups.transcript import written

@@ -20,8 +20,7 @@ from hypothesis.stateful import (
 )
 
 from agent.groups.classic.classic import ClassicGroup
-from agent.groups.settings import GroupSettings
-from agent.groups.values import (
+from agent.groups.events import (
     Answered,
     GroupFault,
     GroupState,
@@ -33,6 +32,7 @@ from agent.groups.values import (
     SyncAnswer,
     Token,
 )
+from agent.groups.settings import GroupSettings
 from sequencer.groups.stored_groups import StoredGroup
 from tests.agent.groups.classic_clients import PARTITIONS, Phase, SimulatedClient
 from tests.agent.groups.transcript import written

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.groups.consumer.consumer_documents import member_document, read_member
 from agent.groups.consumer.consumer_members import ClassicSide, ConsumerMember
-from agent.groups.values import Assignment, OfferedProtocol
+from agent.groups.events import Assignment, OfferedProtocol
 from sequencer.groups.stored_groups import StoredMember
 from storage.identifiers import Partition, TopicId
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from agent.groups.values import (
+from agent.groups.events import (
     ConsumerHeartbeatAnswer,
     GroupFault,
     GroupState,

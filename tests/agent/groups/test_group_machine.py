@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, multiple, precondition, rule
 
-from agent.groups.values import GroupState
+from agent.groups.events import GroupState
 from tests.agent.groups.simulation import REBALANCE_MS, SESSION_MS, ClassicConsumer, Consumer, NewConsumer, World
 
 NAMES = ["apples", "pears", "plums"]

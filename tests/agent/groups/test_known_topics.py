@@ -4,7 +4,7 @@ from uuid import UUID
 
 from agent.groups.consumer.consumer_members import ConsumerMember
 from agent.groups.consumer.known_topics import KnownTopics
-from agent.groups.values import TopicShape, TopicsSeen, TopicsWanted
+from agent.groups.events import TopicShape, TopicsSeen, TopicsWanted
 from storage.identifiers import TopicId
 
 ORDERS = TopicShape(topic_id=TopicId(UUID(int=1)), partition_count=3)

@@ -23,8 +23,7 @@ from pathlib import Path
 
 from agent.groups.classic.classic import ClassicGroup
 from agent.groups.coordinator.machine import GroupMachine
-from agent.groups.settings import GroupSettings
-from agent.groups.values import (
+from agent.groups.events import (
     Answer,
     Answered,
     CommitFence,
@@ -43,6 +42,7 @@ from agent.groups.values import (
     SyncAnswer,
     Token,
 )
+from agent.groups.settings import GroupSettings
 from sequencer.groups.stored_groups import GroupChange, StoredGroup, StoredMember
 from tests.agent.groups.subscriptions import subscription, subscription_text
 

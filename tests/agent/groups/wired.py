@@ -12,10 +12,7 @@ from uuid import uuid4
 from agent.groups.conversion.group import Group
 from agent.groups.coordinator.coordinator import Coordinator
 from agent.groups.coordinator.running_group import RunningGroup
-from agent.groups.offsets.group_offsets import Committing, Fetching, GroupOffsets
-from agent.groups.offsets.offset_batches import OffsetBatches
-from agent.groups.settings import GroupSettings
-from agent.groups.values import (
+from agent.groups.events import (
     ConsumerHeartbeat,
     ConsumerHeartbeatAnswer,
     GroupFault,
@@ -27,6 +24,9 @@ from agent.groups.values import (
     Sync,
     SyncAnswer,
 )
+from agent.groups.offsets.group_offsets import Committing, Fetching, GroupOffsets
+from agent.groups.offsets.offset_batches import OffsetBatches
+from agent.groups.settings import GroupSettings
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
 from agent.topic_directory import TopicDirectory

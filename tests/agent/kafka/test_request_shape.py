@@ -11,7 +11,7 @@ import pytest
 from kio.index import load_request_schema
 
 from agent.kafka.dispatch import BadRequest, Dispatch
-from agent.kafka.forwarding.asking import encode_request
+from agent.kafka.forwarding.request_codec import encode_request
 from agent.kafka.served import APIS
 from agent.kafka.transport.request_shape import ImpossibleShape, _shape_of_class, _Walk, check_shape
 from agent.settings import AgentSettings

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from agent.read_path.fetch_answer import FetchAnswer, PartitionResult
-from agent.read_path.plan_fetch import FetchPlan, PartitionPlan
+from agent.read_path.read_decisions import FetchPlan, PartitionPlan
 from agent.read_path.settings import ReadPathSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.client import Sequencer

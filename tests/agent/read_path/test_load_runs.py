@@ -3,7 +3,7 @@
 import asyncio
 
 from agent.read_path.load_runs import Loaded, load_runs
-from agent.read_path.plan_fetch import ReadFailure
+from agent.read_path.read_decisions import ReadFailure
 from sequencer.client import Sequencer
 from storage.stores.object_store import ObjectStore
 from tests.agent.read_path.a_log import RING, ALog, Written, an_agent_reading

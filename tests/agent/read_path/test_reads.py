@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from agent.read_path.plan_fetch import ReadFailure
+from agent.read_path.read_decisions import ReadFailure
 from agent.read_path.settings import ReadPathSettings
 from sequencer.client import Sequencer
 from sequencer.settings import SequencerSettings

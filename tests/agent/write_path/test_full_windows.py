@@ -6,7 +6,7 @@ from collections import deque
 import pytest
 from confluent_kafka import Producer
 
-from agent.write_path.appended import Appended
+from agent.write_path.appended_batches import Appended
 from agent.write_path.producer_window import ProducerWindow
 from sequencer.client import Sequencer
 from sequencer.topics.topics import Topic

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent.write_path.appended import Appended
+from agent.write_path.appended_batches import Appended
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
 from sequencer.client import Sequencer
 from sequencer.commits.commits import Assigned, Duplicate

@@ -9,7 +9,7 @@ from typing import Any
 
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
-from agent.write_path.appended import Appended
+from agent.write_path.appended_batches import Appended
 from agent.write_path.outcomes import WriteOutcome
 from agent.write_path.write_path import WritePath
 from cache_ring.ring.membership import Membership

@@ -20,7 +20,7 @@ from agent.kafka.routing.current_leaders import leader_elsewhere, node_endpoints
 from agent.kafka.transport.vectored import Encoded
 from agent.kafka.uses import UsesOverload
 from agent.read_path.fetch_answer import PartitionResult
-from agent.read_path.plan_fetch import ReadFailure
+from agent.read_path.read_decisions import ReadFailure
 from sequencer.database.database import SequencerUnavailable
 from storage.identifiers import NodeId
 

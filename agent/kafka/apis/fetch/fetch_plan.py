@@ -14,7 +14,7 @@ from agent.kafka.context import RequestContext
 from agent.kafka.routing.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
 from agent.kafka.routing.routing import UsesRouting, moved_partitions, preferred_replica_of, refused_to_refresh
 from agent.kafka.uses import UsesReads, UsesTopics
-from agent.read_path.plan_fetch import FetchPlan, PartitionPlan, ReadFailure
+from agent.read_path.read_decisions import FetchPlan, PartitionPlan, ReadFailure
 from cache_ring.ring.membership import Membership
 from sequencer.database.database import SequencerUnavailable
 from sequencer.topics.topics import Topic

@@ -28,7 +28,7 @@ from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_
 from agent.kafka.transport.vectored import Encoded
 from agent.kafka.uses import UsesMetrics, UsesOverload, UsesTopics, UsesWritePath
 from agent.settings import AgentSettings
-from agent.write_path.appended import Appended
+from agent.write_path.appended_batches import Appended
 from agent.write_path.outcomes import Unassigned, WriteFailed, WriteFailure
 from sequencer.database.database import SequencerUnavailable
 from sequencer.topics.topics import Topic

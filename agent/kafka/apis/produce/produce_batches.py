@@ -1,5 +1,5 @@
 """What a Produce request brings, checked: from bytes of a client to a `PendingBatch` or a refusal for each partition
-(docs/design/write-path.md).
+(docs/design/write-path.md#validation).
 
 Bad input gets the protocol's error for its partition alone. Plain batches are checked where they arrive, in a few
 native calls for all of them; what has to be decompressed, or is large, is checked beside the event loop. What is waited

@@ -9,7 +9,7 @@ from kio.schema.errors import ErrorCode
 
 from agent.kafka.apis.fetch.fetch_response import FetchResponse, TopicResults, write_response, write_tagged_response
 from agent.read_path.fetch_answer import PartitionResult
-from agent.read_path.plan_fetch import PartitionPlan, ReadFailure
+from agent.read_path.read_decisions import PartitionPlan, ReadFailure
 from storage.identifiers import NodeId, Partition, TopicId
 
 OFFSETS = st.integers(-1, 2**63 - 1)

@@ -1,4 +1,4 @@
-"""What to do for a fetch, given what is known of its partitions (docs/design/read-path.md#plan; KIP-74 for the limits).
+"""What to do for a fetch, given what is known of its partitions (docs/design/read-path.md; KIP-74 for the limits).
 
 Pure: `decide` says for each partition whether to answer, to ask the sequencer or to read runs, `select_runs` which
 runs to load. Promises that nothing at or past the visible end is read, that an offset is called out of range only on

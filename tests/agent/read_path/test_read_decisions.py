@@ -5,7 +5,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.read_path.plan_fetch import (
+from agent.read_path.read_decisions import (
     Ask,
     Decision,
     FetchPlan,

@@ -13,8 +13,8 @@ from kio.schema.errors import ErrorCode
 from kio.schema.request_header.v2.header import RequestHeader
 from kio.serial import entity_reader, entity_writer
 
-from agent.kafka.forwarding.asking import BadResponse, decode_response, encode_request
-from agent.kafka.forwarding.coordinated import groups_of, is_coordinated, join, split
+from agent.kafka.forwarding.group_requests import groups_of, is_coordinated, join, split
+from agent.kafka.forwarding.request_codec import BadResponse, decode_response, encode_request
 from tests.agent.read_path.wire import request
 
 OFFSET_FETCH, DESCRIBE_GROUPS, DELETE_GROUPS, CONSUMER_GROUP_DESCRIBE = 9, 15, 42, 69
