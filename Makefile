@@ -29,9 +29,9 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@echo "3/5 Install the tidelog command"
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@echo "4/5 Compile Tidelog to bytecode"  # an agent's start is twice as long without
-	@$(BIN)/python -m compileall -q agent cache_ring compactor recovery sequencer spark_compaction storage tidelog
+	@$(BIN)/python -m compileall -q agent cache_ring compactor erasure pyspark_tidelog recovery sequencer spark_compaction spark_source storage tidelog
 	@echo "5/5 Compile native kernels: half a minute the first time"  # once here, not at their first use
-	@$(BIN)/python -W ignore -c "import sequencer.commits.commit_kernels, storage.arrow.encode_kernels, storage.batches.produced_batches"
+	@$(BIN)/python -W ignore -c "import sequencer.commits.commit_kernels, storage.arrow.latest_keys, storage.batches.produced_batches"
 	@touch $@
 	@echo "Installed. Next: make demo, or make dev"
 
@@ -56,20 +56,20 @@ $(MERMAID):
 	then mv $@.part $@; else rm -f $@.part; echo "No mermaid from npm: the site shows diagrams as text"; fi
 	@rm -f $(@D)/mermaid-$(MERMAID_VERSION).tgz
 
-lint: install ## ruff, mypy --strict, import-linter
+lint: install ## ruff, mypy --strict (tests and benchmarks, too), import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: install ## all checks and tests but the two suites below
+test: install ## all checks and tests except the two suites below
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint collected
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m $(QUICK)
 
 collected: install  # compiles the tests' modules while mypy has the other core; each worker would do it otherwise
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -qq --collect-only -m $(QUICK) > /dev/null || true  # the run tells
 
-test-clients: install ## clients in Go, JavaScript and Rust against a running stack, where their toolchains are
+test-clients: install ## clients in Go, JavaScript and Rust, where their toolchains are; Kafka Connect, a schema registry
 	$(BIN)/python -m tests.clients.toolchains
 	$(BIN)/python -m pytest -m clients tests/clients
 
@@ -83,11 +83,12 @@ test-faults: install ## kills and hostile input
 bench-setup: install ## MinIO, Apache Kafka and Tansu for make bench, by name
 	$(BIN)/python -W ignore -m benchmarks.setup
 
-bench: install ## Tidelog beside its peers and the raw store; writes RESULTS.md
+bench: install ## compare Tidelog with its peers and the raw store; writes RESULTS.md
 	$(BIN)/python -W ignore -m benchmarks
 
-lock: ## resolve pyproject.toml into requirements.lock
+lock: ## resolve pyproject.toml into requirements.lock, and a test's packages into theirs
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra backup --extra all --group dev --group docs pyproject.toml -o requirements.lock
+	cd tests/clients/avro && $(CURDIR)/$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes requirements.in -o requirements.lock
 
 clean: ## remove what install and tests made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache site tests/clients/node/node_modules

@@ -1,9 +1,11 @@
-"""The composition root: an agent from its settings to its last answer.
+"""The composition root: runs one agent from its settings to its last response.
 
-Promises (docs/design/failure-rules.md#start-and-stop): a store or database that is away at start-up is a log line and a
-`/ready` that says why, and is tried again; the agent serves Kafka only while its lease in the ring holds and its
-database owns the bucket; once told to stop it takes no more requests, answers what is in flight, flushes, commits and
-leaves the ring within `drain_timeout_s`.
+Promises (docs/design/failure-rules.md#start-and-stop):
+- If the store or the database is away at start-up, the agent logs it, `/ready` says why, and the agent tries
+  again.
+- The agent serves Kafka only while its lease in the ring holds and its database owns the bucket.
+- After a stop request, the agent takes no more requests. It answers those in flight, flushes, commits and
+  leaves the ring within `drain_timeout_s`.
 """
 
 import asyncio
@@ -18,10 +20,8 @@ from prometheus_client import CollectorRegistry
 
 from agent.assembly import Assembly, Outside, assemble, build_peer_server
 from agent.deferred_imports import import_all
-from agent.gone_ranges import GoneRangeNotices
-from agent.health import Health
-from agent.http.client_metrics import ClientMetrics
-from agent.http.read_metrics import ReadMetrics
+from agent.health import Health, OwnershipWatch
+from agent.http.collectors import ClientMetrics, ReadMetrics
 from agent.http.readiness import NotReady
 from agent.kafka.context import ConnectionState
 from agent.kafka.dispatch import Dispatch
@@ -31,8 +31,7 @@ from agent.kafka.served import APIS
 from agent.kafka.transport.connection import Shared
 from agent.kafka.transport.listener import Listener, bound_socket
 from agent.metrics import Metrics
-from agent.ownership_watch import OwnershipWatch
-from agent.producer_notices import ProducerNotices
+from agent.notices import GoneRangeNotices, ProducerNotices
 from agent.settings import AppSettings
 from agent.write_path.backoff import Backoff
 from cache_ring.ring.membership import Membership
@@ -55,14 +54,14 @@ _LONGEST_CONNECT_PAUSE_S = 5.0
 _LEASE_CHECK_S = 0.2
 _JOIN_CHECK_S = 0.01
 _HTTP_AFTER_S = 1.0
-"""HTTP is served this long after the start, though Kafka is not: /ready then says why."""
+"""HTTP starts this long after the agent, even if Kafka is not served yet: /ready then says why."""
 _HTTP_BACKLOG = 128
 _NAMES_WAIT_S = 1.0
 
 
 @dataclass(slots=True)
 class _Reached:
-    """What the HTTP side asks for per request; None while it is not there."""
+    """What the HTTP side reads per request. A part is None until it exists."""
 
     sequencer: Sequencer | None = None
     store: ObjectStore | None = None
@@ -74,7 +73,7 @@ class _Reached:
 
 
 class App:
-    """One agent. `run` it once; the ports are known when `started` is set."""
+    """One agent. Call `run` once. The ports are known when `started` is set."""
 
     def __init__(self, settings: AppSettings) -> None:
         self._app_settings = settings
@@ -82,9 +81,9 @@ class App:
         self.metrics = Metrics(CollectorRegistry(), self._settings.metrics_topics)
         self.started = asyncio.Event()
         self._takes_requests = False
-        """Set once Kafka is served; before, the agent may be waiting for its store or database."""
+        """Set once Kafka is served. Before that, the agent may be waiting for its store or database."""
         self.imported = asyncio.Event()
-        """Set once all that an agent may need is imported, soon after it has started."""
+        """Set once every deferred import is done, soon after the start."""
         self.kafka_port = 0
         self.http_port = 0
         self._http_wanted = asyncio.Event()
@@ -99,13 +98,15 @@ class App:
         )
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Serve until `stopping` is set, then drain. Raises what a part broke on; OSError if a port cannot be bound."""
+        """Serves until `stopping` is set, then drains. Raises the failure of a part, or OSError if a port
+        cannot be bound.
+        """
         settings = self._settings
         async with contextlib.AsyncExitStack() as opened:
             sockets = self._bind_kafka(opened)
             http_socket = bound_socket(settings.http_host, settings.http_port)
             opened.callback(http_socket.close)
-            http_socket.listen(_HTTP_BACKLOG)  # who connects early waits for `_serve_http`
+            http_socket.listen(_HTTP_BACKLOG)  # early clients wait for `_serve_http`
             self.http_port = http_socket.getsockname()[1]
             async with asyncio.TaskGroup() as group:
                 http = group.create_task(self._serve_http(http_socket), name="http")
@@ -116,12 +117,14 @@ class App:
                 http.cancel()
 
     def load(self) -> float:
-        """How full the fullest of this agent's budgets is, from 0 to 1."""
+        """Returns how full the fullest of this agent's budgets is, from 0 to 1."""
         assembly = self._reached.assembly
         return 0.0 if assembly is None else assembly.parts.overload.load()
 
     def _bind_kafka(self, opened: contextlib.AsyncExitStack) -> tuple[socket.socket, ...]:
-        """The listener's socket, and the one for clients inside the agents' network if there is one."""
+        """Returns the listener's socket, and the one for clients inside the agents' network if there is
+        one.
+        """
         settings = self._settings
         ports = [settings.kafka_port, *([settings.inside_kafka_port] if settings.inside_kafka_port else [])]
         sockets = []
@@ -133,10 +136,16 @@ class App:
 
     # --- reaching what the agent stands on
 
-    async def _reach_outside(self, opened: contextlib.AsyncExitStack, stopping: asyncio.Event) -> Outside | None:
-        """The store and the database, both answering; None if the agent is told to stop before."""
+    async def _reach_outside(
+        self, opened: contextlib.AsyncExitStack, stopping: asyncio.Event
+    ) -> Outside | None:
+        """Returns the store and the database once both answer. Returns None if the agent must stop before
+        that.
+        """
         settings = self._settings
-        sequencer = await Sequencer.open(settings.database_url.get_secret_value(), self._app_settings.sequencer)
+        sequencer = await Sequencer.open(
+            settings.database_url.get_secret_value(), self._app_settings.sequencer
+        )
         opened.push_async_callback(sequencer.close)
         self._reached.sequencer = sequencer
         backoff = Backoff(settings.connect_backoff_s, _LONGEST_CONNECT_PAUSE_S)
@@ -178,7 +187,9 @@ class App:
         pages, peer_server = build_peer_server(outside, self._app_settings)
         peer_port = await peer_server.start(self._settings.peer_host, self._settings.peer_port)
         opened.push_async_callback(peer_server.close)
-        assembly = assemble(outside, pages, peer_server, self._address(peer_port), self._app_settings, self.metrics)
+        assembly = assemble(
+            outside, pages, peer_server, self._address(peer_port), self._app_settings, self.metrics
+        )
         parts = assembly.parts
         self.metrics.registry.register(ReadMetrics(parts.pages, parts.reads, peer_server, assembly.watch))
         self.metrics.registry.register(parts.telemetry)
@@ -235,8 +246,9 @@ class App:
     async def _serve_while_leased(
         self, assembly: Assembly, watch: OwnershipWatch, listener: Listener, stopping: asyncio.Event
     ) -> None:
-        """Serve as long as this agent's lease in the ring holds and the bucket is its database's, and again once both
-        are so (docs/design/failure-rules.md#start-and-stop)."""
+        """Serves while this agent's lease in the ring holds and its database owns the bucket. Stops when one
+        of them is lost, and resumes when both hold (docs/design/failure-rules.md#start-and-stop).
+        """
         membership = assembly.parts.membership
         self_ = membership.self_
         log.info(
@@ -262,7 +274,9 @@ class App:
                     log.error("agent stops serving", extra={"reason": because})
                     listener.suspend("ownership_lost")
                 elif watch.is_doubted:
-                    log.warning("agent stops serving: another Postgres answers, the bucket's owner is checked first")
+                    log.warning(
+                        "agent stops serving: another Postgres answers, the bucket's owner is checked first"
+                    )
                     listener.suspend("ownership_doubted")
                 else:
                     log.warning("agent stops serving: its lease could not be renewed")
@@ -272,7 +286,9 @@ class App:
                     await stopping.wait()
 
     async def _drain(self, assembly: Assembly, listener: Listener) -> None:
-        """Take no more, answer what is in flight; whatever is left when the time is over is dropped unanswered."""
+        """Takes no more requests and answers those in flight. When the time is over, the rest is dropped
+        without an answer.
+        """
         log.info("agent drains", extra={"connections": listener.connections})
         parts = assembly.parts
         assembly.watch.leave()
@@ -281,15 +297,18 @@ class App:
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
                 await asyncio.gather(listener.drain(), parts.write_path.drain())
-                await parts.write_path.drain()  # what came in meanwhile and wants no answer
+                await parts.write_path.drain()  # requests that came meanwhile and want no answer
         except TimeoutError:
             log.warning(
                 "agent stops with requests in flight",
-                extra={"connections": listener.connections, "unacknowledged": parts.write_path.unacknowledged_bytes},
+                extra={
+                    "connections": listener.connections,
+                    "unacknowledged": parts.write_path.unacknowledged_bytes,
+                },
             )
 
     async def _joined(self, assembly: Assembly) -> None:
-        """Wait, for ever if need be, until the agent is in the ring and sees itself there."""
+        """Waits, without a bound, until the agent is in the ring and sees itself there."""
         membership = assembly.parts.membership
         while membership.self_ is None or membership.leased.agent(membership.self_.node_id) is None:
             with contextlib.suppress(TimeoutError):
@@ -306,11 +325,14 @@ class App:
             kafka_port=settings.advertised_port or self.kafka_port,
             peer_host=settings.advertised_peer_host or _reachable(settings.peer_host),
             peer_port=peer_port,
-            http_url=settings.advertised_http_url or f"http://{_reachable(settings.http_host)}:{self.http_port}",
+            http_url=settings.advertised_http_url
+            or f"http://{_reachable(settings.http_host)}:{self.http_port}",
         )
 
     async def _serve_http(self, listening: socket.socket) -> None:
-        """Until cancelled. Starts once Kafka is served, or when it is clear that this will take a while."""
+        """Serves until cancelled. Starts once Kafka is served, or when it is clear that this will take a
+        while.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_HTTP_AFTER_S):
                 await self._http_wanted.wait()
@@ -350,7 +372,9 @@ class App:
         return HttpServer(create_http_app(parts), listening)
 
     async def _name_topics(self) -> None:
-        """Look up the names of topics that `/metrics` has counts of. Without a database it shows those it knows."""
+        """Looks up the names of topics that `/metrics` has counts of. Without a database it shows the known
+        ones.
+        """
         assembly, traffic = self._reached.assembly, self.metrics.topics
         unnamed = traffic.unnamed()
         if assembly is None or not unnamed:
@@ -370,19 +394,19 @@ class App:
 
 
 def _reachable(host: str) -> str:
-    """The name others use for an address that was bound."""
+    """Returns the name that others use for a bound address."""
     return socket.gethostname() if host in ("", "0.0.0.0", "::") else host
 
 
 async def _all_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Return when all are over. Raises what the first of them, in this order, raised."""
+    """Returns when all are over. Raises the failure of the first of them, in this order."""
     for outcome in await asyncio.gather(*waits, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Return when the first is over; the others are cancelled."""
+    """Returns when the first is over. The others are cancelled."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

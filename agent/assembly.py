@@ -1,18 +1,20 @@
-"""How the parts of an agent are made and wired, once its store and database were reached. Builds; starts nothing."""
+"""Makes and wires the parts of an agent, once its store and database were reached. Builds, and starts
+nothing.
+"""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from agent.groups.coordinator.coordinator import Coordinator
-from agent.groups.coordinator.group_metrics import GroupMetrics
+from agent.groups.coordinator.coordinator import Coordinator, GroupMetrics
 from agent.groups.offsets.group_offsets import GroupOffsets
 from agent.groups.offsets.offset_batches import OffsetBatches
 from agent.groups.settings import GroupSettings
+from agent.kafka.client_rates import LookupPace
 from agent.kafka.configs.mutation_quota import mutation_quotas
-from agent.kafka.lookup_pace import LookupPace
 from agent.kafka.routing.routing import RoutingTable
 from agent.kafka.transport.memory import MemoryBudget
 from agent.kafka.transport.overload import Overload
@@ -27,8 +29,7 @@ from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
 from agent.write_path.write_path import WritePath
-from cache_ring.coordinates.coordinate_push import CoordinatePush
-from cache_ring.coordinates.partitions_read import PartitionsRead
+from cache_ring.coordinates.coordinate_push import CoordinatePush, PartitionsRead
 from cache_ring.pages.page_reader import PageReader
 from cache_ring.pages.store_pages import StorePages
 from cache_ring.peers.peer_client import PeerClient
@@ -39,22 +40,26 @@ from sequencer.client import Sequencer
 from sequencer.cluster.agents import AgentAddress
 from sequencer.commits.coordinates import RunCoordinate
 from sequencer.groups.stored_groups import StoredGroup
+from sequencer.history.history import history_prefix
+from sequencer.topics.topic_config import TopicConfig
 from storage.batches.produced_batches import LoneCheck
-from storage.identifiers import ObjectKey
+from storage.batches.record_batch import Compression
+from storage.identifiers import ObjectKey, TopicId
 from storage.segments.keys import merged_prefix, segments_prefix
 from storage.stores.object_store import ObjectStore
 from storage.threads import Threads
 
 if TYPE_CHECKING:
-    from agent.groups.conversion.group import Group
+    from agent.groups.group import Group
 
 _ROUTES_KEPT = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """What an agent stands on. `catch_up_store` is the same store with connections of its own
-    (docs/design/read-path.md#tail-and-history)."""
+    """What an agent depends on. `catch_up_store` is a second client of the same store, with its own
+    connections (docs/design/read-path.md#tail-and-history).
+    """
 
     sequencer: Sequencer
     store: ObjectStore
@@ -76,7 +81,7 @@ class Assembly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OwnWrites:
-    """Tells the read path of what the write path wrote."""
+    """Tells the read path what the write path wrote."""
 
     pages: PageReader
     reads: ReadPath
@@ -89,11 +94,18 @@ class _OwnWrites:
 
 
 def build_peer_server(outside: Outside, settings: AppSettings) -> tuple[StorePages, PeerServer]:
-    """The pages and their server for peers, which listens before all else is built: its port is part of the address."""
+    """Makes the pages and their server for peers. It listens before all else is built, because its port is
+    part of the agent's address.
+    """
     pages = StorePages(outside.store, outside.catch_up_store, settings.ring)
     cluster = settings.agent.cluster
     secrets = outside.sequencer.agents.peer_secrets
-    return pages, PeerServer(pages, settings.ring, secrets, (segments_prefix(cluster), merged_prefix(cluster)))
+    return pages, PeerServer(
+        pages,
+        settings.ring,
+        secrets,
+        (segments_prefix(cluster), merged_prefix(cluster), history_prefix(cluster)),
+    )
 
 
 def assemble(
@@ -110,7 +122,11 @@ def assemble(
     sequencer.database.on_change(membership.end_lease)
     partitions_read = PartitionsRead(settings.read_path.recent_reader_s, settings.read_path.read_partitions)
     coordinates = KnownCoordinates(sequencer, partitions_read, settings.read_path, peer_server.push)
-    pages = PageReader(membership, store_pages, PeerClient(settings.ring, membership.peer_secrets), settings.ring)
+    topics = TopicDirectory(sequencer.topics, settings.agent, clock)
+    sequencer.database.on_change(topics.forget_all)
+    peers = PeerClient(settings.ring, membership.peer_secrets)
+    pages = PageReader(membership, store_pages, peers, settings.ring, partial(_compression_of, topics))
+    membership.when_erased(pages.drop_made_before)
     reads = ReadPath(coordinates, pages, settings.read_path, metrics.topics)
     write_path = WritePath(
         sequencer=sequencer,
@@ -121,8 +137,6 @@ def assemble(
         written=_OwnWrites(pages=pages, reads=reads),
         clock=clock,
     )
-    topics = TopicDirectory(sequencer.topics, settings.agent, clock)
-    sequencer.database.on_change(topics.forget_all)
     bounds = SharedLookups(
         sequencer.coordinates.bounds,
         most_keys=settings.agent.shared_lookup_keys,
@@ -168,13 +182,26 @@ def assemble(
     )
 
 
+def _compression_of(topics: TopicDirectory, topic_id: TopicId) -> Compression:
+    """Returns the compression of records that are read from a topic's history: zstd where producers
+    choose.
+    """
+    topic = topics.known(topic_id)
+    compression = None if topic is None else TopicConfig.of(topic.config).compression
+    return Compression.ZSTD if compression is None else compression
+
+
 def _build_coordinator(
-    sequencer: Sequencer, topics: TopicDirectory, membership: Membership, settings: GroupSettings, metrics: Metrics
+    sequencer: Sequencer,
+    topics: TopicDirectory,
+    membership: Membership,
+    settings: GroupSettings,
+    metrics: Metrics,
 ) -> tuple[Coordinator, OffsetBatches]:
     clock = time.monotonic
 
     def make_machine(stored: StoredGroup | None, now_ms: int) -> "Group":
-        from agent.groups.conversion.group import Group  # see agent/deferred_imports.py
+        from agent.groups.group import Group  # see agent/deferred_imports.py
 
         return Group(settings, lambda: str(uuid4()), stored, now_ms)
 

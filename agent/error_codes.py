@@ -1,13 +1,18 @@
-"""The domain's outcomes as Kafka's error codes. The only module that knows both.
+"""Maps the domain's outcomes to Kafka's error codes. No other module knows both.
 
-Error paths answer with an error code and offset -1, never 0 (docs/design/write-path.md#errors).
+An error response has an error code and offset -1, never 0 (docs/design/write-path.md#errors).
+
+The clients of each group API expect only a few codes, and some take any other code as final. So some APIs
+have exceptions of their own, as in Kafka.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import Final, assert_never
 
 from kio.schema.errors import ErrorCode
 
+from agent.groups.events import GroupFault
 from agent.read_path.read_decisions import ReadFailure
 from agent.telemetry.instances import TelemetryFault
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
@@ -29,7 +34,7 @@ from storage.identifiers import NO_OFFSET, NodeId, Offset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceResult:
-    """One partition's answer to a produce."""
+    """The outcome of a produce for one partition."""
 
     code: ErrorCode
     base_offset: Offset = NO_OFFSET
@@ -37,12 +42,12 @@ class ProduceResult:
     log_append_time_ms: int | None = None
     message: str | None = None
     records: tuple[InvalidRecord, ...] = ()
-    """The records that are at fault, where single ones are (KIP-467)."""
+    """The faulty records, if the fault is in single records (KIP-467)."""
     leader: NodeId | None = None
-    """Who takes the partition now, where it is not this agent (KIP-951)."""
+    """The agent that takes the partition now, if it is another one (KIP-951)."""
 
     def at(self, log_append_time_ms: int | None) -> "ProduceResult":
-        """With the time that the log gave to the batch, if it gives times."""
+        """Returns the result with the time that the log gave to the batch, if it gives times."""
         return replace(self, log_append_time_ms=log_append_time_ms)
 
 
@@ -52,17 +57,21 @@ def produce_result(outcome: WriteOutcome) -> ProduceResult:
             return ProduceResult(code=ErrorCode.none, base_offset=outcome.base_offset)
         case Duplicate():
             return ProduceResult(
-                code=ErrorCode.none, base_offset=outcome.base_offset, log_append_time_ms=outcome.max_timestamp_ms
+                code=ErrorCode.none,
+                base_offset=outcome.base_offset,
+                log_append_time_ms=outcome.max_timestamp_ms,
             )
         case WrittenBefore():
-            # Clients take it for success and tell their users that the offset is not known.
+            # Clients take this code for success and tell their users that the offset is unknown.
             return ProduceResult(code=ErrorCode.duplicate_sequence_number)
         case OutOfOrderSequence():
             return ProduceResult(code=ErrorCode.out_of_order_sequence_number)
         case FencedEpoch():
             return ProduceResult(code=ErrorCode.invalid_producer_epoch)
         case UnknownProducer():
-            return ProduceResult(code=ErrorCode.unknown_producer_id, log_start_offset=outcome.log_start_offset)
+            return ProduceResult(
+                code=ErrorCode.unknown_producer_id, log_start_offset=outcome.log_start_offset
+            )
         case UnknownPartition():
             return ProduceResult(code=ErrorCode.unknown_topic_or_partition)
         case WriteFailed():
@@ -71,8 +80,8 @@ def produce_result(outcome: WriteOutcome) -> ProduceResult:
             assert_never(outcome)
 
 
-# All retriable. The first says that nothing was written, the others that something may have been: clients that count
-# sequences rely on it.
+# All are retriable. The first says that nothing was written, the others that something may have been. Clients
+# that count sequences rely on the difference.
 _WRITE_FAILURES = {
     WriteFailure.NOT_WRITTEN: ErrorCode.not_enough_replicas,
     WriteFailure.UNKNOWN: ErrorCode.not_enough_replicas_after_append,
@@ -81,7 +90,7 @@ _WRITE_FAILURES = {
 
 
 def read_failure_code(failure: ReadFailure, *, by_id: bool) -> ErrorCode:
-    """`by_id`: whether the client named the topic by its id."""
+    """`by_id`: true if the client named the topic by its id."""
     if failure is ReadFailure.UNKNOWN_TOPIC and by_id:
         return ErrorCode.unknown_topic_id
     return _READ_FAILURES[failure]
@@ -122,6 +131,7 @@ _BATCH_FAULTS = {
     BatchFault.CORRUPT: ErrorCode.corrupt_message,
     BatchFault.INVALID_RECORD: ErrorCode.invalid_record,
     BatchFault.INVALID_TIMESTAMP: ErrorCode.invalid_timestamp,
+    BatchFault.NO_KEY: ErrorCode.invalid_record,
     BatchFault.TOO_LARGE: ErrorCode.message_too_large,
     BatchFault.UNKNOWN_COMPRESSION: ErrorCode.unsupported_compression_type,
     BatchFault.UNSUPPORTED_FORMAT: ErrorCode.unsupported_for_message_format,
@@ -131,7 +141,7 @@ _BATCH_FAULTS = {
 
 
 class AdministrationRefused(Exception):
-    """An administrative request that Kafka's rules refuse before the sequencer is asked."""
+    """Kafka's rules refuse an administrative request, before the sequencer is asked."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -148,11 +158,11 @@ ADMINISTRATION_ERRORS: tuple[type[Exception], ...] = (
     SequencerUnavailable,
     CommitOutcomeUnknown,
 )
-"""What an administrative call of the sequencer raises when it cannot be carried out."""
+"""The sequencer raises these if it cannot carry out an administrative call."""
 
 
 def administration_code(error: Exception) -> ErrorCode:
-    """The code for one of ADMINISTRATION_ERRORS."""
+    """Returns the code for one of ADMINISTRATION_ERRORS."""
     if isinstance(error, AdministrationRefused):
         return error.code
     return next(code for kind, code in _ADMINISTRATION.items() if isinstance(error, kind))
@@ -167,3 +177,82 @@ _ADMINISTRATION: dict[type[Exception], ErrorCode] = {
     SequencerUnavailable: ErrorCode.request_timed_out,
     CommitOutcomeUnknown: ErrorCode.request_timed_out,
 }
+
+
+_CODES: Final[Mapping[GroupFault, ErrorCode]] = {
+    GroupFault.UNKNOWN_MEMBER: ErrorCode.unknown_member_id,
+    GroupFault.MEMBER_ID_REQUIRED: ErrorCode.member_id_required,
+    GroupFault.ILLEGAL_GENERATION: ErrorCode.illegal_generation,
+    GroupFault.REBALANCE_IN_PROGRESS: ErrorCode.rebalance_in_progress,
+    GroupFault.INCONSISTENT_PROTOCOL: ErrorCode.inconsistent_group_protocol,
+    GroupFault.INVALID_SESSION_TIMEOUT: ErrorCode.invalid_session_timeout,
+    GroupFault.GROUP_FULL: ErrorCode.group_max_size_reached,
+    GroupFault.FENCED_INSTANCE: ErrorCode.fenced_instance_id,
+    GroupFault.FENCED_MEMBER_EPOCH: ErrorCode.fenced_member_epoch,
+    GroupFault.STALE_MEMBER_EPOCH: ErrorCode.stale_member_epoch,
+    GroupFault.UNRELEASED_INSTANCE: ErrorCode.unreleased_instance_id,
+    GroupFault.UNSUPPORTED_ASSIGNOR: ErrorCode.unsupported_assignor,
+    GroupFault.INVALID_REGEX: ErrorCode.invalid_regular_expression,
+    GroupFault.INVALID_REQUEST: ErrorCode.invalid_request,
+    GroupFault.INVALID_GROUP: ErrorCode.invalid_group_id,
+    GroupFault.GROUP_NOT_FOUND: ErrorCode.group_id_not_found,
+    GroupFault.GROUP_NOT_EMPTY: ErrorCode.non_empty_group,
+    GroupFault.SUBSCRIBED_TO_TOPIC: ErrorCode.group_subscribed_to_topic,
+    GroupFault.NOT_COORDINATOR: ErrorCode.not_coordinator,
+    GroupFault.COORDINATOR_UNAVAILABLE: ErrorCode.coordinator_not_available,
+    GroupFault.OVERLOADED: ErrorCode.coordinator_load_in_progress,
+}
+
+
+def group_code(fault: GroupFault | None) -> ErrorCode:
+    return ErrorCode.none if fault is None else _CODES[fault]
+
+
+def member_code(fault: GroupFault | None) -> ErrorCode:
+    """For JoinGroup and LeaveGroup. In a group that does not exist, every member is unknown."""
+    return ErrorCode.unknown_member_id if fault is GroupFault.GROUP_NOT_FOUND else group_code(fault)
+
+
+def sync_code(fault: GroupFault | None) -> ErrorCode:
+    """For SyncGroup. Its clients give up on a coordinator that is loading, so they are sent back to
+    JoinGroup.
+    """
+    return ErrorCode.rebalance_in_progress if fault is GroupFault.OVERLOADED else member_code(fault)
+
+
+def heartbeat_code(fault: GroupFault | None) -> ErrorCode:
+    """For Heartbeat. Its clients do not know a coordinator that is loading either. The next heartbeat may
+    show more.
+    """
+    return ErrorCode.none if fault is GroupFault.OVERLOADED else member_code(fault)
+
+
+def commit_code(fault: GroupFault | None, *, says_group_not_found: bool) -> ErrorCode:
+    """For OffsetCommit. `says_group_not_found`: from version 9 on."""
+    if fault is GroupFault.GROUP_NOT_FOUND and not says_group_not_found:
+        return ErrorCode.illegal_generation
+    return group_code(fault)
+
+
+def fetch_code(fault: GroupFault | None) -> ErrorCode:
+    """For OffsetFetch. Its older clients give up on a coordinator that is not available, but wait for one
+    that is loading.
+    """
+    if fault is GroupFault.COORDINATOR_UNAVAILABLE:
+        return ErrorCode.coordinator_load_in_progress
+    return group_code(fault)
+
+
+# Transactions are not served. A transactional producer gets a code that it takes as final, so that it stops
+# at its first call and does not retry for ever. That call is FindCoordinator, which has room for a message:
+# - From version 4 on (Java, franz-go), clients show that message, or the code's own text, for all codes but a
+#   few. They take those few for a missing authorization.
+# - Clients of older versions (librdkafka, KafkaJS) stop only at a missing authorization. librdkafka shows the
+#   message.
+
+TRANSACTIONS_REFUSED_CODE: Final = ErrorCode.transactional_id_authorization_failed
+NO_TRANSACTIONS_CODE: Final = ErrorCode.unsupported_version
+"""For FindCoordinator from version 4 on."""
+TRANSACTIONS_REFUSED: Final = (
+    "transactions are not available here: configure the producer without a transactional id"
+)

@@ -1,16 +1,40 @@
-"""What an agent counts and measures, in one registry that `/metrics` renders. Made by agent/app.py and handed to the
-parts."""
+"""The counters and gauges of an agent, in one registry that `/metrics` renders. agent/app.py makes it and
+hands it to the parts.
+"""
 
+import collections
 import platform
 import time
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from agent.kafka.traffic import Traffic
 from agent.topic_traffic import TopicTraffic
+
+
+class Traffic(Collector):
+    """Counts the traffic of Kafka connections with one addition each: plain numbers that `/metrics` reads."""
+
+    def __init__(self) -> None:
+        self.requests: collections.Counter[str] = collections.Counter()
+        """Counts by API."""
+        self.request_bytes = 0
+        self.response_bytes = 0
+
+    def collect(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily("tidelog_requests_total", "Kafka requests", labels=["api"])
+        for api, count in self.requests.copy().items():
+            requests.add_metric([api], count)
+        yield requests
+        yield CounterMetricFamily(
+            "tidelog_request_bytes_total", "Bytes of Kafka requests", value=self.request_bytes
+        )
+        yield CounterMetricFamily(
+            "tidelog_response_bytes_total", "Bytes of Kafka responses", value=self.response_bytes
+        )
+
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0)
 _BATCH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -24,14 +48,14 @@ class BuildInfo(Collector):
 
     def collect(self) -> Iterator[Metric]:
         if not self._labels:
-            from importlib.metadata import version  # a start does not wait for it
+            from importlib.metadata import version  # so that the agent's start does not wait for it
 
             self._labels = {"version": version("tidelog"), "python": platform.python_version()}
         yield InfoMetricFamily("tidelog_build", "What runs here", value=self._labels)
 
 
 class Metrics:
-    """Plain attributes; the names are the documentation of what is exported."""
+    """Plain attributes. Their names document what is exported."""
 
     def __init__(self, registry: CollectorRegistry | None = None, most_topics: int = 0) -> None:
         self.registry = registry or CollectorRegistry()
@@ -48,7 +72,9 @@ class Metrics:
         registry = self.registry
         self.connections = Gauge("tidelog_connections", "Open Kafka connections", registry=registry)
         self.forwarded_connections = Gauge(
-            "tidelog_forwarded_connections", "Connections that other agents opened for their clients", registry=registry
+            "tidelog_forwarded_connections",
+            "Connections that other agents opened for their clients",
+            registry=registry,
         )
         self.forwarded = Counter(
             "tidelog_forwarded_total", "Requests forwarded to another agent", ["outcome"], registry=registry
@@ -59,11 +85,15 @@ class Metrics:
         self.traffic = Traffic()
         registry.register(self.traffic)
         self.request_failures = Counter(
-            "tidelog_request_failures_total", "Kafka requests that broke", ["api"], registry=registry
+            "tidelog_request_failures_total", "Unexpected failures of requests", ["api"], registry=registry
         )
-        self.request_memory = Gauge("tidelog_request_memory_bytes", "Bytes reserved for requests", registry=registry)
+        self.request_memory = Gauge(
+            "tidelog_request_memory_bytes", "Bytes reserved for requests", registry=registry
+        )
         self.request_memory_waits = Counter(
-            "tidelog_request_memory_waits_total", "Times a socket was not read for want of memory", registry=registry
+            "tidelog_request_memory_waits_total",
+            "Times a socket was not read for want of memory",
+            registry=registry,
         )
 
     def _write_path(self) -> None:
@@ -90,7 +120,9 @@ class Metrics:
         self.window_tokens = Gauge(
             "tidelog_window_tokens", "PUTs that the budget for full windows has left", registry=registry
         )
-        self.puts = Counter("tidelog_puts_total", "PUTs of segments begun, by attempt", ["kind"], registry=registry)
+        self.puts = Counter(
+            "tidelog_puts_total", "PUTs of segments begun, by attempt", ["kind"], registry=registry
+        )
         self.put_bytes = Counter("tidelog_put_bytes_total", "Bytes of segments uploaded", registry=registry)
         self.put_seconds = Histogram(
             "tidelog_put_seconds",
@@ -101,7 +133,9 @@ class Metrics:
         self.put_failures = Counter(
             "tidelog_put_failures_total", "Attempts of an upload that failed", registry=registry
         )
-        self.commits = Counter("tidelog_commits_total", "Commits answered by the sequencer", registry=registry)
+        self.commits = Counter(
+            "tidelog_commits_total", "Commits answered by the sequencer", registry=registry
+        )
         self.commit_repeats = Counter(
             "tidelog_commit_repeats_total", "Commits repeated", ["reason"], registry=registry
         )  # fmt: skip
@@ -109,7 +143,10 @@ class Metrics:
             "tidelog_commit_refusals_total", "Segments the sequencer refused", ["reason"], registry=registry
         )
         self.commit_seconds = Histogram(
-            "tidelog_commit_seconds", "Commit of one or more segments", buckets=_LATENCY_BUCKETS_S, registry=registry
+            "tidelog_commit_seconds",
+            "Commit of one or more segments",
+            buckets=_LATENCY_BUCKETS_S,
+            registry=registry,
         )
         self.unacknowledged = Gauge(
             "tidelog_unacknowledged_bytes", "Bytes accepted and not yet acknowledged", registry=registry
@@ -121,7 +158,10 @@ class Metrics:
     def _clients(self) -> None:
         registry = self.registry
         self.throttled = Counter(
-            "tidelog_throttled_answers_total", "Answers that ask a client to pause", ["api"], registry=registry
+            "tidelog_throttled_answers_total",
+            "Answers that ask a client to pause",
+            ["api"],
+            registry=registry,
         )
         self.throttle_seconds = Counter(
             "tidelog_throttle_seconds_total", "Pauses that clients were asked for", ["api"], registry=registry
@@ -131,7 +171,9 @@ class Metrics:
             ["result"], registry=registry,
         )  # fmt: skip
         self.telemetry_series_dropped = Counter(
-            "tidelog_telemetry_series_dropped_total", "Pushed metrics beyond the bound per client", registry=registry
+            "tidelog_telemetry_series_dropped_total",
+            "Pushed metrics beyond the bound per client",
+            registry=registry,
         )
 
     def _groups(self) -> None:

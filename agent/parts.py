@@ -1,17 +1,15 @@
-"""The parts an agent is wired from, once the store and the database were reached. Built by agent/app.py and by nothing
-else."""
+"""The parts of an agent, once the store and the database were reached. Only agent/app.py builds them."""
 
 from dataclasses import dataclass
 
 from agent.groups.coordinator.coordinator import Coordinator
 from agent.groups.offsets.group_offsets import GroupOffsets
 from agent.groups.settings import GroupSettings
-from agent.kafka.lookup_pace import LookupPace
+from agent.kafka.client_rates import LookupPace, TokenBuckets
 from agent.kafka.routing.routing import RoutingTable
 from agent.kafka.transport.memory import MemoryBudget
 from agent.kafka.transport.overload import Overload
 from agent.kafka.transport.response_memory import ResponseMemory
-from agent.kafka.transport.token_buckets import TokenBuckets
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
@@ -55,7 +53,7 @@ class Parts:
     telemetry: Telemetry
     metrics: Metrics
     lone_check: LoneCheck
-    """For the event loop."""
+    """Checks small requests on the event loop."""
     checking: Threads
-    """Where larger produce requests are checked and times are looked up, connection by connection in turn."""
+    """Threads that check larger produce requests and look times up. Connections take turns."""
     times: TimeLookup

@@ -1,14 +1,14 @@
-"""What clients look up in the sequencer, asked once for all who ask at the same time
+"""Looks up in the sequencer what several clients ask for at the same time, with one statement
 (docs/design/failure-rules.md#isolation).
 
 Promises:
-- An answer was asked for after its caller came: it shows whatever was written before.
-- One statement runs at a time. It names a key once, however many wait for it, and fewer than twice `most_keys`. So what
-  Postgres has to do does not grow with the number of clients.
-- Askers take turns (`sequencer/database/fair_queue.py`). A request of many keys waits with `most_keys` of them at a
-  time.
-- At most `most_waiting` requests wait. Past it, the one with most waiting is refused.
-- When a statement fails, it fails for all that wait by then: no request waits longer than for two.
+- The statement for a caller begins after the caller came, so its answer shows everything written before that.
+- One statement runs at a time. It names a key once, however many wait for it, and fewer than twice
+  `most_keys` keys. So Postgres's work does not grow with the number of clients.
+- Askers take turns (`sequencer/database/fair_queue.py`). A request of many keys waits with `most_keys` of
+  them at a time.
+- At most `most_waiting` requests wait. Past it, a request of the client with most waiting ones is refused.
+- A failed statement fails for all that wait by then, so no request waits longer than for two.
 """
 
 import asyncio
@@ -33,10 +33,14 @@ class _Waiting(Generic[_Key, _Value]):
 
 
 class SharedLookups(Generic[_Key, _Value]):
-    """`ask` is one statement. What it does not find is absent from its answer."""
+    """`ask` runs one statement. A key that it does not find is absent from its answer."""
 
     def __init__(
-        self, ask: Callable[[list[_Key]], Awaitable[Mapping[_Key, _Value]]], *, most_keys: int, most_waiting: int
+        self,
+        ask: Callable[[list[_Key]], Awaitable[Mapping[_Key, _Value]]],
+        *,
+        most_keys: int,
+        most_waiting: int,
     ) -> None:
         self._ask = ask
         self._most_keys = most_keys
@@ -45,7 +49,7 @@ class SharedLookups(Generic[_Key, _Value]):
         self.statements = 0
 
     async def get(self, keys: Collection[_Key]) -> dict[_Key, _Value]:
-        """Those of these keys that there are. Raises what `ask` raises, and TooManyWait."""
+        """Returns the values of those of these keys that exist. Raises what `ask` raises, and TooManyWait."""
         found: dict[_Key, _Value] = {}
         remaining = iter(keys)
         while part := tuple(islice(remaining, self._most_keys)):
@@ -54,24 +58,28 @@ class SharedLookups(Generic[_Key, _Value]):
         return found
 
     def used_share(self, asker: Asker) -> float:
-        """How much of its fair part of the queue this asker uses: 1.0 is all of it."""
+        """Returns how much of its fair part of the queue this asker uses. 1.0 is all of it."""
         return self._queue.used_share(asker)
 
     async def _wait_for(self, keys: tuple[_Key, ...]) -> Mapping[_Key, _Value]:
         asker = ASKED_BY.get()
-        waiting: _Waiting[_Key, _Value] = _Waiting(keys=keys, answer=asyncio.get_running_loop().create_future())
+        waiting: _Waiting[_Key, _Value] = _Waiting(
+            keys=keys, answer=asyncio.get_running_loop().create_future()
+        )
         refused = self._queue.add(asker, waiting)
         if refused is not None:
             _fail(refused, TooManyWait())
         if self._asking is None:
-            # In a context of its own: it works for all, and not for the client that came first.
-            self._asking = asyncio.get_running_loop().create_task(self._ask_for_all(), context=contextvars.Context())
+            # A separate context: it works for all callers, not only for the first.
+            self._asking = asyncio.get_running_loop().create_task(
+                self._ask_for_all(), context=contextvars.Context()
+            )
         try:
             return await waiting.answer
         except asyncio.CancelledError:
             self._queue.remove(asker, waiting)
             if not waiting.answer.cancelled():
-                waiting.answer.exception()  # seen, if it came in the same moment
+                waiting.answer.exception()  # handled here if it came in the same moment
             raise
 
     async def _ask_for_all(self) -> None:

@@ -1,6 +1,7 @@
-"""Long work on the event loop in slices, between which others get their turn.
+"""Runs long work on the event loop in slices, between which other tasks get their turn.
 
-All such work takes turns: the loop works on one slice in each of its rounds, however many answers are made at once.
+All such work takes turns: the loop runs one slice in each of its rounds, however many answers are made at
+once.
 """
 
 import asyncio
@@ -10,12 +11,12 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 _FREE_S: Final = 0.000_1
-"""Work that takes no longer does not wait for a turn."""
+"""Shorter work does not wait for a turn."""
 _SLICE_S: Final = 0.002
 
 
 class Slices:
-    """Of one piece of work."""
+    """The slices of one piece of work."""
 
     def __init__(self) -> None:
         self._ends_s = time.perf_counter() + _FREE_S
@@ -28,7 +29,7 @@ class Slices:
 
 
 class _Turns:
-    """Of one event loop."""
+    """The turns of one event loop."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -44,7 +45,7 @@ class _Turns:
         await place
 
     def _next(self) -> None:
-        """In each round of the loop one turn, until none waits."""
+        """Gives one turn in each round of the loop, until none waits."""
         while self._waiting:
             place = self._waiting.popleft()
             if not place.done():

@@ -2,12 +2,12 @@
 
 Promises:
 - An answer is never older than `topic_cache_s` (`unknown_topic_cache_s` for "there is none").
-- What this agent creates, changes or deletes itself is seen by its next lookup. What others do is seen
-  `topic_changes_poll_s` later, while `run` runs and the sequencer can be asked.
-- A change makes the agent forget the topic that changed, and no other. A look that finds no change renews all that is
-  known, so a topic that rests is looked up once.
+- The next lookup sees what this agent itself creates, changes or deletes. It sees what other agents do
+  `topic_changes_poll_s` later, while `run` runs and the sequencer is reachable.
+- After a change, the agent forgets only the topic that changed. A look that finds no change renews all
+  entries, so an unchanged topic is looked up once.
 - The cache holds at most `topic_cache_entries`.
-- Many who ask at the same time are answered by one statement (`agent/shared_lookups.py`).
+- One statement answers concurrent lookups (`agent/shared_lookups.py`).
 
 A stale answer is harmless for the log: the sequencer refuses batches for a topic id that is gone.
 """
@@ -39,11 +39,11 @@ class _Known:
 
 @dataclass(slots=True, eq=False)
 class _Asking:
-    """A lookup under way, and what was forgotten since it was sent: its answer may be older than that."""
+    """A lookup in flight, and what was forgotten since it was sent: its answer may be older than that."""
 
     forgotten: set[str | TopicId] = field(default_factory=set)
     is_void: bool = False
-    """All was forgotten."""
+    """True if everything was forgotten."""
 
 
 class TopicDirectory:
@@ -53,7 +53,7 @@ class TopicDirectory:
         self._clock = clock
         self._known: OrderedDict[str | TopicId, _Known] = OrderedDict()
         self._all_until_s = -math.inf
-        """Until when every topic that is known is trusted, since none had changed."""
+        """Until this time every known topic is trusted, because none had changed."""
         self._changes: int | None = None
         """The number of changes that this agent knows of."""
         self._under_way: list[_Asking] = []
@@ -63,9 +63,9 @@ class TopicDirectory:
         self._all: SharedLookups[None, tuple[Topic, ...]] = SharedLookups(self._ask_for_all, **bounds)
 
     async def run(self) -> None:
-        """Forget what changes, until cancelled."""
+        """Forgets topics that change, until cancelled."""
         while True:
-            # An answer that cannot be had is no news: what is known is trusted for as long as ever.
+            # While the sequencer is away, entries expire as always.
             with contextlib.suppress(SequencerUnavailable):
                 await self.notice_changes()
             await asyncio.sleep(self._settings.topic_changes_poll_s)
@@ -86,13 +86,13 @@ class TopicDirectory:
         self._all_until_s = asked_s + self._settings.topic_cache_s
 
     def forget_all(self) -> None:
-        """Another Postgres answers than before."""
+        """Another Postgres became the primary."""
         self._changes = None
         self._all_until_s = -math.inf
         self._clear()
 
     def used_share(self, asker: Asker) -> float:
-        """How much of its fair part of the queues for lookups this asker uses: 1.0 is all of it."""
+        """Returns how much of its fair part of the lookup queues this asker uses. 1.0 is all of it."""
         return max(lookups.used_share(asker) for lookups in (self._by_name, self._by_id, self._all))
 
     def __len__(self) -> int:
@@ -100,27 +100,28 @@ class TopicDirectory:
         return len(self._known)
 
     def known(self, key: str | TopicId) -> Topic | None:
-        """The topic, if it is known at present and need not be asked for."""
+        """Returns the topic if it is known and need not be looked up."""
         known = self._kept(key, self._clock())
         return None if known is None else known.topic
 
     async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
-        """The topics that exist. Raises SequencerUnavailable."""
+        """Returns the topics that exist. Raises SequencerUnavailable."""
         found, missing = self._recall(names)
         return found | await self._by_name.get(missing) if missing else found
 
     async def fresh(self, names: Collection[str]) -> dict[str, Topic]:
-        """The topics that exist, asked afresh: an administrator may have changed them through another agent a moment
-        ago. Raises SequencerUnavailable."""
+        """Returns the topics that exist, looked up now: an administrator may just have changed them through
+        another agent. Raises SequencerUnavailable.
+        """
         return await self._by_name.get(names)
 
     async def by_id(self, topic_ids: Collection[TopicId]) -> dict[TopicId, Topic]:
-        """The topics that exist. Raises SequencerUnavailable."""
+        """Returns the topics that exist. Raises SequencerUnavailable."""
         found, missing = self._recall(topic_ids)
         return found | await self._by_id.get(missing) if missing else found
 
     async def all(self) -> tuple[Topic, ...]:
-        """All topics, asked afresh. Raises SequencerUnavailable."""
+        """Returns all topics, looked up now. Raises SequencerUnavailable."""
         return (await self._all.get([None]))[None]
 
     async def create(self, name: str, partition_count: int, config: Mapping[str, str]) -> Topic:
@@ -163,7 +164,7 @@ class TopicDirectory:
             self.forget(name)
 
     def forget(self, key: str | TopicId) -> None:
-        """Look it up afresh the next time."""
+        """Makes the next lookup ask the sequencer."""
         for asking in self._under_way:
             asking.forgotten.add(key)
         self._drop(key)
@@ -196,7 +197,7 @@ class TopicDirectory:
             self._under_way.remove(asking)
 
     def _kept(self, key: str | TopicId, now_s: float) -> _Known | None:
-        """The entry, if it is not too old; it may say that there is no such topic."""
+        """Returns the entry, if it is not too old. It may say that there is no such topic."""
         known = self._known.get(key)
         if known is None or known.until_s >= now_s:
             return known

@@ -1,12 +1,13 @@
-"""What each topic's producers and consumers moved, for `/metrics`.
+"""Counts what each topic's producers and consumers moved, for `/metrics`.
 
 Promises:
-- The cost is one addition per topic of a segment, and per partition of a fetch that brings records; none per record.
-- At most `most_topics` topics have counts of their own. Others are counted together, under a name that no topic can
-  have. A topic without traffic for `_IDLE_S` gives its place to the next that asks for one.
+- The cost is one addition per topic of a segment, and per partition of a fetch with records. There is none
+  per record.
+- At most `most_topics` topics have their own counts. Others are counted together, under a name that no topic
+  can have. A topic without traffic for `_IDLE_S` gives its place to the next topic that needs one.
 - A count never falls while its topic keeps its place.
 
-Counts go by topic id. Names are looked up when metrics are asked for, once per topic.
+Counts go by topic id. Names are looked up once per topic, when metrics are read.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ OTHER: Final = "(other)"
 _IDLE_S: Final = 900.0
 
 Sent: TypeAlias = tuple[TopicId, int, int]
-"""A topic, and the bytes and records of it that went to a consumer."""
+"""A topic, and its bytes and records that went to a consumer."""
 
 
 @dataclass(slots=True)
@@ -35,9 +36,9 @@ class _Counts:
     produced_records: int = 0
     fetched_bytes: int = 0
     fetched_records: int = 0
-    told_bytes: int = -1
-    """All bytes when metrics were last asked for with traffic since."""
-    told_s: float = 0.0
+    reported_bytes: int = -1
+    """All bytes at the last reading of the metrics with traffic since the one before."""
+    reported_s: float = 0.0
 
     def add(self, more: "_Counts") -> None:
         self.produced_bytes += more.produced_bytes
@@ -47,9 +48,9 @@ class _Counts:
 
     def is_idle(self, now_s: float) -> bool:
         all_bytes = self.produced_bytes + self.fetched_bytes
-        if all_bytes != self.told_bytes:
-            self.told_bytes, self.told_s = all_bytes, now_s
-        return now_s - self.told_s > _IDLE_S
+        if all_bytes != self.reported_bytes:
+            self.reported_bytes, self.reported_s = all_bytes, now_s
+        return now_s - self.reported_s > _IDLE_S
 
 
 class TopicTraffic(Collector):
@@ -62,7 +63,7 @@ class TopicTraffic(Collector):
         self._other = _Counts(name=OTHER)
 
     def produced(self, topic_ids: Sequence[TopicId], batches: NDArray[np.int64]) -> None:
-        """Batches of a segment that were acknowledged, as columns (storage/segments/segment_batches.py)."""
+        """Counts acknowledged batches of a segment, as columns (storage/segments/segment_batches.py)."""
         topics, count = batches[TOPIC], len(topic_ids)
         sizes = np.bincount(topics, batches[LENGTH], count).astype(np.int64).tolist()
         records = np.bincount(topics, batches[RECORDS], count).astype(np.int64).tolist()
@@ -73,18 +74,18 @@ class TopicTraffic(Collector):
                 counts.produced_records += record_count
 
     def fetched(self, sent: Sequence[Sent]) -> None:
-        """The partitions of a fetch that brought records."""
+        """Counts the partitions of a fetch that have records."""
         for topic_id, size_bytes, records in sent:
             counts = self._topics.get(topic_id) or self._admit(topic_id)
             counts.fetched_bytes += size_bytes
             counts.fetched_records += records
 
     def unnamed(self) -> Collection[TopicId]:
-        """Topics whose names are to be looked up."""
+        """Returns topics whose names must be looked up."""
         return [topic_id for topic_id, counts in self._topics.items() if counts.name is None]
 
     def named(self, asked: Collection[TopicId], names: Mapping[TopicId, str]) -> None:
-        """The names of those that were asked for; a topic without one does not exist any more."""
+        """Takes the names that were looked up. A topic without one does not exist any more."""
         for topic_id in asked:
             if topic_id in self._topics:
                 self._name(topic_id, names.get(topic_id))

@@ -1,1 +1,1 @@
-"""What Tidelog does per second and per CPU second, against the raw object store of the same run (`make bench`)."""
+"""Measures Tidelog per second and per CPU second, and the raw object store in the same run (`make bench`)."""

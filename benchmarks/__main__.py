@@ -1,7 +1,8 @@
-"""`make bench`: Tidelog and its peers one after another in each round, and RESULTS.md from all rounds together.
+"""`make bench`: Tidelog and its peers one after another in each round, and RESULTS.md from all rounds
+together.
 
-With `--only`, `--system` or `--quick` figures are printed and nothing is written; the pids of what is measured are
-named, for a profiler.
+`--only`, `--system` and `--quick` print figures and write nothing. They also print the pids of the measured
+processes, for a profiler.
 """
 
 import argparse
@@ -13,7 +14,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from benchmarks import catalogue, render
@@ -30,7 +39,7 @@ _QUICK_S, _FULL_S = 4.0, 5.0
 
 def main() -> None:
     arguments = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything that runs is ended in order
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything that runs ends in order
     console = Console()
     setups = catalogue.chosen(_of(arguments.system, SYSTEMS), _of(arguments.only, WORKLOADS))
     seconds = arguments.seconds or (_QUICK_S if arguments.quick else _FULL_S)
@@ -39,7 +48,8 @@ def main() -> None:
     measurements: list[Measurement] = []
     described = about(rounds, seconds)
     with Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TimeElapsedColumn(),
         console=console,
     ) as progress:  # fmt: skip
         steps = sum(len(setup.workloads) * (1 if setup.once else rounds) for setup in setups)
@@ -62,7 +72,7 @@ def main() -> None:
 def _measure(
     setup: Setup, number: int, seconds: float, long_seconds: float, progress: Progress, task: TaskID
 ) -> list[Measurement]:
-    """What fails is a gap with its reason, never the end of the run."""
+    """A failure leaves a gap with its reason. It does not end the run."""
     done: list[Measurement] = []
     where = f"round {number + 1}, {setup.system}"
     progress.update(task, description=f"{where}: starting")
@@ -81,7 +91,9 @@ def _measure(
         progress.console.log(f"{where}: {failed}")
         missing = setup.workloads[len(done) :]
         progress.advance(task, len(missing))
-        done += [Measurement(workload=one, system=setup.system, round=number, error=str(failed)) for one in missing]
+        done += [
+            Measurement(workload=one, system=setup.system, round=number, error=str(failed)) for one in missing
+        ]
     return done
 
 
@@ -91,13 +103,17 @@ def _one(workload: str, system: System, number: int, seconds: float, progress: P
         figures = {FIGURE: fixed_loop_ms(), **catalogue.run(workload, system, seconds)}
     except Exception as failed:  # noqa: BLE001 - see above
         progress.console.log(f"{system.name}, {workload}: {failed}")
-        return Measurement(workload=workload, system=system.name, round=number, error=str(failed).splitlines()[0])
+        return Measurement(
+            workload=workload, system=system.name, round=number, error=str(failed).splitlines()[0]
+        )
     progress.console.log(f"{system.name}, {workload}: {time.monotonic() - began_s:.0f} s")
     return Measurement(workload=workload, system=system.name, round=number, figures=figures)
 
 
 def _table(measurement: Measurement) -> Table:
-    title = f"({measurement.workload}) {measurement.system}, round {measurement.round + 1} {measurement.error}"
+    title = (
+        f"({measurement.workload}) {measurement.system}, round {measurement.round + 1} {measurement.error}"
+    )
     table = Table("", "", title=title, title_justify="left", show_header=False)
     for name, value in measurement.figures.items():
         table.add_row(name, f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}")

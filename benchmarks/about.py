@@ -1,4 +1,4 @@
-"""On what a run was made: machine, versions, date."""
+"""The conditions of a run: machine, versions, date."""
 
 import importlib.metadata
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks import apache_kafka
 from benchmarks.setup import MINIO_VERSION, TANSU_VERSION
+from tests.support import apache_kafka
 from tidelog.embedded.postgres import POSTGRES_VERSION
 
 
@@ -22,9 +22,12 @@ def about(rounds: int, seconds: float) -> dict[str, str]:
         "machine": f"{_processor()}, {os.cpu_count()} cores shared by servers, clients, Postgres and MinIO, "
         f"{psutil.virtual_memory().total / 1e9:.0f} GB of memory, {platform.system()} {platform.release()}",
         "load before the run": f"{os.getloadavg()[0]:.1f}",
-        "Tidelog": f"{importlib.metadata.version('tidelog')} ({_commit()}), Python {platform.python_version()}, "
+        "Tidelog": f"{importlib.metadata.version('tidelog')} ({_commit()}), Python "
+        f"{platform.python_version()}, "
         f"embedded Postgres {POSTGRES_VERSION} with fsync",
-        "beside it": f"Apache Kafka {apache_kafka.VERSION} (1 GB heap), Tansu {TANSU_VERSION}, MinIO {MINIO_VERSION}",
+        "beside it": (
+            f"Apache Kafka {apache_kafka.VERSION} (1 GB heap), Tansu {TANSU_VERSION}, MinIO {MINIO_VERSION}"
+        ),
     }
 
 

@@ -1,8 +1,8 @@
-"""From `tidelog agent` to the first acknowledged record, and from SIGTERM to the process's end, with the database and
-the store up.
+"""From `tidelog agent` to the first acknowledged record, and from SIGTERM to the process's end, with the
+database and the store up.
 
-The client knows the topic and nothing else, and tries again every few milliseconds. `python -m benchmarks.agent_start`
-prints rounds of it on a stack of its own.
+The client knows only the topic, and retries every few milliseconds. `python -m benchmarks.agent_start`
+starts a stack and prints several rounds.
 """
 
 import argparse
@@ -19,8 +19,7 @@ from benchmarks.figures import Figures
 from benchmarks.load.batches import full_batches
 from benchmarks.load.frames import BadAnswer, ProduceFrame
 from benchmarks.load.wire import Wire
-from tidelog.devstack.agent_process import AgentProcess
-from tidelog.devstack.stack import Stack, StackSettings
+from tidelog.devstack.stack import AgentProcess, Stack, StackSettings
 from tidelog.process.environment import Environment
 
 _RETRY_S = 0.003
@@ -38,7 +37,7 @@ def measure(stack: Stack, index: int = 0) -> Figures:
     agent.signal(signal.SIGTERM)
     while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         cpu_s_until_now = _cpu_s(pid)
-        assert time.perf_counter() - started < _TIMEOUT_S, "the agent drains for ever"
+        assert time.perf_counter() - started < _TIMEOUT_S, "the agent does not finish draining"
         time.sleep(_RETRY_S)
     exit_s, exit_cpu_s = time.perf_counter() - started, cpu_s_until_now - cpu_s
     assert agent.join(_TIMEOUT_S)
@@ -58,10 +57,10 @@ def measure(stack: Stack, index: int = 0) -> Figures:
 
 
 def _prepared(agent: AgentProcess) -> ProduceFrame:
-    """A record for a topic that is there."""
+    """A record for an existing topic."""
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": agent.address.bootstrap})
     with contextlib.suppress(confluent_kafka.KafkaException):  # it exists
-        admin.create_topics([confluent_kafka.admin.NewTopic(_TOPIC, 1, 1)])[_TOPIC].result(30)  # type: ignore[attr-defined]
+        admin.create_topics([confluent_kafka.admin.NewTopic(_TOPIC, 1, 1)])[_TOPIC].result(30)
     return ProduceFrame(_TOPIC, full_batches(range(1), 100, 200), f"tidelog_zone={agent.address.zone}")
 
 
@@ -77,7 +76,7 @@ def _until_acknowledged(agent: AgentProcess, frame: ProduceFrame, deadline: floa
             finally:
                 wire.close()
         except (OSError, BadAnswer):
-            assert time.perf_counter() < deadline, "the agent was not there in time"
+            assert time.perf_counter() < deadline, "the agent did not start in time"
             time.sleep(_RETRY_S)
 
 
@@ -93,7 +92,9 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="tidelog-start-", ignore_cleanup_errors=True) as directory,
         Stack(
-            StackSettings(environment=Environment.of_process(), data_dir=Path(directory), agents=1, zones=("a",))
+            StackSettings(
+                environment=Environment.of_process(), data_dir=Path(directory), agents=1, zones=("a",)
+            )
         ) as stack,
     ):
         for _ in range(rounds):

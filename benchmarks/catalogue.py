@@ -1,4 +1,4 @@
-"""What is run on what: the systems as they are set up, and the workloads that each of them gets."""
+"""Which workloads run on which systems, and how each system is set up."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -30,23 +30,23 @@ _WORK: Mapping[str, Work] = {
     "b-long": lambda system, seconds: long_run.measure(system, produce.SMALL, seconds),
 }
 LONG = frozenset({"a-long", "b-long"})
-"""How long these take is given apart."""
+"""Their duration is a separate option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A system started afresh, and what is measured on it, in this order."""
+    """A freshly started system, and the workloads that run on it, in this order."""
 
     system: str
     workloads: tuple[str, ...]
     zones: tuple[str, ...] = ("a",)
     environment: tuple[tuple[str, str], ...] = ()
     once: bool = False
-    """In the first round alone: what takes long and decides nothing."""
+    """Only in the first round: workloads that take long and that no target needs."""
 
     @contextmanager
     def running(self, directory: Path) -> Iterator[System]:
-        """With a MinIO of its own, if it keeps anything there."""
+        """With a separate MinIO, if the system uses one."""
         with ExitStack() as open_ones:
             if self.system == "kafka":
                 system = open_ones.enter_context(kafka(directory / "kafka"))
@@ -64,7 +64,9 @@ class Setup:
                 idempotent = self.system == "tansu"
                 yield open_ones.enter_context(tansu(directory, endpoint, idempotent=idempotent))
                 return
-            yield open_ones.enter_context(tidelog(directory / "stack", endpoint, self.zones, dict(self.environment)))
+            yield open_ones.enter_context(
+                tidelog(directory / "stack", endpoint, self.zones, dict(self.environment))
+            )
 
 
 SETUPS = (
@@ -85,7 +87,7 @@ SYSTEMS = tuple(dict.fromkeys(setup.system for setup in SETUPS))
 
 
 def chosen(systems: frozenset[str], workloads: frozenset[str]) -> list[Setup]:
-    """Every setup with something to do, and only that."""
+    """Every setup that has workloads to run."""
     return [
         Setup(
             system=setup.system,

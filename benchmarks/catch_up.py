@@ -1,9 +1,9 @@
-"""Reading thousands of small objects from the beginning, as a consumer does that comes back after uploads of 10 ms of
-linger and before they are merged. `python -m benchmarks.catch_up`; a Postgres of its own, and MinIO.
+"""Reading thousands of small objects from the beginning: `python -m benchmarks.catch_up`, with a separate
+Postgres and MinIO. A consumer does this if it comes back before the uploads of a 10 ms linger are merged.
 
-The log is written as agents would. Then a cold agent serves a librdkafka consumer that reads all of it, on the store as
-it is and on one that answers each request some milliseconds later, as S3 does. `--set` starts the agent with other
-settings, round by round in turn with the default ones.
+The benchmark writes the log as agents would. Then a cold agent serves a librdkafka consumer that reads all of
+it, from the store as it is, and from one that answers each request some milliseconds later, as S3 does.
+`--set` starts the agent with other settings, in turn with the default ones.
 """
 
 import argparse
@@ -58,7 +58,7 @@ _COUNTERS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of a log whose uploads hold a run of every partition."""
+    """The shape of a log. Each upload holds a run of every partition."""
 
     name: str
     partitions: int
@@ -74,7 +74,9 @@ SHAPES: Final = (
 )
 
 
-async def write_log(database_url: str, endpoint: Endpoint, cluster: str, topic: str, shape: Shape, uploads: int) -> int:
+async def write_log(
+    database_url: str, endpoint: Endpoint, cluster: str, topic: str, shape: Shape, uploads: int
+) -> int:
     """Returns the records written."""
     sequencer = await Sequencer.open(database_url, SequencerSettings())
     store = await open_store(endpoint.store_url, endpoint.settings())
@@ -116,7 +118,7 @@ async def _write_some(
 
 
 def read_all(system: System, topic: str, partitions: int, records: int) -> Figures:
-    """By one consumer with librdkafka's defaults, which looks at no record."""
+    """One consumer with librdkafka's defaults reads everything and looks at no record."""
     [(zone, target)] = system.targets.items()
     assert system.stack is not None, "it is of this machine"
     http_url = system.stack.agents[0].address.http_url
@@ -165,13 +167,15 @@ def _counters(http_url: str) -> Mapping[str, float]:
 @contextmanager
 def _reading(directory: Path, endpoint: Endpoint, cluster: str, given: Mapping[str, str]) -> Iterator[System]:
     """A cold agent on the log's database."""
-    with tidelog(directory, endpoint, environment={**_ENVIRONMENT, "TIDELOG_CLUSTER": cluster, **given}) as system:
+    with tidelog(
+        directory, endpoint, environment={**_ENVIRONMENT, "TIDELOG_CLUSTER": cluster, **given}
+    ) as system:
         yield system
 
 
 @contextmanager
 def _dev_endpoint(directory: Path) -> Iterator[Endpoint]:
-    """The one that `tidelog dev` has."""
+    """The endpoint that `tidelog dev` starts."""
     with S3Endpoint.start(directory) as served:
         (directory / "buckets" / "log").mkdir()
         yield Endpoint(
@@ -196,7 +200,9 @@ def main() -> None:
             uploads = shape.uploads(given.megabytes * 1_000_000)
             with _reading(directory / "stack", endpoint, cluster, {}) as system:
                 assert system.database_url is not None
-                records = asyncio.run(write_log(system.database_url, endpoint, cluster, topic, shape, uploads))
+                records = asyncio.run(
+                    write_log(system.database_url, endpoint, cluster, topic, shape, uploads)
+                )
             for delay_ms in given.delay_ms:
                 done: dict[str, list[Figures]] = {name: [] for name, _ in variants}
                 far = opened.enter_context(distant(endpoint, delay_ms, directory))
@@ -219,10 +225,10 @@ def _print(shape: Shape, uploads: int, endpoint: Endpoint, name: str, rounds: Se
         f"({each}), {middle['mb_per_s']:.0f} MB/s\n"
         f"  CPU s per GB: agent {middle['agent_cpu_s'] / gb:.1f}, store {middle['store_cpu_s'] / gb:.1f}, "
         f"Postgres {middle['postgres_cpu_s'] / gb:.1f}, client {middle['client_cpu_s'] / gb:.1f}\n"
-        f"  {middle['gets']:.0f} GETs, {middle['got_bytes'] / middle['size_mb'] / 1e6:.2f} bytes got per byte read, "
+        f"  {middle['gets']:.0f} GETs, {middle['got_bytes'] / middle['size_mb'] / 1e6:.2f} bytes got per "
+        "byte read, "
         f"{middle['fetches']:.0f} fetches, {middle['asks']:.0f} asks and {middle['asks_ahead']:.0f} ahead, "
-        f"{middle['ahead']:.0f} pages ahead, "
-        f"{middle['wasted'] / 1e6:.1f} MB of them wasted",
+        f"{middle['ahead']:.0f} pages ahead, {middle['wasted'] / 1e6:.1f} MB of them wasted",
         flush=True,
     )
 
@@ -235,7 +241,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--delay-ms", type=float, nargs="+", default=[0.0, 25.0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="TIDELOG_NAME=VALUE")
-    parser.add_argument("--pause", action="store_true", help="name the pids before each reading, for a profiler")
+    parser.add_argument(
+        "--pause", action="store_true", help="name the pids before each reading, for a profiler"
+    )
     return parser.parse_args()
 
 

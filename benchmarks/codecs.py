@@ -15,12 +15,12 @@ from storage.batches.record_batch import Compression
 
 _SECONDS = 1.0
 _RECORDS_PER_BATCH = 1_000
-"""Of 200 bytes and a bit."""
+"""Each of a bit more than 200 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecRate:
-    """Per second and core, of one batch over and over."""
+    """Rates per second and core, with one batch over and over."""
 
     compression: str
     validated_bytes: float
@@ -28,7 +28,7 @@ class CodecRate:
 
 
 def codec_rates(seconds: float) -> list[CodecRate]:
-    """For each compression."""
+    """Figures for each compression."""
     return [_codec_rate(compression, seconds) for compression in Compression]
 
 
@@ -61,7 +61,7 @@ def _records() -> pa.RecordBatch:
 
 
 def _rate(work: Callable[[], object], seconds: float) -> float:
-    """Calls per second, the first (which may compile) apart."""
+    """Calls per second, without the first one, which may compile."""
     work()
     calls, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds:
@@ -71,7 +71,9 @@ def _rate(work: Callable[[], object], seconds: float) -> float:
 
 
 def main() -> None:
-    table = Table("compression", "validation MB/s", "decoded records/s", title="one core", title_justify="left")
+    table = Table(
+        "compression", "validation MB/s", "decoded records/s", title="one core", title_justify="left"
+    )
     for rate in codec_rates(_SECONDS):
         table.add_row(rate.compression, f"{rate.validated_bytes / 1e6:,.0f}", f"{rate.decoded_records:,.0f}")
     Console().print(table)

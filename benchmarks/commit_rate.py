@@ -1,10 +1,10 @@
 """Workload (h), the sequencer alone: `python -m benchmarks.commit_rate`.
 
-Writers are processes with a client and a loop each, as agents are: one commit in flight, of one segment with a batch
-for each of its partitions, ids reserved ahead as an agent reserves them. They write to partitions of their own or all
-to the same ones, as idempotent producers or not. Postgres is one of this benchmark alone, embedded, with fsync. Its
-CPU time is told apart from the clients', since both share the machine. `--endure 100000` makes so many commits to the
-same partitions and shows what became of the tables.
+Writers are processes with a client and an event loop each, like agents. A writer has one commit in flight:
+one segment with a batch for each of its partitions. It reserves ids ahead, like an agent. Writers use
+separate partitions or share them, and are idempotent or not. The benchmark runs its own embedded Postgres,
+with fsync. It reports CPU of Postgres and of the clients separately, because both share the machine.
+`--endure 100000` makes 100,000 commits to the same partitions and shows the tables afterwards.
 """
 
 import argparse
@@ -72,7 +72,7 @@ class CommitLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRate:
-    """What came of a load. CPU is per commit, of all of Postgres's processes and of all writers."""
+    """The figures of a load. CPU is per commit, of all Postgres processes and of all writers."""
 
     load: CommitLoad
     commits_per_s: float
@@ -86,7 +86,7 @@ class CommitRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """By one writer, from the moment that all started."""
+    """The commits of one writer, from the moment that all have started."""
 
     latencies_s: list[float]
     cpu_s: float
@@ -94,7 +94,7 @@ class _Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
-    """A Postgres to commit to, with its migrations applied."""
+    """A migrated Postgres to commit to."""
 
     url: str
     postmaster: psutil.Process
@@ -102,21 +102,25 @@ class Database:
 
 @contextmanager
 def own_postgres() -> Iterator[Database]:
-    """One that nobody else uses, with fsync."""
+    """A separate Postgres with fsync."""
     with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as directory:
         data = Path(directory) / "data"
         server = EmbeddedPostgres(data)
         try:
             url = server.start()
             asyncio.run(migrate(url, MigrationSettings()))
-            yield Database(url=url, postmaster=psutil.Process(int((data / "postmaster.pid").read_text().split()[0])))
+            yield Database(
+                url=url, postmaster=psutil.Process(int((data / "postmaster.pid").read_text().split()[0]))
+            )
         finally:
             server.stop()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableState:
-    """What commits left of a table, in pages of 8 KiB. `hot` is the share of updates that stayed on their page."""
+    """What commits left of a table, in pages of 8 KiB. `hot` is the share of updates that stayed on their
+    page.
+    """
 
     name: str
     rows: int
@@ -128,7 +132,7 @@ class TableState:
 
 
 def measure(database: Database, load: CommitLoad, seconds: float) -> CommitRate:
-    """Runs the load for so long, after a moment to warm up."""
+    """Runs the load for this long, after a short warm-up."""
     return _measure(database, load, seconds, new_topic(database, load))
 
 
@@ -137,8 +141,10 @@ def new_topic(database: Database, load: CommitLoad) -> TopicId:
     return asyncio.run(_topic(database.url, load.partitions * (1 if load.shared else load.writers)))
 
 
-def endure(database: Database, load: CommitLoad, commits: int, at_a_time_s: float = 15.0) -> Iterator[list[TableState]]:
-    """At least so many commits to the same partitions; the tables after each round of them."""
+def endure(
+    database: Database, load: CommitLoad, commits: int, at_a_time_s: float = 15.0
+) -> Iterator[list[TableState]]:
+    """Makes at least this many commits to the same partitions. Shows the tables after each round."""
     topic_id, done = new_topic(database, load), 0.0
     while done < commits:
         done += _measure(database, load, at_a_time_s, topic_id).commits_per_s * at_a_time_s
@@ -193,22 +199,28 @@ _TABLES: LiteralString = """
 SELECT relname::text AS name, n_live_tup AS rows, n_tup_upd AS updates,
        (n_tup_hot_upd / greatest(n_tup_upd, 1)::float8) AS hot, pg_relation_size(relid) / 8192 AS pages,
        pg_indexes_size(relid) / 8192 AS index_pages, autovacuum_count AS vacuums
-FROM pg_stat_user_tables WHERE relname IN ('partitions', 'producer_state', 'runs', 'segments') ORDER BY relname
+FROM pg_stat_user_tables WHERE relname IN ('partitions', 'producer_state', 'runs', 'segments')
+ORDER BY relname
 """
 
 
 async def _used(database: Database) -> tuple[float, int]:
     """CPU seconds of Postgres and bytes of WAL so far."""
-    cpu_s = await postgres_cpu_s(database.postmaster)  # first: a connection takes its time on a busy machine
+    # The CPU time first, because a connection takes time on a busy machine.
+    cpu_s = await postgres_cpu_s(database.postmaster)
     sequencer = await Sequencer.open(database.url, SequencerSettings())
     try:
-        [row] = await sequencer.database.run("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint AS wal_bytes")
+        [row] = await sequencer.database.run(
+            "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint AS wal_bytes"
+        )
         return cpu_s, row.wal_bytes
     finally:
         await sequencer.close()
 
 
-def _write(url: str, topic_id: TopicId, load: CommitLoad, seconds: float, barrier: Any, writer: int) -> _Written:
+def _write(
+    url: str, topic_id: TopicId, load: CommitLoad, seconds: float, barrier: Any, writer: int
+) -> _Written:
     return uvloop.run(_Writer(url, topic_id, load, writer).write(seconds, barrier))
 
 
@@ -247,7 +259,7 @@ class _Writer:
         return latencies_s
 
     async def _commit(self, sequencer: Sequencer) -> float:
-        """How long the commit took; reserving ids happens beside it in an agent."""
+        """How long the commit took, without reserving ids, which an agent does at another time."""
         wanted = self._load.segments_per_commit
         if len(self._stock) < wanted:
             self._stock = [new_segment_id() for _ in range(max(RESERVED_AT_ONCE, wanted))]
@@ -263,7 +275,7 @@ class _Writer:
         return took_s
 
     def _segment(self, segment_id: SegmentId) -> SegmentToCommit:
-        """As columns, which agents have of what they uploaded."""
+        """The segment as columns, as agents have it."""
         columns = self._columns.copy()
         columns[[MIN_TIMESTAMP, MAX_TIMESTAMP]] = time.time_ns() // 1_000_000
         if self._load.idempotent:
@@ -278,7 +290,7 @@ class _Writer:
 
 
 def _columns(partitions: range, idempotent: bool) -> NDArray[np.int64]:
-    """A batch for each partition, but for the time, the producer and its sequence."""
+    """A batch for each partition, without time, producer and sequence."""
     columns = np.zeros((COLUMNS, len(partitions)), np.int64)
     columns[PARTITION] = partitions
     columns[POSITION] = 64 + np.arange(len(partitions)) * BATCH_BYTES
@@ -291,7 +303,7 @@ def _columns(partitions: range, idempotent: bool) -> NDArray[np.int64]:
 
 
 async def postgres_cpu_s(postmaster: psutil.Process) -> float:
-    """Of all of Postgres's processes, those included that have ended and been waited for."""
+    """CPU of all Postgres processes, including those that have ended."""
     while True:
         with suppress(psutil.NoSuchProcess):
             children = postmaster.children()
@@ -303,7 +315,7 @@ async def postgres_cpu_s(postmaster: psutil.Process) -> float:
 
 
 def all_loads() -> list[CommitLoad]:
-    """Those of workload (h)."""
+    """The loads of workload (h)."""
     return [
         CommitLoad(partitions=partitions, writers=writers, idempotent=idempotent, shared=shared)
         for partitions in PARTITIONS
@@ -316,7 +328,9 @@ def all_loads() -> list[CommitLoad]:
 
 def table_of(rates: Sequence[CommitRate]) -> Table:
     columns = ["partitions", "writers", "producers", "commits/s", "batches/s", "p50 ms", "p99 ms"]
-    table = Table(*columns, "Postgres CPU µs", "clients' CPU µs", "WAL KB", title="commits", title_justify="left")
+    table = Table(
+        *columns, "Postgres CPU µs", "clients' CPU µs", "WAL KB", title="commits", title_justify="left"
+    )
     for rate in rates:
         load = rate.load
         table.add_row(
@@ -353,7 +367,11 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, nargs="+", default=PARTITIONS)
     parser.add_argument("--writers", type=int, nargs="+", default=WRITERS)
     parser.add_argument("--segments", type=int, default=1, help="per commit (default: 1)")
-    parser.add_argument("--endure", type=int, help="so many commits by 8 writers of 10 partitions each, and no rates")
+    parser.add_argument(
+        "--endure",
+        type=int,
+        help="make this many commits by 8 writers of 10 partitions each; measure no rates",
+    )
     arguments = parser.parse_args()
     chosen = [
         CommitLoad(

@@ -1,7 +1,7 @@
-"""A store that is further away: passes bytes on to an S3 endpoint, each request a while after it came.
+"""A store that is further away: passes each request on to an S3 endpoint after a delay.
 
-`python -m benchmarks.distant_store LISTEN_PORT ENDPOINT_PORT DELAY_MS`; `distant` starts it as a child. A request that
-follows an answer on its connection is held for the delay. Bytes themselves are not slowed down.
+`python -m benchmarks.distant_store LISTEN_PORT ENDPOINT_PORT DELAY_MS`; `distant` starts it as a child. A
+request that follows an answer on its connection is held for the delay. Bytes themselves are not slowed down.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from benchmarks.child import child, free_port, wait_until_open
 from benchmarks.endpoints import Endpoint
+from tests.support.child import child, free_port, wait_until_open
 
 _READ_BYTES = 1 << 18
 _START_TIMEOUT_S = 15.0
@@ -21,7 +21,7 @@ _START_TIMEOUT_S = 15.0
 
 @contextmanager
 def distant(endpoint: Endpoint, delay_ms: float, directory: Path) -> Iterator[Endpoint]:
-    """The endpoint at that distance; itself where the distance is 0."""
+    """The endpoint at this distance. Returns the endpoint itself if the distance is 0."""
     if not delay_ms:
         yield endpoint
         return

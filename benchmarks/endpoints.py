@@ -1,4 +1,4 @@
-"""The S3 endpoint that everything is measured on: a MinIO with one drive."""
+"""The S3 endpoint of all measurements: a MinIO with one drive."""
 
 import asyncio
 import secrets
@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 from pydantic import SecretStr
 
-from benchmarks.child import child, free_port, wait_until_open
-from benchmarks.folder import MINIO
 from storage.stores.object_store import StoreSettings, StoreUrl
 from storage.stores.s3_store import S3Store
+from tests.support.child import child, free_port, wait_until_open
+from tests.support.folder import MINIO
 
 _USER = "tidelog"
 _BUCKET = "benchmarks"
@@ -25,7 +25,7 @@ _ENVIRONMENT = {"MINIO_BROWSER": "off", "MINIO_PROMETHEUS_AUTH_TYPE": "public"}
 
 
 class NoEndpoint(Exception):
-    """MinIO did not start; the message holds what it said."""
+    """MinIO did not start. The message has its output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """Of the endpoint itself, without bucket."""
+        """The URL of the endpoint, without a bucket."""
         return self.store_url.split("endpoint=")[1]
 
     @property
@@ -49,7 +49,7 @@ class Endpoint:
 
     @property
     def metrics_url(self) -> str:
-        """Requests by kind, as of now (the older page is up to ten seconds old)."""
+        """Requests by kind, as of now. (MinIO's older metrics page is up to ten seconds old.)"""
         return f"{self.url}/minio/metrics/v3/api/requests"
 
     def settings(self) -> StoreSettings:
@@ -65,7 +65,7 @@ class Endpoint:
 
 
 def minio_binary() -> str:
-    """What `make bench-setup` built, else the one on PATH. Raises NoEndpoint."""
+    """The MinIO that `make bench-setup` built, else the one on PATH. Raises NoEndpoint."""
     found = str(MINIO) if MINIO.exists() else shutil.which("minio")
     if found is None:
         raise NoEndpoint("There is no MinIO: `make bench-setup` builds it (it needs Go).")
@@ -76,7 +76,14 @@ def minio_binary() -> str:
 def minio(directory: Path) -> Iterator[Endpoint]:
     """A MinIO with one drive on a free loopback port, that ends with the context."""
     port, secret = free_port(), secrets.token_hex(16)
-    command = [minio_binary(), "server", "--quiet", "--address", f"127.0.0.1:{port}", str(directory / "drive")]
+    command = [
+        minio_binary(),
+        "server",
+        "--quiet",
+        "--address",
+        f"127.0.0.1:{port}",
+        str(directory / "drive"),
+    ]
     environment = {**_ENVIRONMENT, "MINIO_ROOT_USER": _USER, "MINIO_ROOT_PASSWORD": secret}
     log_file = directory / "minio.log"
     url = f"s3://{_BUCKET}/?endpoint=http://127.0.0.1:{port}"
@@ -89,7 +96,9 @@ def minio(directory: Path) -> Iterator[Endpoint]:
 
 
 def _wait_until_ready(url: str, log_file: Path) -> None:
-    """It listens before it serves; what is asked of it meanwhile is refused, and clients pause ever longer."""
+    """Waits until MinIO serves. It listens earlier, but refuses requests, and clients then pause longer and
+    longer.
+    """
     until = time.monotonic() + _START_TIMEOUT_S
     with httpx.Client(verify=False, timeout=2.0) as client:
         while time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Figures of one measurement, and what several rounds of them say together. Pure."""
+"""Figures of one measurement, and their spread over several rounds. Pure."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ Figures = Mapping[str, float]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest rank, of values in any order; not a number when there are none."""
+    """The nearest rank, of values in any order. NaN if there are none."""
     if not values:
         return float("nan")
     in_order = sorted(values)
@@ -19,7 +19,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Of a figure over rounds."""
+    """Median, smallest and largest of a figure over rounds."""
 
     median: float
     low: float
@@ -28,13 +28,15 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread | None":
-        """None without a number."""
+        """None if there are no numbers."""
         numbers = [value for value in values if value == value]
         if not numbers:
             return None
-        return cls(median=statistics.median(numbers), low=min(numbers), high=max(numbers), rounds=len(numbers))
+        return cls(
+            median=statistics.median(numbers), low=min(numbers), high=max(numbers), rounds=len(numbers)
+        )
 
 
 def per(amount: float, count: float) -> float:
-    """A quotient; not a number without anything to divide by."""
+    """A quotient. NaN if the divisor is 0 or missing."""
     return amount / count if count else float("nan")

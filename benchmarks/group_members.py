@@ -1,8 +1,9 @@
-"""Members of consumer groups that only keep membership: no records, little CPU, so that hundreds fit one process.
+"""Members of consumer groups that only keep membership: no records, little CPU, so that hundreds fit one
+process.
 
-Each speaks one of the two protocols as a client does. The classic one joins, syncs (its leader deals the partitions)
-and sends heartbeats; the new one (KIP-848) sends heartbeats, gives back what it is told to and confirms. `owned` is
-what a member may read now.
+Each speaks one of the two protocols like a client. A classic member joins, syncs (the leader assigns the
+partitions) and sends heartbeats. A member of the new protocol (KIP-848) sends heartbeats, revokes partitions
+on request and confirms. `owned` has the partitions that a member may read now.
 """
 
 import asyncio
@@ -17,14 +18,13 @@ from uuid import UUID, uuid4
 from kio.schema.consumer_group_heartbeat.v1.request import ConsumerGroupHeartbeatRequest
 from kio.schema.consumer_group_heartbeat.v1.request import TopicPartitions as Owned
 from kio.schema.errors import ErrorCode
-from kio.schema.find_coordinator.v4.request import FindCoordinatorRequest
 from kio.schema.heartbeat.v4.request import HeartbeatRequest
 from kio.schema.join_group.v9.request import JoinGroupRequest, JoinGroupRequestProtocol
 from kio.schema.sync_group.v5.request import SyncGroupRequest, SyncGroupRequestAssignment
 from kio.schema.types import GroupId, TopicName
-from kio.static.primitive import i8, i32, i32Timedelta
+from kio.static.primitive import i32, i32Timedelta
 
-from benchmarks.kafka_wire import Connection
+from tests.support.kafka_wire import Connection, coordinator_of
 
 _ASSIGNOR = "range"
 _RETRY_S = 0.1
@@ -41,7 +41,7 @@ _MOVED = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What a member is to join, and how it keeps alive. `changed` is called whenever what it owns has changed."""
+    """The group to join, and how a member keeps alive. `changed` is called whenever `owned` has changed."""
 
     host: str
     port: int
@@ -61,23 +61,8 @@ class Member(Protocol):
     def kill(self) -> None: ...
 
 
-async def coordinator_of(host: str, port: int, group_id: str) -> Connection:
-    """A connection to the group's coordinator, however long it takes to have one."""
-    while True:
-        with contextlib.suppress(ConnectionError, TimeoutError):
-            first = await Connection.open(host, port)
-            try:
-                asked = FindCoordinatorRequest(key_type=i8(0), coordinator_keys=(group_id,))
-                (found,) = (await first.ask(asked)).coordinators
-            finally:
-                first.kill()
-            if found.error_code is ErrorCode.none:
-                return await Connection.open(found.host, found.port)
-        await asyncio.sleep(_RETRY_S)
-
-
 class _Base:
-    """What both kinds of members do alike: find the coordinator, stay until killed."""
+    """What both kinds of members have in common: they find the coordinator and stay until killed."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
@@ -86,7 +71,7 @@ class _Base:
         self.owned: frozenset[int] = frozenset()
 
     async def run(self) -> None:
-        """Until cancelled or killed."""
+        """Runs until cancelled or killed."""
         self._running = asyncio.current_task()
         membership = self._membership
         while True:
@@ -98,7 +83,7 @@ class _Base:
             await asyncio.sleep(_RETRY_S)
 
     def kill(self) -> None:
-        """Die without a word."""
+        """Die without leaving the group."""
         self.owned = frozenset()
         if self._running is not None:
             self._running.cancel()
@@ -115,7 +100,7 @@ class _Base:
 
 
 class ClassicMember(_Base):
-    """JoinGroup, SyncGroup, Heartbeat; eager: what it owned is given up when it rejoins."""
+    """JoinGroup, SyncGroup, Heartbeat. Eager: it gives up all its partitions when it rejoins."""
 
     def __init__(self, membership: Membership) -> None:
         super().__init__(membership)
@@ -173,8 +158,14 @@ class ClassicMember(_Base):
         dealt = []
         for index, member in enumerate(sorted(members)):
             mine = range(index, self._membership.partitions, len(members))
-            assigned = struct.pack(">hih", 0, 1, len(topic)) + topic + struct.pack(f">i{len(mine)}i", len(mine), *mine)
-            dealt.append(SyncGroupRequestAssignment(member_id=member, assignment=assigned + struct.pack(">i", -1)))
+            assigned = (
+                struct.pack(">hih", 0, 1, len(topic))
+                + topic
+                + struct.pack(f">i{len(mine)}i", len(mine), *mine)
+            )
+            dealt.append(
+                SyncGroupRequestAssignment(member_id=member, assignment=assigned + struct.pack(">i", -1))
+            )
         return tuple(dealt)
 
     async def _heartbeats(self, connection: Connection, generation: i32) -> None:
@@ -203,7 +194,7 @@ def _partitions_of(assignment: bytes) -> frozenset[int]:
 
 
 class ConsumerMember(_Base):
-    """ConsumerGroupHeartbeat; gives back at once what it is told to."""
+    """ConsumerGroupHeartbeat. Revokes partitions at once on request."""
 
     def __init__(self, membership: Membership) -> None:
         super().__init__(membership)
@@ -225,12 +216,12 @@ class ConsumerMember(_Base):
             self._epoch = answer.member_epoch
             full = False
             if answer.assignment is not None and self._take(answer.assignment):
-                full = True  # confirms at once what was given back
+                full = True  # confirms revoked partitions at once
                 continue
             await asyncio.sleep(answer.heartbeat_interval.total_seconds())
 
     def _take(self, assignment: Any) -> bool:
-        """Whether something was given back or taken, which the coordinator is to know."""
+        """True if it revoked or took partitions. The coordinator must know of this."""
         told = frozenset(int(number) for topic in assignment.topic_partitions for number in topic.partitions)
         changed = told != self.owned
         self._own(told)
@@ -238,7 +229,11 @@ class ConsumerMember(_Base):
 
     def _request(self, *, full: bool) -> ConsumerGroupHeartbeatRequest:
         membership = self._membership
-        owned = (Owned(topic_id=membership.topic_id, partitions=tuple(i32(number) for number in sorted(self.owned))),)
+        owned = (
+            Owned(
+                topic_id=membership.topic_id, partitions=tuple(i32(number) for number in sorted(self.owned))
+            ),
+        )
         return ConsumerGroupHeartbeatRequest(
             group_id=GroupId(membership.group_id),
             member_id=self._member_id,

@@ -1,9 +1,11 @@
-"""`python -m benchmarks.groups`: consumer groups beside Apache Kafka's, with the same members and the same timeouts.
+"""`python -m benchmarks.groups`: compares consumer groups with Apache Kafka's, with the same members and the
+same timeouts.
 
-Two figures for each protocol. *A death*: groups of 4 members on 12 partitions; one member of each dies without a word;
-the time until the survivors own all 12 (the session timeout, the same for both, is a part of it). *A large group*: 500
-members on 1,000 partitions start at once; the time until every partition has one owner, the CPU that servers spent on
-it, and on ten seconds of heartbeats afterwards.
+Two figures for each protocol:
+- *A death*: groups of 4 members on 12 partitions. One member of each dies without leaving. Measures the time
+  until the survivors own all 12, including the session timeout, which is the same for both systems.
+- *A large group*: 500 members on 1,000 partitions start at once. Measures the time until every partition has
+  one owner, and the CPU that servers spend on it and on ten seconds of heartbeats afterwards.
 """
 
 import argparse
@@ -23,9 +25,9 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.apache_kafka import apache_kafka
 from benchmarks.group_members import ClassicMember, ConsumerMember, Member, Membership
 from benchmarks.systems.meters import cpu_s
+from tests.support.apache_kafka import apache_kafka
 from tidelog.devstack.stack import Stack, StackSettings
 from tidelog.process.environment import Environment
 
@@ -54,7 +56,7 @@ _PROTOCOLS: dict[str, Callable[[Membership], Member]] = {"classic": ClassicMembe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A running service. `pids`: its servers, and its database."""
+    """A running service. `pids`: its servers and its database."""
 
     name: str
     bootstrap: str
@@ -84,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.groups", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help=f"of {GROUPS} deaths each (default: 5)")
     parser.add_argument("--members", type=int, default=LARGE_MEMBERS, help="of the large group")
-    parser.add_argument("--only", choices=("kafka", "tidelog"), help="one of the two alone")
+    parser.add_argument("--only", choices=("kafka", "tidelog"), help="only one of the two")
     arguments = parser.parse_args()
     console = Console()
     results = []
@@ -94,7 +96,9 @@ def main() -> None:
                 with start(Path(directory) / name) as target:
                     for protocol in _PROTOCOLS:
                         console.log(f"{target.name}, {protocol} protocol")
-                        results.append(uvloop.run(_measure(target, protocol, arguments.rounds, arguments.members)))
+                        results.append(
+                            uvloop.run(_measure(target, protocol, arguments.rounds, arguments.members))
+                        )
     console.print(_table(results, arguments.members))
 
 
@@ -122,12 +126,15 @@ async def _measure(target: Target, protocol: str, rounds: int, members: int) -> 
         groups = [_group(target, protocol, topic, topic_id, MEMBERS, PARTITIONS) for _ in range(GROUPS)]
         deaths += await asyncio.gather(*(_time_of_death(group) for group in groups))
     return Result(
-        target=target.name, protocol=protocol, deaths_s=deaths, large=await _large_group(target, protocol, members)
+        target=target.name,
+        protocol=protocol,
+        deaths_s=deaths,
+        large=await _large_group(target, protocol, members),
     )
 
 
 class Group:
-    """Members of one group, and who owns what among them."""
+    """Members of one group, and which partitions each of them owns."""
 
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions
@@ -143,7 +150,7 @@ class Group:
         self._changed.set()
 
     async def all_owned(self) -> None:
-        """Until every partition has one owner. Raises TimeoutError, and what a member broke on."""
+        """Waits until every partition has one owner. Raises TimeoutError, or the error of a member."""
         async with asyncio.timeout(_DEADLINE_S):
             while not self._is_shared_out():
                 self._changed.clear()
@@ -164,7 +171,9 @@ class Group:
 
     def _is_shared_out(self) -> bool:
         owned = [partition for member in self.members for partition in member.owned]
-        return len(owned) == len(set(owned)) == self._partitions and all(member.owned for member in self.members)
+        return len(owned) == len(set(owned)) == self._partitions and all(
+            member.owned for member in self.members
+        )
 
 
 def _group(target: Target, protocol: str, topic: str, topic_id: UUID, members: int, partitions: int) -> Group:
@@ -221,7 +230,7 @@ def _new_topic(bootstrap: str, partitions: int) -> tuple[str, UUID]:
 
 
 def _topic_id(admin: confluent_kafka.admin.AdminClient, name: str) -> UUID:
-    """A broker hears of a topic a little after it was made."""
+    """Waits until the broker knows the topic."""
     until = time.monotonic() + _DEADLINE_S
     while True:
         try:
@@ -233,13 +242,23 @@ def _topic_id(admin: confluent_kafka.admin.AdminClient, name: str) -> UUID:
         else:
             mask = (1 << 64) - 1
             return UUID(
-                int=(found.get_most_significant_bits() & mask) << 64 | (found.get_least_significant_bits() & mask)
+                int=(found.get_most_significant_bits() & mask) << 64
+                | (found.get_least_significant_bits() & mask)
             )
 
 
 def _table(results: Sequence[Result], members: int) -> Table:
     table = Table(title="consumer groups, two cores shared by servers and members", title_justify="left")
-    for column in ("", "protocol", "deaths", "p50 s", "p99 s", f"{members} members start, s", "CPU s", "CPU s in 10 s"):
+    for column in (
+        "",
+        "protocol",
+        "deaths",
+        "p50 s",
+        "p99 s",
+        f"{members} members start, s",
+        "CPU s",
+        "CPU s in 10 s",
+    ):
         table.add_column(column, justify="left" if column in ("", "protocol") else "right")
     for result in results:
         in_order = sorted(result.deaths_s)
@@ -247,7 +266,9 @@ def _table(results: Sequence[Result], members: int) -> Table:
         p99 = in_order[min(len(in_order) - 1, int(len(in_order) * 0.99))]
         large = result.large
         figures = (p50, p99, large.start_s, large.start_cpu_s, large.steady_cpu_s)
-        table.add_row(result.target, result.protocol, str(len(in_order)), *(f"{figure:.2f}" for figure in figures))
+        table.add_row(
+            result.target, result.protocol, str(len(in_order)), *(f"{figure:.2f}" for figure in figures)
+        )
     return table
 
 

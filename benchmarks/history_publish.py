@@ -1,11 +1,11 @@
 """What a publish costs as a history grows: `python -m benchmarks.history_publish`.
 
-A topic's table is filled with data files, by the same publishes that compaction makes, 4,096 files each. The files'
-entries are there and their bytes are not: a publish does not read them. At each size, 32 publishes of one file each are
-timed: staging (a manifest, a manifest list and a metadata file, on MinIO), and the transaction in Postgres. One in
-eight merges small manifests. Then one file is removed, 8 times, as TTL does.
+It fills a topic's table with data files, by the same publishes that compaction makes, 4,096 files each. The
+table has the files' entries but not their bytes, because a publish does not read them. At each size, it times
+32 publishes of one file each: staging (a manifest, a manifest list and a metadata file, on MinIO), and the
+transaction in Postgres. One in eight merges small manifests. Then it removes one file, 8 times, as TTL does.
 
-Postgres and MinIO are of this benchmark alone.
+The benchmark starts its own Postgres and MinIO.
 """
 
 import argparse
@@ -65,13 +65,14 @@ class _History:
         self._address = address
         self._bucket = address.open()
         self._topic_id = topic_id
-        self.files = 0
+        self.files = self._added = 0
 
     async def add(self, count: int) -> Cost:
         job = await self._job()
-        added = [_file(self._address, job.prefix, self.files + number) for number in range(count)]
+        added = [_file(self._address, job.prefix, self._added + number) for number in range(count)]
         cost = await self._publish(job, added, [])
         self.files += count
+        self._added += count
         return cost
 
     async def remove(self) -> Cost:
@@ -106,13 +107,17 @@ def _file(address: BucketAddress, prefix: str, number: int) -> AddedFile:
     entry = DataFile.from_args(
         content=DataFileContent.DATA, file_path=address.location(key), file_format=FileFormat.PARQUET,
         partition=Record(), file_size_in_bytes=10_000, sort_order_id=1, spec_id=0, equality_ids=None,
-        key_metadata=None, record_count=1, column_sizes=dict.fromkeys(range(1, 11), 1000), value_counts=counts,
-        null_value_counts=counts, nan_value_counts={}, lower_bounds=bounds, upper_bounds=bounds, split_offsets=[4],
+        key_metadata=None, record_count=1, column_sizes=dict.fromkeys(range(1, 11), 1000),
+        value_counts=counts,
+        null_value_counts=counts, nan_value_counts={}, lower_bounds=bounds, upper_bounds=bounds,
+        split_offsets=[4],
     )  # fmt: skip
     time_of_it = datetime.fromtimestamp(number, UTC)
     file = TableFile(
-        object_key=key, partition=Partition(0), first_offset=Offset(number), last_offset=Offset(number), row_count=1,
+        object_key=key, partition=Partition(0), first_offset=Offset(number), last_offset=Offset(number),
+        row_count=1,
         size_bytes=10_000, is_full=False, oldest=time_of_it, newest=time_of_it, has_untimed=False,
+        row_groups=(),
     )  # fmt: skip
     return AddedFile(file=file, entry=entry)
 
@@ -162,9 +167,15 @@ async def _run(database_url: str, endpoint: Endpoint, sizes: list[int]) -> Table
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.history_publish", description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="files in the table, ascending")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=list(SIZES), help="files in the table, ascending"
+    )
     sizes = parser.parse_args().sizes
-    with tempfile.TemporaryDirectory() as directory, own_postgres() as database, minio(Path(directory)) as endpoint:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        own_postgres() as database,
+        minio(Path(directory)) as endpoint,
+    ):
         Console(width=120).print(uvloop.run(_run(database.url, endpoint, sizes)))
 
 

@@ -1,14 +1,14 @@
-"""What agents with nothing to do ask of Postgres: `python -m benchmarks.housekeeping`.
+"""What idle agents cost Postgres: `python -m benchmarks.housekeeping`.
 
-A database is filled to a share of a day at 1 GB/s with 100 agents: 37 million tombstones, and segments that wait for
-the restore horizon. Five minutes of merging's backlog are there in full, whatever the share. Then
+It fills a database with a share of a day at 1 GB/s with 100 agents: 37 million tombstones, and segments that
+wait for the restore horizon. Five minutes of merging's backlog are complete, whatever the share. Then:
 
-- each statement that agents run on timers is run over and over, and Postgres' CPU per statement is measured. Times how
-  often the cluster runs it, that is cores;
-- `--seconds`: all agents' statements run at their real pace, and Postgres' CPU per second is measured.
+- It runs each statement that agents run on timers over and over, and measures Postgres' CPU per statement.
+  Multiplied by how often the cluster runs it, that gives cores.
+- With `--seconds`, it runs all agents' statements at their real pace, and measures Postgres' CPU per second.
 
-docs/decisions/one-observer.md has what the statements of before cost that each agent ran. Postgres is one of this
-benchmark alone, embedded, with fsync.
+docs/decisions/0107-one-observer.md has the cost of the earlier statements, which each agent ran. The
+benchmark starts its own embedded Postgres, with fsync.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from rich.table import Table
 from benchmarks.commit_rate import Database, own_postgres, postgres_cpu_s
 from benchmarks.simulation.exact_cpu import cpu_times, spent_s
 from benchmarks.simulation.timers import timers
-from compactor.observer import bounds_of
+from compactor.housekeeper import bounds_of
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.cluster.agents import AgentAddress, LiveAgent
@@ -40,7 +40,7 @@ AGENTS: Final = 100
 SHARES: Final = (0.01, 1 / 30, 0.1)
 TOMBSTONES: Final = 37_000_000
 _PARTITIONS: Final = 144
-"""Of a day's tombstones."""
+"""The share of a day's tombstones."""
 COMMITS_PER_S: Final = 430
 _HORIZON_S: Final = 3_600
 _MEASURE_S: Final = 1.0
@@ -55,7 +55,7 @@ class Timer:
     per_s: float
     run: Callable[[], Awaitable[object]]
     ends_processes: bool = False
-    """Of Postgres, whose CPU is then known by ticks alone."""
+    """CPU of Postgres, which the system reports only in ticks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Measured:
 
 
 class Cluster:
-    """Agents that do nothing, and what they ask."""
+    """The statements of idle agents."""
 
     def __init__(self, sequencer: Sequencer, agents: Sequence[LiveAgent]) -> None:
         self._sequencer = sequencer
@@ -87,7 +87,11 @@ class Cluster:
                 per_s=per_s.renewal,
                 run=lambda: sequencer.agents.renew(one.node_id, one.incarnation, 3_600.0),
             ),
-            Timer(name="topics that changed", per_s=per_s.topic_changes, run=lambda: sequencer.topics.changes(known)),
+            Timer(
+                name="topics that changed",
+                per_s=per_s.topic_changes,
+                run=lambda: sequencer.topics.changes(known),
+            ),
             Timer(
                 name="durability settings",
                 per_s=per_s.durability,
@@ -115,20 +119,27 @@ class Cluster:
                 per_s=per_s.compared,
                 run=lambda: sequencer.agents.shown(shown, not_older_than_s=0.0),
             ),
-            Timer(name="one: measure", per_s=per_s.measurement, run=lambda: sequencer.observations.observe(bounds)),
             Timer(
-                name="one: lapsed merges", per_s=per_s.lapsed_merges, run=lambda: sequencer.merges.free_lapsed(1_000)
+                name="one: measure",
+                per_s=per_s.measurement,
+                run=lambda: sequencer.observations.observe(bounds),
+            ),
+            Timer(
+                name="one: lapsed merges",
+                per_s=per_s.lapsed_merges,
+                run=lambda: sequencer.merges.free_lapsed(1_000),
             ),
         ]
 
 
 async def fill(sequencer: Sequencer, have: float, share: float) -> None:
-    """What a day leaves between two shares of it."""
+    """Adds what a day leaves between two shares of it."""
     waiting = (
         "INSERT INTO segments (segment_id, object_key, writer, lease_until, state, committed_at, size_bytes,"
         " unreferenced_since)"
         " SELECT gen_random_uuid(), 'tidelog/segments/00/' || n, 'agent', at, 'committed', at, 2300000, at"
-        " FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n, LATERAL (SELECT now() - make_interval("
+        " FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n, LATERAL (SELECT now() - "
+        "make_interval("
         "secs => %(seconds)s * (n %% 1000003) / 1000003.0)) AS t (at)"
     )
     dead = (
@@ -147,13 +158,15 @@ async def fill(sequencer: Sequencer, have: float, share: float) -> None:
             await connection.execute("SET LOCAL statement_timeout = 0")
             number = await _time_partition(connection, per_partition)
             first = partition * per_partition
-            await connection.execute(dead, {"number": number, "first": first + 1, "last": first + per_partition})
+            await connection.execute(
+                dead, {"number": number, "first": first + 1, "last": first + per_partition}
+            )
     await _vacuum(sequencer, "segments")
     await sequencer.database.run("CHECKPOINT")
 
 
 async def _time_partition(connection: AsyncConnection[Any], rows: int) -> int:
-    """One that is full, and that is not to be swept yet."""
+    """Adds a full partition that is not due to be dropped."""
     [(number,)] = await (await connection.execute("SELECT nextval('time_partition_numbers')")).fetchall()
     await connection.execute(f"CREATE TABLE tombstones_{number} (LIKE tombstones INCLUDING ALL)".encode())
     attach = f"ALTER TABLE tombstones ATTACH PARTITION tombstones_{number} FOR VALUES IN ({number})"
@@ -167,14 +180,16 @@ async def _time_partition(connection: AsyncConnection[Any], rows: int) -> int:
 
 
 async def fill_backlog(sequencer: Sequencer) -> None:
-    """Uploads of five minutes, of which a third is claimed by merges that go on."""
+    """Adds uploads of five minutes. Running merges have claimed a third of them."""
     await sequencer.database.run(
-        "WITH candidate AS (INSERT INTO merge_candidates (segment_id, tier, committed_at, size_bytes, claimed_by)"
+        "WITH candidate AS (INSERT INTO merge_candidates (segment_id, tier, committed_at, size_bytes, "
+        "claimed_by)"
         " SELECT gen_random_uuid(), 0, now() - make_interval(secs => n / %(per_s)s::float8), 2300000,"
         " CASE WHEN n %% 3 = 0 THEN md5((n %% %(agents)s)::text)::uuid END"
         " FROM generate_series(1, 300 * %(per_s)s::int) AS n RETURNING segment_id, claimed_by)"
         " INSERT INTO holds (segment_id, job_id, lease_until)"
-        " SELECT segment_id, claimed_by, now() + interval '1 day' FROM candidate WHERE claimed_by IS NOT NULL",
+        " SELECT segment_id, claimed_by, now() + interval '1 day' FROM candidate WHERE claimed_by IS NOT "
+        "NULL",
         per_s=COMMITS_PER_S,
         agents=AGENTS,
     )
@@ -207,7 +222,7 @@ async def join_all(sequencer: Sequencer) -> list[LiveAgent]:
 
 
 async def measure(timer: Timer, postmaster: psutil.Process) -> Measured:
-    """One after the other for a second, at least three times."""
+    """Runs it repeatedly for a second, at least three times."""
     for _ in range(_LEAST_TIMES):
         await timer.run()
     exact, before_s = cpu_times(postmaster.pid), await postgres_cpu_s(postmaster)
@@ -246,7 +261,7 @@ async def run(database: Database, shares: Sequence[float], seconds: float) -> No
     sequencer = await Sequencer.open(database.url, SequencerSettings())
     try:
         cluster = Cluster(sequencer, await join_all(sequencer))
-        async with sequencer.database.connection() as connection:  # its CPU is not that of a statement
+        async with sequencer.database.connection() as connection:  # its CPU does not belong to a statement
             await connection.execute("ALTER SYSTEM SET autovacuum = off")
             await connection.execute("SELECT pg_reload_conf()")
         await fill_backlog(sequencer)
@@ -265,7 +280,8 @@ async def run(database: Database, shares: Sequence[float], seconds: float) -> No
         for share, pace, measured in zip(shares, paces, found, strict=True):
             console.print(
                 f"1/{round(1 / share)} of a day, {TOMBSTONES * share:,.0f} tombstones: "
-                f"{sum(each.cores for each in measured):.3f} cores; at their pace for {seconds:g} s: {pace:.3f}"
+                f"{sum(each.cores for each in measured):.3f} cores; at their pace for {seconds:g} s: "
+                f"{pace:.3f}"
             )
     finally:
         await sequencer.close()

@@ -1,7 +1,7 @@
-"""How fast the machine is at the moment: a virtual machine's neighbours make it half as fast for minutes at a time.
+"""How fast the machine is at the moment. Other guests can make a virtual machine half as fast for minutes.
 
-Ratios within a round bear that; figures in seconds, and targets in commits per second, do not. So every measurement
-says how long the same work took beside it.
+Ratios within a round stay right; figures in seconds, and targets in commits per second, do not. So each
+measurement also times the same piece of work.
 """
 
 import statistics
@@ -14,7 +14,7 @@ _TRIES: Final = 5
 
 
 def fixed_loop_ms() -> float:
-    """The same loop of Python's, in milliseconds of one core: the median of a few."""
+    """The time of one Python loop, in milliseconds of one core: the median of a few runs."""
     return statistics.median(_once_ms() for _ in range(_TRIES))
 
 

@@ -1,9 +1,11 @@
-"""Segment merging alone: what a copied GB costs, how far runs grow, what a reader from the beginning saves, and the
-write amplification of a modelled day. `python -m benchmarks.merging`; MinIO and a Postgres of its own, no agents.
+"""Segment merging without agents: what a copied GB costs, how long runs become, what a reader from the
+beginning saves, and the write amplification of a modelled day. `python -m benchmarks.merging` starts its own
+MinIO and Postgres.
 
-Two logs are written as agents would and merged until nothing waits: *narrow* (1,000 partitions at 2,000 records of 1 kB
-a second, four uploads a second, each with a record in about 400 partitions) and *full* (100 partitions, uploads of
-8 MiB). The reader is an agent's page cache and store, cold, that reads 20 partitions from their beginning.
+It writes two logs as agents would, and merges until nothing waits: *narrow* (1,000 partitions at 2,000
+records of 1 kB a second, four uploads a second, each with a record in about 400 partitions) and *full* (100
+partitions, uploads of 8 MiB). The reader is an agent's page cache and store, cold, that reads 20 partitions
+from their beginning.
 """
 
 import asyncio
@@ -23,11 +25,10 @@ from benchmarks.endpoints import minio
 from benchmarks.load.batches import full_batches
 from cache_ring.pages.store_pages import StorePages
 from cache_ring.settings import CacheRingSettings
-from compactor.merge_jobs import MergeDiscoveryJob
-from compactor.merge_metrics import MergeMetrics, write_amplification
+from compactor.housekeeper import bounds_of
 from compactor.merge_plan import MergePolicy, choose_inputs, is_worth_merging
-from compactor.merging import Merger
-from compactor.observer import bounds_of
+from compactor.merging import MergeDiscoveryJob, Merger
+from compactor.metrics import MergeMetrics, write_amplification
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.commits.commits import SegmentToCommit
@@ -52,7 +53,7 @@ _GB = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of a log: its partitions, its uploads, and how many partitions each holds `run_bytes` of."""
+    """The shape of a log: its partitions and uploads. Each upload holds `run_bytes` of some partitions."""
 
     name: str
     partitions: int
@@ -108,7 +109,9 @@ async def write_log(sequencer: Sequencer, store: ObjectStore, shape: Shape) -> T
     chance = random.Random(1)
     for _ in range(shape.uploads):
         chosen = chance.sample(range(shape.partitions), shape.partitions_per_upload)
-        batches = [PendingBatch(topic_id=topic.topic_id, partition=Partition(each), batch=batch) for each in chosen]
+        batches = [
+            PendingBatch(topic_id=topic.topic_id, partition=Partition(each), batch=batch) for each in chosen
+        ]
         segment_id = new_segment_id()
         key = segment_key(_CLUSTER, segment_id)
         await sequencer.reservations.reserve({segment_id: key}, 900.0, "benchmark")
@@ -129,7 +132,9 @@ async def merge_all(sequencer: Sequencer, store: ObjectStore) -> int:
         assert seen is not None, "it was measured just now"
         return seen.backlog
 
-    merger = Merger(sequencer, store, _CLUSTER, settings, MergeMetrics(CollectorRegistry()), measured_just_now)
+    merger = Merger(
+        sequencer, store, _CLUSTER, settings, MergeMetrics(CollectorRegistry()), measured_just_now
+    )
     job = MergeDiscoveryJob(sequencer, settings, merger.policy)
     step = await job.step(None)
     while step.more:
@@ -140,8 +145,10 @@ async def merge_all(sequencer: Sequencer, store: ObjectStore) -> int:
     return merges
 
 
-async def read_from_the_beginning(sequencer: Sequencer, store: ObjectStore, topic: Topic) -> tuple[int, int, float]:
-    """GETs, bytes got, and seconds, of a cold agent that reads some partitions one after the other."""
+async def read_from_the_beginning(
+    sequencer: Sequencer, store: ObjectStore, topic: Topic
+) -> tuple[int, int, float]:
+    """GETs, bytes read, and seconds of a cold agent that reads some partitions one after the other."""
     settings = CacheRingSettings()
     pages = StorePages(store, store, settings)
     began_s = time.perf_counter()
@@ -177,7 +184,9 @@ async def measure(database: Database, shape: Shape, store: ObjectStore) -> None:
         postgres_s = await postgres_cpu_s(database.postmaster) - postgres_s
         after = await _counts(sequencer), await read_from_the_beginning(sequencer, store, topic)
         totals = await sequencer.merges.totals()
-        print(f"\n{shape.name}: {merges} merges in {wall_s:.1f} s, {counted.bytes_put / wall_s / 1e6:.0f} MB/s")
+        print(
+            f"\n{shape.name}: {merges} merges in {wall_s:.1f} s, {counted.bytes_put / wall_s / 1e6:.0f} MB/s"
+        )
         print(
             f"  per GB merged: merger {cpu_s / counted.bytes_put * _GB:.2f}, Postgres "
             f"{postgres_s / counted.bytes_put * _GB:.2f} CPU s; {counted.gets} GETs, {counted.puts} PUTs"
@@ -185,12 +194,16 @@ async def measure(database: Database, shape: Shape, store: ObjectStore) -> None:
         print(f"  write amplification {write_amplification(totals):.2f}")
         for tier in totals:
             print(
-                f"  tier {tier.tier}: {tier.done.objects_out:,} objects, {tier.done.bytes_out / 1e6:,.0f} MB, "
+                f"  tier {tier.tier}: {tier.done.objects_out:,} objects, {tier.done.bytes_out / 1e6:,.0f} "
+                "MB, "
                 f"{tier.done.runs_out:,} runs"
             )
         print(f"  runs {before[0]:,} -> {after[0]:,}")
         for name, (gets, got, seconds) in (("before", before[1]), ("after", after[1])):
-            print(f"  {_READ_PARTITIONS} partitions read {name}: {gets:,} GETs, {got / 1e6:,.0f} MB, {seconds:.2f} s")
+            print(
+                f"  {_READ_PARTITIONS} partitions read {name}: {gets:,} GETs, {got / 1e6:,.0f} MB, "
+                f"{seconds:.2f} s"
+            )
     finally:
         await sequencer.close()
 
@@ -202,7 +215,7 @@ async def _counts(sequencer: Sequencer) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unit:
-    """Of a tier, in the modelled day: an upload, or what one merge made."""
+    """A unit of a tier in the modelled day: an upload, or the result of a merge."""
 
     at_s: float
     size_bytes: float
@@ -210,7 +223,7 @@ class _Unit:
 
 
 def modelled_day(partitions: int, bytes_per_s: float, uploads_per_s: float, days: float = 1.0) -> None:
-    """The plan's own decisions (which units, how many tiers) over a day of steady uploads; bytes only."""
+    """The plan's decisions (which units, how many tiers) over a day of steady uploads. Counts bytes only."""
     settings = HousekeeperSettings()
     policy = Merger.policy_of(settings)
     size_bytes = bytes_per_s / uploads_per_s
@@ -235,14 +248,18 @@ def modelled_day(partitions: int, bytes_per_s: float, uploads_per_s: float, days
     left += sum(unit.runs for unit in tier)
     uploads = 86_400 * days * uploads_per_s
     print(
-        f"  {partitions:,} partitions, {bytes_per_s / 1e6:g} MB/s, {uploads_per_s:g} uploads/s, {days:g} days: "
+        f"  {partitions:,} partitions, {bytes_per_s / 1e6:g} MB/s, {uploads_per_s:g} uploads/s, {days:g} "
+        "days: "
         f"write amplification {written / uploaded:.2f}, runs {runs * uploads:,.0f} -> {left:,.0f}, "
         f"PUTs {uploads:,.0f} -> {puts:,}"
     )
 
 
-def _merge_tier(units: Sequence[_Unit], policy: MergePolicy, partitions: int) -> tuple[list[_Unit], Sequence[_Unit]]:
-    merged, at = [], 0
+def _merge_tier(
+    units: Sequence[_Unit], policy: MergePolicy, partitions: int
+) -> tuple[list[_Unit], Sequence[_Unit]]:
+    merged: list[_Unit] = []
+    at = 0
     epoch = datetime(2026, 1, 1, tzinfo=UTC)
     while True:
         are_large = at < len(units) and units[at].size_bytes * policy.fan_in >= policy.full_bytes
@@ -264,7 +281,10 @@ def _candidate(unit: _Unit, epoch: datetime) -> Candidate:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as directory, minio(Path(directory)) as endpoint:
+    with (
+        tempfile.TemporaryDirectory(prefix="tidelog-bench-") as directory,
+        minio(Path(directory)) as endpoint,
+    ):
         for shape in SHAPES:
             with own_postgres() as database:
                 asyncio.run(_measure(database, shape, endpoint.store_url, endpoint.settings()))

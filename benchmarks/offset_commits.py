@@ -1,11 +1,11 @@
-"""OffsetCommits of 200 groups in shared statements, against single-row UPDATEs of the same Postgres at the same
-concurrency: `python -m benchmarks.offset_commits`.
+"""OffsetCommits of 200 groups in shared statements, against single-row UPDATEs of the same Postgres at the
+same concurrency: `python -m benchmarks.offset_commits`.
 
-200 callers each have one commit of one partition under way, as many updates of a row of one's own are the comparison:
-by pgbench (prepared statements, 200 connections), which is as fast as Postgres takes them, and through this program's
-own client and pool, which is what an agent would do that shares nothing. The three take turns, so that whatever else
-the machine does falls on all of them. Postgres's CPU time per commit and per update depends on that much less than the
-rates, which a busy machine, or a disk that is slow to sync, brings closer together.
+200 callers each have one commit of one partition in flight. The comparison is 200 callers that each update
+their own row: by pgbench (prepared statements, 200 connections), which is as fast as Postgres can be, and
+through this program's client and pool, like an agent that would share no statements. The three take turns, so
+that other load on the machine affects all of them. A busy machine, or a disk that syncs slowly, brings the
+rates closer together. It affects Postgres' CPU time per commit and per update much less.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -50,7 +51,7 @@ class Rate:
 
     per_second: float
     postgres_cpu_us: float
-    """Of one commit or update."""
+    """CPU of one commit or update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,23 +79,30 @@ class _Done:
         )
 
     def rate(self) -> Rate:
-        return Rate(per_second=self.count / self.seconds, postgres_cpu_us=1e6 * self.postgres_cpu_s / self.count)
+        return Rate(
+            per_second=self.count / self.seconds, postgres_cpu_us=1e6 * self.postgres_cpu_s / self.count
+        )
 
 
 def measure(seconds: float) -> OffsetCommitRates:
-    """About `seconds` for each of the three."""
+    """Takes about `seconds` for each of the three."""
     with _postgres() as (url, server):
         return asyncio.run(_measure(url, server, seconds / _ROUNDS))
 
 
 @contextmanager
 def _postgres() -> Iterator[tuple[str, psutil.Process]]:
-    """One of this benchmark alone, with room for 200 connections and more, and with fsync."""
+    """A separate Postgres with room for more than 200 connections, and with fsync."""
     with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as directory:
-        server = EmbeddedPostgres(Path(directory) / "data", EmbeddedPostgresSettings(max_connections=GROUPS + 50))
+        server = EmbeddedPostgres(
+            Path(directory) / "data", EmbeddedPostgresSettings(max_connections=GROUPS + 50)
+        )
         try:
             url = server.start()
-            yield url, psutil.Process(int((Path(directory) / "data" / "postmaster.pid").read_text().split()[0]))
+            yield (
+                url,
+                psutil.Process(int((Path(directory) / "data" / "postmaster.pid").read_text().split()[0])),
+            )
         finally:
             server.stop()
 
@@ -108,7 +116,9 @@ async def _measure(url: str, server: psutil.Process, seconds: float) -> OffsetCo
         await sequencer.database.run(
             "CREATE TABLE single_rows (id integer PRIMARY KEY, value bigint NOT NULL) WITH (fillfactor = 50)"
         )
-        await sequencer.database.run(f"INSERT INTO single_rows SELECT n, 0 FROM generate_series(0, {GROUPS - 1}) AS n")
+        await sequencer.database.run(
+            f"INSERT INTO single_rows SELECT n, 0 FROM generate_series(0, {GROUPS - 1}) AS n"
+        )
         ways: dict[str, Callable[[int], Awaitable[_Done]]] = {
             "updates_by_pgbench": lambda _: asyncio.to_thread(_pgbench, url, seconds),
             "updates_by_client": lambda _: _updates(sequencer, seconds),
@@ -149,8 +159,16 @@ def _pgbench(url: str, seconds: float) -> _Done:
         script.write("UPDATE single_rows SET value = value + 1 WHERE id = :client_id;\n")
         script.flush()
         command = [str(POSTGRES_VERSIONS[POSTGRES_VERSION] / "pgbench"), "--no-vacuum", "--protocol=prepared"]
-        command += [f"--client={GROUPS}", "--jobs=2", f"--time={max(4, round(seconds))}", f"--file={script.name}", url]
-        output = subprocess.run(command, capture_output=True, check=True, text=True, timeout=seconds + 60).stdout
+        command += [
+            f"--client={GROUPS}",
+            "--jobs=2",
+            f"--time={max(4, round(seconds))}",
+            f"--file={script.name}",
+            url,
+        ]
+        output = subprocess.run(
+            command, capture_output=True, check=True, text=True, timeout=seconds + 60
+        ).stdout
     count, per_second = _TRANSACTIONS.search(output), _PER_SECOND.search(output)
     assert count is not None, output
     assert per_second is not None, output
@@ -159,13 +177,17 @@ def _pgbench(url: str, seconds: float) -> _Done:
 
 async def _updates(sequencer: Sequencer, seconds: float) -> _Done:
     async def update(number: int) -> None:
-        await sequencer.database.write("UPDATE single_rows SET value = value + 1 WHERE id = %(id)s::integer", id=number)
+        await sequencer.database.write(
+            "UPDATE single_rows SET value = value + 1 WHERE id = %(id)s::integer", id=number
+        )
 
-    return await _rate([lambda number=number: update(number) for number in range(GROUPS)], seconds)
+    return await _rate([partial(update, number) for number in range(GROUPS)], seconds)
 
 
-async def _commits(sequencer: Sequencer, topic: Topic, epochs: Sequence[int], turn: int, seconds: float) -> _Done:
-    """As the agent does it: through the batches that it gathers."""
+async def _commits(
+    sequencer: Sequencer, topic: Topic, epochs: Sequence[int], turn: int, seconds: float
+) -> _Done:
+    """Commits as an agent does: through the batches that it gathers."""
     batches = OffsetBatches(
         sequencer.committed_offsets, GroupSettings(), Metrics(), lambda _groups, _fault: None, time.monotonic
     )
@@ -186,8 +208,10 @@ async def _commits(sequencer: Sequencer, topic: Topic, epochs: Sequence[int], tu
         assert await waiting is None
 
     try:
-        done = await _rate([lambda number=number: commit(number) for number in range(GROUPS)], seconds)
-        [stored] = await sequencer.database.run("SELECT sum(committed_offset)::bigint AS total FROM committed_offsets")
+        done = await _rate([partial(commit, number) for number in range(GROUPS)], seconds)
+        [stored] = await sequencer.database.run(
+            "SELECT sum(committed_offset)::bigint AS total FROM committed_offsets"
+        )
         assert stored.total == sum(reached), "every commit that was accepted is there"
     finally:
         running.cancel()
@@ -197,7 +221,7 @@ async def _commits(sequencer: Sequencer, topic: Topic, epochs: Sequence[int], tu
 
 
 async def _rate(calls: Sequence[Callable[[], Awaitable[None]]], seconds: float) -> _Done:
-    """Each caller's next call when its last is done."""
+    """Each caller makes its next call when its last one is done."""
     done, began_s = 0, time.perf_counter()
 
     async def keep_calling(call: Callable[[], Awaitable[None]]) -> None:
@@ -213,7 +237,7 @@ async def _rate(calls: Sequence[Callable[[], Awaitable[None]]], seconds: float) 
 
 
 async def _table(sequencer: Sequencer) -> tuple[int, int, int]:
-    """Updates of committed offsets, how many of them stayed on their page, and the table's pages."""
+    """Updates of committed offsets, how many stayed on their page, and the table's pages."""
     async with sequencer.database.connection() as connection:
         await connection.execute("SELECT pg_stat_force_next_flush()")
     [row] = await sequencer.database.run(
@@ -224,7 +248,9 @@ async def _table(sequencer: Sequencer) -> tuple[int, int, int]:
 
 
 def table_of(rates: OffsetCommitRates) -> Table:
-    table = Table("", "per second", "Postgres CPU µs", title=f"{GROUPS} groups at a time", title_justify="left")
+    table = Table(
+        "", "per second", "Postgres CPU µs", title=f"{GROUPS} groups at a time", title_justify="left"
+    )
     for name, rate in (
         ("single-row UPDATEs, pgbench", rates.updates_by_pgbench),
         ("single-row UPDATEs, our client", rates.updates_by_client),

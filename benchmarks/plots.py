@@ -23,11 +23,16 @@ _COLOURS = {
     "tansu": "#d98032",
     "tansu-plain": "#eec08f",
 }
-_STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "tidelog", "font.size": 9, "axes.spines.top": False}
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tidelog",
+    "font.size": 9,
+    "axes.spines.top": False,
+}
 
 
 def draw(results: Results, folder: Path) -> list[str]:
-    """The workloads that have a plot now; `<workload>.svg` in the folder."""
+    """Draws `<workload>.svg` in the folder. Returns the workloads that have a plot."""
     folder.mkdir(exist_ok=True)
     drawn = []
     with mpl.rc_context({**_STYLE, "axes.spines.right": False}):
@@ -43,7 +48,9 @@ def draw(results: Results, folder: Path) -> list[str]:
 
 def _bars(results: Results, workload: str, panels: Sequence[Panel], file: Path) -> None:
     bars = max(len(results.systems(workload)) * len(panel.figures) for panel in panels)
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.2 * len(panels), 0.8 + 0.3 * bars), squeeze=False)
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(4.2 * len(panels), 0.8 + 0.3 * bars), squeeze=False
+    )
     for axis, panel in zip(axes[0], panels, strict=True):
         _panel(axis, results, workload, panel)
     _save(figure, file)
@@ -57,7 +64,13 @@ def _panel(axis: Axes, results: Results, workload: str, panel: Panel) -> None:
             if spread is None:
                 continue
             errors = [[spread.median - spread.low], [spread.high - spread.median]]
-            axis.barh(len(names), spread.median, xerr=errors, color=_COLOURS.get(system, "#888888"), ecolor="#333333")
+            axis.barh(
+                len(names),
+                spread.median,
+                xerr=errors,
+                color=_COLOURS.get(system, "#888888"),
+                ecolor="#333333",
+            )
             names.append(f"{TITLES.get(system, system)} {label}".strip())
     axis.set_yticks(range(len(names)), names)
     axis.invert_yaxis()
@@ -72,7 +85,9 @@ def _commits(results: Results, file: Path) -> None:
             for writers in WRITERS
         ]
         points = [(writers, spread) for writers, spread in zip(WRITERS, spreads, strict=True) if spread]
-        axis.plot([one for one, _ in points], [spread.median for _, spread in points], "o-", label=f"{partitions:,}")
+        axis.plot(
+            [one for one, _ in points], [spread.median for _, spread in points], "o-", label=f"{partitions:,}"
+        )
     axis.set_xlabel("writers")
     axis.set_title("commits/s, by partitions in each commit", loc="left", fontsize=9)
     axis.set_xticks(WRITERS)

@@ -1,9 +1,9 @@
-"""Java's producer with its defaults, by Kafka's own ProducerPerformance: what a first user sees.
+"""Java's producer with its defaults, by Kafka's ProducerPerformance: what a first user sees.
 
-Five requests of one batch of 16 KiB are all that a producer of one partition has in flight. So what counts is the
-cycle: from a request to its answer, and to the next request. An agent's part is an upload and a commit; the goal is
-their time and six milliseconds. `python -m benchmarks.producer_defaults` runs on MinIO, with an agent's default
-settings, and on the stack of `tidelog dev`.
+A producer of one partition has at most five requests of one 16 KiB batch in flight. So its throughput depends
+on the cycle from a request to its answer and to the next request. An agent's part is an upload and a commit.
+The goal is their time plus six milliseconds. `python -m benchmarks.producer_defaults` runs on MinIO with an
+agent's default settings, and on the stack of `tidelog dev`.
 """
 
 import argparse
@@ -19,18 +19,18 @@ from typing import Final
 
 import confluent_kafka.admin
 
-from benchmarks.apache_kafka import jars
 from benchmarks.endpoints import minio
 from benchmarks.figures import Figures, per
 from benchmarks.systems.meters import scrape, total
 from benchmarks.systems.tidelog import tidelog
+from tests.support.apache_kafka import jars
 from tidelog.devstack.stack import Stack, StackSettings
 from tidelog.process.environment import Environment
 
 IN_FLIGHT: Final = 5
 RECORD_BYTES: Final = 500
 GOAL_MS: Final = 6.0
-"""What a cycle may take beyond the upload and the commit."""
+"""What a cycle may take in addition to the upload and the commit."""
 _WARM_UP_S: Final = 4.0
 _POLL_S: Final = 0.1
 _TIMEOUT_S: Final = 600.0
@@ -56,7 +56,7 @@ CASES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where records go, and the agents to ask for their counters."""
+    """Where records go, and the agents whose counters are read."""
 
     name: str
     bootstrap: str
@@ -66,8 +66,8 @@ class Place:
 def measure(place: Place, case: Case, seconds: float) -> Figures:
     """Times are means, as the agents' histograms have their sums."""
     topic = f"defaults-{case.name.replace(' ', '-').replace(',', '')}-{time.time_ns()}"
-    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": place.bootstrap})  # type: ignore[attr-defined]
-    admin.create_topics([confluent_kafka.admin.NewTopic(topic, case.partitions, 1)])[topic].result(30)  # type: ignore[attr-defined]
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": place.bootstrap})
+    admin.create_topics([confluent_kafka.admin.NewTopic(topic, case.partitions, 1)])[topic].result(30)
     records = _records_for(place, topic, case, seconds)
     process = _performance(place, topic, case, records)
     try:
@@ -83,7 +83,9 @@ def measure(place: Place, case: Case, seconds: float) -> Figures:
     summary = _SUMMARY.findall(said)
     if process.returncode or not summary:
         raise RuntimeError(f"ProducerPerformance ended with {process.returncode}: {said[-2_000:]}")
-    return _figures({name: after[name] - before[name] for name in after}, wall_s, latency_ms=float(summary[-1][2]))
+    return _figures(
+        {name: after[name] - before[name] for name in after}, wall_s, latency_ms=float(summary[-1][2])
+    )
 
 
 def _figures(grown: Mapping[str, float], wall_s: float, *, latency_ms: float) -> Figures:
@@ -103,7 +105,7 @@ def _figures(grown: Mapping[str, float], wall_s: float, *, latency_ms: float) ->
 
 
 def _records_for(place: Place, topic: str, case: Case, seconds: float) -> int:
-    """As many as take the warm-up, the measurement and a second, by a first short run."""
+    """The number of records for the warm-up, the measurement and a second more, from a first short run."""
     process = _performance(place, topic, case, 20_000)
     said, _ = process.communicate(timeout=_TIMEOUT_S)
     found = _SUMMARY.findall(said)
@@ -146,7 +148,7 @@ def on_minio(directory: Path) -> Iterator[Place]:
 
 @contextmanager
 def on_the_dev_stack(directory: Path) -> Iterator[Place]:
-    """As `tidelog dev` starts it: two agents, and an S3 endpoint of its own."""
+    """A stack as `tidelog dev` starts it: two agents and an S3 endpoint."""
     with Stack(StackSettings(environment=Environment.of_process(), data_dir=directory / "dev")) as stack:
         addresses = [agent.address for agent in stack.agents]
         urls = [address.http_url for address in addresses]
@@ -161,7 +163,9 @@ def main() -> None:
     for name, place_of in (("minio", on_minio), ("dev", on_the_dev_stack)):
         if given.place in (name, "both"):
             with ExitStack() as opened:
-                directory = Path(opened.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+                directory = Path(
+                    opened.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+                )
                 place = opened.enter_context(place_of(directory))
                 for case in CASES:
                     _print(place, case, measure(place, case, given.seconds))
@@ -170,9 +174,12 @@ def main() -> None:
 def _print(place: Place, case: Case, figures: Figures) -> None:
     seals = ", ".join(f"{figures[f'seals_{reason}_per_s']:.1f} {reason}" for reason in _REASONS)
     print(
-        f"{place.name}, {case.name}: {figures['mb_per_s']:.1f} MB/s, {figures['latency_ms']:,.0f} ms mean latency\n"
-        f"  cycle {figures['cycle_ms']:.1f} ms = PUT {figures['put_ms']:.1f} + commit {figures['commit_ms']:.1f} + "
-        f"{figures['beyond_ms']:.1f} (goal: at most {GOAL_MS:g}); {figures['puts_per_gib']:,.0f} PUTs per GiB; "
+        f"{place.name}, {case.name}: {figures['mb_per_s']:.1f} MB/s, {figures['latency_ms']:,.0f} ms mean "
+        "latency\n"
+        f"  cycle {figures['cycle_ms']:.1f} ms = PUT {figures['put_ms']:.1f} + commit "
+        f"{figures['commit_ms']:.1f} + "
+        f"{figures['beyond_ms']:.1f} (goal: at most {GOAL_MS:g}); {figures['puts_per_gib']:,.0f} PUTs per "
+        "GiB; "
         f"seals per s: {seals}",
         flush=True,
     )

@@ -1,4 +1,6 @@
-"""The object store alone, through the client that agents use: throughput of 8 MiB objects, latency of small ones."""
+"""The object store alone, through the client that agents use: throughput of 8 MiB objects, latency of small
+ones.
+"""
 
 import asyncio
 import os
@@ -13,19 +15,19 @@ from storage.stores.open_store import open_store
 
 OBJECT_BYTES = 8 << 20
 AT_A_TIME = 4
-"""An agent that produces as fast as it can has two to four uploads under way."""
+"""An agent under full load has two to four uploads in flight."""
 SMALL_BYTES = 4_096
 _OBJECTS = 32
 _PUTS, _PAUSE_S = 50, 0.04
 
 
 def throughput(endpoint: Endpoint, seconds: float) -> Figures:
-    """Of PUT and GET, `seconds` each, four objects at a time."""
+    """Throughput of PUT and GET, `seconds` each, four objects at a time."""
     return asyncio.run(_with_store(endpoint, lambda store: _throughput(store, seconds)))
 
 
 def put_latency(endpoint: Endpoint, size_bytes: int) -> Figures:
-    """Of PUTs of one size, one after another with a pause between them."""
+    """Latency of PUTs of one size, one after another with a pause between them."""
     return asyncio.run(_with_store(endpoint, lambda store: _latency(store, size_bytes)))
 
 
@@ -48,7 +50,7 @@ async def _throughput(store: ObjectStore, seconds: float) -> Figures:
         assert len(await store.get(key)) == OBJECT_BYTES
 
     for key in keys:
-        await put(key)  # opens connections, and leaves something to get
+        await put(key)  # opens connections, and writes objects to read later
     put_rate = await _rate(put, keys, seconds)
     get_rate = await _rate(get, keys, seconds)
     await store.delete(keys)

@@ -1,7 +1,8 @@
 """What a page costs from a peer and from the store, and what it costs to cut batches out of it.
 
-`python -m benchmarks.read_path`. Everything in one run and one process, on an endpoint of its own; CPU seconds are of
-this process, so a peer's figure holds both its server and its client."""
+`python -m benchmarks.read_path`. Everything runs in one process, with its own S3 endpoint. CPU seconds are of
+this process, so a peer's figure includes its server and its client.
+"""
 
 import os
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
+from pydantic import SecretStr
 from rich.console import Console
 from rich.table import Table
 
@@ -55,7 +57,9 @@ async def peer_against_store(store: ObjectStore, console: Console) -> None:
     pages = StorePages(store, store, settings)
     server = PeerServer(pages, settings, secrets, ("tidelog/",))
     port = await server.start("127.0.0.1", 0)
-    address = AgentAddress(zone="a", kafka_host="", kafka_port=1, peer_host="127.0.0.1", peer_port=port, http_url="")
+    address = AgentAddress(
+        zone="a", kafka_host="", kafka_port=1, peer_host="127.0.0.1", peer_port=port, http_url=""
+    )
     agent = LiveAgent(node_id=NodeId(1), incarnation=1, address=address)
     client = PeerClient(settings, secrets)
     table = Table(
@@ -70,8 +74,8 @@ async def peer_against_store(store: ObjectStore, console: Console) -> None:
     )
     for size in SIZES:
         request = ReadRange(object_key=key, object_size_bytes=PAGE_BYTES, start=0, end=size)
-        peer = await timed(lambda request=request: client.read_range(agent, request, 5.0), 50)  # type: ignore[misc]
-        direct = await timed(lambda size=size: store.get(key, 0, size), 50)  # type: ignore[misc]
+        peer = await timed(partial(client.read_range, agent, request, 5.0), 50)
+        direct = await timed(partial(store.get, key, 0, size), 50)
         ratios = [f"{one / other:.2f}" for one, other in zip(peer, direct, strict=True)]
         table.add_row(f"{size:,}", *(f"{value:.2f}" for value in (*peer, *direct)), *ratios)
     console.print(table)
@@ -81,21 +85,24 @@ async def peer_against_store(store: ObjectStore, console: Console) -> None:
 
 
 def a_run_of(batch_bytes: int) -> tuple[RunCoordinate, memoryview]:
-    """8 MiB of batches of one record each whose sizes are right; nothing else of them is looked at."""
+    """8 MiB of batches of one record each. Only their sizes are right, because nothing else is read."""
     count = PAGE_BYTES // batch_bytes
     batch = bytearray(batch_bytes)
     batch[8:12] = (batch_bytes - 12).to_bytes(4, "big")
     run = RunCoordinate(
         topic_id=TopicId(new_segment_id()), partition=Partition(0),
         base_offset=Offset(0), last_offset=Offset(count - 1),
-        object_key=segment_key("tidelog", new_segment_id()), object_size_bytes=PAGE_BYTES, position=BytePosition(0),
+        object_key=segment_key("tidelog", new_segment_id()), object_size_bytes=PAGE_BYTES,
+        position=BytePosition(0),
         length=count * batch_bytes, min_timestamp_ms=0, max_timestamp_ms=0,
     )  # fmt: skip
     return run, memoryview(bytes(batch) * count)
 
 
 def slicing(console: Console) -> None:
-    table = Table("batch bytes", "index µs", "slice 1 MiB µs", "chunks", title="cutting 1 MiB out of an 8 MiB run")
+    table = Table(
+        "batch bytes", "index µs", "slice 1 MiB µs", "chunks", title="cutting 1 MiB out of an 8 MiB run"
+    )
     for batch_bytes in (HEADER_BYTES + 39, 512, 1024, 2048, 4096, 16_384, 131_072):
         run, data = a_run_of(batch_bytes)
         indexed = RunBytes.of(run, [data])
@@ -124,7 +131,7 @@ async def main() -> None:
     with S3Endpoint.start(directory) as endpoint:
         store = await open_store(
             endpoint.store_url("bench", "x"),
-            StoreSettings(s3_access_key=endpoint.access_key, s3_secret_key=endpoint.secret_key),  # type: ignore[arg-type]
+            StoreSettings(s3_access_key=endpoint.access_key, s3_secret_key=SecretStr(endpoint.secret_key)),
         )
         await store.ensure_bucket()  # type: ignore[attr-defined]
         await peer_against_store(store, console)

@@ -1,6 +1,6 @@
 """`python -m benchmarks.render`: RESULTS.md and the plots from results.json, without measuring anything.
 
-What a person has to say about a missed target stands in `notes.md`, and is taken in as it is.
+`notes.md` explains missed targets. It is written by hand and copied in as it is.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,9 @@ def page(results: Results, notes: str, plots: Sequence[str]) -> str:
     """All of RESULTS.md."""
     parts = [
         "# Results",
-        "Written by `make bench`; [README.md](README.md) says what is measured and how. Every figure is the median of "
-        "the rounds, the smallest and the largest in brackets; ratios are taken round by round.",
+        "`make bench` writes this page. [README.md](README.md) says what is measured and how. Every figure\n"
+        "is the median of the rounds, with the smallest and the largest in brackets. Ratios are taken round\n"
+        "by round.",
         "\n".join(f"- {name}: {value}" for name, value in {**results.about, **_machine(results)}.items()),
         "## Targets",
         _targets(results),
@@ -38,7 +39,9 @@ def page(results: Results, notes: str, plots: Sequence[str]) -> str:
         parts.append(f"## {name}{title[0].upper()}{title[1:]}")
         if workload in plots:
             parts.append(f"![{title}](plots/{workload}.svg)")
-        parts.append(_commits(results) if workload == "h" else _figures(results, workload, SECTIONS[workload]))
+        parts.append(
+            _commits(results) if workload == "h" else _figures(results, workload, SECTIONS[workload])
+        )
         parts += [
             f"{TITLES.get(system, system)} failed: `{error}`"
             for system in results.systems(workload)
@@ -48,7 +51,7 @@ def page(results: Results, notes: str, plots: Sequence[str]) -> str:
 
 
 def _machine(results: Results) -> dict[str, str]:
-    """How even its speed was: where nothing else is shared, a neighbour still is."""
+    """How even the machine's speed was. Other guests of the same host may slow it down."""
     spread = Spread.of([one.figures[FIGURE] for one in results.measurements if FIGURE in one.figures])
     if spread is None:
         return {}
@@ -56,7 +59,9 @@ def _machine(results: Results) -> dict[str, str]:
 
 
 def _targets(results: Results) -> str:
-    rows = [[verdict.what, verdict.target, verdict.measured, _WORDS[verdict.met]] for verdict in verdicts(results)]
+    rows = [
+        [verdict.what, verdict.target, verdict.measured, _WORDS[verdict.met]] for verdict in verdicts(results)
+    ]
     return _table(["what", "target", "measured", ""], rows)
 
 
@@ -64,11 +69,16 @@ def _figures(results: Results, workload: str, section: Section) -> str:
     systems = results.systems(workload)
     rows = [_row(results, workload, systems, row) for row in section.rows]
     rows += [_ratio(results, workload, systems, ratio) for ratio in section.ratios]
-    return _table(["", *(TITLES.get(system, system) for system in systems)], [row for row in rows if any(row[1:])])
+    return _table(
+        ["", *(TITLES.get(system, system) for system in systems)], [row for row in rows if any(row[1:])]
+    )
 
 
 def _row(results: Results, workload: str, systems: Sequence[str], row: Row) -> list[str]:
-    return [row.title, *(_cell(results.spread(workload, system, row.figure), row.digits) for system in systems)]
+    return [
+        row.title,
+        *(_cell(results.spread(workload, system, row.figure), row.digits) for system in systems),
+    ]
 
 
 def _ratio(results: Results, workload: str, systems: Sequence[str], ratio: Ratio) -> list[str]:
@@ -109,8 +119,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write(results: Results) -> None:
-    """RESULTS.md and the plots, beside this module."""
-    from benchmarks import plots  # matplotlib takes a second, which tests of the page need not spend
+    """Write RESULTS.md and the plots into this module's folder."""
+    from benchmarks import plots  # tests of the page do not need matplotlib, which takes a second to import
 
     drawn = plots.draw(results, _FOLDER / "plots")
     (_FOLDER / "RESULTS.md").write_text(page(results, (_FOLDER / "notes.md").read_text(), drawn))

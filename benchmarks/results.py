@@ -1,4 +1,4 @@
-"""What was measured, kept as JSON beside the page that is written from it."""
+"""Measurements, stored as JSON next to the page that is written from them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ FILE = Path(__file__).with_name("results.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One workload on one system in one round; with `error` there are no figures."""
+    """One workload on one system in one round. It has no figures if it has an `error`."""
 
     workload: str
     system: str
@@ -29,7 +29,7 @@ class Results:
     measurements: Sequence[Measurement]
 
     def spread(self, workload: str, system: str, figure: str) -> Spread | None:
-        """None where nothing was measured."""
+        """None if nothing was measured."""
         found = [one for one in self.measurements if (one.workload, one.system) == (workload, system)]
         return Spread.of([one.figures[figure] for one in found if figure in one.figures])
 
@@ -38,7 +38,7 @@ class Results:
         return spread.median if spread else None
 
     def ratio(self, workload: str, over: tuple[str, str], under: tuple[str, str]) -> Spread | None:
-        """Of two figures (system, name), round by round: what a round does to both cancels out."""
+        """The ratio of two figures (system, name), round by round, so that a round's speed cancels out."""
         rounds = sorted({one.round for one in self.measurements})
         ratios = []
         for number in rounds:
@@ -68,10 +68,12 @@ def save(results: Results, file: Path = FILE) -> None:
 
 def load(file: Path = FILE) -> Results:
     document = json.loads(file.read_text())
-    return Results(about=document["about"], measurements=[Measurement(**one) for one in document["measurements"]])
+    return Results(
+        about=document["about"], measurements=[Measurement(**one) for one in document["measurements"]]
+    )
 
 
 def _rounded(measurement: Measurement) -> dict[str, object]:
-    """What is not a number is left out; six digits are more than any measurement has."""
+    """Leaves out NaN. Rounds to six digits, more than any measurement has."""
     figures = {name: float(f"{value:.6g}") for name, value in measurement.figures.items() if value == value}
     return {**asdict(measurement), "figures": figures}

@@ -1,8 +1,8 @@
 """What a change of membership costs an agent: `python -m benchmarks.ring`.
 
-A rolling restart of a cluster: one agent leaves, then one comes with a new address, over and over. Measured is the CPU
-time of everything that an agent does with the new view on its event loop: the ring, and who watches whom. Beside it
-stands a ring that is made of nothing, which is what each change cost before.
+A rolling restart of a cluster: again and again, one agent leaves and one comes with a new address. It
+measures the CPU time of what an agent does with the new view on its event loop: the ring, and who watches
+whom. For comparison, it also makes the ring from scratch, as each change did before.
 """
 
 import time
@@ -41,7 +41,9 @@ def cpu_ms(work: Callable[[], object]) -> float:
 
 
 def changes(agents: int) -> tuple[list[float], list[float]]:
-    """CPU milliseconds per change: of the ring, and of the ring together with the order of who watches whom."""
+    """CPU milliseconds per change: of the ring, and of the ring together with the order of who watches
+    whom.
+    """
     live = [an_agent(number) for number in range(1, agents + 1)]
     ring, suspects = Ring.of(live), Suspects(CacheRingSettings())
     self_ = (live[-1].node_id, 1)
@@ -63,8 +65,8 @@ def changes(agents: int) -> tuple[list[float], list[float]]:
 def main() -> None:
     table = Table(
         "agents",
-        "ring made of nothing",
-        "ring made of the one before",
+        "ring made from scratch",
+        "ring made from the one before",
         "with who watches whom",
         "the longest of these",
         title=f"CPU ms per change of membership, {_CHANGES} changes",

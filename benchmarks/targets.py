@@ -1,4 +1,6 @@
-"""The numbers to reach, and whether a run reached them. Pure: medians and ratios of a run's rounds in, verdicts out."""
+"""The targets, and whether a run met them. Pure: takes medians and ratios of a run's rounds, and returns
+verdicts.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +9,7 @@ from benchmarks.results import Results
 
 LOCAL, TIDELOG, KAFKA, TANSU, TANSU_PLAIN = "tidelog-local", "tidelog", "kafka", "tansu", "tansu-plain"
 _MOST_MEMORY_MIB = 1024.0
-"""The named byte settings add up to more with the defaults, so that this is the bound that counts."""
+"""With the defaults, the named byte settings add up to more. So this bound is the one that counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
-    """A median and what it is held against."""
+    """A median and its limit."""
 
     value: float | None
     limit: float | None
@@ -45,14 +47,16 @@ class _Bound:
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """A row for each row of the table of targets, in its order."""
+    """A verdict for each row of the table of targets, in its order."""
     return [judge(results) for judge in _ROWS]
 
 
 def _row(what: str, target: str, *bounds: _Bound) -> Verdict:
     met = [bound.met for bound in bounds]
     verdict = False if False in met else None if None in met else True
-    return Verdict(what=what, target=target, measured=", ".join(bound.text() for bound in bounds), met=verdict)
+    return Verdict(
+        what=what, target=target, measured=", ".join(bound.text() for bound in bounds), met=verdict
+    )
 
 
 def _number(value: float, digits: int) -> str:
@@ -94,7 +98,11 @@ def _tail_cpu(results: Results) -> Verdict:
         "agent CPU per GB consumed from the tail, (e)",
         "at most 0.8 s",
         *(
-            _Bound(value=results.median("e", TIDELOG, f"consume_cpu_s_per_gb_{zone}"), limit=0.8, unit=f" s in {where}")
+            _Bound(
+                value=results.median("e", TIDELOG, f"consume_cpu_s_per_gb_{zone}"),
+                limit=0.8,
+                unit=f" s in {where}",
+            )
             for zone, where in (("a", "the writer's zone"), ("b", "the other"))
         ),
     )
@@ -110,8 +118,11 @@ def _record_cpu(results: Results) -> Verdict:
 
 
 def _slowest_of_tansu(results: Results, workload: str) -> float | None:
-    """Against Tansu's better way to produce: the smaller ratio of the two."""
-    ratios = [_ratio(results, workload, (TIDELOG, "mb_per_s"), (tansu, "mb_per_s")) for tansu in (TANSU, TANSU_PLAIN)]
+    """The ratio to Tansu's better way to produce: the smaller of the two."""
+    ratios = [
+        _ratio(results, workload, (TIDELOG, "mb_per_s"), (tansu, "mb_per_s"))
+        for tansu in (TANSU, TANSU_PLAIN)
+    ]
     return _least(*ratios)
 
 
@@ -125,7 +136,9 @@ def _throughput(results: Results) -> Verdict:
             at_least=True,
             unit=" of raw PUT",
         ),
-        _Bound(value=_slowest_of_tansu(results, "a"), limit=4.0, at_least=True, unit=" times Tansu", digits=1),
+        _Bound(
+            value=_slowest_of_tansu(results, "a"), limit=4.0, at_least=True, unit=" times Tansu", digits=1
+        ),
     )
 
 
@@ -146,7 +159,9 @@ def _small_throughput(results: Results) -> Verdict:
     return _row(
         "produce throughput (b)",
         "at least 5 times Tansu, at least 0.8 of Kafka",
-        _Bound(value=_slowest_of_tansu(results, "b"), limit=5.0, at_least=True, unit=" times Tansu", digits=1),
+        _Bound(
+            value=_slowest_of_tansu(results, "b"), limit=5.0, at_least=True, unit=" times Tansu", digits=1
+        ),
         _Bound(
             value=_ratio(results, "b", (TIDELOG, "mb_per_s"), (KAFKA, "mb_per_s")),
             limit=0.8,
@@ -161,7 +176,12 @@ def _lone_ack(results: Results) -> Verdict:
     return _row(
         "ack p50 of (d)",
         "at most raw PUT p50 + one commit + 5 ms while the PUT budget lasts",
-        _Bound(value=results.median("d", TIDELOG, "ack_p50_ms"), limit=_plus(put, commit, 5.0), unit=" ms", digits=1),
+        _Bound(
+            value=results.median("d", TIDELOG, "ack_p50_ms"),
+            limit=_plus(put, commit, 5.0),
+            unit=" ms",
+            digits=1,
+        ),
     )
 
 
@@ -173,8 +193,12 @@ def _lingering_ack(results: Results) -> Verdict:
         "ack of (c), linger 250 ms, budget spent",
         "p50 at most 125 ms + raw PUT p50 + 15 ms, p99 at most 250 ms + raw PUT p99 + 30 ms; "
         "end-to-end p50 at most 1.1 times ack p50",
-        _Bound(value=of("ack_p50_ms"), limit=_plus(125.0, of("raw_put_p50_ms"), 15.0), unit=" ms p50", digits=0),
-        _Bound(value=of("ack_p99_ms"), limit=_plus(250.0, of("raw_put_p99_ms"), 30.0), unit=" ms p99", digits=0),
+        _Bound(
+            value=of("ack_p50_ms"), limit=_plus(125.0, of("raw_put_p50_ms"), 15.0), unit=" ms p50", digits=0
+        ),
+        _Bound(
+            value=of("ack_p99_ms"), limit=_plus(250.0, of("raw_put_p99_ms"), 30.0), unit=" ms p99", digits=0
+        ),
         _Bound(
             value=_ratio(results, "c", (TIDELOG, "end_to_end_p50_ms"), (TIDELOG, "ack_p50_ms")),
             limit=1.1,
@@ -188,7 +212,9 @@ def _gets(results: Results) -> Verdict:
         "GETs in the writer's zone for tail reads; elsewhere",
         "0; at most 1.1 per object and zone",
         _Bound(value=results.median("e", TIDELOG, "gets_per_object_a"), limit=0.0, unit=" in the writer's"),
-        _Bound(value=results.median("e", TIDELOG, "gets_per_object_b"), limit=1.1, unit=" per object elsewhere"),
+        _Bound(
+            value=results.median("e", TIDELOG, "gets_per_object_b"), limit=1.1, unit=" per object elsewhere"
+        ),
     )
 
 
@@ -199,9 +225,11 @@ def _catch_up(results: Results) -> Verdict:
     ]
     return _row(
         "catch-up throughput",
-        "at least 0.8 of the smaller of raw GET and a null agent serving the same bytes from memory to the same "
-        "consumer",
-        _Bound(value=None if None in ratios else _most(*ratios), limit=0.8, at_least=True, unit=" of the smaller"),
+        "at least 0.8 of the smaller of raw GET and a null agent serving the same bytes from memory to "
+        "the same consumer",
+        _Bound(
+            value=None if None in ratios else _most(*ratios), limit=0.8, at_least=True, unit=" of the smaller"
+        ),
     )
 
 
@@ -210,7 +238,9 @@ def _undisturbed(results: Results) -> Verdict:
     return _row(
         "the tail's p99 while history is replayed, (f)",
         "at most 1.2 times that without a replay",
-        _Bound(value=_ratio(results, "f", (TIDELOG, names[0]), (TIDELOG, names[1])), limit=1.2, unit=" times"),
+        _Bound(
+            value=_ratio(results, "f", (TIDELOG, names[0]), (TIDELOG, names[1])), limit=1.2, unit=" times"
+        ),
     )
 
 

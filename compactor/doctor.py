@@ -1,5 +1,5 @@
-"""The doctor: compares the bucket with the database, in both directions (docs/design/garbage.md#the-doctor). Nothing
-else LISTs the whole bucket. The doctor changes nothing.
+"""The doctor: compares the bucket with the database, in both directions (docs/design/garbage.md#the-doctor).
+Nothing else LISTs the whole bucket. The doctor changes nothing.
 
 - From the bucket: every object is referenced, reserved, waits for its deletion, or came back late after it.
 - From the database: every run's object exists with the right size (with `--verify`, every byte and record is
@@ -7,27 +7,225 @@ else LISTs the whole bucket. The doctor changes nothing.
 
 Promise: live traffic is never reported as a fault. Whatever looks wrong is checked again, in an order in
 which it must have become right if it was only being changed.
+
+The doctor's direction from the bucket to the database: why each object under `<cluster>/` exists
+(docs/design/garbage.md#the-doctor).
+
+Every key is reserved before it is written. So a listed object without a row is either an orphan, or it was
+deleted, and its row afterwards: then a second look-up does not find the object.
+
+Checks that a segment's bytes match the runs that refer to it (docs/design/segment.md#verification).
+
+Pure. Promise: bytes that pass hold, at every run's place, whole batches of the run's partition with as many
+records as it has offsets. Every byte of the segment is as it was sealed.
+
+Checks that runs cover a partition's offsets exactly, from its log start to its high watermark
+(docs/design/commit.md).
+
+Pure. It gets the runs in chunks. Each chunk is from one moment; between two of them the log may grow at its
+end and shrink at its start.
+
+Promises: it finds every gap, overlap and missing end in a log that stands still. It finds nothing in a log
+that only grows and shrinks.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pydantic import Field
 
 from compactor.diagnosis import Chart, Diagnosis, Fault, Finding, Sight
-from compactor.object_census import ObjectCensus
-from compactor.offset_coverage import OffsetCoverage
-from compactor.segment_check import faults_of_segment
 from sequencer.client import Sequencer
+from sequencer.history.history import history_prefix
+from sequencer.history.history_values import HistoryTable
 from sequencer.housekeeping.garbage import BEFORE_ALL as BEFORE_ALL_SEGMENTS
-from sequencer.housekeeping.inspection import PartitionKey, ReferencedSegment
+from sequencer.housekeeping.inspection import (
+    ChunkRun,
+    LogChunk,
+    PartitionKey,
+    ReferencedSegment,
+    SegmentRow,
+    SegmentRun,
+)
 from sequencer.housekeeping.retention import BEFORE_ALL as BEFORE_ALL_PARTITIONS
-from storage.identifiers import ObjectKey
+from storage.batches.byte_arrays import Buffer
+from storage.batches.record_batch import index_batches
+from storage.identifiers import ObjectKey, Offset, SegmentId
+from storage.segments.keys import (
+    backups_prefix,
+    checkpoints_prefix,
+    identity_prefix,
+    is_merged,
+    journal_prefix,
+    ownership_key,
+    segment_id_of,
+)
+from storage.segments.segment import CorruptSegment, FooterRun, SegmentFooter, verify_segment
 from storage.settings import Settings
-from storage.stores.object_store import ObjectNotFound, ObjectStore, is_there
+from storage.stores.object_store import ObjectInfo, ObjectNotFound, ObjectStore, is_there
 from storage.stores.side_by_side import side_by_side
 from storage.threads import Threads
+
+
+class ObjectCensus:
+    def __init__(
+        self, sequencer: Sequencer, store: ObjectStore, cluster: str, chart: Chart, *, page: int
+    ) -> None:
+        self._sequencer = sequencer
+        self._store = store
+        self._cluster = cluster
+        self._chart = chart
+        self._page = page
+
+    async def take(self) -> None:
+        """Lists all objects, in pages."""
+        page: list[ObjectInfo] = []
+        async for info in self._store.list(f"{self._cluster}/"):
+            page.append(info)
+            if len(page) == self._page:
+                await self._look_at(page)
+                page = []
+        await self._look_at(page)
+
+    async def _look_at(self, page: Sequence[ObjectInfo]) -> None:
+        self._chart.saw(Sight.OBJECT, len(page))
+        self._chart.saw(Sight.MERGED, sum(is_merged(info.key) for info in page))
+        unknown = await self._unknown([info.key for info in page], self._chart)
+        if not unknown:
+            return
+        there = [key for key in unknown if await is_there(self._store, key)]
+        for key in await self._unknown(there, chart=None):
+            self._chart.found(
+                Finding(fault=Fault.ORPHAN_OBJECT, where=key, what="nothing in the database knows it")
+            )
+
+    async def _unknown(self, keys: Collection[ObjectKey], chart: Chart | None) -> list[ObjectKey]:
+        """Returns the keys that have no reason to exist. Notes the reasons of the others on the chart."""
+        history = [key for key in keys if key.startswith(history_prefix(self._cluster))]
+        segments = {key: segment_id_of(key) for key in keys}
+        rows = await self._sequencer.inspection.segments_by_id([each for each in segments.values() if each])
+        sights: dict[ObjectKey, Sight | None] = {
+            key: _sight(key, segment_id, rows) for key, segment_id in segments.items()
+        }
+        sights.update({key: Sight.IDENTITY for key in keys if key.startswith(identity_prefix(self._cluster))})
+        sights.update({key: Sight.IDENTITY for key in keys if key == ownership_key(self._cluster)})
+        journal = (journal_prefix(self._cluster), checkpoints_prefix(self._cluster))
+        sights.update({key: Sight.JOURNAL for key in keys if key.startswith(journal)})
+        sights.update({key: Sight.BACKUP for key in keys if key.startswith(backups_prefix(self._cluster))})
+        sights.update(await self._history_sights(history))
+        if chart is not None:
+            for sight in sights.values():
+                if sight is not None:
+                    chart.saw(sight)
+        return [key for key, sight in sights.items() if sight is None]
+
+    async def _history_sights(self, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Sight | None]:
+        """Reads the prefixes first: a job's objects are recorded before its prefix is given up."""
+        if not keys:
+            return {}
+        garbage = self._sequencer.history.garbage
+        prefixes = tuple(await garbage.reserved_prefixes())
+        recorded = await garbage.recorded(keys)
+        sights: dict[ObjectKey, Sight | None] = {}
+        for key in keys:
+            if key in recorded:
+                sights[key] = Sight.HISTORY_RECORDED
+            else:
+                sights[key] = Sight.HISTORY_RESERVED if key.startswith(prefixes) else None
+        return sights
+
+
+def _sight(key: ObjectKey, segment_id: SegmentId | None, rows: dict[SegmentId, SegmentRow]) -> Sight | None:
+    row = rows.get(segment_id) if segment_id else None
+    if row is None or row.object_key != key:
+        return None
+    if row.state == "reserved":
+        return Sight.RESERVED
+    if row.has_runs:
+        return Sight.LIVE
+    return Sight.LATE if row.is_tombstone else Sight.GARBAGE
+
+
+def faults_of_segment(segment_id: SegmentId, data: Buffer, runs: Sequence[SegmentRun]) -> list[str]:
+    """Returns what is wrong, in words; empty if nothing is."""
+    try:
+        footer = verify_segment(data)
+    except CorruptSegment as corrupt:
+        return [str(corrupt)]
+    if footer.segment_id != segment_id:
+        return [f"it holds segment {footer.segment_id}"]
+    return [fault for run in runs if (fault := _fault_of_run(run, data, footer))]
+
+
+def _fault_of_run(run: SegmentRun, data: Buffer, footer: SegmentFooter) -> str | None:
+    name = f"run {run.topic_id}/{run.partition} [{run.base_offset}, {run.last_offset}]"
+    end = run.position + run.length
+    if not any(
+        (sealed.topic_id, sealed.partition) == (run.topic_id, run.partition)
+        and sealed.position <= run.position
+        and end <= sealed.position + sealed.length
+        and _may_hold(sealed, run)
+        for sealed in footer.runs
+    ):
+        return f"{name} is not within its partition's bytes, or not within their offsets"
+    try:
+        batches = index_batches(data, run.position, end)
+    except ValueError as error:
+        return f"{name} does not lie on batch borders: {error}"
+    records = int((batches["last_offset_delta"] + 1).sum())
+    if records != run.last_offset - run.base_offset + 1:
+        return f"{name} refers to bytes with {records} records"
+    return None
+
+
+def _may_hold(sealed: FooterRun, run: SegmentRun) -> bool:
+    """A merged segment's footer must agree with the run's offsets. An uploaded segment has no offsets yet."""
+    if sealed.base_offset is None or sealed.last_offset is None:
+        return True
+    return sealed.base_offset <= run.base_offset and run.last_offset <= sealed.last_offset
+
+
+@dataclass(slots=True, kw_only=True)
+class OffsetCoverage:
+    """The extent of the runs so far: `reached` is the first offset after them, None before the first run."""
+
+    reached: int | None = None
+    runs: int = 0
+    length: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def next_from(self) -> Offset:
+        return Offset(self.reached or 0)
+
+    def add(self, chunk: LogChunk, *, is_last: bool) -> None:
+        for run in chunk.runs:
+            self._follow(run, chunk.log_start_offset)
+        if is_last:
+            self._end(chunk)
+
+    def _follow(self, run: ChunkRun, log_start: int) -> None:
+        """Below the log start no run is needed."""
+        expected = log_start if self.reached is None else self.reached
+        if run.base_offset > max(expected, log_start):
+            self.faults.append(f"no run holds offsets [{max(expected, log_start)}, {run.base_offset})")
+        elif self.reached is not None and run.base_offset < self.reached:
+            self.faults.append(f"two runs hold offsets [{run.base_offset}, {self.reached})")
+        self.reached = max(self.reached or 0, run.last_offset + 1)
+        self.runs += 1
+        self.length += run.length
+
+    def _end(self, chunk: LogChunk) -> None:
+        reached = max(self.reached or 0, chunk.log_start_offset)
+        if reached < chunk.high_watermark:
+            self.faults.append(
+                f"no run holds offsets [{reached}, {chunk.high_watermark}), the end of the log"
+            )
+        elif reached > chunk.high_watermark:
+            self.faults.append(f"runs reach to {reached}, past the high watermark {chunk.high_watermark}")
+
 
 __all__ = ["Diagnosis", "DoctorSettings", "examine"]
 
@@ -71,7 +269,12 @@ class _Doctor:
     """The direction from the database to the bucket."""
 
     def __init__(
-        self, sequencer: Sequencer, store: ObjectStore, chart: Chart, settings: DoctorSettings, verify_contents: bool
+        self,
+        sequencer: Sequencer,
+        store: ObjectStore,
+        chart: Chart,
+        settings: DoctorSettings,
+        verify_contents: bool,
     ) -> None:
         self._sequencer = sequencer
         self._database = sequencer.inspection
@@ -93,8 +296,13 @@ class _Doctor:
         """Checks that the bucket alone could rebuild the log, up to a while ago."""
         behind_s = await self._sequencer.journal.seconds_behind(self._journal_age_s)
         if behind_s is not None:
-            what = f"its last entry is {behind_s:.0f} s old, and segments were committed since: does an agent with the"
-            self._found(Fault.OLD_JOURNAL, "the journal", f"{what} role jobs run, and can it write to the bucket?")
+            what = (
+                f"its last entry is {behind_s:.0f} s old, and segments were committed since: does an "
+                "agent with the"
+            )
+            self._found(
+                Fault.OLD_JOURNAL, "the journal", f"{what} role jobs run, and can it write to the bucket?"
+            )
 
     async def check_segments(self) -> None:
         """Checks every object that a run refers to."""
@@ -137,7 +345,9 @@ class _Doctor:
             for key in keys:
                 await self._check_partition(key)
         for topic_id, partition in await self._database.runs_without_partition(self._page):
-            self._found(Fault.DANGLING_RUN, f"{topic_id}/{partition}", "it has runs, but the partition is gone")
+            self._found(
+                Fault.DANGLING_RUN, f"{topic_id}/{partition}", "it has runs, but the partition is gone"
+            )
 
     async def _check_partition(self, key: PartitionKey) -> None:
         """Checks twice if something looks wrong: coordinates may have been replaced between two chunks."""
@@ -167,7 +377,10 @@ class _Doctor:
                 Finding(
                     fault=Fault.DANGLING_RUN,
                     where=where,
-                    what=f"run [{run.base_offset}, {run.last_offset}] is in segment {run.segment_id}, which is "
+                    what=(
+                        f"run [{run.base_offset}, {run.last_offset}] is in segment {run.segment_id}, "
+                        "which is "
+                    )
                     + (run.segment_state or "unknown"),
                 )
                 for run in chunk.runs
@@ -183,16 +396,24 @@ class _Doctor:
         """Checks every producer's state."""
         for topic_id, partition, producer_id in await self._database.odd_producer_states(self._page):
             self._found(
-                Fault.PRODUCER_STATE, f"{topic_id}/{partition}", f"the state of producer {producer_id} makes no sense"
+                Fault.PRODUCER_STATE,
+                f"{topic_id}/{partition}",
+                f"the state of producer {producer_id} makes no sense",
             )
 
     async def check_history(self) -> None:
         """Checks every file that a retained snapshot may name."""
-        for table in await self._sequencer.history.tables():
-            after = ""
-            while keys := await self._sequencer.history.live_objects(table.topic_id, after, self._page):
-                await self._check_history_objects(table.topic_name, keys)
-                after = keys[-1]
+        last = ""
+        while tables := await self._sequencer.history.tables(last, self._page):
+            for table in tables:
+                await self._check_history_of(table)
+            last = tables[-1].topic_name
+
+    async def _check_history_of(self, table: HistoryTable) -> None:
+        after = ""
+        while keys := await self._sequencer.history.live_objects(table.topic_id, after, self._page):
+            await self._check_history_objects(table.topic_name, keys)
+            after = keys[-1]
 
     async def _check_history_objects(self, topic_name: str, keys: Sequence[ObjectKey]) -> None:
         self._chart.saw(Sight.HISTORY, len(keys))
@@ -203,7 +424,9 @@ class _Doctor:
                 missing.append(key)
 
         await self._for_each(keys, look)
-        for key in sorted(await self._sequencer.history.live_among(missing)):  # it may have become garbage meanwhile
+        for key in sorted(
+            await self._sequencer.history.live_among(missing)
+        ):  # it may have become garbage meanwhile
             self._found(Fault.MISSING_HISTORY, key, f"history of topic {topic_name} names it")
 
     async def _for_each(self, items: Sequence[T], check: Callable[[T], Awaitable[None]]) -> None:

@@ -37,15 +37,17 @@ class GarbageScanJob:
         after = BEFORE_ALL if progress is None else SegmentId(UUID(progress))
         page = await self._sequencer.garbage.mark_unreferenced(after, self._cap)
         more = page.last_seen is not None
-        return Step(progress=str(page.last_seen) if more else None, more=more, done={"unreferenced": page.marked})
+        return Step(
+            progress=str(page.last_seen) if more else None, more=more, done={"unreferenced": page.marked}
+        )
 
 
 class DoomingJob:
     """Dooms expired reservations, and garbage whose grace period is over, unless an outage or a failover was
     seen.
 
-    A segment that was once committed also waits for the restore horizon, and for a complete checkpoint of the
-    journal that no longer refers to it."""
+    A segment that was once committed also waits for a complete checkpoint of the journal that no longer
+    refers to it, and for the restore horizon. After an erasure it does not wait for the latter."""
 
     name = "dooming"
 
@@ -53,6 +55,7 @@ class DoomingJob:
         self.interval_s = settings.dooming_interval_s
         self._sequencer = sequencer
         self._grace_s = settings.committed_grace_s
+        self._erased_grace_s = settings.garbage_grace_s
         self._after_checkpoint = settings.restore_horizon_s > 0
         self._cap = settings.garbage_segments_per_step
         self._rules = DoomingRules(
@@ -71,6 +74,7 @@ class DoomingJob:
         doomed = await self._sequencer.garbage.doom(
             self._rules,
             grace_s=self._grace_s,
+            erased_grace_s=self._erased_grace_s,
             cap=self._cap,
             outage_seen=self._outage_seen,
             after_checkpoint=self._after_checkpoint,
@@ -114,7 +118,9 @@ class GarbageDeletionJob:
             outage_after_s=self._settings.database_outage_after_s,
             partitions=self._partitions,
         )
-        lapsed = await self._sequencer.holds.purge_lapsed(older_than_s=self._settings.garbage_grace_s, cap=self._cap)
+        lapsed = await self._sequencer.holds.purge_lapsed(
+            older_than_s=self._settings.garbage_grace_s, cap=self._cap
+        )
         return Step(
             progress=progress,
             more=self._cap in (deleted, lapsed) or more_tombstones or more_outcomes,
@@ -134,7 +140,9 @@ class GarbageDeletionJob:
 
     async def _delete_again_and_forget(self) -> tuple[int, bool]:
         """Returns how many objects were deleted again, and whether there may be more."""
-        page = await self._garbage.due_tombstones(late_write_window_s=self._settings.late_write_window_s, cap=self._cap)
+        page = await self._garbage.due_tombstones(
+            late_write_window_s=self._settings.late_write_window_s, cap=self._cap
+        )
         if page is None:
             return 0, False
         if page.due:
@@ -157,7 +165,12 @@ class HistoryGarbageJob:
 
     async def step(self, progress: str | None) -> Step:
         abandoned = await self._history.abandon_expired(self._cap)
-        keys = await self._history.unreferenced(grace_s=self._settings.history_grace_s, cap=self._cap)
+        keys = await self._history.unreferenced(
+            grace_s=self._settings.history_grace_s,
+            erased_grace_s=self._settings.garbage_grace_s,
+            after_checkpoint=self._settings.restore_horizon_s > 0,
+            cap=self._cap,
+        )
         if keys:
             await _delete_owned(self._sequencer, self._store, keys)
             await self._history.forget_objects(keys)

@@ -1,4 +1,5 @@
-"""Writes the commit journal into the bucket, and deletes its old objects (docs/design/recovery.md#the-commit-journal).
+"""Writes the commit journal into the bucket, and deletes its old objects
+(docs/design/recovery.md#the-commit-journal).
 
 Promises:
 - Writes and deletes only under a confirmed ownership of the bucket, and uses no key twice.
@@ -8,6 +9,9 @@ Promises:
 - Memory is bounded by the settings, whatever the log's size.
 - Entries and checkpoints are deleted only when two newer checkpoints are complete and the restore horizon is
   over.
+
+The jobs of the commit journal (`journal_writer.py`): entries every few seconds, checkpoints every few
+minutes.
 """
 
 import contextlib
@@ -19,11 +23,20 @@ from datetime import UTC, datetime, timedelta
 
 from crc32c import crc32c
 
+from compactor.job import Step
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.journal.readings import CheckpointNumber, CheckpointReading, EntryReading, JournalState
 from storage.identifiers import ObjectKey
-from storage.segments.journal_format import CopiedRows, CorruptJournal, JournalHeader, Kind, Part, encode, read_header
+from storage.segments.journal_format import (
+    CopiedRows,
+    CorruptJournal,
+    JournalHeader,
+    Kind,
+    Part,
+    encode,
+    read_header,
+)
 from storage.segments.keys import (
     checkpoint_manifest_key,
     checkpoint_object_of,
@@ -48,7 +61,7 @@ _DELETED_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class JournalWrite:
     """The result of one attempt. `overtaken`: another writer was faster, and readers ignore these objects."""
 
     objects: int = 0
@@ -60,7 +73,9 @@ class Written:
 class JournalWriter:
     """`cluster` is the first part of all keys."""
 
-    def __init__(self, sequencer: Sequencer, store: ObjectStore, cluster: str, settings: HousekeeperSettings) -> None:
+    def __init__(
+        self, sequencer: Sequencer, store: ObjectStore, cluster: str, settings: HousekeeperSettings
+    ) -> None:
         self._ownership = sequencer.ownership
         self._journal = sequencer.journal
         self._store = store
@@ -77,7 +92,7 @@ class JournalWriter:
 
     # --- entries
 
-    async def write_entry(self) -> Written:
+    async def write_entry(self) -> JournalWrite:
         """Writes what was committed since the last entry. Writes a checkpoint if no entry can continue the
         journal."""
         epoch = await self._confirmed_epoch()
@@ -96,7 +111,7 @@ class JournalWriter:
         log.info("the journal begins with a checkpoint", extra={"epoch": epoch, "reason": why_begin})
         return await self._write_checkpoint(epoch, begins=True)
 
-    async def _write_pieces(self, reading: EntryReading) -> Written:
+    async def _write_pieces(self, reading: EntryReading) -> JournalWrite:
         number = reading.state.last_entry
         size_bytes = objects = 0
         async for tables in reading.pieces:
@@ -106,9 +121,11 @@ class JournalWriter:
             for _ in range(_NUMBERS_TRIED):
                 taken = await self._journal.take_number(reading.state)
                 if taken is None:
-                    return Written(overtaken=True)
+                    return JournalWrite(overtaken=True)
                 number = taken
-                header = reading.moment.header(Kind.ENTRY, epoch=reading.state.epoch, number=number, follows=follows)
+                header = reading.moment.header(
+                    Kind.ENTRY, epoch=reading.state.epoch, number=number, follows=follows
+                )
                 with contextlib.suppress(ObjectChanged):  # a lost Postgres, or a copy, has used that number
                     put = await self._put(journal_key(self._cluster, header.epoch, number), header, tables)
                     break
@@ -123,9 +140,13 @@ class JournalWriter:
             and reading.families[name].took_s > _SLOW_READING_S
             for name in reading.families
         ):
-            return Written()
-        is_done = await self._journal.confirm_entries(reading, number=number, entries=objects, size_bytes=size_bytes)
-        return Written(objects=objects, size_bytes=size_bytes, segments=reading.segment_count, overtaken=not is_done)
+            return JournalWrite()
+        is_done = await self._journal.confirm_entries(
+            reading, number=number, entries=objects, size_bytes=size_bytes
+        )
+        return JournalWrite(
+            objects=objects, size_bytes=size_bytes, segments=reading.segment_count, overtaken=not is_done
+        )
 
     def _is_heartbeat_due(self, reading: EntryReading) -> bool:
         age_s = reading.state.age_s
@@ -133,12 +154,12 @@ class JournalWriter:
 
     # --- checkpoints
 
-    async def write_checkpoint_if_due(self) -> Written:
+    async def write_checkpoint_if_due(self) -> JournalWrite:
         """`write_entry` writes the first one."""
         epoch = await self._confirmed_epoch()
         state = await self._journal.state()
         if state.why_begin(epoch) is not None or not self._is_checkpoint_due(state):
-            return Written()
+            return JournalWrite()
         return await self._write_checkpoint(epoch, begins=False)
 
     def _is_checkpoint_due(self, state: JournalState) -> bool:
@@ -150,7 +171,7 @@ class JournalWriter:
         )
         return is_wanted and age_s >= self._settings.checkpoint_pace * self._checkpoint_took_s
 
-    async def _write_checkpoint(self, epoch: int, *, begins: bool) -> Written:
+    async def _write_checkpoint(self, epoch: int, *, begins: bool) -> JournalWrite:
         began_s = time.monotonic()
         number = await self._journal.take_checkpoint_number()
         follows = number.last_number if begins else number.last_entry
@@ -168,7 +189,7 @@ class JournalWriter:
             reading.moment, epoch=epoch, number=number, size_bytes=size_bytes, begins=begins
         )
         self._checkpoint_took_s = time.monotonic() - began_s
-        return Written(objects=len(parts) + 1, size_bytes=size_bytes, overtaken=not is_done)
+        return JournalWrite(objects=len(parts) + 1, size_bytes=size_bytes, overtaken=not is_done)
 
     async def _write_parts(
         self, reading: CheckpointReading, epoch: int, number: CheckpointNumber, follows: int
@@ -179,7 +200,9 @@ class JournalWriter:
             header = reading.moment.header(
                 Kind.CHECKPOINT_PART, epoch=epoch, number=number.number, follows=follows, part=part
             )
-            put = await self._put(checkpoint_part_key(self._cluster, epoch, number.number, part), header, tables)
+            put = await self._put(
+                checkpoint_part_key(self._cluster, epoch, number.number, part), header, tables
+            )
             parts.append(Part(number=part, size_bytes=put.size_bytes, crc32c=put.crc32c))
         return parts
 
@@ -212,7 +235,9 @@ class JournalWriter:
             reverse=True,
         )
         kept = {
-            each[:2] for place, each in enumerate(complete) if place < _COMPLETE_KEPT or each[2].modified_at >= before
+            each[:2]
+            for place, each in enumerate(complete)
+            if place < _COMPLETE_KEPT or each[2].modified_at >= before
         }
         if len(kept) < _COMPLETE_KEPT:
             return 0
@@ -239,7 +264,9 @@ class JournalWriter:
 
     async def _follows(self, epoch: int, number: int) -> int | None:
         try:
-            return read_header(await self._store.get(checkpoint_manifest_key(self._cluster, epoch, number))).follows
+            return read_header(
+                await self._store.get(checkpoint_manifest_key(self._cluster, epoch, number))
+            ).follows
         except (CorruptJournal, ObjectNotFound):
             return None
 
@@ -248,3 +275,39 @@ class JournalWriter:
 class _Put:
     size_bytes: int
     crc32c: int
+
+
+_LOOKS_PER_CHECKPOINT = 20
+
+
+class JournalJob:
+    """Writes what was committed since the last entry."""
+
+    name = "journal"
+
+    def __init__(self, writer: JournalWriter, settings: HousekeeperSettings) -> None:
+        self.interval_s = settings.journal_interval_s
+        self._writer = writer
+
+    async def step(self, progress: str | None) -> Step:
+        written = await self._writer.write_entry()
+        return Step(progress=progress, done=_done(written) | {"segments": written.segments})
+
+
+class CheckpointJob:
+    """Writes a checkpoint when one is due, then deletes old objects of the journal."""
+
+    name = "checkpoint"
+
+    def __init__(self, writer: JournalWriter, settings: HousekeeperSettings) -> None:
+        self.interval_s = settings.checkpoint_interval_s / _LOOKS_PER_CHECKPOINT
+        self._writer = writer
+
+    async def step(self, progress: str | None) -> Step:
+        written = await self._writer.write_checkpoint_if_due()
+        removed = await self._writer.remove_old() if written.objects else 0
+        return Step(progress=progress, done=_done(written) | {"removed": removed})
+
+
+def _done(written: JournalWrite) -> dict[str, int]:
+    return {"objects": written.objects, "bytes": written.size_bytes, "overtaken": written.overtaken}

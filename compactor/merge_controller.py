@@ -1,4 +1,5 @@
-"""How fast to merge (docs/design/merging.md#effort): an effort in bytes per second that follows the backlog. Pure.
+"""How fast to merge (docs/design/merging.md#effort): an effort in bytes per second that follows the backlog.
+Pure.
 
 The effort clears the backlog within `target_s`, shared among the mergers, at most `most_bytes_per_s`. A
 growing backlog gets more effort until both balance: at a steady inflow of `i` bytes/s the backlog settles at

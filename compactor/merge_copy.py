@@ -1,5 +1,5 @@
-"""Turns runs in many objects into one merged object (docs/design/merging.md#copying): what to read, whether it is
-right, its layout.
+"""Turns runs in many objects into one merged object (docs/design/merging.md#copying): what to read, whether
+it is right, its layout.
 
 Pure: the caller reads and writes.
 
@@ -14,14 +14,20 @@ Promises:
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crc32c import crc32c
 
 from compactor.merge_plan import Swap
 from sequencer.housekeeping.merge_values import MergedRun, PartitionKey, PlacedSwap, RunToMerge
 from storage.batches.byte_arrays import Buffer
-from storage.batches.record_batch import CRC_START, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC_V2, index_batches
+from storage.batches.record_batch import (
+    CRC_START,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD_BYTES,
+    MAGIC_V2,
+    index_batches,
+)
 from storage.identifiers import BytePosition, Offset, SegmentId
 from storage.segments.segment import MERGED_VERSION, FooterRun, SegmentFooter, footer_bytes, header_bytes
 
@@ -135,14 +141,37 @@ class Layout:
         self._swaps: list[PlacedSwap] = []
 
     def add(self, swap: Swap, runs: Sequence[memoryview]) -> None:
-        """Adds a swap and its runs' bytes, which have passed `fault_of_run`. Call it in (topic, partition,
-        offset) order."""
-        made = tuple(_made(swap, self._position, runs[0], self._run_bytes))
+        """Adds a swap and its runs' bytes, which have passed `fault_of_run`. Records may have been erased
+        from them since. Call it in (topic, partition, offset) order."""
+        made = tuple(_made(swap, self._position, runs, self._run_bytes))
         self._swaps.append(PlacedSwap(replaced=swap.replaced, made=made))
         for run, data in zip(swap.replaced, runs, strict=True):
             self._add_to_footer(run, data)
             self._add_chunk(data)
-            self._position += run.length
+            self._position += len(data)
+
+    def add_rebuilt(self, swap: Swap, data: Buffer, min_timestamp_ms: int, max_timestamp_ms: int) -> None:
+        """Adds one run that replaces all of a swap: batches that span the same offsets. Call it in the same
+        order as `add`."""
+        first, last = swap.replaced[0], swap.replaced[-1]
+        made = MergedRun(
+            base_offset=Offset(first.base_offset),
+            last_offset=Offset(last.last_offset),
+            position=BytePosition(self._position),
+            length=len(data),
+            min_timestamp_ms=min_timestamp_ms,
+            max_timestamp_ms=max_timestamp_ms,
+        )
+        self._swaps.append(PlacedSwap(replaced=swap.replaced, made=(made,)))
+        whole = replace(
+            first,
+            last_offset=last.last_offset,
+            min_timestamp_ms=min_timestamp_ms,
+            max_timestamp_ms=max_timestamp_ms,
+        )
+        self._add_to_footer(whole, memoryview(data))
+        self._add_chunk(data)
+        self._position += len(data)
 
     def finish(self) -> LaidOut | None:
         """Returns the object; None if nothing was added."""
@@ -154,20 +183,30 @@ class Layout:
         ending = footer_bytes(footer, self._position)
         self._add_chunk(ending)
         self._join_small()
-        return LaidOut(chunks=tuple(self._chunks), size_bytes=self._position + len(ending), swaps=tuple(self._swaps))
+        return LaidOut(
+            chunks=tuple(self._chunks), size_bytes=self._position + len(ending), swaps=tuple(self._swaps)
+        )
 
     def _add_to_footer(self, run: RunToMerge, data: memoryview) -> None:
         """A partition whose runs are back to back has one entry, plus one after each gap in its offsets."""
-        last = self._footer[-1] if self._footer and _end(self._footer[-1]) == (run.key, run.base_offset) else None
+        last = (
+            self._footer[-1]
+            if self._footer and _end(self._footer[-1]) == (run.key, run.base_offset)
+            else None
+        )
         self._footer[len(self._footer) - (last is not None) :] = [
             FooterRun(
                 topic_id=run.topic_id,
                 partition=run.partition,
                 position=last.position if last else BytePosition(self._position),
-                length=run.length + (last.length if last else 0),
+                length=len(data) + (last.length if last else 0),
                 record_count=run.last_offset - run.base_offset + 1 + (last.record_count if last else 0),
-                min_timestamp_ms=min(run.min_timestamp_ms, last.min_timestamp_ms) if last else run.min_timestamp_ms,
-                max_timestamp_ms=max(run.max_timestamp_ms, last.max_timestamp_ms) if last else run.max_timestamp_ms,
+                min_timestamp_ms=min(run.min_timestamp_ms, last.min_timestamp_ms)
+                if last
+                else run.min_timestamp_ms,
+                max_timestamp_ms=max(run.max_timestamp_ms, last.max_timestamp_ms)
+                if last
+                else run.max_timestamp_ms,
                 crc32c=crc32c(data, last.crc32c if last else 0),
                 base_offset=last.base_offset if last else run.base_offset,
                 last_offset=run.last_offset,
@@ -190,7 +229,7 @@ class Layout:
         self._small, self._small_bytes = [], 0
 
 
-def _made(swap: Swap, position: int, first_run: memoryview, run_bytes: int) -> Iterator[MergedRun]:
+def _made(swap: Swap, position: int, runs: Sequence[memoryview], run_bytes: int) -> Iterator[MergedRun]:
     """Yields one run or, if that would be too long, several, cut between batches."""
     first, last = swap.replaced[0], swap.replaced[-1]
     times = {
@@ -198,7 +237,7 @@ def _made(swap: Swap, position: int, first_run: memoryview, run_bytes: int) -> I
         "max_timestamp_ms": max(run.max_timestamp_ms for run in swap.replaced),
     }
     base_offset = int(first.base_offset)
-    for length, records in _pieces(swap, first_run, run_bytes):
+    for length, records in _pieces(swap, runs, run_bytes):
         yield MergedRun(
             base_offset=Offset(base_offset),
             last_offset=Offset(base_offset + records - 1),
@@ -210,13 +249,13 @@ def _made(swap: Swap, position: int, first_run: memoryview, run_bytes: int) -> I
     assert base_offset == last.last_offset + 1, "a run that passed its check has as many records as offsets"
 
 
-def _pieces(swap: Swap, first_run: memoryview, run_bytes: int) -> Iterator[tuple[int, int]]:
+def _pieces(swap: Swap, runs: Sequence[memoryview], run_bytes: int) -> Iterator[tuple[int, int]]:
     """Yields bytes and records of each run to make."""
     first, last = swap.replaced[0], swap.replaced[-1]
-    if len(swap.replaced) > 1 or first.length <= run_bytes:
-        yield swap.size_bytes, last.last_offset - first.base_offset + 1
+    if len(runs) > 1 or len(runs[0]) <= run_bytes:
+        yield sum(map(len, runs)), last.last_offset - first.base_offset + 1
         return
-    batches = index_batches(first_run, 0, first.length)
+    batches = index_batches(runs[0], 0, len(runs[0]))
     length = records = 0
     sizes, deltas = batches["size_bytes"].tolist(), batches["last_offset_delta"].tolist()
     for size_bytes, last_offset_delta in zip(sizes, deltas, strict=True):

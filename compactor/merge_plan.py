@@ -1,5 +1,5 @@
-"""What is merged with what (docs/design/merging.md#choice-of-inputs): tiers as in an LSM tree, and within a merge which
-runs become one. Pure.
+"""What is merged with what (docs/design/merging.md#choice-of-inputs): tiers as in an LSM tree, and within a
+merge which runs become one. Pure.
 
 Uploads are tier 0. A merge of `fan_in` units of a tier makes one unit of the next, up to `tiers`, so no byte
 is copied more often than that.
@@ -16,7 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from sequencer.housekeeping.merge_values import Backlog, Candidate, MergeInput, PartitionKey, RunToMerge, TierBacklog
+from sequencer.housekeeping.merge_values import (
+    Backlog,
+    Candidate,
+    MergeInput,
+    PartitionKey,
+    RunToMerge,
+    TierBacklog,
+)
 from sequencer.topics.topic_config import TopicConfig
 from storage.identifiers import SegmentId, TopicId
 
@@ -64,7 +71,9 @@ class RetentionLimits:
         spans = [retention_ms // _RETENTION_SHARE] if retention_ms >= 0 else []
         if "segment.ms" in config:
             spans.append(int(config["segment.ms"]))
-        return cls(retention_ms=retention_ms if retention_ms >= 0 else None, longest_span_ms=min(spans, default=None))
+        return cls(
+            retention_ms=retention_ms if retention_ms >= 0 else None, longest_span_ms=min(spans, default=None)
+        )
 
     def expires_soon(self, run: RunToMerge, now_ms: int) -> bool:
         if self.retention_ms is None:
@@ -186,7 +195,9 @@ def _fits(
         group[0].key == run.key
         and group[-1].last_offset + 1 == run.base_offset
         and size_bytes + run.length <= policy.run_bytes
-        and limit.bears(min(group[0].aged_from_ms, run.aged_from_ms), max(group[-1].aged_from_ms, run.aged_from_ms))
+        and limit.bears(
+            min(group[0].aged_from_ms, run.aged_from_ms), max(group[-1].aged_from_ms, run.aged_from_ms)
+        )
     )
 
 

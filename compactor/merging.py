@@ -1,5 +1,5 @@
-"""Merges segments (docs/design/merging.md#copying): claims some, copies their live runs into larger objects, and swaps
-the coordinates.
+"""Merges segments (docs/design/merging.md#copying): claims some, copies their live runs into larger objects,
+and swaps the coordinates.
 
 Any number of agents merge at once, each its own segments. `merge_plan.py` decides what to merge,
 `merge_controller.py` how fast.
@@ -10,6 +10,9 @@ Promises:
   published becomes garbage; what it had published stays.
 - A partition that changes meanwhile, or a run with wrong bytes, fails only its own swap.
 - Memory, time per claim and effort are bounded (`compactor/settings.py`).
+
+The job that finds what may be merged. The merging itself runs besides the jobs, in every agent
+(`merging.py`).
 """
 
 import asyncio
@@ -19,10 +22,18 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from uuid import UUID
 
-from compactor.merge_controller import CopyDebt, EffortLimits, Situation, ceiling_bytes_per_s, effort_bytes_per_s
+from compactor.job import Step
+from compactor.merge_controller import (
+    CopyDebt,
+    EffortLimits,
+    Situation,
+    ceiling_bytes_per_s,
+    effort_bytes_per_s,
+)
 from compactor.merge_copy import ByteRange, LaidOut, Layout, ReadRanges, fault_of_run, ranges_to_read
-from compactor.merge_metrics import MergeMetrics
 from compactor.merge_plan import (
     MergePolicy,
     RetentionLimits,
@@ -35,6 +46,7 @@ from compactor.merge_plan import (
     plan_swaps,
     waiting_bytes,
 )
+from compactor.metrics import MergeMetrics
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.cluster.ownership import OwnershipUnconfirmed
@@ -45,10 +57,10 @@ from sequencer.housekeeping.merge_values import (
     MergeDone,
     MergeOutput,
     PlacedSwap,
-    PublishRefused,
     RunToMerge,
+    SwapsRefused,
 )
-from sequencer.housekeeping.merges import BEFORE_ALL
+from sequencer.housekeeping.merges import BEFORE_ALL, BEGINNING
 from storage.identifiers import SegmentId, new_segment_id
 from storage.segments.keys import merged_key
 from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreUnavailable
@@ -65,8 +77,8 @@ _LONGEST_WAIT_S = 2.0
 
 
 class ClaimLost(Exception):
-    """The merge must end: its holds have ended, or its output is doomed. Another merge continues with its
-    inputs."""
+    """The merge, or the cleaning, must end: its holds have ended, or its output is doomed. Another one
+    continues with its inputs."""
 
 
 _EXPECTED = (ClaimLost, OwnershipUnconfirmed, SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable)
@@ -83,7 +95,9 @@ class _Merge:
     is_complete: bool = False
 
     def count(self, **more: int) -> None:
-        self.done = replace(self.done, **{name: getattr(self.done, name) + number for name, number in more.items()})
+        self.done = replace(
+            self.done, **{name: getattr(self.done, name) + number for name, number in more.items()}
+        )
 
 
 class Merger:
@@ -107,7 +121,9 @@ class Merger:
         self._metrics = metrics
         self._backlog = backlog
         self._load = load
-        self._limits = EffortLimits(target_s=settings.merge_target_s, most_bytes_per_s=settings.merge_max_bytes_per_s)
+        self._limits = EffortLimits(
+            target_s=settings.merge_target_s, most_bytes_per_s=settings.merge_max_bytes_per_s
+        )
         self._debt = CopyDebt(time.monotonic(), saving_s=2 * settings.merge_interval_s)
         self._turn_ends_s = 0.0
         self.policy = self.policy_of(settings)
@@ -215,8 +231,12 @@ class Merger:
         if laid_out is None:
             return
         key = merged_key(self._cluster, segment_id)
-        await self._sequencer.reservations.reserve({segment_id: key}, self._settings.reservation_lease_s, _WRITER)
-        await self._sequencer.holds.take(merge.claim.job_id, [segment_id], lease_s=self._settings.merge_lease_s)
+        await self._sequencer.reservations.reserve(
+            {segment_id: key}, self._settings.reservation_lease_s, _WRITER
+        )
+        await self._sequencer.holds.take(
+            merge.claim.job_id, [segment_id], lease_s=self._settings.merge_lease_s
+        )
         await self._store.put(key, laid_out.chunks)
         output = MergeOutput(
             segment_id=segment_id,
@@ -224,7 +244,9 @@ class Merger:
             size_bytes=laid_out.size_bytes,
             tier=merge.claim.tier + 1,
             newest=merge.claim.newest,
-            may_be_merged_again=is_worth_merging(merge.claim.tier + 1, laid_out.size_bytes, laid_out.runs, self.policy),
+            may_be_merged_again=is_worth_merging(
+                merge.claim.tier + 1, laid_out.size_bytes, laid_out.runs, self.policy
+            ),
         )
         self._debt.copied(laid_out.size_bytes)
         merge.count(objects_out=1, bytes_out=laid_out.size_bytes)
@@ -261,20 +283,10 @@ class Merger:
         return read
 
     async def _publish(self, merge: _Merge, output: MergeOutput, swaps: Sequence[PlacedSwap]) -> None:
-        """Repeats a publish with an unknown outcome until the outcome is known or the claim is lost."""
-        wait_s = 0.1
-        while True:
-            try:
-                answer = await self._sequencer.merges.publish(merge.claim, output, swaps)
-                break
-            except (SequencerUnavailable, CommitOutcomeUnknown) as error:
-                if time.monotonic() > merge.held_until_s:
-                    raise ClaimLost(f"a publish could not be repeated in time: {error}") from error
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-        if isinstance(answer, PublishRefused):
-            raise ClaimLost(f"the merged object {output.object_key} is {answer.reason}")
-        done = [swaps[place] for place in answer.places]
+        places = await publish_until_known(
+            self._sequencer, merge.claim, output, swaps, held_until_s=lambda: merge.held_until_s
+        )
+        done = [swaps[place] for place in places]
         merge.count(
             bytes_in=sum(run.length for swap in done for run in swap.replaced),
             runs_in=sum(len(swap.replaced) for swap in done),
@@ -341,7 +353,9 @@ class Merger:
     def _situation(self, backlog: Backlog) -> Situation:
         return Situation(
             backlog_bytes=waiting_bytes(backlog, self.policy),
-            oldest_s=min((tier.oldest_s for tier in backlog.tiers if merges_waiting(tier, self.policy)), default=0.0),
+            oldest_s=min(
+                (tier.oldest_s for tier in backlog.tiers if merges_waiting(tier, self.policy)), default=0.0
+            ),
             mergers=backlog.agents,
             load=self._load(),
         )
@@ -363,6 +377,32 @@ class Merger:
             self._turn_ends_s = time.monotonic() + _TURN_S
 
 
+async def publish_until_known(
+    sequencer: Sequencer,
+    claim: MergeClaim,
+    output: MergeOutput,
+    swaps: Sequence[PlacedSwap],
+    *,
+    held_until_s: Callable[[], float],
+) -> frozenset[int]:
+    """Returns the indexes of the swaps that are done. Repeats a publish with an unknown outcome until the
+    outcome is known. Raises ClaimLost if it is not by `held_until_s`, or if nothing may be published any
+    more."""
+    wait_s = 0.1
+    while True:
+        try:
+            answer = await sequencer.merges.publish(claim, output, swaps)
+            break
+        except (SequencerUnavailable, CommitOutcomeUnknown) as error:
+            if time.monotonic() > held_until_s():
+                raise ClaimLost(f"a publish could not be repeated in time: {error}") from error
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+    if isinstance(answer, SwapsRefused):
+        raise ClaimLost(f"the new object {output.object_key} is {answer.reason}")
+    return answer.places
+
+
 def _whole_partitions(runs: list[RunToMerge]) -> tuple[list[RunToMerge], bool]:
     """Returns the runs without the last partition, which may have more. If there is only one partition,
     returns all runs and True."""
@@ -380,3 +420,41 @@ def _batched(swaps: Sequence[PlacedSwap], most_runs: int) -> Iterator[Sequence[P
             first, runs = place, 0
         runs += len(swap.replaced)
     yield swaps[first:]
+
+
+class MergeDiscoveryJob:
+    """Follows the commits of segments, from its last position up to `merge_settle_s` ago, and makes
+    candidates of them. Releases the claims of dead agents."""
+
+    name = "merge-discovery"
+
+    def __init__(self, sequencer: Sequencer, settings: HousekeeperSettings, policy: MergePolicy) -> None:
+        self.interval_s = settings.merge_interval_s
+        self._merges = sequencer.merges
+        self._settings = settings
+        self._policy = policy
+
+    async def step(self, progress: str | None) -> Step:
+        """Handles a page of segments. Its progress is never forgotten, so no segment is examined twice."""
+        if not self._policy.tiers:
+            return Step(progress=progress)
+        found = await self._merges.discover(
+            _moment(progress),
+            settle_s=self._settings.merge_settle_s,
+            long_run_bytes=self._policy.long_run_bytes,
+            cap=self._settings.garbage_segments_per_step,
+        )
+        freed = await self._merges.free_lapsed(self._settings.garbage_segments_per_step)
+        committed_at, segment_id = found.reached
+        return Step(
+            progress=f"{committed_at.isoformat()}/{segment_id}",
+            more=found.more or freed == self._settings.garbage_segments_per_step,
+            done={"candidates": found.added, "freed": freed},
+        )
+
+
+def _moment(progress: str | None) -> tuple[datetime, SegmentId]:
+    if progress is None:
+        return BEGINNING
+    committed_at, _, segment_id = progress.partition("/")
+    return datetime.fromisoformat(committed_at), SegmentId(UUID(segment_id))

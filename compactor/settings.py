@@ -1,7 +1,7 @@
-"""The settings of the housekeeper: how often each job runs, how much it does per step, and how long things wait
-before they go.
+"""The settings of the housekeeper: how often each job runs, how much it does per step, and how long things
+wait before they go.
 
-Promises that what must fit together does: see the checks at the end.
+Promises that settings which depend on each other fit: see the checks at the end.
 """
 
 from typing import Self
@@ -13,163 +13,195 @@ from storage.settings import Settings
 
 class HousekeeperSettings(Settings):
     retention_interval_s: float = Field(default=60.0, gt=0)
-    """The pause between two passes over all partitions for what retention lets go."""
+    """The pause between two passes of retention over all partitions."""
     retention_partitions_per_step: int = Field(default=200, ge=1)
     """Partitions looked at in one statement."""
     retention_runs_per_step: int = Field(default=500, ge=1)
-    """Runs deleted in one transaction, while which its partitions take no commit."""
+    """Runs deleted in one transaction. Its partitions take no commit until it ends."""
     retention_partitions_at_once: int = Field(default=50, ge=1)
     """Partitions whose runs are deleted in one transaction."""
 
     topic_sweep_interval_s: float = Field(default=10.0, gt=0)
-    """The pause between two looks for what is left of deleted topics."""
+    """The pause between two searches for the remains of deleted topics."""
     topic_sweep_partitions_per_step: int = Field(default=100, ge=1)
     """Partitions of deleted topics, and histories, swept in one step."""
     topic_sweep_rows_per_step: int = Field(default=2000, ge=1)
     """Runs, and producers' states, deleted in one step."""
 
     producer_expiry_interval_s: float = Field(default=3600.0, gt=0)
-    """The pause between two looks for producers that have not written for long."""
+    """The pause between two searches for producers that have not written for long."""
     producer_expiry_s: float = Field(default=7 * 86_400.0, gt=0)
     """An idempotent producer that wrote nothing to a partition for this long is forgotten there."""
     producers_per_step: int = Field(default=2000, ge=1)
     """Producers' states forgotten in one statement."""
 
     offsets_retention_minutes: int = Field(default=7 * 24 * 60, ge=1)
-    """A group's offsets are forgotten when it has been without members for so long (Kafka's offsets.retention.minutes);
-    those of a group that nobody ever joined, so long after their commit."""
+    """A group's offsets are forgotten when it has had no members for this long (Kafka's
+    offsets.retention.minutes). If no member ever joined, they are forgotten this long after their commit.
+    """
     offset_expiry_interval_s: float = Field(default=600.0, gt=0)
     """The pause between two passes over all committed offsets (offsets.retention.check.interval.ms)."""
     offsets_per_step: int = Field(default=2000, ge=1)
-    """Committed offsets looked at in one transaction, which locks the groups in which some are due."""
+    """Committed offsets read in one transaction, which locks the groups that have expired ones."""
     idle_groups_interval_s: float = Field(default=600.0, gt=0)
-    """The pause between two passes over all groups for those that hold nothing."""
+    """The pause between two passes over all groups that removes empty ones."""
     idle_group_grace_s: float = Field(default=600.0, ge=0)
-    """How long a group without members and offsets stays after its last member, or after an agent last asked for it."""
+    """How long a group without members and offsets stays after its last member left, or after an agent last
+    asked for it.
+    """
     groups_per_step: int = Field(default=1000, ge=1)
-    """Groups looked at in one transaction."""
+    """Groups read in one transaction."""
 
     ownership_ratchet_s: float = Field(default=60.0, gt=0)
-    """The pause between two proofs that this database owns the bucket: each writes the object `<cluster>/ownership`.
-    Nothing is merged or deleted when none succeeded for twice as long."""
+    """The pause between two proofs that this database owns the bucket. Each writes the object
+    `<cluster>/ownership`. If none succeeded for twice as long, nothing is merged or deleted.
+    """
 
     dooming_interval_s: float = Field(default=10.0, gt=0)
-    """The pause between two looks for reservations that have expired and garbage that has waited."""
+    """The pause between two searches for expired reservations and for garbage whose grace period is over."""
     database_outage_after_s: float = Field(default=60.0, gt=0)
-    """No look at the database for this long counts as an outage, after which dooming pauses for one reservation
-    lease.
+    """If the database could not be read for this long, that counts as an outage, and dooming then pauses for
+    one reservation lease.
     """
     reservation_lease_s: float = Field(default=900.0, gt=0)
-    """The agents' reservation lease: how long dooming pauses after an outage, so that they can commit what they hold.
+    """The agents' reservation lease. Dooming pauses for this long after an outage, so that agents can commit
+    what they hold.
     """
     failover_hold_s: float = Field(default=86_400.0, ge=0)
-    """How long nothing is doomed after Postgres failed over, so that a person can look at what a lost commit named."""
+    """How long nothing is doomed after a failover of Postgres, so that a person can look at objects that a
+    lost commit named.
+    """
 
     garbage_interval_s: float = Field(default=30.0, gt=0)
-    """The pause between two passes for segments that nothing refers to, and between two rounds of deletions."""
+    """The pause between two passes for segments that nothing refers to, and between two rounds of deletions.
+    """
     garbage_segments_per_step: int = Field(default=1000, ge=1)
-    """Segments looked at, doomed or deleted in one step."""
+    """Segments checked, doomed or deleted in one step."""
     garbage_grace_s: float = Field(default=600.0, ge=0)
-    """How long an unreferenced object waits before it is deleted; more than twice the age of coordinates that agents
-    may use.
+    """How long an unreferenced object waits before it is deleted. Must be more than twice the age of
+    coordinates that agents may use.
     """
     late_write_window_s: float = Field(default=3600.0, ge=0)
-    """How late a stalled or hedged upload may still arrive; after it a deleted object is deleted once more and
-    forgotten.
+    """How late a stalled or hedged upload may still arrive. After this time, a deleted object is deleted once
+    more and forgotten.
     """
     outcome_retention_s: float = Field(default=3600.0, ge=0)
-    """How long the outcome of a commit stays known: the longest pause of an agent that is tolerated. A repeat that
-    comes later is refused."""
+    """How long the outcome of a commit stays known, and so the longest tolerated pause of an agent. A later
+    repeat of the commit is refused.
+    """
     tombstone_partition_s: float = Field(default=600.0, ge=1)
-    """Tombstones, and outcomes, of so long share a partition, which is dropped as a whole."""
+    """The time span of one partition of tombstones or outcomes. A partition is dropped as a whole."""
     partition_lock_timeout_ms: int = Field(default=500, ge=1)
-    """How long making or dropping such a partition waits for a lock. Whoever reads the table waits behind it."""
+    """How long making or dropping such a partition waits for a lock. Readers of the table wait behind it.
+    """
     history_reader_grace_s: float = Field(default=86_400.0, ge=0)
-    """How long history files that no snapshot names any more stay for readers outside."""
+    """How long history files that no snapshot names any more stay for outside readers."""
 
     merge_target_s: float = Field(default=300.0, gt=0)
-    """What waits to be merged is merged within about so long: the effort follows the backlog."""
+    """The backlog is merged within about this time: the effort follows the backlog."""
     merge_max_bytes_per_s: float = Field(default=67_108_864, gt=0)
     """The most an agent copies per second when it merges, however long the backlog is."""
     merge_fan_in: int = Field(default=16, ge=2)
-    """Uploads, or earlier merges, merged at a time; small ones are gathered up to sixteen times as many."""
+    """Uploads, or earlier merges, merged at a time. Of small ones, up to sixteen times as many."""
     merge_tiers: int = Field(default=3, ge=0, le=8)
-    """How often a byte may be copied by merging, which bounds the write amplification; 0: nothing is merged."""
+    """How often merging may copy a byte, which bounds the write amplification. 0: nothing is merged.
+    """
     merge_object_bytes: int = Field(default=33_554_432, ge=1024)
-    """The most a merged object holds of runs; one is read, checked and uploaded at a time."""
+    """The most bytes of runs in a merged object. One object is read, checked and uploaded at a time."""
     merge_run_bytes: int = Field(default=4_194_304, ge=1024)
-    """Runs are merged up to this length; one of half of it gains nothing more."""
+    """Runs are merged up to this length. A run of half this length is not merged any more."""
     merge_memory_bytes: int = Field(default=75_497_472, ge=4096)
-    """Memory for merging: an object's bytes as read, with at most a quarter of dead ones between, and as uploaded."""
+    """Memory for merging: an object's bytes as read, with at most a quarter of dead bytes between, and as
+    uploaded.
+    """
     merge_requests: int = Field(default=4, ge=1)
     """Ranges read from the store at once."""
     merge_settle_s: float = Field(default=60.0, ge=0)
-    """Uploads are merged when they are this old: their readers at the tail have gone on."""
+    """Uploads are merged when they are this old. Readers at the tail have passed them by then."""
     merge_segments_per_claim: int = Field(default=1024, ge=2)
-    """Segments looked at, and claimed, for one merge."""
+    """Segments read and claimed for one merge."""
     merge_runs_per_step: int = Field(default=50_000, ge=1)
     """Runs planned at a time, in memory."""
     merge_runs_per_publish: int = Field(default=500, ge=1)
-    """Runs replaced in one transaction, while which their partitions take no commit."""
+    """Runs replaced in one transaction. Their partitions take no commit until it ends."""
     merge_job_s: float = Field(default=30.0, gt=0)
-    """A merge that takes longer ends after the object it is at; what is left is claimed anew, after what is more
-    urgent."""
+    """A merge that takes longer ends after its current object. The rest is claimed again later, after more
+    urgent merges.
+    """
     merge_lease_s: float = Field(default=60.0, gt=0)
-    """The segments of a merge whose agent died are merged by another after this long."""
+    """If the agent of a merge died, another agent merges its segments after this long."""
     merge_interval_s: float = Field(default=5.0, gt=0)
-    """The pause between two looks for what may be merged."""
+    """The pause between two searches for segments to merge."""
+
+    clean_interval_s: float = Field(default=15.0, gt=0)
+    """The pause between two searches for partitions of compacted topics that are due
+    (log.cleaner.backoff.ms)."""
+    clean_partitions_per_step: int = Field(default=1000, ge=1)
+    """Partitions of compacted topics looked at in one step."""
+    clean_keys_bytes: int = Field(default=67_108_864, ge=1024)
+    """Memory for the keys of a cleaning, at some 35 bytes per key (log.cleaner.dedupe.buffer.size). More keys
+    take more cleanings."""
+    clean_lease_s: float = Field(default=60.0, gt=0)
+    """If the agent of a cleaning died, another agent begins it again after this long."""
 
     restore_horizon_s: float = Field(default=3600.0, ge=0)
-    """An object that nothing refers to any more stays at least this long, so that a database restored to a time within
-    it finds every object. The journal is kept as long."""
+    """An unreferenced object stays at least this long, so that a database restored to a time within it finds
+    every object. The journal is kept as long.
+    """
     journal_interval_s: float = Field(default=3.0, gt=0)
-    """The pause between two entries of the commit journal in the bucket: what a lost database costs at most."""
+    """The pause between two entries of the commit journal in the bucket. A lost database costs at most this.
+    """
     journal_heartbeat_s: float = Field(default=60.0, gt=0)
-    """An entry is written after so long, also if nothing was committed."""
+    """An entry is written after this long, even if nothing was committed."""
     journal_segments_per_pass: int = Field(default=100_000, ge=1)
     """If more segments were committed since the last entry, a checkpoint is written instead."""
     journal_batches_per_entry: int = Field(default=50_000, ge=1)
-    """Batches whose coordinates are in one entry, in memory; further ones go into entries of the same moment."""
+    """Batches whose coordinates are in one entry, in memory. Further ones go into entries of the same moment.
+    """
     journal_timeout_s: float = Field(default=60.0, gt=0)
-    """How long reading one entry from Postgres, and writing it, may take."""
+    """How long it may take to read one entry from Postgres and to write it."""
     checkpoint_pace: float = Field(default=20.0, ge=0)
-    """A checkpoint comes no earlier after the last one than so many times what that one took."""
+    """The next checkpoint waits at least this many times as long as the last one took."""
     checkpoint_interval_s: float = Field(default=600.0, gt=0)
-    """The pause between two checkpoints of the journal; one is written earlier when the entries have outgrown the last.
-    At most half of `restore_horizon_s`."""
+    """The pause between two checkpoints of the journal. If the entries outgrow the last checkpoint, the next
+    is written earlier. At most half of `restore_horizon_s`.
+    """
     checkpoint_part_bytes: int = Field(default=4_194_304, ge=1024)
-    """Rows in one part of a checkpoint, before compression; twice as much is in memory at a time."""
+    """Rows in one part of a checkpoint, before compression. Twice as much is in memory at a time."""
     checkpoint_timeout_s: float = Field(default=1800.0, gt=0)
-    """How long reading one checkpoint from Postgres, and writing it, may take. Postgres keeps what is deleted
-    meanwhile."""
+    """How long it may take to read one checkpoint from Postgres and to write it. Postgres keeps rows that are
+    deleted meanwhile."""
 
     job_lease_s: float = Field(default=60.0, gt=0)
-    """A job whose housekeeper died is taken over by another after this long."""
+    """If the housekeeper of a job died, another takes the job over after this long."""
     job_run_s: float = Field(default=20.0, gt=0)
-    """A job that is not done after this long pauses until its next turn and goes on where it stopped."""
+    """A job that is not done after this long pauses until its next turn, and continues where it stopped."""
     job_retry_s: float = Field(default=1.0, gt=0)
-    """The pause after a job failed, doubled for each further failure up to its interval, with jitter."""
+    """The pause after a failure of a job. It doubles with each further failure, up to the job's interval."""
     job_patience: int = Field(default=8, ge=1)
-    """An agent that comes to a job in vain lets up to so many of its turns pass. Fewer in small clusters."""
+    """An agent that finds a job done by others skips up to this many turns. Fewer in small clusters."""
 
     observation_interval_s: float = Field(default=5.0, gt=0)
-    """The pause between two measurements of what waits in the cluster, made by one agent, and between two readings of
-    the last one by each."""
+    """The pause between two measurements of what waits in the cluster. One agent measures, and each agent
+    reads the result as often.
+    """
     observation_stale_s: float = Field(default=60.0, gt=0)
-    """An older measurement is not believed: nothing is merged by it."""
+    """An older measurement is ignored, and nothing is merged because of it."""
     observation_segments: int = Field(default=1000, ge=1)
-    """Segments of each state that a measurement counts one by one. Beyond it, Postgres estimates their number."""
+    """Segments of each state that a measurement counts one by one. Beyond it, Postgres estimates their
+    number.
+    """
     observation_candidates: int = Field(default=20_000, ge=1)
-    """Candidates for merging that a measurement adds up in each tier. It estimates what lies behind them."""
+    """Candidates for merging that a measurement adds up in each tier. It estimates the rest."""
 
     @property
     def committed_grace_s(self) -> float:
-        """How long an object stays that something referred to once."""
+        """How long an object stays after its last reference is gone."""
         return max(self.garbage_grace_s, self.restore_horizon_s)
 
     @property
     def history_grace_s(self) -> float:
-        """How long a history file stays that a snapshot named once."""
+        """How long a history file stays after the last snapshot that named it."""
         return max(self.history_reader_grace_s, self.restore_horizon_s)
 
     @model_validator(mode="after")
@@ -177,13 +209,15 @@ class HousekeeperSettings(Settings):
         for name in ("garbage_grace_s", "late_write_window_s", "history_reader_grace_s"):
             if (grace_s := getattr(self, name)) <= 2 * self.ownership_ratchet_s:
                 raise ValueError(
-                    f"TIDELOG_{name.upper()} ({grace_s:g}) must be more than twice TIDELOG_OWNERSHIP_RATCHET_S "
-                    f"({self.ownership_ratchet_s:g}): an owner that was replaced would delete before it knows. Raise "
-                    "the former or lower the latter"
+                    f"TIDELOG_{name.upper()} ({grace_s:g}) must be more than twice "
+                    "TIDELOG_OWNERSHIP_RATCHET_S "
+                    f"({self.ownership_ratchet_s:g}): an owner that was replaced would delete before it "
+                    "knows. Raise the former or lower the latter"
                 )
         if self.job_run_s * 2 > self.job_lease_s:
             raise ValueError(
-                f"TIDELOG_JOB_RUN_S ({self.job_run_s}) must be at most half of TIDELOG_JOB_LEASE_S ({self.job_lease_s})"
+                f"TIDELOG_JOB_RUN_S ({self.job_run_s}) must be at most half of TIDELOG_JOB_LEASE_S "
+                f"({self.job_lease_s})"
             )
         if self.observation_interval_s * 2 > self.observation_stale_s:
             raise ValueError(
@@ -197,7 +231,8 @@ class HousekeeperSettings(Settings):
             )
         if self.merge_run_bytes > self.merge_object_bytes:
             raise ValueError(
-                f"TIDELOG_MERGE_RUN_BYTES ({self.merge_run_bytes}) must not exceed TIDELOG_MERGE_OBJECT_BYTES "
+                f"TIDELOG_MERGE_RUN_BYTES ({self.merge_run_bytes}) must not exceed "
+                "TIDELOG_MERGE_OBJECT_BYTES "
                 f"({self.merge_object_bytes})"
             )
         if 0 < self.restore_horizon_s < self.checkpoint_interval_s * 2:
@@ -208,12 +243,14 @@ class HousekeeperSettings(Settings):
             )
         if self.journal_interval_s > self.journal_heartbeat_s:
             raise ValueError(
-                f"TIDELOG_JOURNAL_INTERVAL_S ({self.journal_interval_s}) must not exceed TIDELOG_JOURNAL_HEARTBEAT_S "
+                f"TIDELOG_JOURNAL_INTERVAL_S ({self.journal_interval_s}) must not exceed "
+                "TIDELOG_JOURNAL_HEARTBEAT_S "
                 f"({self.journal_heartbeat_s})"
             )
         if self.dooming_interval_s * 2 > self.database_outage_after_s:
             raise ValueError(
                 f"TIDELOG_DOOMING_INTERVAL_S ({self.dooming_interval_s}) must be at most half of "
-                f"TIDELOG_DATABASE_OUTAGE_AFTER_S ({self.database_outage_after_s}): each pause would count as an outage"
+                f"TIDELOG_DATABASE_OUTAGE_AFTER_S ({self.database_outage_after_s}): each pause would "
+                "count as an outage"
             )
         return self

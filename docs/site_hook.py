@@ -1,12 +1,13 @@
 """The hook of the documentation's site (mkdocs.yml): pages of the repository that are not in docs/.
 
 - README.md is the site's first page. The other pages of `OUTSIDE` keep their path in the repository.
-- A link to a page or picture of the site stays a link. A link to a source file becomes its path in plain text,
-  because the site does not have the file. So each page has the links that work on a code host.
-- Lists are read as code hosts read them (CommonMark): without an empty line before them, nested by two or three spaces.
+- A link to a page or picture of the site stays a link. A link to a source file becomes its path in plain
+  text, because the site does not have the file. So each page has the links that work on a code host.
+- Lists are read as code hosts read them (CommonMark): without an empty line before them, nested by two or
+  three spaces.
 - A folder in the navigation becomes its pages, in the order in which its README.md links to them.
-- Diagrams are drawn if mermaid's script is in .cache/ (`make docs` puts it there). The site has a copy of the script,
-  and fetches nothing.
+- Diagrams are drawn if mermaid's script is in .cache/ (`make docs` puts it there). The site has a copy of the
+  script, and fetches nothing.
 """
 
 import posixpath
@@ -21,7 +22,8 @@ from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 OUTSIDE: Final = (
-    "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "examples/README.md",
+    "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE",
+    "examples/README.md",
     "benchmarks/*.md", "benchmarks/simulation/*.md", "benchmarks/plots/*.svg",
 )  # fmt: skip
 MERMAID: Final = ROOT / ".cache" / "mermaid.min.js"
@@ -71,7 +73,8 @@ def on_page_markdown(markdown: str, *, page: Page, files: Files, **_: Any) -> st
     here = in_repository(page.file.src_uri)
     parts = _FENCE.split(markdown)
     linked = [
-        part if _FENCE_MARK.match(part) else _LINK.sub(lambda link: _link(link, here, files), part) for part in parts
+        part if _FENCE_MARK.match(part) else _LINK.sub(lambda link: _link(link, here, files), part)
+        for part in parts
     ]
     return with_plain_lists("".join(linked))
 
@@ -124,7 +127,8 @@ def _link(link: re.Match[str], here: str, files: Files) -> str:
         path = f"{path}/README.md"
     if files.get_file_from_path(in_site(path)):
         start = posixpath.dirname(in_site(here))
-        return f"{link['picture']}[{link['text']}]({posixpath.relpath(in_site(path), start or '.')}{mark}{heading})"
+        target = posixpath.relpath(in_site(path), start or ".")
+        return f"{link['picture']}[{link['text']}]({target}{mark}{heading})"
     if not (ROOT / path).exists():
         return link[0]  # mkdocs names the page that has it
     text = link["text"]

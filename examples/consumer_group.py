@@ -1,6 +1,7 @@
-"""Two members of a group share the partitions of a topic, and commit what they have worked off.
+"""Two members of a group share the partitions of a topic, and commit what they have processed.
 
-A member that dies without a commit leaves its last records to the other one. So work must bear being done twice.
+If a member dies without a commit, the other one processes its last records again. So processing a record
+twice must do no harm.
 """
 
 import os
@@ -31,7 +32,7 @@ def work(name: str, done: Counter[str], enough: threading.Event) -> None:
         if not messages:
             continue
         done[name] += len(messages)  # the work
-        consumer.commit(asynchronous=False)  # only now, and once for all of them
+        consumer.commit(asynchronous=False)  # after the work, and once for all records
         if done.total() >= ORDERS:
             enough.set()
     consumer.close()
@@ -39,7 +40,7 @@ def work(name: str, done: Counter[str], enough: threading.Event) -> None:
 
 def main() -> None:
     admin = AdminClient({"bootstrap.servers": BOOTSTRAP})
-    admin.create_topics([NewTopic(TOPIC, 6)])[TOPIC].exception(30)  # it may be there from a run before
+    admin.create_topics([NewTopic(TOPIC, 6)])[TOPIC].exception(30)  # an earlier run may have created it
     producer = Producer({"bootstrap.servers": BOOTSTRAP})
     for number in range(ORDERS):
         producer.produce(TOPIC, key=f"customer-{number % 50}", value=f"order {number}")

@@ -1,5 +1,5 @@
-"""The Parquet files of a topic in pandas. The catalog says which files are the table now: a listing would also
-find files of jobs that failed, and files that newer ones replaced.
+"""The Parquet files of a topic in pandas. The catalog says which files the table has now. A listing would
+also find files of failed jobs, and files that newer ones replaced.
 
 Run history_by_spark.py first: it makes the table.
 """

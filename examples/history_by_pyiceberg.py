@@ -1,4 +1,5 @@
-"""The table of a topic through the Iceberg catalog that every agent serves: with no Spark, and nothing of Tidelog.
+"""The table of a topic through the Iceberg catalog that every agent serves, without Spark and without
+Tidelog's code.
 
 Run history_by_spark.py first: it makes the table.
 """

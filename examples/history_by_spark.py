@@ -1,4 +1,6 @@
-"""A topic becomes a table: compact it into Parquet, then ask Spark SQL. The first run fetches Spark's jars."""
+"""A topic becomes a table: compact it into Parquet, then ask Spark SQL. The first run fetches Spark's
+jars.
+"""
 
 import json
 import os

@@ -1,7 +1,7 @@
-"""Many records fast, and each exactly once in the log, whatever is sent again on the way.
+"""Many records fast, and each exactly once in the log, even if the client retries.
 
-Tidelog uploads records of many producers together. So a producer is fast if it keeps batches in flight, and slow if it
-waits for each record.
+Tidelog uploads records of many producers together. So a producer is fast if it keeps batches in flight, and
+slow if it waits for each record.
 """
 
 import os

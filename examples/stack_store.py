@@ -1,4 +1,6 @@
-"""Where the bucket of `tidelog dev` is, for programs that read it themselves. In production these are your own keys."""
+"""Where the bucket of `tidelog dev` is, for programs that read it themselves. In production these are your
+own keys.
+"""
 
 import json
 import os
@@ -7,7 +9,9 @@ from urllib.parse import parse_qs, urlsplit
 
 
 def stack_store() -> dict[str, str]:
-    """As PyIceberg names them: `s3.endpoint`, `s3.access-key-id`, `s3.secret-access-key`. Empty for a local folder."""
+    """As PyIceberg names them: `s3.endpoint`, `s3.access-key-id`, `s3.secret-access-key`. Empty for a local
+    folder.
+    """
     found = json.loads(Path(os.environ.get("TIDELOG_STACK", ".tidelog/stack.json")).read_text())
     url = urlsplit(found["store_url"])
     if url.scheme != "s3":

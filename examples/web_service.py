@@ -1,7 +1,7 @@
 """A web service that answers 202 when its event is in the log, and not before.
 
-Run it: `uvicorn examples.web_service:app --port 8000`. Then: `curl -X POST localhost:8000/clicks -d '{"page": "/"}'
--H 'content-type: application/json'`.
+Run it: `uvicorn examples.web_service:app --port 8000`. Then: `curl -X POST localhost:8000/clicks -d '{"page":
+"/"}' -H 'content-type: application/json'`.
 """
 
 import asyncio
@@ -21,7 +21,9 @@ TOPIC = "example-clicks"
 @asynccontextmanager
 async def with_producer(service: FastAPI) -> AsyncIterator[None]:
     """One producer for the process: it gathers the events of all requests into batches."""
-    service.state.producer = Producer({"bootstrap.servers": BOOTSTRAP, "enable.idempotence": True, "linger.ms": 20})
+    service.state.producer = Producer(
+        {"bootstrap.servers": BOOTSTRAP, "enable.idempotence": True, "linger.ms": 20}
+    )
     polling = asyncio.create_task(_poll(service.state.producer))
     yield
     polling.cancel()

@@ -1,5 +1,5 @@
-"""A producer in zone a and a consumer in zone b. Each talks to agents of its own zone alone; the bucket is what
-the zones share. So no record crosses zones from machine to machine, which clouds charge for.
+"""A producer in zone a and a consumer in zone b. Each talks only to agents of its own zone. The zones share
+only the bucket. So no record crosses zones from machine to machine, which clouds charge for.
 """
 
 import os
@@ -27,7 +27,10 @@ def main() -> None:
     for client, zone in ((producer, "a"), (consumer, "b")):
         leaders = {part.leader for part in client.list_topics(TOPIC, 10).topics[TOPIC].partitions.values()}
         brokers = client.list_topics(TOPIC, 10).brokers
-        print(f"a client of zone {zone} is sent to", ", ".join(f"{brokers[n].host}:{brokers[n].port}" for n in leaders))
+        print(
+            f"a client of zone {zone} is sent to",
+            ", ".join(f"{brokers[n].host}:{brokers[n].port}" for n in leaders),
+        )
     consumer.subscribe([TOPIC])
     message = consumer.poll(30)
     if message is None or message.error():

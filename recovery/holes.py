@@ -6,6 +6,10 @@ Promises:
 - Replacement bytes are checked against their checksum.
 - Ranges that are gone for good are recorded with the reason.
 - What a merged object holds and the log never had is taken over or listed.
+
+Reads the footers of merged objects: they say which offsets of which partitions an object holds.
+
+Promise: bytes are used only if they match the footer's checksum.
 """
 
 from collections import Counter
@@ -14,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
+from crc32c import crc32c
 
-from recovery.merged_footers import MergedFooters
 from recovery.plan import (
     Hole,
+    HolePart,
     NewRun,
-    Part,
     PartitionKey,
     ProvenBatch,
     ProvenRun,
@@ -32,7 +36,15 @@ from recovery.producers import SeenBatches
 from recovery.report import RecordsRefused, Report
 from recovery.settings import RecoverySettings
 from sequencer.journal.recovery import WRITER, WRITER_BEYOND, RecoverySession
-from storage.batches.record_batch import HEADER_BYTES, MOST_EMPTY_OFFSETS, ValidBatch, empty_batch, read_header
+from storage.batches.byte_arrays import Buffer
+from storage.batches.record_batch import (
+    HEADER_BYTES,
+    MOST_EMPTY_OFFSETS,
+    ValidBatch,
+    empty_batch,
+    index_batches,
+    read_header,
+)
 from storage.identifiers import (
     NO_PRODUCER_ID,
     BytePosition,
@@ -44,15 +56,125 @@ from storage.identifiers import (
     new_segment_id,
 )
 from storage.segments.keys import segment_key
-from storage.segments.segment import SealedSegment, seal_segment
+from storage.segments.segment import (
+    TRAILER_BYTES,
+    CorruptSegment,
+    SealedSegment,
+    SegmentFooter,
+    footer_range,
+    read_footer,
+    seal_segment,
+)
 from storage.segments.segment_batches import RECORDS, PendingBatch, PendingBatches
-from storage.stores.object_store import ObjectStore
+from storage.stores.object_store import ObjectNotFound, ObjectStore
+from storage.stores.side_by_side import side_by_side
+from storage.threads import Threads
+
+_LIKELY_FOOTER_BYTES = 65_536
+"""How much is read first: most footers are shorter."""
+
+
+class MergedFooters:
+    """The merged objects that no run refers to, read once."""
+
+    def __init__(self, store: ObjectStore, requests: int) -> None:
+        self._store = store
+        self._requests = requests
+        self._threads = Threads("merged", 1)
+        self._keys: dict[SegmentId, tuple[ObjectKey, int]] = {}
+        self._proven: dict[PartitionKey, list[ProvenRun]] = {}
+
+    async def read(
+        self, objects: Sequence[tuple[SegmentId, ObjectKey, int]], on_objects: Callable[[int, int], None]
+    ) -> list[SegmentId]:
+        """Reads the objects, given as segment id, key and size. Returns the unreadable ones: they prove
+        nothing."""
+        unreadable: list[SegmentId] = []
+        for start in range(0, len(objects), self._requests):
+            group = objects[start : start + self._requests]
+            footers = await side_by_side(self._footer(key, size_bytes) for _, key, size_bytes in group)
+            for (segment_id, key, size_bytes), footer in zip(group, footers, strict=True):
+                if footer is not None and footer.segment_id == segment_id:
+                    self._keys[segment_id] = (key, size_bytes)
+                    self._take(footer)
+                else:
+                    unreadable.append(segment_id)
+            on_objects(start + len(group), len(objects))
+        return unreadable
+
+    def _take(self, footer: SegmentFooter) -> None:
+        for run in footer.runs:
+            if run.base_offset is None or run.last_offset is None:
+                continue
+            proven = ProvenRun(
+                topic_id=run.topic_id,
+                partition=run.partition,
+                base_offset=run.base_offset,
+                last_offset=run.last_offset,
+                segment_id=footer.segment_id,
+                position=run.position,
+                length=run.length,
+                crc32c=run.crc32c,
+                min_timestamp_ms=run.min_timestamp_ms,
+                max_timestamp_ms=run.max_timestamp_ms,
+            )
+            self._proven.setdefault(proven.key, []).append(proven)
+
+    async def _footer(self, key: ObjectKey, size_bytes: int) -> SegmentFooter | None:
+        try:
+            data = await self._store.get(key, max(0, size_bytes - _LIKELY_FOOTER_BYTES), size_bytes)
+            start, end = footer_range(data[-TRAILER_BYTES:], size_bytes)
+            if end - start > len(data):
+                data = await self._store.get(key, start, end)
+            return read_footer(data[len(data) - (end - start) :])
+        except (CorruptSegment, ObjectNotFound):
+            return None
+
+    def of(self, key: PartitionKey) -> Sequence[ProvenRun]:
+        return self._proven.get(key, ())
+
+    def object(self, segment_id: SegmentId) -> tuple[ObjectKey, int]:
+        """Returns key and size."""
+        return self._keys[segment_id]
+
+    def keys(self) -> Sequence[PartitionKey]:
+        """The partitions with proven runs, in order."""
+        return sorted(self._proven)
+
+    async def batches_of(self, run: ProvenRun) -> Sequence[ProvenBatch] | None:
+        """Reads and checks the batches of a run. None if they are not what the footer says."""
+        key, _ = self.object(run.segment_id)
+        try:
+            data = await self._store.get(key, run.position, run.position + run.length)
+        except ObjectNotFound:
+            return None
+        return await self._threads.run(_batches, run, data)
+
+
+def _batches(run: ProvenRun, data: Buffer) -> Sequence[ProvenBatch] | None:
+    if len(data) != run.length or crc32c(data) != run.crc32c:
+        return None
+    try:
+        index = index_batches(data, 0, len(data))
+    except ValueError:
+        return None
+    found, offset = list[ProvenBatch](), int(run.base_offset)
+    for position, size_bytes, delta in index.tolist():
+        header = read_header(data, position)
+        found.append(
+            ProvenBatch(base_offset=Offset(offset), start=position, end=position + size_bytes, header=header)
+        )
+        offset += delta + 1
+    return found if offset == run.last_offset + 1 else None
+
 
 NO_TIMESTAMP: Final = -1
 _GONE: Final = "the object that held them is not in the bucket, and no merged object has them"
 _UNKNOWN: Final = "no journal says which object held them; what still exists of them was appended to the log"
 _NO_PARTITION: Final = "a merged object holds them, and the log has no such partition"
-_DAMAGED: Final = "the merged object that holds them is damaged; what still exists of them was appended to the log"
+_DAMAGED: Final = (
+    "the merged object that holds them is damaged; what still exists of them was appended to the log"
+)
 
 BatchMark = tuple[TopicId, Partition, int, int]
 """Of a batch: its partition, its checksum and its size."""
@@ -64,7 +186,7 @@ class _Filling:
 
     holes: list[Hole]
     runs: list[NewRun] = field(default_factory=list)
-    gone: list[tuple[Hole, Part]] = field(default_factory=list)
+    gone: list[tuple[Hole, HolePart]] = field(default_factory=list)
     adopted: dict[SegmentId, tuple[ObjectKey, int]] = field(default_factory=dict)
     seen: SeenBatches = field(default_factory=SeenBatches)
     """Batches past the end of the log."""
@@ -118,7 +240,9 @@ class Holes:
         unknown = {row.segment_id: row.object_key for row in rows if row.is_unknown}
         for segment_id in unreadable:
             if segment_id in unknown:
-                self._refuse(unknown[segment_id], "the log does not know this object, and its footer is damaged", None)
+                self._refuse(
+                    unknown[segment_id], "the log does not know this object, and its footer is damaged", None
+                )
         holes = [_hole(row) for row in await self._session.run("holes")]
         await self._publish_all(holes, on_holes)
         await self._publish_all(await self._beyond(unknown), on_holes)
@@ -199,9 +323,9 @@ class Holes:
 
     async def _parts(
         self, hole: Hole, usable: list[ProvenRun], checked: dict[ProvenRun, Sequence[ProvenBatch] | None]
-    ) -> list[tuple[Part, Sequence[ProvenBatch]]] | None:
+    ) -> list[tuple[HolePart, Sequence[ProvenBatch]]] | None:
         """None if a usable run turned out to be unusable: it is removed, and the caller tries again."""
-        found: list[tuple[Part, Sequence[ProvenBatch]]] = []
+        found: list[tuple[HolePart, Sequence[ProvenBatch]]] = []
         for part in parts_of(hole, usable):
             if part.run is None:
                 found.append((part, []))
@@ -216,12 +340,16 @@ class Holes:
             found.append((part, chosen))
         return found
 
-    def _refuse_offsets(self, key: PartitionKey, base_offset: Offset, last_offset: Offset, reason: str) -> None:
+    def _refuse_offsets(
+        self, key: PartitionKey, base_offset: Offset, last_offset: Offset, reason: str
+    ) -> None:
         what = f"{self._report.of(key).name} [{base_offset}, {last_offset}]"
         self._refuse(what, reason, last_offset - base_offset + 1)
 
     def _refuse(self, what: str, reason: str, records: int | None) -> None:
-        self._report.refuse(RecordsRefused(what=what, reason=reason, records=records), self._settings.recovery_listed)
+        self._report.refuse(
+            RecordsRefused(what=what, reason=reason, records=records), self._settings.recovery_listed
+        )
 
     async def _publish(self, filling: _Filling) -> None:
         """Uploads the object, then writes the coordinates, in one transaction."""
@@ -294,7 +422,7 @@ def _ranges(ranges: Sequence[Hole] | Sequence[NewRun]) -> dict[str, list[Any]]:
     }
 
 
-def _pieces(part: Part) -> list[tuple[int, int]]:
+def _pieces(part: HolePart) -> list[tuple[int, int]]:
     """Returns the first and last offset of each empty batch."""
     return [
         (first, min(first + MOST_EMPTY_OFFSETS - 1, part.last_offset))

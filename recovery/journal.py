@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedJournal:
     """The result of loading the journal."""
 
     rows: int
@@ -91,10 +91,12 @@ class BucketJournal:
 
     def _beyond(self, position: JournalPosition) -> list[JournalHeader]:
         return [
-            entry for entry in self.found.entries if JournalPosition(epoch=entry.epoch, number=entry.number) > position
+            entry
+            for entry in self.found.entries
+            if JournalPosition(epoch=entry.epoch, number=entry.number) > position
         ]
 
-    async def load(self, session: RecoverySession, progress: Progress) -> Loaded:
+    async def load(self, session: RecoverySession, progress: Progress) -> LoadedJournal:
         """Replaces the log's tables. Call it in a transaction. An unreadable entry ends the journal as if it
         were missing. Raises JournalMismatch or StoreUnavailable, and CorruptJournal or ObjectNotFound for a
         part of the checkpoint."""
@@ -125,7 +127,7 @@ class BucketJournal:
             taken_at=self.taken_at,
             producers_at=self.producers_at,
         )
-        return Loaded(rows=rows, left_out=left_out)
+        return LoadedJournal(rows=rows, left_out=left_out)
 
     @property
     def producers_at(self) -> datetime:

@@ -127,7 +127,7 @@ class ProvenBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class HolePart:
     """A part `[base_offset, last_offset]` of a hole. `run` None: no object proves it, and it is gone."""
 
     base_offset: Offset
@@ -135,21 +135,23 @@ class Part:
     run: ProvenRun | None
 
 
-def parts_of(hole: Hole, proven: Sequence[ProvenRun]) -> Iterator[Part]:
+def parts_of(hole: Hole, proven: Sequence[ProvenRun]) -> Iterator[HolePart]:
     """Covers the hole from its start by as few runs as possible. Of equal runs the one named first is
     taken."""
-    useful = [run for run in proven if run.last_offset >= hole.base_offset and run.base_offset <= hole.last_offset]
+    useful = [
+        run for run in proven if run.last_offset >= hole.base_offset and run.base_offset <= hole.last_offset
+    ]
     offset = int(hole.base_offset)
     while offset <= hole.last_offset:
         here = [run for run in useful if run.base_offset <= offset <= run.last_offset]
         if here:
             run = max(here, key=lambda one: one.last_offset)
             last = min(run.last_offset, hole.last_offset)
-            yield Part(base_offset=Offset(offset), last_offset=Offset(last), run=run)
+            yield HolePart(base_offset=Offset(offset), last_offset=Offset(last), run=run)
         else:
             next_base = min((run.base_offset for run in useful if run.base_offset > offset), default=None)
             last = hole.last_offset if next_base is None else Offset(next_base - 1)
-            yield Part(base_offset=Offset(offset), last_offset=Offset(last), run=None)
+            yield HolePart(base_offset=Offset(offset), last_offset=Offset(last), run=None)
         offset = last + 1
 
 
@@ -169,7 +171,7 @@ class NewRun:
     running_max_timestamp_ms: int
 
 
-def chosen_batches(part: Part, batches: Sequence[ProvenBatch]) -> Sequence[ProvenBatch] | None:
+def chosen_batches(part: HolePart, batches: Sequence[ProvenBatch]) -> Sequence[ProvenBatch] | None:
     """Returns the batches of a part's run that the part takes. None if it does not begin and end between
     batches."""
     assert part.run is not None
@@ -179,7 +181,7 @@ def chosen_batches(part: Part, batches: Sequence[ProvenBatch]) -> Sequence[Prove
     return batches[bases.index(part.base_offset) : bases.index(part.last_offset + 1)]
 
 
-def cut(hole: Hole, part: Part, chosen: Sequence[ProvenBatch], most_bytes: int) -> Iterator[NewRun]:
+def cut(hole: Hole, part: HolePart, chosen: Sequence[ProvenBatch], most_bytes: int) -> Iterator[NewRun]:
     """Yields the runs that a part of a hole becomes, cut between batches at about `most_bytes`."""
     assert part.run is not None
     first = 0

@@ -27,7 +27,8 @@ class SeenBatches:
     def add(self, key: PartitionKey, header: BatchHeader, base_offset: int) -> None:
         if header.producer_id == NO_PRODUCER_ID:
             return
-        last_sequence = (header.base_sequence + header.record_count - 1) & _LARGEST_SEQUENCE
+        # Not by the count of records, of which some may have been erased.
+        last_sequence = (header.base_sequence + header.last_offset_delta) & _LARGEST_SEQUENCE
         self.topic_ids.append(key[0])
         self.partitions.append(key[1])
         self.producer_ids.append(header.producer_id)

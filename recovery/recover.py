@@ -6,21 +6,24 @@ Promises:
 - Agents of this database do not serve meanwhile.
 - If a recovery is killed at any point, run it again to finish it.
 - A rehearsal does the same work on copies. It writes neither into the bucket nor into the database.
+
+Copies the bucket's listing into a table of the database, where SQL compares it with the log. So a million
+objects take no memory here.
+
+A store for rehearsals: reads are real, writes do nothing.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from recovery.census import take_census
 from recovery.holes import Holes
 from recovery.journal import BucketJournal, replay_producers
 from recovery.plan import JournalPosition, Side, Source, newer_side, young_since
-from recovery.read_only_store import ReadOnlyStore
 from recovery.report import RecordsRefused, Report
 from recovery.settings import RecoverySettings
 from recovery.undelete import Undelete, undelete_for
@@ -29,13 +32,77 @@ from sequencer.cluster.ownership import Ownership, OwnershipLost
 from sequencer.cluster.store_identity import Identity, WrongStore, identity_of
 from sequencer.database.database import Database
 from sequencer.journal.loading import RunLeftOut
-from sequencer.journal.recovery import WRITER, WRITER_BEYOND, RecoverySession
+from sequencer.journal.recovery import WRITER, WRITER_BEYOND, ListedObject, RecoverySession
 from sequencer.migrate import migrate
 from sequencer.settings import MigrationSettings, SequencerSettings
+from storage.batches.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
-from storage.segments.keys import is_merged
-from storage.stores.object_store import ObjectStore, StoreSettings, StoreUnavailable
+from storage.segments.keys import is_merged, merged_prefix, segment_id_of, segments_prefix
+from storage.stores.object_store import ObjectInfo, ObjectStore, StoreSettings, StoreUnavailable
 from storage.stores.side_by_side import side_by_side
+
+
+async def take_census(
+    session: RecoverySession,
+    store: ObjectStore,
+    cluster: str,
+    settings: RecoverySettings,
+    on_objects: Callable[[int], None] = lambda _: None,
+) -> tuple[int, int]:
+    """Lists all segments. Returns how many uploaded and how many merged ones there are. Calls `on_objects`
+    with the count so far. Raises StoreUnavailable."""
+    await session.begin_listing()
+    page: list[ListedObject] = []
+    seen = 0
+    async for one in _segments(store, cluster):
+        page.append(one)
+        if len(page) == settings.recovery_page:
+            await session.add_listed(page)
+            seen += len(page)
+            on_objects(seen)
+            page = []
+    await session.add_listed(page)
+    on_objects(seen + len(page))
+    return await session.end_listing()
+
+
+async def _segments(store: ObjectStore, cluster: str) -> AsyncIterator[ListedObject]:
+    for prefix in (segments_prefix(cluster), merged_prefix(cluster)):
+        async for info in store.list(prefix):
+            segment_id = segment_id_of(info.key)
+            if segment_id is not None:
+                yield ListedObject(
+                    segment_id=segment_id,
+                    object_key=info.key,
+                    size_bytes=info.size_bytes,
+                    modified_at=info.modified_at,
+                    is_merged=is_merged(info.key),
+                )
+
+
+class ReadOnlyStore:
+    """The methods of `ObjectStore` that recovery uses."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.get = store.get
+        self.head = store.head
+        self.probe = store.probe
+        self.close = store.close
+        self.get_tagged = store.get_tagged
+
+    async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None:
+        """Does nothing."""
+
+    async def put_if(self, key: ObjectKey, chunks: Sequence[Buffer], tag: str | None) -> None:
+        """Does nothing."""
+
+    async def delete(self, keys: Sequence[ObjectKey]) -> None:
+        """Does nothing."""
+
+    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        return self._store.list(prefix)
+
 
 BEING_RECOVERED: Final = "this database is being recovered; run `tidelog recover` to its end"
 RATCHETS_WAITED: Final = 2
@@ -105,7 +172,9 @@ async def _take(task: Task, ownership: Ownership, store: ObjectStore) -> None:
     ratchet_s = task.settings.ownership_ratchet_s if is_told else state.ratchet_s
     alive_age_s = state.confirmed_age_s
     if task.take_over:
-        taken = await ownership.take_over(store, task.cluster, ratchet_s=ratchet_s, stopped_because=BEING_RECOVERED)
+        taken = await ownership.take_over(
+            store, task.cluster, ratchet_s=ratchet_s, stopped_because=BEING_RECOVERED
+        )
         alive_age_s = taken.before_age_s
     else:
         if state.lost_because != BEING_RECOVERED:
@@ -145,8 +214,10 @@ class _Recovery:
         identity = await identity_of(self._store, self._task.cluster)
         if identity is not None and database.has_topics and identity.cluster_id != database.cluster_id:
             raise WrongStore(
-                f"{self._task.store_url} under {self._task.cluster}/ belongs to cluster {identity.cluster_id}, and the"
-                f" database is that of cluster {database.cluster_id}: set TIDELOG_DATABASE_URL or TIDELOG_STORE_URL"
+                f"{self._task.store_url} under {self._task.cluster}/ belongs to cluster "
+                f"{identity.cluster_id}, and the"
+                f" database is that of cluster {database.cluster_id}: set TIDELOG_DATABASE_URL or "
+                "TIDELOG_STORE_URL"
             )
         return identity
 
@@ -169,6 +240,7 @@ class _Recovery:
         holes = Holes(self._session, self._store, self._task.cluster, self._settings, report)
         with self._timed("missing objects"):
             await self._session.run("find_missing")
+            await self._session.run("leave_to_history")
             await self._undelete()
             await holes.fill(progress)
         with self._timed("young segments"):
@@ -249,10 +321,15 @@ class _Recovery:
         database = await session.row("cluster")
         if not database.has_topics and database.store_id is None:
             raise CannotRecover(
-                f"the database is empty and {self._task.store_url} holds no journal under {self._task.cluster}/:"
+                f"the database is empty and {self._task.store_url} holds no journal under "
+                f"{self._task.cluster}/:"
                 " restore a backup of the database first, or correct TIDELOG_STORE_URL or TIDELOG_CLUSTER"
             )
-        if identity is not None and database.store_id != identity.store_id and report.source is Source.JOURNAL:
+        if (
+            identity is not None
+            and database.store_id != identity.store_id
+            and report.source is Source.JOURNAL
+        ):
             await session.run(
                 "adopt_identity",
                 cluster_id=identity.cluster_id,
@@ -273,7 +350,9 @@ class _Recovery:
         size = self._settings.recovery_requests
         for start in range(0, len(missing), size):
             group = missing[start : start + size]
-            back = await side_by_side(versions.undelete(ObjectKey(row.object_key), row.size_bytes) for row in group)
+            back = await side_by_side(
+                versions.undelete(ObjectKey(row.object_key), row.size_bytes) for row in group
+            )
             for row, is_back in zip(group, back, strict=True):
                 if is_back:
                     self._report.undeleted_objects += 1

@@ -101,7 +101,9 @@ class Report:
         change.gone += last_offset - base_offset + 1
         if len(self.gone_ranges) < most_listed:
             self.gone_ranges.append(
-                GoneOffsets(key=key, name=change.name, base_offset=base_offset, last_offset=last_offset, reason=reason)
+                GoneOffsets(
+                    key=key, name=change.name, base_offset=base_offset, last_offset=last_offset, reason=reason
+                )
             )
         else:
             self.gone_more += 1

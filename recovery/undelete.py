@@ -71,8 +71,8 @@ class BucketVersions:
         except (InvalidResponseError, S3Error) as error:
             if isinstance(error, S3Error) and error.code == "AccessDenied":
                 raise StoreUnavailable(
-                    f"cannot ask whether s3://{self._bucket} keeps versions: the keys lack s3:GetBucketVersioning."
-                    " Grant it, or set TIDELOG_RECOVERY_UNDELETE=false"
+                    f"cannot ask whether s3://{self._bucket} keeps versions: the keys lack "
+                    "s3:GetBucketVersioning. Grant it, or set TIDELOG_RECOVERY_UNDELETE=false"
                 ) from error
             return False  # the store does not know this request
         except (MinioException, urllib3.exceptions.HTTPError) as error:
@@ -83,7 +83,9 @@ class BucketVersions:
         try:
             found = self._client.list_objects(bucket_name=self._bucket, prefix=name, include_version=True)
             right = [
-                one for one in found if one.object_name == name and not one.is_delete_marker and one.size == size_bytes
+                one
+                for one in found
+                if one.object_name == name and not one.is_delete_marker and one.size == size_bytes
             ]
             if not right:
                 return False
@@ -102,4 +104,6 @@ class BucketVersions:
 def undelete_for(store_url: str, settings: StoreSettings, *, changes_bucket: bool) -> Undelete:
     """Returns the way for this store. Raises ValueError for a URL that names no store."""
     url = StoreUrl.parse(store_url)
-    return BucketVersions(url, settings, changes_bucket=changes_bucket) if url.scheme == "s3" else NoVersions()
+    return (
+        BucketVersions(url, settings, changes_bucket=changes_bucket) if url.scheme == "s3" else NoVersions()
+    )

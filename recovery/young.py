@@ -38,7 +38,16 @@ from storage.batches.byte_arrays import Buffer
 from storage.batches.record_batch import index_batches, read_header
 from storage.identifiers import NO_PRODUCER_ID, ObjectKey, Partition, SegmentId
 from storage.segments.segment import CorruptSegment, empty_segment, verify_segment
-from storage.segments.segment_batches import COLUMNS, CRC, LENGTH, PARTITION, PRODUCER_ID, RECORDS, TOPIC, PlacedBatches
+from storage.segments.segment_batches import (
+    COLUMNS,
+    CRC,
+    LENGTH,
+    PARTITION,
+    PRODUCER_ID,
+    RECORDS,
+    TOPIC,
+    PlacedBatches,
+)
 from storage.stores.object_store import ObjectNotFound, ObjectStore
 from storage.stores.side_by_side import side_by_side
 from storage.threads import Threads
@@ -103,7 +112,9 @@ def segment_to_commit(segment_id: SegmentId, data: Buffer) -> SegmentToCommit | 
                     header.crc,
                 )
             )
-    placed = PlacedBatches(topic_ids=topic_ids, columns=np.array(columns, np.int64).reshape(-1, COLUMNS).T.copy())
+    placed = PlacedBatches(
+        topic_ids=topic_ids, columns=np.array(columns, np.int64).reshape(-1, COLUMNS).T.copy()
+    )
     return SegmentToCommit(segment_id=segment_id, size_bytes=len(data), batches=placed)
 
 
@@ -157,7 +168,9 @@ class YoungSegments:
             return Unreadable(reason="it was deleted after it had been listed")
         return await self._threads.run(segment_to_commit, segment_id, data)
 
-    def _committed_before(self, segment: SegmentToCommit, key: ObjectKey, outcome: Sequence[int]) -> _Deferred:
+    def _committed_before(
+        self, segment: SegmentToCommit, key: ObjectKey, outcome: Sequence[int]
+    ) -> _Deferred:
         """An unfinished recovery committed this segment. It may have left out what was in the log."""
         try:
             known = decode_outcomes(outcome, len(segment.batches))
@@ -170,7 +183,9 @@ class YoungSegments:
         """None if all batches are in the log."""
         columns, topic_ids = segment.batches.columns, segment.batches.topic_ids
         new: list[int] = []
-        for index, (topic, partition, length, records, producer_id, crc) in enumerate(columns[_MARK].T.tolist()):
+        for index, (topic, partition, length, records, producer_id, crc) in enumerate(
+            columns[_MARK].T.tolist()
+        ):
             mark = (topic_ids[topic], Partition(partition), crc, length)
             if producer_id == NO_PRODUCER_ID and self._in_the_log[mark] > 0:
                 self._in_the_log[mark] -= 1
@@ -217,7 +232,9 @@ class YoungSegments:
             return False
         segment = deferred.to_commit
         rest = SegmentToCommit(
-            segment_id=segment.segment_id, size_bytes=segment.size_bytes, batches=_some(segment.batches, refused)
+            segment_id=segment.segment_id,
+            size_bytes=segment.size_bytes,
+            batches=_some(segment.batches, refused),
         )
         async with self._session.transaction():
             await self._session.run("commit_again", segment_id=segment.segment_id)
@@ -247,7 +264,9 @@ class YoungSegments:
             self._refuse(key, reason, records)
 
     def _refuse(self, key: ObjectKey, reason: str, records: int | None) -> None:
-        self._report.refuse(RecordsRefused(what=key, reason=reason, records=records), self._settings.recovery_listed)
+        self._report.refuse(
+            RecordsRefused(what=key, reason=reason, records=records), self._settings.recovery_listed
+        )
 
 
 def _some(batches: PlacedBatches, which: NDArray[np.int64]) -> PlacedBatches:
@@ -255,4 +274,6 @@ def _some(batches: PlacedBatches, which: NDArray[np.int64]) -> PlacedBatches:
     columns = np.take(batches.columns, which, axis=1)
     used = np.unique(columns[TOPIC])
     columns[TOPIC] = np.searchsorted(used, columns[TOPIC])
-    return PlacedBatches(topic_ids=tuple([batches.topic_ids[topic] for topic in used.tolist()]), columns=columns)
+    return PlacedBatches(
+        topic_ids=tuple([batches.topic_ids[topic] for topic in used.tolist()]), columns=columns
+    )

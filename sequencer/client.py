@@ -6,17 +6,18 @@ from sequencer.cluster.agents import Agents
 from sequencer.cluster.cluster import Cluster
 from sequencer.cluster.ownership import Ownership
 from sequencer.cluster.store_identity import StoreIdentity
-from sequencer.commits.commits import Commits
+from sequencer.commits.commits import Commits, Reservations
 from sequencer.commits.coordinates import Coordinates
 from sequencer.commits.producers import Producers
-from sequencer.commits.reservations import Reservations
 from sequencer.database.database import Database
 from sequencer.database.lanes import Lane
 from sequencer.groups.committed_offsets import CommittedOffsets
-from sequencer.groups.group_configs import GroupConfigs
 from sequencer.groups.group_retention import GroupRetention
-from sequencer.groups.groups import Groups
+from sequencer.groups.groups import GroupConfigs, Groups
 from sequencer.history.history import History
+from sequencer.history.history_log import HistoryLog
+from sequencer.housekeeping.cleanings import Cleanings
+from sequencer.housekeeping.erasures import Erasures
 from sequencer.housekeeping.garbage import Garbage
 from sequencer.housekeeping.holds import Holds
 from sequencer.housekeeping.inspection import Inspection
@@ -27,8 +28,7 @@ from sequencer.housekeeping.retention import Retention
 from sequencer.journal.journal import Journal
 from sequencer.journal.recovery import GoneRanges
 from sequencer.settings import SequencerSettings
-from sequencer.topics.administration import Administration
-from sequencer.topics.topics import Topics
+from sequencer.topics.topics import Administration, Topics
 
 __all__ = ["Sequencer", "SequencerSettings"]
 
@@ -58,12 +58,15 @@ class Sequencer:
         self.ownership = Ownership(housekeeping)
         self.group_retention = GroupRetention(housekeeping)
         self.history = History(housekeeping)
+        self.history_log = HistoryLog(housekeeping)
         self.retention = Retention(housekeeping)
         self.inspection = Inspection(housekeeping)
         self.holds = Holds(housekeeping)
         self.garbage = Garbage(housekeeping)
         self.gone_ranges = GoneRanges(housekeeping)
         self.merges = Merges(housekeeping)
+        self.cleanings = Cleanings(housekeeping)
+        self.erasures = Erasures(housekeeping)
         self.journal = Journal(housekeeping)
         self.observations = Observations(housekeeping)
 

@@ -9,4 +9,5 @@ INSERT INTO agents_shown DEFAULT VALUES;
 INSERT INTO topic_changes DEFAULT VALUES;
 INSERT INTO producer_ids DEFAULT VALUES;
 INSERT INTO journal DEFAULT VALUES;
+INSERT INTO erasures DEFAULT VALUES;
 SELECT add_time_partition('tombstones', 600, 1000), add_time_partition('outcomes', 600, 1000);

@@ -14,8 +14,7 @@ Promises:
   schema by accident. So is a database of a development version.
 
 `schema.sql`, `functions/` and `first_rows.sql` say what a database looks like now. A test makes one database
-from them and one from the migrations, and compares the two. `schema.sql`, `functions/` and `first_rows.sql`
-say what a database looks like now. A test makes one of them and one of the migrations, and compares the two.
+from them and one from the migrations, and compares the two.
 """
 
 import asyncio
@@ -81,7 +80,9 @@ def migrations() -> Sequence[Migration]:
     found.sort(key=lambda migration: migration.number)
     numbers = [migration.number for migration in found]
     if numbers != list(range(1, len(found) + 1)):
-        raise MigrationRefused(f"sequencer/migrations must be numbered 1, 2, 3 ... without gaps, found {numbers}")
+        raise MigrationRefused(
+            f"sequencer/migrations must be numbered 1, 2, 3 ... without gaps, found {numbers}"
+        )
     return found
 
 
@@ -104,7 +105,9 @@ async def migrate(database_url: str, settings: MigrationSettings) -> list[int]:
         async with connection:
             return await _Migrating(connection, settings).apply(known)
     except psycopg.OperationalError as error:
-        raise SequencerUnavailable(f"migrating {describe_address(database_url)} was interrupted: {error}") from error
+        raise SequencerUnavailable(
+            f"migrating {describe_address(database_url)} was interrupted: {error}"
+        ) from error
 
 
 class _Migrating:
@@ -116,7 +119,8 @@ class _Migrating:
         await self._connection.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_S}s'")
         await self._connection.execute(f"SET lock_timeout = '{ANOTHER_MIGRATION_S}s'")
         try:
-            await self._connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))  # released with the connection
+            # Released with the connection.
+            await self._connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
         except LockNotAvailable as error:
             raise MigrationRefused(
                 f"another migration of this database has been at work for {ANOTHER_MIGRATION_S} s:"
@@ -147,7 +151,8 @@ class _Migrating:
         if not (await found.fetchall())[0][0]:
             await self._connection.execute(
                 "CREATE TABLE migrations (number integer PRIMARY KEY, name text NOT NULL,"
-                " applied_at timestamptz NOT NULL DEFAULT clock_timestamp(), is_complete boolean NOT NULL DEFAULT true)"
+                " applied_at timestamptz NOT NULL DEFAULT clock_timestamp(), is_complete boolean NOT NULL "
+                "DEFAULT true)"
             )
         cursor = await self._connection.execute("SELECT number, name FROM migrations WHERE number = 1")
         if any(name != known[0].name for _, name in await cursor.fetchall()):
@@ -189,13 +194,21 @@ class _Migrating:
             except (LockNotAvailable, DeadlockDetected) as error:
                 if time.monotonic() >= ends_s:
                     raise MigrationRefused(
-                        f"{name} could not lock what it changes for {self._settings.migration_patience_s:g} s:"
+                        f"{name} could not lock what it changes for "
+                        f"{self._settings.migration_patience_s:g} s:"
                         " find the long transaction in pg_stat_activity and end it, or raise"
                         " TIDELOG_MIGRATION_PATIENCE_S. Run it again later; nothing is lost"
                     ) from error
                 log.warning(
-                    "migration waits for a lock that a long transaction holds, and lets commits pass meanwhile",
-                    extra={"migration": name, "again_in_s": round(pause_s, 1), "error": str(error).split("\n")[0]},
+                    (
+                        "migration waits for a lock that a long transaction holds, and lets commits pass "
+                        "meanwhile"
+                    ),
+                    extra={
+                        "migration": name,
+                        "again_in_s": round(pause_s, 1),
+                        "error": str(error).split("\n")[0],
+                    },
                 )
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(2 * pause_s, self._settings.migration_longest_pause_s)

@@ -174,7 +174,9 @@ class _NamedErrors:
         if isinstance(error, MinioException) and _says(error, _MISSING):
             raise ObjectNotFound(self._key) from error
         if isinstance(error, (MinioException, urllib3.exceptions.HTTPError, OSError)):
-            raise StoreUnavailable(f"{self._where}: {self._key}: {error}. Checked TIDELOG_STORE_URL.") from error
+            raise StoreUnavailable(
+                f"{self._where}: {self._key}: {error}. Checked TIDELOG_STORE_URL."
+            ) from error
 
 
 def _says(error: MinioException, codes: tuple[str, ...]) -> bool:

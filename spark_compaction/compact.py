@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import partial, reduce
 from typing import Literal
 
 from pyspark.sql import SparkSession
@@ -37,10 +37,11 @@ from sequencer.topics.topic_config import TopicConfig
 from sequencer.topics.topics import Topic, UnknownTopic
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.footers import ExpectedFile, is_full
-from spark_compaction.iceberg_table import AddedFile, Change, HistoryTableFiles
-from spark_compaction.job import kept_lease, publish_staged, run_in_spark
+from spark_compaction.iceberg_table import AddedFile, Change, HistoryTableFiles, SchemaChange
+from spark_compaction.job import SparkJobFailed, kept_lease, publish_staged, run_in_spark
 from spark_compaction.manifest import (
     MANIFEST_COLUMNS,
+    ManifestRefused,
     ManifestRow,
     Stopped,
     VerifiedFile,
@@ -53,10 +54,14 @@ from spark_compaction.planner import PlannedTask, plan_tasks
 from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.tasks import TaskContext, manifest_rows, run_tasks, task_table
+from spark_compaction.typed.decoding import Unplanned
+from spark_compaction.typed.topic_typing import TopicTyping, TopicWaits, TypedPlanner, has_format
 from storage.threads import Threads
 
 _DROPPED_AT_A_TIME = 100
 _PUBLISHED_AT_ONCE = 8
+_PLANNED_AGAIN = 2
+"""How often tasks run again because of columns or schemas that they met. The last time they meet none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,10 @@ class TopicCompaction:
     """Partitions whose history cannot go on: an object of theirs is missing."""
     failed: tuple[Stopped, ...] = ()
     """Partitions for which a task failed; the next call tries again."""
+    waits: str = ""
+    """Why the topic's records cannot become columns now; the next call tries again."""
+    refused: tuple[str, ...] = ()
+    """Why publishes of its jobs, merges among them, were refused. The next call plans again."""
     busy: bool = False
     """True: another compaction or TTL was working on this topic, so this call left it alone."""
 
@@ -160,6 +169,8 @@ class _Job:
     compactor: "TopicCompactor"
     job: HistoryJob
     tasks: Sequence[PlannedTask]
+    typing: TopicTyping | None
+    """None: the topic has no format."""
 
 
 class Compaction:
@@ -171,51 +182,117 @@ class Compaction:
         self._on_progress = on_progress
         self._address = BucketAddress.of(settings.store_url, settings)
         self._threads = Threads("spark", 1)
+        self._planner = TypedPlanner(settings)
 
     async def run_round(self, compactors: Sequence["TopicCompactor"]) -> Sequence["TopicCompactor"]:
-        """One job of each topic. Returns the topics that may have more to do; files of the others are merged."""
+        """One job of each topic. Returns the topics that may have more to do; files of the others are
+        merged.
+        """
         jobs: list[_Job] = []
         async with AsyncExitStack() as leases:
             for compactor in compactors:
                 begun = await compactor.begin()
                 if begun is not None:
-                    await leases.enter_async_context(kept_lease(self._sequencer, begun.job, self._settings.job_lease_s))
-                    jobs.append(self._planned(compactor, begun, len(compactors), jobs))
+                    await leases.enter_async_context(
+                        kept_lease(self._sequencer, begun.job, self._settings.job_lease_s)
+                    )
+                    planned = await self._planned(compactor, begun, len(compactors), jobs)
+                    jobs += [] if planned is None else [planned]
             advanced = await self._run(jobs) if jobs else []
-        for compactor in compactors:
-            if compactor not in advanced:
-                await compactor.merge_files()
-                self._tell("done", [compactor])
+        await self._merge_files([compactor for compactor in compactors if compactor not in advanced])
         return advanced
 
-    def _planned(self, compactor: "TopicCompactor", begun: Begun, topics: int, before: Sequence[_Job]) -> _Job:
+    async def _merge_files(self, compactors: Sequence["TopicCompactor"]) -> None:
+        """Raises the first failure, once all topics that can be merged are."""
+        failures: list[Exception] = []
+        for compactor in compactors:
+            try:
+                await compactor.merge_files()
+            except (SparkJobFailed, ManifestRefused) as failed:
+                failures.append(failed)
+            self._tell("done", [compactor])
+        if failures:
+            raise failures[0]
+
+    async def _planned(
+        self, compactor: "TopicCompactor", begun: Begun, topics: int, before: Sequence[_Job]
+    ) -> _Job | None:
+        """None if the topic waits."""
         settings = self._settings
+        try:
+            typing = await self._threads.run(compactor.typing, begun.job, self._planner)
+        except TopicWaits as waits:
+            await compactor.wait(begun.job, waits)
+            return None
         tasks = plan_tasks(
             begun.runs,
             task_bytes=settings.compact_task_bytes,
             job_bytes=max(1, settings.compact_job_bytes // topics),
             first_task_id=sum(len(job.tasks) for job in before),
         )
-        return _Job(compactor=compactor, job=begun.job, tasks=tasks)
+        return _Job(compactor=compactor, job=begun.job, tasks=tasks, typing=typing)
 
     async def _run(self, jobs: Sequence[_Job]) -> list["TopicCompactor"]:
         compactors = [job.compactor for job in jobs]
         total = sum(len(job.tasks) for job in jobs)
         self._tell("starting spark", compactors, total=total)
         session = await self._threads.run(spark_session, self._settings)
-        rows = await self._write(session, jobs, total)
+        jobs, rows = await self._write_typed(session, jobs, total)
         self._tell("publishing", compactors, done=total, total=total)
         gate = asyncio.Semaphore(_PUBLISHED_AT_ONCE)
 
         async def finish(job: _Job) -> bool:
             async with gate:
-                return await job.compactor.finish(job.job, job.tasks, rows)
+                return await job.compactor.finish(job.job, job.tasks, rows, job.typing)
 
         finished = await asyncio.gather(*map(finish, jobs), return_exceptions=True)
         for outcome in finished:  # once all topics that could be published are
             if isinstance(outcome, BaseException):
                 raise outcome
-        return [compactor for compactor, more in zip(compactors, finished, strict=True) if more]
+        return [job.compactor for job, more in zip(jobs, finished, strict=True) if more]
+
+    async def _write_typed(
+        self, session: SparkSession, jobs: Sequence[_Job], total: int
+    ) -> tuple[Sequence[_Job], Mapping[int, Sequence[ManifestRow]]]:
+        """What became of each task, and the jobs as they were in the end. Tasks that met columns or schemas
+        which they were not given run again with them. Jobs of topics that wait are left out.
+        """
+        rows = dict(await self._write(session, jobs, total))
+        for attempt in range(1, _PLANNED_AGAIN + 1):
+            again = {
+                job.job.job_id: [task for task in job.tasks if _unplanned(rows.get(task.task_id, ()))]
+                for job in jobs
+            }
+            if not any(again.values()):
+                break
+            replanned = [
+                await self._replanned(job, again[job.job.job_id], rows, is_last=attempt == _PLANNED_AGAIN)
+                for job in jobs
+            ]
+            jobs = [job for job in replanned if job is not None]
+            some = [replace(job, tasks=again[job.job.job_id]) for job in jobs if again[job.job.job_id]]
+            if some:
+                rows |= await self._write(session, some, total)
+        return jobs, rows
+
+    async def _replanned(
+        self,
+        job: _Job,
+        again: Sequence[PlannedTask],
+        rows: Mapping[int, Sequence[ManifestRow]],
+        *,
+        is_last: bool,
+    ) -> _Job | None:
+        if job.typing is None or not again:
+            return job
+        found = [_unplanned(rows[task.task_id]) for task in again]
+        whole = reduce(Unplanned.with_those_of, [each for each in found if each is not None])
+        try:
+            evolved = partial(self._planner.evolved, job.typing, whole, is_last=is_last)
+            return replace(job, typing=await self._threads.run(evolved))
+        except TopicWaits as waits:
+            await job.compactor.wait(job.job, waits)
+            return None
 
     async def _write(
         self, session: SparkSession, jobs: Sequence[_Job], total: int
@@ -227,6 +304,7 @@ class Compaction:
             prefetch_runs=settings.compact_prefetch_runs,
             row_group_bytes=settings.parquet_row_group_bytes,
             file_bytes=settings.parquet_file_bytes,
+            typed={job.job.topic_id: job.typing.plan for job in jobs if job.typing is not None},
         )
         compactors = [job.compactor for job in jobs]
         rows = await run_in_spark(
@@ -235,15 +313,23 @@ class Compaction:
             function=partial(run_tasks, context),
             result_columns=MANIFEST_COLUMNS,
             on_tasks_done=lambda done: self._tell("writing", compactors, done=done, total=total),
+            executor_wait_s=settings.spark_executor_wait_s,
         )
         by_task: dict[int, list[ManifestRow]] = {}
         for row in manifest_rows(rows):
             by_task.setdefault(row.task_id, []).append(row)
         return by_task
 
-    def _tell(self, stage: Stage, compactors: Sequence["TopicCompactor"], done: int = 0, total: int = 0) -> None:
+    def _tell(
+        self, stage: Stage, compactors: Sequence["TopicCompactor"], done: int = 0, total: int = 0
+    ) -> None:
         topics = tuple(compactor.done.topic for compactor in compactors)
         self._on_progress(CompactionProgress(topics=topics, stage=stage, tasks_done=done, tasks_total=total))
+
+
+def _unplanned(rows: Sequence[ManifestRow]) -> Unplanned | None:
+    """What a task met that it was not given."""
+    return next((Unplanned.of_text(row.unplanned) for row in rows if row.kind == "unplanned"), None)
 
 
 class TopicCompactor:
@@ -275,48 +361,82 @@ class TopicCompactor:
             self.done = replace(self.done, busy=True)
         return begun if isinstance(begun, Begun) else None
 
+    def typing(self, job: HistoryJob, planner: TypedPlanner) -> TopicTyping | None:
+        """How the topic's records become columns; None if it has no format. Raises TopicWaits."""
+        if not has_format(self._topic.config):
+            return None
+        table = HistoryTableFiles(self._address, self._address.open(), job, job.table)
+        return planner.plan(self._topic.config, table.metadata)
+
+    async def wait(self, job: HistoryJob, waits: TopicWaits) -> None:
+        """Ends the job with nothing published."""
+        await self._sequencer.history.abandon(job.job_id)
+        await self._sequencer.history.note_wait(self._topic.topic_id, str(waits))
+        self.done = replace(self.done, waits=str(waits))
+
     async def merge_files(self) -> None:
         """Merges the topic's small files until none are left to merge."""
         merger = FileMerger(self._settings, self._sequencer, self._topic)
         while (merged := await merger.run_job()) is not None:
             self.done = replace(self.done, merged_files=self.done.merged_files + merged)
+        if merger.refused:
+            self.done = replace(self.done, refused=(*self.done.refused, merger.refused))
 
     async def finish(
-        self, job: HistoryJob, tasks: Sequence[PlannedTask], rows: Mapping[int, Sequence[ManifestRow]]
+        self,
+        job: HistoryJob,
+        tasks: Sequence[PlannedTask],
+        rows: Mapping[int, Sequence[ManifestRow]],
+        typing: TopicTyping | None = None,
     ) -> bool:
         """Publishes what the tasks wrote. Whether history advanced, so that there may be more to do."""
         verified = verify_manifest(tasks, [row for task in tasks for row in rows.get(task.task_id, ())])
         if verified.advances:
-            added = await self._threads.run(self._describe, job, verified)
-            outcome = await publish_staged(self._sequencer, job, partial(self._stage, job, verified, added))
+            schema = None if typing is None else typing.change()
+            added = await self._threads.run(self._describe, job, verified, schema)
+            stage = partial(self._stage, job, verified, added, schema)
+            outcome = await publish_staged(self._sequencer, job, stage)
             if isinstance(outcome, PublishRefused):
                 await self._sequencer.history.abandon(job.job_id)
-                self.done = replace(self.done, busy=True)
+                self.done = replace(self.done, busy=True, refused=(*self.done.refused, outcome.reason))
                 return False
         else:
             await self._sequencer.history.abandon(job.job_id)
+        if typing is not None:
+            await self._sequencer.history.note_wait(self._topic.topic_id, None)
         self._add(tasks, verified)
         assert self._ends is not None, "a job was begun"
         is_complete = await self._sequencer.history.is_complete(self._topic.topic_id, self._ends)
         return bool(verified.advances) and not verified.failed and not is_complete
 
-    def _describe(self, job: HistoryJob, verified: VerifiedManifest) -> Sequence[AddedFile]:
+    def _describe(
+        self, job: HistoryJob, verified: VerifiedManifest, schema: SchemaChange | None
+    ) -> Sequence[AddedFile]:
         table = HistoryTableFiles(self._address, self._address.open(), job, job.table)
-        return table.describe([expected_file(file, self._settings.parquet_file_bytes) for file in verified.files])
+        return table.describe(
+            [expected_file(file, self._settings.parquet_file_bytes) for file in verified.files],
+            None if schema is None else schema.schema,
+        )
 
     def _stage(
-        self, job: HistoryJob, verified: VerifiedManifest, added: Sequence[AddedFile], on: TableVersion
+        self,
+        job: HistoryJob,
+        verified: VerifiedManifest,
+        added: Sequence[AddedFile],
+        schema: SchemaChange | None,
+        on: TableVersion,
     ) -> Publication:
-        publication = Publication(version=None, advances=verified.advances, raw_ranges=verified.raw_ranges)
         if not added:
-            return publication
+            return Publication(version=None, advances=verified.advances, raw_ranges=verified.raw_ranges)
         change = Change(
             added=added,
             summary={"tidelog.job-id": str(job.job_id)},
-            expire_snapshots_before=datetime.now(UTC) - timedelta(seconds=self._settings.history_snapshot_grace_s),
+            expire_snapshots_before=datetime.now(UTC)
+            - timedelta(seconds=self._settings.history_snapshot_grace_s),
+            schema=schema,
         )
-        staged = HistoryTableFiles(self._address, self._address.open(), job, on).stage(change)
-        return replace(publication, version=staged, added=[each.file for each in added])
+        publication = HistoryTableFiles(self._address, self._address.open(), job, on).publication(change)
+        return replace(publication, advances=verified.advances, raw_ranges=verified.raw_ranges)
 
     def _add(self, tasks: Sequence[PlannedTask], verified: VerifiedManifest) -> None:
         before = self.done
@@ -342,5 +462,5 @@ def expected_file(file: VerifiedFile, file_bytes: int) -> ExpectedFile:
         footer_crc32c=file.row.footer_crc32c,
         first_offset=file.row.first_offset,
         is_full=is_full(file.row.size_bytes, file_bytes),
-        contiguous=True,
+        contiguous=not file.row.empty_offsets,
     )

@@ -5,19 +5,22 @@ its row groups must hold the offsets that the manifest names.
 """
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sequencer.history.history_values import RowGroup
 from spark_compaction.bucket import Bucket
-from spark_compaction.history_file import footer_crc32c
+from spark_compaction.history_file import MOST_CHUNKS, footer_crc32c
 from spark_compaction.manifest import ManifestRefused
-from storage.identifiers import ObjectKey
+from storage.arrow.row_groups import row_group_range
+from storage.identifiers import BytePosition, ObjectKey, Offset
 
 _TAIL_BYTES = 64 << 10
-_PARTITION, _OFFSET = 0, 1
+_PARTITION, _OFFSET, _TIMESTAMP = 0, 1, 2
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,8 @@ class ExpectedFile:
     is_full: bool
     """As `TableFile.is_full`."""
     contiguous: bool
-    """Every offset from `first_offset` on has a row; not so once TTL has taken some out."""
+    """Every offset from `first_offset` on has a row; not so once TTL or an erasure has taken some
+    out."""
     written_at: datetime | None = None
     """When the records came into history; None if they come with this file."""
 
@@ -39,6 +43,11 @@ class ExpectedFile:
 def is_full(size_bytes: int, file_bytes: int) -> bool:
     """Whether merging leaves a file alone where files are closed at `file_bytes`."""
     return size_bytes * 2 >= file_bytes
+
+
+def has_full_footer(metadata: pq.FileMetaData) -> bool:
+    """Whether merging leaves a file alone because its footer is large."""
+    return metadata.num_row_groups * metadata.num_columns * 2 >= MOST_CHUNKS
 
 
 def read_footer(bucket: Bucket, expected: ExpectedFile) -> pq.FileMetaData:
@@ -62,6 +71,27 @@ def last_offset(metadata: pq.FileMetaData) -> int:
     return int(_bounds(metadata.row_group(metadata.num_row_groups - 1), _OFFSET)[1])
 
 
+def row_groups(metadata: pq.FileMetaData) -> tuple[RowGroup, ...]:
+    """Of a file that `read_footer` has checked."""
+    return tuple(_row_group(metadata.row_group(number)) for number in range(metadata.num_row_groups))
+
+
+def _row_group(group: pq.RowGroupMetaData) -> RowGroup:
+    position, length = row_group_range(group)
+    times = group.column(_TIMESTAMP).statistics
+    newest = times.max if times is not None and times.has_min_max else None
+    return RowGroup(
+        first_offset=Offset(_bounds(group, _OFFSET)[0]),
+        position=BytePosition(position),
+        length=length,
+        max_timestamp_ms=-1 if newest is None else _milliseconds(newest),
+    )
+
+
+def _milliseconds(time: datetime) -> int:
+    return (time.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
+
+
 def _check_rows(metadata: pq.FileMetaData, expected: ExpectedFile) -> None:
     if metadata.num_rows != expected.row_count:
         raise ManifestRefused(f"{expected.object_key} has {metadata.num_rows} rows, not {expected.row_count}")
@@ -70,13 +100,15 @@ def _check_rows(metadata: pq.FileMetaData, expected: ExpectedFile) -> None:
         group = metadata.row_group(position)
         partitions, offsets = _bounds(group, _PARTITION), _bounds(group, _OFFSET)
         if partitions != (expected.partition, expected.partition):
-            raise ManifestRefused(f"row group {position} of {expected.object_key} is of partitions {partitions}")
+            raise ManifestRefused(
+                f"row group {position} of {expected.object_key} is of partitions {partitions}"
+            )
         first, last = offsets
         dense = first == reached and last - first + 1 == group.num_rows
         if first < reached or (expected.contiguous and not dense):
             raise ManifestRefused(
-                f"row group {position} of {expected.object_key} has {group.num_rows} rows of offsets {first} to "
-                f"{last}, after {reached}"
+                f"row group {position} of {expected.object_key} has {group.num_rows} rows of offsets "
+                f"{first} to {last}, after {reached}"
             )
         reached = last + 1
 

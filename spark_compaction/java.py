@@ -23,16 +23,20 @@ def require_java() -> None:
             f"no Java found. Spark needs Java {OLDEST_JAVA} or newer: install it, or point JAVA_HOME at one."
         )
     try:
-        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JavaMissing(
-            f"{java} does not run: {error}. Spark needs Java {OLDEST_JAVA} or newer; checked JAVA_HOME and PATH."
+            f"{java} does not run: {error}. Spark needs Java {OLDEST_JAVA} or newer; checked JAVA_HOME "
+            "and PATH."
         ) from error
     version = java_version(answer.stderr + answer.stdout)
     if version is None or version < OLDEST_JAVA:
         found = f"Java {version}" if version else "a Java of unknown version"
         raise JavaMissing(
-            f"{java} is {found}. Spark needs Java {OLDEST_JAVA} or newer: install it, or point JAVA_HOME at one."
+            f"{java} is {found}. Spark needs Java {OLDEST_JAVA} or newer: install it, or point JAVA_HOME "
+            "at one."
         )
 
 

@@ -7,6 +7,7 @@ than a lease.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 
@@ -28,7 +29,8 @@ from sequencer.history.history_values import (
     PublishRefused,
     TableVersion,
 )
-from spark_compaction.iceberg_table import FilesGone
+from spark_compaction.iceberg_table import FilesGone, SchemaChanged
+from spark_compaction.session import has_executors
 from storage.threads import Threads
 
 _RENEWALS_PER_LEASE = 3
@@ -36,6 +38,7 @@ _STAGINGS = 10
 _PUBLISH_ATTEMPTS = 20
 _PUBLISH_RETRY_S = 0.5
 _PROGRESS_INTERVAL_S = 0.25
+_CANCEL_TIMEOUT_S = 30.0
 
 TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -71,15 +74,16 @@ async def _renew(sequencer: Sequencer, job_id: UUID, lease_s: float) -> None:
 async def publish_staged(
     sequencer: Sequencer, job: HistoryJob, stage: Callable[[TableVersion], Publication]
 ) -> Published | PublishRefused:
-    """Stages and publishes. Where another job published first, it stages the same change on what that job left: the
-    Parquet files stay as they are. Raises as `stage`, CommitOutcomeUnknown or SequencerUnavailable."""
+    """Stages and publishes. Where another job published first, it stages the same change on what that job
+    left: the Parquet files stay as they are. Raises as `stage`, CommitOutcomeUnknown or SequencerUnavailable.
+    """
     threads = Threads("stage", 1)
     table = job.table
     for _ in range(_STAGINGS):
         try:
             publication = await threads.run(stage, table)
-        except FilesGone as gone:
-            return PublishRefused(reason=str(gone))
+        except (FilesGone, SchemaChanged) as changed:
+            return PublishRefused(reason=str(changed))
         outcome = await _publish_until_known(sequencer, job, publication)
         if not isinstance(outcome, Outrun):
             return outcome
@@ -108,20 +112,46 @@ async def run_in_spark(
     function: TaskFunction,
     result_columns: str,
     on_tasks_done: Callable[[int], None],
+    executor_wait_s: float,
 ) -> list[dict[str, Any]]:
-    """Runs one Spark task per row; returns what the tasks yielded. A cancellation cancels the Spark job."""
+    """Runs one Spark task per row; returns what the tasks yielded. A cancellation cancels the Spark job.
+
+    Raises SparkJobFailed, also after `executor_wait_s` without an executor.
+    """
     threads = Threads("spark", 2)  # one for the job, one for questions about it meanwhile
     group = f"tidelog-{uuid4()}"
     work = partial(_collect, session, rows, function, result_columns, group)
     running = asyncio.create_task(threads.run(work))
+    running.add_done_callback(_noted)
+    seen_s = time.monotonic()
     try:
         while not running.done():
             await asyncio.wait([running], timeout=_PROGRESS_INTERVAL_S)
             on_tasks_done(await threads.run(_tasks_done, session, group, rows.num_rows))
+            if await threads.run(has_executors, session):
+                seen_s = time.monotonic()
+            elif time.monotonic() - seen_s > executor_wait_s:
+                raise SparkJobFailed(
+                    f"Spark's cluster at {session.sparkContext.master} had no executor for "
+                    f"{executor_wait_s:g} s (TIDELOG_SPARK_EXECUTOR_WAIT_S): start workers, or free their "
+                    "cores and memory"
+                )
         return await running
+    except (Py4JError, OSError) as gone:
+        raise SparkJobFailed(f"Spark does not answer, so its JVM is gone: {gone}") from gone
     finally:
-        if not running.done():
-            await threads.run(session.sparkContext.cancelJobGroup, group)
+        until_s = time.monotonic() + _CANCEL_TIMEOUT_S
+        with contextlib.suppress(Py4JError, OSError):
+            while not running.done() and time.monotonic() < until_s:
+                # Misses a job that is not submitted yet.
+                await threads.run(session.sparkContext.cancelJobGroup, group)
+                await asyncio.wait([running], timeout=_PROGRESS_INTERVAL_S)
+
+
+def _noted(running: "asyncio.Task[Any]") -> None:
+    """Its failure is known: a job that outlives its round, as its JVM died, is no error of its own."""
+    if not running.cancelled():
+        running.exception()
 
 
 def _collect(
@@ -152,5 +182,6 @@ def _tasks_done(session: SparkSession, group: str, total: int) -> int:
     jobs = [tracker.getJobInfo(job_id) for job_id in tracker.getJobIdsForGroup(group)]
     stages = [tracker.getStageInfo(stage_id) for job in jobs if job is not None for stage_id in job.stageIds]
     return max(
-        (stage.numCompletedTasks for stage in stages if stage is not None and stage.numTasks == total), default=0
+        (stage.numCompletedTasks for stage in stages if stage is not None and stage.numTasks == total),
+        default=0,
     )

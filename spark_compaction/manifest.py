@@ -2,7 +2,8 @@
 
 Promises of a verified manifest:
 - It covers each task's offsets without gap or overlap.
-- Every offset is either a row of a file or in a range that did not decode.
+- Every offset is a row of a file, or has no record (it was erased, as the header of its batch says), or is
+  in a range that did not decode.
 - A partition's history advances only over such offsets.
 
 Rows of attempts that Spark discarded never get here, so their files are never published.
@@ -18,8 +19,8 @@ from spark_compaction.planner import PlannedTask
 from storage.identifiers import ObjectKey, Offset, Partition
 
 MANIFEST_COLUMNS = (
-    "task_id int, kind string, first_offset long, end_offset long, object_key string, row_count long, size_bytes long, "
-    "footer_crc32c long, reason string"
+    "task_id int, kind string, first_offset long, end_offset long, object_key string, row_count long, "
+    "empty_offsets long, size_bytes long, footer_crc32c long, reason string, unplanned string"
 )
 
 
@@ -35,19 +36,25 @@ class ManifestRefused(Exception):
 class ManifestRow:
     """What happened to offsets `[first_offset, end_offset)` of a task.
 
-    `file`: they are the rows of one Parquet file. `raw`: they did not decode. `missing`: their object does
+    `file`: they are the rows of one Parquet file, but for `empty_offsets` that have no record. `empty`: none
+    of them has a record. `raw`: they did not decode. `missing`: their object does
     not exist; the task stopped here, and the partition's history stops here until a person has acted.
+    `unplanned`: the records need columns or schemas that the task was not given; the task runs again.
     """
 
     task_id: int
-    kind: Literal["file", "raw", "missing", "failed"]
+    kind: Literal["file", "empty", "raw", "missing", "failed", "unplanned"]
     first_offset: Offset
     end_offset: Offset
     object_key: ObjectKey = _NO_OBJECT
     row_count: int = 0
+    empty_offsets: int = 0
+    """Offsets without a record, by the headers of their batches."""
     size_bytes: int = 0
     footer_crc32c: int = 0
     reason: str = ""
+    unplanned: str = ""
+    """What was met (`spark_compaction.typed.decoding.Unplanned`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +108,9 @@ def verify_manifest(tasks: Sequence[PlannedTask], rows: Iterable[ManifestRow]) -
                 (stopped if own[-1].kind == "missing" else failed).append(stop)
                 break  # what later tasks wrote of this partition is garbage under the job's prefix
         if reached > planned[0].from_offset:
-            advances.append(Advance(partition=partition, from_offset=planned[0].from_offset, to_offset=reached))
+            advances.append(
+                Advance(partition=partition, from_offset=planned[0].from_offset, to_offset=reached)
+            )
     return VerifiedManifest(
         files=tuple(files),
         advances=tuple(advances),
@@ -115,10 +124,16 @@ def _check_offset_coverage(task: PlannedTask, rows: Sequence[ManifestRow]) -> No
     reached = task.from_offset
     for position, row in enumerate(rows):
         if row.first_offset != reached or row.end_offset <= row.first_offset:
-            raise ManifestRefused(f"task {task.task_id} covers [{row.first_offset}, {row.end_offset}) after {reached}")
-        if row.kind == "file" and row.row_count != row.end_offset - row.first_offset:
-            covered = row.end_offset - row.first_offset
-            raise ManifestRefused(f"{row.object_key} has {row.row_count} rows for {covered} offsets")
+            raise ManifestRefused(
+                f"task {task.task_id} covers [{row.first_offset}, {row.end_offset}) after {reached}"
+            )
+        covered = row.end_offset - row.first_offset - row.empty_offsets
+        if row.kind == "file" and row.row_count != covered:
+            raise ManifestRefused(f"{row.object_key} has {row.row_count} rows for {covered} records")
+        if row.kind == "empty" and covered:
+            raise ManifestRefused(f"task {task.task_id} wrote no file for {covered} records")
+        if row.kind == "unplanned":
+            raise ManifestRefused(f"task {task.task_id} needs columns or schemas that it was not given")
         if row.kind in _ENDS and position != len(rows) - 1:
             raise ManifestRefused(f"task {task.task_id} went on after it had ended ({row.kind})")
         reached = row.end_offset

@@ -1,10 +1,10 @@
 """Merges small Parquet files, so that a table's files follow its bytes and not the time.
 
-Compaction that keeps a topic fresh writes small files. Eight small neighbours become one file of the next size, eight
-of those one of the size after it, up to `parquet_file_bytes`. So a byte is rewritten a few times in all, and a
-partition has a few small files at its end and large ones before. Offsets do not move: the new file has the rows of its
-sources, which the executors check by checksum, and the publish puts it in their place or fails if another job replaced
-one of them first.
+Compaction that keeps a topic fresh writes small files. Eight small neighbours become one file of the next
+size, eight of those one of the size after it, up to `parquet_file_bytes`. So a byte is rewritten a few times
+in all, and a partition has a few small files at its end and large ones before. Offsets do not move: the new
+file has the rows of its sources, which the executors check by checksum, and the publish puts it in their
+place or fails if another job replaced one of them first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,17 +17,12 @@ from sequencer.topics.topics import Topic
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.footers import ExpectedFile
 from spark_compaction.iceberg_table import AddedFile, Change, HistoryTableFiles
-from spark_compaction.job import kept_lease, publish_staged, run_in_spark
+from spark_compaction.job import kept_lease, publish_staged
+from spark_compaction.rewrite_job import run_rewrite_job
 from spark_compaction.rewrite_tasks import (
-    REWRITTEN_COLUMNS,
     Rewrite,
-    RewriteContext,
-    RewrittenFile,
     expected_files,
-    rewrite_table,
-    run_rewrites,
 )
-from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
 from storage.identifiers import Partition
 from storage.threads import Threads
@@ -46,9 +41,13 @@ class FileMerger:
         self._address = BucketAddress.of(settings.store_url, settings)
         self._threads = Threads("spark", 1)
         self._from_partition = Partition(0)
+        self.refused = ""
+        """Why the last job's publish was refused."""
 
     async def run_job(self) -> int | None:
-        """Merges the next groups of neighbours. Returns how many files went; None once there is nothing to merge."""
+        """Merges the next groups of neighbours. Returns how many files went; None once there is nothing to
+        merge.
+        """
         rewrites = await self._plan()
         if not rewrites:
             return None
@@ -63,6 +62,7 @@ class FileMerger:
             removed = [file for rewrite in rewrites for file in rewrite.sources]
             outcome = await publish_staged(self._sequencer, job, partial(self._stage, job, added, removed))
             if not isinstance(outcome, Published):
+                self.refused = outcome.reason
                 await self._sequencer.history.abandon(job.job_id)
                 return None
         return len(removed)
@@ -71,7 +71,9 @@ class FileMerger:
         """Looks at pages of small files until one has something to merge."""
         settings = self._settings
         while True:
-            groups = await self._sequencer.history.small_files(self._topic_id, self._from_partition, _LOOKED_AT)
+            groups = await self._sequencer.history.small_files(
+                self._topic_id, self._from_partition, _LOOKED_AT
+            )
             planned = list(
                 first_rewrites(
                     groups,
@@ -86,24 +88,8 @@ class FileMerger:
             self._from_partition = Partition(max(last, self._from_partition + 1))
 
     async def _merge(self, job: HistoryJob, rewrites: Sequence[Rewrite]) -> Sequence[AddedFile]:
-        settings = self._settings
-        context = RewriteContext(
-            address=self._address,
-            prefix=job.prefix,
-            topic_id=job.topic_id,
-            cutoff=None,
-            row_group_bytes=settings.parquet_row_group_bytes,
-            file_bytes=settings.parquet_file_bytes,
-        )
-        rows = await run_in_spark(
-            await self._threads.run(spark_session, settings),
-            rewrite_table(rewrites, None),
-            function=partial(run_rewrites, context),
-            result_columns=REWRITTEN_COLUMNS,
-            on_tasks_done=lambda _: None,
-        )
-        written = [RewrittenFile(**row) for row in rows]
-        expected = expected_files(rewrites, written, file_bytes=settings.parquet_file_bytes)
+        written = await run_rewrite_job(self._settings, self._threads, self._address, job, rewrites)
+        expected = expected_files(rewrites, written, file_bytes=self._settings.parquet_file_bytes)
         return await self._threads.run(self._describe, job, expected)
 
     def _describe(self, job: HistoryJob, expected: Sequence[ExpectedFile]) -> Sequence[AddedFile]:
@@ -116,20 +102,17 @@ class FileMerger:
             added=added,
             removed=removed,
             summary={"tidelog.merged-files": str(len(removed))},
-            expire_snapshots_before=datetime.now(UTC) - timedelta(seconds=self._settings.history_snapshot_grace_s),
+            expire_snapshots_before=datetime.now(UTC)
+            - timedelta(seconds=self._settings.history_snapshot_grace_s),
         )
-        return Publication(
-            version=HistoryTableFiles(self._address, self._address.open(), job, on).stage(change),
-            added=[each.file for each in added],
-            removed=[file.object_key for file in removed],
-        )
+        return HistoryTableFiles(self._address, self._address.open(), job, on).publication(change)
 
 
 def first_rewrites(
     groups: Sequence[Sequence[TableFile]], *, files: int, file_bytes: int, job_bytes: int
 ) -> Iterator[Rewrite]:
-    """What to merge: neighbours of one size, the smallest sizes first, up to `job_bytes` together. `groups` are
-    neighbours in the order of their offsets.
+    """What to merge: neighbours of one size, the smallest sizes first, up to `job_bytes` together. `groups`
+    are neighbours in the order of their offsets.
     """
     total, taken = 0, set[str]()
     for size_bytes in _sizes(file_bytes):

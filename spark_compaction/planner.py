@@ -35,9 +35,13 @@ def plan_tasks(
     runs: Sequence[RunToCompact], *, task_bytes: int, job_bytes: int, first_task_id: int = 0
 ) -> tuple[PlannedTask, ...]:
     """`runs` in (partition, offset) order, contiguous per partition. Task ids are `first_task_id` and up."""
-    by_partition = {partition: tuple(group) for partition, group in groupby(runs, key=lambda run: run.partition)}
+    by_partition = {
+        partition: tuple(group) for partition, group in groupby(runs, key=lambda run: run.partition)
+    }
     share = max(1, job_bytes // max(1, len(by_partition)))
-    groups = [group for own in by_partition.values() for group in _split(_first_bytes(own, share), task_bytes)]
+    groups = [
+        group for own in by_partition.values() for group in _split(_first_bytes(own, share), task_bytes)
+    ]
     return tuple(_task(task_id, group) for task_id, group in enumerate(groups, first_task_id))
 
 

@@ -1,19 +1,22 @@
-"""Runs in Spark's executors for TTL: reads a partly expired Parquet file, writes one without the expired
-rows.
+"""Runs in Spark's executors for TTL, merging and erasure: reads Parquet files, and writes files without the
+rows that have expired, were deleted or are to be erased.
 
 The source stays. The publish replaces it with the new file, and the garbage collector deletes it once no
 reader can need it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from sequencer.history.history_values import TableFile
 from spark_compaction.bucket import Bucket, BucketAddress
@@ -21,9 +24,16 @@ from spark_compaction.footers import ExpectedFile, is_full
 from spark_compaction.history_file import HistoryFile, WrittenFile, record_batches
 from spark_compaction.manifest import ManifestRefused
 from storage.arrow.arrow_schema import RECORD_SCHEMA
-from storage.identifiers import ObjectKey, Partition, TopicId
+from storage.arrow.erased_batches import ErasedKeys
+from storage.identifiers import ObjectKey, Offset, Partition, TopicId
 
-_SOURCE: Any = pa.struct([pa.field("object_key", pa.string()), pa.field("keep_untimed", pa.bool_())])
+_SOURCE_FIELDS: list["pa.Field[Any]"] = [
+    pa.field("object_key", pa.string()),
+    pa.field("keep_untimed", pa.bool_()),
+    pa.field("from_offset", pa.int64()),
+    pa.field("to_offset", pa.int64()),
+]
+_SOURCE: Any = pa.struct(_SOURCE_FIELDS)
 _TASK_FIELDS: list["pa.Field[Any]"] = [
     pa.field("task_id", pa.int32()),
     pa.field("partition", pa.int32()),
@@ -55,6 +65,11 @@ class RewriteContext:
     """Older rows are left out."""
     row_group_bytes: int
     file_bytes: int
+    schema: pa.Schema
+    """Of the new files. Columns beyond the record's are taken over by their field ids."""
+    erased_keys: tuple[bytes | None, ...] = ()
+    """Rows with these keys are left out, below each source's `to_offset`. A task that finds none writes
+    nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +85,8 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenFile:
-    """`object_key` is empty if nothing was left to keep."""
+    """`object_key` is empty if nothing was left to keep, or if nothing was to be erased: then `kept_rows`
+    are those of the source, which stays."""
 
     task_id: int
     object_key: str = ""
@@ -82,14 +98,25 @@ class RewrittenFile:
     footer_crc32c: int = 0
 
 
-def rewrite_table(rewrites: Sequence[Rewrite], cutoff: datetime | None) -> pa.Table:
-    """The tasks as a table, one row each."""
+def rewrite_table(
+    rewrites: Sequence[Rewrite],
+    cutoff: datetime | None,
+    deleted_to: Mapping[Partition, Offset] = MappingProxyType({}),
+    erased_to: Mapping[Partition, Offset] = MappingProxyType({}),
+) -> pa.Table:
+    """The tasks as a table, one row each. Records below `deleted_to` are left out, and those of erased keys
+    below `erased_to`."""
     rows = [
         {
             "task_id": task_id,
             "partition": rewrite.partition,
             "sources": [
-                {"object_key": file.object_key, "keep_untimed": _keeps_untimed(file, cutoff)}
+                {
+                    "object_key": file.object_key,
+                    "keep_untimed": _keeps_untimed(file, cutoff),
+                    "from_offset": deleted_to.get(file.partition, 0),
+                    "to_offset": erased_to.get(file.partition, 0),
+                }
                 for file in rewrite.sources
             ],
         }
@@ -106,10 +133,14 @@ def _keeps_untimed(file: TableFile, cutoff: datetime | None) -> bool:
 def expected_files(
     rewrites: Sequence[Rewrite], rows: Iterable[RewrittenFile], *, file_bytes: int
 ) -> list[ExpectedFile]:
-    """What the bucket must hold of what the tasks wrote. Raises ManifestRefused unless every row of every source is in
-    a new file or was left out, and the new files of a task lie within its sources' offsets, one behind the other.
+    """What the bucket must hold of what the tasks wrote. Raises ManifestRefused unless every row of every
+    source is in a new file or was left out, and the new files of a task lie within its sources' offsets, one
+    behind the other.
     """
-    by_task = {task_id: list(own) for task_id, own in groupby(sorted(rows, key=_in_order), key=lambda row: row.task_id)}
+    by_task = {
+        task_id: list(own)
+        for task_id, own in groupby(sorted(rows, key=_in_order), key=lambda row: row.task_id)
+    }
     expected: list[ExpectedFile] = []
     for task_id, rewrite in enumerate(rewrites):
         own = by_task.pop(task_id, [])
@@ -120,8 +151,13 @@ def expected_files(
         for row in own:
             if not row.object_key:
                 continue
-            if row.first_offset < reached or not row.first_offset <= row.last_offset <= rewrite.sources[-1].last_offset:
-                raise ManifestRefused(f"{row.object_key} has offsets from {row.first_offset}, after {reached}")
+            if (
+                row.first_offset < reached
+                or not row.first_offset <= row.last_offset <= rewrite.sources[-1].last_offset
+            ):
+                raise ManifestRefused(
+                    f"{row.object_key} has offsets from {row.first_offset}, after {reached}"
+                )
             reached = row.last_offset + 1
             expected.append(_expected(row, rewrite, file_bytes))
     if by_task:
@@ -153,8 +189,17 @@ def run_rewrites(context: RewriteContext, batches: Iterable[pa.RecordBatch]) -> 
     bucket = context.address.open()
     for batch in batches:
         for task in batch.to_pylist():
-            rows = [asdict(row) for row in _Rewriting(context, bucket, task["task_id"], task["partition"]).run(task)]
+            rows = [
+                asdict(row)
+                for row in _Rewriting(context, bucket, task["task_id"], task["partition"]).run(task)
+            ]
             yield pa.RecordBatch.from_pylist(rows, schema=_REWRITTEN_SCHEMA)
+
+
+def _is_erased(rows: pa.RecordBatch, erased: ErasedKeys, to_offset: int) -> NDArray[np.bool_]:
+    offsets = rows.column("offset").to_numpy()
+    is_erased: NDArray[np.bool_] = erased.among(rows.column("key")) & (offsets < to_offset)
+    return is_erased
 
 
 class _Rewriting:
@@ -167,24 +212,38 @@ class _Rewriting:
         self._partition = Partition(partition)
         self._target: HistoryFile | None = None
         self._expired_rows = 0
+        self._erased = ErasedKeys(context.erased_keys) if context.erased_keys else None
 
     def run(self, task: dict[str, Any]) -> Iterator[RewrittenFile]:
         for source in task["sources"]:
-            file = pq.ParquetFile(pa.BufferReader(self._bucket.get(ObjectKey(source["object_key"]))))
-            for rows in record_batches(file, self._partition):
-                self._add(self._kept(rows, keep_untimed=source["keep_untimed"]))
-                if self._target is not None and self._target.size_bytes >= self._context.file_bytes:
+            data = pa.BufferReader(self._bucket.get(ObjectKey(source["object_key"])))
+            # The new file has the only copy of these records, and checksums of its own.
+            file = pq.ParquetFile(data, page_checksum_verification=True)
+            if self._erased is not None and not self._holds_erased(file, self._erased, source["to_offset"]):
+                yield RewrittenFile(task_id=self._task_id, kept_rows=file.metadata.num_rows)
+                continue
+            for rows in record_batches(file, self._partition, self._context.schema):
+                self._add(self._kept(rows, source))
+                if self._target is not None and self._target.is_complete(self._context.file_bytes):
                     yield self._closed(self._target)
         if self._target is not None:
             yield self._closed(self._target)
         yield RewrittenFile(task_id=self._task_id, expired_rows=self._expired_rows)
 
-    def _kept(self, rows: pa.RecordBatch, *, keep_untimed: bool) -> pa.RecordBatch:
-        if self._context.cutoff is None:
-            return rows
-        cutoff = pa.scalar(self._context.cutoff, RECORD_SCHEMA.field("timestamp").type)
-        is_kept: Any = pc.greater_equal(rows.column("timestamp"), cutoff)
-        kept = rows.filter(pc.fill_null(is_kept, keep_untimed))
+    def _holds_erased(self, file: pq.ParquetFile, erased: ErasedKeys, to_offset: int) -> bool:
+        return any(
+            _is_erased(rows, erased, to_offset).any() for rows in file.iter_batches(columns=["offset", "key"])
+        )
+
+    def _kept(self, rows: pa.RecordBatch, source: dict[str, Any]) -> pa.RecordBatch:
+        first = pa.scalar(source["from_offset"], pa.int64())
+        kept = rows.filter(pc.greater_equal(rows.column("offset"), first))
+        if self._context.cutoff is not None:
+            cutoff = pa.scalar(self._context.cutoff, RECORD_SCHEMA.field("timestamp").type)
+            is_kept: Any = pc.greater_equal(kept.column("timestamp"), cutoff)
+            kept = kept.filter(pc.fill_null(is_kept, source["keep_untimed"]))
+        if self._erased is not None:
+            kept = kept.filter(pa.array(~_is_erased(kept, self._erased, source["to_offset"])))
         self._expired_rows += rows.num_rows - kept.num_rows
         return kept
 
@@ -198,6 +257,7 @@ class _Rewriting:
                 self._context.topic_id,
                 self._partition,
                 row_group_bytes=self._context.row_group_bytes,
+                schema=self._context.schema,
             )
         self._target.add(rows)
 

@@ -1,9 +1,12 @@
-"""The Spark session: one JVM per process, quiet, on loopback, with the catalog `tidelog` if an agent's
-address is known.
+"""The Spark session: one JVM per process, quiet, with the catalog `tidelog` if an agent's address is known.
+
+A local Spark listens on loopback alone. Under `spark-submit` the JVM is there already, and every option of
+the submit (its master, its `--conf`) overrides the one set here.
 
 Promises:
 - `SELECT ... FROM topics.flights` needs no catalog name.
 - What the JVM prints goes to a file. Errors quote from it.
+- If the JVM dies, or Spark in it stops, the next session starts another one.
 - A machine without Java 17 gets an error that says so.
 """
 
@@ -31,6 +34,7 @@ NAMESPACE = "topics"
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _QUOTED_LINES = 15
 _END_TIMEOUT_S = 10.0
+_GATEWAY_VARIABLE = "PYSPARK_GATEWAY_PORT"
 _starting = threading.Lock()
 
 
@@ -43,13 +47,36 @@ def spark_session(settings: CompactionSettings) -> SparkSession:
     `stop_spark`).
 
     The first call's settings decide the Java side and its master. Each session has its own catalog.
+    Raises SparkUnavailable or JavaMissing.
     """
     with _starting:
-        context = SparkContext._active_spark_context or _start(settings)
+        context = SparkContext._active_spark_context
+        if context is not None and not _works(context):
+            _forget(context)
+            context = None
+        context = context or _start(settings)
     session = SparkSession(context).newSession()
     for name, value in _catalog(settings).items():
         session.conf.set(name, value)
+    make_active(session)
     return session
+
+
+def has_executors(session: SparkSession) -> bool:
+    """True if a task could run now. Spark's own list counts the driver too."""
+    context = session.sparkContext
+    assert context.master is not None
+    return is_local(context.master) or context._jsc.sc().getExecutorMemoryStatus().size() > 1
+
+
+def make_active(session: SparkSession) -> None:
+    """Makes `session` the one that the calling thread works in.
+
+    Spark's writer looks for data sources in the thread's active session only. PySpark sets that in the thread
+    that starts Spark and in no other.
+    """
+    assert session._jvm is not None
+    session._jvm.SparkSession.setActiveSession(session._jsparkSession)
 
 
 def stop_spark() -> None:
@@ -58,9 +85,13 @@ def stop_spark() -> None:
         context = SparkContext._active_spark_context
         if context is None:
             return
+        if not _works(context):
+            _forget(context)
+            return
         gateway: Any = context._gateway
-        context.stop()
-        gateway.shutdown()
+        with contextlib.suppress(Py4JError, OSError):  # the JVM has ended
+            context.stop()
+            gateway.shutdown()
         process = getattr(gateway, "proc", None)
         if process is not None:
             process.stdin.close()
@@ -69,22 +100,72 @@ def stop_spark() -> None:
         SparkContext._jvm = None
 
 
+def _works(context: SparkContext) -> bool:
+    """False if this process started the JVM, and it has died or Spark in it has stopped."""
+    if getattr(context._gateway, "proc", None) is None:
+        return True  # the JVM of spark-submit, with which this process ends
+    try:
+        return not context._jsc.sc().isStopped()
+    except (Py4JError, OSError):
+        return False
+
+
+def _forget(context: SparkContext) -> None:
+    """Ends what is left of a JVM that does not work, and drops what PySpark keeps of it."""
+    process: Any = getattr(context._gateway, "proc", None)
+    process.kill()
+    process.wait(timeout=30)
+    if context._accumulatorServer is not None:
+        context._accumulatorServer.shutdown()
+    SparkContext._active_spark_context = None
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkSession._instantiatedSession = None
+    SparkSession._activeSession = None
+
+
 def _start(settings: CompactionSettings) -> SparkContext:
     require_java()
     # PySpark, and the JVM that it starts, take these from the process's environment alone.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if _is_submitted() or not is_local(settings.spark_master):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the cluster's Python may be elsewhere
+    else:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     conf = SparkConf().setAll(list(_spark_conf(settings).items()))
     with tempfile.TemporaryFile(mode="w+b") as said:  # the JVM keeps its own descriptor
         try:
             gateway = launch_gateway(conf, {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
-            return _without_jars(SparkContext(conf=conf, gateway=gateway))
+            if _is_submitted():
+                conf = _submitted_conf(gateway, settings)
+            return _without_traces(_without_jars(SparkContext(conf=conf, gateway=gateway)))
         except (PySparkException, Py4JError, OSError) as error:
             raise SparkUnavailable(f"Spark did not start: {error}\n{_last_lines(said)}") from error
         finally:
             if SparkContext._active_spark_context is None:
                 _end_launched()
+
+
+def is_local(master: str) -> bool:
+    """True if Spark's executors are threads of this process's JVM."""
+    return master.startswith("local")
+
+
+def _is_submitted() -> bool:
+    """True if `spark-submit` started this process. Its JVM is then the driver's."""
+    return _GATEWAY_VARIABLE in os.environ
+
+
+def _submitted_conf(gateway: Any, settings: CompactionSettings) -> SparkConf:
+    """The submit's options, and ours where it sets none."""
+    SparkContext._ensure_initialized(gateway=gateway)
+    conf = SparkConf(_jvm=SparkContext._jvm)
+    master = conf.get("spark.master", settings.spark_master)
+    assert master is not None
+    for name, value in _spark_conf(settings.model_copy(update={"spark_master": master})).items():
+        conf.setIfMissing(name, value)
+    return conf
 
 
 def _end_launched() -> None:
@@ -118,6 +199,13 @@ def _without_jars(context: SparkContext) -> SparkContext:
     return context
 
 
+def _without_traces(context: SparkContext) -> SparkContext:
+    """If the JVM ends, this server would print a traceback of its lost connection."""
+    server: Any = context._accumulatorServer
+    server.handle_error = lambda *_: None
+    return context
+
+
 def _spark_conf(settings: CompactionSettings) -> dict[str, str]:
     conf = {
         "spark.app.name": "tidelog",
@@ -131,7 +219,7 @@ def _spark_conf(settings: CompactionSettings) -> dict[str, str]:
         "spark.python.daemon.module": "spark_compaction.worker_daemon",
         "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     }
-    if settings.spark_master.startswith("local"):
+    if is_local(settings.spark_master):
         conf |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",

@@ -1,4 +1,4 @@
-"""Spark SQL over the topics' history: `tidelog sql "SELECT ... FROM topics.flights"`."""
+"""Spark SQL over the topics' history, for answers that fit the memory; `tidelog/sql/` has the others."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,9 +32,9 @@ def query(settings: CompactionSettings, text: str, *, spark: SparkSession | None
     try:
         table = session.sql(text).limit(settings.sql_max_rows + 1).toArrow()
     except PySparkException as error:
-        raise QueryFailed(_without_stack(str(error))) from error
+        raise QueryFailed(without_stack(str(error))) from error
     except Py4JJavaError as error:
-        raise QueryFailed(_causes(error)) from error
+        raise QueryFailed(causes(error)) from error
     kept = table.slice(0, settings.sql_max_rows)
     columns = [column.to_pylist() for column in kept.columns]
     return QueryResult(
@@ -44,13 +44,13 @@ def query(settings: CompactionSettings, text: str, *, spark: SparkSession | None
     )
 
 
-def _without_stack(text: str) -> str:
+def without_stack(text: str) -> str:
     for end in ("\nJVM stacktrace", "\n\tat ", "; line ", ";\n'"):
         text = text.split(end, 1)[0]
     return text.strip()
 
 
-def _causes(error: Py4JJavaError) -> str:
+def causes(error: Py4JJavaError) -> str:
     """Returns the messages of a Java exception and its causes, outermost first."""
     messages: list[str] = []
     cause = error.java_exception

@@ -5,25 +5,193 @@ An executor needs only the bucket. A few threads read runs ahead while one run i
 costs no extra round trip. If the store cannot be reached, the attempt fails and Spark repeats it. Files of a
 failed attempt are garbage under the job's prefix, because only the rows that an attempt returns to the driver
 are published.
+
+Decodes a run's bytes into Arrow rows, and sets aside what does not decode. Pure but for `reread`.
+
+Promises:
+- The results cover the run's offsets from `from_offset` on, without gaps. Decoded rows have exactly these
+  offsets, but for those of erased records, which the headers of their batches count.
+- A fault costs only the batch that has it. A batch that fails is first read once more: bytes that were
+  damaged on the way are no reason to leave a range out of history.
+- Memory is bounded by a group of batches, not by the run.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from sequencer.history.history_values import HistoryJob, RunToCompact
 from spark_compaction.bucket import Bucket, BucketAddress
-from spark_compaction.history_file import HistoryFile
+from spark_compaction.history_file import FRESH_ZSTD_LEVEL, HistoryFile
 from spark_compaction.manifest import ManifestRow
 from spark_compaction.planner import PlannedTask
-from spark_compaction.run_decoding import UndecodableRange, decode_run
+from spark_compaction.typed.decoding import RecordDecoder, TypedPlan, Unplanned
+from storage.arrow.arrow_columns import decode_batches
+from storage.batches.batch_validation import InvalidBatch
+from storage.batches.record_batch import index_batches, read_header
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
+
+_GROUP_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedRows:
+    """The rows of offsets `[first_offset, end_offset)`, one per offset that has a record."""
+
+    first_offset: int
+    end_offset: int
+    rows: pa.RecordBatch
+    empty_offsets: int
+    """Those without a record, by the headers of their batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndecodableRange:
+    first_offset: int
+    end_offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Span:
+    """Batches back to back: bytes `[start, end)` of the run, offsets `[base_offset, end_offset)`."""
+
+    start: int
+    end: int
+    base_offset: int
+    end_offset: int
+
+
+def decode_run(
+    run: RunToCompact, data: bytes, reread: Callable[[int, int], bytes]
+) -> Iterator[DecodedRows | UndecodableRange]:
+    """`reread(start, end)` reads bytes of the run from the store again."""
+    try:
+        batches = _batches(run, data)
+    except ValueError:
+        data = reread(0, run.length)
+        try:
+            batches = _batches(run, data)
+        except ValueError as error:
+            yield UndecodableRange(
+                first_offset=run.from_offset, end_offset=run.last_offset + 1, reason=_reason(run, error)
+            )
+            return
+    for group in _groups(batches):
+        if group[-1].end_offset > run.from_offset:
+            yield from _decode_group(run, data, group, reread)
+
+
+def _batches(run: RunToCompact, data: bytes) -> list[_Span]:
+    """Returns the batches. Raises ValueError unless they fill the run's bytes and offsets exactly."""
+    if len(data) != run.length:
+        raise ValueError(f"{len(data)} bytes were read of a run of {run.length}")
+    spans = []
+    offset = int(run.base_offset)
+    for position, size_bytes, last_offset_delta in index_batches(data, 0, len(data)).tolist():
+        end_offset = offset + last_offset_delta + 1
+        spans.append(
+            _Span(start=position, end=position + size_bytes, base_offset=offset, end_offset=end_offset)
+        )
+        offset = end_offset
+    if offset != run.last_offset + 1:
+        raise ValueError(f"the batches end before offset {offset}, the run before {run.last_offset + 1}")
+    return spans
+
+
+def _groups(batches: list[_Span]) -> Iterator[list[_Span]]:
+    group: list[_Span] = []
+    for batch in batches:
+        group.append(batch)
+        if batch.end - group[0].start >= _GROUP_BYTES:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _decode_group(
+    run: RunToCompact, data: bytes, group: list[_Span], reread: Callable[[int, int], bytes]
+) -> Iterator[DecodedRows | UndecodableRange]:
+    try:
+        yield _decode_span(run, data, 0, _joined(group))
+    except (InvalidBatch, ValueError):
+        for batch in group:
+            if batch.end_offset > run.from_offset:
+                yield _decode_batch(run, data, batch, reread)
+
+
+def _decode_batch(
+    run: RunToCompact, data: bytes, batch: _Span, reread: Callable[[int, int], bytes]
+) -> DecodedRows | UndecodableRange:
+    try:
+        return _decode_span(run, data, 0, batch)
+    except (InvalidBatch, ValueError):
+        again = reread(batch.start, batch.end)
+    try:
+        return _decode_span(run, again, batch.start, batch)
+    except (InvalidBatch, ValueError) as error:
+        first = max(batch.base_offset, run.from_offset)
+        return UndecodableRange(first_offset=first, end_offset=batch.end_offset, reason=_reason(run, error))
+
+
+def _decode_span(run: RunToCompact, data: bytes, data_start: int, span: _Span) -> DecodedRows:
+    rows = decode_batches(data, span.start - data_start, span.end - data_start, span.base_offset)
+    offsets = rows.column("offset").to_numpy()
+    first = max(span.base_offset, run.from_offset)
+    before = first - span.base_offset
+    empty_offsets = 0
+    if not np.array_equal(offsets, np.arange(span.base_offset, span.end_offset)):
+        has_record = _records_of(data, span.start - data_start, span.end - data_start, offsets, span)
+        before = int(has_record[:before].sum())
+        empty_offsets = int((~has_record[first - span.base_offset :]).sum())
+    return DecodedRows(
+        first_offset=first,
+        end_offset=span.end_offset,
+        rows=rows.slice(before),
+        empty_offsets=empty_offsets,
+    )
+
+
+def _records_of(
+    data: bytes, start: int, end: int, offsets: NDArray[np.int64], span: _Span
+) -> NDArray[np.bool_]:
+    """True for each offset of the span that has a record. Raises ValueError unless each batch has as many
+    records as its header says, and lacks others only because they were erased.
+    """
+    has_record = np.zeros(span.end_offset - span.base_offset, np.bool_)
+    has_record[offsets - span.base_offset] = True
+    at = 0
+    for position, _, last_offset_delta in index_batches(data, start, end).tolist():
+        header = read_header(data, position)
+        records = int(has_record[at : at + last_offset_delta + 1].sum())
+        if records != header.record_count or not (records or header.is_erased):
+            first = span.base_offset + at
+            raise ValueError(f"{records} records for offsets [{first}, {first + last_offset_delta + 1})")
+        at += last_offset_delta + 1
+    return has_record
+
+
+def _joined(group: list[_Span]) -> _Span:
+    return _Span(
+        start=group[0].start,
+        end=group[-1].end,
+        base_offset=group[0].base_offset,
+        end_offset=group[-1].end_offset,
+    )
+
+
+def _reason(run: RunToCompact, error: Exception) -> str:
+    return f"{run.object_key} at byte {run.position}: {type(error).__name__}: {error}"[:500]
+
 
 _RUN_FIELDS: list["pa.Field[Any]"] = [
     pa.field("base_offset", pa.int64()),
@@ -49,9 +217,11 @@ _FIELDS: list["pa.Field[Any]"] = [
     pa.field("end_offset", pa.int64()),
     pa.field("object_key", pa.string()),
     pa.field("row_count", pa.int64()),
+    pa.field("empty_offsets", pa.int64()),
     pa.field("size_bytes", pa.int64()),
     pa.field("footer_crc32c", pa.int64()),
     pa.field("reason", pa.string()),
+    pa.field("unplanned", pa.string()),
 ]
 _MANIFEST_SCHEMA = pa.schema(_FIELDS)
 _MAX_REASON = 1000
@@ -65,6 +235,8 @@ class TaskContext:
     prefetch_runs: int
     row_group_bytes: int
     file_bytes: int
+    typed: Mapping[TopicId, TypedPlan] = field(default_factory=dict)
+    """How keys and values become columns, of the topics that have a format."""
 
 
 def task_table(tasks: Iterable[tuple[HistoryJob, PlannedTask]]) -> pa.Table:
@@ -97,14 +269,21 @@ def run_tasks(context: TaskContext, batches: Iterable[pa.RecordBatch]) -> Iterat
 class _TaskRun:
     """One attempt at one task."""
 
-    def __init__(self, context: TaskContext, bucket: Bucket, topic_id: TopicId, prefix: str, task: PlannedTask) -> None:
+    def __init__(
+        self, context: TaskContext, bucket: Bucket, topic_id: TopicId, prefix: str, task: PlannedTask
+    ) -> None:
         self._context = context
         self._bucket = bucket
         self._topic_id = topic_id
         self._prefix = prefix
         self._task = task
         self._file: HistoryFile | None = None
-        self._reached = task.from_offset
+        self._reached = self._decoded_to = int(task.from_offset)
+        """What the rows so far cover, and what was decoded."""
+        self._empty_offsets = 0
+        """Of what was decoded past the rows so far."""
+        plan = context.typed.get(topic_id)
+        self._decoder = None if plan is None else RecordDecoder(plan)
 
     def run(self) -> list[ManifestRow]:
         """Raises StoreUnavailable."""
@@ -119,30 +298,65 @@ class _TaskRun:
             reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
             rows.append(
                 ManifestRow(
-                    task_id=self._task.task_id, kind="failed", first_offset=reached, end_offset=end, reason=reason
+                    task_id=self._task.task_id,
+                    kind="failed",
+                    first_offset=reached,
+                    end_offset=end,
+                    reason=reason,
                 )
             )
-        return rows
+        unplanned = None if self._decoder is None else self._decoder.unplanned
+        return rows if unplanned is None else [self._unplanned_row(unplanned)]
+
+    def _unplanned_row(self, unplanned: Unplanned) -> ManifestRow:
+        """What was written is garbage under the job's prefix: the task runs again."""
+        return ManifestRow(
+            task_id=self._task.task_id,
+            kind="unplanned",
+            first_offset=self._task.from_offset,
+            end_offset=self._task.end_offset,
+            unplanned=unplanned.to_text(),
+        )
 
     def _rows(self) -> Iterator[ManifestRow]:
         for run, data in self._read_ahead():
             if data is None:
                 yield from self._close_file()
-                yield self._row("missing", self._task.end_offset, f"object {run.object_key} is not in the bucket")
+                yield self._row(
+                    "missing", self._task.end_offset, f"object {run.object_key} is not in the bucket"
+                )
                 return
             for event in decode_run(run, data, self._reread(run)):
                 if isinstance(event, UndecodableRange):
                     yield from self._close_file()
                     yield self._row("raw", Offset(event.end_offset), event.reason)
-                    self._reached = Offset(event.end_offset)
+                    self._reached = self._decoded_to = event.end_offset
                 else:
-                    self._add(event.rows)
-                    if self._file is not None and self._file.size_bytes >= self._context.file_bytes:
+                    yield from self._add(event)
+                    if self._file is not None and self._file.is_complete(self._context.file_bytes):
                         yield from self._close_file()
         yield from self._close_file()
 
-    def _add(self, rows: pa.RecordBatch) -> None:
-        if self._file is None:
+    def _add(self, event: DecodedRows) -> Iterator[ManifestRow]:
+        rows = event.rows
+        self._decoded_to = event.end_offset
+        self._empty_offsets += event.empty_offsets
+        if self._file is None and rows.num_rows:
+            first_offset = rows.column("offset")[0].as_py()
+            if first_offset > self._reached:  # a file begins with a record
+                skipped = first_offset - self._reached
+                yield self._empty(first_offset, skipped)
+                self._empty_offsets -= skipped
+        if self._decoder is None:
+            self._write(rows)
+            return
+        for piece in self._decoder.pieces(rows):
+            self._write(piece)
+        if self._decoder.unplanned is not None:
+            self._file = None
+
+    def _write(self, rows: pa.RecordBatch) -> None:
+        if self._file is None and rows.num_rows:
             context = self._context
             self._file = HistoryFile(
                 self._bucket,
@@ -150,30 +364,51 @@ class _TaskRun:
                 self._topic_id,
                 self._task.partition,
                 row_group_bytes=context.row_group_bytes,
+                schema=None if self._decoder is None else self._decoder.schema,
+                zstd_level=FRESH_ZSTD_LEVEL,
             )
-        self._file.add(rows)
+        if self._file is not None:
+            self._file.add(rows)
 
     def _close_file(self) -> Iterator[ManifestRow]:
         if self._file is None:
+            if self._decoded_to > self._reached:
+                yield self._empty(self._decoded_to, self._empty_offsets)
+                self._empty_offsets = 0
             return
         written = self._file.close()
         self._file = None
-        row = ManifestRow(
+        yield ManifestRow(
             task_id=self._task.task_id,
             kind="file",
-            first_offset=self._reached,
-            end_offset=Offset(self._reached + written.row_count),
+            first_offset=Offset(self._reached),
+            end_offset=Offset(self._decoded_to),
             object_key=written.object_key,
             row_count=written.row_count,
+            empty_offsets=self._empty_offsets,
             size_bytes=written.size_bytes,
             footer_crc32c=written.footer_crc32c,
         )
-        self._reached = row.end_offset
-        yield row
+        self._reached, self._empty_offsets = self._decoded_to, 0
+
+    def _empty(self, end_offset: int, empty_offsets: int) -> ManifestRow:
+        row = ManifestRow(
+            task_id=self._task.task_id,
+            kind="empty",
+            first_offset=Offset(self._reached),
+            end_offset=Offset(end_offset),
+            empty_offsets=empty_offsets,
+        )
+        self._reached = end_offset
+        return row
 
     def _row(self, kind: Any, end_offset: Offset, reason: str) -> ManifestRow:
         return ManifestRow(
-            task_id=self._task.task_id, kind=kind, first_offset=self._reached, end_offset=end_offset, reason=reason
+            task_id=self._task.task_id,
+            kind=kind,
+            first_offset=Offset(self._reached),
+            end_offset=end_offset,
+            reason=reason,
         )
 
     def _reread(self, run: RunToCompact) -> Any:

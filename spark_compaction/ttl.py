@@ -1,4 +1,5 @@
-"""Drops expired records from history, by a topic's `retention.ms`: `tidelog ttl`.
+"""Drops records from history that have expired, by a topic's `tidelog.history.retention.ms`, or that were
+deleted by DeleteRecords: `tidelog ttl`.
 
 The result is exact at the moment of the run: whole files go by metadata alone, and partly expired files are
 rewritten in Spark (see `expiry`).
@@ -8,7 +9,7 @@ collector. The raw log is not touched. `retention.bytes` limits only the raw log
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -29,19 +30,16 @@ from sequencer.topics.topics import Topic
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.compact import chosen_topics
 from spark_compaction.iceberg_table import AddedFile, Change, HistoryTableFiles
-from spark_compaction.job import kept_lease, publish_staged, run_in_spark
+from spark_compaction.job import kept_lease, publish_staged
 from spark_compaction.open_log import open_log
+from spark_compaction.rewrite_job import run_rewrite_job
 from spark_compaction.rewrite_tasks import (
-    REWRITTEN_COLUMNS,
     Rewrite,
-    RewriteContext,
     RewrittenFile,
     expected_files,
-    rewrite_table,
-    run_rewrites,
 )
-from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
+from storage.identifiers import Offset, Partition
 from storage.threads import Threads
 
 _DROPPED_AT_A_TIME = 100
@@ -59,6 +57,8 @@ class TopicExpiry:
     files_rewritten: int = 0
     files_deferred: int = 0
     """Partly expired files beyond `ttl_rewrite_bytes`. The next pass takes them."""
+    refused: str = ""
+    """Why the publish was refused. The next pass plans again."""
     busy: bool = False
     """True: a compaction or another TTL was working on this topic, so this call left it alone."""
 
@@ -92,7 +92,9 @@ def expire_history(
     """Applies TTL to the history of the named topics, or of all, as of `now`. Do not call it from a
     coroutine. Raises as `compact_topics`.
     """
-    return asyncio.run(_expire_history(settings, topics, on_progress or (lambda _: None), now or datetime.now(UTC)))
+    return asyncio.run(
+        _expire_history(settings, topics, on_progress or (lambda _: None), now or datetime.now(UTC))
+    )
 
 
 async def _expire_history(
@@ -126,7 +128,7 @@ class TopicExpirer:
         self._topic = topic
         self._on_progress = on_progress
         self._readers_since = now - timedelta(seconds=settings.history_snapshot_grace_s)
-        self._cutoff = _cutoff(now, TopicConfig.of(topic.config).retention_ms)
+        self._cutoff = _cutoff(now, TopicConfig.of(topic.config).history_retention_ms)
         self._address = BucketAddress.of(settings.store_url, settings)
         self._threads = Threads("spark", 1)
 
@@ -146,7 +148,9 @@ class TopicExpirer:
         return report
 
     async def _expire(self, job: HistoryJob) -> TopicExpiry:
-        table = await self._threads.run(HistoryTableFiles, self._address, self._address.open(), job, job.table)
+        table = await self._threads.run(
+            HistoryTableFiles, self._address, self._address.open(), job, job.table
+        )
         history, topic_id = self._sequencer.history, job.topic_id
         dropped = await history.expired_files(topic_id, self._cutoff, _FILES_AT_A_TIME)
         partly = await history.partly_expired_files(topic_id, self._cutoff, _FILES_AT_A_TIME)
@@ -155,7 +159,7 @@ class TopicExpirer:
             await history.abandon(job.job_id)
             return TopicExpiry(topic=self._topic.name, files_deferred=len(deferred))
         rewrites = [Rewrite(sources=(file,)) for file in due]
-        rewritten = await self._rewrite(job, rewrites)
+        rewritten = await self._rewrite(job, rewrites, await history.deleted_to(topic_id))
         expected = expected_files(rewrites, rewritten, file_bytes=self._settings.parquet_file_bytes)
         added = await self._threads.run(table.describe, expected)
         self._tell("publishing")
@@ -163,35 +167,35 @@ class TopicExpirer:
         outcome = await publish_staged(self._sequencer, job, partial(self._stage, job, change))
         if isinstance(outcome, PublishRefused):
             await history.abandon(job.job_id)
-            return TopicExpiry(topic=self._topic.name, busy=True)
+            return TopicExpiry(topic=self._topic.name, busy=True, refused=outcome.reason)
         return TopicExpiry(
             topic=self._topic.name,
-            rows_expired=sum(file.row_count for file in dropped) + sum(file.expired_rows for file in rewritten),
+            rows_expired=sum(file.row_count for file in dropped)
+            + sum(file.expired_rows for file in rewritten),
             files_dropped=len(dropped),
             files_rewritten=len(due),
             files_deferred=len(deferred),
         )
 
-    async def _rewrite(self, job: HistoryJob, rewrites: Sequence[Rewrite]) -> list[RewrittenFile]:
+    async def _rewrite(
+        self,
+        job: HistoryJob,
+        rewrites: Sequence[Rewrite],
+        deleted_to: Mapping[Partition, Offset],
+    ) -> list[RewrittenFile]:
         if not rewrites:
             return []
         self._tell("rewriting", total=len(rewrites))
-        context = RewriteContext(
-            address=self._address,
-            prefix=job.prefix,
-            topic_id=job.topic_id,
+        return await run_rewrite_job(
+            self._settings,
+            self._threads,
+            self._address,
+            job,
+            rewrites,
             cutoff=self._cutoff,
-            row_group_bytes=self._settings.parquet_row_group_bytes,
-            file_bytes=self._settings.parquet_file_bytes,
-        )
-        rows = await run_in_spark(
-            await self._threads.run(spark_session, self._settings),
-            rewrite_table(rewrites, self._cutoff),
-            function=partial(run_rewrites, context),
-            result_columns=REWRITTEN_COLUMNS,
+            deleted_to=deleted_to,
             on_tasks_done=lambda done: self._tell("rewriting", done=done, total=len(rewrites)),
         )
-        return [RewrittenFile(**row) for row in rows]
 
     def _stage(self, job: HistoryJob, expiry: "_Expiry", on: TableVersion) -> Publication:
         change = Change(
@@ -200,16 +204,14 @@ class TopicExpirer:
             summary={"tidelog.expired-before": self._cutoff.isoformat()},
             expire_snapshots_before=self._readers_since,
         )
-        return Publication(
-            version=HistoryTableFiles(self._address, self._address.open(), job, on).stage(change),
-            added=[each.file for each in expiry.added],
-            removed=[file.object_key for file in expiry.removed],
-        )
+        return HistoryTableFiles(self._address, self._address.open(), job, on).publication(change)
 
     def _tell(
         self, stage: Literal["planning", "rewriting", "publishing", "done"], done: int = 0, total: int = 0
     ) -> None:
-        self._on_progress(TtlProgress(topic=self._topic.name, stage=stage, tasks_done=done, tasks_total=total))
+        self._on_progress(
+            TtlProgress(topic=self._topic.name, stage=stage, tasks_done=done, tasks_total=total)
+        )
 
 
 def _cutoff(now: datetime, retention_ms: int) -> datetime:

@@ -13,9 +13,6 @@ Promises:
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from minio.credentials.credentials import Credentials
-from minio.credentials.providers import Provider
-
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
@@ -28,8 +25,8 @@ class NoKeys(ValueError):
 
     def __init__(self) -> None:
         super().__init__(
-            "there are no keys for the bucket: set TIDELOG_S3_ACCESS_KEY and TIDELOG_S3_SECRET_KEY, or give the process"
-            " a role, AWS_PROFILE or AWS_* variables"
+            "there are no keys for the bucket: set TIDELOG_S3_ACCESS_KEY and TIDELOG_S3_SECRET_KEY, or "
+            "give the process a role, AWS_PROFILE or AWS_* variables"
         )
 
 
@@ -54,24 +51,6 @@ class ChainedKeys:
             "token": keys.token,
             "expires_at": _asked_again_at(self._found),
         }
-
-
-class ChainedKeysForMinio(Provider):
-    """Gives the synchronous client keys."""
-
-    def __init__(self) -> None:
-        self._found: Any = None
-
-    def retrieve(self) -> Credentials:
-        """Raises NoKeys, or botocore's errors."""
-        if self._found is None:
-            from botocore.session import get_session
-
-            self._found = get_session().get_credentials()
-            if self._found is None:
-                raise NoKeys
-        keys = self._found.get_frozen_credentials()
-        return Credentials(access_key=keys.access_key, secret_key=keys.secret_key, session_token=keys.token)
 
 
 def _asked_again_at(found: Any) -> datetime:

@@ -5,7 +5,7 @@ share one queue without a bound: the slow calls of one part would delay those of
 
 Promises:
 - At most `count` calls run at once. The others wait on the event loop. The client whose calls took the least
-  CPU since calls began to wait goes next (`fair_queue.py`).
+  CPU since calls began to wait goes next (`fair_limit.py`).
 - A caller that is cancelled while it waits takes no thread. If its call already runs, the thread is free only
   once the call has ended.
 """

@@ -1,20 +1,22 @@
-"""Fixtures of the suite; each real part (Postgres, an S3 endpoint, a stack, Java) is a module of `tests/fixtures`."""
+"""Fixtures of the suite. Each real part (Postgres, an S3 endpoint, a stack, Java) is a module of
+`tests/support`.
+"""
 
 from hypothesis import HealthCheck, settings
 
-# How long an example takes, and how long one to make, says more about the machine than about the code.
+# The time to make and run an example says more about the machine than about the code.
 settings.register_profile("tidelog", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tidelog")
 
 pytest_plugins = [
-    "tests.fixtures.balancer",
-    "tests.fixtures.postgres",
-    "tests.fixtures.replication",
-    "tests.fixtures.s3",
-    "tests.fixtures.minio",
-    "tests.fixtures.stack",
-    "tests.fixtures.java",
-    "tests.fixtures.spark",
-    "tests.fixtures.schedule",
+    "tests.support.balancer",
+    "tests.support.postgres",
+    "tests.support.replication",
+    "tests.support.s3",
+    "tests.support.minio",
+    "tests.support.stack",
+    "tests.support.java",
+    "tests.support.spark",
+    "tests.support.schedule",
     "tests.clients.matrix_plugin",
 ]

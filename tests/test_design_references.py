@@ -11,12 +11,16 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 def slugs_of(page: Path) -> set[str]:
     """As code hosts make anchors of headings."""
-    headings = (re.sub(r"[`*]|\[([^]]*)\]\([^)]*\)", r"\1", found) for found in _HEADING.findall(page.read_text()))
+    headings = (
+        re.sub(r"[`*]|\[([^]]*)\]\([^)]*\)", r"\1", found) for found in _HEADING.findall(page.read_text())
+    )
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
 def source_files() -> list[Path]:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     return [ROOT / name for name in listed if Path(name).suffix in {".py", ".sql"}]
 
 

@@ -1,4 +1,4 @@
-"""docs/failures.md names tests that exist: a claim on that page is one that a test shows."""
+"""docs/failures.md names tests that exist, so a test shows each claim of that page."""
 
 import ast
 import re
@@ -28,6 +28,8 @@ def test_every_test_that_the_page_names_exists() -> None:
 
 
 def test_every_row_names_a_test() -> None:
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and "what breaks" not in line]
+    rows = [
+        line for line in PAGE.read_text().splitlines() if line.startswith("| ") and "what breaks" not in line
+    ]
 
     assert [row for row in rows if not NAMED.search(row)] == []

@@ -1,4 +1,6 @@
-"""The pages of the repository and the site that is built of them: no dead link, nothing fetched from elsewhere."""
+"""The pages of the repository, and the site built from them, have no dead link and fetch nothing from
+elsewhere.
+"""
 
 import os
 import re
@@ -103,7 +105,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    built = subprocess.run(
+        build, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
     assert built.returncode == 0, built.stderr
     return folder
 
@@ -144,11 +148,13 @@ def test_a_source_file_that_a_page_links_to_is_named_in_the_site(site: Path) -> 
 
 
 def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
-    """Mermaid's script, too: the theme fetches it if a page has a diagram and no script of the site's."""
+    """Mermaid's script as well: the theme fetches it if a page has a diagram and the site has no script."""
     pages = {page.relative_to(site).as_posix(): page.read_text() for page in site.rglob("*.html")}
 
     assert [page for page, text in pages.items() if FETCHED.search(text)] == []
-    assert [page for page, text in pages.items() if 'class="mermaid"' in text and "/mermaid.min.js" not in text] == []
+    assert [
+        page for page, text in pages.items() if 'class="mermaid"' in text and "/mermaid.min.js" not in text
+    ] == []
     styles = "".join(style.read_text() for style in site.rglob("*.css"))
     assert re.findall(r"(?:@import\s+|url\()[\"']?(?:https?:)?//[^)]*", styles) == []
     pictures = {picture.name: picture.read_text() for picture in site.rglob("*.svg")}

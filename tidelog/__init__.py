@@ -1,1 +1,1 @@
-"""The front door: the command, settings, the embedded development stack."""
+"""The command `tidelog`, its settings, and the embedded development stack."""

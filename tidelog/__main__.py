@@ -1,4 +1,5 @@
-"""`python -m tidelog`: the same as the console script, also in a directory with folders named as ours."""
+"""`python -m tidelog`: the same as the console script. Also works in a directory that has
+folders named like ours."""
 
 import sys
 

@@ -1,14 +1,60 @@
-"""The command `tidelog`: its list of commands. Promises that no command's module is imported before it is asked for."""
+"""The list of the commands of `tidelog`. Promises that a command's module is imported only when it runs.
 
-from typing import Annotated
+Commands that are imported when they are run, so that `tidelog --help` answers at once.
+
+The list of commands needs a name and a line of help for each; the module behind a command (Spark, pandas, a
+Kafka client) is imported only by the invocation that needs it.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+import typer.core
+import typer.main
 
-from tidelog.lazy_commands import Entry, LazyGroup
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """`module` has a `typer.Typer` called `app`: one command, or a group of them."""
+
+    name: str
+    module: str
+    help: str
+
+
+class LazyCommand(typer.core.TyperCommand):
+    """Stands for a command in the list; the real one makes the context that runs it."""
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__(name=entry.name, help=entry.help, rich_markup_mode=None)
+        self._entry = entry
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        command = typer.main.get_command(import_module(self._entry.module).app)
+        command.name = self._entry.name
+        is_completing = extra.get("resilient_parsing", False)
+        if not args and command.no_args_is_help and not is_completing:
+            args = [
+                "--help"
+            ]  # what the framework would raise instead is not printed for a command within this list
+        return command.make_context(info_name, args, parent=parent, **extra)
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """A group whose commands are the class's `entries`, in that order."""
+
+    entries: tuple[Entry, ...] = ()
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for entry in self.entries:
+            self.add_command(LazyCommand(entry))
 
 
 class Commands(LazyGroup):
-    """Everything `tidelog` can be told to do."""
+    """All commands of `tidelog`."""
 
     entries = tuple(
         Entry(name=name, module=f"tidelog.commands.{name}", help=text)
@@ -23,7 +69,8 @@ class Commands(LazyGroup):
             ("compact", "Compact topics into Parquet with Spark."),
             ("history", "Keep the topics' tables fresh; show what they have."),
             ("ttl", "Drop history that its topic's retention has expired."),
-            ("sql", "Ask Spark SQL about compacted topics."),
+            ("erase", "Erase the records of some keys for good."),
+            ("sql", "Ask SQL about topics: a statement, a file, or a shell."),
             ("doctor", "Check the log and the bucket against each other, both ways."),
             ("recover", "Bring the log back after a restore, or from the bucket alone."),
             ("backup", "Base backups and archived WAL of the sequencer's Postgres, in the bucket."),
@@ -56,7 +103,8 @@ def _print_version(asked: bool) -> None:
 )
 def tidelog(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Options that come before the command."""

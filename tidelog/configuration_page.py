@@ -1,5 +1,5 @@
-"""`docs/configuration.md`: every setting with its variable, default and meaning, written from the settings classes
-(`make docs`). A test compares the two.
+"""`docs/configuration.md`: every setting with its variable, default and meaning, written from the settings
+classes (`make docs`). A test compares the two.
 """
 
 import sys
@@ -14,18 +14,20 @@ from pydantic_core import PydanticUndefined
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
-from agent.setting_texts import described
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.doctor import DoctorSettings
 from compactor.settings import HousekeeperSettings
+from erasure.settings import ErasureSettings
 from recovery.settings import RecoverySettings
 from sequencer.settings import MigrationSettings, SequencerSettings
 from spark_compaction.settings import CompactionSettings
-from storage.settings import Settings
+from spark_source.settings import SourceSettings
+from storage.settings import Settings, described
 from storage.stores.object_store import StoreSettings
 from tidelog.backup.settings import BackupSettings
 from tidelog.process.settings import ClientSettings, ProcessSettings, variable_of
+from tidelog.sql.settings import SqlSettings
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "configuration.md"
 PARTS: Final[tuple[tuple[str, type[Settings]], ...]] = (
@@ -41,14 +43,18 @@ PARTS: Final[tuple[tuple[str, type[Settings]], ...]] = (
     ("Housekeeping", HousekeeperSettings),
     ("The doctor", DoctorSettings),
     ("Compaction into Parquet", CompactionSettings),
+    ("SQL", SqlSettings),
+    ("Erasure", ErasureSettings),
+    ("Spark's data source", SourceSettings),
     ("Recovery", RecoverySettings),
     ("Backups", BackupSettings),
 )
 _INTRODUCTION: Final = """# Configuration
 
-Every setting is an environment variable, and an option of the commands that use it: `TIDELOG_LINGER_MS` is
-`--linger-ms`. An option comes before the variable, the variable before the default. `make docs` writes
-this page from the code. [operate.md](operate.md) says which settings one meets first.
+Every setting is an environment variable, and an option of the commands that use it:
+`TIDELOG_LINGER_MS` is `--linger-ms`. The option is used if it is given, else the variable, else the
+default. `make docs` writes this page from the code. [operate.md](operate.md) says which settings
+you need first.
 """
 
 

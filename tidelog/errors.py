@@ -1,6 +1,7 @@
-"""What goes wrong in a way a person can act on.
+"""Errors that a person can act on.
 
-`tidelog` prints such an error as one paragraph and exits with status 1; anything else is a bug and keeps its traceback.
+`tidelog` prints such an error as one paragraph and exits with status 1. Any other error is a bug and keeps
+its traceback.
 """
 
 

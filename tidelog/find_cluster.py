@@ -1,14 +1,11 @@
-"""Which cluster a command talks to: the one its options or `TIDELOG_*` variables name, else the stack of `tidelog
-dev` on this machine.
+"""Which cluster a command talks to: the one that its options or `TIDELOG_*` variables name, else the stack of
+`tidelog dev` on this machine.
 
-The addresses of a stack complete the command's environment, so that every part whose settings are read from it finds
-the same cluster.
+A stack's addresses are added to the command's environment. So all parts find the same cluster, because they
+read their settings from it.
 """
 
 from pathlib import Path
-
-from psycopg import ProgrammingError
-from psycopg.conninfo import conninfo_to_dict
 
 from tidelog.devstack.stack_file import read_stack_file
 from tidelog.errors import UserError
@@ -35,10 +32,12 @@ def find_cluster(environment: Environment) -> Environment:
 
 
 def require(settings: ClientSettings, name: str) -> str:
-    """The setting's value; raises `UserError` if the cluster was named without it, or it names no database."""
+    """The setting's value. Raises `UserError` if the cluster was named without it, or if it names no
+    database.
+    """
     value = getattr(settings, name)
     if not value:
-        raise UserError(f"{variable_of(name)} is not set.", "This command needs it beside the ones that are.")
+        raise UserError(f"{variable_of(name)} is not set.", "This command needs it as well.")
     text = str(value.get_secret_value()) if hasattr(value, "get_secret_value") else str(value)
     if name == "database_url":
         check_database_url(text)
@@ -48,16 +47,24 @@ def require(settings: ClientSettings, name: str) -> str:
 
 
 def check_database_url(url: str) -> None:
-    """Raises `UserError` if it cannot be read, or if part of a password would be read as the host or the database. It
-    is not repeated, nor is the parser's complaint: both may hold the password.
+    """Raises `UserError` if the URL cannot be read, or if part of a password would be read as the host or the
+    database. The error repeats neither the URL nor the parser's message: both may hold the password.
     """
+    from psycopg import ProgrammingError  # 0.1 s that a command without the database need not wait
+    from psycopg.conninfo import conninfo_to_dict
+
     try:
         parts = conninfo_to_dict(url)
-        is_read = "@" not in f"{str(parts.get('host', ''))[1:]}{parts.get('dbname', '')}"  # @name is a socket's
+        is_read = (
+            "@" not in f"{str(parts.get('host', ''))[1:]}{parts.get('dbname', '')}"
+        )  # @name is a socket's
     except ProgrammingError:
         is_read = False
     if not is_read:
         raise UserError(
             f"{variable_of('database_url')} is no address of a Postgres.",
-            "Write it as postgresql://user:password@host:port/database, with %40 for @ and %2F for / in the password.",
+            (
+                "Write it as postgresql://user:password@host:port/database, with %40 for @ and %2F for / in "
+                "the password."
+            ),
         )

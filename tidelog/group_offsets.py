@@ -1,7 +1,7 @@
-"""What a group has read and what it has not, and where a reset would set it (pure).
+"""What a group has read, its lag, and where a reset would set its offsets (pure).
 
-Offsets are half-open: a committed offset is that of the first record not read yet. Promises that a planned offset lies
-within the log, `[log start, end]`, whatever was asked for.
+A committed offset is the offset of the first record that was not read yet. Promises that a planned offset
+lies within the log, `[log start, end]`, whatever was asked for.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +19,7 @@ Place: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The log of a partition: its first record's offset, and that of the record that comes next."""
+    """The log of a partition: the offset of its first record, and the offset after its last."""
 
     log_start: int
     end: int
@@ -30,25 +30,25 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
-    """A partition as a group stands to it. None: nothing was committed, or it cannot be told."""
+    """A group's position in a partition. None: nothing was committed, or the value is unknown."""
 
     topic: str
     partition: int
     committed: int | None
     bounds: Bounds | None
     first_unread_ms: int | None
-    """The timestamp of the first record not read yet."""
+    """The timestamp of the first record that was not read yet."""
     member_id: str | None
 
     @property
     def lag(self) -> int | None:
-        """Records that can be read and were not."""
+        """The number of unread records."""
         if self.committed is None or self.bounds is None:
             return None
         return self.bounds.end - self.bounds.hold(self.committed)
 
     def lag_s(self, now_ms: int) -> float | None:
-        """How old the first unread record is; 0 if all were read."""
+        """The age of the first unread record. 0 if all were read."""
         if self.lag == 0:
             return 0.0
         return None if self.first_unread_ms is None else max(0.0, (now_ms - self.first_unread_ms) / 1000)
@@ -56,7 +56,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetTo:
-    """Where to: exactly one field is set."""
+    """Where to reset to. Exactly one field is set."""
 
     earliest: bool = False
     latest: bool = False
@@ -76,14 +76,15 @@ class PlannedOffset:
     now: int | None
     new: int
     was_bounded: bool
-    """Whether what was asked for lies outside the log."""
+    """True if the requested offset lies outside the log."""
 
 
 def plan_reset(
     to: ResetTo, places: Collection[Place], committed: Mapping[Place, int], bounds: Mapping[Place, Bounds],
     at_time: Mapping[Place, int],
 ) -> list[PlannedOffset]:  # fmt: skip
-    """In order of topic and partition. `at_time` has the first offset at or after the time asked for, if there is any.
+    """In order of topic and partition. `at_time` has the first offset at or after the requested time, if
+    there is one.
 
     A shift of a partition without a committed offset counts from the log's start.
     """
@@ -93,7 +94,9 @@ def plan_reset(
         asked = _asked(to, committed.get(place), bounds[place], at_time.get(place))
         new = bounds[place].hold(asked)
         planned.append(
-            PlannedOffset(topic=topic, partition=partition, now=committed.get(place), new=new, was_bounded=new != asked)
+            PlannedOffset(
+                topic=topic, partition=partition, now=committed.get(place), new=new, was_bounded=new != asked
+            )
         )
     return planned
 
@@ -111,11 +114,19 @@ def _asked(to: ResetTo, committed: int | None, bounds: Bounds, at_time: int | No
 
 
 def parse_reset(
-    *, earliest: bool, latest: bool, offset: int | None, shift: int | None, moment: str | None, duration: str | None,
+    *, earliest: bool, latest: bool, offset: int | None, shift: int | None, moment: str | None,
+    duration: str | None,
     now: datetime,
 ) -> ResetTo:  # fmt: skip
-    """From what the command line says. Raises ValueError unless exactly one of them is given, or it cannot be read."""
-    given = [earliest, latest, offset is not None, shift is not None, moment is not None, duration is not None]
+    """From the command line's options. Raises ValueError unless exactly one is given and can be read."""
+    given = [
+        earliest,
+        latest,
+        offset is not None,
+        shift is not None,
+        moment is not None,
+        duration is not None,
+    ]
     if sum(given) != 1:
         raise ValueError(f"none or several of {_WHERE_TO} were given: give one")
     if moment is not None:

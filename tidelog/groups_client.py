@@ -15,7 +15,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # documented there
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from tidelog.errors import UserError
 from tidelog.group_offsets import Bounds, Place
@@ -26,10 +26,10 @@ _Result = TypeVar("_Result")
 _LIST = "`tidelog groups list` shows those there are."
 _GONE = frozenset({KafkaError.GROUP_ID_NOT_FOUND, KafkaError.INVALID_GROUP_ID})
 _IN_USE = frozenset({KafkaError.NON_EMPTY_GROUP, KafkaError.UNKNOWN_MEMBER_ID})
-_STATIC = "One with a group.instance.id stays a member after it stopped, until its session times out."
+_STATIC = "A consumer with a group.instance.id stays a member after it stopped, until its session times out."
 _LITTLE_BYTES = 16_384
 _LATE_S = 5.0
-"""librdkafka gives up first, and says why."""
+"""librdkafka gives up first, and its error has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class GroupsClient:
         return sorted(rows, key=lambda row: row.name)
 
     def describe(self, name: str) -> GroupView | None:
-        """None: there is no such group."""
+        """None if there is no such group."""
         [future] = self._admin.describe_consumer_groups([name], request_timeout=self._timeout_s).values()
         try:
             found = self._wait(future, name)
@@ -102,7 +102,9 @@ class GroupsClient:
                     instance_id=member.group_instance_id or None,
                     client_id=member.client_id,
                     host=member.host.lstrip("/"),
-                    places=tuple((place.topic, place.partition) for place in member.assignment.topic_partitions),
+                    places=tuple(
+                        (place.topic, place.partition) for place in member.assignment.topic_partitions
+                    ),
                 )
                 for member in found.members
             ),
@@ -132,7 +134,7 @@ class GroupsClient:
             raise as_user_error(failed.args[0], self._bootstrap, topic) from None
 
     def bounds(self, places: Collection[Place]) -> dict[Place, Bounds]:
-        """Of those partitions that exist."""
+        """The offsets of those partitions that exist."""
         starts = self._offsets(places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         ends = self._offsets(places, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         return {
@@ -142,12 +144,12 @@ class GroupsClient:
         }
 
     def offsets_at(self, places: Collection[Place], time_ms: int) -> dict[Place, int]:
-        """The first offset at or after a time, of those partitions that have one."""
+        """The first offset at or after a time, for those partitions that have one."""
         found = self._offsets(places, OffsetSpec.for_timestamp(time_ms))
         return {place: offset for place, offset in found.items() if offset >= 0}
 
     def timestamps_at(self, offsets: Mapping[Place, int]) -> dict[Place, int]:
-        """The timestamp of the record at each offset, or of the next one there is; read from the log itself."""
+        """The timestamp of the record at each offset, or of the next record. Reads it from the log."""
         if not offsets:
             return {}
         consumer = Consumer(
@@ -214,7 +216,9 @@ class GroupsClient:
         except KafkaException as failed:
             raise self._error(failed.args[0], group) from None
         except TimeoutError:
-            raise UserError(f"No answer about groups within {self._timeout_s:g} s.", "Its /ready says why.") from None
+            raise UserError(
+                f"No answer about groups within {self._timeout_s:g} s.", "Its /ready says why."
+            ) from None
 
     def _error(self, error: KafkaError, group: str) -> UserError:
         if error.code() in _GONE:
@@ -229,7 +233,7 @@ class _NoGroup(UserError):
 
 
 def in_use(group: GroupView) -> UserError:
-    """What to do about a group that has members, which are named."""
+    """What to do about a group that has members. Names the members."""
     shown = [f"{member.client_id or member.member_id} ({member.host})" for member in group.members[:5]]
     more = len(group.members) - len(shown)
     who = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
@@ -247,8 +251,8 @@ def _address(node: Any) -> str:
 def _spelled(state: str) -> str:
     """`PREPARING_REBALANCING` as Kafka's tools write it: `PreparingRebalance`.
 
-    librdkafka knows the states of the classic protocol alone: `Assigning` and `Reconciling` of the new one are
-    `UNKNOWN` to it.
+    librdkafka knows only the states of the classic protocol. `Assigning` and `Reconciling` of the new one
+    are `UNKNOWN` to it.
     """
     if state == "UNKNOWN":
         return "Rebalancing"

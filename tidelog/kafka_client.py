@@ -1,15 +1,13 @@
-"""confluent-kafka as the command line uses it: configuration, partitions, and its errors as ones a person can act
-on.
-"""
+"""confluent-kafka for the command line: configuration, partitions, and errors that a person can act on."""
 
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from tidelog.agents_client import complaints_of_cluster
 from tidelog.errors import UserError
 from tidelog.find_cluster import require
 from tidelog.process.settings import ClientSettings
-from tidelog.readiness import complaints_of_cluster
 
 _NOT_ANSWERED = frozenset(
     {KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._ALL_BROKERS_DOWN}
@@ -18,20 +16,22 @@ _LOOK_S = 3.0
 
 
 def client_config(bootstrap: str, zone: str | None, **more: Any) -> dict[str, Any]:
-    """`zone` goes into client.id, by which an agent knows whom to name as leader
+    """`zone` goes into client.id, so that agents name leaders of that zone
     (docs/design/zones.md#the-choice-of-an-agent)."""
     client_id = "tidelog-cli" if zone is None else f"tidelog-cli,tidelog_zone={zone}"
     return {
         "bootstrap.servers": bootstrap,
         "client.id": client_id,
-        "error_cb": lambda _: None,  # errors are told where they are met; librdkafka goes on by itself meanwhile
+        "error_cb": lambda _: None,  # the caller reports errors; librdkafka retries by itself meanwhile
         "log_level": 0,
         **more,
     }
 
 
-def assigned_partitions(client: Consumer | Producer, bootstrap: str, topic: str, timeout_s: float) -> list[int]:
-    """The topic's partitions; raises `UserError` if there is no such topic or nobody answers."""
+def assigned_partitions(
+    client: Consumer | Producer, bootstrap: str, topic: str, timeout_s: float
+) -> list[int]:
+    """The topic's partitions. Raises `UserError` if there is no such topic or no agent answers."""
     try:
         found = client.list_topics(topic, timeout=timeout_s).topics[topic]
     except KafkaException as failed:
@@ -44,7 +44,9 @@ def assigned_partitions(client: Consumer | Producer, bootstrap: str, topic: str,
 def from_offsets(
     consumer: Consumer, bootstrap: str, topic: str, from_beginning: bool, timeout_s: float
 ) -> list[TopicPartition]:
-    """Where to start, as offsets that were asked for, so that what is produced after this call is not missed."""
+    """The offsets to start from. They are read now, so records that are produced after this call are not
+    missed.
+    """
     places = []
     try:
         for partition in assigned_partitions(consumer, bootstrap, topic, timeout_s):
@@ -55,8 +57,10 @@ def from_offsets(
     return places
 
 
-def not_acknowledged(producer: Producer, settings: ClientSettings, topic: str, error: KafkaError) -> UserError:
-    """Why a record was not acknowledged: no agent answers, or agents cannot write, or there is no reason known."""
+def not_acknowledged(
+    producer: Producer, settings: ClientSettings, topic: str, error: KafkaError
+) -> UserError:
+    """Why a record was not acknowledged: no agent answers, agents cannot write, or the reason is unknown."""
     bootstrap, waited_s = require(settings, "bootstrap"), settings.client_timeout_s
     if error.code() == KafkaError._MSG_TIMED_OUT:
         try:
@@ -68,13 +72,16 @@ def not_acknowledged(producer: Producer, settings: ClientSettings, topic: str, e
             return UserError(f"Nothing was acknowledged within {waited_s:g} s. {' '.join(complaints)}")
         return UserError(
             f"An agent answers at {bootstrap}, but has not acknowledged within {waited_s:g} s.",
-            "Its /ready says what it waits for; if for nothing, its advertised host may be out of reach from here.",
+            (
+                "Its /ready says what it waits for; if for nothing, its advertised host may be out of reach "
+                "from here."
+            ),
         )
     return as_user_error(error, bootstrap, topic)
 
 
 def as_user_error(error: KafkaError, bootstrap: str, topic: str = "") -> UserError:
-    """What to tell, and what to do about it."""
+    """The error of a failed call, with what to do about it."""
     code = error.code()
     if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
         return UserError(
@@ -84,6 +91,9 @@ def as_user_error(error: KafkaError, bootstrap: str, topic: str = "") -> UserErr
     if code in _NOT_ANSWERED:
         return UserError(
             f"No agent answers at {bootstrap} ({error.str()}).",
-            "Does one run there? If not, correct TIDELOG_BOOTSTRAP; if so, its /ready says what it waits for.",
+            (
+                "Does one run there? If not, correct TIDELOG_BOOTSTRAP; if so, its /ready says what it waits "
+                "for."
+            ),
         )
     return UserError(f"Kafka error {error.name()}: {error.str()}")

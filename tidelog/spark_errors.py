@@ -1,4 +1,4 @@
-"""Spark's commands: their errors as ones a person can act on, and Spark ended with the process."""
+"""Runs Spark for commands: turns its errors into errors that a person can act on, and ends it in time."""
 
 import atexit
 from collections.abc import Iterator
@@ -27,20 +27,24 @@ _QUERY_LOGGER = "SQLQueryContextLogger"
 
 @contextmanager
 def spark_command(environment: Environment, *needed: str) -> Iterator[CompactionSettings]:
-    """The settings, once the cluster is known and `needed` ones are set. Spark's JVM goes when the process ends."""
+    """The settings, if the cluster is known and the `needed` ones are set. Spark's JVM ends with the
+    process.
+    """
     found = find_cluster(environment)
     client = found.read(ClientSettings)
     for name in needed:
         require(client, name)
     settings = found.read(CompactionSettings)
     atexit.register(stop_spark)
-    PySparkLogger.getLogger(_QUERY_LOGGER).disabled = True  # of PySpark's class: it logs with fields of its own
+    PySparkLogger.getLogger(_QUERY_LOGGER).disabled = True  # of PySpark's class, which has other fields
     try:
         yield settings
     except UnknownTopic as unknown:
         raise UserError(str(unknown), "`tidelog topics list` shows those there are.") from None
     except ManifestRefused as refused:
-        raise UserError(f"{refused}.", "Nothing was published; `tidelog doctor` says more about the bucket.") from None
+        raise UserError(
+            f"{refused}.", "Nothing was published; `tidelog doctor` says more about the bucket."
+        ) from None
     except SparkJobFailed as failed:
         raise UserError(
             f"{str(failed).rstrip('.')}.",

@@ -1,7 +1,7 @@
-"""What goes into a group's state machine and what comes out: events, answers, faults (pure values).
+"""The events that go into a group's state machine, and the answers and faults that come out. Pure values.
 
-Times are milliseconds. A `Token` names a request that waits; each is answered once, at once or later. Partitions are
-named by topic id where the new protocol does (KIP-848) and inside opaque bytes where the classic one does.
+Times are milliseconds. A `Token` names a request that waits. Each token is answered once, at once or later.
+In the new protocol partitions have topic ids (KIP-848). In the classic one they are inside opaque bytes.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Assignment: TypeAlias = Mapping[TopicId, frozenset[Partition]]
 
 
 class GroupFault(Enum):
-    """Why a request was refused; `agent/error_codes.py` has the codes."""
+    """Why a request was refused. `agent/error_codes.py` has the codes."""
 
     UNKNOWN_MEMBER = auto()
     MEMBER_ID_REQUIRED = auto()
@@ -41,12 +41,13 @@ class GroupFault(Enum):
     COORDINATOR_UNAVAILABLE = auto()
     """The coordinator cannot reach Postgres: try again."""
     OVERLOADED = auto()
-    """More is waiting than may: try again later. Said by the coordinator, never by a machine."""
+    """Too many requests wait: try again later. Only the coordinator says this, never a machine."""
 
 
 class GroupState(Enum):
-    """Values are Kafka's spelling. The classic protocol has the first five, the new one Empty, Assigning, Reconciling,
-    Stable and Dead."""
+    """Values are Kafka's spelling. The classic protocol has the first five, the new one Empty, Assigning,
+    Reconciling, Stable and Dead.
+    """
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -113,7 +114,7 @@ class LeavingMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """One or many (KIP-345); an admin removes a static member by its instance id alone."""
+    """One or many members (KIP-345). An administrator removes a static member only by its instance id."""
 
     token: Token
     members: tuple[LeavingMember, ...]
@@ -121,19 +122,20 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerHeartbeat:
-    """ConsumerGroupHeartbeat (KIP-848). None: as last said. `member_epoch` 0 joins, -1 leaves, -2 leaves for a while
-    (static)."""
+    """ConsumerGroupHeartbeat (KIP-848). None: unchanged since the last request. `member_epoch` 0 joins, -1
+    leaves, -2 leaves for a while (static).
+    """
 
     token: Token
     member_id: str
-    """Given by the client from v1 on; empty in v0's first."""
+    """Given by the client from v1 on. Empty in v0's first request."""
     member_epoch: int
     instance_id: str | None
     rack_id: str | None
     client_id: str
     client_host: str
     rebalance_timeout_ms: int
-    """-1: as last said."""
+    """-1: unchanged since the last request."""
     subscribed_topics: tuple[str, ...] | None
     subscribed_regex: str | None
     """Empty: no regular expression any more."""
@@ -149,7 +151,9 @@ class TopicShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsWanted:
-    """What a group must know of topics to assign them. `everything`: a regular expression is subscribed to."""
+    """What a group must know of topics to assign them. `everything`: a member subscribes by a regular
+    expression.
+    """
 
     names: frozenset[str] = frozenset()
     everything: bool = False
@@ -157,12 +161,12 @@ class TopicsWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsSeen:
-    """An event whenever topics were looked at. A request that needs topics never asked for waits for it."""
+    """An event after each lookup of topics. A request that needs topics not looked up yet waits for it."""
 
     topics: Mapping[str, TopicShape]
-    """The topics there are, as far as asked."""
+    """The existing topics among those looked up."""
     asked: TopicsWanted
-    """What `topics_wanted` was when they were looked up: a name asked for and not in `topics` does not exist."""
+    """`topics_wanted` at the time of the lookup. A name that is in it and not in `topics` does not exist."""
 
 
 GroupEvent: TypeAlias = Join | Sync | Heartbeat | Leave | ConsumerHeartbeat | TopicsSeen
@@ -188,7 +192,7 @@ class JoinAnswer:
     leader: str = ""
     skip_assignment: bool = False
     members: tuple[JoinedMember, ...] = ()
-    """For the leader alone."""
+    """Only the leader gets them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +222,7 @@ class ConsumerHeartbeatAnswer:
     member_epoch: int = 0
     heartbeat_interval_ms: int = 0
     assignment: Assignment | None = None
-    """None: unchanged since last told."""
+    """None: unchanged since the last answer."""
 
 
 Answer: TypeAlias = JoinAnswer | SyncAnswer | HeartbeatAnswer | LeaveAnswer | ConsumerHeartbeatAnswer
@@ -235,8 +239,9 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitFence:
-    """What must still hold in Postgres when an offset commit is applied there. All None: a commit without a member, to
-    a group that has none."""
+    """What must still hold in Postgres when an offset commit is applied there. All None: a commit without a
+    member, to a group without members.
+    """
 
     generation: int | None = None
     """The classic protocol: the group's generation."""
@@ -250,7 +255,7 @@ class CommitFence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedMember:
-    """A member, of either protocol; what the other protocol has is left empty."""
+    """A member of either protocol. Fields of the other protocol are empty."""
 
     member_id: str
     instance_id: str | None
@@ -265,7 +270,7 @@ class DescribedMember:
     assignment: Assignment = field(default_factory=dict)
     target_assignment: Assignment = field(default_factory=dict)
     is_classic: bool = False
-    """A member of the classic protocol in a group of the new one."""
+    """True: a member of the classic protocol in a group of the new one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +279,7 @@ class GroupDescription:
     kind: str
     """`classic` or `consumer`."""
     generation: int
-    """The group epoch in the new protocol."""
+    """In the new protocol: the group epoch."""
     assignment_epoch: int
     protocol_type: str
     protocol: str

@@ -1,7 +1,7 @@
-"""Configs of single groups: which there are, what they may say, and the settings that a group runs by (pure; KIP-848).
+"""Configs of single groups: their names, their bounds, and the settings that a group runs by (KIP-848). Pure.
 
-A group's config takes the place of the agent's setting. Promises that an accepted value is one the group honours; those
-of share and streams groups are refused, since there are no such groups here. Source: Kafka's GroupConfig.
+A group's config overrides the agent's setting. Promise: a group honours every accepted value. Configs of
+share and streams groups are refused, because there are no such groups. Source: Kafka's GroupConfig.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,9 @@ _INT: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConfigDefinition:
-    """`setting` names the agent's setting that it overrides; `least` and `most`, those that bound it."""
+    """`setting` names the agent's setting that it overrides. `least` and `most` name the settings that bound
+    it.
+    """
 
     name: str
     setting: str
@@ -50,14 +52,14 @@ GROUP_CONFIGS: Final[Mapping[str, GroupConfigDefinition]] = MappingProxyType(
                 setting="group_consumer_heartbeat_interval_ms",
                 least="group_consumer_min_heartbeat_interval_ms",
                 most="group_consumer_max_heartbeat_interval_ms",
-                documentation="How often members of the new protocol are told to send heartbeats.",
+                documentation="How often members of the new protocol should send heartbeats.",
             ),
             GroupConfigDefinition(
                 name=_SESSION,
                 setting="group_consumer_session_timeout_ms",
                 least="group_consumer_min_session_timeout_ms",
                 most="group_consumer_max_session_timeout_ms",
-                documentation="A member of the new protocol silent for so long is removed.",
+                documentation="A member of the new protocol is removed after this silence.",
             ),
         )
     }
@@ -82,7 +84,9 @@ def validate_group_config(name: str, value: str, settings: GroupSettings) -> Non
 
 
 def settings_of_group(config: Mapping[str, str], settings: GroupSettings) -> GroupSettings:
-    """What a group that has set `config` runs by. A value that another agent's bounds allowed is held to this one's."""
+    """Returns the settings of a group that has set `config`. A value outside this agent's bounds, which
+    another agent allowed, is brought within them.
+    """
     values = {
         definition.setting: min(
             max(int(config[name]), getattr(settings, definition.least)), getattr(settings, definition.most)
@@ -93,8 +97,8 @@ def settings_of_group(config: Mapping[str, str], settings: GroupSettings) -> Gro
     return settings.model_copy(update=values) if values else settings
 
 
-def refuse_unfit(config: Mapping[str, str], settings: GroupSettings) -> None:
-    """Raises InvalidConfig unless what a group would have set fits together."""
+def check_fit(config: Mapping[str, str], settings: GroupSettings) -> None:
+    """Raises InvalidConfig unless the group's configs would fit together."""
     runs_by = settings_of_group(config, settings)
     if runs_by.group_consumer_session_timeout_ms <= runs_by.group_consumer_heartbeat_interval_ms:
         raise InvalidConfig(f"{_SESSION} must be greater than {_HEARTBEAT}")

@@ -1,26 +1,78 @@
-"""The agent's HTTP side: `/` (what there is), `/live`, `/ready`, `/metrics`, `/v1/...`, and the routers it is given.
+"""The agent's HTTP side: `/` (an overview), `/live`, `/ready`, `/metrics`, `/v1/...`, and the given routers.
 
-`/live` says that the event loop turns, and nothing more: a restart would not bring a database back. `/ready` says
+`/live` says only that the event loop runs, because a restart would not bring a database back. `/ready` says
 whether to send traffic.
+
+A request body above the bound is answered 413 and never held in memory.
 """
 
+import json
 from typing import Any
 
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agent.http.body_limit import BodyLimit
-from agent.http.clients_api import ClientsApi
-from agent.http.cluster_api import ClusterApi
+from agent.http.cluster_api import ClientsApi, ClusterApi
+from agent.http.coordinates_api import CoordinatesApi
 from agent.http.errors import install_error_handlers, problem
 from agent.http.parts import HttpParts
 from agent.http.readiness import Readinesses
 from agent.http.topics_api import TopicsApi
 
 
+class BodyLimit:
+    """ASGI middleware. Counts bytes as they come, because Content-Length may be absent or wrong."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if declared.isdigit() and int(declared) > self._max_bytes:
+            await self._refuse(send)
+            return
+        taken = 0
+        refused = False
+
+        async def counted_receive() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            # To the application, a body that is too large looks like a client that went away: it drops what
+            # it has read.
+            return message if taken <= self._max_bytes else {"type": "http.disconnect"}
+
+        async def checked_send(message: Message) -> None:
+            nonlocal refused
+            if taken <= self._max_bytes:
+                await send(message)
+            elif not refused:
+                refused = True
+                await self._refuse(send)
+
+        await self._app(scope, counted_receive, checked_send)
+
+    async def _refuse(self, send: Send) -> None:
+        body = json.dumps(
+            {"error": "too_large", "message": f"A request body may have at most {self._max_bytes} bytes."}
+        ).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
 def create_http_app(parts: HttpParts) -> FastAPI:
-    """Serves as soon as it is made; routes that need the database answer 503 until it is there."""
+    """Serves as soon as it is made. Routes that need the database answer 503 until it is reached."""
     app = FastAPI(title="Tidelog agent", docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json")
     app.add_middleware(BodyLimit, max_bytes=parts.max_body_bytes)
     install_error_handlers(app)
@@ -48,6 +100,12 @@ def create_http_app(parts: HttpParts) -> FastAPI:
             await parts.before_metrics()
         return Response(generate_latest(parts.registry), media_type=CONTENT_TYPE_LATEST)
 
-    for router in (TopicsApi(parts).router(), ClusterApi(parts).router(), ClientsApi(parts).router(), *parts.routers):
+    for router in (
+        TopicsApi(parts).router(),
+        CoordinatesApi(parts).router(),
+        ClusterApi(parts).router(),
+        ClientsApi(parts).router(),
+        *parts.routers,
+    ):
         app.include_router(router)
     return app

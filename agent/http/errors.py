@@ -24,7 +24,7 @@ _DOMAIN: dict[type[Exception], tuple[int, str]] = {
 
 
 class InvalidRequest(Exception):
-    """The request asks for something that cannot be; the message says what could."""
+    """The request asks for something impossible. The message says what is possible."""
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -37,12 +37,12 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def problem(status: int, word: str, message: str, **more: Any) -> JSONResponse:
-    """An error answer."""
+    """Makes an error response."""
     return JSONResponse({"error": word, "message": message, **more}, status_code=status)
 
 
 def _handler(status: int, word: str) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:
-    async def handle(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001 - the framework's signature
+    async def handle(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001 - FastAPI passes it
         return problem(status, word, str(error) or word.replace("_", " "))
 
     return handle
@@ -52,13 +52,17 @@ async def _http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     word = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return JSONResponse({"error": word, "message": message}, status_code=error.status_code, headers=error.headers)
+    return JSONResponse(
+        {"error": word, "message": message}, status_code=error.status_code, headers=error.headers
+    )
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["loc"] == ("body",) and "json" not in request.headers.get("content-type", ""):
-        return problem(400, "invalid_request", "Send a JSON object, with the header Content-Type: application/json.")
+        return problem(
+            400, "invalid_request", "Send a JSON object, with the header Content-Type: application/json."
+        )
     where = ".".join(str(part) for part in first["loc"])
     return problem(400, "invalid_request", f"{where}: {first['msg']}")

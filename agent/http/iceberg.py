@@ -1,21 +1,28 @@
-"""The read part of the Iceberg REST catalog under `/iceberg`: namespace `topics`, one table per topic that has history.
+"""The read part of the Iceberg REST catalog under `/iceberg`: namespace `topics`, one table per topic that
+has history.
 
-Spark SQL, DuckDB, Trino, Flink and PyIceberg open `topics.<name>` by this URL, with no database password and no copy
-(docs/design/history.md#the-open-catalog). Served: config, namespaces, tables, load table, and the metrics reports that
-Spark sends after a scan (taken and not kept). Refused: every write; only compaction writes. Errors are in the catalog's
-own form, which clients map to their exceptions by `type`.
+Spark SQL, DuckDB, Trino, Flink and PyIceberg open `topics.<name>` by this URL, without a database password
+and without a copy (docs/design/history.md#the-open-catalog).
 
-`loadTable` answers with the metadata file that the pointer in Postgres names, so a reader sees whole snapshots only.
+Served: config, namespaces, tables, load table, and the metrics reports that Spark sends after a scan
+(accepted and dropped). Refused: every write, because only compaction writes. Errors have the catalog's own
+form: clients map their `type` to exceptions.
+
+`loadTable` answers with the metadata file that the pointer in Postgres names, so a reader sees only whole
+snapshots.
 """
 
 import json
 from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from sequencer.client import Sequencer
 from sequencer.database.database import SequencerUnavailable
+from sequencer.history.history import TABLES_PER_PAGE
 from sequencer.history.history_values import HistoryTable
 from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreSettings, StoreUnavailable, StoreUrl
 
@@ -32,7 +39,9 @@ _ENDPOINTS = (
 
 
 def file_io_config(store_url: str, settings: StoreSettings, *, vend_credentials: bool) -> dict[str, str]:
-    """How readers reach the files. They may override each property; keys are told only where a setting allows it."""
+    """Returns how readers reach the files. Readers may override each property. Keys are included only if a
+    setting allows it.
+    """
     url = StoreUrl.parse(store_url)
     if url.scheme == "file":
         return {"io-impl": "org.apache.iceberg.hadoop.HadoopFileIO"}
@@ -52,14 +61,19 @@ def file_io_config(store_url: str, settings: StoreSettings, *, vend_credentials:
 
 
 def router(
-    sequencer: Callable[[], Sequencer | None], store: Callable[[], ObjectStore | None], file_io: Mapping[str, str]
+    sequencer: Callable[[], Sequencer | None],
+    store: Callable[[], ObjectStore | None],
+    file_io: Mapping[str, str],
 ) -> APIRouter:
-    """Both callables answer None while the agent starts with its database or bucket away; the answer is then 503."""
+    """Both callables return None while the agent starts without its database or bucket. The answer is then
+    503.
+    """
     catalog = _Catalog(sequencer, store, file_io)
     routes = APIRouter(prefix="/iceberg/v1", tags=["iceberg"])
     routes.add_api_route("/config", catalog.config, methods=["GET"])
     routes.add_api_route("/namespaces", catalog.namespaces, methods=["GET"])
-    routes.add_api_route("/namespaces/{namespace}", catalog.namespace, methods=["GET", "HEAD"])
+    routes.add_api_route("/namespaces/{namespace}", catalog.namespace, methods=["GET"])
+    routes.add_api_route("/namespaces/{namespace}", catalog.namespace_exists, methods=["HEAD"])
     routes.add_api_route("/namespaces/{namespace}/tables", catalog.tables, methods=["GET"])
     routes.add_api_route("/namespaces/{namespace}/tables/{table}", catalog.load_table, methods=["GET"])
     routes.add_api_route("/namespaces/{namespace}/tables/{table}", catalog.table_exists, methods=["HEAD"])
@@ -78,8 +92,8 @@ class _Catalog:
         self._sequencer = sequencer
         self._store = store
         self._file_io = file_io
-        # Clients that ask for vended credentials look for them, and for the endpoint they belong to, in the table's
-        # answer.
+        # Clients that ask for vended credentials look for them, and for the endpoint that they belong to, in
+        # the table's answer.
         self._vends = "s3.secret-access-key" in file_io
 
     async def config(self) -> JSONResponse:
@@ -95,23 +109,49 @@ class _Catalog:
             return _no_namespace(namespace)
         return JSONResponse({"namespace": [NAMESPACE], "properties": {}})
 
-    async def tables(self, namespace: str) -> JSONResponse:
+    async def namespace_exists(self, namespace: str) -> Response:
+        return Response(status_code=204 if namespace == NAMESPACE else 404)
+
+    async def tables(
+        self,
+        namespace: str,
+        page_token: Annotated[str | None, Query(alias="pageToken")] = None,
+        page_size: Annotated[int, Query(alias="pageSize", ge=1)] = TABLES_PER_PAGE,
+    ) -> JSONResponse:
+        """Returns pages to clients that send a token (empty for the first page), and all tables to others."""
         if namespace != NAMESPACE:
             return _no_namespace(namespace)
         sequencer = self._sequencer()
         if sequencer is None:
             return _away("the database")
+        size = min(page_size, TABLES_PER_PAGE) if page_token is not None else TABLES_PER_PAGE
+        found: list[HistoryTable] = []
+        after, is_last = page_token or "", False
         try:
-            tables = await sequencer.history.tables()
+            while not is_last and (page_token is None or not found):
+                page = await sequencer.history.tables(after, size)
+                found += page
+                is_last = len(page) < size
+                after = page[-1].topic_name if page else after
         except SequencerUnavailable as error:
             return _away(str(error))
-        identifiers = [{"namespace": [NAMESPACE], "name": table.topic_name} for table in tables]
-        return JSONResponse({"identifiers": identifiers, "next-page-token": None})
+        identifiers = [{"namespace": [NAMESPACE], "name": table.table_name} for table in found]
+        return JSONResponse({"identifiers": identifiers, "next-page-token": None if is_last else after})
 
-    async def load_table(self, namespace: str, table: str) -> JSONResponse:
+    async def load_table(
+        self,
+        namespace: str,
+        table: str,
+        snapshots: Literal["all", "refs"] = "all",
+        if_none_match: Annotated[str | None, Header()] = None,
+    ) -> Response:
+        """`refs`: return only the snapshots that a branch or a tag names. The ETag covers both."""
         found = await self._find(namespace, table)
         if not isinstance(found, HistoryTable):
             return found
+        etag = f'"{sha256(f"{found.metadata_key}?{snapshots}".encode()).hexdigest()[:32]}"'
+        if if_none_match is not None and etag in if_none_match:
+            return Response(status_code=304, headers={"ETag": etag})
         store = self._store()
         if store is None:
             return _away("the object store")
@@ -122,10 +162,16 @@ class _Catalog:
             return _away(f"the metadata of {table} ({found.metadata_key})")
         except StoreUnavailable as error:
             return _away(str(error))
-        # The key is relative to the store's prefix; what follows the topic's id lies below the table's location.
+        # The key is relative to the store's prefix. The part behind the topic's id is relative to the table's
+        # location.
         location = f"{metadata['location']}/{found.metadata_key.split(f'/{found.topic_id}/', 1)[1]}"
-        config = {name: value for name, value in self._file_io.items() if name.startswith("s3.") and self._vends}
-        return JSONResponse({"metadata-location": location, "metadata": metadata, "config": config})
+        config = {
+            name: value for name, value in self._file_io.items() if name.startswith("s3.") and self._vends
+        }
+        if snapshots == "refs":
+            metadata = _with_referenced_snapshots(metadata)
+        content = {"metadata-location": location, "metadata": metadata, "config": config}
+        return JSONResponse(content, headers={"ETag": etag})
 
     async def table_exists(self, namespace: str, table: str) -> Response:
         found = await self._find(namespace, table)
@@ -135,15 +181,20 @@ class _Catalog:
         return Response(status_code=204)
 
     async def refuse(self, request: Request, refused: str) -> JSONResponse:
-        message = f"{request.method} {refused}: this catalog is read-only; `tidelog compact` and `tidelog ttl` write"
+        message = (
+            f"{request.method} {refused}: this catalog is read-only; `tidelog compact` and `tidelog "
+            "ttl` write"
+        )
         return _error(406, "UnsupportedOperationException", message)
 
     async def _find(self, namespace: str, table: str) -> HistoryTable | JSONResponse:
         if namespace != NAMESPACE:
-            # Spark looks for `topics.flights.snapshots` as a table of namespace topics.flights first, and asks no
-            # further unless told so.
+            # Spark first looks for `topics.flights.snapshots` as a table of namespace topics.flights. Without
+            # this answer it looks no further.
             return _error(
-                404, "NoSuchTableException", f"Table does not exist: {namespace.replace(chr(0x1F), '.')}.{table}"
+                404,
+                "NoSuchTableException",
+                f"Table does not exist: {namespace.replace(chr(0x1F), '.')}.{table}",
             )
         sequencer = self._sequencer()
         if sequencer is None:
@@ -154,12 +205,20 @@ class _Catalog:
             return _away(str(error))
         if found is None:
             return _error(
-                404, "NoSuchTableException", f"Table does not exist: {namespace}.{table}: there is no such topic"
+                404,
+                "NoSuchTableException",
+                f"Table does not exist: {namespace}.{table}: there is no such topic",
             )
         if found.metadata_key is None:
             hint = f"the topic has no history yet; run `tidelog compact {table}`"
             return _error(404, "NoSuchTableException", f"Table does not exist: {namespace}.{table}: {hint}")
         return found
+
+
+def _with_referenced_snapshots(metadata: dict[str, Any]) -> dict[str, Any]:
+    named = {ref["snapshot-id"] for ref in metadata.get("refs", {}).values()}
+    kept = [snapshot for snapshot in metadata.get("snapshots", []) if snapshot["snapshot-id"] in named]
+    return {**metadata, "snapshots": kept}
 
 
 def _no_namespace(namespace: str) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""What the HTTP side needs from the agent; the composition root fills it in."""
+"""What the HTTP side needs from the agent. The composition root provides it."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from sequencer.client import Sequencer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpParts:
-    """`sequencer` is asked per request: it may be None while the agent starts with its database away
+    """`sequencer` is called per request: it may return None while the agent starts without its database
     (docs/design/failure-rules.md#start-and-stop).
 
-    `checks` make `/ready`, in the order in which their reasons are told. `routers` are mounted as they are (the
-    Iceberg catalog). `before_metrics` runs before `/metrics` is answered. `node_id` is None until the agent has joined.
-    `clients` are the connections of Kafka clients, in the order of their ids.
+    `checks` make `/ready`, and their reasons come in this order. `routers` are mounted as they are (the
+    Iceberg catalog). `before_metrics` runs before `/metrics` is answered. `node_id` is None until the agent
+    has joined. `clients` are the connections of Kafka clients, in the order of their ids.
     """
 
     sequencer: Callable[[], Sequencer | None]

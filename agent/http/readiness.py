@@ -1,8 +1,11 @@
-"""Whether this agent should get traffic: `/ready`.
+"""`/ready`: whether this agent should get traffic.
 
-Promises an answer within `timeout_s` however long a check hangs, at most one round of checks at a time, and none more
-often than every `cache_s`, so that a health checker gone wild costs nothing. A check fails by raising; its text is
-the reason told.
+Promises:
+- It answers within `timeout_s`, however long a check takes.
+- At most one round of checks runs at a time, and at most one every `cache_s`, so a health checker that asks
+  too often costs nothing.
+
+A check fails by raising. The error's text is the reason in the answer.
 """
 
 import asyncio
@@ -13,8 +16,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """`run` raises if the agent should not serve; the message names what to do. `why_late` says what it waits for, if
-    that is known, where it takes too long."""
+    """`run` raises if the agent should not serve. The message says what to do. `why_late` says what the check
+    waits for, if that is known, when it takes too long.
+    """
 
     name: str
     run: Callable[[], Awaitable[None]]
@@ -22,23 +26,23 @@ class Check:
 
 
 class NotReady(Exception):
-    """What a check raises to say why."""
+    """A check raises this to say why the agent is not ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """`failures` maps a check's name to its reason; ready when there are none."""
+    """`failures` maps a check's name to its reason. The agent is ready if there are none."""
 
     failures: dict[str, str]
 
     @property
     def is_ready(self) -> bool:
-        """Whether every check passed."""
+        """True if every check passed."""
         return not self.failures
 
 
 class Readinesses:
-    """Runs the checks and remembers the last outcome for a moment."""
+    """Runs the checks and keeps the last outcome for `cache_s`."""
 
     def __init__(self, checks: Sequence[Check], *, timeout_s: float, cache_s: float) -> None:
         self._checks = tuple(checks)
@@ -48,7 +52,7 @@ class Readinesses:
         self._last: tuple[float, Readiness] | None = None
 
     async def current(self) -> Readiness:
-        """The outcome of a round that is at most `cache_s` old."""
+        """Returns the outcome of a round that is at most `cache_s` old."""
         async with self._one_round:
             if self._last is not None and time.monotonic() - self._last[0] < self._cache_s:
                 return self._last[1]
@@ -69,6 +73,6 @@ class Readinesses:
                 await check.run()
         except TimeoutError:
             return str(check.why_late() or f"no answer within {self._timeout_s:g} s")
-        except Exception as error:  # noqa: BLE001 - whatever a check raises is its reason, told to the health checker
+        except Exception as error:  # noqa: BLE001 - any error is a reason in the answer
             return str(error) or type(error).__name__
         return None

@@ -1,7 +1,9 @@
 """The HTTP listener inside the agent's event loop.
 
-Promises that requests are answered once `start` has returned; that signals stay with the agent (uvicorn would take
-them); and that `stop` ends within `shutdown_timeout_s`, whatever a client does.
+Promises:
+- Requests are answered once `start` has returned.
+- The agent keeps its signal handlers, which uvicorn would replace.
+- `stop` ends within `shutdown_timeout_s`, whatever a client does.
 """
 
 import asyncio
@@ -21,7 +23,7 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """One listener; `start`, then `stop`."""
+    """One listener. Call `start`, then `stop`."""
 
     def __init__(
         self,
@@ -32,7 +34,7 @@ class HttpServer:
         idle_timeout_s: float = 30.0,
         shutdown_timeout_s: float = 5.0,
     ) -> None:
-        """Past `max_connections` a request is answered 503."""
+        """Above `max_connections` a request is answered 503."""
         self._listening = listening
         self._server = _Server(
             uvicorn.Config(
@@ -57,7 +59,8 @@ class HttpServer:
                     raise RuntimeError("the HTTP server ended while it started")
                 await asyncio.sleep(0.005)
         except asyncio.CancelledError:
-            # Whoever closes the socket while this still listens leaves the event loop deaf to the next with its number.
+            # If the caller closes the socket while this still listens, the event loop does not hear the next
+            # socket with the same number.
             await self.stop()
             raise
 

@@ -1,6 +1,6 @@
-"""`/v1/topics`: what the command line uses to list, create, describe, alter and delete topics.
+"""`/v1/topics`: the command line lists, creates, describes, alters and deletes topics with it.
 
-Topic names follow Kafka's rule. Lists are paged by name (`after`, `limit`), so that an answer is bounded.
+Topic names follow Kafka's rule. Lists have pages by name (`after`, `limit`), so answers are bounded.
 """
 
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ ConfigMap = Annotated[dict[str, str], Field(max_length=100)]
 
 
 class NewTopic(BaseModel):
-    """The body of a creation; a partition count left out is the agent's default."""
+    """The body of a creation. Without a partition count, the agent's default holds."""
 
     model_config = ConfigDict(extra="forbid")
     name: str
@@ -31,7 +31,7 @@ class NewTopic(BaseModel):
 
 
 class TopicChange(BaseModel):
-    """The body of an alteration: more partitions, configs set, configs removed."""
+    """The body of an alteration: more partitions, configs to set, configs to remove."""
 
     model_config = ConfigDict(extra="forbid")
     partitions: int | None = Field(default=None, ge=1)
@@ -40,13 +40,13 @@ class TopicChange(BaseModel):
 
 
 class TopicsApi:
-    """The handlers; each asks the sequencer once or twice."""
+    """The handlers. Each queries the sequencer once or twice."""
 
     def __init__(self, parts: HttpParts) -> None:
         self._parts = parts
 
     def router(self) -> APIRouter:
-        """The routes under /v1/topics."""
+        """Makes the routes under /v1/topics."""
         router = APIRouter(prefix="/v1/topics", tags=["topics"])
         router.add_api_route("", self.list_topics, methods=["GET"])
         router.add_api_route("", self.create, methods=["POST"], status_code=201)
@@ -58,24 +58,32 @@ class TopicsApi:
     async def list_topics(
         self, after: str = "", limit: Annotated[int, Query(ge=1, le=_MAX_PAGE)] = _MAX_PAGE
     ) -> dict[str, Any]:
-        """One page, by name; `next` is what to pass as `after`, or null at the end."""
+        """Returns one page, by name. Pass `next` as `after` for the next page; null at the end."""
         found = sorted(
             (topic for topic in await self._sequencer().topics.list() if topic.name > after),
             key=lambda topic: topic.name,
         )
         page = found[:limit]
-        return {"topics": [_as_json(topic) for topic in page], "next": page[-1].name if len(found) > limit else None}
+        return {
+            "topics": [_as_json(topic) for topic in page],
+            "next": page[-1].name if len(found) > limit else None,
+        }
 
     async def create(self, asked: NewTopic) -> dict[str, Any]:
-        """201 with the topic; 409 if the name is taken."""
+        """Returns 201 with the topic, or 409 if the name is taken."""
         count = self._partition_count(asked.partitions or self._parts.default_partitions)
         return _as_json(await self._sequencer().topics.create(asked.name, count, asked.config))
 
     async def describe(self, name: str) -> dict[str, Any]:
-        """The topic with every setting there is and where its value is from, and the offsets of every partition."""
+        """Returns the topic with every config and the source of its value, and the offsets of every
+        partition.
+        """
         topic = await self._find(name)
         partitions = [(topic.topic_id, Partition(number)) for number in range(topic.partition_count)]
         bounds = await self._sequencer().coordinates.bounds(partitions)
+        history = await self._sequencer().history.first_offsets(
+            topic.topic_id, [partition for _, partition in partitions]
+        )
         return {
             **_as_json(topic),
             "configs": _configs(topic),
@@ -84,6 +92,7 @@ class TopicsApi:
                     "partition": partition,
                     "log_start_offset": bounds[topic_id, partition].log_start_offset,
                     "high_watermark": bounds[topic_id, partition].high_watermark,
+                    "history_start_offset": history.get(partition),
                 }
                 for topic_id, partition in partitions
                 if (topic_id, partition) in bounds
@@ -91,9 +100,9 @@ class TopicsApi:
         }
 
     async def alter(self, name: str, change: TopicChange) -> dict[str, Any]:
-        """The topic as it is afterwards; partitions can only be added."""
+        """Returns the topic as it is afterwards. Partitions can only be added."""
         for key, value in change.set.items():
-            validate_config(key, value)  # before partitions are added: a refusal changes nothing
+            validate_config(key, value)  # before partitions are added: a refusal then changes nothing
         topic = await self._find(name)
         if change.partitions is not None:
             count = self._partition_count(change.partitions)
@@ -104,13 +113,15 @@ class TopicsApi:
         return _as_json(await self._find(name))
 
     async def delete(self, name: str) -> dict[str, Any]:
-        """The topic that is gone; its records are collected later."""
+        """Deletes the topic at once. Its records are collected later."""
         return _as_json(await self._sequencer().topics.delete(name))
 
     def _partition_count(self, count: int) -> int:
         most = self._parts.max_partitions_per_topic
         if count > most:
-            raise InvalidRequest(f"{count} partitions are more than TIDELOG_MAX_PARTITIONS_PER_TOPIC ({most}) allows.")
+            raise InvalidRequest(
+                f"{count} partitions are more than TIDELOG_MAX_PARTITIONS_PER_TOPIC ({most}) allows."
+            )
         return count
 
     async def _find(self, name: str) -> Topic:
@@ -137,7 +148,7 @@ def _as_json(topic: Topic) -> dict[str, Any]:
 
 
 def _configs(topic: Topic) -> list[dict[str, Any]]:
-    """`source` is `topic` for what was set, `default` for the rest."""
+    """`source` is `topic` for configs that were set, `default` for the others."""
     return [
         {
             "name": name,

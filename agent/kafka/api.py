@@ -1,4 +1,4 @@
-"""What a Kafka API module says about itself, and how a request that cannot be answered ends."""
+"""What a Kafka API module declares, and how a request ends that cannot be answered."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ from agent.settings import AgentSettings
 API_VERSIONS_KEY: Final = 18
 NO_THROTTLE: Final = i32Timedelta.parse(timedelta(0))
 
-# Requests are kio's class of the version asked, with what that version lacks (agent/kafka/older_requests.py). A
-# response is written by the writer of that version and may be any object with the attributes it reads: handlers build
-# the newest version's classes, older writers take what they know. Or it is `Encoded` already. None: the request wants
-# no answer.
+# Requests are kio's class of the requested version, completed with the fields that this version lacks
+# (agent/kafka/older_requests.py). The writer of that version writes the response. It takes any object with
+# the attributes that it reads: handlers build the newest version's classes, and older writers take the fields
+# that they know. A response may also be `Encoded` already. None: the request wants no answer.
 Handler: TypeAlias = Callable[[Any, RequestContext[Any]], Awaitable[object | None]]
 
-# Calls back with what makes the response. What that raises breaks this request alone.
+# The callback gets what makes the response. An error that it raises breaks only this request.
 Respond: TypeAlias = Callable[[Callable[[], object]], None]
 
-# Takes a request that waits for nothing but one event, without a task of its own, and sees to it that it is responded
-# to, once; or returns False, and the handler takes it.
+# Takes a request that waits for one event only, without a task of its own, and responds to it once. Returns
+# False to leave the request to the handler.
 Beginner: TypeAlias = Callable[[Any, RequestContext[Any], Respond], bool]
 
-# Instead of kio's reader, for what comes most: takes the frame, where its body begins and the version, and raises for
-# whatever is no such request.
+# Replaces kio's reader for the most frequent requests. Takes the frame, the position of its body and the
+# version. Raises if the frame is not such a request.
 Decoder: TypeAlias = Callable[[bytes | memoryview, int, int, AgentSettings], Any]
 
 
 class _Absent:
-    """Equals the default of every version's class, so that the writers leave the tagged field out."""
+    """Equals the default of every version's class, so the writers leave the tagged field out."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -44,14 +44,16 @@ class _Absent:
 
 
 ABSENT: Final[Any] = _Absent()
-"""A tagged field of a struct type that is not sent. The class's own default would not do: it equals no other version's.
+"""A tagged field of a struct type that is not sent. The class's own default would not work, because it equals
+no other version's.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiCode:
-    """What a module in `apis/` defines: `handle`, its docstring, `begin` where most requests need no task, and `decode`
-    where kio's reader is passed by."""
+    """What a module in `apis/` defines: `handle`, its docstring, `begin` if most requests need no task, and
+    `decode` if it replaces kio's reader.
+    """
 
     handle: Handler
     request: object
@@ -62,11 +64,11 @@ class ApiCode:
 
 
 class Order(Enum):
-    """When a request starts and until when those behind it on its connection wait
+    """When a request starts, and until when later requests on its connection wait
     (docs/design/failure-rules.md#order-on-a-connection).
 
-    Every request waits for those before it, and so sees their effects. The one exception: a Produce with acks 0 ends
-    before its commit.
+    Every request waits for those before it, and so sees their effects. The one exception: a Produce with acks
+    0 ends before its commit.
     """
 
     ALONE = auto()
@@ -74,30 +76,37 @@ class Order(Enum):
     READ = auto()
     """The requests behind it wait for its answer, except other reads. They run at the same time."""
     PIPELINED = auto()
-    """The requests behind it wait for its answer, except those of the same API. They run at the same time and take
-    turns (`context.turn`), so that they take effect in order."""
+    """The requests behind it wait for its answer, except those of the same API. They run at the same time and
+    take turns (`context.turn`), so that they take effect in order.
+    """
     PARKED = auto()
-    """The requests behind it wait until it ends its turn (`context.turn`). From then on it only waits for other
-    clients."""
+    """The requests behind it wait until it ends its turn (`context.turn`). From then on it only waits for
+    other clients.
+    """
     LONG_POLL = auto()
     """No request behind it waits. An answer that is ready behind it ends its wait (`context.watch`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """One API: `versions` are what ApiVersions advertises, `served_from` the first that is really served."""
+    """One API. `versions` are what ApiVersions advertises, `served_from` is the first that is really
+    served.
+    """
 
     key: int
     name: str
     versions: range
     module: str
-    """In `apis/`. It is imported when it is first asked for: with kio's classes all of them take 0.3 s of CPU,
-    which an agent's first answers need not wait for. The agent imports all of them once it serves
-    (agent/deferred_imports.py)."""
+    """The module in `apis/`. It is imported at its first use: with kio's classes all of them take 0.3 s of
+    CPU, which an agent's first answers need not wait for. The agent imports all of them once it serves
+    (agent/deferred_imports.py).
+    """
     served_from: int = 0
     order: Order = Order.ALONE
     carried_out: bool = False
-    """Whether a request that was received is carried out though its client hangs up; all others are cancelled then."""
+    """True: a request that was received is carried out even if its client hangs up. All others are cancelled
+    then.
+    """
 
     def serves(self, version: int) -> bool:
         return version in self.versions and version >= self.served_from
@@ -120,4 +129,6 @@ def _code_of(module: str) -> ApiCode:
 
 
 class CloseConnection(Exception):
-    """Raised by a handler that can only answer by hanging up, as Kafka does for a failed produce with acks=0."""
+    """A handler raises this if it can only answer by hanging up, as Kafka does for a failed produce with
+    acks=0.
+    """

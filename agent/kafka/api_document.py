@@ -1,12 +1,13 @@
-"""`docs/kafka-api.md`: what of Kafka's protocol is served, written from the handlers (`make docs`).
+"""Writes `docs/kafka-api.md` from the handlers (`make docs`): which of Kafka's APIs are served, and how.
 
-Versions come from the list that ApiVersions advertises, KIPs and what is refused from the docstring of each handler's
-module, so that the page says what the code says. A test compares the two.
+Versions come from the list that ApiVersions advertises. KIPs and refusals come from the docstring of each
+handler's module, so the page says what the code says. A test compares the page with the code.
 """
 
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -16,22 +17,26 @@ from agent.kafka.served import APIS, NOT_SERVED
 from sequencer.topics.topic_config import KNOWN_CONFIGS, REFUSED_CONFIGS
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "kafka-api.md"
-_FIRST_SENTENCE: Final = re.compile(r"^Kafka API (?P<key>\d+), (?P<name>\w+), v(?P<first>\d+)(?:-v(?P<last>\d+))?")
+_COLUMNS: Final = 100
+_FIRST_SENTENCE: Final = re.compile(
+    r"^Kafka API (?P<key>\d+), (?P<name>\w+), v(?P<first>\d+)(?:-v(?P<last>\d+))?"
+)
 _INTRODUCTION: Final = """# Kafka's protocol, API by API
 
-Written by `make docs` from the handlers in `agent/kafka/apis`; what follows a name is what its module says. A version
-is served from the first to the last one named. An API or a version that is not served is not advertised, and a request
-of it closes the connection, as in Kafka. Every answer has Kafka's error codes; a failure of one topic, partition, group
-or resource touches no other of the same request.
+`make docs` writes this page from the handlers in `agent/kafka/apis`. The text of each API is its
+module's docstring. All versions from the first to the last named one are served. An API or a
+version that is not served is not advertised, and a request of it closes the connection, as in
+Kafka. Every response has Kafka's error codes. A failure of one topic, partition, group or resource
+affects no other of the same request.
 """
 
 
 class DocstringWrong(Exception):
-    """A module does not say of itself what it serves."""
+    """A module's docstring does not say what the module serves."""
 
 
 def document(apis: Iterable[Api]) -> str:
-    """The whole page."""
+    """Returns the whole page."""
     in_order = sorted(apis, key=lambda api: api.key)
     return "\n".join(
         [
@@ -40,7 +45,10 @@ def document(apis: Iterable[Api]) -> str:
             "",
             "| key | API | versions | KIPs |",
             "|---:|---|---|---|",
-            *(f"| {api.key} | [{api.name}](#{_anchor(api)}) | {_versions(api)} | {_kips(api)} |" for api in in_order),
+            *(
+                f"| {api.key} | [{api.name}](#{_anchor(api)}) | {_versions(api)} | {_kips(api)} |"
+                for api in in_order
+            ),
             "",
             "## Not served",
             "",
@@ -61,8 +69,8 @@ def _configs() -> list[str]:
     return [
         "## Topic configs",
         "",
-        "A config is accepted if it is honoured, or if what it asks for is always so. Every other name is refused with "
-        "INVALID_CONFIG.",
+        "A config is accepted if it is honoured, or if what it asks for is always so. Every other name is "
+        "refused with INVALID_CONFIG.",
         "",
         "| config | default | what it means here |",
         "|---|---|---|",
@@ -79,16 +87,18 @@ def _section(api: Api) -> list[str]:
     text = _docstring(api)
     said = _FIRST_SENTENCE.match(text)
     if said is None:
-        raise DocstringWrong(f"{api.name}: its module's docstring does not begin with 'Kafka API {api.key}, ...'")
+        raise DocstringWrong(
+            f"{api.name}: its module's docstring does not begin with 'Kafka API {api.key}, ...'"
+        )
     first, last = int(said["first"]), int(said["last"] or said["first"])
     served = range(max(api.served_from, api.versions.start), api.versions.stop)
     if (int(said["key"]), said["name"], range(first, last + 1)) != (api.key, api.name, served):
         raise DocstringWrong(f"{api.name}: its docstring says {said.group()!r}, it serves {_versions(api)}")
     beginning, *rest = text[said.end() :].split("\n\n")
     space = " " if beginning[:1].isspace() else ""
-    lines = [f"### {api.key} {api.name}", "", f"{_versions(api)}{space}{_joined(beginning)}", ""]
-    for paragraph in rest:
-        lines += [_joined(paragraph), ""]
+    lines = [f"### {api.key} {api.name}", ""]
+    for paragraph in (f"{_versions(api)}{space}{beginning.strip()}", *rest):
+        lines += [*_wrapped(paragraph), ""]
     return lines
 
 
@@ -111,8 +121,8 @@ def _docstring(api: Api) -> str:
     return inspect.cleandoc(api.code.documentation)
 
 
-def _joined(paragraph: str) -> str:
-    return " ".join(paragraph.split())
+def _wrapped(paragraph: str) -> list[str]:
+    return textwrap.wrap(paragraph, _COLUMNS, break_long_words=False, break_on_hyphens=False)
 
 
 def main() -> None:

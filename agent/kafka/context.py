@@ -1,4 +1,4 @@
-"""What a handler is told about the request it answers, besides the request itself."""
+"""What a handler gets with a request, in addition to the request."""
 
 import asyncio
 from collections.abc import Iterable
@@ -24,8 +24,9 @@ _LONGEST_NAME: Final = 255
 
 @dataclass(slots=True, kw_only=True)
 class ConnectionState:
-    """What lives as long as a connection and belongs to no single request. Owned by the connection; handlers may read
-    and note things."""
+    """What lives as long as a connection and belongs to no single request. The connection owns it. Handlers
+    may read it and note things.
+    """
 
     connection_id: int
     peer: str
@@ -33,30 +34,34 @@ class ConnectionState:
     is_inside: bool = False
     """True if the client came to the listener for clients inside the agents' network."""
     forwarded_by: "NodeId | None" = None
-    """The agent that the client came to, if that is another: its requests are then served here or refused, never
-    passed on."""
+    """The agent that the client came to, if it is another one. The requests are then served here or refused,
+    never forwarded again.
+    """
     zone: str | None = None
     """The zone of that agent."""
     connected_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     client_id: str | None = None
-    """As its last request had it."""
+    """The client id of its last request."""
     software_name: str = ""
-    """The client's library and its version, as ApiVersions tells them from version 3 on (KIP-511)."""
+    """The client's library and its version, from ApiVersions version 3 on (KIP-511)."""
     software_version: str = ""
     requests: int = 0
     is_gone: bool = False
-    """Whether the client hung up, or closed its side. Long work for it then ends, unless it is to be carried out."""
+    """Set if the client hung up or closed its side. Long work for it then ends, unless it is to be carried
+    out.
+    """
     window: ProducerWindow = field(default_factory=ProducerWindow)
     """Its produce requests in flight."""
     groups: list[str] = field(default_factory=list)
     """The first few groups that its requests named."""
     redirected: "dict[tuple[TopicId, Partition], float]" = field(default_factory=dict)
-    """When this connection was first told that another agent is the choice for a partition (see
-    agent/kafka/routing/routing.py)."""
+    """When this connection was first redirected for a partition (see agent/kafka/routing/routing.py)."""
     silences_seen: int | None = None
-    """How often agents had fallen silent when this connection last asked for a partition; None: it has not asked."""
+    """The count of silent agents when this connection last asked for a partition. None: it has not asked."""
     refreshed: "tuple[TopicId, int, float] | None" = None
-    """The partition it was refused after the last of these, so that it asks for Metadata, and when."""
+    """The partition that was refused after the last agent fell silent, so that the client asks for Metadata,
+    and the time.
+    """
 
     def note_request(self, client_id: str | None, groups: Iterable[str]) -> None:
         self.requests += 1
@@ -76,21 +81,23 @@ class RequestContext(Generic[Parts_co]):
     api_version: int
     client_id: str | None
     client_zone: str
-    """The zone the client says it is in, else this agent's."""
+    """The zone that the client names, else this agent's."""
     connection: ConnectionState
     settings: AgentSettings
     parts: Parts_co
     received_at_s: float
     """On the event loop's clock: `asyncio.get_running_loop().time()`."""
     memory: Reservation
-    """The request's bytes in the agent's budget; `memory.retain()` keeps them reserved beyond the answer."""
+    """The request's bytes in the agent's budget. `memory.retain()` keeps them reserved after the response."""
     turn: Turn | None
     """Set for APIs that are pipelined or parked (see `Order` in agent/kafka/api.py)."""
     watch: "Watch | None"
     """Set for long polls. The connection ends their wait through it."""
 
     def deadline_s(self, wait_s: float, longest_s: float) -> float:
-        """The loop time at which the answer is due, for a request that may wait `wait_s`, held to [0, longest_s]."""
+        """Returns the loop time at which the response is due for a request that may wait `wait_s`, limited to
+        [0, longest_s].
+        """
         return self.received_at_s + min(max(wait_s, 0.0), longest_s)
 
     def remaining_s(self, deadline_s: float) -> float:

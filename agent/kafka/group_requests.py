@@ -1,4 +1,4 @@
-"""What requests of groups have in common: who asks, and what cannot be kept of what clients may send."""
+"""Common rules of group requests: who asks, and which of a client's values Postgres cannot keep."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -13,12 +13,12 @@ from sequencer.topics.topics import Topic
 from storage.identifiers import TopicId
 
 _LONGEST_CLIENT_ID: Final = 200
-"""Characters. A classic member's id begins with its client's, and must fit where ids are kept."""
+"""In characters. A classic member's id begins with its client's id, and must fit where ids are kept."""
 _LONGEST_INSTANCE_ID_BYTES: Final = 900
 
 
 class NamedTopic(Protocol):
-    """An entry of a request that names a topic, by the one or the other."""
+    """An entry of a request that names a topic, by its name or its id."""
 
     @property
     def name(self) -> str: ...
@@ -28,7 +28,7 @@ class NamedTopic(Protocol):
 
 
 def client_host(context: RequestContext[object]) -> str:
-    """As Kafka writes it: Java's text for an address without a name."""
+    """Returns the host as Kafka writes it: Java's text for an address without a name."""
     return "/" + context.connection.peer.rpartition(":")[0]
 
 
@@ -37,7 +37,9 @@ def client_id(context: RequestContext[object]) -> str:
 
 
 def can_be_instance_id(instance_id: str | None) -> bool:
-    """Kafka's clients keep these to 249 letters, digits, `.`, `_` and `-`; a server needs only be able to keep them."""
+    """Kafka's clients limit these to 249 letters, digits, `.`, `_` and `-`. A server only has to be able to
+    keep them.
+    """
     return instance_id is None or (
         "\0" not in instance_id and 0 < len(instance_id.encode()) <= _LONGEST_INSTANCE_ID_BYTES
     )
@@ -54,8 +56,9 @@ def duration(duration_ms: int) -> i32Timedelta:
 async def topics_named(
     asked: Sequence[NamedTopic], context: RequestContext[UsesTopics], *, by_id: bool
 ) -> list[Topic | None]:
-    """The topic of each entry of a request, by its `topic_id` or its `name`; None where there is none. Raises
-    SequencerUnavailable."""
+    """Returns the topic of each entry of a request, by its `topic_id` or its `name`. None: there is no such
+    topic. Raises SequencerUnavailable.
+    """
     directory = context.parts.topics
     if by_id:
         found = await directory.by_id({TopicId(one.topic_id) for one in asked if one.topic_id is not None})

@@ -1,10 +1,10 @@
-"""Requests of all versions, read alike: a field that a version lacks has its default.
+"""Completes requests of older versions: a field that a version lacks has its default.
 
-A handler names the type of its requests. It is kio's class of the newest version, or a Protocol where no version has
-all that the handler reads: then the fields that some versions lack have their defaults in the Protocol.
+A handler names the type of its requests. It is kio's class of the newest version. If no version has all
+fields that the handler reads, it is a Protocol in which the fields that some versions lack have defaults.
 
-kio reads a request into the class of its version. That class gets the defaults as attributes of the class, once, so
-that a request costs nothing more.
+kio reads a request into the class of its version. That class gets the defaults as attributes, once, so a
+request costs nothing more.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 @cache
 def complete(schema: Any, wanted: Any) -> None:
-    """Give `schema`, kio's class of one version, the fields of `wanted` that it lacks. Raises LookupError if one has no
-    default."""
+    """Gives `schema`, kio's class of one version, the fields of `wanted` that it lacks. Raises LookupError if
+    one has no default.
+    """
     asked = wanted if isinstance(wanted, type) else _entity(wanted)
     if asked is None:
-        raise LookupError(f"{wanted} is no type of a request")
+        raise LookupError(f"{wanted} is not a type of a request")
     own = {field.name for field in fields(schema)}
     own_types, defaults = get_type_hints(schema), _defaults(asked)
     for name, wanted_type in get_type_hints(asked).items():
@@ -37,7 +38,7 @@ def complete(schema: Any, wanted: Any) -> None:
 
 
 def _defaults(wanted: type) -> Mapping[str, Any]:
-    """Of the fields of an entity that have one."""
+    """Returns the fields of an entity that have a default."""
     types = get_type_hints(wanted)
     if not is_dataclass(wanted):
         return {name: getattr(wanted, name) for name in types if hasattr(wanted, name)}
@@ -46,7 +47,7 @@ def _defaults(wanted: type) -> Mapping[str, Any]:
 
 
 def _default(field: "Field[Any]", of_type: Any) -> Any:
-    """As Kafka's schemas have it: if they name none, it is null, empty or zero."""
+    """Returns the default of a field. As in Kafka's schemas, a field without one has null, empty or zero."""
     if field.default is not MISSING:
         return field.default
     if NoneType in get_args(of_type):
@@ -58,7 +59,7 @@ def _default(field: "Field[Any]", of_type: Any) -> Any:
 
 
 def _entity(of_type: Any) -> type | None:
-    """The class of a request or of its entries that a field's type names, if it names one."""
+    """Returns the class of a request, or of its entries, that a field's type names, if it names one."""
     if isinstance(of_type, type) and (is_dataclass(of_type) or getattr(of_type, "_is_protocol", False)):
         return of_type
     return next((found for part in get_args(of_type) if (found := _entity(part)) is not None), None)

@@ -1,5 +1,5 @@
-"""All of Kafka's APIs: those that an agent serves, with the module of `apis/` that has each, and those that it does
-not, with the reason. ApiVersions advertises the former only.
+"""All of Kafka's APIs: those that an agent serves, with their modules in `apis/`, and those that it does not
+serve, with the reason. ApiVersions advertises only the served ones.
 """
 
 from collections.abc import Mapping
@@ -40,25 +40,55 @@ APIS: Final = (
     Api(key=16, name="ListGroups", versions=range(6), module="list_groups", order=Order.READ),
     Api(key=42, name="DeleteGroups", versions=range(3), module="delete_groups"),
     Api(key=47, name="OffsetDelete", versions=range(1), module="offset_delete"),
-    Api(key=68, name="ConsumerGroupHeartbeat", versions=range(2), module="consumer_group_heartbeat", carried_out=True),
-    Api(key=69, name="ConsumerGroupDescribe", versions=range(2), module="consumer_group_describe", order=Order.READ),
+    Api(
+        key=68,
+        name="ConsumerGroupHeartbeat",
+        versions=range(2),
+        module="consumer_group_heartbeat",
+        carried_out=True,
+    ),
+    Api(
+        key=69,
+        name="ConsumerGroupDescribe",
+        versions=range(2),
+        module="consumer_group_describe",
+        order=Order.READ,
+    ),
     Api(key=19, name="CreateTopics", versions=range(2, 8), module="create_topics"),
     Api(key=20, name="DeleteTopics", versions=range(1, 7), module="delete_topics"),
     Api(key=22, name="InitProducerId", versions=range(6), module="init_producer_id"),
     Api(key=32, name="DescribeConfigs", versions=range(1, 5), module="describe_configs", order=Order.READ),
     Api(key=33, name="AlterConfigs", versions=range(3), module="alter_configs"),
-    Api(key=74, name="ListConfigResources", versions=range(2), module="list_config_resources", order=Order.READ),
+    Api(
+        key=74,
+        name="ListConfigResources",
+        versions=range(2),
+        module="list_config_resources",
+        order=Order.READ,
+    ),
     Api(key=37, name="CreatePartitions", versions=range(4), module="create_partitions"),
     Api(key=44, name="IncrementalAlterConfigs", versions=range(2), module="incremental_alter_configs"),
     Api(key=60, name="DescribeCluster", versions=range(3), module="describe_cluster", order=Order.READ),
-    Api(key=45, name="AlterPartitionReassignments", versions=range(2), module="alter_partition_reassignments"),
+    Api(
+        key=45, name="AlterPartitionReassignments", versions=range(2), module="alter_partition_reassignments"
+    ),
     Api(key=21, name="DeleteRecords", versions=range(3), module="delete_records"),
     Api(key=35, name="DescribeLogDirs", versions=range(1, 5), module="describe_log_dirs", order=Order.READ),
     Api(key=61, name="DescribeProducers", versions=range(1), module="describe_producers", order=Order.READ),
     Api(
-        key=75, name="DescribeTopicPartitions", versions=range(1), module="describe_topic_partitions", order=Order.READ
+        key=75,
+        name="DescribeTopicPartitions",
+        versions=range(1),
+        module="describe_topic_partitions",
+        order=Order.READ,
     ),
-    Api(key=65, name="DescribeTransactions", versions=range(1), module="describe_transactions", order=Order.READ),
+    Api(
+        key=65,
+        name="DescribeTransactions",
+        versions=range(1),
+        module="describe_transactions",
+        order=Order.READ,
+    ),
     Api(key=43, name="ElectLeaders", versions=range(3), module="elect_leaders"),
     Api(
         key=46,
@@ -68,7 +98,13 @@ APIS: Final = (
         order=Order.READ,
     ),
     Api(key=66, name="ListTransactions", versions=range(3), module="list_transactions", order=Order.READ),
-    Api(key=23, name="OffsetForLeaderEpoch", versions=range(2, 5), module="offset_for_leader_epoch", order=Order.READ),
+    Api(
+        key=23,
+        name="OffsetForLeaderEpoch",
+        versions=range(2, 5),
+        module="offset_for_leader_epoch",
+        order=Order.READ,
+    ),
     Api(key=71, name="GetTelemetrySubscriptions", versions=range(1), module="get_telemetry_subscriptions"),
     Api(key=72, name="PushTelemetry", versions=range(1), module="push_telemetry"),
     Api(key=API_VERSIONS_KEY, name="ApiVersions", versions=range(5), module="api_versions"),
@@ -83,7 +119,7 @@ class NotServed:
 
 _SECURITY: Final = "there is no authentication or authorization yet"
 _TRANSACTIONS: Final = "there are no transactions yet"
-_QUOTAS: Final = "there are no quotas: clients are slowed down by the agent's memory alone"
+_QUOTAS: Final = "there are no quotas: only the agent's memory slows clients down"
 _NO_CONTROLLER: Final = "spoken between Kafka's brokers and controllers; there are no controllers"
 _SHARE: Final = "share groups (KIP-932) are not available"
 _STREAMS: Final = "the streams group protocol (KIP-1071) is not available: Kafka Streams uses classic groups"
@@ -116,12 +152,20 @@ NOT_SERVED: Final[Mapping[int, NotServed]] = MappingProxyType(
             (54, "EndQuorumEpoch", _NO_CONTROLLER),
             (55, "DescribeQuorum", _NO_CONTROLLER),
             (56, "AlterPartition", _NO_CONTROLLER),
-            (57, "UpdateFeatures", "agents have no feature levels: migrations of the database take their place"),
+            (
+                57,
+                "UpdateFeatures",
+                "agents have no feature levels: migrations of the database take their place",
+            ),
             (58, "Envelope", _NO_CONTROLLER),
             (59, "FetchSnapshot", _NO_CONTROLLER),
             (62, "BrokerRegistration", _NO_CONTROLLER),
             (63, "BrokerHeartbeat", _NO_CONTROLLER),
-            (64, "UnregisterBroker", "an agent that is gone leaves the cluster by itself, when its lease is over"),
+            (
+                64,
+                "UnregisterBroker",
+                "an agent that is gone leaves the cluster by itself, when its lease is over",
+            ),
             (67, "AllocateProducerIds", _NO_CONTROLLER),
             (70, "ControllerRegistration", _NO_CONTROLLER),
             (73, "AssignReplicasToDirs", _NO_CONTROLLER),

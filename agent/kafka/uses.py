@@ -1,7 +1,7 @@
-"""Which parts of the agent a handler may use: a Protocol for each.
+"""The parts of the agent that a handler may use: one Protocol for each part.
 
-A handler's `RequestContext` names those that it uses; mypy sees to it that it uses no other. The one object that has
-all of them is `agent/parts.py`.
+A handler's `RequestContext` names those that it uses, and mypy checks that it uses no other. `agent/parts.py`
+is the one object with all parts.
 """
 
 from typing import Protocol
@@ -9,10 +9,9 @@ from typing import Protocol
 from agent.groups.coordinator.coordinator import Coordinator
 from agent.groups.offsets.group_offsets import GroupOffsets
 from agent.groups.settings import GroupSettings
-from agent.kafka.lookup_pace import LookupPace
+from agent.kafka.client_rates import LookupPace, TokenBuckets
 from agent.kafka.transport.overload import Overload
 from agent.kafka.transport.response_memory import ResponseMemory
-from agent.kafka.transport.token_buckets import TokenBuckets
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup

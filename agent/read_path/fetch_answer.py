@@ -1,4 +1,4 @@
-"""What a fetch is answered with, and the bytes it holds of the budget for answers until it is sent."""
+"""The results of a fetch, and the bytes of the budget for answers that it holds until it is sent."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -13,7 +13,7 @@ Chunks: TypeAlias = Sequence[bytes | bytearray | memoryview]
 
 
 class PartitionResult(NamedTuple):
-    """One partition's part of an answer. Offsets are -1 where nothing is known."""
+    """The result of one partition. Offsets are -1 if they are unknown."""
 
     plan: PartitionPlan
     failure: ReadFailure | None = None
@@ -24,7 +24,9 @@ class PartitionResult(NamedTuple):
     size_bytes: int = 0
 
 
-def found(plan: PartitionPlan, view: PartitionView, chunks: Chunks = (), size_bytes: int = 0) -> PartitionResult:
+def found(
+    plan: PartitionPlan, view: PartitionView, chunks: Chunks = (), size_bytes: int = 0
+) -> PartitionResult:
     return PartitionResult(
         plan, None, view.high_watermark, view.last_stable_offset, view.log_start_offset, chunks, size_bytes
     )
@@ -35,7 +37,7 @@ def failed(plan: PartitionPlan, failure: ReadFailure) -> PartitionResult:
 
 
 class FetchAnswer:
-    """Take the bytes before they are loaded, release them once they are sent."""
+    """Take the bytes before they are loaded, and release them once they are sent."""
 
     __slots__ = ("_budget", "_is_kept", "_taken", "results", "sent", "size_bytes")
 
@@ -43,7 +45,7 @@ class FetchAnswer:
         self.results = results
         self.size_bytes = 0
         self.sent: list[Sent] = []
-        """Of each partition with records, what goes out."""
+        """The outgoing batches of each partition with records."""
         self._budget = budget
         self._taken = 0
         self._is_kept = False
@@ -60,7 +62,7 @@ class FetchAnswer:
         return self
 
     def release(self) -> None:
-        """Give the bytes back; again does nothing."""
+        """Gives the bytes back. A second call does nothing."""
         taken, self._taken = self._taken, 0
         self._budget.give_back(taken)
 

@@ -1,7 +1,9 @@
-"""The bytes of the runs that a fetch takes: at once what is in memory, all else side by side.
+"""Loads the bytes of the runs that a fetch takes: at once from memory, all others concurrently.
 
-Promises that a run that cannot be had is a value in its partition's part, after which no later run of that partition
-follows, and that a fetch whose runs are all in memory waits for nothing."""
+Promises:
+- A run that cannot be read is a value in its partition's result. No later run of that partition follows it.
+- A fetch whose runs are all in memory does not wait.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -24,7 +26,9 @@ _Tried: TypeAlias = RunBytes | ObjectNotFound | StoreUnavailable | DamagedPage
 
 
 class Loaded(NamedTuple):
-    """What became of a partition's runs: their bytes in order, up to the first that could not be had."""
+    """The outcome for a partition's runs: their bytes in order, up to the first run that could not be
+    read.
+    """
 
     runs: Sequence[RunBytes] = ()
     failure: ReadFailure | None = None
@@ -36,7 +40,7 @@ NOTHING_LOADED = Loaded()
 
 
 async def load_runs(pages: PageReader, selected: Mapping[int, Sequence[RunCoordinate]]) -> dict[int, Loaded]:
-    """For each place its runs' bytes."""
+    """Returns the bytes of the runs for each place."""
     runs = [run for of_place in selected.values() for run in of_place]
     tried: list[_Tried | None] = [pages.in_memory(run) for run in runs]
     elsewhere: dict[tuple[PageKey, ...], list[int]] = {}
@@ -44,7 +48,9 @@ async def load_runs(pages: PageReader, selected: Mapping[int, Sequence[RunCoordi
         if found is None:
             elsewhere.setdefault(pages.pages_of(runs[number]), []).append(number)
     if elsewhere:
-        reads = [_read_all(pages, where, [runs[number] for number in those]) for where, those in elsewhere.items()]
+        reads = [
+            _read_all(pages, where, [runs[number] for number in those]) for where, those in elsewhere.items()
+        ]
         for those, read in zip(elsewhere.values(), await side_by_side(reads), strict=True):
             for number, found in zip(those, read, strict=True):
                 tried[number] = found
@@ -52,10 +58,13 @@ async def load_runs(pages: PageReader, selected: Mapping[int, Sequence[RunCoordi
     return {place: _complete(list(islice(results, len(of_place)))) for place, of_place in selected.items()}
 
 
-async def _read_all(pages: PageReader, where: tuple[PageKey, ...], runs: Sequence[RunCoordinate]) -> list[_Tried]:
-    """Runs of the same page or pages. A page that comes whole comes by the first of them: a run has no task of its own,
-    nor a look at the ring."""
-    if len(runs) == 1 or len(where) > 1 or not pages.brings_all_of(where[0], runs[0]):
+async def _read_all(
+    pages: PageReader, where: tuple[PageKey, ...], runs: Sequence[RunCoordinate]
+) -> list[_Tried]:
+    """Reads the runs of the same page or pages. The first run loads a whole page for all of them, so a run
+    needs no task and no look at the ring.
+    """
+    if len(runs) == 1 or len(where) != 1 or not pages.brings_all_of(where[0], runs[0]):
         return await side_by_side(_try_read(pages, run) for run in runs)
     first = await _try_read(pages, runs[0])
     if isinstance(first, ObjectNotFound | StoreUnavailable):
@@ -71,7 +80,7 @@ async def _try_read(pages: PageReader, run: RunCoordinate) -> _Tried:
 
 
 def _complete(tried: Sequence[tuple[RunCoordinate, _Tried | None]]) -> Loaded:
-    """All of one partition's runs; what comes after one that failed is left out."""
+    """Reads all runs of one partition, up to the first that fails."""
     complete: list[RunBytes] = []
     for run, found in tried:
         if isinstance(found, RunBytes):
@@ -79,7 +88,9 @@ def _complete(tried: Sequence[tuple[RunCoordinate, _Tried | None]]) -> Loaded:
         elif isinstance(found, ObjectNotFound):
             return Loaded(missing=run.object_key)
         else:
-            log.warning("fetch: a run cannot be read", extra={"object_key": run.object_key, "error": str(found)})
+            log.warning(
+                "fetch: a run cannot be read", extra={"object_key": run.object_key, "error": str(found)}
+            )
             failure = None if complete else ReadFailure.UNAVAILABLE
             return Loaded(complete, failure=failure, damaged=isinstance(found, DamagedPage))
     return Loaded(complete)

@@ -1,12 +1,14 @@
-"""Loads the next pages of history for readers that go through it in order (docs/design/read-path.md#reading-ahead).
+"""Loads the next pages of history for readers that go through it in order
+(docs/design/read-path.md#reading-ahead).
 
 Promises:
-- Pages loaded ahead and not read yet are bounded in bytes and number: of all readers together, and of each. Readers
-  share evenly, so that they do not push one another out of memory.
-- Few pages are loaded ahead at once, and readers take turns. What a reader waits for itself finds free connections.
+- Pages loaded ahead and not read yet are bounded in bytes and number: of all readers together, and of each.
+  Readers share evenly, so that they do not push one another out of memory.
+- Few pages are loaded ahead at once, and readers take turns. What a reader waits for itself finds free
+  connections.
 - A page in memory, or being loaded, is not loaded again.
-- It ends when the reader's connection closes, and for a partition when the reader jumps. What was loaded in vain is
-  counted.
+- It ends when the reader's connection closes, and for a partition when the reader jumps. What was loaded in
+  vain is counted.
 - Never for the tail: what was just written is in memory or a push away.
 """
 
@@ -29,7 +31,7 @@ from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 log = logging.getLogger("tidelog")
 
 _Key: TypeAlias = PageKey | tuple[ObjectKey, int, int]
-"""A page that this agent loads whole, or a range that it asks a peer for."""
+"""A page that this agent loads whole, or a range to read from a peer."""
 
 
 class Reader(Protocol):
@@ -41,16 +43,16 @@ class Reader(Protocol):
 
 @dataclass(slots=True)
 class ReadAheadCounts:
-    """What happened so far, for metrics."""
+    """Counters for metrics."""
 
     loads: int = 0
     bytes_loaded: int = 0
     bytes_wasted: int = 0
-    """Loaded, and not read when the reader went away, jumped, or was too slow."""
+    """Bytes loaded and not read before the reader went away, jumped, or was too slow."""
 
 
 class AheadLimits(NamedTuple):
-    """Of all readers together, and of one."""
+    """Limits of all readers together, and of one."""
 
     size_bytes: int
     pages: int
@@ -78,9 +80,9 @@ class _Course:
     unread: dict[_Key, "_Ahead"] = field(default_factory=dict)
     unread_bytes: int = 0
     waiting: dict[_Key, "_Ahead"] = field(default_factory=dict)
-    """Those of them that wait for their turn to be loaded."""
+    """Those that wait for their turn to be loaded."""
     reached: dict[PartitionKey, tuple[int, int]] = field(default_factory=dict)
-    """Per partition where it read last, and where what was loaded ahead ends."""
+    """The offset of the last read per partition, and the offset up to which pages were loaded ahead."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +100,7 @@ class ReadAhead:
         self._pages = pages
         self._limits = limits
         self._courses: dict[int, _Course] = {}
-        """Of readers for which something is loaded ahead and not read, by the reader's identity."""
+        """Readers with pages that were loaded ahead and not read, by the reader's identity."""
         self._turns: deque[_Course] = deque()
         """Those with pages that wait to be loaded."""
         self._unread: dict[_Key, _Ahead] = {}
@@ -120,10 +122,15 @@ class ReadAhead:
         return len(self._loading)
 
     def reader_at(
-        self, reader: Reader, partition: PartitionKey, known: Sequence[RunCoordinate], read: Sequence[RunCoordinate]
+        self,
+        reader: Reader,
+        partition: PartitionKey,
+        known: Sequence[RunCoordinate],
+        read: Sequence[RunCoordinate],
     ) -> None:
-        """A reader is about to get the runs `read`, the first of those `known`: load the pages of the next ones, if
-        there are any."""
+        """A reader is about to get the runs `read`, the first of `known`. Loads the pages of the next runs,
+        if there are any.
+        """
         course = self._courses.get(id(reader))
         if self._unread:
             if course is not None:
@@ -148,7 +155,7 @@ class ReadAhead:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _plan(self, course: _Course, partition: PartitionKey, runs: Sequence[RunCoordinate]) -> int:
-        """Queue what is not there, as far as there is room; returns the offset up to which that is."""
+        """Queues missing pages, as far as there is room. Returns the offset up to which that is."""
         _, until = course.reached.get(partition, (0, 0))
         for run in runs:
             if run.base_offset < until:
@@ -178,7 +185,7 @@ class ReadAhead:
         course.unread_bytes += ahead.size_bytes
 
     def _has_room(self, course: _Course, size_bytes: int) -> bool:
-        """A reader may always have one page, if there is room for it among those of all."""
+        """A reader may always have one page, if the limits of all readers have room for it."""
         limits = self._limits
         if not self._fits(size_bytes):
             self._sweep()
@@ -193,7 +200,7 @@ class ReadAhead:
         return self._unread_bytes + size_bytes <= limits.size_bytes and len(self._unread) < limits.pages
 
     def _sweep(self) -> None:
-        """Readers that left make room, and pages that are in memory no more."""
+        """Frees the room of readers that left, and of pages that are no longer in memory."""
         for course in [course for course in self._courses.values() if course.reader.is_gone]:
             self._leave(course)
         for ahead in [ahead for ahead in self._unread.values() if ahead.is_loaded]:
@@ -212,8 +219,10 @@ class ReadAhead:
             self._waste(ahead)
 
     def _taken(self, wanted: PageRange) -> None:
-        """A reader reads it now: whoever it was loaded for."""
-        ahead = self._unread.get(wanted.page) or self._unread.get((wanted.page.object_key, wanted.start, wanted.end))
+        """A reader reads the page now. It may have been loaded for another one."""
+        ahead = self._unread.get(wanted.page) or self._unread.get(
+            (wanted.page.object_key, wanted.start, wanted.end)
+        )
         if ahead is not None:
             self._forget(ahead)
 
@@ -227,7 +236,7 @@ class ReadAhead:
     def _forget(self, ahead: _Ahead) -> None:
         course = ahead.course
         if self._unread.get(ahead.key) is not ahead:
-            return  # it is forgotten already; the page may be another reader's since
+            return  # it is forgotten already, and the page may belong to another reader by now
         del self._unread[ahead.key], course.unread[ahead.key]
         course.waiting.pop(ahead.key, None)
         self._unread_bytes -= ahead.size_bytes
@@ -236,7 +245,7 @@ class ReadAhead:
             self._courses.pop(id(course.reader), None)
 
     def _load_in_turn(self) -> None:
-        """One page of each reader after another."""
+        """Loads one page of each reader after another."""
         while self._turns and len(self._loading) < self._limits.loads and not self._is_closed:
             course = self._turns.popleft()
             if course.reader.is_gone:
@@ -252,17 +261,20 @@ class ReadAhead:
 
     async def _load(self, ahead: _Ahead) -> None:
         try:
-            await asyncio.sleep(0)  # what the reader itself waits for is asked for first
+            await asyncio.sleep(0)  # the reader's own pages are requested first
             await self._pages.read(ahead.wanted)
             ahead.is_loaded = True
             self.counts.loads += 1
             self.counts.bytes_loaded += ahead.size_bytes
         except (ObjectNotFound, StoreUnavailable, DamagedPage) as error:
             self._forget(ahead)
-            log.info("read ahead: left out", extra={"object_key": ahead.wanted.page.object_key, "error": str(error)})
+            log.info(
+                "read ahead: a page could not be loaded",
+                extra={"object_key": ahead.wanted.page.object_key, "error": str(error)},
+            )
 
     def _ended(self, ahead: _Ahead, _: asyncio.Task[None]) -> None:
-        """Also for a load that was cancelled before it began."""
+        """Also called for a load that was cancelled before it began."""
         del self._loading[ahead.key]
         if ahead.course.reader.is_gone:
             self._leave(ahead.course)

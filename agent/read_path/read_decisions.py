@@ -1,11 +1,17 @@
-"""What to do for a fetch, given what is known of its partitions (docs/design/read-path.md; KIP-74 for the limits).
+"""Decides what to do for a fetch, from what is known of its partitions (docs/design/read-path.md; KIP-74 for
+the limits).
 
-Pure: `decide` says for each partition whether to answer, to ask the sequencer or to read runs, `select_runs` which
-runs to load. Promises that nothing at or past the visible end is read, that an offset is called out of range only on
-what the sequencer said after the fetch came in, and that the runs selected suffice for the first batch.
+Pure: `decide` says for each partition whether to answer, to ask the sequencer or to read runs. `select_runs`
+says which runs to load.
 
-Plans and decisions are made for every partition of every fetch, a thousand at a time: they are named tuples, which
-are made four times as fast as frozen dataclasses."""
+Promises:
+- Nothing at or past the visible end is read.
+- An offset is out of range only if the sequencer said so after the fetch came in.
+- The selected runs suffice for the first batch.
+
+Plans and decisions are made for every partition of every fetch, a thousand at a time. So they are named
+tuples, which are made four times as fast as frozen dataclasses.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +20,12 @@ from typing import Final, NamedTuple, TypeAlias
 
 from cache_ring.coordinates.coordinate_cache import PartitionView
 from sequencer.commits.coordinates import PartitionKey, RunCoordinate
+from storage.batches.record_batch import HEADER_BYTES
 from storage.identifiers import NodeId, Offset, Partition, TopicId
 
 
 class ReadFailure(Enum):
-    """Why a partition cannot be read; Kafka's codes for these are in agent/error_codes.py."""
+    """Why a partition cannot be read. Kafka's codes for these are in agent/error_codes.py."""
 
     UNKNOWN_TOPIC = auto()
     UNKNOWN_PARTITION = auto()
@@ -26,7 +33,7 @@ class ReadFailure(Enum):
     UNAVAILABLE = auto()
     """The sequencer or the store cannot be reached."""
     DATA_MISSING = auto()
-    """The store has not what the sequencer says it has: an alarm."""
+    """The store lacks an object that the sequencer names. This is an alarm."""
     UNKNOWN_LEADER_EPOCH = auto()
     FENCED_LEADER_EPOCH = auto()
     MOVED = auto()
@@ -39,11 +46,11 @@ class PartitionPlan(NamedTuple):
     offset: int
     max_bytes: int
     failure: ReadFailure | None = None
-    """Decided from the request alone; such a partition is not read."""
+    """Decided by the request alone. Such a partition is not read."""
     preferred_replica: NodeId | None = None
-    """Another agent that this reader should ask; such a partition is not read either (KIP-392)."""
+    """Another agent that this reader should ask. Such a partition is not read either (KIP-392)."""
     diverges: bool = False
-    """The reader's last epoch is one that never was; it is told the end of epoch 0 instead of records (KIP-595)."""
+    """The reader's last epoch never existed. The reader gets the end of epoch 0 and no records (KIP-595)."""
 
     @property
     def key(self) -> PartitionKey:
@@ -63,7 +70,7 @@ class Refuse(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """What is known does not suffice: ask the sequencer from the plan's offset on."""
+    """More must be known: ask the sequencer from the plan's offset on."""
 
 
 class Nothing(NamedTuple):
@@ -87,19 +94,22 @@ ASK: Final = Ask()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """When a decision is made, on the monotonic clock."""
+    """The time of a decision, on the monotonic clock."""
 
     began_s: float
-    """When the fetch came in: only what the sequencer said after that proves an offset out of range."""
+    """When the fetch came in. Only what the sequencer said after that proves an offset out of range."""
     fresh_since_s: float
-    """When the sequencer must have been asked last for its answer to stand at a partition's end."""
+    """At a partition's end, the sequencer's answer must not be older than this."""
     primary_seen_s: float
-    """When it was last made sure that the Postgres that is asked is the primary. An old one knows less: what a reader
-    has from another agent already would be out of range there."""
+    """When this agent last made sure that the Postgres it queries is the primary. An old primary knows less:
+    offsets that a reader has from another agent would be out of range there.
+    """
 
     @classmethod
     def of(cls, began_s: float, now_s: float, freshness_s: float, primary_seen_s: float) -> "Moment":
-        return cls(began_s=began_s, fresh_since_s=min(began_s, now_s - freshness_s), primary_seen_s=primary_seen_s)
+        return cls(
+            began_s=began_s, fresh_since_s=min(began_s, now_s - freshness_s), primary_seen_s=primary_seen_s
+        )
 
 
 def decide(plan: PartitionPlan, view: PartitionView | None, moment: Moment, read_committed: bool) -> Decision:
@@ -126,8 +136,9 @@ def decide(plan: PartitionPlan, view: PartitionView | None, moment: Moment, read
 
 
 def available_bytes(plan: FetchPlan, decisions: Sequence[Decision]) -> int:
-    """About how much could be answered: the part of the first run that lies before the offset is taken off by its
-    share."""
+    """Returns about how many bytes could be answered. Of a first run that begins before the offset, only the
+    share from the offset on counts.
+    """
     total = 0
     for partition, decision in zip(plan.partitions, decisions, strict=True):
         if isinstance(decision, Take):
@@ -135,8 +146,12 @@ def available_bytes(plan: FetchPlan, decisions: Sequence[Decision]) -> int:
     return min(total, plan.max_bytes)
 
 
-def select_runs(plan: FetchPlan, decisions: Sequence[Decision], max_runs: int) -> dict[int, tuple[RunCoordinate, ...]]:
-    """The runs to load, by the place of their partition in the plan and in its order, until the limits are reached."""
+def select_runs(
+    plan: FetchPlan, decisions: Sequence[Decision], max_runs: int
+) -> dict[int, tuple[RunCoordinate, ...]]:
+    """Returns the runs to load, by the index of their partition in the plan and in its order, until the
+    limits are reached.
+    """
     selected: dict[int, tuple[RunCoordinate, ...]] = {}
     room_bytes, room_runs = plan.max_bytes, max_runs
     for place, decision in enumerate(decisions):
@@ -152,8 +167,10 @@ def select_runs(plan: FetchPlan, decisions: Sequence[Decision], max_runs: int) -
     return selected
 
 
-def _enough(offset: int, runs: tuple[RunCoordinate, ...], max_bytes: int, max_runs: int) -> tuple[RunCoordinate, ...]:
-    """The first run, and as many more as `max_bytes` may take if the first gives little."""
+def _enough(
+    offset: int, runs: tuple[RunCoordinate, ...], max_bytes: int, max_runs: int
+) -> tuple[RunCoordinate, ...]:
+    """Returns the first run, and as many more as `max_bytes` may take if the first gives little."""
     size_bytes = 0
     for count, run in enumerate(runs[:max_runs]):
         if count and size_bytes >= max_bytes:
@@ -166,7 +183,9 @@ def _bytes_from(offset: int, runs: Sequence[RunCoordinate]) -> int:
     total = 0
     for run in runs:
         if run.base_offset >= offset:
-            total += run.length
+            total += run.length or HEADER_BYTES  # an empty batch stands for what no object holds
         else:
-            total += max(1, run.length * (run.last_offset - offset + 1) // (run.last_offset - run.base_offset + 1))
+            total += max(
+                1, run.length * (run.last_offset - offset + 1) // (run.last_offset - run.base_offset + 1)
+            )
     return total

@@ -1,10 +1,15 @@
 """Answers fetches: coordinates, then bytes, then the batches that fit (docs/design/read-path.md#plan).
 
-Deciding is in read_decisions and slice_batches; here it is carried out. Promises: a failure of one partition is a value
-in its result; an object that is not there is never an empty answer, the coordinates are asked for again, and if the
-sequencer still names it that is an alarm and a retriable failure; a fetch wakes as soon as a commit it waits for is
-heard of, and then looks at the partitions of that commit alone; it waits no longer than its deadline; an answer is cut
-in pieces, between which others have their turn."""
+read_decisions and slice_batches decide; this module carries it out.
+
+Promises:
+- A failure of one partition is a value in its result.
+- A missing object is never an empty answer. The coordinates are asked for again. If the sequencer still names
+  the object, that is an alarm and a retriable failure.
+- A fetch wakes as soon as a commit that it waits for is known, and then looks only at the partitions of that
+  commit. It waits no longer than its deadline.
+- An answer is cut in pieces, between which others have their turn.
+"""
 
 import asyncio
 import logging
@@ -44,33 +49,37 @@ from storage.identifiers import ObjectKey
 log = logging.getLogger("tidelog")
 
 _ROUNDS = 4
-"""How often coordinates that turn out to be old are asked for again within one fetch."""
+"""How often one fetch asks again for coordinates that prove to be old."""
 _FURTHER_PARTITIONS = 512
 """The most partitions whose next coordinates are asked for ahead in one statement."""
 _FEWEST_RUNS_AHEAD = 16
-"""Known beyond those that a reader of history gets, or the next ones are asked for."""
+"""The coordinates of at least so many runs must be known behind those that a reader of history gets.
+Otherwise the next ones are asked for.
+"""
 _BYTES_AT_ONCE = 4_194_304
-"""Cut out of pages before others have their turn: about a millisecond, where batches are small and copied."""
+"""Bytes cut out of pages before others have their turn: about a millisecond if batches are small and
+copied.
+"""
 
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What happened so far, for metrics."""
+    """Counters for metrics."""
 
     fetches: int = 0
     bytes_out: int = 0
     records_out: int = 0
-    """By the offsets that their batches take: what log compaction removed counts too."""
+    """Counted by the offsets that their batches take, so records that log compaction removed count too."""
     waits: int = 0
     sequencer_asks: int = 0
     sequencer_asks_ahead: int = 0
-    """Asked for before a reader of history came to the end of what is known."""
+    """Coordinates asked for before a reader of history reached the end of the known ones."""
     objects_missing: int = 0
-    """Objects the sequencer names and the store has not: each is an alarm."""
+    """Objects that the sequencer names and the store lacks. Each is an alarm."""
     pages_damaged: int = 0
     unavailable: int = 0
     throttled: int = 0
-    """Fetches answered empty because too many bytes of answers were in memory."""
+    """Fetches answered without records because too many bytes of answers were in memory."""
 
 
 @dataclass(slots=True)
@@ -82,13 +91,13 @@ class _Fetch:
     began_s: float
     reader: Reader | None
     decisions: list[Decision] = field(default_factory=list)
-    """One per partition, as of when it was last looked at; none before the first look."""
+    """One per partition, as of its last look. Empty before the first look."""
     places: dict[PartitionKey, list[int]] = field(default_factory=dict)
     unknown: set[PartitionKey] = field(default_factory=set)
     missing: set[tuple[PartitionKey, ObjectKey]] = field(default_factory=set)
     unavailable: bool = False
     looked_s: float = 0.0
-    """When all partitions were looked at last, on the monotonic clock."""
+    """The monotonic time of the last look at all partitions."""
 
     def forget_troubles(self) -> None:
         self.unknown.clear()
@@ -118,7 +127,7 @@ class ReadPath:
         self._clock = clock
         self._read_ahead = ReadAhead(pages, AheadLimits.of(settings, pages.pages.catch_up_cache.budget_bytes))
         self._further: dict[PartitionKey, int] = {}
-        """Where the coordinates go on that readers of history need next."""
+        """Where the coordinates continue that readers of history need next."""
         self._asks_further: asyncio.Task[None] | None = None
         self._answers = ByteBudget(settings.fetch_answer_bytes)
         self._is_draining = False
@@ -137,7 +146,9 @@ class ReadPath:
         return self._pages
 
     def committed(self, runs: Sequence[RunCoordinate]) -> None:
-        """This agent has committed these runs: their readers wake, here and at the agents that subscribed."""
+        """Takes runs that this agent committed. Their readers wake, here and at the agents that
+        subscribed.
+        """
         self._coordinates.committed(runs)
 
     @property
@@ -146,19 +157,21 @@ class ReadPath:
 
     @property
     def is_going_ahead(self) -> bool:
-        """Whether pages or coordinates are being loaded before a reader asks for them."""
+        """True if pages or coordinates are being loaded ahead."""
         return bool(self._read_ahead.loading or self._asks_further)
 
     @property
     def answer_bytes(self) -> int:
-        """Bytes of answers in memory."""
+        """The bytes of answers in memory."""
         return self._answers.taken_bytes
 
     async def fetch(
         self, plan: FetchPlan, wait_s: float, watch: Watch | None = None, reader: Reader | None = None
     ) -> FetchAnswer:
-        """One result per partition of the plan, in its order, after at most about `wait_s`. Release it once it is sent.
-        The caller may end the wait through its own `watch`. For a `reader`, history is read ahead."""
+        """Returns one result per partition of the plan, in its order, after at most about `wait_s`. Release
+        it once it is sent. The caller may end the wait through its own `watch`. History is read ahead for a
+        `reader`.
+        """
         self.counts.fetches += 1
         began_s = self._clock()
         deadline_s = began_s + wait_s
@@ -181,7 +194,9 @@ class ReadPath:
         self._topics.fetched(answer.sent)
 
     def drain(self) -> None:
-        """Answer every waiting fetch now with what there is, and let none wait any more: the agent is stopping."""
+        """Answers every waiting fetch now with what there is, and lets no fetch wait any more: the agent is
+        stopping.
+        """
         self._is_draining = True
         self._coordinates.wake_all()
 
@@ -192,15 +207,16 @@ class ReadPath:
             await asyncio.gather(self._asks_further, return_exceptions=True)
 
     async def _wait(self, fetch: _Fetch, deadline_s: float) -> None:
-        """For news or the deadline. All partitions are looked at again, however much news there is of some, before this
-        reader is forgotten as one of the others."""
+        """Waits for news or the deadline. Even if only some partitions have news, all are looked at again
+        within half of `recent_reader_s`, so that this one stays noted as their reader.
+        """
         look_again_s = fetch.looked_s + self._settings.recent_reader_s / 2
         is_news = await fetch.watch.wait(min(deadline_s, look_again_s) - self._clock())
         if not is_news or self._clock() >= look_again_s:
             fetch.decisions.clear()
 
     async def _fetch_now(self, fetch: _Fetch, *, is_last_chance: bool) -> FetchAnswer | None:
-        """An answer, or None if there is too little for one and time to wait."""
+        """Returns an answer, or None if there is too little for one and time to wait."""
         plan = fetch.plan
         for _ in range(_ROUNDS):
             await self._decide(fetch)
@@ -214,17 +230,21 @@ class ReadPath:
                 if self._must_ask_again(fetch, loaded):
                     continue
                 await self._cut(fetch, loaded, answer)
-                # Enough was there; whole batches within the limits may be less than `min_bytes` all the same.
+                # There was enough. Whole batches within the limits may still be less than `min_bytes`.
                 if is_final or answer.size_bytes >= min(plan.min_bytes, 1) or answer.has_failure:
                     return answer.kept()
             finally:
                 answer.release_unless_kept()
             return None
         self.counts.unavailable += 1
-        return FetchAnswer(self._answers, [failed(partition, ReadFailure.UNAVAILABLE) for partition in plan.partitions])
+        return FetchAnswer(
+            self._answers, [failed(partition, ReadFailure.UNAVAILABLE) for partition in plan.partitions]
+        )
 
     async def _load_in_turn(self, fetch: _Fetch, available: int, answer: FetchAnswer) -> dict[int, Loaded]:
-        """Load once the budget for answers has room; when it has none for long, nothing: the client asks again."""
+        """Loads once the budget for answers has room. If it has none for long, returns no records: the client
+        asks again.
+        """
         if not available:
             return {}
         try:
@@ -238,8 +258,10 @@ class ReadPath:
             self._go_ahead(fetch, fetch.reader, selected)
         return await load_runs(self._pages, selected)
 
-    def _go_ahead(self, fetch: _Fetch, reader: Reader, selected: Mapping[int, Sequence[RunCoordinate]]) -> None:
-        """Load what these readers read next, and ask where it goes on, without waiting for either."""
+    def _go_ahead(
+        self, fetch: _Fetch, reader: Reader, selected: Mapping[int, Sequence[RunCoordinate]]
+    ) -> None:
+        """Begins to load what these readers read next and the coordinates behind that, without waiting."""
         for place, runs in selected.items():
             partition, decision = fetch.plan.partitions[place], fetch.decisions[place]
             if not isinstance(decision, Take):
@@ -252,11 +274,13 @@ class ReadPath:
             if len(beyond) < _FEWEST_RUNS_AHEAD or sum(run.length for run in beyond) < partition.max_bytes:
                 self._further[partition.key] = end
         if self._further and self._asks_further is None:
-            # In a context of its own: it asks for all readers, not for the client whose fetch began it.
+            # A separate context: it asks for all readers, not for the client whose fetch began it.
             self._asks_further = asyncio.create_task(self._ask_further(), context=Context())
 
     async def _ask_further(self) -> None:
-        """One statement at a time, for all partitions that readers came to the end of meanwhile."""
+        """Runs one statement at a time, for all partitions whose readers reached the end of what is known
+        meanwhile.
+        """
         try:
             while self._further:
                 asked, self._further = self._further, {}
@@ -268,9 +292,13 @@ class ReadPath:
             self._asks_further = None
 
     async def _decide(self, fetch: _Fetch) -> None:
-        """Decide for the partitions there is news of, at first for all, and ask until none is left to ask for."""
+        """Decides for the partitions with news, at first for all, and asks the sequencer until none must be
+        asked for.
+        """
         news = fetch.watch.take()
-        places: Iterable[int] = fetch.places_of(news) if fetch.decisions else range(len(fetch.plan.partitions))
+        places: Iterable[int] = (
+            fetch.places_of(news) if fetch.decisions else range(len(fetch.plan.partitions))
+        )
         if not fetch.decisions:
             fetch.decisions, fetch.looked_s = [Ask()] * len(fetch.plan.partitions), self._clock()
         for _ in range(_ROUNDS):
@@ -290,8 +318,12 @@ class ReadPath:
             fetch.decisions[place] = Refuse(ReadFailure.UNAVAILABLE)
 
     def _decide_for(self, fetch: _Fetch, places: Iterable[int]) -> list[int]:
-        """Returns the places of those that must be asked for."""
-        partitions, decisions, read_committed = fetch.plan.partitions, fetch.decisions, fetch.plan.read_committed
+        """Returns the indexes of those that must be asked for."""
+        partitions, decisions, read_committed = (
+            fetch.plan.partitions,
+            fetch.decisions,
+            fetch.plan.read_committed,
+        )
         now_s, max_bytes = self._clock(), fetch.plan.max_bytes
         primary_seen_s = self._coordinates.primary_seen_s
         moment = Moment.of(fetch.began_s, now_s, self._settings.coordinate_freshness_s, primary_seen_s)
@@ -313,14 +345,17 @@ class ReadPath:
                     decision = Nothing(view) if view and is_at_end else Refuse(ReadFailure.UNAVAILABLE)
                 else:
                     asked.append(place)
-            elif isinstance(decision, Take) and (partition.preferred_replica is not None or partition.diverges):
+            elif isinstance(decision, Take) and (
+                partition.preferred_replica is not None or partition.diverges
+            ):
                 decision = Nothing(decision.view)
             decisions[place] = decision
         return asked
 
     def _must_ask_again(self, fetch: _Fetch, loaded: dict[int, Loaded]) -> bool:
-        """Whether some coordinates proved old. They are then forgotten; an object missing for the second time is an
-        alarm."""
+        """Returns True if some coordinates proved old. They are then forgotten. An object that is missing for
+        the second time is an alarm.
+        """
         again = []
         for place, part in loaded.items():
             self.counts.pages_damaged += part.damaged
@@ -342,7 +377,7 @@ class ReadPath:
     def _alarm(self, partition: PartitionPlan, object_key: ObjectKey) -> None:
         self.counts.objects_missing += 1
         log.error(
-            "fetch: the sequencer names an object that the store has not",
+            "fetch: the store lacks an object that the sequencer names",
             extra={
                 "topic_id": str(partition.topic_id),
                 "partition": partition.partition,
@@ -352,10 +387,14 @@ class ReadPath:
         )
 
     async def _cut(self, fetch: _Fetch, loaded: Mapping[int, Loaded], answer: FetchAnswer) -> None:
-        """Cut what was loaded to the limits: the first batch of the answer goes out whatever its size (KIP-74)."""
+        """Cuts what was loaded to the limits. The first batch of the answer goes out whatever its size is
+        (KIP-74).
+        """
         results: list[PartitionResult] = []
         room_bytes, pause_at_bytes = fetch.plan.max_bytes, _BYTES_AT_ONCE
-        for place, (partition, decision) in enumerate(zip(fetch.plan.partitions, fetch.decisions, strict=True)):
+        for place, (partition, decision) in enumerate(
+            zip(fetch.plan.partitions, fetch.decisions, strict=True)
+        ):
             if isinstance(decision, Nothing):
                 results.append(found(partition, decision.view))
             elif isinstance(decision, Refuse):
@@ -384,7 +423,7 @@ class ReadPath:
 
 
 def _is_urgent(fetch: _Fetch) -> bool:
-    """Whether to answer now: an error, another agent to ask, or nothing to wait for."""
+    """True if the answer must go out now: an error, another agent to ask, or nothing to wait for."""
     return not fetch.plan.partitions or any(
         isinstance(decision, Refuse) or partition.preferred_replica is not None or partition.diverges
         for partition, decision in zip(fetch.plan.partitions, fetch.decisions, strict=True)

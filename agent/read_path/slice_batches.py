@@ -1,10 +1,12 @@
-"""Record batches of a run as they go out: cut at batch borders, with their offsets patched in, not copied
+"""Cuts record batches of a run at batch borders and patches their offsets in, without copies
 (docs/design/read-path.md#batches-on-the-way-out).
 
-Pure. A batch's base offset lies outside its CRC, so 16 new bytes stand in for its first 16 and the rest is a view of
-the page. Many small batches are instead copied once and patched in place, which is cheaper than two views each.
-Promises whole batches in offset order, from the one that holds the offset asked for, within the limit but for the
-first if it must go out."""
+Pure. A batch's base offset lies outside its CRC. So 16 new bytes replace its first 16, and the rest is a view
+of the page. Many small batches are copied once and patched in place, which is cheaper than two views each.
+
+Promise: whole batches in offset order, from the one that holds the requested offset, within the limit, except
+for the first if it must go out.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -18,28 +20,30 @@ from cache_ring.pages.run_bytes import BatchIndex, Longs, RunBytes
 from storage.batches.record_batch import LENGTH_OVERHEAD_BYTES, PREFIX_BYTES, patch_prefix, patched_prefix
 
 _COPY_BELOW_BYTES = 8192
-"""Batches smaller than this on average are copied and patched in place. Measured to the socket's other end, 1 MiB of
-2 KiB batches takes 0.8 ms of CPU copied and 1.9 ms as views; from 8 KiB on views are as cheap. """
+"""Batches smaller than this on average are copied and patched in place. Measured up to the socket's other
+end, 1 MiB of 2 KiB batches takes 0.8 ms of CPU copied and 1.9 ms as views. From 8 KiB on views are as cheap.
+"""
 _PATCHED_ONE_BY_ONE = 64
-"""More batches than these are patched by numpy, which costs 20 µs and then next to nothing per batch."""
+"""More batches than these are patched by numpy, which costs 20 µs and then almost nothing per batch."""
 _PATCH_COLUMNS = np.arange(PREFIX_BYTES)
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """Chunks of record batches, and what they take."""
+    """Chunks of record batches, and their sizes."""
 
     chunks: list[bytes | bytearray | memoryview]
     size_bytes: int = 0
     records: int = 0
-    """By the offsets that the batches take."""
+    """Counted by the offsets that the batches take."""
 
 
 def take_batches(
     runs: Sequence[RunBytes], offset: int, end_offset: int, limit_bytes: int, *, first_whatever_its_size: bool
 ) -> Outgoing:
-    """The batches of consecutive runs from the one that holds `offset`, before `end_offset`, of at most
-    `limit_bytes`."""
+    """Returns the batches of consecutive runs from the one that holds `offset`, before `end_offset`, of at
+    most `limit_bytes`.
+    """
     outgoing = Outgoing(chunks=[])
     for run in runs:
         index, base_offset = run.batches, run.run.base_offset
@@ -58,14 +62,17 @@ def take_batches(
 
 
 def _fitting(index: BatchIndex, first: int, end: int, room_bytes: int) -> int:
-    """How many of the batches `[first, end)` fit into `room_bytes`; they lie back to back, so their positions tell."""
+    """Returns how many of the batches `[first, end)` fit into `room_bytes`. They lie back to back, so their
+    positions suffice.
+    """
     if first >= end:
         return 0
     positions = index.positions
     end_byte = positions[first] + room_bytes
     if positions[end - 1] + index.sizes[end - 1] <= end_byte:
         return end - first
-    # The last batch that begins within the room does not end there, or the one after it would begin there too.
+    # The last batch that begins within the room does not end there: otherwise the next one would begin there
+    # too.
     return max(0, bisect_right(positions, end_byte, first, end) - 1 - first)
 
 
@@ -96,7 +103,9 @@ def _patched_copy(run: RunBytes, first: int, end: int) -> bytearray:
         for at in range(first, end):
             patch_prefix(copied, positions[at] - start_byte, base_offset + relative_offsets[at], sizes[at])
         return copied
-    prefixes: NDArray[Any] = np.zeros(end - first, dtype=[("base", ">i8"), ("length", ">i4"), ("epoch", ">i4")])
+    prefixes: NDArray[Any] = np.zeros(
+        end - first, dtype=[("base", ">i8"), ("length", ">i4"), ("epoch", ">i4")]
+    )
     prefixes["base"] = _longs(relative_offsets, first, end) + base_offset
     prefixes["length"] = _longs(sizes, first, end) - LENGTH_OVERHEAD_BYTES
     where = (_longs(positions, first, end) - start_byte)[:, np.newaxis] + _PATCH_COLUMNS

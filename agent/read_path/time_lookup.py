@@ -1,17 +1,18 @@
-"""Finds the first record at or after a time, and the record with the latest (KIP-79, KIP-734).
+"""Finds the first record at or after a time, and the record with the latest time (KIP-79, KIP-734).
 
-The sequencer names a run by its time range. The headers of the run's batches name the batch that decides, and only that
-batch is decompressed.
+The sequencer names a run by its time range. The headers of the run's batches name the batch that decides, and
+only that batch is decompressed.
 
 Promises:
-- The record found is the first such record at or after the log start, in offset order.
-- A batch whose header tells the record is not decompressed. No other batch is, but the one that holds the log start.
-- The runs read for look-ups take at most `time_lookup_bytes` of memory at once, and connections take turns. So they do
-  on the threads that decompress.
-- A look-up ends when its caller is cancelled, which is what happens when the client hangs up.
+- The found record is the first such record at or after the log start, in offset order.
+- A batch whose header shows the record is not decompressed. Of the others, only the deciding batch and the
+  one with the log start are.
+- The runs read for look-ups take at most `time_lookup_bytes` of memory at once, and connections take turns.
+  They also take turns on the threads that decompress.
+- A look-up ends when its caller is cancelled, which happens when the client hangs up.
 
-A batch that decompresses to more than `max_decompressed_bytes`, written when that was larger, is answered with its
-first offset.
+A batch that decompresses to more than `max_decompressed_bytes`, because it was written when that was larger,
+is answered with its first offset.
 """
 
 from collections.abc import Hashable, Iterator
@@ -28,7 +29,14 @@ from cache_ring.pages.run_bytes import RunBytes
 from cache_ring.pages.store_pages import DamagedPage
 from sequencer.commits.coordinates import Coordinates, PartitionBounds, PartitionKey, RunCoordinate
 from storage.batches.batch_kernels import first_since
-from storage.batches.batch_validation import BatchFault, InvalidBatch, check_crc, plain_records, scan, span_row
+from storage.batches.batch_validation import (
+    BatchFault,
+    InvalidBatch,
+    check_crc,
+    plain_records,
+    scan,
+    span_row,
+)
 from storage.batches.byte_arrays import as_byte_array
 from storage.batches.record_batch import BatchHeader, TimestampType, read_header
 from storage.fair_limit import FairLimit
@@ -48,7 +56,7 @@ class TimedOffset:
 
 
 class TimeLookup:
-    """One per agent. `client` is who asks: clients take turns."""
+    """One per agent. `client` is the requester: clients take turns."""
 
     def __init__(
         self,
@@ -65,20 +73,23 @@ class TimeLookup:
         self._most_plain_bytes = settings.max_decompressed_bytes
 
     async def first_since(
-        self, key: PartitionKey, timestamp_ms: int, log_start_offset: Offset, client: Hashable
+        self, key: PartitionKey, timestamp_ms: int, bounds: PartitionBounds, client: Hashable
     ) -> TimedOffset | None:
-        """The first record with this timestamp or a later one; None if there is none.
+        """Returns the first record with this timestamp or a later one. None: there is none.
 
-        Raises SequencerUnavailable, StoreUnavailable, DamagedPage, or ObjectNotFound for an object that stays missing.
+        Raises SequencerUnavailable, StoreUnavailable, DamagedPage, or ObjectNotFound for an object that stays
+        missing.
         """
         tries = 0
-        from_offset = log_start_offset
+        from_offset = bounds.log_start_offset
         while True:
-            run = await self._coordinates.candidate_run_for_timestamp(*key, timestamp_ms, from_offset)
+            run = await self._coordinates.candidate_run_for_timestamp(
+                *key, timestamp_ms, from_offset, bounds.local_start_offset
+            )
             if run is None:
                 return None
             try:
-                found = await self._first_of_run(run, timestamp_ms, log_start_offset, client)
+                found = await self._first_of_run(run, timestamp_ms, bounds.log_start_offset, client)
             except ObjectNotFound:
                 tries += 1
                 if tries == _TRIES:
@@ -88,20 +99,23 @@ class TimeLookup:
                 return found
             from_offset = Offset(run.last_offset + 1)
 
-    async def latest(self, key: PartitionKey, bounds: PartitionBounds, client: Hashable) -> TimedOffset | None:
-        """The first record that has the greatest timestamp of the log; None for an empty log. Raises as
-        `first_since`."""
+    async def latest(
+        self, key: PartitionKey, bounds: PartitionBounds, client: Hashable
+    ) -> TimedOffset | None:
+        """Returns the first record with the greatest timestamp of the log. None for an empty log. Raises as
+        `first_since`.
+        """
         if bounds.high_watermark == bounds.log_start_offset:
             return None
-        found = await self.first_since(key, bounds.max_timestamp_ms, bounds.log_start_offset, client)
+        found = await self.first_since(key, bounds.max_timestamp_ms, bounds, client)
         if found is not None:
             return found
-        # The record that set the maximum is deleted. Some record is at or after a time exactly if the maximum of what
-        # is left is, so bisecting finds that maximum.
-        low, high = await self.first_since(key, -1, bounds.log_start_offset, client), bounds.max_timestamp_ms
+        # The record that set the maximum is deleted. Some record is at or after a time exactly if the maximum
+        # of the remaining records is, so bisection finds that maximum.
+        low, high = await self.first_since(key, -1, bounds, client), bounds.max_timestamp_ms
         while low is not None and high - low.timestamp_ms > 1:
             middle = (low.timestamp_ms + high) // 2
-            later = await self.first_since(key, middle, bounds.log_start_offset, client)
+            later = await self.first_since(key, middle, bounds, client)
             low, high = (low, middle) if later is None else (later, high)
         return low
 
@@ -121,7 +135,7 @@ class TimeLookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedBatch:
-    """A batch that may hold the record: its bytes, and where it lies in the log."""
+    """A batch that may hold the record: its bytes, and its place in the log."""
 
     data: memoryview
     header: BatchHeader
@@ -129,7 +143,7 @@ class TimedBatch:
 
     @property
     def is_told_by_header(self) -> bool:
-        """Whether the header tells the records' offsets and their one time."""
+        """True if the header shows the records' offsets and their one time."""
         header = self.header
         has_all_offsets = header.record_count == header.last_offset_delta + 1
         has_one_time = header.record_count == 1 or header.timestamp_type is TimestampType.LOG_APPEND_TIME
@@ -139,7 +153,7 @@ class TimedBatch:
 def first_of_run(
     run_bytes: RunBytes, timestamp_ms: int, log_start_offset: int, most_plain_bytes: int
 ) -> TimedOffset | None:
-    """The first record of a run at or after a time and the log start. Raises DamagedPage."""
+    """Returns the first record of a run at or after a time and the log start. Raises DamagedPage."""
     for batch in batches_since(run_bytes, timestamp_ms, log_start_offset):
         found = first_of_batch(batch, timestamp_ms, log_start_offset, most_plain_bytes)
         if found is not None:
@@ -148,8 +162,9 @@ def first_of_run(
 
 
 def batches_since(run_bytes: RunBytes, timestamp_ms: int, log_start_offset: int) -> Iterator[TimedBatch]:
-    """The batches of a run that reach the time and the log start, in order, by their headers alone. None of them is
-    looked into."""
+    """Returns the batches of a run that reach the time and the log start, in order. Reads only their
+    headers.
+    """
     data, index = run_bytes.data(), run_bytes.batches
     base_offsets = run_bytes.run.base_offset + np.array(index.relative_offsets, np.int64)
     ends = np.append(base_offsets[1:], run_bytes.run.last_offset + 1)
@@ -172,7 +187,7 @@ def _longs_at(data: memoryview, positions: NDArray[np.int64]) -> NDArray[np.int6
 def first_of_batch(
     batch: TimedBatch, timestamp_ms: int, log_start_offset: int, most_plain_bytes: int
 ) -> TimedOffset | None:
-    """The first record of a batch at or after a time and the log start. Raises DamagedPage."""
+    """Returns the first record of a batch at or after a time and the log start. Raises DamagedPage."""
     header = batch.header
     first_offset = max(batch.base_offset, log_start_offset)
     if batch.is_told_by_header:

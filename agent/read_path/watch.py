@@ -1,7 +1,8 @@
-"""How a waiting fetch hears of news: which of its partitions there is more to know of.
+"""How a waiting fetch hears of news: the partitions of which more is known.
 
-Promises that what is told between two looks is named by the second, so that a fetch of a thousand partitions that one
-commit wakes looks at the partitions of that commit alone."""
+Promise: `take` names every partition with news since the last `take`. A fetch of a thousand partitions that
+one commit wakes looks only at the partitions of that commit.
+"""
 
 import asyncio
 
@@ -9,7 +10,7 @@ from sequencer.commits.coordinates import PartitionKey
 
 
 class Watch:
-    """Of one fetch."""
+    """The watch of one fetch."""
 
     __slots__ = ("_event", "_news", "is_over")
 
@@ -17,25 +18,25 @@ class Watch:
         self._event = asyncio.Event()
         self._news: set[PartitionKey] = set()
         self.is_over = False
-        """Whether the fetch is to answer now, with what there is."""
+        """True if the fetch must answer now, with what there is."""
 
     def tell(self, key: PartitionKey) -> None:
         self._news.add(key)
         self._event.set()
 
     def end_wait(self) -> None:
-        """The fetch shall wait no longer."""
+        """Ends the wait of the fetch."""
         self.is_over = True
         self._event.set()
 
     def take(self) -> set[PartitionKey]:
-        """The partitions told of since the last call."""
+        """Returns the partitions with news since the last call."""
         news, self._news = self._news, set()
         self._event.clear()
         return news
 
     async def wait(self, longest_s: float) -> bool:
-        """Until there is news or the wait is to end; False if neither came in time."""
+        """Waits until there is news or the wait must end. False: neither came in time."""
         if self.is_over:
             return True
         try:

@@ -1,9 +1,13 @@
-"""Which client instances push their metrics here, and whether a request of one may be taken now (pure; KIP-714).
+"""The client instances that push their metrics here, and whether a request of one may be taken now (KIP-714).
+Pure.
 
-Promises that at most `most` instances are remembered, and at most `most_bytes` of their values, the longest unheard
-going first; that an instance is forgotten three push intervals after it was last heard of, or a minute after its last
-words; that one which asks or pushes more often than its interval is throttled; and that a subscription's id is the same
-at every agent with the same settings, so that a client may push to another than the one that it asked.
+Promises:
+- At most `most` instances are remembered, and at most `most_bytes` of their values. The instance that was
+  silent longest goes first.
+- An instance is forgotten three push intervals after its last request, or a minute after its final push.
+- An instance that asks or pushes more often than its interval is throttled.
+- A subscription's id is the same at every agent with the same settings. So a client may push to another agent
+  than the one that gave it the subscription.
 """
 
 import math
@@ -17,17 +21,17 @@ from uuid import UUID
 
 LAST_WORDS_S: Final = 60.0
 LONGEST_TEXT: Final = 200
-"""Characters kept of any name or value that a client gives."""
+"""Characters kept of any name or value from a client."""
 _SERIES_BYTES, _TEXT_BYTES = 250, 90
-_TOLERANCE: Final = 0.9  # a client's timer, and the way to here, are not exact
-_FIRST_CLIENT_ID: Final = 2  # Kafka keeps ids 0 and 1 for itself
+_TOLERANCE: Final = 0.9  # a client's timer and the network delay are not exact
+_FIRST_CLIENT_ID: Final = 2  # Kafka reserves ids 0 and 1
 
 Series: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
 """A metric's name and its attributes."""
 
 
 class TelemetryFault(Enum):
-    """Why a request is refused; Kafka's codes for these are in agent/error_codes.py."""
+    """Why a request is refused. Kafka's codes for these are in agent/error_codes.py."""
 
     INVALID_REQUEST = auto()
     THROTTLED = auto()
@@ -42,19 +46,21 @@ class Subscription:
     """What clients are asked to push, and how often. The same for all."""
 
     metrics: tuple[str, ...]
-    """Prefixes of names; none: nothing is asked for."""
+    """Prefixes of names. Empty: nothing is asked for."""
     interval_s: float
     max_bytes: int
 
     def id_for(self, instance_id: UUID) -> int:
-        """A signed 32-bit number."""
-        asked = zlib.crc32(f"{','.join(self.metrics)}/{self.interval_s}".encode()) ^ (instance_id.int & 0xFFFFFFFF)
+        """Returns a signed 32-bit number."""
+        asked = zlib.crc32(f"{','.join(self.metrics)}/{self.interval_s}".encode()) ^ (
+            instance_id.int & 0xFFFFFFFF
+        )
         return asked - (1 << 32) if asked >= 1 << 31 else asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """A client's push, as far as it decides whether it is taken."""
+    """The facts of a client's push that decide whether it is taken."""
 
     instance_id: UUID | None
     subscription_id: int
@@ -84,7 +90,7 @@ class _Instance:
     client_id: str = ""
     values: dict[Series, float] = field(default_factory=dict)
     size_bytes: int = 0
-    """Of the values."""
+    """The size of the values."""
 
 
 class ClientInstances:
@@ -101,8 +107,10 @@ class ClientInstances:
     def __len__(self) -> int:
         return len(self._instances)
 
-    def ask(self, instance_id: UUID | None, new_id: Callable[[], UUID], now_s: float) -> UUID | TelemetryFault:
-        """The id of the instance that asks for its subscription; a new one if it has none yet."""
+    def ask(
+        self, instance_id: UUID | None, new_id: Callable[[], UUID], now_s: float
+    ) -> UUID | TelemetryFault:
+        """Returns the id of the instance that asks for its subscription, a new one if it has none yet."""
         known_as = new_id() if instance_id is None or instance_id.int < _FIRST_CLIENT_ID else instance_id
         instance = self._heard_of(known_as, now_s)
         if not self._is_due(max(instance.asked_s, instance.pushed_s), now_s):
@@ -114,17 +122,20 @@ class ClientInstances:
         return known_as
 
     def check(self, push: Push, now_s: float) -> TelemetryFault | None:
-        """Why a push is refused, if it is."""
+        """Returns why a push is refused, or None."""
         if push.instance_id is None or push.instance_id.int < _FIRST_CLIENT_ID:
             return TelemetryFault.INVALID_REQUEST
         instance = self._heard_of(push.instance_id, now_s)
         fault = self._fault(instance, push, now_s)
         instance.is_terminating = push.is_terminating
-        instance.may_ask_again = fault in (TelemetryFault.UNKNOWN_SUBSCRIPTION, TelemetryFault.UNSUPPORTED_COMPRESSION)
+        instance.may_ask_again = fault in (
+            TelemetryFault.UNKNOWN_SUBSCRIPTION,
+            TelemetryFault.UNSUPPORTED_COMPRESSION,
+        )
         return fault
 
     def take(self, instance_id: UUID, client_id: str, samples: Sequence[Sample], now_s: float) -> int:
-        """Keep what was pushed in place of what was there; returns how many samples were beyond the bound."""
+        """Replaces what the instance pushed before. Returns how many samples were beyond the bound."""
         instance = self._heard_of(instance_id, now_s)
         instance.client_id = client_id
         values: dict[Series, float] = {}
@@ -133,13 +144,15 @@ class ClientInstances:
             if sample.series not in values and len(values) >= self._most_series:
                 beyond += 1
                 continue
-            before = values.get(sample.series, instance.values.get(sample.series, 0.0)) if sample.is_delta else 0.0
+            before = (
+                values.get(sample.series, instance.values.get(sample.series, 0.0)) if sample.is_delta else 0.0
+            )
             values[sample.series] = before + sample.value
         self._keep(instance, values)
         return beyond
 
     def current(self, now_s: float) -> Iterator[tuple[UUID, str, Mapping[Series, float]]]:
-        """Instance id, client id and values of each that has pushed and is not forgotten."""
+        """Returns instance id, client id and values of each instance that has pushed and is not forgotten."""
         self._forget_silent(now_s)
         for instance_id, instance in self._instances.items():
             if instance.values:
@@ -196,7 +209,11 @@ class ClientInstances:
 
 
 def _size_bytes(series: Series) -> int:
-    """About what a series takes in memory: its objects and its texts, of which each character may take four bytes."""
+    """Returns about how much memory a series takes: its objects and its texts, at four bytes per
+    character.
+    """
     name, attributes = series
     texts = [name, *(text for attribute in attributes for text in attribute)]
-    return _SERIES_BYTES + sum(_TEXT_BYTES + (len(text) if text.isascii() else 4 * len(text)) for text in texts)
+    return _SERIES_BYTES + sum(
+        _TEXT_BYTES + (len(text) if text.isascii() else 4 * len(text)) for text in texts
+    )

@@ -1,7 +1,8 @@
-"""From the bytes that a client pushes to samples: OpenTelemetry's MetricsData (pure; KIP-714).
+"""Reads samples from the bytes that a client pushes: OpenTelemetry's MetricsData (KIP-714). Pure.
 
-Gauges and sums are read, which is what Kafka's clients send; other kinds are passed over. Promises that no text is
-longer than `LONGEST_TEXT`, and that no more samples are made than asked for.
+Gauges and sums are read, which is what Kafka's clients send. Other kinds are skipped. Promises:
+- No text is longer than `LONGEST_TEXT`.
+- No more samples are made than asked for.
 """
 
 import math
@@ -22,11 +23,11 @@ _OF_A_CLIENT: Final = frozenset({"client_rack", "group_id", "group_instance_id",
 
 
 class InvalidMetrics(Exception):
-    """The bytes are no MetricsData."""
+    """The bytes are not MetricsData."""
 
 
 def read_samples(payload: bytes, most: int) -> list[Sample]:
-    """At most `most` samples. Raises InvalidMetrics."""
+    """Returns at most `most` samples. Raises InvalidMetrics."""
     try:
         data = MetricsData.FromString(payload)
     except (DecodeError, ValueError) as error:
@@ -35,12 +36,12 @@ def read_samples(payload: bytes, most: int) -> list[Sample]:
 
 
 def metric_name(name: str) -> str:
-    """As Prometheus takes it: `org.apache.kafka.producer.x.y` is `producer_x_y`."""
+    """Returns the name in Prometheus' form: `org.apache.kafka.producer.x.y` is `producer_x_y`."""
     return _NO_NAME_CHARACTER.sub("_", name.removeprefix(_KAFKAS)[:LONGEST_TEXT]).strip("_") or "unnamed"
 
 
 def label_name(key: str) -> str:
-    """As Prometheus takes it: it does not begin with a digit."""
+    """Returns the name in Prometheus' form: it does not begin with a digit."""
     name = metric_name(key)
     return f"_{name}" if name[0].isdigit() else name
 
@@ -54,11 +55,13 @@ def _samples(data: Any) -> Iterator[Sample]:
                 if kind not in ("gauge", "sum"):
                     continue
                 points = getattr(metric, kind).data_points
-                is_delta = kind == "sum" and metric.sum.aggregation_temporality == AGGREGATION_TEMPORALITY_DELTA
+                is_delta = (
+                    kind == "sum" and metric.sum.aggregation_temporality == AGGREGATION_TEMPORALITY_DELTA
+                )
                 for point in points:
                     value = float(getattr(point, point.WhichOneof("value") or "as_double"))
                     if not math.isfinite(value):
-                        continue  # a mean of nothing
+                        continue  # a mean without values
                     attributes = dict([*of_client, *_attributes(point.attributes)])
                     yield Sample(
                         series=(metric_name(metric.name), tuple(sorted(attributes.items()))),

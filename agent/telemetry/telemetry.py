@@ -1,7 +1,7 @@
-"""Takes what clients push of their metrics, and shows it in `/metrics` (KIP-714).
+"""Takes the metrics that clients push, and shows them in `/metrics` (KIP-714).
 
-A metric `org.apache.kafka.producer.x.y` becomes `tidelog_pushed_producer_x_y`, with the client's id and its instance's.
-What is refused is counted and not logged: a client that pushes nonsense would fill the log.
+A metric `org.apache.kafka.producer.x.y` becomes `tidelog_pushed_producer_x_y`, with the client's id and its
+instance's. Refusals are counted and not logged: a client that pushes nonsense would fill the log.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,14 @@ from prometheus_client.registry import Collector
 
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
-from agent.telemetry.instances import LONGEST_TEXT, ClientInstances, Push, Sample, Subscription, TelemetryFault
+from agent.telemetry.instances import (
+    LONGEST_TEXT,
+    ClientInstances,
+    Push,
+    Sample,
+    Subscription,
+    TelemetryFault,
+)
 from storage.batches.compression import DecompressedTooLarge, DecompressionFailed, decompress
 from storage.batches.record_batch import Compression
 from storage.threads import Threads
@@ -39,19 +46,21 @@ class Telemetry(Collector):
             settings.telemetry_bytes,
         )
         self._metrics = metrics
-        # A thread of its own: what clients push must not hold up what others produce.
+        # A separate thread: pushes must not delay produce requests.
         self._threads = Threads("telemetry", 1)
         self._clock = clock
 
     def ask(self, instance_id: UUID | None) -> UUID | TelemetryFault:
-        """The id of the instance that asks what to push."""
+        """Returns the id of the instance that asks what to push."""
         answer = self._instances.ask(instance_id, uuid4, self._clock())
         if isinstance(answer, TelemetryFault):
             self._count(answer)
         return answer
 
-    async def push(self, push: Push, compression: int, payload: bytes, client_id: str | None) -> TelemetryFault | None:
-        """Why the push was refused, if it was."""
+    async def push(
+        self, push: Push, compression: int, payload: bytes, client_id: str | None
+    ) -> TelemetryFault | None:
+        """Returns why the push was refused, or None."""
         fault = self._instances.check(push, self._clock())
         if fault is None and payload:
             fault = await self._take(push, Compression(compression), payload, client_id)
@@ -59,7 +68,7 @@ class Telemetry(Collector):
         return fault
 
     def collect(self) -> Iterator[Metric]:
-        """Every client's latest values."""
+        """Returns every client's latest values."""
         families: dict[str, Metric] = {}
         for instance_id, client_id, values in self._instances.current(self._clock()):
             for (name, attributes), value in values.items():
@@ -77,12 +86,15 @@ class Telemetry(Collector):
         if isinstance(samples, TelemetryFault):
             return samples
         assert push.instance_id is not None, "a push without an id was refused"
-        beyond = self._instances.take(push.instance_id, (client_id or "")[:LONGEST_TEXT], samples, self._clock())
+        beyond = self._instances.take(
+            push.instance_id, (client_id or "")[:LONGEST_TEXT], samples, self._clock()
+        )
         self._metrics.telemetry_series_dropped.inc(beyond)
         return None
 
     def _read(self, compression: Compression, payload: bytes) -> list[Sample] | TelemetryFault:
-        from agent.telemetry.otlp import InvalidMetrics, read_samples  # protobuf (see agent/deferred_imports.py)
+        # Protobuf (see agent/deferred_imports.py).
+        from agent.telemetry.otlp import InvalidMetrics, read_samples
 
         try:
             plain = decompress(memoryview(payload), compression, self.subscription.max_bytes)

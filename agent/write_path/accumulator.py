@@ -1,16 +1,84 @@
-"""Batches gathered for the next segments, in order of arrival (docs/design/write-path.md#gathering).
+"""Gathers batches for the next segments, in order of arrival (docs/design/write-path.md#gathering), and
+decides when a segment is sealed (docs/design/write-path.md#sealing).
 
-Pure: no clock, no I/O. Promises that batches come out in the order in which they went in, each at most once and none
-that was removed, and that what is taken at once exceeds `segment_size_bytes` only if it is a single batch. Batches
-come many at a time, as a request has them, and may go into several segments.
+Pure: the caller owns the clock and does the upload. A request adds many batches at a time, which may go into
+several segments.
+
+Promises:
+- Batches come out in the order in which they went in, each at most once, and never after they were removed.
+- What is taken at once exceeds `segment_size_bytes` only if it is a single batch.
+- No batch waits longer than `linger_s`. A full segment does not wait.
+- An early seal never overdraws the PUT budget. Only age, size and full windows may. Full windows have their
+  own budget.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Generic, TypeVar
 
-from agent.write_path.seal import OpenSegment
+from agent.write_path.put_budget import PutBudget
+
+
+class SealReason(Enum):
+    SIZE = "size"
+    AGE = "age"
+    TOKEN = "token"
+    WINDOW = "window"
+    """Waiting brings nothing: the producers in the segment have no request left to send."""
+    DRAIN = "drain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSegment:
+    """The batches that wait to be sealed. `oldest_arrival_s` is None if there are none."""
+
+    size_bytes: int
+    oldest_arrival_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealPolicy:
+    segment_size_bytes: int
+    linger_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealDue:
+    """`at_s` may be in the past: then the seal is due now."""
+
+    at_s: float
+    reason: SealReason
+
+
+def seal_due(
+    segment: OpenSegment,
+    policy: SealPolicy,
+    budget: PutBudget,
+    *,
+    draining: bool = False,
+    windows_full_at_s: float | None = None,
+) -> SealDue | None:
+    """Returns when to seal, in monotonic seconds, or None while the segment is empty. From
+    `windows_full_at_s` on, waiting brings nothing and the budget pays for a seal.
+    """
+    arrived_s = segment.oldest_arrival_s
+    if arrived_s is None:
+        return None
+    if segment.size_bytes >= policy.segment_size_bytes:
+        return SealDue(at_s=arrived_s, reason=SealReason.SIZE)
+    if draining:
+        return SealDue(at_s=arrived_s, reason=SealReason.DRAIN)
+    aged_s = arrived_s + policy.linger_s
+    token_s = max(arrived_s, budget.token_at_s())
+    full_s = aged_s if windows_full_at_s is None else max(arrived_s, windows_full_at_s)
+    if token_s <= min(full_s, aged_s):
+        return SealDue(at_s=token_s, reason=SealReason.TOKEN)
+    if full_s < aged_s:
+        return SealDue(at_s=full_s, reason=SealReason.WINDOW)
+    return SealDue(at_s=aged_s, reason=SealReason.AGE)
+
 
 Owner = TypeVar("Owner")
 
@@ -31,7 +99,7 @@ class _Waiting(Generic[Owner]):
     arrived_s: float
     next: int
     size_bytes: int
-    """Of those from `next` on."""
+    """The size of the batches from `next` on."""
 
 
 class Accumulator(Generic[Owner]):
@@ -44,7 +112,7 @@ class Accumulator(Generic[Owner]):
         self._size_bytes = 0
 
     def add(self, owner: Owner, sizes: Sequence[int], now_s: float) -> int:
-        """Batches of these sizes, at least one. Returns their number, for `remove`."""
+        """Adds batches of these sizes, at least one. Returns their number, for `remove`."""
         self._added += 1
         size_bytes = sum(sizes)
         self._waiting[self._added] = _Waiting(owner, sizes, now_s, 0, size_bytes)
@@ -52,7 +120,9 @@ class Accumulator(Generic[Owner]):
         return self._added
 
     def remove(self, number: int) -> tuple[int, int]:
-        """Let go of what was added under this number: how many of its batches were still here, and their bytes."""
+        """Drops what was added under this number. Returns how many of its batches were still here, and their
+        bytes.
+        """
         removed = self._waiting.pop(number, None)
         if removed is None:
             return 0, 0
@@ -61,21 +131,23 @@ class Accumulator(Generic[Owner]):
 
     @property
     def size_bytes(self) -> int:
-        """Of all that waits."""
+        """The size of all waiting batches."""
         return self._size_bytes
 
     def owners(self) -> list[Owner]:
-        """Of all that waits."""
+        """The owners of all waiting batches."""
         return [waiting.owner for waiting in self._waiting.values()]
 
     @property
     def open_segment(self) -> OpenSegment:
-        """All that waits, seen as one segment: it is full as soon as one can be filled."""
+        """All waiting batches as one segment: it is full as soon as one segment can be filled."""
         oldest_s = self._oldest()[1].arrived_s if self._waiting else None
         return OpenSegment(size_bytes=self._size_bytes, oldest_arrival_s=oldest_s)
 
     def take(self) -> list[Taken[Owner]]:
-        """The batches of the next segment: from the oldest on, up to the size. At least one, if any waits."""
+        """Returns the batches of the next segment: from the oldest on, up to the size, and at least one if
+        any waits.
+        """
         taken: list[Taken[Owner]] = []
         room_bytes = self._segment_size_bytes
         while self._waiting and room_bytes > 0:
@@ -92,7 +164,7 @@ class Accumulator(Generic[Owner]):
         return taken
 
     def _advance(self, waiting: _Waiting[Owner], room_bytes: int, *, at_least_one: bool) -> None:
-        """Past as many batches as there is room for."""
+        """Moves past as many batches as there is room for."""
         if waiting.size_bytes <= room_bytes:
             gone_bytes, waiting.next = waiting.size_bytes, len(waiting.sizes)
         else:

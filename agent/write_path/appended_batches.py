@@ -1,8 +1,9 @@
-"""The batches of one request on their way, and what becomes of each.
+"""The batches of one request on their way through the write path, and the outcome of each.
 
-Owned by the write path; whoever appended them is called once all is known, or waits, and reads what came of them.
-Promises that `is_done` is true, and whoever asked for it called, once nothing of the batches is on its way any more,
-also where nobody waits for them by then.
+The write path owns them. Their request waits for the outcomes, or registers callbacks.
+
+Promise: `is_done` is true, and the callbacks of `when_done` are called, once no batch is on its way any more,
+also if the request stopped waiting before that.
 """
 
 import asyncio
@@ -30,10 +31,14 @@ class Appended:
 
     def __init__(self, batches: PendingBatches) -> None:
         self.batches = batches
-        """Until all of them are sealed: then their bytes are in segments, and the request's frame need not live."""
+        """Set until all of them are sealed. Then their bytes are in segments, and the request's frame is no
+        longer needed.
+        """
         self.assigned: list[AssignedBatches] = []
         self.unassigned: dict[int, Unassigned] = {}
-        """What else came of batches, by their numbers. The request is told this even if a batch is assigned later."""
+        """The other outcomes by the index of the batch. The request gets them even if a batch is assigned
+        later.
+        """
         self.number = 0
         self._count = self._missing = len(batches)
         self._when_answered: list[Callable[[], object]] = []
@@ -45,7 +50,7 @@ class Appended:
 
     @property
     def outcomes(self) -> list[WriteOutcome | None]:
-        """Of each batch, as its request is told; None while there is none."""
+        """The outcome of each batch for its request. None: there is none yet."""
         outcomes: list[WriteOutcome | None] = [None] * self._count
         for part in self.assigned:
             for index, base_offset in enumerate(part.base_offsets, part.start):
@@ -55,22 +60,25 @@ class Appended:
         return outcomes
 
     def when_answered(self, callback: Callable[[], object]) -> None:
-        """Call this as soon as every batch has an outcome for its request: from within the write path, which it must
-        neither hold up nor break."""
+        """Calls this as soon as every batch has an outcome for its request. The call comes from within the
+        write path: it must neither block nor raise.
+        """
         if self._missing:
             self._when_answered.append(callback)
         else:
             callback()
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call this, in the same way, once it is done: later, if its request did not wait for it."""
+        """Calls this, in the same way, once no batch is on its way. That is later if its request did not wait
+        for it.
+        """
         if self._missing:
             self._when_done.append(callback)
         else:
             callback()
 
     async def answered(self) -> None:
-        """Return when every batch has an outcome for its request."""
+        """Returns when every batch has an outcome for its request."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def wake() -> None:
@@ -85,31 +93,35 @@ class Appended:
             self.batches = _NO_BATCHES
 
     def assign(self, start: int, base_offsets: Sequence[Offset], log_starts: Sequence[Offset] | None) -> None:
-        """Batches from `start` on are written. What their request was told before stands."""
+        """Batches from `start` on are written. An outcome that their request already has does not change."""
         self.assigned.append(AssignedBatches(start, base_offsets, log_starts))
         self._settled(len(base_offsets))
 
     def settle(self, index: int, outcome: WriteOutcome, log_start_offset: Offset | None) -> None:
-        """This batch is on its way no more. What its request was told before stands."""
+        """This batch is no longer on its way. An outcome that its request already has does not change."""
         if isinstance(outcome, Assigned):
-            self.assign(index, (outcome.base_offset,), None if log_start_offset is None else (log_start_offset,))
+            self.assign(
+                index, (outcome.base_offset,), None if log_start_offset is None else (log_start_offset,)
+            )
         else:
             self.unassigned.setdefault(index, Unassigned(outcome, log_start_offset))
             self._settled(1)
 
     def settle_part(self, start: int, end: int, failure: WriteFailed) -> None:
-        """These are on their way no more, and were not written."""
+        """These are no longer on their way, and were not written."""
         for index in range(start, end):
             self.unassigned.setdefault(index, Unassigned(failure))
         self._settled(end - start)
 
     def settle_last(self, count: int, failure: WriteFailed) -> None:
-        """The last so many will not be written."""
+        """The last `count` batches will not be written."""
         self.batches = _NO_BATCHES
         self.settle_part(self._count - count, self._count, failure)
 
     def answer_all(self, failure: WriteFailed) -> None:
-        """Give every batch an outcome for its request, which waits no longer; some may still be on their way."""
+        """Gives every batch an outcome for its request, which waits no longer. Some batches may still be on
+        their way.
+        """
         for index, outcome in enumerate(self.outcomes):
             if outcome is None:
                 self.unassigned[index] = Unassigned(failure)
@@ -122,7 +134,7 @@ class Appended:
             self._call(self._when_answered)
 
     def _call(self, callbacks: list[Callable[[], object]]) -> None:
-        """Each of them once."""
+        """Calls each of them once."""
         called = callbacks.copy()
         callbacks.clear()
         for callback in called:

@@ -1,33 +1,97 @@
-"""Sequencing of uploaded segments: one commit in flight, repeated while its outcome is unknown
+"""Sequences uploaded segments: one commit in flight, repeated while its outcome is unknown
 (docs/design/write-path.md#commit).
 
-Promises: a segment whose commit was sent is repeated with the same id until the sequencer says what became of it, and
-none behind it is sent before; a refusal on the first attempt means not written, on a repeat unknown; a segment that was
-refused is never committed again; what Postgres does not finish is repeated with half as many segments at once, and one
-more with every success, so that no commit is for ever longer than a statement may take.
+Promises:
+- A commit that was sent is repeated with the same segment ids until the sequencer gives its outcome. None
+  behind it is sent before.
+- A refusal of the first attempt means not written, of a repeat unknown.
+- A refused segment is never committed again.
+- If Postgres does not finish a commit, it is repeated with half as many segments, and one more after every
+  success. So it fits the timeout of a statement again.
+
+`SequenceGaps` decides how long a batch that came before its predecessor is sent back to be tried again
+(docs/design/write-path.md#sequence-gaps).
 """
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
 from agent.write_path.backoff import Backoff
-from agent.write_path.last_outcomes import LastOutcomes
-from agent.write_path.outcomes import WriteFailed, WriteFailure
+from agent.write_path.outcomes import LastOutcomes, WriteFailed, WriteFailure
 from sequencer.commits.commits import Commits, Committed, SegmentRefused, SegmentToCommit
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
-from storage.identifiers import SegmentId
+from storage.identifiers import Partition, ProducerId, SegmentId, TopicId
+
+ProducerPlace: TypeAlias = tuple[TopicId, Partition, ProducerId, int]
+"""A producer of an epoch in a partition: these have one sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gap:
+    first_seen_s: float
+    last_seen_s: float
+
+
+class SequenceGaps:
+    """The gaps in producers' sequences that this agent has seen recently.
+
+    A producer's partition moves to another agent while up to five of its batches are still under way through
+    the first one. Or one of several batches in flight failed to upload. The next batches are then out of
+    order, through no fault of the producer. After OUT_OF_ORDER_SEQUENCE_NUMBER librdkafka gives up, or begins
+    a new epoch while the missing batch may still be written. After a retriable error each client sends its
+    batches again, in order, until the missing one is there.
+
+    Pure: time is a parameter, in monotonic seconds.
+
+    Promises:
+    - A gap is accepted for `patience_s` from its first sight, and no longer unless the producer makes
+      progress in between.
+    - At most `max_gaps` are remembered.
+    """
+
+    def __init__(self, patience_s: float, max_gaps: int) -> None:
+        self._patience_s = patience_s
+        self._max_gaps = max_gaps
+        self._gaps: OrderedDict[ProducerPlace, _Gap] = OrderedDict()
+
+    def accepts(self, place: ProducerPlace, now_s: float) -> bool:
+        """Returns True if the producer of a batch that was out of order should try again. A producer that was
+        silent for the whole patience has gone on elsewhere meanwhile: its gap is a new one.
+        """
+        known = self._gaps.pop(place, None)
+        is_new = known is None or now_s - known.last_seen_s > self._patience_s
+        gap = _Gap(first_seen_s=now_s if known is None or is_new else known.first_seen_s, last_seen_s=now_s)
+        self._gaps[place] = gap
+        if len(self._gaps) > self._max_gaps:
+            self._gaps.popitem(last=False)
+        return now_s - gap.first_seen_s < self._patience_s
+
+    def closed(self, place: ProducerPlace) -> None:
+        """Notes that a batch of the producer was written."""
+        self._gaps.pop(place, None)
+
+    def __len__(self) -> int:
+        return len(self._gaps)
+
 
 log = logging.getLogger("tidelog")
 
 
 class Committer:
     def __init__(
-        self, commits: Commits, settings: AgentSettings, metrics: Metrics, lost_because: Callable[[], str | None]
+        self,
+        commits: Commits,
+        settings: AgentSettings,
+        metrics: Metrics,
+        lost_because: Callable[[], str | None],
     ) -> None:
-        """`lost_because` tells why nothing may be written now, if so."""
+        """`lost_because` returns why nothing may be written now, or None."""
         self._commits = commits
         self._lost_because = lost_because
         self._settings = settings
@@ -38,8 +102,9 @@ class Committer:
         self.outcomes = LastOutcomes("commits in the sequencer", settings.stalled_after_s)
 
     async def commit(self, segments: Sequence[SegmentToCommit]) -> list[Committed | WriteFailed]:
-        """The outcomes of the first of these segments, at least one, in order: the rest has to be given again, before
-        any other. Takes as long as the sequencer is away."""
+        """Returns the outcomes of the first of these segments, at least one, in order. Give the rest again
+        before any other. Takes as long as the sequencer is away.
+        """
         self.outcomes.began(time.monotonic())
         try:
             return await self._commit(segments)
@@ -76,7 +141,9 @@ class Committer:
         self.outcomes.failed(str(error), time.monotonic())
         log.warning("commit is repeated", extra={"reason": reason, "error": str(error)})
 
-    def _settled(self, segment: SegmentToCommit, answer: Committed | SegmentRefused) -> Committed | WriteFailed:
+    def _settled(
+        self, segment: SegmentToCommit, answer: Committed | SegmentRefused
+    ) -> Committed | WriteFailed:
         sent_before = segment.segment_id in self._sent
         self._sent.discard(segment.segment_id)
         if isinstance(answer, Committed):
@@ -86,7 +153,10 @@ class Committer:
         if sent_before:
             return WriteFailed(
                 failure=WriteFailure.UNKNOWN,
-                message=f"the segment's reservation is {answer.reason}: an earlier commit may have been carried out",
+                message=(
+                    f"the segment's reservation is {answer.reason}: an earlier commit may have been "
+                    "carried out"
+                ),
             )
         return WriteFailed(
             failure=WriteFailure.NOT_WRITTEN,

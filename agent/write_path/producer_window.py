@@ -1,11 +1,14 @@
-"""How many produce requests each connection keeps in flight, and when waiting for more of them brings nothing.
+"""How many produce requests each connection keeps in flight, when waiting for more of them brings nothing,
+and what a producer should set that its own window limits (docs/tuning.md).
 
 Promises:
-- A window is full when the connection has as many requests in flight as it had at most lately.
-- A connection is limited by its window if it fills it again soon, whenever it gets answers: in less than half the time
-  that the answer took, or within `refill_s`.
-- Waiting brings nothing only if every connection with batches in the open segment has a full window, and at least one
-  is limited by it. Connections that are about to fill theirs again are waited for, `refill_wait_s` at most.
+- A window is full when the connection has as many requests in flight as its recent maximum.
+- A connection is limited by its window if it fills it again soon after each answer: in less than half the
+  time that the answer took, or within `refill_s`.
+- Waiting brings nothing only if every connection with batches in the open segment has a full window, and at
+  least one is limited by it. Connections that are about to fill theirs again are waited for, at most
+  `refill_wait_s`.
+- There is no advice for a producer that larger batches would not help.
 
 Pure: time is a parameter, in monotonic seconds.
 """
@@ -14,10 +17,12 @@ from dataclasses import dataclass
 from typing import Final
 
 _HISTORY_REQUESTS: Final = 100
-"""A window's history is what the last one to two times so many requests showed."""
+"""A window's history is what the last requests showed: one to two times this many."""
 _MOST_REFILLS: Final = 8
 _LIMITED_FROM: Final = 2
-"""Windows filled again at once. One that was not takes half of them away."""
+"""Refills at once from which on a window counts as limited. A window that was not refilled at once halves the
+count.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +32,7 @@ class WindowPolicy:
 
 
 class ProducerWindow:
-    """One connection's. The write path counts its requests."""
+    """The window of one connection. The write path counts its requests."""
 
     __slots__ = (
         "_batches",
@@ -45,16 +50,16 @@ class ProducerWindow:
         self.in_flight = 0
         """Requests handed to the write path and not answered."""
         self.batch_bytes = 0
-        """The mean size of a batch, as the last full history shows it; 0: there is none yet."""
+        """The mean size of a batch, as the last full history shows it. 0: there is none yet."""
         self._widest = self._earlier_widest = 0
         self._requests = self._batches = self._bytes = 0
         self._refill_until_s: float | None = None
-        """When it should be full again, since an answer came while it was."""
+        """When it should be full again, because an answer came while it was full."""
         self._refills = 0
 
     @property
     def widest(self) -> int:
-        """The most requests in flight, lately."""
+        """The recent maximum of requests in flight."""
         return max(self._widest, self._earlier_widest)
 
     @property
@@ -67,11 +72,11 @@ class ProducerWindow:
 
     @property
     def is_steadily_limited(self) -> bool:
-        """For as long as its history goes back."""
+        """True if its whole history is limited."""
         return self._refills == _MOST_REFILLS and self.batch_bytes > 0
 
     def sent(self, batches: int, size_bytes: int, now_s: float) -> None:
-        """The connection sent a request."""
+        """Notes that the connection sent a request."""
         self.in_flight += 1
         self._widest = max(self._widest, self.in_flight)
         self._requests += 1
@@ -85,7 +90,7 @@ class ProducerWindow:
             self._begin_history()
 
     def answered(self, sent_s: float, now_s: float, policy: WindowPolicy) -> None:
-        """The request of `sent_s` got its answer."""
+        """Notes that the request sent at `sent_s` got its answer."""
         if self.is_full:
             self._refill_until_s = now_s + max(policy.refill_s, (now_s - sent_s) / 2)
         self.in_flight -= 1
@@ -97,7 +102,7 @@ class ProducerWindow:
 
 
 class OpenWindows:
-    """The windows of those whose batches wait in the open segment."""
+    """The windows of producers whose batches wait in the open segment."""
 
     def __init__(self, policy: WindowPolicy) -> None:
         self._policy = policy
@@ -108,21 +113,21 @@ class OpenWindows:
         """Limited windows that were just answered and have no batch in the open segment yet."""
         self._expected_until_s = 0.0
         self._others_wait = False
-        """Whether the open segment has batches that belong to no window, or that an earlier seal left."""
+        """True if the open segment has batches without a window, or batches that an earlier seal left."""
 
     @property
     def are_full(self) -> bool:
-        """Whether waiting brings nothing from those in the open segment."""
+        """True if waiting brings nothing from the windows in the open segment."""
         return not self._with_room and self._limited > 0 and not self._others_wait
 
     def full_at_s(self, now_s: float) -> float | None:
-        """From when on waiting brings nothing; None: it may bring more."""
+        """Returns the time from which waiting brings nothing. None: it may bring more."""
         if not self.are_full:
             return None
         return max(now_s, self._expected_until_s) if self._expected else now_s
 
     def took(self, window: ProducerWindow | None, batches: int, size_bytes: int, now_s: float) -> None:
-        """The open segment took a request's batches. None: of somebody who waits for no answer."""
+        """The open segment took a request's batches. None: its producer waits for no answer."""
         if window is None:
             self._others_wait = True
             return
@@ -153,3 +158,35 @@ class OpenWindows:
         self._expected.clear()
         self._with_room = self._limited = 0
         self._others_wait = not is_rest_empty
+
+
+_LARGE_BATCH_BYTES: Final = 131_072
+"""From this batch size on, a window of a few batches is not narrow."""
+_SETTINGS: Final = {
+    "apache-kafka-java": "batch.size=262144 and linger.ms=50",
+    "librdkafka": "batch.size=1000000 and linger.ms=50",
+    "confluent-kafka-python": "batch.size=1000000 and linger.ms=50",
+    "confluent-kafka-go": "batch.size=1000000 and linger.ms=50",
+    "confluent-kafka-javascript": "batch.size=1000000 and linger.ms=50",
+    "confluent-kafka-dotnet": "BatchSize=1000000 and LingerMs=50",
+    "kgo": "ProducerLinger(50ms) and ProducerBatchMaxBytes(1 MiB)",
+    "kafka-python": "batch_size=262144 and linger_ms=50",
+    "sarama": "Producer.Flush.Bytes=262144 and Producer.Flush.Frequency=50ms",
+}
+"""By the name that a library gives in ApiVersions (KIP-511)."""
+_ANY: Final = "larger batches (256 KiB) and a linger of 50 ms"
+
+
+def advice(window: ProducerWindow, software_name: str) -> str | None:
+    """Returns a sentence for people, if there is one."""
+    if not window.is_steadily_limited or window.batch_bytes >= _LARGE_BATCH_BYTES:
+        return None
+    settings = _SETTINGS.get(software_name, _ANY)
+    if window.widest == 1:
+        return f"it waits for each answer before it sends again: let it send more at once, with {settings}"
+    batch = (
+        f"{window.batch_bytes / 1024:.0f} KiB"
+        if window.batch_bytes >= 1024
+        else f"{window.batch_bytes} bytes"
+    )
+    return f"it is limited by its {window.widest} requests in flight, with batches of {batch}: set {settings}"

@@ -1,11 +1,14 @@
-"""The PUT budget: a token bucket that says how many segments may be sealed before size or age ask for it
+"""The PUT budget: a token bucket that says how many segments may be sealed before size or age require it
 (docs/design/write-path.md#put-budget).
 
-Pure: time is a parameter, in monotonic seconds. Promises that tokens stay within [-burst, burst], and that over any
-span of time the early seals are at most `burst + per_s * span`. Every PUT takes a token; size and age may take one that
-is not there.
+Pure: time is a parameter, in monotonic seconds.
 
-A second bucket pays for the seals of full windows (producer_window.py). It is given in dollars a month.
+Promises:
+- Tokens stay within [-burst, burst].
+- Over any span of time the early seals are at most `burst + per_s * span`. Every PUT takes a token. Only size
+  and age may take one that is not there.
+
+A second bucket pays for the seals of full windows (producer_window.py). Its rate is given in dollars a month.
 """
 
 from dataclasses import dataclass
@@ -25,8 +28,9 @@ class PutBudgetPolicy:
 def window_budget_policy(
     *, usd_per_month: float, usd_per_million_puts: float, saved_h: float
 ) -> PutBudgetPolicy | None:
-    """What so many dollars a month buy; as many PUTs as `saved_h` hours bring may be saved up. None: PUTs cost nothing,
-    so there is no bound."""
+    """Returns what this many dollars a month buy. The PUTs of `saved_h` hours may be saved up. None: PUTs are
+    free, so there is no bound.
+    """
     if not usd_per_million_puts:
         return None
     per_s = usd_per_month / usd_per_million_puts * 1e6 / _MONTH_S
@@ -46,20 +50,22 @@ class PutBudget:
         return cls(policy=policy, tokens=policy.burst, at_s=now_s)
 
     def at(self, now_s: float) -> "PutBudget":
-        """The bucket at a later time."""
+        """Returns the bucket at a later time."""
         elapsed_s = max(0.0, now_s - self.at_s)
         tokens = min(self.policy.burst, self.tokens + elapsed_s * self.policy.per_s)
         return PutBudget(policy=self.policy, tokens=tokens, at_s=max(now_s, self.at_s))
 
     def spend(self, now_s: float) -> "PutBudget":
-        """One PUT, whether a token is there or not."""
+        """Spends one PUT, whether a token is there or not."""
         current = self.at(now_s)
         return PutBudget(
             policy=self.policy, tokens=max(-self.policy.burst, current.tokens - 1.0), at_s=current.at_s
         )  # fmt: skip
 
     def token_at_s(self) -> float:
-        """The earliest time, `at_s` or later, at which a whole token is there; infinite if none ever comes."""
+        """Returns the earliest time, `at_s` or later, at which a whole token is there. Infinite if there
+        never is one.
+        """
         missing = max(0.0, 1.0 - self.tokens)
         if self.policy.burst < 1.0:
             return inf

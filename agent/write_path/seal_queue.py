@@ -1,8 +1,9 @@
 """Sealed segments on their way to the sequencer, in the order in which they were sealed
-(docs/design/commit.md#order-of-commits, order).
+(docs/design/commit.md#order-of-commits).
 
-Pure bookkeeping. Promises that `committable` is the longest uploaded prefix, never a segment behind one that is still
-uploading; that a segment whose upload failed leaves the queue and never comes back.
+Pure. Promises:
+- `committable` is the longest uploaded prefix, never a segment behind one that is still uploading.
+- A segment whose upload failed leaves the queue and never returns.
 """
 
 from collections import deque
@@ -27,8 +28,9 @@ class Stage(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class QueuedSegment(Generic[Waiter]):
-    """A sealed segment. `waiters` wait for the outcomes of its batches, some each, in the order in which the batches
-    came; `placed[i]` came as number `order[i]`."""
+    """A sealed segment. `waiters` wait for the outcomes of its batches, each for some, in the order in which
+    the batches came. `placed[i]` came as number `order[i]`.
+    """
 
     segment_id: SegmentId
     object_key: ObjectKey
@@ -51,7 +53,9 @@ class SealQueue(Generic[Waiter]):
         self._segments.append(segment)
 
     def committable(self, most: int) -> list[QueuedSegment[Waiter]]:
-        """The longest prefix that is uploaded, at most `most` segments. They stay in the queue until `remove`."""
+        """Returns the longest prefix that is uploaded, at most `most` segments. They stay in the queue until
+        `remove`.
+        """
         self._drop_failed()
         prefix: list[QueuedSegment[Waiter]] = []
         for segment in self._segments:
@@ -61,13 +65,13 @@ class SealQueue(Generic[Waiter]):
         return prefix
 
     def remove(self, prefix: list[QueuedSegment[Waiter]]) -> None:
-        """Take away what `committable` returned."""
+        """Removes what `committable` returned."""
         for expected in prefix:
             segment = self._segments.popleft()
             assert segment is expected, "only a prefix is removed"
 
     def drain(self) -> list[QueuedSegment[Waiter]]:
-        """Everything, when the agent gives up."""
+        """Removes everything, when the agent gives up."""
         left = list(self._segments)
         self._segments.clear()
         return left

@@ -1,9 +1,11 @@
 """Segment ids, reserved in the sequencer ahead of need (docs/design/write-path.md#segment-ids).
 
-Promises that an id handed out is reserved for at least half its lease from then on, and that its object's owner on the
-ring was this agent when it was reserved, so that what was just written is cached where this zone's readers will ask for
-it. Ids are handed out in ascending order: a recovery that knows no more than the ids appends an agent's segments in the
-order in which they were sealed.
+Promises:
+- An id that is handed out stays reserved for at least half its lease.
+- This agent owned the id's object on the ring when the id was reserved. So a new object is cached where this
+  zone's readers look for it.
+- Ids are handed out in ascending order. A recovery that knows only the ids appends an agent's segments in the
+  order in which they were sealed.
 """
 
 import asyncio
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from agent.settings import AgentSettings
 from agent.write_path.backoff import Backoff
 from cache_ring.ring.membership import Membership
-from sequencer.commits.reservations import Reservations
+from sequencer.commits.commits import Reservations
 from sequencer.database.database import SequencerUnavailable
 from storage.identifiers import ObjectKey, SegmentId, new_segment_id
 from storage.segments.keys import segment_key
@@ -23,8 +25,9 @@ from storage.segments.keys import segment_key
 log = logging.getLogger("tidelog")
 
 _DRAWS_PER_AGENT = 8
-"""Ids drawn in search of one whose owner is this agent, for each agent of its zone; beyond it any will do (one in three
-thousand)."""
+"""Ids drawn to find one that this agent owns, for each agent of its zone. After that any id is taken (one in
+three thousand).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +38,14 @@ class ReservedId:
 
 
 class SegmentIds:
-    """A stock of reserved ids, kept up by `run`."""
+    """A stock of reserved ids, which `run` fills."""
 
     def __init__(
-        self, reservations: Reservations, membership: Membership, settings: AgentSettings, clock: Callable[[], float]
+        self,
+        reservations: Reservations,
+        membership: Membership,
+        settings: AgentSettings,
+        clock: Callable[[], float],
     ) -> None:
         self._reservations = reservations
         self._membership = membership
@@ -49,7 +56,7 @@ class SegmentIds:
         self._stocked = asyncio.Event()
 
     async def take(self) -> ReservedId:
-        """The oldest id in stock; waits while there is none."""
+        """Returns the oldest id in stock. Waits while there is none."""
         while True:
             self._drop_stale()
             if self._stock:
@@ -62,7 +69,7 @@ class SegmentIds:
             await self._stocked.wait()
 
     async def run(self) -> None:
-        """Keep the stock filled until cancelled; a sequencer that is away is asked again."""
+        """Keeps the stock filled until cancelled. Tries again if the sequencer is away."""
         backoff = Backoff(self._settings.commit_backoff_s)
         while True:
             try:
@@ -92,8 +99,10 @@ class SegmentIds:
         self._stocked.set()
 
     async def _draw(self) -> tuple[SegmentId, ObjectKey]:
-        """Lets others run before each: in a zone of hundreds of agents one takes milliseconds. The owner is the one by
-        the lease's view: it stays the owner while other agents are suspected."""
+        """Yields to other tasks before each id, because one takes milliseconds in a zone of hundreds of
+        agents. The owner is the one in the lease's view, which stays the owner while other agents are
+        suspected.
+        """
         await asyncio.sleep(0)
         ring, self_ = self._membership.leased, self._membership.self_
         in_zone = sum(agent.address.zone == self._settings.zone for agent in ring.agents)
@@ -106,7 +115,7 @@ class SegmentIds:
         return segment_id, key
 
     def _drop_stale(self) -> None:
-        """Ids past half their lease are left to the housekeeper."""
+        """Leaves ids past half their lease to the housekeeper."""
         now_s = self._clock()
         while self._stock and self._stock[0].usable_until_s < now_s:
             self._stock.popleft()

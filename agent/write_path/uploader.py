@@ -1,9 +1,10 @@
-"""The upload of a segment: with a timeout, retries with jitter, and a hedged second attempt past the p99
+"""Uploads a segment: with a timeout, retries with jitter, and a hedged second attempt past the p99
 (docs/design/write-path.md#upload).
 
-Promises that `upload` returns only after the store took the whole object, and raises UploadFailed within
-`upload_attempts * (upload_timeout_s + backoff)`. The same key may be written twice, with the same bytes: hedges and
-late PUTs are harmless.
+Promises:
+- `upload` returns only after the store took the whole object. It raises UploadFailed within `upload_attempts
+  * (upload_timeout_s + backoff)`.
+- The same key may be written twice, with the same bytes, so hedges and late PUTs are harmless.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
 from agent.write_path.backoff import Backoff
-from agent.write_path.last_outcomes import LastOutcomes
+from agent.write_path.outcomes import LastOutcomes
 from storage.identifiers import ObjectKey
 from storage.stores.object_store import ObjectStore, StoreBusy, StoreUnavailable
 
@@ -25,7 +26,7 @@ _FEWEST_FOR_P99 = 20
 
 
 class UploadFailed(Exception):
-    """Every attempt failed; the object may exist all the same, and no row will name it."""
+    """Every attempt failed. The object may still exist; no row will name it."""
 
 
 class Uploader:
@@ -58,7 +59,7 @@ class Uploader:
         self._metrics.put_seconds.observe(now_s - started_s)
 
     async def try_out(self, key: ObjectKey, data: bytes) -> None:
-        """One PUT of an object that nothing refers to, to see whether uploads work again."""
+        """PUTs one object that nothing refers to, to see whether uploads work again."""
         self.outcomes.began(self._clock())
         try:
             async with asyncio.timeout(self._settings.upload_timeout_s):
@@ -85,17 +86,17 @@ class Uploader:
                 return
 
     def _failed(self, error: StoreUnavailable | TimeoutError) -> str:
-        """Why, for people."""
+        """Returns the reason for people."""
         self._metrics.put_failures.inc()
         reason = str(error) or f"no answer within {self._settings.upload_timeout_s:g} s"
         if isinstance(error, StoreBusy):
-            self.outcomes.put_off(self._clock())
+            self.outcomes.answered_busy(self._clock())
         else:
             self.outcomes.failed(reason, self._clock())
         return reason
 
     async def _hedged_put(self, key: ObjectKey, data: bytes, kind: str) -> None:
-        """One attempt, joined by a second one if it takes unusually long; the first success counts."""
+        """Makes one attempt, and a second one if the first takes unusually long. The first success counts."""
         attempts = [asyncio.ensure_future(self._put(key, data, kind))]
         try:
             async with asyncio.timeout(self._settings.upload_timeout_s):
@@ -105,13 +106,14 @@ class Uploader:
                 while not any(_succeeded(attempt) for attempt in attempts):
                     waiting = [attempt for attempt in attempts if not attempt.done()]
                     if not waiting:
-                        await attempts[-1]  # raises what went wrong
+                        await attempts[-1]  # raises the failure
                     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for attempt in attempts:
                 attempt.cancel()
             await asyncio.gather(*attempts, return_exceptions=True)
-            del attempts, attempt  # their exception has this frame in its traceback: each would keep the other
+            # Their exception's traceback has this frame: each would keep the other alive.
+            del attempts, attempt
 
     async def _put(self, key: ObjectKey, data: bytes, kind: str) -> None:
         self._on_put()

@@ -1,8 +1,11 @@
-"""From a valid batch to its offset: gather, seal, upload, commit, acknowledge (docs/design/write-path.md).
+"""Carries a valid batch to its offset: gather, seal, upload, commit, acknowledge (docs/design/write-path.md).
 
-Promises: batches are sequenced in the order in which `append` took them; a batch is acknowledged only once its bytes
-are in the store and its place is in the sequencer; every batch taken gets exactly one outcome. Memory is bounded by
-whoever calls `append` (requests stay reserved in the agent's memory budget until their batches have an outcome).
+Promises:
+- Batches are sequenced in the order in which `append` took them.
+- A batch is acknowledged only once its bytes are in the store and its place is in the sequencer.
+- Every batch gets exactly one outcome.
+- The caller of `append` bounds the memory: requests stay reserved in the agent's memory budget until their
+  batches have an outcome.
 """
 
 import asyncio
@@ -17,16 +20,14 @@ from numpy.typing import NDArray
 
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
-from agent.write_path.accumulator import Accumulator, Taken
+from agent.write_path.accumulator import Accumulator, SealPolicy, SealReason, Taken, seal_due
 from agent.write_path.appended_batches import Appended
-from agent.write_path.committer import Committer
+from agent.write_path.committer import Committer, SequenceGaps
 from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
 from agent.write_path.producer_window import OpenWindows, ProducerWindow, WindowPolicy
 from agent.write_path.put_budget import PutBudget, PutBudgetPolicy, window_budget_policy
-from agent.write_path.seal import SealPolicy, SealReason, seal_due
 from agent.write_path.seal_queue import QueuedSegment, SealQueue, Stage
 from agent.write_path.segment_ids import SegmentIds
-from agent.write_path.sequence_gaps import SequenceGaps
 from agent.write_path.uploader import Uploader, UploadFailed
 from cache_ring.ring.membership import Membership
 from sequencer.client import Sequencer
@@ -41,7 +42,7 @@ log = logging.getLogger("tidelog")
 
 
 class Written(Protocol):
-    """Who is told of what was written, so that this agent's readers need not ask for it."""
+    """Gets what was written, so that this agent's readers need not ask for it."""
 
     def put_own(self, object_key: ObjectKey, data: bytes) -> None: ...
 
@@ -54,7 +55,7 @@ _Queued: TypeAlias = QueuedSegment[_Waiter]
 
 
 class WritePath:
-    """`append` batches; `run` carries them through; `drain` on the way out."""
+    """`append` takes batches, `run` carries them through, `drain` finishes them."""
 
     def __init__(
         self,
@@ -75,7 +76,9 @@ class WritePath:
         self._ids = SegmentIds(sequencer.reservations, membership, settings, clock)
         self._uploader = Uploader(store, settings, metrics, clock, self._spend_token)
         self._committer = Committer(sequencer.commits, settings, metrics, lambda: membership.lost_because)
-        self._policy = SealPolicy(segment_size_bytes=settings.segment_size_bytes, linger_s=settings.linger_ms / 1000)
+        self._policy = SealPolicy(
+            segment_size_bytes=settings.segment_size_bytes, linger_s=settings.linger_ms / 1000
+        )
         self._budget = PutBudget.full(
             PutBudgetPolicy(per_s=settings.put_budget_per_s, burst=settings.put_budget_burst), clock()
         )
@@ -108,17 +111,20 @@ class WritePath:
 
     @property
     def sealed_segments(self) -> int:
-        """Segments that wait for their upload or their commit."""
+        """The number of segments that wait for their upload or their commit."""
         return len(self._queue)
 
     def complaint(self) -> str | None:
-        """Why nothing can be written now, as the last uploads and commits showed; None: they work."""
+        """Returns why nothing can be written now, as the last uploads and commits showed. None: they work."""
         now_s = self._clock()
-        return self._uploader.outcomes.complaint(now_s) or self._committer.outcomes.complaint(time.monotonic())
+        return self._uploader.outcomes.complaint(now_s) or self._committer.outcomes.complaint(
+            time.monotonic()
+        )
 
     def append(self, batches: PendingBatches, window: ProducerWindow | None = None) -> Appended:
-        """Take the batches of a request over, in order, without waiting. `window`: of the connection that waits for the
-        answer."""
+        """Takes the batches of a request over, in order, without waiting. `window` is that of the connection
+        that waits for the answer.
+        """
         appended = Appended(batches)
         if len(batches):
             sizes, before_bytes = batches.columns[LENGTH].tolist(), self._gathered.size_bytes
@@ -134,7 +140,9 @@ class WritePath:
         return appended
 
     def give_up(self, appended: Appended, failure: WriteFailed) -> None:
-        """Its request waits no longer: what is not sealed yet is let go; the rest stays on its way, unheard."""
+        """The request waits no longer. Batches that are not sealed yet are dropped. The others go on, and
+        nothing waits for their outcome.
+        """
         complaint = self.complaint() if failure.failure is WriteFailure.TIMED_OUT else None
         if complaint is not None:
             failure = replace(failure, message=f"{failure.message}; {complaint}")
@@ -145,7 +153,7 @@ class WritePath:
             self._account(-size_bytes)
 
     async def run(self) -> None:
-        """Seal, upload and commit until cancelled."""
+        """Seals, uploads and commits until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._ids.run())
@@ -156,7 +164,9 @@ class WritePath:
             self._give_up()
 
     async def drain(self) -> None:
-        """Seal what is there without waiting for linger or tokens; return when every batch has its outcome."""
+        """Seals what is there without waiting for linger or tokens. Returns when every batch has its
+        outcome.
+        """
         self._draining = True
         self._arrived.set()
         while self._unacknowledged_bytes:
@@ -186,12 +196,16 @@ class WritePath:
 
     @property
     def _nothing_more_comes(self) -> bool:
-        """Segments under way bring answers, and answers bring requests: then waiting is not in vain. So connections
-        fall into step, and one PUT takes what all of them have."""
+        """True if waiting brings nothing. Segments under way bring answers, and answers bring requests, so
+        then waiting brings more. Connections fall into step in this way, and one PUT takes the batches of all
+        of them.
+        """
         return self._windows.are_full and not len(self._queue)
 
     def _windows_full_at_s(self, now_s: float) -> float | None:
-        """From when on waiting brings nothing and the budget has a token; None: it may bring more."""
+        """Returns the time from which waiting brings nothing and the budget has a token. None: waiting may
+        bring more.
+        """
         full_at_s = self._windows.full_at_s(now_s) if self._nothing_more_comes else None
         if full_at_s is None or self._window_budget is None:
             return full_at_s
@@ -255,7 +269,9 @@ class WritePath:
             self._uploaded.set()
 
     async def _try_failing_store(self) -> None:
-        """An agent that is not ready gets no traffic whose uploads could show that the store works again."""
+        """Tries the store. An agent that is not ready gets no traffic whose uploads could show that the store
+        works again.
+        """
         while True:
             await asyncio.sleep(self._settings.store_trial_s)
             if self._uploader.outcomes.is_failing and self._uploader.outcomes.is_idle:
@@ -305,7 +321,9 @@ class WritePath:
             log_starts = None if answer.log_starts is None else _placed(answer.log_starts, segment.order)
             for part in segment.waiters:
                 end = start + part.end - part.start
-                part.owner.assign(part.start, offsets[start:end], None if log_starts is None else log_starts[start:end])
+                part.owner.assign(
+                    part.start, offsets[start:end], None if log_starts is None else log_starts[start:end]
+                )
                 start = end
         self._account(-_size_bytes(segment.placed))
 
@@ -324,13 +342,15 @@ class WritePath:
         self._metrics.batch_bytes.inc(int(written[LENGTH].sum()))
 
     def _judged(self, batch: PlacedBatch, outcome: BatchOutcome) -> WriteOutcome:
-        """A batch whose predecessor is missing is not written, for as long as that may still come."""
+        """Returns the outcome for the client. If the predecessor of a batch is missing and may still come,
+        the batch counts as not written.
+        """
         if batch.producer_id == NO_PRODUCER_ID:
             return outcome
         place = (batch.topic_id, batch.partition, batch.producer_id, batch.producer_epoch)
         if not isinstance(outcome, OutOfOrderSequence):
             self._gaps.closed(place)
-        elif self._gaps.bears(place, self._clock()):
+        elif self._gaps.accepts(place, self._clock()):
             self._metrics.sequence_gaps.inc()
             return WriteFailed(
                 failure=WriteFailure.NOT_WRITTEN,
@@ -350,8 +370,10 @@ class WritePath:
             self._emptied.set()
 
     def _give_up(self) -> None:
-        """The agent stops: whatever has no outcome gets one, so that no request waits for ever."""
-        failure = WriteFailed(failure=WriteFailure.UNKNOWN, message="the agent stopped before the outcome was known")
+        """The agent stops. Every batch without an outcome gets one, so that no request waits for ever."""
+        failure = WriteFailed(
+            failure=WriteFailure.UNKNOWN, message="the agent stopped before the outcome was known"
+        )
         for appended in self._gathered.owners():
             self.give_up(appended, failure)
         for segment in self._queue.drain():
@@ -364,7 +386,7 @@ def _size_bytes(placed: PlacedBatches) -> int:
 
 
 def _placed(offsets: NDArray[np.int64], places: NDArray[np.int64]) -> list[Offset]:
-    """The same in another order: what is number `i` here is number `places[i]` there."""
+    """Reorders: entry `i` of the input becomes entry `places[i]` of the result."""
     placed = np.empty_like(offsets)
     placed[places] = offsets
     found: list[Offset] = placed.tolist()

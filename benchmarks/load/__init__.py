@@ -1,2 +1,3 @@
-"""The load of all systems alike: batches encoded beforehand, sent and fetched over blocking sockets in processes of
-their own, so that a client costs next to nothing beside the server that is measured."""
+"""The load, the same for all systems. Batches are encoded beforehand. Separate processes send and fetch them
+over blocking sockets, so that a client costs little compared with the measured server.
+"""

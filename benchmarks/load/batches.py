@@ -1,4 +1,4 @@
-"""Batches of random, uncompressed records without keys, as full as a producer's `batch.size` lets them be."""
+"""Batches of random, uncompressed records without keys, as full as a producer's `batch.size` allows."""
 
 import os
 from collections.abc import Sequence
@@ -14,12 +14,13 @@ _SAMPLE = 64
 
 
 def full_batches(partitions: range, record_bytes: int, batch_bytes: int) -> list[Batch]:
-    """One for each partition, of values of `record_bytes`, at most `batch_bytes` large."""
+    """A batch for each partition, with values of `record_bytes`, at most `batch_bytes` large."""
     sample = len(_encode(record_bytes, _SAMPLE))
     per_record = (sample - len(_encode(record_bytes, 0 + 1))) / (_SAMPLE - 1)
     records = max(1, int((batch_bytes - 61) / (per_record + 1)))
     return [
-        Batch(partition=partition, records=records, data=_encode(record_bytes, records)) for partition in partitions
+        Batch(partition=partition, records=records, data=_encode(record_bytes, records))
+        for partition in partitions
     ]
 
 

@@ -1,6 +1,6 @@
 """Consumers that count bytes and look at no record: one Fetch at a time on each connection.
 
-They check what costs nothing: that the offsets of a partition go on without gaps.
+They check only that the offsets of a partition have no gaps, because that costs nothing.
 """
 
 import time
@@ -28,7 +28,7 @@ _MOST_ERRORS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """One answer with records. `ages_ms`: of each batch since it was sent."""
+    """One answer with records. `ages_ms`: the time since each batch was sent."""
 
     at_s: float
     bytes: int
@@ -43,7 +43,7 @@ class Consumed:
     errors: int = 0
     ended_s: float = 0.0
     cpu_s: float = 0.0
-    """Of the process that consumed."""
+    """CPU of the process that consumed."""
 
     def add(self, other: "Consumed") -> None:
         self.arrivals += other.arrivals
@@ -54,7 +54,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """`start`: offsets to begin at, 0 where none is named. `stop`: with all of them reached the consumer is done."""
+    """`start`: offsets to begin at, by default 0. `stop`: offsets at which the consumer is done."""
 
     topic: str
     partitions: tuple[int, ...]
@@ -62,11 +62,11 @@ class Subscription:
     stop: Mapping[int, int] = field(default_factory=dict)
     limits: FetchLimits = field(default_factory=FetchLimits)
     again: bool = False
-    """Begin anew where it is done, until the window ends."""
+    """When done, begin again from the start, until the window ends."""
 
 
 def consume(target: Target, subscriptions: Sequence[Subscription], window: Window) -> Consumed:
-    """A connection (and a thread) for each subscription, until the window ends or all `stop`s are reached."""
+    """Uses a connection and a thread per subscription, until the window ends or all `stop`s are reached."""
     total = Consumed()
     for result in in_threads(lambda subscription: _consume(target, subscription, window), subscriptions):
         total.add(result)
@@ -80,7 +80,9 @@ def _consume(target: Target, subscription: Subscription, window: Window) -> Cons
     for partition, offset in subscription.start.items():
         asked.move(partition, offset)
     seen = Consumed()
-    behind = {partition for partition, offset in subscription.stop.items() if asked.offsets[partition] < offset}
+    behind = {
+        partition for partition, offset in subscription.stop.items() if asked.offsets[partition] < offset
+    }
     while time.monotonic() < window.end_s:
         if not behind and subscription.stop:
             if not subscription.again:
@@ -102,7 +104,9 @@ def _consume(target: Target, subscription: Subscription, window: Window) -> Cons
             end = start
             for batch in batches_in(fetched.records):
                 if batch.base_offset > end or batch.end <= start:
-                    raise BadAnswer(f"partition {fetched.partition}: asked for {end}, got {batch.base_offset}")
+                    raise BadAnswer(
+                        f"partition {fetched.partition}: asked for {end}, got {batch.base_offset}"
+                    )
                 end = batch.end
                 taken += batch.size
                 ages.append(now_ms - batch.sent_ms)

@@ -1,7 +1,8 @@
-"""Produce and Fetch as bytes, made once and patched in place: correlation ids, sequences, timestamps, offsets.
+"""Produce and Fetch requests as bytes. They are made once. Correlation ids, sequences, timestamps and offsets
+are patched in place.
 
-Pure. Produce is v9 and Fetch v12, the newest that Apache Kafka 4, Tansu 0.6 and Tidelog all speak and that name topics
-by name. A batch's timestamp is the moment it was sent, so that a consumer knows how old it is.
+Pure. Produce is v9 and Fetch v12, the newest that Apache Kafka 4, Tansu 0.6 and Tidelog all speak and that
+name topics by name. A batch's timestamp is the moment it was sent, so that a consumer knows how old it is.
 """
 
 import struct
@@ -15,17 +16,17 @@ from kio.schema.produce.v9.request import PartitionProduceData, ProduceRequest, 
 from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import Records, i8, i16, i32, i32Timedelta, i64
 
-from agent.kafka.forwarding.request_codec import decode_response, encode_request
+from agent.kafka.forwarding.forwarding import decode_response, encode_request
 
 _CORRELATION_ID_POSITION = 8
-"""In a frame with its length: length, API key, version."""
+"""In a frame that includes its length: length, API key, version."""
 _CRC_POSITION, _CRC_START, _STAMP_POSITION, _HEADER_BYTES = 17, 21, 27, 61
 _CRC = struct.Struct(">I")
 _STAMP = struct.Struct(">qqqhi")
 """First and last timestamp, producer id, epoch, base sequence."""
 _INT32, _INT64 = struct.Struct(">i"), struct.Struct(">q")
 _BATCH_HEAD = struct.Struct(">qi11xiq")
-"""Base offset, size behind it, last offset delta, base timestamp."""
+"""Base offset, the size after it, last offset delta, base timestamp."""
 _SEQUENCES = 1 << 31
 
 
@@ -49,7 +50,9 @@ class ProducerIdentity:
 
 
 class ProduceFrame:
-    """One Produce request, sent over and over. Not to be changed while the kernel still has bytes of it to take."""
+    """One Produce request that is sent over and over. Do not change it while the kernel still has to take
+    bytes of it.
+    """
 
     def __init__(self, topic: str, batches: Sequence[Batch], client_id: str, timeout_s: float = 30.0) -> None:
         partitions = tuple(
@@ -75,7 +78,8 @@ class ProduceFrame:
     def stamp(
         self, correlation_id: int, now_ms: int, identity: ProducerIdentity | None, sequences: dict[int, int]
     ) -> None:
-        """For the next sending; `sequences` is the next sequence of each partition and moves on."""
+        """Patches the request for its next use. `sequences` has the next sequence of each partition, and is
+        advanced."""
         data = self.data
         _INT32.pack_into(data, _CORRELATION_ID_POSITION, correlation_id)
         view = memoryview(data)
@@ -87,13 +91,18 @@ class ProduceFrame:
                 sequences[partition] = (sequence + records) % _SEQUENCES
                 stamp = (now_ms, now_ms, identity.producer_id, identity.epoch, sequence)
             _STAMP.pack_into(data, position + _STAMP_POSITION, *stamp)
-            _CRC.pack_into(data, position + _CRC_POSITION, crc32c(view[position + _CRC_START : position + size]))
+            _CRC.pack_into(
+                data, position + _CRC_POSITION, crc32c(view[position + _CRC_START : position + size])
+            )
 
     def check(self, answer: memoryview) -> float:
-        """The seconds that the answer asks to pause. Raises BadAnswer for any error in it."""
+        """Returns the pause in seconds that the answer demands. Raises BadAnswer for any error in it."""
         end = self._answer_bytes
         plain = len(answer) == end
-        errors = answer[self._answer_prefix + 4 : end - 6 : 33], answer[self._answer_prefix + 5 : end - 6 : 33]
+        errors = (
+            answer[self._answer_prefix + 4 : end - 6 : 33],
+            answer[self._answer_prefix + 5 : end - 6 : 33],
+        )
         if plain and not any(errors[0]) and not any(errors[1]):
             return float(_INT32.unpack_from(answer, end - 5)[0]) / 1000
         decoded = decode_response(0, 9, bytes(answer))
@@ -125,10 +134,10 @@ class FetchLimits:
 
 
 class FetchRequests:
-    """Fetch requests for partitions of one topic, each from where they have got to.
+    """Fetch requests for partitions of one topic, from their current offsets.
 
-    With a fetch session (KIP-227) where the server keeps one, as Java's consumer does: then a request names only the
-    partitions that have moved. Without one it is the same frame over and over, patched.
+    It uses a fetch session (KIP-227) if the server keeps one, as Java's consumer does. Then a request names
+    only the partitions whose offsets changed. Otherwise the same frame is patched and sent again.
     """
 
     def __init__(self, topic: str, partitions: Sequence[int], client_id: str, limits: FetchLimits) -> None:
@@ -138,7 +147,9 @@ class FetchRequests:
         self._session_id = self._epoch = 0
         self._moved: set[int] = set()
         self._frame = self._encoded({partition: _MARK + partition for partition in partitions})
-        self._places = {partition: self._frame.find(_INT64.pack(_MARK + partition)) for partition in partitions}
+        self._places = {
+            partition: self._frame.find(_INT64.pack(_MARK + partition)) for partition in partitions
+        }
         assert all(place > 0 for place in self._places.values())
         self.offsets = dict.fromkeys(partitions, 0)
         for partition in partitions:
@@ -159,7 +170,9 @@ class FetchRequests:
         return frame
 
     def follow(self, answer: memoryview) -> bool:
-        """Takes the session an answer opens or goes on with; False if the server has lost it: all is asked anew."""
+        """Takes the session that an answer opens or continues. Returns False if the server has lost it. Then
+        the next request names all partitions.
+        """
         error, session_id = _SESSION.unpack_from(answer, _SESSION_POSITION)
         if error in _SESSION_LOST:
             self._session_id = self._epoch = 0
@@ -203,7 +216,7 @@ _SESSION_POSITION = 9
 _SESSION_LOST = frozenset({70, 71, 106})
 """No such session, wrong epoch, wrong topic ids."""
 _MARK = 0x5AC3_96F0_0000_0000
-"""Plus a partition: an offset that is found again in the encoded request."""
+"""Plus a partition: an offset that can be found in the encoded request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +259,9 @@ class _Cursor:
 
 
 def fetched_partitions(answer: memoryview) -> Iterator[FetchedPartition]:
-    """What a Fetch v12 answered (a frame without its length), uncopied. Raises BadAnswer for an error of the whole."""
+    """The answer to a Fetch v12, from a frame without its length, without a copy. Raises BadAnswer for an
+    error of the whole answer.
+    """
     cursor = _Cursor(answer, 4)
     cursor.tags()
     cursor.skip(4)
@@ -266,13 +281,15 @@ def fetched_partitions(answer: memoryview) -> Iterator[FetchedPartition]:
             records = answer[cursor.position : cursor.position + size]
             cursor.skip(size)
             cursor.tags()
-            yield FetchedPartition(partition=partition, error=error, high_watermark=high_watermark, records=records)
+            yield FetchedPartition(
+                partition=partition, error=error, high_watermark=high_watermark, records=records
+            )
         cursor.tags()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenBatch:
-    """Of a batch that came whole. `end` is the offset behind its last record."""
+    """A complete batch. `end` is the offset after its last record."""
 
     base_offset: int
     end: int
@@ -281,11 +298,13 @@ class SeenBatch:
 
 
 def batches_in(records: memoryview) -> Iterator[SeenBatch]:
-    """Whole batches only: Kafka may cut the last one short."""
+    """Yields only complete batches, because Kafka may cut the last one."""
     position, available = 0, len(records)
     while position + _HEADER_BYTES <= available:
         base_offset, size, last_delta, timestamp = _BATCH_HEAD.unpack_from(records, position)
         if position + 12 + size > available:
             return
-        yield SeenBatch(base_offset=base_offset, end=base_offset + last_delta + 1, size=12 + size, sent_ms=timestamp)
+        yield SeenBatch(
+            base_offset=base_offset, end=base_offset + last_delta + 1, size=12 + size, sent_ms=timestamp
+        )
         position += 12 + size

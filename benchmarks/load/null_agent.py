@@ -1,7 +1,8 @@
-"""A server that answers every Fetch at once with the same bytes from memory: what a consumer could get at most.
+"""A server that answers every Fetch at once with the same bytes from memory. It shows the most that a
+consumer can get.
 
-It looks at nothing but the correlation id. Each answer has as much of each partition as a consumer asks for, in batches
-as large as the producers', with offsets that go on.
+It reads only the correlation id. Each answer has as much of each partition as a consumer asks for, in batches
+as large as the producers', with increasing offsets.
 """
 
 import socket
@@ -26,7 +27,7 @@ _ID_POSITION = 4
 
 
 class _Writer(bytearray):
-    """What kio writes to."""
+    """The buffer that kio writes to."""
 
     def write(self, data: bytes) -> None:
         self.extend(data)
@@ -54,7 +55,7 @@ class Answer:
             self._places.append((place, len(batch.data), batch.records))
 
     def stamp(self, correlation_id: bytes, turn: int) -> None:
-        """The `turn`th answer on its connection."""
+        """Answer number `turn` of its connection."""
         self.data[_ID_POSITION : _ID_POSITION + 4] = correlation_id
         for place, size, records in self._places:
             for number in range(self._each):
@@ -75,7 +76,7 @@ def _partition(batch: Batch, each: int) -> PartitionData:
 
 
 def serve(listener: socket.socket, answers: Sequence[Answer]) -> None:
-    """Connection n gets answer n; returns when all of them have hung up."""
+    """Connection n gets answer n. Returns when all clients have disconnected."""
     threads = []
     for answer in answers:
         connection, _ = listener.accept()
@@ -96,6 +97,6 @@ def _serve(connection: socket.socket, answer: Answer) -> None:
 
 
 def _request(connection: socket.socket) -> bytes:
-    """Empty when the client has hung up."""
+    """Empty if the client has disconnected."""
     head: Any = connection.recv(4, socket.MSG_WAITALL)
     return connection.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL) if len(head) == 4 else b""

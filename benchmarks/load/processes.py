@@ -1,4 +1,6 @@
-"""Load in processes of its own, forked so that prepared frames cost nothing, and the window that all measure in."""
+"""Runs load in separate processes, and defines the window that all of them measure. Processes are forked, so
+prepared frames cost nothing.
+"""
 
 import multiprocessing
 import signal
@@ -14,12 +16,12 @@ _END_S = 5.0
 
 
 class LoadFailed(Exception):
-    """What a load process broke on, with its traceback."""
+    """The error of a load process, with its traceback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """By the monotonic clock, which all processes of a machine share: `[begin_s, end_s)` is what counts."""
+    """The time that counts, `[begin_s, end_s)`, by the monotonic clock that all processes share."""
 
     begin_s: float
     end_s: float
@@ -57,7 +59,7 @@ class Load(Generic[Result]):
         return self._process.pid
 
     def result(self, timeout_s: float = 120.0) -> Result:
-        """Raises LoadFailed, also when it takes longer."""
+        """Raises LoadFailed, also if it takes longer."""
         try:
             if not self._receiver.poll(timeout_s):
                 raise LoadFailed(f"a load process was not done after {timeout_s:.0f} s")
@@ -71,7 +73,7 @@ class Load(Generic[Result]):
         return value  # type: ignore[no-any-return]
 
     def end(self) -> None:
-        """At once, whatever it does. Harmless when repeated."""
+        """Ends it at once. May be called again."""
         self._process.join(0.2)
         if self._process.is_alive():
             self._process.terminate()
@@ -86,7 +88,7 @@ class Load(Generic[Result]):
 
 
 def _run(sender: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's way to end is not this process's
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # this process must not use the parent's handler
     try:
         sender.send((True, work(*arguments)))
     except Exception as error:  # noqa: BLE001 - it is raised again in the process that waits

@@ -1,4 +1,4 @@
-"""Producers: as fast as the server takes it, or at a given pace; idempotent unless told otherwise."""
+"""Producers, as fast as possible or at a given pace. They are idempotent by default."""
 
 import heapq
 import random
@@ -28,14 +28,14 @@ class Ack:
 
 @dataclass(slots=True, kw_only=True)
 class Produced:
-    """What producers saw."""
+    """Figures of producers."""
 
     acks: list[Ack] = field(default_factory=list)
     errors: int = 0
     last_error: str = ""
     throttled_s: float = 0.0
     cpu_s: float = 0.0
-    """Of the process that produced."""
+    """CPU of the process that produced."""
 
     def add(self, other: "Produced") -> None:
         self.acks += other.acks
@@ -52,7 +52,7 @@ class Target:
 
 
 class _Producer:
-    """One connection, and what is in flight on it."""
+    """One connection, and its requests in flight."""
 
     def __init__(self, target: Target, *, idempotent: bool) -> None:
         self.wire = Wire.open(target.host, target.port, target.client_id)
@@ -74,7 +74,8 @@ class _Producer:
         self._take(answer, time.monotonic())
 
     def _take(self, answer: memoryview, now_s: float) -> None:
-        """What follows an error of an idempotent producer fails too: it begins anew after all answers."""
+        """After an error of an idempotent producer, its next requests fail, too. It begins a new epoch after
+        all answers."""
         sent_s, frame = self.waiting.popleft()
         try:
             pause_s = frame.check(answer)
@@ -85,7 +86,9 @@ class _Producer:
                 raise
             self._broken = True
         else:
-            self.seen.acks.append(Ack(at_s=now_s, took_s=now_s - sent_s, bytes=frame.bytes, records=frame.records))
+            self.seen.acks.append(
+                Ack(at_s=now_s, took_s=now_s - sent_s, bytes=frame.bytes, records=frame.records)
+            )
             if pause_s:
                 self.seen.throttled_s += pause_s
                 time.sleep(pause_s)
@@ -93,14 +96,14 @@ class _Producer:
             self._begin_anew()
 
     def drain(self, until_s: float) -> None:
-        """Takes what answers still come, and ends."""
+        """Takes the remaining answers, and ends."""
         while self.waiting and time.monotonic() < until_s:
             self.receive()
         self.wire.close()
 
     @property
     def is_broken(self) -> bool:
-        """Nothing is to be sent until what is in flight is answered."""
+        """True if nothing may be sent until all requests in flight are answered."""
         return self._broken
 
     def _begin_anew(self) -> None:
@@ -112,7 +115,7 @@ class _Producer:
 
 
 def each_once(target: Target, frames: Sequence[ProduceFrame], in_flight: int = 20) -> None:
-    """Every frame one time. Raises BadAnswer if one of them fails."""
+    """Sends every frame once. Raises BadAnswer if one fails."""
     producer = _Producer(target, idempotent=False)
     for frame in frames:
         producer.send(frame)
@@ -128,7 +131,8 @@ def each_once(target: Target, frames: Sequence[ProduceFrame], in_flight: int = 2
 def flat_out(
     target: Target, frames: Sequence[Sequence[ProduceFrame]], window: Window, in_flight: int, idempotent: bool
 ) -> Produced:
-    """A connection (and a thread) for each sequence of frames, sent in turn until the window ends."""
+    """Uses a connection and a thread per sequence of frames, and sends its frames in turn until the window
+    ends."""
 
     def run(mine: Sequence[ProduceFrame]) -> Produced:
         return _flat_out(_Producer(target, idempotent=idempotent), mine, window, in_flight)
@@ -140,7 +144,9 @@ def flat_out(
     return total
 
 
-def _flat_out(producer: _Producer, frames: Sequence[ProduceFrame], window: Window, in_flight: int) -> Produced:
+def _flat_out(
+    producer: _Producer, frames: Sequence[ProduceFrame], window: Window, in_flight: int
+) -> Produced:
     turn = 0
     while time.monotonic() < window.end_s:
         if len(producer.waiting) < in_flight and not producer.is_broken:
@@ -154,8 +160,9 @@ def _flat_out(producer: _Producer, frames: Sequence[ProduceFrame], window: Windo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """`per_s` requests per second and connection, with a random phase. With `in_flight` of them unanswered the next
-    ones wait, and their waiting counts."""
+    """Sends `per_s` requests per second and connection, with a random phase. If `in_flight` of them are
+    unanswered, the next ones wait, and their wait counts as latency.
+    """
 
     connections: int
     per_s: float
@@ -171,7 +178,7 @@ class _PacedProducer(_Producer):
         self._late: deque[float] = deque()
 
     def receive(self) -> None:
-        """All answers that have arrived."""
+        """Takes all answers that have arrived."""
         answers, now_s = self.wire.receive_arrived(), time.monotonic()
         for answer in answers:
             self._take(answer, now_s)
@@ -185,8 +192,10 @@ class _PacedProducer(_Producer):
             self.send(frames[self._choice.randrange(len(frames))], self._late.popleft())
 
 
-def paced(target: Target, frames: Sequence[ProduceFrame], window: Window, pace: Pace, seed: int = 1) -> Produced:
-    """Any frame may go over any connection. Latency counts from the moment a request was due."""
+def paced(
+    target: Target, frames: Sequence[ProduceFrame], window: Window, pace: Pace, seed: int = 1
+) -> Produced:
+    """Any connection may send any frame. Latency counts from the moment a request was due."""
     choice = random.Random(seed)
     producers = [_PacedProducer(target, pace, choice) for _ in range(pace.connections)]
     selector = selectors.DefaultSelector()

@@ -9,7 +9,7 @@ Result = TypeVar("Result")
 
 
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """What `work` returned for each, as they ended. Raises the first failure once all have ended."""
+    """The results of `work`, in the order in which they ended. Raises the first failure when all ended."""
     results: list[Result] = []
     failures: list[Exception] = []
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
 from kio.static.primitive import i32Timedelta
 
-from agent.kafka.forwarding.request_codec import decode_response, encode_request
+from agent.kafka.forwarding.forwarding import decode_response, encode_request
 from benchmarks.load.frames import BadAnswer, ProducerIdentity
 
 _BUFFER_BYTES = 1 << 16
@@ -18,7 +18,7 @@ _TIMEOUT = timedelta(seconds=60)
 
 
 class Wire:
-    """Requests out, answers in, in order. Every wait ends after 40 s with TimeoutError."""
+    """Sends requests and receives answers in order. Every wait ends after 40 s with TimeoutError."""
 
     def __init__(self, connected: socket.socket, client_id: str, buffer_bytes: int) -> None:
         self.socket = connected
@@ -26,10 +26,12 @@ class Wire:
         self._buffer = bytearray(buffer_bytes)
         self._correlation_id = 0
         self._begun = b""
-        """Of an answer of which not all has arrived."""
+        """The bytes of an incomplete answer."""
 
     @classmethod
-    def open(cls, host: str, port: int, client_id: str = "benchmark", buffer_bytes: int = _BUFFER_BYTES) -> Self:
+    def open(
+        cls, host: str, port: int, client_id: str = "benchmark", buffer_bytes: int = _BUFFER_BYTES
+    ) -> Self:
         connected = socket.create_connection((host, port), timeout=_SILENCE_S)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(connected, client_id, buffer_bytes)
@@ -42,15 +44,16 @@ class Wire:
         self.socket.sendall(frame)
 
     def receive(self) -> memoryview:
-        """One answer without its length; valid until the next one is received."""
+        """One answer without its length. It is valid until the next one is received."""
         size = int.from_bytes(self._read(4), "big")
         if size > len(self._buffer):
             self._buffer = bytearray(size + size // 4)
         return self._read(size)
 
     def receive_arrived(self) -> list[memoryview]:
-        """The answers that have arrived, in one call; none if the first of them is not whole. Not to be mixed with
-        `receive` while answers are on their way."""
+        """The answers that have arrived, in one call. None if the first one is incomplete. Do not mix it with
+        `receive` while answers are outstanding.
+        """
         arrived = self.socket.recv(_BUFFER_BYTES)
         if not arrived:
             raise ConnectionError("the server hung up")
@@ -63,14 +66,18 @@ class Wire:
         return answers
 
     def ask(self, payload: Any) -> Any:
-        """One of kio's requests, answered before anything else is sent."""
-        body = encode_request(payload.__api_key__, payload.__version__, self.next_id(), self.client_id, payload)
+        """Sends one of kio's requests and waits for its answer."""
+        body = encode_request(
+            payload.__api_key__, payload.__version__, self.next_id(), self.client_id, payload
+        )
         self.send(len(body).to_bytes(4, "big") + body)
         return decode_response(payload.__api_key__, payload.__version__, bytes(self.receive()))
 
     def identity(self) -> ProducerIdentity:
-        """Of an idempotent producer; a broker that has just started is asked again. Raises BadAnswer."""
-        request = InitProducerIdRequest(transactional_id=None, transaction_timeout=i32Timedelta.parse(_TIMEOUT))
+        """The id of an idempotent producer. Asks again if the broker has just started. Raises BadAnswer."""
+        request = InitProducerIdRequest(
+            transactional_id=None, transaction_timeout=i32Timedelta.parse(_TIMEOUT)
+        )
         until_s = time.monotonic() + _SILENCE_S
         while True:
             answer = self.ask(request)

@@ -1,6 +1,6 @@
-"""A discrete-event model of a cluster, calibrated by figures measured here: what docs/scaling.md is computed with.
+"""A discrete-event model of a cluster, calibrated by measurements. It computes docs/scaling.md.
 
-It shares code with the product where the product is pure: the accumulator, the rule of sealing, the PUT budget, the
-seal queue, the ring and the page cache are the agent's own. Modelled are the parts that take time: the object store,
-Postgres (cores, row locks, log), the CPU of an agent, and clients.
+It uses the product's pure code: the accumulator, the sealing rule, the PUT budget, the seal queue, the ring
+and the page cache. It models the parts that take time: the object store, Postgres (cores, row locks, log),
+the CPU of an agent, and clients.
 """

@@ -1,20 +1,19 @@
-"""An agent: the product's own accumulator, sealing rule, PUT budget and seal queue, with modelled time around them.
+"""An agent: the product's own accumulator, sealing rule, PUT budget and seal queue, with modelled time.
 
-Promises that every batch that came is acknowledged once or still counted as waiting, and that an agent has at most one
+Promises that every batch is acknowledged once or still counted as waiting, and that an agent has at most one
 commit in flight per shard of the sequencer.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.write_path.accumulator import Accumulator, Taken
+from agent.write_path.accumulator import Accumulator, SealPolicy, SealReason, Taken, seal_due
 from agent.write_path.put_budget import PutBudget, PutBudgetPolicy
-from agent.write_path.seal import SealPolicy, SealReason, seal_due
 from agent.write_path.seal_queue import SealQueue, Stage
 from benchmarks.simulation.calibration import AgentCost
 from benchmarks.simulation.events import EventLoop, Thread
@@ -24,7 +23,7 @@ from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.store import Store
 
 _BEFORE = 0.7
-"""The share of a request's CPU that is spent before its batches are taken over; the rest after the commit."""
+"""The share of a request's CPU before the write path takes its batches. The rest follows the commit."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,12 +47,12 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """As far as the seal queue and the commit look at it."""
+    """Only the fields that the seal queue and the commit read."""
 
     taken: list[Taken[Chunk]]
     size_bytes: int
     rows: list[NDArray[np.int64]]
-    """Per shard: the partitions that have a run in it."""
+    """Per shard: the partitions that have a run in the segment."""
     batches: list[int]
     """Per shard."""
     stage: Stage = Stage.UPLOADING
@@ -110,10 +109,11 @@ class Agent:
         self._on_commit = on_commit
         self._policy = SealPolicy(segment_size_bytes=scenario.segment_size_bytes, linger_s=scenario.linger_s)
         policy = PutBudgetPolicy(per_s=scenario.put_budget_per_s, burst=scenario.put_budget_burst)
-        # As after some time of steady load, or of none: agents of a running cluster do not begin in step.
+        # As after some time of steady load, or of none, because agents of a cluster do not begin in step.
         self._budget = PutBudget(policy=policy, tokens=float(random.uniform(0, policy.burst)), at_s=0.0)
         self._gathered: Accumulator[Chunk] = Accumulator(scenario.segment_size_bytes)
-        self._queues: list[SealQueue] = [SealQueue() for _ in sequencer]
+        # Any: the queue takes the model's segments for the agent's, which have more fields.
+        self._queues: list[Any] = [SealQueue[Any]() for _ in sequencer]
         self._committing = [False] * len(sequencer)
         self._blocked: deque[Chunk] = deque()
         self._memory_bytes = 0
@@ -122,7 +122,7 @@ class Agent:
         self._woken_at_s = float("inf")
 
     def receive(self, chunk: Chunk) -> None:
-        """Requests as clients send them; past the memory for requests their sockets are not read."""
+        """Takes requests as clients send them. Past the memory for requests, it stops reading sockets."""
         self.waiting_batches += chunk.partitions.size
         self._counts.came_batches += chunk.partitions.size
         self._counts.came_bytes += chunk.size_bytes
@@ -176,7 +176,9 @@ class Agent:
             if batches:
                 self._queues[shard].append(segment)
         work_s = 0.7 * self._cost.per_flush_s + 0.5 * segment.size_bytes * self._cost.per_byte_s
-        self.thread.submit(work_s, lambda: self._store.put(segment.size_bytes, lambda: self._uploaded(segment)))
+        self.thread.submit(
+            work_s, lambda: self._store.put(segment.size_bytes, lambda: self._uploaded(segment))
+        )
 
     def _laid_out(self, taken: list[Taken[Chunk]]) -> Segment:
         partitions = np.concatenate([part.owner.partitions[part.start : part.end] for part in taken])
@@ -246,7 +248,7 @@ class Agent:
         self._read_blocked()
 
     def _note_ack(self, part: Taken[Chunk], now_s: float, share: float) -> None:
-        """One request is acknowledged with its last batch; of several that came together each batch counts alone."""
+        """Acknowledges a request with its last batch. If several came together, each batch counts alone."""
         chunk, batches = part.owner, part.end - part.start
         chunk.left -= batches
         if chunk.requests > 1 or share < 1:

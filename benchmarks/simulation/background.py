@@ -1,8 +1,8 @@
-"""What agents ask of Postgres whether or not there is traffic: polls, segment ids, and what `timers.py` lists.
+"""What agents ask Postgres with or without traffic: polls, segment ids, and what `timers.py` lists.
 
-Each agent's poll begins a pause after the one before ended, as in the product, so that a slow Postgres is asked less.
-All commits are heard of, so that a poll asks for a share of the partitions, each in its turn; an agent asks for all of
-them by one poll in so many, which are as many partitions a second in fewer statements.
+As in the product, an agent's poll begins a pause after the one before has ended, so a slow Postgres gets
+fewer polls. Pushes report all commits, so a poll needs only a share of the partitions. The model polls all of
+them at once, less often: as many partitions per second, in fewer statements.
 """
 
 import math
@@ -22,11 +22,19 @@ from cache_ring.settings import CacheRingSettings
 
 _GROUP_LOOK_S = 1.0
 """Coordinators compare their groups' epochs this often."""
-_THE_REST = ("observation", "claim_in_vain", "durability", "connection", "compared", "measurement", "lapsed_merges")
+_THE_REST = (
+    "observation",
+    "claim_in_vain",
+    "durability",
+    "connection",
+    "compared",
+    "measurement",
+    "lapsed_merges",
+)
 
 
 class Background:
-    """Agents and groups live in the first shard; partitions are polled where they are."""
+    """Agents and groups are in the first shard. A partition is polled in its own shard."""
 
     def __init__(
         self,
@@ -92,12 +100,12 @@ class Background:
 
 
 def share_polled(reads: ReadPathSettings) -> float:
-    """Of the partitions read through an agent, how many a poll asks for."""
+    """The number of an agent's partitions that a poll asks for."""
     return min(1.0, reads.coordinate_poll_s / reads.coordinate_poll_heard_s)
 
 
 def read_partitions(scenario: Scenario, placement: Placement) -> list[list[int]]:
-    """Per agent and shard: the partitions that are read through it."""
+    """Per agent and shard: the partitions that clients read through it."""
     polled = np.zeros((scenario.agents, scenario.shards), dtype=np.int64)
     for zone in scenario.zones:
         read = np.zeros(scenario.partitions, dtype=bool)
@@ -112,8 +120,8 @@ def _read_in(group: Group, zone: str, partitions: int) -> np.ndarray:
         return np.zeros(partitions, dtype=bool)
     if group.everywhere:
         return np.ones(partitions, dtype=bool)
-    return np.arange(partitions) % len(group.zones) == group.zones.index(zone)
+    return np.asarray(np.arange(partitions) % len(group.zones) == group.zones.index(zone))
 
 
 def _nothing() -> None:
-    """Nobody waits for it."""
+    """No client waits for it."""

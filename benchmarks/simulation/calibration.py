@@ -1,7 +1,8 @@
-"""The measured figures that the model is made of, and the assumptions where nothing could be measured.
+"""The measured figures of the model, and assumptions where nothing could be measured.
 
-`calibration.json` holds what `python -m benchmarks.simulate calibrate` measured on one machine. What no machine of ours
-can say (S3's latency, a network between zones) is in `S3_IN_A_REGION` and named as an assumption wherever it is used.
+`calibration.json` has what `python -m benchmarks.simulation calibrate` measured on one machine.
+`S3_IN_A_REGION` has what such a machine cannot show: S3's latency, and the network between zones. Wherever it
+is used, it is named as an assumption.
 """
 
 import json
@@ -84,15 +85,18 @@ class AgentCost:
     per_fetched_run_s: float
     per_fetched_byte_s: float
     per_got_object_s: float
-    """Loading an object from the store and hearing of its runs from a peer, in a zone that did not write it."""
+    """Loads an object from the store and gets its runs from a peer, in a zone that did not write it.
+    """
     per_got_byte_s: float
     ring_per_agent_s: float
-    """Making the ring anew, per agent alive, at a change of membership."""
+    """Makes the ring from scratch at a change of membership, per live agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCost:
-    """Latency at no size, and per byte; and CPU of the store's own processes, where they share the machine."""
+    """Latency at no size, and per byte; and CPU of the store's own processes, where they share the
+    machine.
+    """
 
     put: Latency
     put_bytes_per_s: float
@@ -118,9 +122,9 @@ class Calibration:
     measured_on: str
     machine: str
     commit: CommitCost
-    """Of one commit after the other: a server that has much to do."""
+    """Of consecutive commits: a busy server."""
     commit_spaced: CommitCost
-    """Of commits some milliseconds apart: one that has little to do, whose caches are cold each time."""
+    """Of commits some milliseconds apart: an idle server, whose caches are cold each time."""
     background: BackgroundCost
     agent: AgentCost
     store: StoreCost
@@ -164,5 +168,6 @@ S3_IN_A_REGION = StoreCost(
     get=Latency(p50_s=0.030, p99_s=0.200),
     get_bytes_per_s=85e6,
 )
-"""An assumption. AWS' performance guidelines name 100 to 200 ms for small objects and 85 to 90 MB/s per request; for an
-8 MiB object this gives a median of 160 ms."""
+"""An assumption. AWS' performance guidelines name 100 to 200 ms for small objects and 85 to 90 MB/s per
+request; for an 8 MiB object this gives a median of 160 ms.
+"""

@@ -72,8 +72,9 @@ def _everywhere(lag_s: float) -> Group:
 
 
 def cache_sweep() -> list[tuple[float, int, Scenario]]:
-    """How far behind a second reader is, the page cache per agent, and the scenario: in each zone 10 agents, through
-    which 300 MB/s are read."""
+    """How far behind a second reader is, the page cache per agent, and the scenario: in each zone 10 agents,
+    through which 300 MB/s are read.
+    """
     base = replace(_scenario(30, 0.3 * _GB, 3_000), warm_up_s=45.0, seconds=8.0, chunk_s=0.1)
     return [
         (
@@ -88,7 +89,9 @@ def cache_sweep() -> list[tuple[float, int, Scenario]]:
 
 def run_all(scenarios: Sequence[Scenario], calibration: Calibration, processes: int) -> list[Result]:
     """In order; the largest are begun first."""
-    order = sorted(range(len(scenarios)), key=lambda place: -scenarios[place].agents * scenarios[place].shards)
+    order = sorted(
+        range(len(scenarios)), key=lambda place: -scenarios[place].agents * scenarios[place].shards
+    )
     results: dict[int, Result] = {}
     with ProcessPoolExecutor(processes) as pool:
         running = {place: pool.submit(simulate, scenarios[place], calibration) for place in order}

@@ -1,6 +1,7 @@
 """A cluster put together and run: one scenario in, one result out."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from benchmarks.simulation.store import Store
 
 _READ_STEP_S = 0.1
 _FETCHES_PER_CONSUMER_S = 50.0
-"""A consumer's next fetch leaves some 20 ms after the last answer at the earliest: its client has work to do."""
+"""A consumer's next fetch leaves some 20 ms after the last answer at the earliest: its client has work to do.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class Result:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether what came was acknowledged, but for what is on its way."""
+        """True if all batches were acknowledged, except those in flight."""
         return self.acked_per_s >= 0.97 * self.came_per_s
 
 
@@ -84,7 +86,10 @@ class Cluster:
         self._arrivals = random.spawn(scenario.agents)
         cost = store or (S3_IN_A_REGION if shared is None else calibration.store)
         self.store = Store(loop, cost, shared, random.spawn(1)[0])
-        commit, surroundings = calibration.commit_spaced, PostgresPlace(log_bytes_per_s=scenario.log_bytes_per_s)
+        commit, surroundings = (
+            calibration.commit_spaced,
+            PostgresPlace(log_bytes_per_s=scenario.log_bytes_per_s),
+        )
         if shared is None:
             commit = replace(calibration.commit, sync_s=scenario.sync_s)
             surroundings = replace(surroundings, standby_s=scenario.standby_s, network_s=scenario.network_s)
@@ -92,7 +97,9 @@ class Cluster:
             Postgres(loop, shared or Cores(loop, scenario.postgres_cores), commit, surroundings, own)
             for own in random.spawn(scenario.shards)
         ]
-        commit_through = [Combiner(loop, one) for one in self.sequencer] if scenario.combined else self.sequencer
+        commit_through = (
+            [Combiner(loop, one) for one in self.sequencer] if scenario.combined else self.sequencer
+        )
         self.counts = Counts()
         self.readers = Readers(
             loop=loop,
@@ -149,7 +156,9 @@ class Cluster:
         if not written.size:
             return
         share = written.size / (scenario.partitions * len(scenario.zones))
-        requests_per_s = share * scenario.bytes_per_s / scenario.mean_batch_bytes / scenario.batches_per_request
+        requests_per_s = (
+            share * scenario.bytes_per_s / scenario.mean_batch_bytes / scenario.batches_per_request
+        )
         if requests_per_s * scenario.chunk_s > 1:
             requests, pause_s = int(random.poisson(requests_per_s * scenario.chunk_s)), scenario.chunk_s
             if first:
@@ -231,8 +240,12 @@ class Cluster:
         self.loop.run_until(scenario.warm_up_s + scenario.seconds)
         after = self._snapshot()
         per_s = {name: (after[name] - before[name]) / scenario.seconds for name in before if name in _SUMS}
-        agents = [(new - old) / scenario.seconds for new, old in zip(after["agents"], before["agents"], strict=True)]
-        shards = [(new - old) / scenario.seconds for new, old in zip(after["shards"], before["shards"], strict=True)]
+        agents = [
+            (new - old) / scenario.seconds for new, old in zip(after["agents"], before["agents"], strict=True)
+        ]
+        shards = [
+            (new - old) / scenario.seconds for new, old in zip(after["shards"], before["shards"], strict=True)
+        ]
         reads: ReadCounts = self.readers.counts
         puts = after["puts"] - before["puts"]
         objects = max(1, reads.objects)
@@ -276,7 +289,7 @@ class Cluster:
         self.readers.counts = ReadCounts()
         self.background.poll_durations.__init__()  # type: ignore[misc]
 
-    def _snapshot(self) -> dict:
+    def _snapshot(self) -> dict[str, Any]:
         return {
             "put_bytes": self.store.put_bytes,
             "puts": self.store.puts,
@@ -293,7 +306,9 @@ class Cluster:
         }
 
 
-_SUMS = frozenset({"put_bytes", "puts", "gets", "acked", "came", "commits", "runs", "lock_waits", "log_bytes", "polls"})
+_SUMS = frozenset(
+    {"put_bytes", "puts", "gets", "acked", "came", "commits", "runs", "lock_waits", "log_bytes", "polls"}
+)
 
 
 def _nothing() -> None:

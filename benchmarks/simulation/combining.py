@@ -1,7 +1,7 @@
 """A way past shared row locks: one committer for a database, which puts the commits of all agents into one.
 
-Not what agents do today. While a commit is under way, others gather; then all of them are one commit, which finds no
-lock held. It costs a hop to the committing agent.
+Agents do not do this today. While a commit is in flight, others gather. Then all of them become one commit,
+which finds no lock held. It costs a hop to the committing agent.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class _Request:
 
 
 class Combiner:
-    """Stands where the agents see a Postgres."""
+    """Takes the place of Postgres for the agents."""
 
     def __init__(self, loop: EventLoop, postgres: Postgres) -> None:
         self._loop = loop

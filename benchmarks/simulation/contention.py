@@ -1,7 +1,7 @@
 """Commits of writers in three zones that share partitions: the model's row locks against Postgres' own.
 
-Each zone's writers have parts of their own of all partitions, as the ring deals them out, so that any two writers of
-different zones share some. A synchronous standby's delay, during which locks are held, is put in by `pg_sleep`.
+The writers of each zone divide all partitions among them, as the ring does. So any two writers of different
+zones share some. `pg_sleep` stands for a synchronous standby's delay, during which locks are held.
 """
 
 import asyncio
@@ -17,10 +17,9 @@ from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.events import Cores, EventLoop
 from benchmarks.simulation.postgres import Postgres, PostgresPlace
 from sequencer.client import Sequencer
-from sequencer.commits.commit_request import SegmentToCommit, commit_request
-from sequencer.commits.commits import SQL
+from sequencer.commits.commits import SQL, SegmentToCommit, commit_request
 from sequencer.settings import SequencerSettings
-from storage.identifiers import BytePosition, Partition, ProducerId, TopicId, new_segment_id
+from storage.identifiers import BytePosition, Partition, ProducerId, SegmentId, TopicId, new_segment_id
 from storage.segments.keys import segment_key
 from storage.segments.segment_batches import PlacedBatch, PlacedBatches
 
@@ -47,7 +46,9 @@ class Contention:
         ]
 
 
-def predicted_commits_per_s(contention: Contention, calibration: Calibration, cores: int, seconds: float) -> float:
+def predicted_commits_per_s(
+    contention: Contention, calibration: Calibration, cores: int, seconds: float
+) -> float:
     """Of all writers together, each with one commit after the other."""
     loop = EventLoop()
     random = np.random.default_rng(1)
@@ -120,8 +121,12 @@ async def _write(
 
 
 def _segment(
-    segment_id, topic_id: TopicId, producer: ProducerId, partitions: Sequence[int], sequences: dict[int, int]
-) -> SegmentToCommit:  # fmt: skip
+    segment_id: SegmentId,
+    topic_id: TopicId,
+    producer: ProducerId,
+    partitions: Sequence[int],
+    sequences: dict[int, int],
+) -> SegmentToCommit:
     now_ms = time.time_ns() // 1_000_000
     batches = []
     for place, partition in enumerate(partitions):

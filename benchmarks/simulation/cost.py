@@ -1,6 +1,8 @@
-"""What a month costs: requests, storage, machines, traffic between zones; and Apache Kafka's from the same prices.
+"""What a month costs: requests, storage, machines, traffic between zones; and Apache Kafka's from the same
+prices.
 
-Prices are public list prices of one region (us-east-1) as of `Prices.as_of`, without discounts; each is a parameter.
+Prices are public list prices of one region (us-east-1) as of `Prices.as_of`, without discounts; each is a
+parameter.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +24,7 @@ class Prices:
         (450e3, 0.022),
         (float("inf"), 0.021),
     )
-    """Tiers: so many GB at this price each."""
+    """Tiers: this many GB at this price each."""
     between_zones_per_gb: float = 0.02
     """0.01 on each side."""
     disk_per_gb_month: float = 0.08
@@ -56,12 +58,12 @@ class Usage:
     retention_days: float = 7.0
     merged_object_bytes: float = 32 * _MIB
     merge_copies: float = 2.0
-    """How often a byte is copied by merging: got with an object of its own size, put with one of this."""
+    """How often merging copies a byte. It reads objects of their size and writes objects of this size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """US dollars per month, by what it is for."""
+    """US dollars per month, by purpose."""
 
     parts: dict[str, float] = field(default_factory=dict)
 

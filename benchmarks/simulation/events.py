@@ -1,7 +1,7 @@
-"""Virtual time: an event loop and the two kinds of queue that everything waits in.
+"""Virtual time: an event loop, and two kinds of queues.
 
-Promises that the same calls in the same order give the same run: events of one moment happen in the order in which
-they were asked for, and nothing here reads a clock or draws a number.
+Promises that the same calls in the same order give the same run. Events of one moment happen in the order of
+their calls. Nothing here reads a clock or draws random numbers.
 """
 
 import heapq
@@ -13,7 +13,8 @@ from typing import Any
 Callback = Callable[..., None]
 
 QUANTUM_S = 0.004
-"""A core turns to the next piece of work after this long, so that short statements do not wait for long ones."""
+"""A core turns to the next piece of work after this long, so that short statements do not wait for long ones.
+"""
 
 
 class EventLoop:

@@ -1,5 +1,6 @@
-"""CPU time of processes by the nanosecond, where Linux tells it: ticks of ten milliseconds are too coarse for an agent
-that idles at a few of them a second."""
+"""CPU time of processes by the nanosecond, where Linux tells it: ticks of ten milliseconds are too coarse for
+an agent that idles at a few of them a second.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,5 +29,5 @@ def cpu_times(pid: int) -> CpuTimes:
 
 
 def spent_s(before: CpuTimes, after: CpuTimes) -> float:
-    """Between two looks; what began and ended in between is not seen."""
+    """CPU between two readings. Processes that began and ended in between are not seen."""
     return sum(now - before.get(thread, 0) for thread, now in after.items()) / 1e9

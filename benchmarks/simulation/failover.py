@@ -1,7 +1,8 @@
 """How long a partition cannot be written: an agent dies, or Postgres fails over.
 
-An agent's death is drawn from the settings of membership: its lease runs out by the database's clock, others see it at
-their next look, and the client asks for metadata again. Postgres' absence is simulated with the whole cluster.
+The time of an agent's death follows from the settings of membership: its lease ends by the database's clock,
+other agents see this at their next look, and the client asks for metadata again. The whole cluster is
+simulated for an absence of Postgres.
 """
 
 from dataclasses import dataclass, replace
@@ -15,12 +16,16 @@ from benchmarks.simulation.scenario import Scenario
 from cache_ring.settings import CacheRingSettings
 
 _CLIENT_ASKS_AGAIN_S = 1.0
-"""The longest between two metadata requests of a client whose leader does not answer; common clients: 0.1 to 1 s."""
+"""The longest between two metadata requests of a client whose leader does not answer; common clients: 0.1 to
+1 s.
+"""
 _ACK_S = 0.35
 """The first acknowledgement after the client knows where to go."""
 
 
-def death_seen_s(samples: int, seed: int = 1, settings: CacheRingSettings | None = None) -> NDArray[np.float64]:
+def death_seen_s(
+    samples: int, seed: int = 1, settings: CacheRingSettings | None = None
+) -> NDArray[np.float64]:
     """From the death of an agent until another one names another for what it served."""
     random = np.random.default_rng(seed)
     settings = settings or CacheRingSettings()
@@ -28,7 +33,9 @@ def death_seen_s(samples: int, seed: int = 1, settings: CacheRingSettings | None
     return lease_left_s + random.uniform(0, settings.membership_renew_s, samples)
 
 
-def agent_death_s(samples: int, seed: int = 1, settings: CacheRingSettings | None = None) -> NDArray[np.float64]:
+def agent_death_s(
+    samples: int, seed: int = 1, settings: CacheRingSettings | None = None
+) -> NDArray[np.float64]:
     """From the death of an agent to the first acknowledgement of a partition that it served."""
     asked_s = np.random.default_rng(seed + 1).uniform(0, _CLIENT_ASKS_AGAIN_S, samples)
     return death_seen_s(samples, seed, settings) + asked_s + _ACK_S
@@ -42,7 +49,7 @@ class Outage:
     silent_s: float
     """Nothing was acknowledged."""
     recovered_s: float
-    """From the end of the outage until what waits is down to twice the usual."""
+    """From the end of the outage until twice the usual amount waits."""
     blocked: bool
     """Whether agents stopped reading their clients for want of memory."""
     acked_per_s: tuple[float, ...]
@@ -65,7 +72,9 @@ def postgres_outage(scenario: Scenario, calibration: Calibration, away_s: float,
     rates = np.diff(np.array(acked))[first - 1 :] / usual_per_s
     silent = int(np.argmax(rates[1:] > 0.01)) + 1
     after = waiting[int(begin_s + away_s) :]
-    recovered = next((second for second, number in enumerate(after) if number <= 2 * usual_waiting), len(after))
+    recovered = next(
+        (second for second, number in enumerate(after) if number <= 2 * usual_waiting), len(after)
+    )
     memory_batches = scenario.agents * scenario.request_memory_bytes / scenario.mean_batch_bytes
     return Outage(
         away_s=away_s,

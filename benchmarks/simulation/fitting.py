@@ -9,8 +9,10 @@ import numpy as np
 def fit(
     rows: Sequence[Sequence[float]], measured: Sequence[float], beside: Sequence[float] | None = None
 ) -> list[float]:
-    """The costs `c >= 0` for which `rows @ c` comes closest to what was measured, relative to it, or to `beside` where
-    that is a small difference of larger measurements. For a handful of costs: all subsets are tried."""
+    """The costs `c >= 0` for which `rows @ c` comes closest to what was measured, relative to it, or to
+    `beside` where that is a small difference of larger measurements. For a handful of costs: all subsets are
+    tried.
+    """
     weights = 1.0 / np.maximum(np.asarray(measured if beside is None else beside, dtype=float), 1e-9)
     scaled = np.asarray(rows, dtype=float) * weights[:, None]
     ones = np.asarray(measured, dtype=float) * weights

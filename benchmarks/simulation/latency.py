@@ -1,4 +1,4 @@
-"""Times as they are drawn and as they are counted."""
+"""Distributions of times: to draw from, and to count in."""
 
 import math
 from dataclasses import dataclass

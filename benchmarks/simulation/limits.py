@@ -1,6 +1,6 @@
-"""Walls that need no simulation: what grows with agents and partitions, against the setting or the rate it meets.
+"""Limits that need no simulation: what grows with agents and partitions, and what bounds it.
 
-Each is arithmetic on settings and calibrated costs. A wall is met where `demand` exceeds `limit`.
+Each is arithmetic on settings and calibrated costs. The limit is reached if `demand` exceeds `limit`.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
 
 _POSTGRES_CONNECTIONS = 2_000
-"""Direct connections that a large server still bears well."""
+"""Direct connections that a large server can serve."""
 _LOOP_STALL_S = 0.1
 _S3_PUTS_PER_PREFIX_S = 3_500
 _ONE_CORE = 1.0
@@ -37,7 +37,7 @@ class Limit:
 
 
 def limits(scenario: Scenario, calibration: Calibration) -> list[Limit]:
-    """Of a cluster whose partitions are each read in one zone, by one consumer."""
+    """Limits of a cluster whose partitions are each read in one zone, by one consumer."""
     ring, reads, agent = CacheRingSettings(), ReadPathSettings(), AgentSettings()
     agents, zones = scenario.agents, len(scenario.zones)
     per_zone = agents / zones
@@ -59,18 +59,18 @@ def limits(scenario: Scenario, calibration: Calibration) -> list[Limit]:
             way_past="a longer TIDELOG_COORDINATE_POLL_HEARD_S",
         ),
         Limit(
-            name="agents with nothing to do: leases, jobs, changes, new connections, Postgres cores",
+            name="idle agents: leases, jobs, changes, new connections, Postgres cores",
             unit="cores",
             demand=cores(agents, background) + groups,
             limit=_ONE_CORE,
             way_past="a longer TIDELOG_DATABASE_RECHECK_S and TIDELOG_TOPIC_CHANGES_POLL_S",
         ),
         Limit(
-            name="a change of membership: the ring made anew, on each event loop",
+            name="a change of membership: the ring made from scratch, on each event loop",
             unit="s",
             demand=agents * calibration.agent.ring_per_agent_s,
             limit=_LOOP_STALL_S,
-            way_past="change the ring instead of making it anew; fewer points per agent",
+            way_past="change the ring instead of making it from scratch; fewer points per agent",
         ),
         Limit(
             name="connections accepted from peers, per agent",
@@ -91,7 +91,10 @@ def limits(scenario: Scenario, calibration: Calibration) -> list[Limit]:
             unit="",
             demand=agents * SequencerSettings().most_connections,
             limit=_POSTGRES_CONNECTIONS,
-            way_past="a smaller TIDELOG_DATABASE_POOL_SIZE, or a pooler in transaction mode with prepared statements",
+            way_past=(
+                "a smaller TIDELOG_DATABASE_POOL_SIZE, or a pooler in transaction mode with prepared "
+                "statements"
+            ),
         ),
         Limit(
             name="PUTs per second into a bucket that S3 has not split yet",
@@ -115,7 +118,8 @@ class Growth:
 
 
 def growth(
-    runs_per_s: float, bytes_per_s: float, *, merging: HousekeeperSettings | None = None, row_bytes: float = 350.0
+    runs_per_s: float, bytes_per_s: float, *, merging: HousekeeperSettings | None = None,
+    row_bytes: float = 350.0,
 ) -> Growth:  # fmt: skip
     """`row_bytes`: a row of `runs` and its entries in three indexes."""
     merging = merging or HousekeeperSettings()

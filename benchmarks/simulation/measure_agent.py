@@ -1,7 +1,7 @@
 """What an agent spends: a few loads that differ in one thing each, and the costs that explain them together.
 
-Two agents in two zones share a Postgres and a store; producers and most consumers are in the first zone. CPU seconds
-are what is measured, so that other work on the machine matters little.
+Two agents in two zones share a Postgres and a store; producers and most consumers are in the first zone. CPU
+seconds are what is measured, so that other work on the machine matters little.
 """
 
 import time
@@ -30,7 +30,12 @@ class AgentFigures:
 
 
 def _load(
-    batch_bytes: int, batches: int, requests_per_s: float, *, zones: Sequence[str] = (), read: int | None = None
+    batch_bytes: int,
+    batches: int,
+    requests_per_s: float,
+    *,
+    zones: Sequence[str] = (),
+    read: int | None = None,
 ) -> MeasuredLoad:
     return MeasuredLoad(
         partitions=_PARTITIONS,
@@ -114,7 +119,8 @@ def _figures(
         client=ClientCost(
             per_request_s=client_request,
             per_byte_s=client_byte,
-            per_fetch_s=sum(one.consumers_cpu for one in reading) / max(1.0, sum(one.fetches for one in reading)),
+            per_fetch_s=sum(one.consumers_cpu for one in reading)
+            / max(1.0, sum(one.fetches for one in reading)),
         ),
         postgres_idle_per_agent_s=idle.postgres_cpu / len(idle.agent_cpu),
     )

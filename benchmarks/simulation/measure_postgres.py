@@ -1,7 +1,8 @@
-"""What Postgres spends: commits of several shapes, and the statements of the background, one client after another.
+"""What Postgres spends: commits of several shapes, and the statements of the background, one client after
+another.
 
-CPU is of all of Postgres' processes. Commits are measured one after the other, and spaced by some milliseconds, as they
-are where there is little to do.
+CPU is of all of Postgres' processes. Commits are measured one after the other, and spaced by some
+milliseconds, as they are where there is little to do.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from benchmarks.commit_rate import Database, postgres_cpu_s
 from benchmarks.simulation.calibration import BackgroundCost, CommitCost, StatementCost
 from benchmarks.simulation.exact_cpu import cpu_times, spent_s
 from benchmarks.simulation.fitting import fit
-from compactor.observer import bounds_of
+from compactor.housekeeper import bounds_of
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.cluster.agents import AgentAddress
@@ -26,7 +27,15 @@ from sequencer.commits.commits import Committed, SegmentToCommit
 from sequencer.commits.coordinates import KnownEnd
 from sequencer.database.servers import DURABILITY
 from sequencer.settings import SequencerSettings
-from storage.identifiers import BytePosition, Offset, Partition, ProducerId, TopicId, new_segment_id
+from storage.identifiers import (
+    BytePosition,
+    Offset,
+    Partition,
+    ProducerId,
+    SegmentId,
+    TopicId,
+    new_segment_id,
+)
 from storage.segments.keys import segment_key
 from storage.segments.segment_batches import PlacedBatch, PlacedBatches
 
@@ -71,7 +80,11 @@ async def _measure(database: Database, seconds: float) -> PostgresFigures:
 
 
 async def _spent(
-    sequencer: Sequencer, server: psutil.Process, call: Callable[[], Awaitable[object]], seconds: float, pause_s: float
+    sequencer: Sequencer,
+    server: psutil.Process,
+    call: Callable[[], Awaitable[object]],
+    seconds: float,
+    pause_s: float,
 ) -> _Spent:
     """Per call."""
     for _ in range(5):
@@ -116,7 +129,12 @@ class _Writer:
     """An idempotent producer's batches, committed one segment after the other."""
 
     def __init__(
-        self, sequencer: Sequencer, topic_id: TopicId, producer: ProducerId, partitions: Sequence[int], each: int
+        self,
+        sequencer: Sequencer,
+        topic_id: TopicId,
+        producer: ProducerId,
+        partitions: Sequence[int],
+        each: int,
     ) -> None:
         self._sequencer = sequencer
         self._topic_id = topic_id
@@ -124,10 +142,12 @@ class _Writer:
         self._partitions = partitions
         self._each = each
         self._sequence = 0
-        self._stock = []
+        self._stock: list[SegmentId] = []
 
     @classmethod
-    async def of(cls, sequencer: Sequencer, topic_id: TopicId, partitions: Sequence[int], each: int) -> "_Writer":
+    async def of(
+        cls, sequencer: Sequencer, topic_id: TopicId, partitions: Sequence[int], each: int
+    ) -> "_Writer":
         return cls(sequencer, topic_id, await sequencer.producers.new_producer_id(), partitions, each)
 
     async def commit(self) -> None:
@@ -139,7 +159,8 @@ class _Writer:
         assert isinstance(answer, Committed)
 
     def _segment(self) -> SegmentToCommit:
-        batches, now_ms = [], time.time_ns() // 1_000_000
+        batches: list[PlacedBatch] = []
+        now_ms = time.time_ns() // 1_000_000
         for partition in self._partitions:
             batches += [
                 PlacedBatch(
@@ -158,7 +179,9 @@ class _Writer:
             ]
         self._sequence += self._each * _RECORDS
         size_bytes = 128 + len(batches) * _BATCH_BYTES
-        return SegmentToCommit(segment_id=self._stock.pop(), size_bytes=size_bytes, batches=PlacedBatches.of(batches))
+        return SegmentToCommit(
+            segment_id=self._stock.pop(), size_bytes=size_bytes, batches=PlacedBatches.of(batches)
+        )
 
 
 async def _background(sequencer: Sequencer, database: Database, seconds: float) -> BackgroundCost:
@@ -211,7 +234,9 @@ async def _background(sequencer: Sequencer, database: Database, seconds: float) 
         lapsed_merges=await always(lambda: sequencer.merges.free_lapsed(1_000)),
         claim_in_vain=await always(lambda: sequencer.jobs.claim("taken", uuid4(), lease_s=60.0)),
         durability=await always(lambda: sequencer.database.run_local(DURABILITY)),
-        connection=StatementCost(fixed_s=await _of_a_new_connection(sequencer, database.postmaster), each_s=0.0),
+        connection=StatementCost(
+            fixed_s=await _of_a_new_connection(sequencer, database.postmaster), each_s=0.0
+        ),
         reservation=statement(await cost(lambda: reserve(1)), await cost(lambda: reserve(33)), 32),
         topic_changes=await always(lambda: sequencer.topics.changes(changes)),
         idle_per_agent_s=0.0,

@@ -1,8 +1,11 @@
-"""What the object store takes, through the client that agents use: latency by size, and the store's own CPU."""
+"""What the object store takes, through the client that agents use: latency by size, and the store's own
+CPU.
+"""
 
 import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +68,9 @@ async def _gets(store: ObjectStore, endpoint: Endpoint, size_bytes: int) -> _Req
     return await _times(endpoint, size_bytes, lambda number: store.get(_key(size_bytes, number)))
 
 
-async def _times(endpoint: Endpoint, size_bytes: int, request) -> _Requests:
+async def _times(
+    endpoint: Endpoint, size_bytes: int, request: Callable[[int], Awaitable[object]]
+) -> _Requests:
     await request(0)
     before, took_s = cpu_times(endpoint.pid), []
     for number in range(_TIMES):
@@ -78,12 +83,16 @@ async def _times(endpoint: Endpoint, size_bytes: int, request) -> _Requests:
 
 
 def _latency(requests: list[_Requests]) -> tuple[Latency, float]:
-    """At no size, and the bytes per second on top; the spread is that of all sizes, relative to their median."""
+    """At no size, and the bytes per second on top; the spread is that of all sizes, relative to their
+    median.
+    """
     medians = [float(np.median(one.took_s)) for one in requests]
     fixed_s, per_byte_s = fit([(1, one.size_bytes) for one in requests], medians)
     beyond = [took - median for one, median in zip(requests, medians, strict=True) for took in one.took_s]
     p50_s = max(fixed_s, 1e-4)
-    return Latency(p50_s=p50_s, p99_s=p50_s + max(0.0, float(np.quantile(beyond, 0.99)))), 1 / max(per_byte_s, 1e-12)
+    return Latency(p50_s=p50_s, p99_s=p50_s + max(0.0, float(np.quantile(beyond, 0.99)))), 1 / max(
+        per_byte_s, 1e-12
+    )
 
 
 def _key(size_bytes: int, number: int) -> ObjectKey:

@@ -1,4 +1,6 @@
-"""A real cluster under a given load, for as long as it is measured: what calibration and validation have in common."""
+"""A real cluster under a given load, for as long as it is measured: what calibration and validation have in
+common.
+"""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +24,9 @@ from benchmarks.systems.tidelog import tidelog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLoad:
-    """Producers in every zone of the system, at a steady pace over all partitions; consumers of everything."""
+    """Producers in every zone of the system, at a steady pace over all partitions; consumers of
+    everything.
+    """
 
     partitions: int
     batch_bytes: tuple[int, ...]
@@ -107,8 +111,10 @@ def measure(
         produced = [producer.result() for producer in producers]
         consumed = [consumer.result() for consumer in consumers]
     finally:
-        for one in (*producers, *consumers):
-            one.end()
+        for producer in producers:
+            producer.end()
+        for consumer in consumers:
+            consumer.end()
     return _measured(load, produced, consumed, before, after, window, sizes)
 
 
@@ -120,7 +126,8 @@ def _frames(topic: str, load: MeasuredLoad) -> tuple[list[ProduceFrame], tuple[f
         doubled: list[Batch] = [*batches, *batches]
         step = max(1, load.batches_per_request)
         frames += [
-            ProduceFrame(topic, doubled[start : start + step], "model") for start in range(0, load.partitions, step)
+            ProduceFrame(topic, doubled[start : start + step], "model")
+            for start in range(0, load.partitions, step)
         ]
     return frames, tuple(float(np.mean([len(batch.data) for batch in batches])) for batches in kinds)
 
@@ -133,7 +140,7 @@ class _Look:
 
 
 def _look(system: System) -> _Look:
-    """CPU last: what it takes to ask for the rest is not part of what follows."""
+    """Reads CPU last, so that the cost of the other readings is not part of the measurement."""
     return _Look(
         counters=system.meters.read().counters,
         runs=_committed_runs(system),

@@ -1,4 +1,4 @@
-"""An agent is killed: how long until clients are told of another for what it served."""
+"""Kills an agent: how long until Metadata names another agent for its partitions."""
 
 import tempfile
 import time
@@ -19,7 +19,7 @@ _PAUSE_S = 0.1
 
 
 def measured_death_s(endpoint: Endpoint) -> float:
-    """Of two agents in one zone one is killed, and the other asked over and over. Raises TimeoutError."""
+    """Kills one of two agents of a zone, and asks the other one repeatedly. Raises TimeoutError."""
     with tempfile.TemporaryDirectory(prefix="tidelog-model-") as directory:
         settings = StackSettings(
             environment=Environment.of_process(),
@@ -41,7 +41,7 @@ def measured_death_s(endpoint: Endpoint) -> float:
 
 
 def _wait_for_leaders(wire: Wire, topic: str, count: int) -> float:
-    """Until so many agents lead the topic's partitions; the seconds it took."""
+    """Waits until this many agents lead the topic's partitions. Returns the seconds that it took."""
     began_s = time.monotonic()
     asked = MetadataRequest(
         topics=(MetadataRequestTopic(name=TopicName(topic)),),

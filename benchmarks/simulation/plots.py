@@ -49,7 +49,9 @@ def _postgres(grid: Sequence[Result]) -> Figure:
         for one in line:
             marker = "o" if one.keeps_up else "x"
             axes.plot(one.scenario.partitions, one.postgres_cpu, marker, color=drawn.get_color())
-    axes.set(xscale="log", yscale="log", xlabel="partitions", ylabel="Postgres cores used (x: does not keep up)")
+    axes.set(
+        xscale="log", yscale="log", xlabel="partitions", ylabel="Postgres cores used (x: does not keep up)"
+    )
     axes.legend()
     return figure
 
@@ -78,7 +80,9 @@ def _cost(grid: Sequence[Result], prices: Prices) -> Figure:
     for name, bills, shift in (("Tidelog", ours, -0.2), ("Kafka", kafka, 0.2)):
         bottom = np.zeros(len(rates))
         for part in bills[0].parts:
-            heights = np.array([bill.parts[part] / rate * 1e9 / 1000 for bill, rate in zip(bills, rates, strict=True)])
+            heights = np.array(
+                [bill.parts[part] / rate * 1e9 / 1000 for bill, rate in zip(bills, rates, strict=True)]
+            )
             axes.bar(np.arange(len(rates)) + shift, heights, 0.36, bottom=bottom, label=f"{name}: {part}")
             bottom += heights
     axes.set_xticks(range(len(rates)), [f"{rate / 1e9:g} GB/s" for rate in rates])
@@ -91,7 +95,9 @@ def _cache(points: Sequence[tuple[float, int, Result]]) -> Figure:
     figure, axes = plt.subplots(figsize=_SIZE)
     for lag_s in sorted({lag for lag, _, _ in points}):
         line = sorted((size, result.last_groups_hit_ratio) for lag, size, result in points if lag == lag_s)
-        axes.plot([size >> 20 for size, _ in line], [hits for _, hits in line], "o-", label=f"{lag_s:g} s behind")
+        axes.plot(
+            [size >> 20 for size, _ in line], [hits for _, hits in line], "o-", label=f"{lag_s:g} s behind"
+        )
     axes.set(
         xscale="log",
         xlabel="page cache per agent, MiB",

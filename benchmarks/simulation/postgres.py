@@ -1,8 +1,9 @@
-"""Postgres as the model sees it: cores, row locks taken in order, one log with shared syncs, and being away.
+"""Postgres in the model: cores, row locks taken in order, one log with shared syncs, and outages.
 
-Promises that two commits never hold a partition at once, that whoever waits for a row holds those before it (so that
-convoys form as they do in Postgres), and that a commit that was under way in a failover is repeated, as the committer
-does.
+Promises:
+- Two commits never hold a partition at once.
+- A commit that waits for a row holds the rows before it, so convoys form as they do in Postgres.
+- A commit that was in flight during a failover is repeated, as the committer does.
 """
 
 from collections import deque
@@ -98,7 +99,9 @@ class Log:
         self._syncing = True
         self.bytes += size_bytes
         self.syncs += 1
-        self._loop.after(self._sync_s + size_bytes / self._bytes_per_s, self._synced, [done for _, done in group])
+        self._loop.after(
+            self._sync_s + size_bytes / self._bytes_per_s, self._synced, [done for _, done in group]
+        )
 
     def _synced(self, group: Sequence[Done]) -> None:
         self._syncing = False
@@ -123,7 +126,12 @@ class Postgres:
     """One primary."""
 
     def __init__(
-        self, loop: EventLoop, cores: Cores, cost: CommitCost, place: PostgresPlace, random: np.random.Generator
+        self,
+        loop: EventLoop,
+        cores: Cores,
+        cost: CommitCost,
+        place: PostgresPlace,
+        random: np.random.Generator,
     ) -> None:
         self._loop = loop
         self._cost = cost
@@ -141,7 +149,7 @@ class Postgres:
         self.statements = 0
 
     def fail_over(self, away_s: float) -> None:
-        """Nothing is answered for so long; what was under way has an unknown outcome and is repeated."""
+        """Answers nothing for this long. Commits in flight have an unknown outcome and are repeated."""
         self._failovers += 1
         self._away_until_s = self._loop.now_s + away_s
         self.locks = RowLocks()
@@ -177,7 +185,7 @@ class Postgres:
         self._after(self._place.network_s / 2, lambda: locks.take(rows, locked))
 
     def statement(self, work_s: float, done: Done) -> None:
-        """A read, or a write whose sync nobody of the model waits for."""
+        """A read, or a write whose sync no part of the model waits for."""
         self.statements += 1
         self.cpu_s += work_s
         if self._loop.now_s < self._away_until_s:

@@ -1,7 +1,8 @@
-"""Reading: which zone fetches which object, from whose memory, and how often the store is asked.
+"""Reads: which zone fetches which object, from which agent's memory, and how often from the store.
 
-Pages are kept in the product's own cache (`cache_ring/pages/page_cache.py`), one per agent and lane, and the product's
-ring says whose. Promises that an object that several ask for while it is loaded is fetched once.
+Pages are in the product's own cache (`cache_ring/pages/page_cache.py`), one per agent and lane, and the
+product's ring names the owner. Promises that an object which several readers want while it loads is fetched
+once.
 """
 
 from collections.abc import Callable
@@ -45,7 +46,7 @@ class ReadCounts:
     runs: int = 0
     bytes: int = 0
     end_to_end: Durations = field(default_factory=Durations)
-    """From a batch's arrival to its bytes being at hand for a reader at the end of its partition."""
+    """From a batch's arrival until a reader at the end of its partition has its bytes."""
 
     @property
     def hit_ratio(self) -> float:
@@ -70,8 +71,9 @@ class Readers:
         on_read: Callable[[str, int, int], None],
         on_get: Callable[[int, int], None],
     ) -> None:
-        """`on_read` is told of a zone, the runs and the bytes; `on_get` of the agent that loads an object, and its
-        size."""
+        """`on_read` gets a zone, the runs and the bytes. `on_get` gets the agent that loads an object, and
+        its size.
+        """
         self._loop = loop
         self._scenario = scenario
         self._placement = placement
@@ -94,8 +96,9 @@ class Readers:
         self.counts = ReadCounts()
 
     def committed(self, agent: Agent, segment: Segment, shard: int) -> None:
-        """A segment's runs of one shard have their offsets; whoever waits for them is told. The object is asked for
-        when the first of its shards is committed."""
+        """A segment's runs of one shard have their offsets, and waiting readers learn of them. Readers ask
+        for the object when the first of its shards is committed.
+        """
         is_first, is_last = not segment.number, not segment.shards_left
         if is_first:
             self._objects += 1
@@ -129,7 +132,7 @@ class Readers:
         self.counts.zones_read += len(foreign)
 
     def _readers_of(self, group: Group, segment: Segment, shard: int) -> list[tuple[str, int]]:
-        """The zones in which a group reads of the segment, and how many of its runs."""
+        """The zones in which a group reads the segment, and the number of its runs there."""
         rows = segment.rows[shard]
         if group.everywhere:
             return [(zone, rows.size) for zone in group.zones]

@@ -16,11 +16,21 @@ from benchmarks.simulation.validation import LIMIT, Quantity
 
 _GB = 1e9
 _CPU_HEADROOM = 2.0
-"""Postgres is bought with so many times the cores that it uses."""
+"""Postgres has this many times the cores that it uses."""
 
 
 def grid_table(results: Sequence[Result]) -> Figures:
-    columns = ["agents", "GB/s", "partitions", "PUT/s", "MB each", "GET/s", "commits/s", "runs/s", "Postgres cores"]
+    columns = [
+        "agents",
+        "GB/s",
+        "partitions",
+        "PUT/s",
+        "MB each",
+        "GET/s",
+        "commits/s",
+        "runs/s",
+        "Postgres cores",
+    ]
     columns += ["lock waits per commit", "ack p50 ms", "p99 ms", "agent core", "keeps up"]
     return Figures(
         name="grid",
@@ -69,7 +79,15 @@ def _ms(seconds: float, result: Result) -> str:
 
 
 def ways_table(named: Sequence[tuple[str, Result]]) -> Figures:
-    columns = ["", "PUT/s", "commits/s", "runs/s", "lock waits per commit", "Postgres cores, all", "busiest database"]
+    columns = [
+        "",
+        "PUT/s",
+        "commits/s",
+        "runs/s",
+        "lock waits per commit",
+        "Postgres cores, all",
+        "busiest database",
+    ]
     return Figures(
         name="ways",
         title="past the wall",
@@ -106,7 +124,9 @@ def cost_table(results: Sequence[Result], prices: Prices) -> Figures:
             postgres_cores=max(4.0, _CPU_HEADROOM * result.postgres_cpu),
         )
         ours = tidelog_bill(usage, prices)
-        kafka = kafka_bill(KafkaCluster(bytes_per_s=scenario.bytes_per_s, groups=len(scenario.groups)), prices)
+        kafka = kafka_bill(
+            KafkaCluster(bytes_per_s=scenario.bytes_per_s, groups=len(scenario.groups)), prices
+        )
         names = ("PUT", "GET", "merging", "storage", "agents", "Postgres")
         rows.append(
             [
@@ -174,16 +194,21 @@ def growth_table(results: Sequence[Result]) -> Figures:
 
 def failover_table(deaths_s: np.ndarray, outages: Sequence[Outage]) -> Figures:
     quantiles = [f"{np.quantile(deaths_s, share):.1f}" for share in (0.5, 0.99)]
-    rows = [["an agent dies without a word: its partitions, p50 / p99", " / ".join(quantiles), ""]]
+    rows = [["an agent dies: its partitions, p50 / p99", " / ".join(quantiles), ""]]
     rows += [
         [
             f"Postgres is away for {outage.away_s:.0f} s: everything",
             f"{outage.silent_s:.0f}",
-            f"{outage.recovered_s:.0f} more until the backlog is gone{', clients held back' * outage.blocked}",
+            (
+                f"{outage.recovered_s:.0f} more until the backlog is "
+                f"gone{', clients held back' * outage.blocked}"
+            ),
         ]
         for outage in outages
     ]
-    return Figures(name="failover", title="failover", columns=["", "s without acknowledgement", ""], rows=rows)
+    return Figures(
+        name="failover", title="failover", columns=["", "s without acknowledgement", ""], rows=rows
+    )
 
 
 def cache_table(points: Sequence[tuple[float, int, Result]]) -> Figures:
@@ -191,7 +216,8 @@ def cache_table(points: Sequence[tuple[float, int, Result]]) -> Figures:
     by_place = {(lag, size): result for lag, size, result in points}
     return Figures(
         name="cache",
-        title="a second reader this far behind, on average: share of its reads from memory (GETs per object and zone)",
+        title=("a second reader this far behind, on average: share of its reads from memory (GETs per "
+            "object and zone)"),
         columns=["page cache per agent", *(f"{lag:g} s" for lag in lags)],
         rows=[
             [f"{size >> 20} MiB", *(_hits(by_place[lag, size]) for lag in lags)]

@@ -1,7 +1,7 @@
-"""What is simulated: a cluster, its load, and where each partition is written and read.
+"""A scenario: a cluster, its load, and where each partition is written and read.
 
-Partitions are placed by the product's own ring. Of many partitions a part is placed and the rest follows its pattern,
-so that agents' shares are those of the ring.
+The product's ring places partitions. If there are many, it places a part of them and the rest follows its
+pattern, so that agents' shares are those of the ring.
 """
 
 from dataclasses import dataclass, field
@@ -66,7 +66,9 @@ class Scenario:
     """A round trip from an agent to Postgres, which may be in another zone."""
     consumers_per_agent: int = 2
     machine_cores: int | None = None
-    """Everything shares one machine with so many cores (validation); None: an agent has a core, Postgres its own."""
+    """The cores of one machine that everything shares (validation). None: an agent has a core, Postgres its
+    own.
+    """
     postgres_away: tuple[float, float] | None = None
     """From when, for how long, in seconds."""
     warm_up_s: float = 5.0
@@ -74,7 +76,9 @@ class Scenario:
     chunk_s: float = 0.05
     """Requests that come to an agent within this time are one event, where there are many."""
     draws_per_agent: int = 8
-    """Ids drawn for each agent of a zone in search of one that its writer owns (`agent/write_path/segment_ids.py`)."""
+    """Ids drawn for each agent of a zone in search of one that its writer owns
+    (`agent/write_path/segment_ids.py`).
+    """
     seed: int = 1
 
     @property
@@ -110,7 +114,8 @@ def place(scenario: Scenario) -> Placement:
     zone_of = tuple(agent.address.zone for agent in agents)
     order = {zone: np.argsort(numbers, kind="stable") for zone, numbers in leaders.items()}
     bounds = {
-        zone: np.searchsorted(numbers[order[zone]], np.arange(scenario.agents + 1)) for zone, numbers in leaders.items()
+        zone: np.searchsorted(numbers[order[zone]], np.arange(scenario.agents + 1))
+        for zone, numbers in leaders.items()
     }
     return Placement(
         ring=ring,
@@ -118,7 +123,8 @@ def place(scenario: Scenario) -> Placement:
         leaders=leaders,
         shard_of=(topics % scenario.shards).astype(np.int32),
         written_by=tuple(
-            order[zone][bounds[zone][number] : bounds[zone][number + 1]] for number, zone in enumerate(zone_of)
+            order[zone][bounds[zone][number] : bounds[zone][number + 1]]
+            for number, zone in enumerate(zone_of)
         ),
     )
 

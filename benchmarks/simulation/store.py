@@ -1,4 +1,6 @@
-"""The object store: a latency drawn per request, a bandwidth per request, and CPU where it shares the machine."""
+"""The object store: a latency drawn per request, a bandwidth per request, and CPU where it shares the
+machine.
+"""
 
 from collections.abc import Callable
 
@@ -10,9 +12,13 @@ from benchmarks.simulation.latency import Durations
 
 
 class Store:
-    """`cores` are those of the machine if the store runs on it; the store of a region has none that matter."""
+    """`cores` are those of the machine if the store runs on it; the store of a region has none that
+    matter.
+    """
 
-    def __init__(self, loop: EventLoop, cost: StoreCost, cores: Cores | None, random: np.random.Generator) -> None:
+    def __init__(
+        self, loop: EventLoop, cost: StoreCost, cores: Cores | None, random: np.random.Generator
+    ) -> None:
         self._loop = loop
         self._cost = cost
         self._cores = cores
@@ -28,13 +34,17 @@ class Store:
         self.puts += 1
         self.put_bytes += size_bytes
         lasts_s = cost.put.draw(self._random) + size_bytes / cost.put_bytes_per_s
-        self._work(lasts_s, cost.cpu_per_put_s + size_bytes * cost.cpu_per_put_byte_s, self.put_durations, done)
+        self._work(
+            lasts_s, cost.cpu_per_put_s + size_bytes * cost.cpu_per_put_byte_s, self.put_durations, done
+        )
 
     def get(self, size_bytes: int, done: Callable[[], None]) -> None:
         cost = self._cost
         self.gets += 1
         lasts_s = cost.get.draw(self._random) + size_bytes / cost.get_bytes_per_s
-        self._work(lasts_s, cost.cpu_per_get_s + size_bytes * cost.cpu_per_get_byte_s, self.get_durations, done)
+        self._work(
+            lasts_s, cost.cpu_per_get_s + size_bytes * cost.cpu_per_get_byte_s, self.get_durations, done
+        )
 
     def _work(self, lasts_s: float, work_s: float, durations: Durations, done: Callable[[], None]) -> None:
         began_s = self._loop.now_s

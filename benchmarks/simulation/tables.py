@@ -1,8 +1,9 @@
-"""A table once, for the terminal and for a page: pages keep theirs between two markers, so that a run renews them."""
+"""A table for the terminal and for a page. A page has it between two markers, so that a run can renew it."""
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.table import Table
@@ -37,5 +38,9 @@ def renew(page: Path, tables: Iterable[Figures]) -> None:
         place = re.compile(rf"(<!-- table {table.name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not place.search(text):
             raise ValueError(f"{page} has no place for the table {table.name}")
-        text = place.sub(lambda found, table=table: f"{found[1]}{table.as_markdown()}\n{found[2]}", text)
+        text = place.sub(partial(_filled, table.as_markdown()), text)
     page.write_text(text)
+
+
+def _filled(markdown: str, place: re.Match[str]) -> str:
+    return f"{place[1]}{markdown}\n{place[2]}"

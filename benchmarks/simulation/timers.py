@@ -1,6 +1,6 @@
-"""What agents with nothing to do ask of Postgres, and how often: the product's settings as arithmetic.
+"""What idle agents ask Postgres, and how often, computed from the product's settings.
 
-Work for the whole cluster is done by one agent: it is counted once, whatever the number of agents.
+One agent does the work for the whole cluster, so it counts once, whatever the number of agents.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ from sequencer.settings import SequencerSettings
 _AGENTS_PER_TURN = 4
 _LOOKS_PER_CHECKPOINT = 20
 _MOST_PACE = 2
-"""A job is done up to so many times in its interval when many agents come to it."""
+"""If many agents come to a job, it is done up to this many times in its interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,12 @@ class Timers:
 
 
 def timers(agents: int) -> Timers:
-    ring, agent, sequencer, jobs = CacheRingSettings(), AgentSettings(), SequencerSettings(), HousekeeperSettings()
+    ring, agent, sequencer, jobs = (
+        CacheRingSettings(),
+        AgentSettings(),
+        SequencerSettings(),
+        HousekeeperSettings(),
+    )
     turns = max(1, min(jobs.job_patience, agents // _AGENTS_PER_TURN))
     return Timers(
         renewal=agents / ring.membership_renew_s,
@@ -53,17 +58,21 @@ def timers(agents: int) -> Timers:
 
 def cores(agents: int, cost: BackgroundCost) -> float:
     """Of Postgres."""
-    return sum(per_s * getattr(cost, name).cpu_s(agents) for name, per_s in asdict(timers(agents)).items())
+    return float(
+        sum(per_s * getattr(cost, name).cpu_s(agents) for name, per_s in asdict(timers(agents)).items())
+    )
 
 
 def claims_per_agent_s(settings: HousekeeperSettings) -> float:
-    """By an agent that comes to every job at each of its turns."""
+    """For an agent that comes to every job at each of its turns."""
     return sum(
         1 / interval_s
         for interval_s in (
             settings.ownership_ratchet_s,
             settings.journal_interval_s,
             settings.checkpoint_interval_s / _LOOKS_PER_CHECKPOINT,
+            settings.retention_interval_s,
+            settings.retention_interval_s,
             settings.retention_interval_s,
             settings.topic_sweep_interval_s,
             settings.producer_expiry_interval_s,
@@ -74,6 +83,7 @@ def claims_per_agent_s(settings: HousekeeperSettings) -> float:
             settings.garbage_interval_s,
             settings.garbage_interval_s,
             settings.merge_interval_s,
+            settings.clean_interval_s,
             settings.observation_interval_s,
         )
     )

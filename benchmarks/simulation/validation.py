@@ -1,7 +1,8 @@
-"""Loads that calibration did not use: predicted first, measured then, and told apart in percent.
+"""Loads that calibration did not use: predicts first, then measures, and shows the difference in percent.
 
-Three: mixed batches with the PUT budget partly spent; segments that are full before they are old; and commits of many
-writers that share partitions, with a synchronous standby's delay put between their work and their end.
+There are three: mixed batches with the PUT budget partly spent; segments that are full before they are old;
+and commits of many writers that share partitions, with a synchronous standby's delay between their work and
+their end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,9 @@ class Trial:
 
     def scenario(self, machine_cores: int) -> Scenario:
         load = self.load
-        sizes = tuple(len(full_batches(range(1), load.record_bytes, size)[0].data) for size in load.batch_bytes)
+        sizes = tuple(
+            len(full_batches(range(1), load.record_bytes, size)[0].data) for size in load.batch_bytes
+        )
         batches_per_s = len(ZONES) * load.requests_per_s * load.batches_per_request
         return Scenario(
             agents=len(ZONES),
@@ -124,7 +127,9 @@ def predict(trial: Trial, calibration: Calibration, machine_cores: int) -> list[
     ]
 
 
-def measure_trial(trial: Trial, predicted: Sequence[Quantity], endpoint: Endpoint, seconds: float) -> list[Quantity]:
+def measure_trial(
+    trial: Trial, predicted: Sequence[Quantity], endpoint: Endpoint, seconds: float
+) -> list[Quantity]:
     with measured_cluster(endpoint, ZONES, trial.environment()) as system:
         found = measure(system, trial.load, _WARM_UP_S, seconds)
     if found.errors:

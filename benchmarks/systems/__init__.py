@@ -1,1 +1,1 @@
-"""What is measured: Tidelog and its peers, each started for itself, with the meters of all its processes."""
+"""The measured systems: Tidelog and its peers. Starts each one alone, and meters all its processes."""

@@ -1,19 +1,19 @@
-"""Apache Kafka as a system to measure: one broker, its log on the local disk, with its default settings
-but for how soon the files of a deleted topic go."""
+"""Apache Kafka as a system to measure: one broker, its log on the local disk, with its default settings,
+except for how soon it deletes the files of a deleted topic."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.apache_kafka import apache_kafka
 from benchmarks.load.producers import Target
 from benchmarks.systems.meters import Meters
 from benchmarks.systems.system import System
+from tests.support.apache_kafka import apache_kafka
 
 _SETTINGS = {"log.segment.delete.delay.ms": "500", "log.initial.task.delay.ms": "500"}
-"""What is deleted between two workloads goes at once, or the page cache would be full of it."""
+"""Deletes files at once after a workload. Otherwise they would fill the page cache."""
 _SETTLING_S = 45.0
-"""With a thousand new partitions it is behind for half a minute, and then catches up."""
+"""After a thousand partitions were created, Kafka lags for half a minute and then catches up."""
 
 
 @contextmanager

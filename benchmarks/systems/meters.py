@@ -14,7 +14,7 @@ _SAMPLE = re.compile(r"^([a-z_0-9]+)(?:\{([^}]*)\})? ([0-9.eE+-]+|NaN)$", re.MUL
 
 
 def cpu_s(pid: int) -> float:
-    """Of a process and all its descendants, those that ended and were waited for included. 0 when it is gone."""
+    """CPU of a process and all its descendants, including those that ended. 0 if the process is gone."""
     total = 0.0
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)
@@ -26,7 +26,7 @@ def cpu_s(pid: int) -> float:
 
 
 def memory_mib(pid: int) -> tuple[float, float]:
-    """Resident now, and the most it ever was."""
+    """Resident memory now, and its peak."""
     status = Path(f"/proc/{pid}/status")
     if not status.exists():
         resident = psutil.Process(pid).memory_info().rss / _MIB
@@ -36,17 +36,20 @@ def memory_mib(pid: int) -> tuple[float, float]:
 
 
 def scrape(url: str) -> dict[str, float]:
-    """The samples of a Prometheus page by `name` and `name{labels}`; empty when it does not answer."""
+    """The samples of a Prometheus page by `name` and `name{labels}`. Empty if it does not answer."""
     with httpx.Client(verify=False, timeout=5.0) as client:
         try:
             text = client.get(url).text
         except httpx.TransportError:
             return {}
-    return {f"{name}{{{labels}}}" if labels else name: float(value) for name, labels, value in _SAMPLE.findall(text)}
+    return {
+        f"{name}{{{labels}}}" if labels else name: float(value)
+        for name, labels, value in _SAMPLE.findall(text)
+    }
 
 
 def total(samples: Mapping[str, float], name: str, labels: str = "") -> float:
-    """Of all samples of a name whose labels contain `labels`."""
+    """The sum of all samples of a name whose labels contain `labels`."""
     return sum(
         value
         for key, value in samples.items()
@@ -56,7 +59,7 @@ def total(samples: Mapping[str, float], name: str, labels: str = "") -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """`cpu_s` by part: a zone's server by the zone's name, "postgres", "store". `counters` grow."""
+    """`cpu_s` by part: the zone's name for its server, "postgres", "store". `counters` only grow."""
 
     cpu_s: Mapping[str, float]
     counters: Mapping[str, float] = field(default_factory=dict)
@@ -68,24 +71,26 @@ class Reading:
         )
 
     def servers_s(self) -> float:
-        """Of all servers, without Postgres and the object store."""
+        """CPU of all servers, without Postgres and the object store."""
         return sum(value for part, value in self.cpu_s.items() if part not in ("postgres", "store"))
 
 
 class Meters:
-    """Reads what it was given: pids by part, and functions that return counters."""
+    """Reads CPU and memory of pids by part, and counters from functions."""
 
-    def __init__(self, pids: Mapping[str, int], counters: Iterable[Callable[[], Mapping[str, float]]] = ()) -> None:
+    def __init__(
+        self, pids: Mapping[str, int], counters: Iterable[Callable[[], Mapping[str, float]]] = ()
+    ) -> None:
         self.pids = dict(pids)
         self._counters = tuple(counters)
 
     def read(self) -> Reading:
-        """Counters first: what it takes to ask for them is not part of what follows."""
+        """Reads counters first, so that their cost is not part of the measurement."""
         counters = {name: value for read in self._counters for name, value in read().items()}
         return Reading(cpu_s={part: cpu_s(pid) for part, pid in self.pids.items()}, counters=counters)
 
     def server_memory_mib(self) -> tuple[float, float]:
-        """The largest server's: now, and at most."""
+        """Memory of the largest server: now, and its peak."""
         servers = [pid for part, pid in self.pids.items() if part not in ("postgres", "store")]
         readings = [memory_mib(pid) for pid in servers]
         return max(now for now, _ in readings), max(most for _, most in readings)

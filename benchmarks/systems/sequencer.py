@@ -1,4 +1,4 @@
-"""Postgres alone, with Tidelog's schema: what the sequencer is without agents."""
+"""Postgres alone with Tidelog's schema: the sequencer without agents."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from benchmarks.systems.system import System
 
 @contextmanager
 def sequencer() -> Iterator[System]:
-    """Ends with the context."""
+    """It ends with the context."""
     with own_postgres() as database:
         yield System(
             name="sequencer",

@@ -1,4 +1,4 @@
-"""Requests as MinIO counts them, the same for every system."""
+"""Requests as MinIO counts them. The same for every system."""
 
 from benchmarks.endpoints import Endpoint
 from benchmarks.systems.meters import scrape, total

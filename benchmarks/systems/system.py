@@ -1,4 +1,4 @@
-"""A running system as workloads see it: where its brokers are, how topics are made, what its processes spend."""
+"""A running system as workloads see it: its addresses, its topics, and what its processes use."""
 
 import time
 from collections.abc import Mapping
@@ -28,8 +28,8 @@ _LATEST = i64(-1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """`targets` by zone: where its clients connect. `endpoint` is the object store that it writes to, if any.
-    `idempotent`: whether its clients produce so, which they do by default."""
+    """`targets` by zone: where clients connect. `endpoint`: the object store that it writes to, if any.
+    `idempotent`: if true, as by default, its producers are idempotent."""
 
     name: str
     targets: Mapping[str, Target]
@@ -38,13 +38,14 @@ class System:
     database_url: str | None = None
     idempotent: bool = True
     drops_topics: bool = False
-    """Whether topics are deleted after each workload."""
+    """If true, topics are deleted after each workload."""
     settling_s: float = 8.0
-    """How long (c) runs before it is measured: a PUT budget, 16 at once and 4 per second, is spent by then."""
+    """How long (c) runs before it is measured. By then the PUT budget (16, and 4 per second) is spent.
+    """
     topics: list[str] = field(default_factory=list)
-    """Made and not deleted yet."""
+    """Topics that were created and not deleted yet."""
     stack: Stack | None = None
-    """Tidelog's own, for what restarts agents."""
+    """Tidelog's stack, for workloads that restart agents."""
 
     @property
     def target(self) -> Target:
@@ -52,7 +53,7 @@ class System:
         return next(iter(self.targets.values()))
 
     def create_topic(self, partitions: int) -> str:
-        """A new topic that takes records. Raises BadAnswer, TimeoutError."""
+        """Creates a topic and waits until it takes records. Raises BadAnswer or TimeoutError."""
         name = f"bench-{uuid4().hex[:8]}"
         wire = Wire.open(self.target.host, self.target.port, self.target.client_id)
         try:
@@ -75,7 +76,7 @@ class System:
         return name
 
     def drop_topics(self) -> None:
-        """All that were made. Raises BadAnswer."""
+        """Deletes all topics that were created. Raises BadAnswer."""
         wire = Wire.open(self.target.host, self.target.port, self.target.client_id)
         try:
             timeout = i32Timedelta.parse(timedelta(seconds=_TOPIC_TIMEOUT_S / 2))
@@ -90,7 +91,7 @@ class System:
         time.sleep(_DELETED_S)
 
     def ends(self, topic: str, partitions: int) -> Mapping[int, int]:
-        """The offset behind the last record of each partition. Raises BadAnswer."""
+        """The offset after the last record of each partition. Raises BadAnswer."""
         wire = Wire.open(self.target.host, self.target.port, self.target.client_id)
         try:
             found = _latest(wire, topic, partitions)
@@ -102,7 +103,7 @@ class System:
 
 
 def _latest(wire: Wire, name: str, partitions: int) -> dict[int, int] | None:
-    """The end of every partition; None while a leader does not know that it is one."""
+    """The end of every partition. None while an agent or broker does not know yet that it leads one."""
     asked = tuple(
         ListOffsetsPartition(partition_index=i32(partition), current_leader_epoch=i32(-1), timestamp=_LATEST)
         for partition in range(partitions)
@@ -121,7 +122,7 @@ def _latest(wire: Wire, name: str, partitions: int) -> dict[int, int] | None:
 
 
 def _wait_for(wire: Wire, name: str, partitions: int) -> None:
-    """A broker hears of a topic a little after it was made."""
+    """Waits until the broker knows the topic."""
     until = time.monotonic() + _TOPIC_TIMEOUT_S
     asked = MetadataRequest(
         topics=(MetadataRequestTopic(name=TopicName(name)),),
@@ -131,7 +132,11 @@ def _wait_for(wire: Wire, name: str, partitions: int) -> None:
     )
     while time.monotonic() < until:
         (topic,) = wire.ask(asked).topics
-        ready = [partition for partition in topic.partitions if partition.error_code == 0 and partition.leader_id >= 0]
+        ready = [
+            partition
+            for partition in topic.partitions
+            if partition.error_code == 0 and partition.leader_id >= 0
+        ]
         if topic.error_code == 0 and len(ready) == partitions and _latest(wire, name, partitions) is not None:
             return
         time.sleep(_POLL_S)

@@ -5,20 +5,20 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.child import DidNotStart, child, free_port, wait_until_open
 from benchmarks.endpoints import Endpoint
-from benchmarks.folder import TANSU
 from benchmarks.load.producers import Target
 from benchmarks.systems.meters import Meters
 from benchmarks.systems.store_counters import store_counters
 from benchmarks.systems.system import System
+from tests.support.child import DidNotStart, child, free_port, wait_until_open
+from tests.support.folder import TANSU
 
 _START_TIMEOUT_S = 30.0
 
 
 @contextmanager
 def tansu(directory: Path, endpoint: Endpoint, *, idempotent: bool) -> Iterator[System]:
-    """In the endpoint's bucket; ends with the context."""
+    """Writes into the endpoint's bucket. It ends with the context."""
     if not TANSU.exists():
         raise DidNotStart("There is no Tansu: `make bench-setup` fetches it.")
     port = free_port()
@@ -31,7 +31,14 @@ def tansu(directory: Path, endpoint: Endpoint, *, idempotent: bool) -> Iterator[
         "AWS_DEFAULT_REGION": "us-east-1",
         "RUST_LOG": "error",
     }
-    options = ["--storage-engine", f"s3://{endpoint.bucket}/", "--listener-url", url, "--advertised-listener-url", url]
+    options = [
+        "--storage-engine",
+        f"s3://{endpoint.bucket}/",
+        "--listener-url",
+        url,
+        "--advertised-listener-url",
+        url,
+    ]
     log_file = directory / "tansu.log"
     with child([str(TANSU), "broker", *options], log_file, environment) as process:
         wait_until_open(process, port, _START_TIMEOUT_S, log_file)

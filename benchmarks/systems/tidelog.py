@@ -1,4 +1,6 @@
-"""Tidelog: agents with the default settings, an embedded Postgres with fsync, and MinIO or a local directory."""
+"""Tidelog: agents with the default settings, an embedded Postgres with fsync, and MinIO or a local
+directory.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,14 +30,15 @@ def tidelog(
     zones: tuple[str, ...] = ("a",),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[System]:
-    """An agent for each zone; without an endpoint objects are files of a local directory. Another cluster each time, as
-    its database is another: they may share an endpoint."""
+    """An agent for each zone. Without an endpoint, objects are files of a local directory. Each has a new
+    database and a new cluster name, so several may share an endpoint.
+    """
     store = endpoint.as_environment() if endpoint else {}
     given = {
         "TIDELOG_LINGER_MS": _LINGER_MS,
         "TIDELOG_PUT_USD_PER_MILLION": "5",  # as on S3, not as the stack has it
         "TIDELOG_CLUSTER": f"benchmark-{uuid4().hex}",
-        "TIDELOG_OWNERSHIP_RATCHET_S": "60",  # as in production, not as the stack has it
+        "TIDELOG_OWNERSHIP_RATCHET_S": "60",  # as in production, not as in the development stack
         **store,
     }
     settings = StackSettings(
@@ -51,7 +54,7 @@ def tidelog(
 
 
 def system_of(stack: Stack, endpoint: Endpoint | None) -> System:
-    """A stack that runs already."""
+    """A stack that already runs."""
     agents = {agent.address.zone: agent for agent in stack.agents}
     postmaster = int((stack.data_dir / "postgres" / "postmaster.pid").read_text().split()[0])
     pids = {zone: agent.pid for zone, agent in agents.items()} | {"postgres": postmaster}
@@ -63,7 +66,9 @@ def system_of(stack: Stack, endpoint: Endpoint | None) -> System:
     return System(
         name="tidelog" if endpoint else "tidelog-local",
         targets={
-            zone: Target(host=agent.address.host, port=agent.address.kafka_port, client_id=f"tidelog_zone={zone}")
+            zone: Target(
+                host=agent.address.host, port=agent.address.kafka_port, client_id=f"tidelog_zone={zone}"
+            )
             for zone, agent in agents.items()
         },
         meters=Meters({part: pid for part, pid in pids.items() if pid is not None}, counters),

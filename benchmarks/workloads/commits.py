@@ -10,7 +10,7 @@ _PLAIN_WRITERS = 8
 
 
 def loads() -> list[CommitLoad]:
-    """Every number of partitions and writers, idempotent; not idempotent with eight writers."""
+    """Runs every number of partitions and writers with idempotence, and eight writers without."""
     return [
         CommitLoad(partitions=partitions, writers=writers, idempotent=idempotent)
         for partitions in PARTITIONS
@@ -25,7 +25,7 @@ def name_of(load: CommitLoad) -> str:
 
 
 def measure_all(system: System, seconds: float) -> Figures:
-    """Of each load so long."""
+    """How long each load runs."""
     assert system.database_url is not None
     database = Database(url=system.database_url, postmaster=psutil.Process(system.meters.pids["postgres"]))
     figures: dict[str, float] = {}

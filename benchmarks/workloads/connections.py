@@ -16,7 +16,7 @@ from benchmarks.workloads.steady import single_records
 IDLE, BUSY, PER_S = 5_000, 500, 2.0
 """PER_S: records of each busy one."""
 ENVIRONMENT = (("TIDELOG_MAX_CONNECTIONS", "6000"),)
-"""The one setting that the workload asks for; the default is 4096."""
+"""The only setting that the workload changes. The default is 4096."""
 _PARTITIONS = 100
 _CONNECT_S = 60.0
 _WARM_UP_S = 4.0
@@ -50,7 +50,7 @@ def measure(system: System, seconds: float) -> Figures:
 
 
 def _idle(target: Target, connected: EventOfProcesses, done: EventOfProcesses) -> int:
-    """How many were still open in the end."""
+    """How many were still open at the end."""
     wires = [_connected(target) for _ in range(IDLE)]
     connected.set()
     done.wait(_CONNECT_S)
@@ -58,7 +58,7 @@ def _idle(target: Target, connected: EventOfProcesses, done: EventOfProcesses) -
 
 
 def _connected(target: Target) -> Wire:
-    """Says what every client says first."""
+    """Sends the first requests of every client."""
     wire = Wire.open(target.host, target.port, target.client_id, buffer_bytes=4_096)
     wire.ask(ApiVersionsRequest(client_software_name="benchmark", client_software_version="1"))
     return wire

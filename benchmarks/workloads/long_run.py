@@ -1,7 +1,7 @@
 """(a) and (b) for ten minutes at a steady rate: what merging adds to the CPU of a GB.
 
-The first seconds, before anything is old enough to be merged, are the short run. The last two thirds are the long one:
-merging keeps up by then. The rate is one at which it can. Both are windows of one load, so their CPU compares.
+The first seconds, before anything is old enough to be merged, are the short run. The last two thirds are the
+long run, when merging keeps up. Both are windows of one load, so their CPU can be compared.
 """
 
 from typing import Final
@@ -17,8 +17,8 @@ SECONDS: Final = 600.0
 MB_PER_S: Final = 20.0
 SETTLE_S: Final = 20.0
 ENVIRONMENT: Final = (
-    ("TIDELOG_MERGE_SETTLE_S", str(SETTLE_S)),  # 60 s by default,
-    ("TIDELOG_MERGE_TARGET_S", "60"),  # and 300: merging would reach its steady state after ten minutes
+    ("TIDELOG_MERGE_SETTLE_S", str(SETTLE_S)),  # by default 60 s
+    ("TIDELOG_MERGE_TARGET_S", "60"),  # by default 300 s, and steady only after ten minutes
 )
 _SHORT_S: Final = 15.0
 _WARM_UP: Final = 1 / 3
@@ -30,9 +30,11 @@ _COUNTERS: Final = {
 
 
 def measure(system: System, shape: Shape, seconds: float) -> Figures:
-    """The figures of the long run, and of the short one with `short_` before their names."""
+    """The figures of the long run, and of the short run with the prefix `short_`."""
     topic = system.create_topic(shape.partitions)
-    prepared = [one for of_connection in frames(topic, shape, system.target.client_id, 1) for one in of_connection]
+    prepared = [
+        one for of_connection in frames(topic, shape, system.target.client_id, 1) for one in of_connection
+    ]
     pace = Pace(
         connections=CONNECTIONS,
         per_s=MB_PER_S * 1e6 / prepared[0].bytes / CONNECTIONS,
@@ -57,13 +59,13 @@ def measure(system: System, shape: Shape, seconds: float) -> Figures:
 
 
 def _figures(produced: Produced, spent: Reading, window: Window) -> Figures:
-    """Without the clients' CPU, which is of both windows."""
+    """Without the clients' CPU, which covers both windows."""
     figures = of_production(produced, spent, window)
     return {name: value for name, value in figures.items() if name != "clients_cpu_s_per_gb"}
 
 
 def _spent(system: System, window: Window) -> tuple[Reading, Reading]:
-    """By the processes, and by merging."""
+    """Figures of the processes and of merging."""
     window.wait_begin()
     merging, before = _merging(system), system.meters.read()
     window.wait_end()

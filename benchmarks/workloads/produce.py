@@ -23,7 +23,7 @@ _GB, _GIB = 1e9, 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What is produced. A request holds as many batches as fit the 1 MiB that clients send at most."""
+    """The shape of the load. A request has as many batches as fit the clients' limit of 1 MiB."""
 
     partitions: int
     record_bytes: int
@@ -35,8 +35,10 @@ LARGE = Shape(partitions=10, record_bytes=1_000, batch_bytes=256 << 10, batches_
 SMALL = Shape(partitions=100, record_bytes=100, batch_bytes=16 << 10, batches_per_request=50)
 
 
-def frames(topic: str, shape: Shape, client_id: str, connections: int = CONNECTIONS) -> list[list[ProduceFrame]]:
-    """For each connection, those that it sends in turn: every partition equally often."""
+def frames(
+    topic: str, shape: Shape, client_id: str, connections: int = CONNECTIONS
+) -> list[list[ProduceFrame]]:
+    """For each connection, the frames that it sends in turn. Every partition comes equally often."""
     batches = full_batches(range(shape.partitions), shape.record_bytes, shape.batch_bytes)
     return [_turns(topic, batches, shape.batches_per_request, client_id) for _ in range(connections)]
 
@@ -49,7 +51,7 @@ def _turns(topic: str, batches: Sequence[Batch], each: int, client_id: str) -> l
 
 
 def warm_up(system: System) -> None:
-    """For a JVM, which compiles what it runs often."""
+    """Warms up a JVM, which compiles code that runs often."""
     for shape in (LARGE, SMALL):
         measure(system, shape, _JVM_WARM_UP_S)
     system.drop_topics()
@@ -70,7 +72,7 @@ def measure(system: System, shape: Shape, seconds: float) -> Figures:
 
 
 def beside_raw_store(system: System, shape: Shape, seconds: float) -> Figures:
-    """With raw PUT and GET on the same store just before and just after, where the system has one."""
+    """If the system has a store, measures raw PUT and GET on it just before and just after."""
     if system.endpoint is None:
         return measure(system, shape, seconds)
     before = raw_store.throughput(system.endpoint, seconds / 4)

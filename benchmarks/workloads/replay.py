@@ -1,8 +1,8 @@
 """(f): reading everything from the beginning, alone and while others read the tail.
 
-The consumer reads through an agent that has none of it in memory. Beside it, in the same minute: raw GET, and the same
-consumer at a null agent that has the bytes in memory. Then tail consumers of another topic through the same agent,
-without and with a replay beside them that never ends.
+The consumer reads through an agent that has none of it in memory. For comparison, in the same minute: raw
+GET, and the same consumer at a null agent that has the bytes in memory. Then consumers read the tail of
+another topic through the same agent, without and with a replay that never ends.
 """
 
 import socket
@@ -21,7 +21,7 @@ from benchmarks.workloads.produce import IN_FLIGHT, LARGE, Shape, frames, memory
 
 TAIL_AGE_S = 10.0
 ENVIRONMENT = (("TIDELOG_TAIL_AGE_S", str(TAIL_AGE_S)),)
-"""What was written before is history after ten seconds instead of sixty."""
+"""Records become history after ten seconds instead of sixty."""
 _WRITE_S = 6.0
 _DEADLINE_S = 30.0
 _CONNECTIONS = 2
@@ -33,7 +33,7 @@ _GB = 1e9
 
 
 def measure(system: System, seconds: float) -> Figures:
-    """Reads through the agent of the last zone; the tail is written in the first."""
+    """Reads through the agent of the last zone. The tail is written in the first."""
     topic, ends = _write(system)
     reader = list(system.targets.values())[-1]
     written_s = time.monotonic()
@@ -49,7 +49,7 @@ def measure(system: System, seconds: float) -> Figures:
 
 
 def _write(system: System) -> tuple[str, Mapping[int, int]]:
-    """A topic, and where its partitions end."""
+    """A topic, and the ends of its partitions."""
     topic = system.create_topic(LARGE.partitions)
     prepared = frames(topic, LARGE, system.target.client_id)
     window = Window.after(0.0, _WRITE_S)
@@ -59,10 +59,11 @@ def _write(system: System) -> tuple[str, Mapping[int, int]]:
 
 
 def _shares(topic: str, ends: Mapping[int, int], *, again: bool = False) -> list[Subscription]:
-    """The partitions dealt out to the connections of one consumer."""
+    """The partitions, spread over the connections of one consumer."""
     dealt = [tuple(range(first, len(ends), _CONNECTIONS)) for first in range(_CONNECTIONS)]
     return [
-        Subscription(topic=topic, partitions=mine, stop={one: ends[one] for one in mine}, again=again) for mine in dealt
+        Subscription(topic=topic, partitions=mine, stop={one: ends[one] for one in mine}, again=again)
+        for mine in dealt
     ]
 
 
@@ -86,10 +87,14 @@ def _catch_up(system: System, reader: Target, topic: str, ends: Mapping[int, int
 
 
 def _at_null_agent(seconds: float) -> dict[str, float]:
-    """Both connections ask for partitions of the same numbers, so that any answer fits any of them."""
+    """Both connections ask for the same partition numbers, so that any answer fits either of them."""
     mine = range(LARGE.partitions // _CONNECTIONS)
     answers = [
-        Answer("null", full_batches(mine, LARGE.record_bytes, LARGE.batch_bytes), _PARTITION_BYTES // LARGE.batch_bytes)
+        Answer(
+            "null",
+            full_batches(mine, LARGE.record_bytes, LARGE.batch_bytes),
+            _PARTITION_BYTES // LARGE.batch_bytes,
+        )
         for _ in range(_CONNECTIONS)
     ]
     subscriptions = [Subscription(topic="null", partitions=tuple(mine))] * _CONNECTIONS
@@ -103,11 +108,15 @@ def _at_null_agent(seconds: float) -> dict[str, float]:
     return {"null_agent_mb_per_s": _size(consumed) / 1e6 / (consumed.ended_s - began_s)}
 
 
-def _tail(system: System, reader: Target, topic: str, ends: Mapping[int, int], seconds: float) -> dict[str, float]:
-    """The ages of batches at the tail, without and with a replay beside them."""
+def _tail(
+    system: System, reader: Target, topic: str, ends: Mapping[int, int], seconds: float
+) -> dict[str, float]:
+    """The ages of batches at the tail, without and with a replay."""
     tail = system.create_topic(_TAIL.partitions)
     (prepared,) = frames(tail, _TAIL, system.target.client_id, connections=1)
-    pace = Pace(connections=2, per_s=_TAIL_MB_PER_S * 1e6 / prepared[0].bytes / 2, idempotent=system.idempotent)
+    pace = Pace(
+        connections=2, per_s=_TAIL_MB_PER_S * 1e6 / prepared[0].bytes / 2, idempotent=system.idempotent
+    )
     alone = Window.after(2 * _WARM_UP_S, seconds)
     both = Window(begin_s=alone.end_s + _WARM_UP_S, end_s=alone.end_s + _WARM_UP_S + seconds)
     whole = Window(begin_s=alone.begin_s, end_s=both.end_s)

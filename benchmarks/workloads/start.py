@@ -6,7 +6,7 @@ from benchmarks.systems.system import System
 
 
 def agent_start(system: System) -> Figures:
-    """Of the first agent, which is ended in order before."""
+    """Measures the first agent, after it was stopped in order."""
     assert system.stack is not None
     figures = measured.measure(system.stack)
     agent = system.stack.agents[0]

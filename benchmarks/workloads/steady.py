@@ -1,4 +1,4 @@
-"""(c) and (d): records one at a time, each a request of its own, far from what the system could take."""
+"""(c) and (d): one record per request, at a rate far below what the system can take."""
 
 from benchmarks import raw_store
 from benchmarks.commit_rate import CommitLoad, own_postgres
@@ -15,18 +15,19 @@ from benchmarks.workloads.produce import memory, of_production
 PARTITIONS, PRODUCERS, RECORDS_PER_S = 1_000, 20, 2_000
 RECORD_BYTES = 1_000
 _SEGMENT_BYTES = 512 << 10
-"""What 250 ms of (c) make."""
+"""The bytes that (c) makes in 250 ms."""
 _LONE_PER_S = 3.0
 """Less than the 4 PUTs per second of the budget."""
 _COMMIT_S = 2.0
 
 
 def many_partitions(system: System, seconds: float) -> Figures:
-    """(c): a consumer of all partitions reads along."""
+    """(c): a consumer reads all partitions meanwhile."""
     raw = raw_store.put_latency(system.endpoint, _SEGMENT_BYTES) if system.endpoint else {}
     topic = system.create_topic(PARTITIONS)
     frames = single_records(topic, PARTITIONS, system.target.client_id)
-    each_once(system.target, frames)  # the first append to a partition makes files in Kafka: not what is measured
+    # Kafka makes files at the first append to a partition, which is not measured.
+    each_once(system.target, frames)
     window = Window.after(system.settling_s, seconds)
     pace = Pace(connections=PRODUCERS, per_s=RECORDS_PER_S / PRODUCERS, idempotent=system.idempotent)
     everything = [Subscription(topic=topic, partitions=tuple(range(PARTITIONS)))]
@@ -54,7 +55,9 @@ def many_partitions(system: System, seconds: float) -> Figures:
 
 
 def lone_producer(system: System, seconds: float) -> Figures:
-    """(d): three records per second, which the PUT budget covers; then each as soon as the one before is answered."""
+    """(d): three records per second, which the PUT budget covers. Then each record as soon as the one before
+    is answered.
+    """
     raw = raw_store.put_latency(system.endpoint, raw_store.SMALL_BYTES) if system.endpoint else {}
     commit = {"commit_p50_ms": _commit_p50_ms()} if system.database_url else {}
     topic = system.create_topic(1)
@@ -78,12 +81,12 @@ def lone_producer(system: System, seconds: float) -> Figures:
 
 
 def single_records(topic: str, partitions: int, client_id: str) -> list[ProduceFrame]:
-    """A request for each partition, of one record of 1,000 bytes."""
+    """A request for each partition, with one record of 1,000 bytes."""
     batches = full_batches(range(partitions), RECORD_BYTES, RECORD_BYTES)
     return [ProduceFrame(topic, [batch], client_id) for batch in batches]
 
 
 def _commit_p50_ms() -> float:
-    """In a database apart, since these commits name objects that are not there."""
+    """Uses a separate database, because these commits name objects that do not exist."""
     with own_postgres() as database:
         return measure_commits(database, CommitLoad(partitions=1, writers=1), _COMMIT_S).p50_ms

@@ -1,7 +1,7 @@
 """(e): consumers at the tail, in the writer's zone and in another, while producers keep a given pace.
 
-First the producers alone, then with consumers: what an agent spends more is what it costs to read from it, in both
-zones alike. What it spends without consumers is a figure of its own.
+First the producers run alone, then with consumers. The difference in an agent's CPU is the cost of reads from
+it, in both zones. Its CPU without consumers is a separate figure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,19 +17,20 @@ from benchmarks.workloads.produce import Shape, frames, memory
 MB_PER_S = {"tansu": 8.0}
 _MB_PER_S = 40.0
 CONSUMERS = {"a": 3, "b": 1}
-"""By zone: so many read everything."""
+"""By zone: the number of consumers that read everything."""
 _SHAPE = Shape(partitions=10, record_bytes=1_000, batch_bytes=256 << 10, batches_per_request=1)
 _PRODUCERS = 4
 _IN_FLIGHT = 20
-"""As many bytes as a client has under way that sends five requests of 1 MiB."""
+"""The bytes in flight of a client that sends five requests of 1 MiB."""
 _WARM_UP_S = 1.0
 _CACHE_FULL_S = 5.0
-"""Consumers read so long before it counts: by then the other zone's page cache is full, as it is ever after."""
+"""Consumers read this long before it counts. By then the other zone's page cache is full.
+"""
 _GB = 1e9
 
 
 def measure(system: System, seconds: float) -> Figures:
-    """Half as long for the producers alone."""
+    """The producers alone run half as long."""
     topic = system.create_topic(_SHAPE.partitions)
     (prepared,) = frames(topic, _SHAPE, system.target.client_id, connections=1)
     pace = Pace(
@@ -82,7 +83,9 @@ def _all(topic: str, ends: Mapping[int, int], consumers: int) -> Sequence[Subscr
     return [Subscription(topic=topic, partitions=tuple(ends), start=ends) for _ in range(consumers)]
 
 
-def _of_zone(zone: str, consumed: Consumed, server_cpu_s: float, spent: Reading, window: Window) -> dict[str, float]:
+def _of_zone(
+    zone: str, consumed: Consumed, server_cpu_s: float, spent: Reading, window: Window
+) -> dict[str, float]:
     arrivals = [arrival for arrival in consumed.arrivals if window.holds(arrival.at_s)]
     size = sum(arrival.bytes for arrival in arrivals)
     ages = [age for arrival in arrivals for age in arrival.ages_ms]

@@ -116,7 +116,7 @@ class CoordinateCache:
         """How many runs (and partitions) are kept."""
         return self._size
 
-    def same(self, topic_id: TopicId) -> TopicId:
+    def interned(self, topic_id: TopicId) -> TopicId:
         """Returns the object that stands for this topic in the keys kept here. A look-up with it compares no
         UUIDs, which is the slowest part of a look-up."""
         if len(self._topic_ids) > self._limits.max_runs:
@@ -159,7 +159,9 @@ class CoordinateCache:
         return PartitionView(
             log_start_offset=interval.log_start_offset,
             high_watermark=interval.known_end,
-            last_stable_offset=interval.known_end if interval.open_transaction is None else interval.open_transaction,
+            last_stable_offset=interval.known_end
+            if interval.open_transaction is None
+            else interval.open_transaction,
             coordinate_epoch=interval.coordinate_epoch,
             runs=runs,
             learned_s=learned_s,
@@ -183,10 +185,12 @@ class CoordinateCache:
         self._resized(key, interval, before)
         return Applied.APPENDED
 
-    def learn(self, read: PartitionCoordinates, known_end_when_asked: Offset | None, asked_s: float) -> Learned:
+    def learn(
+        self, read: PartitionCoordinates, known_end_when_asked: Offset | None, asked_s: float
+    ) -> Learned:
         """Takes the sequencer's response to a read or a poll. Afterwards the known end is at least its high
         watermark."""
-        key = (self.same(read.topic_id), read.partition)
+        key = (self.interned(read.topic_id), read.partition)
         interval = self._intervals.get(key)
         regressed = known_end_when_asked is not None and read.high_watermark < known_end_when_asked
         if interval is not None and regressed:
@@ -251,7 +255,8 @@ class CoordinateCache:
     def _window_at(self, interval: _Interval, offset: int, now_s: float) -> _Window | None:
         """Returns the window of history that holds the offset."""
         for at, window in enumerate(interval.windows):
-            is_of_age = now_s - window.learned_s > self._limits.max_age_s  # an old one must not hide a newer one
+            # An old one must not hide a newer one.
+            is_of_age = now_s - window.learned_s > self._limits.max_age_s
             if not is_of_age and window.runs[0].base_offset <= offset <= window.runs[-1].last_offset:
                 interval.windows.append(interval.windows.pop(at))  # the most recently used is last
                 return window
@@ -270,7 +275,9 @@ class CoordinateCache:
             interval.open_transaction = read.last_stable_offset if is_open else None
         self._place(interval, read, asked_s)
         self._append_what_was_ahead(interval)
-        del interval.runs[: bisect_left(interval.runs, interval.log_start_offset, key=lambda run: run.last_offset)]
+        del interval.runs[
+            : bisect_left(interval.runs, interval.log_start_offset, key=lambda run: run.last_offset)
+        ]
 
     def _place(self, interval: _Interval, read: PartitionCoordinates, asked_s: float) -> None:
         """Puts the runs of a response where they belong: after the interval, before it, in its place, or into
@@ -297,7 +304,9 @@ class CoordinateCache:
     def _append_what_was_ahead(self, interval: _Interval) -> None:
         while (run := interval.ahead.pop(interval.known_end, None)) is not None:
             _append(interval, run)
-        for base_offset in [base_offset for base_offset in interval.ahead if base_offset < interval.known_end]:
+        for base_offset in [
+            base_offset for base_offset in interval.ahead if base_offset < interval.known_end
+        ]:
             del interval.ahead[base_offset]
 
     def _resized(self, key: PartitionKey, interval: _Interval, before: int) -> None:
@@ -324,7 +333,9 @@ def _end(runs: Sequence[RunCoordinate]) -> int:
     return runs[-1].last_offset + 1
 
 
-def _slice(runs: Sequence[RunCoordinate], offset: int, max_bytes: int) -> tuple[tuple[RunCoordinate, ...], int | None]:
+def _slice(
+    runs: Sequence[RunCoordinate], offset: int, max_bytes: int
+) -> tuple[tuple[RunCoordinate, ...], int | None]:
     """Returns the runs from the one that holds `offset` on, until they hold `max_bytes` beyond the first,
     plus some more. The first may count only in part. If there are not enough runs, also returns how many of
     `max_bytes` are missing."""

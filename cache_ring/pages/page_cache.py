@@ -5,6 +5,7 @@ Promises:
 - At most `budget_bytes` are kept. A page larger than the budget is given to its waiters and not kept.
 - A cancelled waiter does not cancel a load that others wait for. A load ends when its last waiter is gone.
 - A failed load fails its waiters and is dropped.
+- Whatever `drop_all` drops does not come back by a load that had begun.
 """
 
 import asyncio
@@ -32,6 +33,7 @@ class CacheCounts:
 class _Loading:
     task: asyncio.Task[Page]
     waiters: int = 0
+    is_kept: bool = True
 
 
 class PageCache(Generic[Key]):
@@ -71,6 +73,13 @@ class PageCache(Generic[Key]):
         if page is not None:
             self.kept_bytes -= len(page)
 
+    def drop_all(self, concerns: Callable[[Key], bool]) -> None:
+        """Drops the pages of these keys. Loads of them answer their waiters, and nothing is kept of them."""
+        for key in [key for key in self._pages if concerns(key)]:
+            self.drop(key)
+        for key, loading in self._loading.items():
+            loading.is_kept = loading.is_kept and not concerns(key)
+
     async def get_or_load(self, key: Key, load: Load) -> Page:
         """Returns the page from memory or by `load`, which runs once for all who ask. Raises what `load`
         raises."""
@@ -103,9 +112,11 @@ class PageCache(Generic[Key]):
 
     def _finished(self, key: Key, task: asyncio.Task[Page]) -> None:
         loading = self._loading.get(key)
+        is_kept = True
         if loading is not None and loading.task is task:
+            is_kept = loading.is_kept
             del self._loading[key]
-        if not task.cancelled() and task.exception() is None:
+        if not task.cancelled() and task.exception() is None and is_kept:
             self.put(key, task.result())
 
     def _abandon(self, key: Key, loading: _Loading) -> None:

@@ -1,8 +1,9 @@
-"""How objects are cut into pages, the unit that is loaded, kept and owned (docs/design/read-path.md#pages). Pure.
+"""How objects are cut into pages, the unit that is loaded, kept and owned (docs/design/read-path.md#pages).
+Pure.
 
-A segment is one page, because its readers want most of it at once. A merged segment, and any object larger
-than `max_page_bytes`, is cut into aligned pages of `history_page_bytes`, so that a reader of one partition
-need not load others.
+A segment is one page, because its readers want most of it at once. A merged segment, a history file, and any
+object larger than `max_page_bytes`, is cut into aligned pages of `history_page_bytes`, so that a reader of
+one partition need not load others.
 
 Promises:
 - The ranges of `ranges_of` cover the request exactly, without overlaps.
@@ -13,7 +14,7 @@ Promises:
 from typing import NamedTuple
 
 from storage.identifiers import ObjectKey
-from storage.segments.keys import is_merged
+from storage.segments.keys import is_history_file, is_merged
 
 
 class PageKey(NamedTuple):
@@ -54,7 +55,8 @@ class PageLayout:
 
     def is_whole(self, key: ObjectKey, object_size_bytes: int) -> bool:
         """True if the object is one page."""
-        return object_size_bytes <= self._max_page_bytes and not is_merged(key)
+        is_cut = is_merged(key) or is_history_file(key)
+        return object_size_bytes <= self._max_page_bytes and not is_cut
 
     def ranges_of(self, key: ObjectKey, object_size_bytes: int, start: int, end: int) -> list[PageRange]:
         """Cuts `[start, end)`, which is not empty, at the borders of pages. Returns the pieces in order."""

@@ -10,20 +10,22 @@ Promises:
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cache_ring.pages.page_cache import PageCache
 from cache_ring.pages.page_layout import PageKey, PageRange
+from cache_ring.pages.row_groups import RowGroups, is_row_group
 from cache_ring.pages.run_bytes import RunBytes, RunIndexes
-from cache_ring.pages.store_pages import DamagedPage, StorePages
+from cache_ring.pages.store_pages import DamagedPage, StorePages, was_made_before
 from cache_ring.peers.page_protocol import ReadRange
-from cache_ring.peers.peer_client import PassedBy, PeerClient
+from cache_ring.peers.peer_client import PeerClient, PeerUnavailable
 from cache_ring.ring.membership import Membership
 from cache_ring.ring.ring import Ring
 from cache_ring.settings import CacheRingSettings
 from sequencer.cluster.agents import LiveAgent
 from sequencer.commits.coordinates import RunCoordinate
-from storage.identifiers import ObjectKey
+from storage.batches.record_batch import Compression
+from storage.identifiers import ObjectKey, TopicId
 from storage.stores.side_by_side import side_by_side
 
 log = logging.getLogger("tidelog")
@@ -33,14 +35,23 @@ _RangeKey = tuple[ObjectKey, int, int]
 
 class PageReader:
     def __init__(
-        self, membership: Membership, pages: StorePages, peers: PeerClient, settings: CacheRingSettings
+        self,
+        membership: Membership,
+        pages: StorePages,
+        peers: PeerClient,
+        settings: CacheRingSettings,
+        compression_of: Callable[[TopicId], Compression] = lambda _: Compression.ZSTD,
     ) -> None:
+        """`compression_of` returns the compression of records that are read from a topic's history."""
         self._membership = membership
         self._pages = pages
         self._peers = peers
         self._settings = settings
         self._ranges: PageCache[_RangeKey] = PageCache(settings.peer_range_cache_bytes)
         self._indexes = RunIndexes(settings.run_index_batches)
+        self._row_groups = RowGroups(
+            pages.layout, self.read, lambda wanted: self._forget([wanted]), compression_of, settings
+        )
         self._ring_seen: Ring | None = None
 
     @property
@@ -60,17 +71,21 @@ class PageReader:
         self._pages.put_own(object_key, chunks if isinstance(chunks, bytes) else b"".join(chunks))
 
     def ranges_of(self, run: RunCoordinate) -> list[PageRange]:
-        """Where the run's bytes lie, page by page."""
+        """Returns the pages of the run's bytes, with the range in each."""
+        if not run.length:
+            return []
         return self._pages.layout.ranges_of(
             run.object_key, run.object_size_bytes, run.position, run.position + run.length
         )
 
     def has(self, wanted: PageRange) -> bool:
-        """Whether the bytes are in this agent's memory."""
+        """True if the bytes are in this agent's memory."""
         return self._pages.has(wanted.page) or _range_key(wanted) in self._ranges
 
     def in_memory(self, run: RunCoordinate) -> RunBytes | None:
-        """The run's bytes and batches if they are in this agent's memory, and are the run's."""
+        """Returns the run's bytes and batches if they are in this agent's memory and belong to the run."""
+        if is_row_group(run):
+            return self._row_groups.in_memory(run)
         pieces = []
         for wanted in self.ranges_of(run):
             piece = self._kept(wanted)
@@ -85,6 +100,8 @@ class PageReader:
     def brings_all_of(self, page: PageKey, run: RunCoordinate) -> bool:
         """True if reading the run, which is in this page alone, leaves the whole page in this agent's memory.
         False for a peer's page, or one too large to keep."""
+        if is_row_group(run):
+            return False
         [wanted] = self.ranges_of(run)
         return self._pages.keeps(wanted) and self._owner(page) is None
 
@@ -98,6 +115,8 @@ class PageReader:
     async def read_run(self, run: RunCoordinate) -> RunBytes:
         """Returns the run's bytes and batches. Raises ObjectNotFound, StoreUnavailable, or DamagedPage if the
         store's own bytes are wrong."""
+        if is_row_group(run):
+            return await self._row_groups.read_run(run)
         ranges = self.ranges_of(run)
         found = self._indexes.run_bytes(run, await side_by_side(map(self.read, ranges)))
         if found is not None:
@@ -126,11 +145,18 @@ class PageReader:
             return memoryview(
                 await self._ranges.get_or_load(_range_key(wanted), lambda: self._from_peer(owner, wanted))
             )
-        except PassedBy:
+        except PeerUnavailable:
             return await self._pages.read(wanted)
+
+    def drop_made_before(self, time_ms: int) -> None:
+        """Drops what memory has of objects made before a time: records of theirs were erased."""
+        self._pages.drop_made_before(time_ms)
+        self._ranges.drop_all(lambda key: was_made_before(key[0], time_ms))
+        self._row_groups.drop()
 
     async def close(self) -> None:
         self._peers.close()
+        await self._row_groups.close()
         await self._ranges.close()
         await self._pages.close()
 

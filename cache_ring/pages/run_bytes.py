@@ -146,7 +146,9 @@ def _native_index(records: int, data: memoryview) -> BatchIndex | None:
     ends = np.cumsum(last_offset_deltas + 1)
     if int(ends[-1]) != records or int(last_offset_deltas.min()) < 0:
         return None
-    return BatchIndex(_longs(batches["position"]), _longs(batches["size_bytes"]), _longs(ends - last_offset_deltas - 1))
+    return BatchIndex(
+        _longs(batches["position"]), _longs(batches["size_bytes"]), _longs(ends - last_offset_deltas - 1)
+    )
 
 
 def _longs(column: NDArray[np.int64]) -> Longs:

@@ -7,24 +7,135 @@ Promises:
   and store connections. They keep to a pace while the tail is in use.
 - Of a page larger than the cache only the requested range is read.
 - A page of the wrong size is never kept.
+
+`CatchUpPace` decides how much history may be loaded at once while the tail is in use, because a replay must
+never slow the tail. Pure. Whether more concurrent loads bring more depends on their bottleneck. Loads that
+wait for a distant store do not slow each other down. Loads that share a machine or a link take twice as long
+if there are twice as many. So the limit is found by measuring how long loads take: it doubles as long as each
+load keeps 0.8 of its speed at half the limit, which is 1.6 times the rate. The better of two measurements
+counts. The result holds for `HELD_S`, then the search begins again. If even the first doubling does not pay,
+one load after another would still keep others waiting. Then short rests separate successive loads.
+
+`MedianLatency` is pure, and remembers at most the last `_KEPT` durations.
 """
 
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 from cache_ring.pages.byte_budget import ByteBudget
-from cache_ring.pages.catch_up_pace import CatchUpPace
-from cache_ring.pages.latency import MedianLatency
 from cache_ring.pages.page_cache import Page, PageCache
 from cache_ring.pages.page_layout import PageKey, PageLayout, PageRange
 from cache_ring.settings import CacheRingSettings
 from storage.identifiers import ObjectKey
 from storage.segments.keys import is_merged, segment_id_of
 from storage.stores.object_store import ObjectStore, StoreUnavailable
+
+STEPS: Final = 3
+HELD_S: Final = 30.0
+REST: Final = 0.5
+"""As a share of the time that a load took."""
+LONGEST_REST_S: Final = 0.1
+_MEASURED_LOADS: Final = 16
+_KEPT_SPEED: Final = 0.8
+_MEASURES: Final = 2
+
+
+def was_made_before(key: ObjectKey, time_ms: int) -> bool:
+    """True if the object was made before a time, by its name, or at an unknown time (history)."""
+    segment_id = segment_id_of(key)
+    return segment_id is None or segment_id.int >> 80 < time_ms
+
+
+class CatchUpPace:
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._speed_below = 0.0
+        self.forget()
+
+    def forget(self) -> None:
+        """Call it when the tail is not in use: it drops the result, and the search begins again."""
+        self._held_until_s: float | None = None
+        self._step = 0
+        self._measures, self._speed = 0, 0.0
+        self._measure_from(None)
+
+    @property
+    def limit_bytes(self) -> int:
+        return max(1, self._most_bytes >> (STEPS - 1 - self._step))
+
+    def rest_s(self, took_s: float) -> float:
+        """How long to rest after a load that took `took_s` and kept another waiting."""
+        is_shared = self._held_until_s is not None and self._step == 0
+        return min(REST * took_s, LONGEST_REST_S) if is_shared else 0.0
+
+    def loaded(self, size_bytes: int, took_s: float, at_once_bytes: int, now_s: float) -> None:
+        """Notes that a load has ended, one of `at_once_bytes` concurrent bytes. It counts if it began within
+        the current limit, and while more than half the limit was loading."""
+        if self._held_until_s is not None:
+            if now_s < self._held_until_s:
+                return
+            self.forget()
+        if self._began_s is None:
+            self._measure_from(now_s)
+            return
+        least_bytes = self.limit_bytes // 2 if self._step else 0
+        most_bytes = max(self.limit_bytes, size_bytes)  # a load above the limit runs alone
+        if now_s - took_s >= self._began_s and least_bytes < at_once_bytes <= most_bytes:
+            self._count(size_bytes, took_s, now_s)
+
+    def _count(self, size_bytes: int, took_s: float, now_s: float) -> None:
+        self._loads += 1
+        self._bytes += size_bytes
+        self._took_s += took_s
+        if self._loads >= _MEASURED_LOADS and self._took_s > 0:
+            self._measured(self._bytes / self._took_s, now_s)
+            self._measure_from(now_s)
+
+    def _measure_from(self, now_s: float | None) -> None:
+        self._began_s = now_s
+        self._loads, self._bytes, self._took_s = 0, 0, 0.0
+
+    def _measured(self, speed: float, now_s: float) -> None:
+        self._measures += 1
+        self._speed = max(self._speed, speed)
+        if self._measures < _MEASURES:
+            return
+        speed, self._speed, self._measures = self._speed, 0.0, 0
+        if self._step and speed < self._speed_below * _KEPT_SPEED:
+            self._step -= 1
+            self._held_until_s = now_s + HELD_S
+            return
+        self._speed_below = speed
+        if self._step == STEPS - 1:
+            self._held_until_s = now_s + HELD_S
+        else:
+            self._step += 1
+
+
+_KEPT = 64
+
+
+class MedianLatency:
+    def __init__(self) -> None:
+        self._durations_s: deque[float] = deque(maxlen=_KEPT)
+        self._median_s: float | None = None
+
+    def add(self, duration_s: float) -> None:
+        self._durations_s.append(duration_s)
+        self._median_s = None
+
+    def median_s(self) -> float | None:
+        """The median; None before the first duration."""
+        if self._median_s is None and self._durations_s:
+            self._median_s = median(self._durations_s)
+        return self._median_s
+
 
 _PATIENCE: Final = 4
 """The share of `page_load_timeout_s` after which a waiting load of history no longer gives way to the
@@ -114,6 +225,11 @@ class StorePages:
         self._tail.cache.drop(page)
         self._catch_up.cache.drop(page)
 
+    def drop_made_before(self, time_ms: int) -> None:
+        """Drops the pages of objects made before a time, or at an unknown time."""
+        for lane in (self._tail, self._catch_up):
+            lane.cache.drop_all(lambda page: was_made_before(page.object_key, time_ms))
+
     async def read(self, wanted: PageRange) -> memoryview:
         """Returns the bytes. Raises ObjectNotFound, StoreUnavailable or DamagedPage."""
         found = self.kept(wanted)
@@ -181,7 +297,8 @@ class StorePages:
                     _give_back(lane, taken, rest_s)
         except TimeoutError as error:
             raise StoreUnavailable(
-                f"{key} could not be loaded within TIDELOG_PAGE_LOAD_TIMEOUT_S ({self._settings.page_load_timeout_s} s)"
+                f"{key} could not be loaded within TIDELOG_PAGE_LOAD_TIMEOUT_S "
+                f"({self._settings.page_load_timeout_s} s)"
             ) from error
         self.get_latency.add(took_s)
         self.counts.bytes_read += len(data)

@@ -246,8 +246,8 @@ def _decode_committed(body: memoryview) -> RunsCommitted:
     position = _COUNT.size
     runs = []
     for _ in range(count):
-        topic_id, partition, base, last, object_size, at, length, oldest, newest, key_length = _RUN.unpack_from(
-            body, position
+        topic_id, partition, base, last, object_size, at, length, oldest, newest, key_length = (
+            _RUN.unpack_from(body, position)
         )
         key_at = position + _RUN.size
         position = key_at + key_length

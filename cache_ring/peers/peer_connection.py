@@ -18,9 +18,9 @@ from cache_ring.peers.peer_proof import (
     HELLO_BYTES,
     NONCE_BYTES,
     PROOF_BYTES,
-    Asked,
-    Asker,
+    Initiator,
     NotAPeer,
+    Responder,
     may_be_hello,
 )
 from cache_ring.settings import CacheRingSettings
@@ -38,7 +38,9 @@ class PeerHungUp(ConnectionError):
     """The other side closed the connection before it was proven."""
 
 
-async def connect_to_peer(host: str, port: int, secrets: Secrets, protocol: asyncio.BaseProtocol) -> asyncio.Transport:
+async def connect_to_peer(
+    host: str, port: int, secrets: Secrets, protocol: asyncio.BaseProtocol
+) -> asyncio.Transport:
     """Connects `protocol` to an agent. The caller sets the timeout. Raises OSError, PeerHungUp or
     NotAPeer."""
     loop = asyncio.get_running_loop()
@@ -52,7 +54,9 @@ async def connect_to_peer(host: str, port: int, secrets: Secrets, protocol: asyn
     return transport
 
 
-async def open_peer_stream(host: str, port: int, secrets: Secrets) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def open_peer_stream(
+    host: str, port: int, secrets: Secrets
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """As `asyncio.open_connection`, to an agent. Raises as `connect_to_peer`."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_READ_BYTES, loop=loop)
@@ -66,7 +70,11 @@ class Arrivals:
     `turned_away` gets the reason for each rejected one."""
 
     def __init__(
-        self, secrets: Secrets, settings: CacheRingSettings, converse: Conversation, turned_away: Callable[[str], None]
+        self,
+        secrets: Secrets,
+        settings: CacheRingSettings,
+        converse: Conversation,
+        turned_away: Callable[[str], None],
     ) -> None:
         self._secrets = secrets
         self._settings = settings
@@ -91,13 +99,13 @@ class Arrivals:
 
     # --- events of arrivals
 
-    def came(self, arrival: "_Arrival") -> Asked:
+    def came(self, arrival: "_Arrival") -> Responder:
         if len(self._waiting) >= self._settings.peer_unproven_connections:
             next(iter(self._waiting)).turn_away("others came while it waited")
         self._waiting[arrival] = asyncio.get_running_loop().call_later(
             self._settings.peer_proof_timeout_s, arrival.turn_away, "it did not prove itself in time"
         )
-        return Asked(self._secrets(), os.urandom(NONCE_BYTES))
+        return Responder(self._secrets(), os.urandom(NONCE_BYTES))
 
     def proved(self, arrival: "_Arrival", transport: asyncio.Transport) -> None:
         self._waiting.pop(arrival).cancel()
@@ -121,7 +129,7 @@ class _Arrival(asyncio.BufferedProtocol):
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
         self._transport: asyncio.Transport | None = None
-        self._asked: Asked | None = None
+        self._responder: Responder | None = None
         self._message = bytearray(HELLO_BYTES)
         self._filled = 0
         self._is_challenged = False
@@ -135,7 +143,7 @@ class _Arrival(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._asked = self._arrivals.came(self)
+        self._responder = self._arrivals.came(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint  # read nothing beyond the message
@@ -143,7 +151,9 @@ class _Arrival(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
-        if self._filled < len(self._message) and (self._is_challenged or may_be_hello(self._message[: self._filled])):
+        if self._filled < len(self._message) and (
+            self._is_challenged or may_be_hello(self._message[: self._filled])
+        ):
             return
         try:
             self._step()
@@ -159,12 +169,12 @@ class _Arrival(asyncio.BufferedProtocol):
 
     def _step(self) -> None:
         assert self._transport is not None, "bytes come from a transport"
-        assert self._asked is not None, "an arrival is asked for its proof when it comes"
+        assert self._responder is not None, "an arrival gets its responder when it comes"
         if not self._is_challenged:
-            self._transport.write(self._asked.challenge(self._message))
+            self._transport.write(self._responder.challenge(self._message))
             self._message, self._filled, self._is_challenged = bytearray(PROOF_BYTES), 0, True
         else:
-            self._asked.check(self._message)
+            self._responder.check(self._message)
             self._arrivals.proved(self, self._transport)
 
 
@@ -175,14 +185,14 @@ class _Introduction(asyncio.BufferedProtocol):
         self.proven: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.proven.add_done_callback(_heard)
         self._protocol = protocol
-        self._asker = Asker(secrets, os.urandom(NONCE_BYTES))
+        self._initiator = Initiator(secrets, os.urandom(NONCE_BYTES))
         self._transport: asyncio.Transport | None = None
         self._challenge = bytearray(CHALLENGE_BYTES)
         self._filled = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(self._asker.hello)
+        self._transport.write(self._initiator.hello)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint  # what follows belongs to `protocol`
@@ -197,7 +207,7 @@ class _Introduction(asyncio.BufferedProtocol):
             self._transport.abort()  # the caller has given up
             return
         try:
-            proof = self._asker.proof(self._challenge)
+            proof = self._initiator.proof(self._challenge)
         except NotAPeer as stranger:
             self.proven.set_exception(stranger)
             self._transport.abort()
@@ -212,7 +222,9 @@ class _Introduction(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.proven.done():
-            self.proven.set_exception(PeerHungUp(str(exc or "the peer closed the connection before it was proven")))
+            self.proven.set_exception(
+                PeerHungUp(str(exc or "the peer closed the connection before it was proven"))
+            )
 
 
 def _heard(proven: asyncio.Future[None]) -> None:

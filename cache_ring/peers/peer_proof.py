@@ -4,10 +4,13 @@ The proof opens each connection to a peer port, before any other protocol. Both 
 secrets (`sequencer/cluster/agents.py`) and prove it with an HMAC-SHA256 over what both have sent. No secret
 leaves an agent.
 
-| message | direction | bytes | |---|---|---| | hello | to the asked | `PREFACE`, a nonce (32), the ids (8
-each) of two secrets, the second zero if there is one | | challenge | from the asked | the id of the newest
-secret that both know (8), a nonce (32), the asked's proof (32) | | proof | to the asked | the asker's proof
-(32) |
+| message | direction | bytes |
+|---|---|---|
+| hello | to the accepting side | `PREFACE`, a nonce (32), the ids (8 each) of one or two secrets |
+| challenge | from the accepting side | the id of the newest common secret (8), a nonce (32), a proof (32) |
+| proof | to the accepting side | a proof (32) |
+
+The second id of a hello is zero if its side knows one secret.
 
 Promises:
 - A side that knows none of the secrets fails, whatever it sends or replays: each nonce counts once, and the
@@ -47,7 +50,7 @@ def may_be_hello(begun: bytes | bytearray) -> bool:
     return PREFACE.startswith(bytes(begun[: len(PREFACE)]))
 
 
-class Asker:
+class Initiator:
     """The side that connects. `nonce` must be random, and used once."""
 
     def __init__(self, secrets: Sequence[PeerSecret], nonce: bytes) -> None:
@@ -68,7 +71,7 @@ class Asker:
         return _proof(secret, b"asker", shared)
 
 
-class Asked:
+class Responder:
     """The side that accepts. `nonce` must be random, and used once."""
 
     def __init__(self, secrets: Sequence[PeerSecret], nonce: bytes) -> None:

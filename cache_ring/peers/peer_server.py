@@ -9,14 +9,16 @@ Promises:
   peer's place.
 - Served bytes stay within their own budget. Connections and idle time are bounded.
 - A peer that does not speak the page protocol is cut off without harm to others.
+- At most `limit` subscriptions (a partition and a subscriber) are kept, and none longer than its lease.
+  `Subscriptions` is pure.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from cache_ring.pages.byte_budget import ByteBudget
 from cache_ring.pages.page_layout import PageRange
@@ -37,10 +39,57 @@ from cache_ring.peers.page_protocol import (
     frame_length,
 )
 from cache_ring.peers.peer_connection import Arrivals, Conversation, Secrets
-from cache_ring.peers.subscriptions import Subscriptions
 from cache_ring.settings import CacheRingSettings
-from sequencer.commits.coordinates import RunCoordinate
+from sequencer.commits.coordinates import PartitionKey, RunCoordinate
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
+
+Subscriber = TypeVar("Subscriber", bound=Hashable)
+
+
+class Subscriptions(Generic[Subscriber]):
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._size = 0
+        self._of_partition: dict[PartitionKey, dict[Subscriber, float]] = {}
+        self._of_subscriber: dict[Subscriber, set[PartitionKey]] = {}
+
+    def __len__(self) -> int:
+        return self._size
+
+    def subscribe(self, subscriber: Subscriber, partitions: Iterable[PartitionKey], until_s: float) -> None:
+        """Subscribes or renews. What exceeds the limit is left out."""
+        own = self._of_subscriber.setdefault(subscriber, set())
+        for key in partitions:
+            if key not in own:
+                if self._size >= self._limit:
+                    continue
+                own.add(key)
+                self._size += 1
+            self._of_partition.setdefault(key, {})[subscriber] = until_s
+
+    def subscribers(self, key: PartitionKey, now_s: float) -> list[Subscriber]:
+        """Returns the subscribers with a valid lease, and drops the others."""
+        leases = self._of_partition.get(key)
+        if leases is None:
+            return []
+        for subscriber in [subscriber for subscriber, until_s in leases.items() if until_s <= now_s]:
+            self._remove(subscriber, key)
+        return list(leases)
+
+    def drop(self, subscriber: Subscriber) -> None:
+        """Drops a subscriber, e.g. because its connection is gone."""
+        for key in tuple(self._of_subscriber.get(subscriber, ())):
+            self._remove(subscriber, key)
+        self._of_subscriber.pop(subscriber, None)
+
+    def _remove(self, subscriber: Subscriber, key: PartitionKey) -> None:
+        leases = self._of_partition[key]
+        del leases[subscriber]
+        if not leases:
+            del self._of_partition[key]
+        self._of_subscriber[subscriber].discard(key)
+        self._size -= 1
+
 
 log = logging.getLogger("tidelog")
 
@@ -193,7 +242,8 @@ class PeerServer:
         if now_s >= self._strangers_logged_s + _LOG_STRANGERS_EVERY_S and not self._is_closing:
             self._strangers_logged_s = now_s
             log.warning(
-                "peer port: turned strangers away", extra={"since_start": self.counts.strangers, "last_reason": reason}
+                "peer port: turned strangers away",
+                extra={"since_start": self.counts.strangers, "last_reason": reason},
             )
 
     async def _guest(self, reader: asyncio.StreamReader) -> Conversation | None:

@@ -13,6 +13,7 @@ Promises:
   margin, so `is_serving` is False before any agent may take this one for dead.
 - While Postgres is away the last view is kept.
 - An agent that lost its lease joins again.
+- Once it has learned of an erasure, its pages are dropped before it says so.
 """
 
 import asyncio
@@ -53,13 +54,14 @@ class Membership:
         self._left_out: Set[NodeId] = frozenset()
         self._unnamed: Set[NodeId] = frozenset()
         self._on_change: list[Callable[[], None]] = []
+        self._on_erasure: list[Callable[[int], None]] = []
+        self._erased_to = 0
         self._joined = asyncio.Event()
         self._renew_now = asyncio.Event()
         self._has_left = False
         self._database_away = False
         self.silences = 0
-        """How often an agent has become silent: its clients hear nothing either, not even a lost
-        connection."""
+        """How often an agent fell silent: its clients hear nothing either, not even a lost connection."""
         self.last_renewal_s: float | None = None
         """The monotonic time at which the last successful renewal was sent."""
         self.looked_s = float("-inf")
@@ -104,11 +106,17 @@ class Membership:
     def is_serving(self, now_s: float | None = None) -> bool:
         """True if this agent's lease holds at a monotonic time (default: now), and its database owns the
         bucket."""
-        return (self._clock() if now_s is None else now_s) < self._serves_until_s and self.lost_because is None
+        return (
+            self._clock() if now_s is None else now_s
+        ) < self._serves_until_s and self.lost_because is None
 
     def when_changed(self, callback: Callable[[], None]) -> None:
         """Calls `callback` whenever `ring` has changed."""
         self._on_change.append(callback)
+
+    def when_erased(self, callback: Callable[[int], None]) -> None:
+        """Calls `callback` with a time in milliseconds when pages of all objects made before it must go."""
+        self._on_erasure.append(callback)
 
     def leave_out(self, suspects: Set[NodeId], silent: Set[NodeId]) -> None:
         """Leaves these suspects out of `ring`, and the silent ones among them out of `named`."""
@@ -130,11 +138,16 @@ class Membership:
             try:
                 await self._step()
                 if self._database_away:
-                    log.info("membership: the database is back", extra={"node_id": self._self and self._self.node_id})
+                    log.info(
+                        "membership: the database is back",
+                        extra={"node_id": self._self and self._self.node_id},
+                    )
                 self._database_away = False
             except _AWAY as error:
                 if not self._database_away:
-                    log.warning("membership: cannot renew, keeping the last view", extra={"error": str(error)})
+                    log.warning(
+                        "membership: cannot renew, keeping the last view", extra={"error": str(error)}
+                    )
                 self._database_away = True
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.membership_renew_s):
@@ -192,11 +205,28 @@ class Membership:
         async with asyncio.timeout(self._settings.membership_lease_s / 2):  # leaves time for another attempt
             if self._self is None or not await self._renew(self._self):
                 await self._join()
+        self._drop_erased()
         await self._look(self._settings.membership_renew_s / 2)
+
+    def _drop_erased(self) -> None:
+        """Drops pages that an erasure concerns, then renews at once to say so. After a recovery the numbers
+        begin again, so any other number counts."""
+        asked = self._agents.pages_to_drop
+        if asked.number == self._erased_to:
+            return
+        for callback in self._on_erasure:
+            callback(asked.made_before_ms)
+        self._erased_to = asked.number
+        self._renew_now.set()
 
     async def _renew(self, current: LiveAgent) -> bool:
         sent_s = self._clock()
-        if await self._agents.renew(current.node_id, current.incarnation, self._settings.membership_lease_s):
+        if await self._agents.renew(
+            current.node_id,
+            current.incarnation,
+            self._settings.membership_lease_s,
+            erased_to=self._erased_to,
+        ):
             self._hold(sent_s)
             return True
         log.warning("membership: the lease was lost, joining again", extra={"node_id": current.node_id})
@@ -217,5 +247,7 @@ class Membership:
 
     def _hold(self, sent_s: float) -> None:
         if not self._has_left:
-            self._serves_until_s = sent_s + self._settings.membership_lease_s - self._settings.membership_margin_s
+            self._serves_until_s = (
+                sent_s + self._settings.membership_lease_s - self._settings.membership_margin_s
+            )
             self.last_renewal_s = sent_s

@@ -30,7 +30,16 @@ from cache_ring.peers.page_protocol import ProtocolViolation
 from cache_ring.peers.peer_connection import PeerHungUp, connect_to_peer
 from cache_ring.peers.peer_proof import NotAPeer
 from cache_ring.ring.membership import Membership
-from cache_ring.ring.probe_protocol import NOT_JOINED, PREFACE, Alive, FrameReader, Message, Probe, Suspected, encode
+from cache_ring.ring.probe_protocol import (
+    NOT_JOINED,
+    PREFACE,
+    Alive,
+    FrameReader,
+    Message,
+    Probe,
+    Suspected,
+    encode,
+)
 from cache_ring.ring.ring import Ring
 from cache_ring.ring.suspects import Evidence, PeerName, Suspects
 from cache_ring.settings import CacheRingSettings
@@ -180,7 +189,9 @@ class PeerWatch:
         for name in wanted:
             link = self._links.get(name)
             if link is None:
-                link = self._links[name] = _Link(name, self._agents[name].address, self, self._settings, self._tasks)
+                link = self._links[name] = _Link(
+                    name, self._agents[name].address, self, self._settings, self._tasks
+                )
             if link.is_due(now_s):
                 self.counts.probes += 1
                 self._suspects.asked(name, now_s)
@@ -199,8 +210,10 @@ class PeerWatch:
             log.warning("peer is suspect", extra={"peer": name[0], "evidence": suspected[name].value})
         for name in before.keys() - suspected.keys():
             self.counts.taken_back += 1
-            log.info("peer is no suspect any more", extra={"peer": name[0]})
-        silent = frozenset(name[0] for name, evidence in suspected.items() if evidence is not Evidence.REFUSED)
+            log.info("peer is no longer suspect", extra={"peer": name[0]})
+        silent = frozenset(
+            name[0] for name, evidence in suspected.items() if evidence is not Evidence.REFUSED
+        )
         self._membership.leave_out(frozenset(name[0] for name in suspected), silent)
 
     def _alive(self) -> Alive:

@@ -4,9 +4,11 @@ out.
 A connection opens with `PREFACE`. Then come frames of one size per kind, big-endian, each a kind (u8) and a
 body.
 
-| kind | name | direction | body | |---|---|---|---| | 1 | Probe | to the watched | nothing | | 2 | Alive |
-from the watched | node id i32, incarnation i64, whether it leaves u8; node id 0: it has not joined | | 3 |
-Suspected | both | reporter's node id i32, suspect's node id i32, suspect's incarnation i64 |
+| kind | name | direction | body |
+|---|---|---|---|
+| 1 | Probe | to the watched | nothing |
+| 2 | Alive | from the watched | node id i32 (0: it has not joined), incarnation i64, whether it leaves u8 |
+| 3 | Suspected | both | reporter's node id i32, suspect's node id i32, suspect's incarnation i64 |
 
 Promises: any bytes yield either messages or ProtocolViolation. At most one incomplete frame is kept.
 """

@@ -1,4 +1,5 @@
-"""Which agent owns what: a consistent hash ring per zone over the live agents (docs/design/membership.md#the-ring).
+"""Which agent owns what: a consistent hash ring per zone over the live agents
+(docs/design/membership.md#the-ring).
 
 Pure. Promises:
 - Agents with the same view name the same owner, in whatever order they learned of each other.
@@ -34,7 +35,9 @@ class _Circle:
 
     __slots__ = ("_nodes", "_points", "_positions", "agents")
 
-    def __init__(self, agents: frozenset[NodeId], points: npt.NDArray[np.uint64], nodes: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self, agents: frozenset[NodeId], points: npt.NDArray[np.uint64], nodes: npt.NDArray[np.int64]
+    ) -> None:
         """`points` (uint64, sorted) and `nodes` (int64) have one entry per point; `nodes` has the point's
         agent."""
         self.agents = agents

@@ -111,7 +111,10 @@ class Suspects:
         reported = [
             (peer.reported_s, name)
             for name, peer in self._peers.items()
-            if peer.reporters and peer.verify_s <= now_s and peer.evidence is None and name not in self._watched
+            if peer.reporters
+            and peer.verify_s <= now_s
+            and peer.evidence is None
+            and name not in self._watched
         ]
         first_reported = {name for _, name in nsmallest(self._settings.probe_reported, reported)}
         return suspects | first_reported | self._watched
@@ -179,7 +182,11 @@ class Suspects:
         if peer is None or self._self is None or by in (self._self[0], name[0]):
             return False
         self._forget_old_reports(peer, now_s)
-        if now_s < peer.reports_ignored_until_s or by in peer.reporters or len(peer.reporters) >= _REPORTERS_KEPT:
+        if (
+            now_s < peer.reports_ignored_until_s
+            or by in peer.reporters
+            or len(peer.reporters) >= _REPORTERS_KEPT
+        ):
             return False
         if not peer.reporters:
             peer.reported_s = now_s

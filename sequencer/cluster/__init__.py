@@ -1,1 +1,1 @@
-"""Who the cluster is: its agents, its bucket's owner, its store."""
+"""The cluster: its agents, its bucket's owner, its store."""

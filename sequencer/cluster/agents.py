@@ -63,6 +63,14 @@ class PeerSecret:
     value: bytes = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagesToDrop:
+    """An erasure took records out of objects that were made before this time: their pages go."""
+
+    number: int
+    made_before_ms: int
+
+
 class Agents:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -70,6 +78,8 @@ class Agents:
         self.lost_because: str | None = None
         """Why the bucket is not this database's, as of the last join or renewal
         (`sequencer/cluster/ownership.py`)."""
+        self.pages_to_drop = PagesToDrop(number=0, made_before_ms=0)
+        """As of the last join or renewal."""
 
     async def join(self, address: AgentAddress, lease_s: float) -> LiveAgent:
         """Registers this address, under the previous node id of its Kafka address if there is one.
@@ -91,9 +101,13 @@ class Agents:
         await self._show(0.0)
         return _live_agent(rows[0])
 
-    async def renew(self, node_id: NodeId, incarnation: int, lease_s: float) -> bool:
-        """False: another incarnation has taken the address, or the row is gone. Join again."""
-        rows = await self._database.run_local(SQL["renew"], node_id=node_id, incarnation=incarnation, lease_s=lease_s)
+    async def renew(self, node_id: NodeId, incarnation: int, lease_s: float, *, erased_to: int = 0) -> bool:
+        """False: another incarnation has taken the address, or the row is gone. Join again.
+
+        `erased_to`: the number of the last `pages_to_drop` that the agent has dropped."""
+        rows = await self._database.run_local(
+            SQL["renew"], node_id=node_id, incarnation=incarnation, lease_s=lease_s, erased_to=erased_to
+        )
         if rows:
             self._learn(rows[0])
         return bool(rows)
@@ -148,6 +162,7 @@ class Agents:
 
     def _learn(self, row: Row) -> None:
         self.lost_because = row.lost_because
+        self.pages_to_drop = PagesToDrop(number=row.erasure, made_before_ms=row.erased_before_ms)
         self._peer_secrets = tuple(PeerSecret(value=value) for value in row.peer_secrets or ())
 
 

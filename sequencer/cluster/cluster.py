@@ -29,8 +29,8 @@ class DatabaseHealth:
         found = [] if self.weakness is None else [self.weakness]
         if self.is_in_doubt:
             found.append(
-                "the wait of a commit for its synchronous standby was cut short, or Postgres was restarted: nothing"
-                " new is read until the standby confirms a write"
+                "the wait of a commit for its synchronous standby was cut short, or Postgres was "
+                "restarted: nothing new is read until the standby confirms a write"
             )
         if self.migration < len(migrations()):
             found.append(f"the database is at migration {self.migration}: run `tidelog migrate`")

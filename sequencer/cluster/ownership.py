@@ -41,7 +41,7 @@ from sequencer.cluster.ownership_rules import (
     OwnerObject,
     Proceed,
     Seen,
-    Watch,
+    WatchFirst,
     judge,
 )
 from sequencer.database.database import CommitOutcomeUnknown, Database, Row, SequencerUnavailable
@@ -104,7 +104,10 @@ class OwnershipState:
         if not self.is_confirmed:
             age = "never" if self.confirmed_age_s is None else f"last {self.confirmed_age_s:.0f} s ago"
             why = (
-                f"Postgres was started since; the bucket is watched for {WATCH_RATCHETS * self.ratchet_s:g} s first"
+                (
+                    "Postgres was started since; the bucket is watched for "
+                    f"{WATCH_RATCHETS * self.ratchet_s:g} s first"
+                )
                 if self.is_watching
                 else "does an agent with the role jobs run, and can it write to the bucket?"
             )
@@ -141,9 +144,9 @@ class Ownership:
 
     @asynccontextmanager
     async def demanded(self) -> AsyncIterator[None]:
-        """As `demand`. If the block is still at work when the confirmation ends, it is cancelled and this
-        raises OwnershipUnconfirmed. Otherwise a deletion that a slow store repeats, or a process that stood
-        still, would come too late.
+        """As `demand`. If the block still runs when the confirmation ends, it is cancelled, and this raises
+        OwnershipUnconfirmed. Otherwise a deletion that a slow store repeats, or a frozen process, would act
+        too late.
         """
         asked_s = time.monotonic()
         state = await self.state()
@@ -157,7 +160,9 @@ class Ownership:
         except TimeoutError as error:
             if not ends.expired():
                 raise
-            raise OwnershipUnconfirmed("the ownership of the bucket was not confirmed again in time") from error
+            raise OwnershipUnconfirmed(
+                "the ownership of the bucket was not confirmed again in time"
+            ) from error
 
     async def check_object(self, store: ObjectStore, cluster: str) -> None:
         """Reads the object once and writes nothing into the bucket. An agent does this when it starts. Raises
@@ -235,7 +240,9 @@ class Ownership:
                     age_s = None if before is None else (proposal.began - before.written_at).total_seconds()
                     return TakenOver(epoch=proposal.owner.epoch, before=before, before_age_s=age_s)
             seen = await _read_object(store, cluster)
-        raise OwnershipUnconfirmed(f"{ownership_key(cluster)} was written by others at the same time; try again")
+        raise OwnershipUnconfirmed(
+            f"{ownership_key(cluster)} was written by others at the same time; try again"
+        )
 
     async def stop(self, because: str) -> None:
         """Agents stop serving, merging and deleting until `resume` or a take-over, and show this sentence."""
@@ -265,7 +272,7 @@ class Ownership:
                 return verdict
             if not writes:
                 return Proceed()
-            if isinstance(verdict, Watch):
+            if isinstance(verdict, WatchFirst):
                 goes_on = row.watched == verdict.what and row.watched_since <= row.now
                 since = row.watched_since if goes_on else row.now
                 left_s = WATCH_RATCHETS * ratchet_s - (row.now - since).total_seconds()
@@ -351,7 +358,9 @@ async def _check_place(state: OwnershipState, seen: Seen, store: ObjectStore, cl
         return
     identity = identity_key(cluster, state.store_id)
     if not await is_there(store, identity):
-        raise OwnershipUnconfirmed(f"{ownership_key(cluster)} and {identity} are gone: is this the right bucket?")
+        raise OwnershipUnconfirmed(
+            f"{ownership_key(cluster)} and {identity} are gone: is this the right bucket?"
+        )
 
 
 async def _one(connection: AsyncConnection[Row], statement: str) -> Row:

@@ -13,7 +13,8 @@ WATCH_RATCHETS = 3
 died."""
 _WAYS_OUT = (
     "Nothing is served, merged or deleted here. If this database is to own the bucket, run `tidelog recover"
-    " --take-over`; if it is a copy to try things with, give it a separate bucket or prefix (TIDELOG_STORE_URL)"
+    " --take-over`; if it is a copy to try things with, give it a separate bucket or prefix "
+    "(TIDELOG_STORE_URL)"
 )
 
 
@@ -63,7 +64,7 @@ class Proceed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class WatchFirst:
     """The object must first stay as it is for a while. `what` names it and the watcher."""
 
     what: str
@@ -74,14 +75,16 @@ class Lost:
     because: str
 
 
-def judge(known: Known, here: Home, seen: Seen, key: str) -> Proceed | Watch | Lost:
+def judge(known: Known, here: Home, seen: Seen, key: str) -> Proceed | WatchFirst | Lost:
     """Decides what a holder may do after it has read `seen` at `key`."""
     if known.home is not None and (known.home.system_identifier, known.home.database_oid) != (
         here.system_identifier,
         here.database_oid,
     ):
         because = "this database is a restored dump or another copy of the one that owns the bucket"
-        return Lost(because=f"{because}: its system identifier or its id in Postgres has changed. {_WAYS_OUT}")
+        return Lost(
+            because=f"{because}: its system identifier or its id in Postgres has changed. {_WAYS_OUT}"
+        )
     if seen.tag is not None and seen.owner is None:
         return Lost(because=f"the object {key} says who owns the bucket, and cannot be read. {_WAYS_OUT}")
     owner = seen.owner
@@ -89,11 +92,14 @@ def judge(known: Known, here: Home, seen: Seen, key: str) -> Proceed | Watch | L
         owner.epoch > known.epoch or (owner.epoch == known.epoch and owner.nonce not in known.nonces)
     ):
         return Lost(
-            because=f"another database owns the bucket: {key} has epoch {owner.epoch} and a nonce that this database"
+            because=f"another database owns the bucket: {key} has epoch {owner.epoch} and a nonce that "
+            "this database"
             f" never wrote (cluster {owner.cluster_id}, written {owner.written_at:%Y-%m-%d %H:%M:%S %Z} by"
             f" {owner.writer}). {_WAYS_OUT}"
         )
     if known.home is not None and known.home != here:
         what = "no object" if owner is None else f"{owner.epoch}/{owner.nonce}"
-        return Watch(what=f"{what} since {here.postmaster_started_at.isoformat()} on timeline {here.timeline}")
+        return WatchFirst(
+            what=f"{what} since {here.postmaster_started_at.isoformat()} on timeline {here.timeline}"
+        )
     return Proceed()

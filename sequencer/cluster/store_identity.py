@@ -46,8 +46,10 @@ class _Place:
         key = identity_key(self.cluster, row.store_id)
         if not await is_there(self.store, key):
             raise WrongStore(
-                f"the objects of this database are not in {self}: there is no {key}. The first agent had them in"
-                f" {row.store_name}. Set TIDELOG_STORE_URL and TIDELOG_CLUSTER as the other agents have them, or"
+                f"the objects of this database are not in {self}: there is no {key}. The first agent had "
+                "them in"
+                f" {row.store_name}. Set TIDELOG_STORE_URL and TIDELOG_CLUSTER as the other agents have "
+                "them, or"
                 " TIDELOG_DATABASE_URL to another database. (Should only that object be lost, write it again:"
                 f" {_content(row).decode().strip()})"
             )
@@ -58,9 +60,10 @@ class _Place:
             owner = _owner(bytes(await self.store.get(info.key)))
             if owner != row.cluster_id:
                 raise WrongStore(
-                    f"{self} belongs to the database of cluster {owner or '?'} ({info.key}), and this database is that"
-                    f" of cluster {row.cluster_id}: set TIDELOG_DATABASE_URL to the other, or TIDELOG_STORE_URL (or"
-                    " TIDELOG_CLUSTER) to a place of its own"
+                    f"{self} belongs to the database of cluster {owner or '?'} ({info.key}), and this "
+                    "database is that"
+                    f" of cluster {row.cluster_id}: set TIDELOG_DATABASE_URL to the other, or "
+                    "TIDELOG_STORE_URL (or TIDELOG_CLUSTER) to an unused place"
                 )
 
     async def refuse_without(self, keys: Sequence[ObjectKey]) -> None:
@@ -106,7 +109,8 @@ class StoreIdentity:
             await place.refuse_without([each.object_key for each in newest])
             store_id = str(uuid4())
             await place.store.put(identity_key(place.cluster, store_id), [_content(row)])
-            await place.refuse_others(row)  # of two databases that begin here at once, at least one sees the other
+            # Of two databases that begin here at once, at least one sees the other.
+            await place.refuse_others(row)
             await connection.execute(SQL["set_store"], {"store_id": store_id, "store_name": str(place)})
         return store_id
 
@@ -124,7 +128,9 @@ async def identity_of(store: ObjectStore, cluster: str) -> Identity | None:
     StoreUnavailable."""
     prefix = identity_prefix(cluster)
     found = [(info.key, _owner(bytes(await store.get(info.key)))) async for info in store.list(prefix)]
-    identities = [Identity(cluster_id=owner, store_id=key.removeprefix(prefix)) for key, owner in found if owner]
+    identities = [
+        Identity(cluster_id=owner, store_id=key.removeprefix(prefix)) for key, owner in found if owner
+    ]
     return identities[0] if len(identities) == 1 else None
 
 

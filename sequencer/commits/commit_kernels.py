@@ -105,7 +105,10 @@ LONGEST_ELEMENT_BYTES: Final = 12
 
 @helper
 def _is_same_part(columns: NDArray[np.int64], batch: int, other: int) -> Any:
-    return columns[TOPIC, batch] == columns[TOPIC, other] and columns[PARTITION, batch] == columns[PARTITION, other]
+    return (
+        columns[TOPIC, batch] == columns[TOPIC, other]
+        and columns[PARTITION, batch] == columns[PARTITION, other]
+    )
 
 
 @helper
@@ -129,7 +132,9 @@ def _number_parts(columns: NDArray[np.int64], numbers: NDArray[np.int64]) -> Any
 
 
 @helper
-def _follow_producers(columns: NDArray[np.int64], by_producer: NDArray[np.int64], numbers: NDArray[np.int64]) -> Any:
+def _follow_producers(
+    columns: NDArray[np.int64], by_producer: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> Any:
     """Finds heads and members of chains, and where turns begin and end. Returns 1 if no producer has a
     gap."""
     goes_on = True
@@ -279,7 +284,9 @@ def work_out(
     for batch in range(batches):
         numbers[BATCH_SEGMENTS, batch] = segments[batch]
     parts = _number_parts(columns, numbers)
-    is_in_turn = _follow_producers(columns, by_producer, numbers) and _has_batches(segments, segment_count, numbers)
+    is_in_turn = _follow_producers(columns, by_producer, numbers) and _has_batches(
+        segments, segment_count, numbers
+    )
     counts[:] = 0
     counts[PARTITION_NUMBERS] = parts
     counts[CHAIN_PARTS : CHAIN_EPOCHS + 1] = _number_chains(columns, numbers)
@@ -293,7 +300,9 @@ def work_out(
 
 
 @kernel(LONG_ROWS_IN, LONGS_IN, LONG_ROWS_OUT)
-def assigned_runs(columns: NDArray[np.int64], base_offsets: NDArray[np.int64], runs: NDArray[np.int64]) -> Any:
+def assigned_runs(
+    columns: NDArray[np.int64], base_offsets: NDArray[np.int64], runs: NDArray[np.int64]
+) -> Any:
     """Computes the runs that SQL made of a segment's batches: assigned batches of one partition that are
     adjacent in bytes. `base_offsets` (int64, shape (batches,)) is negative for a batch without an offset.
     Fills a row of `runs` (int64, shape (batches, RUN_COLUMNS)) for each run. Returns how many.

@@ -2,14 +2,17 @@
 
 Promises:
 - A partition's coordinates, log start, high watermark, last stable offset and epoch are from one moment,
-  because one statement reads them [raced: docs/design/read-path.md#coordinates §6].
+  because one statement reads them [raced: docs/design/read-path.md#coordinates].
 - Runs are contiguous and below that high watermark.
 - An answer costs what it holds, not what the log holds.
 - While a commit may be on no standby, there is no answer before a standby has confirmed a later write.
+- Below a partition's local start, where consumers read Parquet (docs/design/history.md#parquet-is-the-log),
+  coordinates name row groups, and the runs that did not decode. They are contiguous all the same: a range
+  that neither holds is named `NOTHING`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sequencer.database.array_parameters import Int4Array, Int8Array, UuidArray
@@ -23,10 +26,17 @@ PartitionKey = tuple[TopicId, Partition]
 FIRST_OFFSET = Offset(0)
 TIME_LOOKUP_STEP = 1000
 """Runs per statement of a search by time."""
+NOTHING = ObjectKey("")
+"""Stands for an object's key: no record is left at these offsets."""
+_NO_TIMESTAMP_MS = -1
+_HISTORY_FILES = 16
+"""Files, and runs among them, per statement and partition."""
+_NUMBERS_PER_ROW_GROUP = 4
 
 
 class RunCoordinate(NamedTuple):
     """Where one run is: offsets `[base_offset, last_offset]` are `length` bytes at `position` of an object.
+    In a history file these bytes are a row group; the key `NOTHING` names no object.
 
     A tuple, because commits, pushes and polls make one per partition: a frozen dataclass takes five times as
     long to make.
@@ -53,6 +63,8 @@ class PartitionCoordinates:
     topic_id: TopicId
     partition: Partition
     log_start_offset: Offset
+    local_start_offset: Offset
+    """Lower offsets may be in history only."""
     high_watermark: Offset
     last_stable_offset: Offset
     coordinate_epoch: int
@@ -62,6 +74,8 @@ class PartitionCoordinates:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionBounds:
     log_start_offset: Offset
+    local_start_offset: Offset
+    """Lower offsets may be in history only."""
     high_watermark: Offset
     last_stable_offset: Offset
     max_timestamp_ms: int
@@ -101,9 +115,55 @@ class Coordinates:
             max_runs=Int4Array(request.max_runs for request in requests),
         )
         await self._heed_doubt(rows)
-        return _grouped(rows)
+        found = _grouped(rows)
+        return found | await self._from_history(requests, found)
 
-    async def poll(self, known: Sequence[KnownEnd], max_runs: int) -> dict[PartitionKey, PartitionCoordinates | None]:
+    async def _from_history(
+        self,
+        requests: Sequence[CoordinateRequest],
+        found: Mapping[PartitionKey, PartitionCoordinates],
+    ) -> dict[PartitionKey, PartitionCoordinates]:
+        """Coordinates for the requests that begin below a local start. They are read after the rest, so they
+        may be newer and leave out more.
+        """
+        below = []
+        for request in requests:
+            known = found.get((request.topic_id, request.partition))
+            if known is not None and request.from_offset < known.local_start_offset:
+                start = Offset(max(request.from_offset, known.log_start_offset))
+                if start < known.local_start_offset:
+                    end = known.local_start_offset
+                    below.append(_Span(known.topic_id, known.partition, start, end, request.max_runs))
+        answers = {}
+        for span, pieces in zip(below, await self._read_history(below), strict=True):
+            before = found[span.topic_id, span.partition]
+            reached = pieces[-1].last_offset + 1
+            behind = tuple(run for run in before.runs if run.base_offset >= reached)
+            if behind and behind[0].base_offset == reached:
+                pieces += behind
+            answers[span.topic_id, span.partition] = replace(before, runs=pieces[: span.max_runs])
+        return answers
+
+    async def _read_history(self, spans: Sequence["_Span"]) -> list[tuple[RunCoordinate, ...]]:
+        """The coordinates of each span from its start on, at least one."""
+        if not spans:
+            return []
+        rows = await self._database.read(
+            SQL["read_history"],
+            topic_ids=UuidArray(span.topic_id for span in spans),
+            partitions=Int4Array(span.partition for span in spans),
+            from_offsets=Int8Array(span.start for span in spans),
+            ends=Int8Array(span.end for span in spans),
+            cap=_HISTORY_FILES,
+        )
+        by_place: dict[int, list[Row]] = {}
+        for row in rows:
+            by_place.setdefault(row.place, []).append(row)
+        return [_history_of(span, by_place.get(place, [])) for place, span in enumerate(spans, start=1)]
+
+    async def poll(
+        self, known: Sequence[KnownEnd], max_runs: int
+    ) -> dict[PartitionKey, PartitionCoordinates | None]:
         """Returns the partitions that have changed, each with at most `max_runs` runs from the known end on.
         None: the partition no longer exists.
         """
@@ -134,6 +194,7 @@ class Coordinates:
         return {
             (row.topic_id, row.partition): PartitionBounds(
                 log_start_offset=row.log_start_offset,
+                local_start_offset=row.local_start_offset,
                 high_watermark=row.high_watermark,
                 last_stable_offset=row.last_stable_offset,
                 max_timestamp_ms=row.max_timestamp_ms,
@@ -146,13 +207,51 @@ class Coordinates:
             await self._database.settle_doubt(rows[0].doubt)
 
     async def candidate_run_for_timestamp(
-        self, topic_id: TopicId, partition: Partition, timestamp_ms: int, from_offset: Offset = FIRST_OFFSET
+        self,
+        topic_id: TopicId,
+        partition: Partition,
+        timestamp_ms: int,
+        from_offset: Offset = FIRST_OFFSET,
+        local_start_offset: Offset = FIRST_OFFSET,
     ) -> RunCoordinate | None:
         """Returns the first run that ends at or after `from_offset` and holds a record of this time or later.
 
         That record may be below the log start: then ask again from the offset after the run. The search skips
-        runs by the running maximum, and examines `TIME_LOOKUP_STEP` runs per step.
+        runs by the running maximum, and examines `TIME_LOOKUP_STEP` runs per step. Below the local start it
+        goes over the history's files.
         """
+        if from_offset < local_start_offset:
+            span = _Span(topic_id, partition, from_offset, local_start_offset, TIME_LOOKUP_STEP)
+            found = await self._candidate_of_history(span, timestamp_ms)
+            if found is not None:
+                return found
+            from_offset = local_start_offset
+        return await self._candidate_run(topic_id, partition, timestamp_ms, from_offset)
+
+    async def _candidate_of_history(self, span: "_Span", timestamp_ms: int) -> RunCoordinate | None:
+        reached: int = span.start
+        while reached < span.end:
+            files = await self._database.read(
+                SQL["history_file_for_timestamp"],
+                topic_id=span.topic_id,
+                partition=span.partition,
+                from_offset=reached,
+                end_offset=span.end,
+                timestamp_ms=timestamp_ms,
+            )
+            if not files:
+                return None
+            reached = max(reached, files[0].first_offset)
+            [pieces] = await self._read_history([span._replace(start=Offset(reached))])
+            for piece in pieces:
+                if piece.max_timestamp_ms >= timestamp_ms:
+                    return piece
+            reached = pieces[-1].last_offset + 1
+        return None
+
+    async def _candidate_run(
+        self, topic_id: TopicId, partition: Partition, timestamp_ms: int, from_offset: Offset
+    ) -> RunCoordinate | None:
         next_offset: int = from_offset
         while True:
             rows = await self._database.read(
@@ -171,15 +270,16 @@ class Coordinates:
 
 
 def _grouped(rows: Sequence[Row]) -> dict[PartitionKey, PartitionCoordinates]:
-    """Rows of one partition are consecutive, in offset order. A partition without runs has one row of
-    nulls."""
+    """Rows of one partition are consecutive, in offset order. A partition without runs has one row of nulls.
+    Runs that end below the local start are left out, because history lies between them.
+    """
     runs: dict[PartitionKey, list[RunCoordinate]] = {}
     heads: dict[PartitionKey, Row] = {}
     for row in rows:
         key = (row.topic_id, row.partition)
         heads.setdefault(key, row)
         found = runs.setdefault(key, [])
-        if row.base_offset is not None:
+        if row.base_offset is not None and row.last_offset >= row.local_start_offset:
             found.append(_run(row))
     return {key: _partition(head, runs[key]) for key, head in heads.items()}
 
@@ -189,6 +289,7 @@ def _partition(row: Row, runs: Sequence[RunCoordinate]) -> PartitionCoordinates:
         topic_id=row.topic_id,
         partition=row.partition,
         log_start_offset=row.log_start_offset,
+        local_start_offset=row.local_start_offset,
         high_watermark=row.high_watermark,
         last_stable_offset=row.last_stable_offset,
         coordinate_epoch=row.coordinate_epoch,
@@ -208,4 +309,139 @@ def _run(row: Row) -> RunCoordinate:
         length=row.length,
         min_timestamp_ms=row.min_timestamp_ms,
         max_timestamp_ms=row.max_timestamp_ms,
+    )
+
+
+class HistoryFile(NamedTuple):
+    """A row of `history_files`."""
+
+    object_key: ObjectKey
+    object_size_bytes: int
+    first_offset: Offset
+    last_offset: Offset
+    row_groups: Sequence[int]
+    """Four numbers per row group (schema.sql)."""
+
+
+class _Span(NamedTuple):
+    """Offsets `[start, end)` below a local start."""
+
+    topic_id: TopicId
+    partition: Partition
+    start: Offset
+    end: Offset
+    max_runs: int
+
+
+def _history_of(span: _Span, rows: Sequence[Row]) -> tuple[RunCoordinate, ...]:
+    """The spans as far as the rows reach, which are capped for files and for runs."""
+    key = (span.topic_id, span.partition)
+    files = [
+        HistoryFile(
+            row.object_key, row.object_size_bytes, row.base_offset, row.last_offset, tuple(row.row_groups)
+        )
+        for row in rows
+        if row.row_groups is not None
+    ]
+    runs = [
+        RunCoordinate(
+            *key,
+            row.base_offset,
+            row.last_offset,
+            row.object_key,
+            row.object_size_bytes,
+            BytePosition(row.position),
+            row.length,
+            row.min_timestamp_ms,
+            row.max_timestamp_ms,
+        )
+        for row in rows
+        if row.row_groups is None
+    ]
+    ends = [some[-1].last_offset + 1 for some in (files, runs) if len(some) == _HISTORY_FILES]
+    end = max(span.start + 1, min([span.end, *ends]))
+    return history_coordinates(*key, (span.start, Offset(end)), files, runs)
+
+
+def history_coordinates(
+    topic_id: TopicId,
+    partition: Partition,
+    span: tuple[Offset, Offset],
+    files: Sequence[HistoryFile],
+    runs: Sequence[RunCoordinate],
+) -> tuple[RunCoordinate, ...]:
+    """The coordinates that cover `span`, half-open. `files` and `runs` are in the order of their offsets, and
+    hold all that lies in it. The first coordinate may begin before the span.
+    """
+    start, end = span
+    groups = _between(runs, [each for file in files for each in _row_groups(topic_id, partition, file)])
+    pieces = sorted([*runs, *groups], key=lambda piece: piece.base_offset)
+    return tuple(_without_gaps(topic_id, partition, start, end, pieces))
+
+
+def _row_groups(topic_id: TopicId, partition: Partition, file: HistoryFile) -> Iterator[RunCoordinate]:
+    groups = list(zip(*[iter(file.row_groups)] * _NUMBERS_PER_ROW_GROUP, strict=True))
+    ends = [group[0] - 1 for group in groups[1:]] + [file.last_offset]
+    for (first_offset, position, length, max_timestamp_ms), last_offset in zip(groups, ends, strict=True):
+        yield RunCoordinate(
+            topic_id=topic_id,
+            partition=partition,
+            base_offset=Offset(first_offset),
+            last_offset=Offset(last_offset),
+            object_key=file.object_key,
+            object_size_bytes=file.object_size_bytes,
+            position=BytePosition(position),
+            length=length,
+            min_timestamp_ms=_NO_TIMESTAMP_MS,
+            max_timestamp_ms=max_timestamp_ms,
+        )
+
+
+def _between(runs: Sequence[RunCoordinate], groups: Iterable[RunCoordinate]) -> Iterator[RunCoordinate]:
+    """The parts of the row groups that lie outside the runs."""
+    for group in groups:
+        base: int = group.base_offset
+        for run in runs:
+            if run.last_offset < base or run.base_offset > group.last_offset:
+                continue
+            if run.base_offset > base:
+                yield _part(group, base, run.base_offset - 1)
+            base = run.last_offset + 1
+        if base <= group.last_offset:
+            yield _part(group, base, group.last_offset)
+
+
+def _part(piece: RunCoordinate, base: int, last: int) -> RunCoordinate:
+    return piece._replace(base_offset=Offset(base), last_offset=Offset(last))
+
+
+def _without_gaps(
+    topic_id: TopicId, partition: Partition, start: int, end: int, pieces: Sequence[RunCoordinate]
+) -> Iterator[RunCoordinate]:
+    reached = start
+    for piece in pieces:
+        if piece.last_offset < reached:
+            continue
+        if piece.base_offset >= end:
+            break
+        if piece.base_offset > reached:
+            yield _nothing(topic_id, partition, reached, piece.base_offset - 1)
+        yield piece
+        reached = piece.last_offset + 1
+    if reached < end:
+        yield _nothing(topic_id, partition, reached, end - 1)
+
+
+def _nothing(topic_id: TopicId, partition: Partition, base: int, last: int) -> RunCoordinate:
+    return RunCoordinate(
+        topic_id=topic_id,
+        partition=partition,
+        base_offset=Offset(base),
+        last_offset=Offset(last),
+        object_key=NOTHING,
+        object_size_bytes=0,
+        position=BytePosition(0),
+        length=0,
+        min_timestamp_ms=_NO_TIMESTAMP_MS,
+        max_timestamp_ms=_NO_TIMESTAMP_MS,
     )

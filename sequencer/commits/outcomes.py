@@ -54,7 +54,13 @@ class UnknownPartition:
 
 
 BatchOutcome = (
-    Assigned | Duplicate | WrittenBefore | OutOfOrderSequence | FencedEpoch | UnknownProducer | UnknownPartition
+    Assigned
+    | Duplicate
+    | WrittenBefore
+    | OutOfOrderSequence
+    | FencedEpoch
+    | UnknownProducer
+    | UnknownPartition
 )
 
 _ASSIGNED, _DUPLICATE = 0, 1
@@ -74,7 +80,8 @@ class Outcomes:
     def of(cls, outcomes: Sequence[BatchOutcome]) -> "Outcomes":
         return cls(
             base_offsets=np.array(
-                [one.base_offset if isinstance(one, Assigned) else _NOT_ASSIGNED for one in outcomes], np.int64
+                [one.base_offset if isinstance(one, Assigned) else _NOT_ASSIGNED for one in outcomes],
+                np.int64,
             ),
             others={index: one for index, one in enumerate(outcomes) if not isinstance(one, Assigned)},
         )
@@ -129,7 +136,9 @@ def decode_outcomes(stored: Sequence[int] | NDArray[np.int64], batches: int) -> 
 def encode_outcomes(outcomes: Outcomes) -> list[int]:
     """The inverse of `decode_outcomes`."""
     each = outcomes.each
-    return [_encode(one) for one in each] + [one.max_timestamp_ms for one in each if isinstance(one, Duplicate)]
+    return [_encode(one) for one in each] + [
+        one.max_timestamp_ms for one in each if isinstance(one, Duplicate)
+    ]
 
 
 def _encode(outcome: BatchOutcome) -> int:

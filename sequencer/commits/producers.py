@@ -44,7 +44,9 @@ class Producers:
         [row] = await self._database.run(SQL["new_producer_id"])
         return ProducerId(row.producer_id)
 
-    async def initialize(self, producer_id: ProducerId = NO_PRODUCER_ID, producer_epoch: int = -1) -> ProducerIdentity:
+    async def initialize(
+        self, producer_id: ProducerId = NO_PRODUCER_ID, producer_epoch: int = -1
+    ) -> ProducerIdentity:
         """Returns a new identity. For a producer that names its own (KIP-360), returns its next epoch, or a
         new identity once the epochs are used up.
         """

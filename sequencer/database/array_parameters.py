@@ -122,11 +122,19 @@ class _BytesArrayDumper(Dumper):
 
 
 def encoded_ints(values: Sequence[int]) -> bytes:
-    return _few_numbers(values, _INT4_OID, "ii", 4) if len(values) <= _FEW else _numbers(values, _INT4_OID, _INT4, 4)
+    return (
+        _few_numbers(values, _INT4_OID, "ii", 4)
+        if len(values) <= _FEW
+        else _numbers(values, _INT4_OID, _INT4, 4)
+    )
 
 
 def encoded_longs(values: Sequence[int]) -> bytes:
-    return _few_numbers(values, _INT8_OID, "iq", 8) if len(values) <= _FEW else _numbers(values, _INT8_OID, _INT8, 8)
+    return (
+        _few_numbers(values, _INT8_OID, "iq", 8)
+        if len(values) <= _FEW
+        else _numbers(values, _INT8_OID, _INT8, 8)
+    )
 
 
 def longs_of(encoded: bytes) -> NDArray[np.int64]:

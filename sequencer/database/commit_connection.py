@@ -91,7 +91,9 @@ class KeptConnection(Generic[_Connection]):
             pgconn.send_prepare(self._name, self._statement.numbered)
             await self._answered()
             self._is_prepared = True
-        pgconn.send_query_prepared(self._name, values, param_formats=self._formats, result_format=pq.Format.BINARY)
+        pgconn.send_query_prepared(
+            self._name, values, param_formats=self._formats, result_format=pq.Format.BINARY
+        )
         result = await self._answered()
         self._ended_well = True
         return values_of(result)

@@ -37,17 +37,30 @@ from psycopg.abc import Buffer
 from sequencer.database.commit_connection import KeptConnection, KeptStatement, Values, values_of
 from sequencer.database.doubts import Doubts
 from sequencer.database.durability import REFUSED_AS_WEAK, Durability
-from sequencer.database.errors import CommitOutcomeUnknown, SequencerUnavailable, describe_address, first_line
-from sequencer.database.failures import DatabaseCounters, Failures
+from sequencer.database.errors import (
+    CommitOutcomeUnknown,
+    DatabaseCounters,
+    Failures,
+    SequencerUnavailable,
+    describe_address,
+    first_line,
+)
 from sequencer.database.fair_queue import Asker
 from sequencer.database.lanes import Connections, Lane
 from sequencer.database.lookout import Confirmation, watch
 from sequencer.database.options import CheckedConnection
 from sequencer.database.servers import DURABILITY, DatabaseIdentity, Servers
-from sequencer.database.to_the_end import Timer, ToTheEnd
+from sequencer.database.to_the_end import AnswerTimer, ToTheEnd
 from sequencer.settings import SequencerSettings
 
-__all__ = ["CommitOutcomeUnknown", "Database", "DatabaseCounters", "Row", "SequencerUnavailable", "describe_address"]
+__all__ = [
+    "CommitOutcomeUnknown",
+    "Database",
+    "DatabaseCounters",
+    "Row",
+    "SequencerUnavailable",
+    "describe_address",
+]
 
 log = logging.getLogger("tidelog")
 
@@ -259,7 +272,9 @@ class Database:
         await self._to_its_end(self._ending(connection, commit), connection)
 
     @asynccontextmanager
-    async def connection(self, *, answer_timeout_s: float | None = None) -> AsyncIterator[AsyncConnection[Row]]:
+    async def connection(
+        self, *, answer_timeout_s: float | None = None
+    ) -> AsyncIterator[AsyncConnection[Row]]:
         """A connection in autocommit mode, for work that waits for no standby: a cancellation reaches
         Postgres. It is kept for at most `answer_timeout_s`, else for `database_answer_timeout_s`."""
         async with self._borrowed(certain=True, answer_timeout_s=answer_timeout_s) as connection:
@@ -278,7 +293,9 @@ class Database:
         except CommitOutcomeUnknown as unknown:
             raise SequencerUnavailable(str(unknown)) from unknown
 
-    async def _on_borrowed(self, statement: LiteralString, parameters: dict[str, Any], *, certain: bool) -> list[Row]:
+    async def _on_borrowed(
+        self, statement: LiteralString, parameters: dict[str, Any], *, certain: bool
+    ) -> list[Row]:
         async with self._borrowed(certain=certain) as connection:
             rows = await _rows(statement, parameters, connection)
         self._servers.check_primary(connection)
@@ -336,7 +353,9 @@ class Database:
             finally:
                 await self._connections.give_back_kept(kept.connection)
 
-    async def _execute(self, kept: KeptConnection[CheckedConnection], values: Sequence[Buffer]) -> list[Values]:
+    async def _execute(
+        self, kept: KeptConnection[CheckedConnection], values: Sequence[Buffer]
+    ) -> list[Values]:
         """Waits in the caller's task: a task for each commit costs as much as the rest of the client's work
         for it."""
         timer = self._statements.timer(kept.connection)
@@ -355,7 +374,9 @@ class Database:
         self._check_answer(kept.connection)
         return answer
 
-    async def _end_badly(self, kept: KeptConnection[CheckedConnection], timer: Timer, because: BaseException) -> None:
+    async def _end_badly(
+        self, kept: KeptConnection[CheckedConnection], timer: AnswerTimer, because: BaseException
+    ) -> None:
         """Lets the kept connection go, once a cancelled statement has ended. Raises what the error means."""
         try:
             if isinstance(because, asyncio.CancelledError):
@@ -375,7 +396,9 @@ class Database:
 
     # --- to the end, without a cancellation
 
-    async def _to_its_end(self, ending: Coroutine[Any, Any, _Result], connection: CheckedConnection) -> _Result:
+    async def _to_its_end(
+        self, ending: Coroutine[Any, Any, _Result], connection: CheckedConnection
+    ) -> _Result:
         result = await self._statements.run(ending, connection)
         self._servers.check_primary(connection)
         return result
@@ -450,6 +473,8 @@ class Database:
         self._failures.raise_meaning(error, connection)
 
 
-async def _rows(statement: LiteralString, parameters: dict[str, Any], connection: AsyncConnection[Row]) -> list[Row]:
+async def _rows(
+    statement: LiteralString, parameters: dict[str, Any], connection: AsyncConnection[Row]
+) -> list[Row]:
     cursor = await connection.execute(statement, parameters)
     return await cursor.fetchall() if cursor.description is not None else []

@@ -84,15 +84,19 @@ class Doubts:
         if not self.is_in_doubt:
             return
         try:
-            async with asyncio.timeout(self._settings.database_pool_timeout_s if within_s is None else within_s):
+            async with asyncio.timeout(
+                self._settings.database_pool_timeout_s if within_s is None else within_s
+            ):
                 while self.is_in_doubt:
                     if self._barrier is None or self._barrier.done():
                         self._barrier = asyncio.create_task(self._write_barrier())
                     await asyncio.shield(self._barrier)
         except TimeoutError as error:
             raise SequencerUnavailable(
-                f"the standby of Postgres at {describe_address(self._url)} has not confirmed that it has every commit,"
-                " since the wait of one was cut short or Postgres was restarted; nothing new is read until it does"
+                f"the standby of Postgres at {describe_address(self._url)} has not confirmed that it has "
+                "every commit,"
+                " since the wait of one was cut short or Postgres was restarted; nothing new is read "
+                "until it does"
             ) from error
         except (psycopg.Error, CommitOutcomeUnknown) as error:
             raise SequencerUnavailable.cannot_connect(self._url, error) from error
@@ -117,4 +121,6 @@ class Doubts:
                 [row] = await (await connection.execute(_RAISE)).fetchall()
                 self._highest_number = max(self._highest_number, row.number)
         except (psycopg.Error, SequencerUnavailable, CommitOutcomeUnknown, TimeoutError, OSError) as error:
-            log.warning("cannot tell other agents that a commit may be on no standby", extra={"error": str(error)})
+            log.warning(
+                "cannot tell other agents that a commit may be on no standby", extra={"error": str(error)}
+            )

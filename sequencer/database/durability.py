@@ -34,7 +34,8 @@ class Durability:
         found = []
         if self.synchronous_commit not in DURABLE_SYNCHRONOUS_COMMIT:
             found.append(
-                f"synchronous_commit is {self.synchronous_commit}: an acknowledged record could be lost; set it to on"
+                f"synchronous_commit is {self.synchronous_commit}: an acknowledged record could be lost; "
+                "set it to on"
             )
         if standbys_expected and not self.has_standbys:
             found.append(

@@ -3,11 +3,13 @@ leads.
 
 Promises:
 - No call waits behind those of another lane: neither for a connection nor in a queue.
-- In each lane, writes leave connections to reads and leases, since all writes may wait for a standby. Reads
-  leave one to writes, since who reads for long may have to write meanwhile.
+- In each lane, writes leave connections to reads and leases, because all writes may wait for a standby. Reads
+  leave one to writes, because a long read may have to write meanwhile.
 - Clients get connections in fair turns (`fair_queue.py`).
 - `follow` ends every connection but one: idle ones are closed, and calls under way on others fail at once.
 - After one connection was lost, the pools do not hand out the idle ones that were made before.
+
+A gate bounds the number of callers, who take their places in fair turns (`fair_queue.py`).
 """
 
 import asyncio
@@ -21,11 +23,48 @@ from typing import Any, TypeAlias
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
-from sequencer.database.errors import SequencerUnavailable, describe_address, moved
-from sequencer.database.fair_gate import FairGate
-from sequencer.database.fair_queue import ASKED_BY, THE_AGENT, Asker
+from sequencer.database.errors import SequencerUnavailable, TooManyWait, describe_address, moved
+from sequencer.database.fair_queue import ASKED_BY, THE_AGENT, Asker, FairQueue
 from sequencer.database.options import CheckedConnection, connection_options
 from sequencer.settings import SequencerSettings
+
+
+class FairGate:
+    """`places` may be inside at a time, `most_waiting` may wait."""
+
+    def __init__(self, places: int, most_waiting: int) -> None:
+        self._free = places
+        self._queue: FairQueue[asyncio.Future[None]] = FairQueue(most_waiting)
+
+    async def enter(self, asker: Asker) -> None:
+        """Call `leave` afterwards. Raises TooManyWait."""
+        if self._free:
+            self._free -= 1
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        refused = self._queue.add(asker, place)
+        if refused is not None and not refused.done():
+            refused.set_exception(TooManyWait())
+        try:
+            await place
+        except asyncio.CancelledError:
+            if not place.cancelled() and place.exception() is None:
+                self.leave()  # it got a place in the same moment
+            self._queue.remove(asker, place)
+            raise
+
+    def leave(self) -> None:
+        while self._queue:
+            place = self._queue.next()
+            if not place.done():
+                place.set_result(None)
+                return
+        self._free += 1
+
+    def used_share(self, asker: Asker) -> float:
+        """Returns which share of its fair part of the queue this asker uses; 1.0 is all of it."""
+        return self._queue.used_share(asker)
+
 
 _Pool: TypeAlias = AsyncConnectionPool[CheckedConnection]
 
@@ -34,9 +73,9 @@ class Lane(Enum):
     """Statements that share connections."""
 
     CLIENTS = "clients"
-    """What clients ask for, and what is read and written to answer them."""
+    """Clients' requests, and what is read and written to answer them."""
     LEASES = "leases"
-    """What keeps an agent alive: its lease, its reservations, its jobs' leases."""
+    """What an agent needs to stay alive: its lease, its reservations, its jobs' leases."""
     HOUSEKEEPING = "housekeeping"
     """The work of jobs."""
 
@@ -74,9 +113,13 @@ class Connections:
         self._last_failure: psycopg.Error | None = None
         self._renewed_at_s = -math.inf
         self._lanes = {
-            Lane.CLIENTS: self._new_lane(Lane.CLIENTS, 1, settings.database_pool_size, settings.database_pool_reads),
+            Lane.CLIENTS: self._new_lane(
+                Lane.CLIENTS, 1, settings.database_pool_size, settings.database_pool_reads
+            ),
             Lane.LEASES: self._new_lane(Lane.LEASES, 0, settings.database_lease_connections, 1),
-            Lane.HOUSEKEEPING: self._new_lane(Lane.HOUSEKEEPING, 0, settings.database_housekeeping_connections, 1),
+            Lane.HOUSEKEEPING: self._new_lane(
+                Lane.HOUSEKEEPING, 0, settings.database_housekeeping_connections, 1
+            ),
         }
         self._kept_pool = self._new_pool("tidelog-commits", 0, 1)
         self._in_use: set[CheckedConnection] = set()

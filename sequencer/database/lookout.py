@@ -42,7 +42,9 @@ class Confirmation:
             try:
                 await self._check_address()
             except (psycopg.Error, CommitOutcomeUnknown, TimeoutError, OSError) as error:
-                raise SequencerUnavailable(f"it is not known which Postgres is the primary ({error})") from error
+                raise SequencerUnavailable(
+                    f"it is not known which Postgres is the primary ({error})"
+                ) from error
             self._looked_s = began_s
 
 
@@ -63,7 +65,9 @@ async def watch(
             is_away = False
         except _AWAY as error:
             if not is_away:
-                log.warning("cannot check the address and the settings of Postgres", extra={"error": str(error)})
+                log.warning(
+                    "cannot check the address and the settings of Postgres", extra={"error": str(error)}
+                )
             is_away = True
 
 

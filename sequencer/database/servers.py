@@ -125,7 +125,9 @@ class Servers:
         it must get no statements, and what psycopg raises for a lost connection."""
         store_id, found, generation = self.store_id, None, self.generation
         try:
-            [row] = await (await connection.execute(_FACTS if store_id is None else _FACTS_AND_STORE)).fetchall()
+            [row] = await (
+                await connection.execute(_FACTS if store_id is None else _FACTS_AND_STORE)
+            ).fetchall()
             found = None if store_id is None else row.store_id
         except (errors.UndefinedTable, errors.UndefinedColumn):
             pass  # never migrated, so it is another database
@@ -137,11 +139,14 @@ class Servers:
         if found != store_id:
             await connection.close()
             raise SequencerUnavailable(
-                f"the database at {describe_address(self._url)} is not the one that this process began with, and is"
+                f"the database at {describe_address(self._url)} is not the one that this process began "
+                "with, and is"
                 f" asked nothing: the id of its store is {found}, and was {store_id}. Let the address in"
                 " TIDELOG_DATABASE_URL lead back; or restart this process, if this database is meant"
             )
-        identity = DatabaseIdentity(system_identifier=row.system_identifier, timeline=int(row.wal_file[:8], 16))
+        identity = DatabaseIdentity(
+            system_identifier=row.system_identifier, timeline=int(row.wal_file[:8], 16)
+        )
         verdict = self._primaries.judge(identity)
         if verdict is Verdict.OLD:
             await connection.close()
@@ -166,7 +171,9 @@ class Servers:
 
     async def _change(self, connection: CheckedConnection) -> None:
         self.generation += 1
-        log.warning("another Postgres is the primary: all older connections end", extra=_fields(self.identity))
+        log.warning(
+            "another Postgres is the primary: all older connections end", extra=_fields(self.identity)
+        )
         for changed in self._when_changed:
             changed()
         await self._follow(connection)
@@ -191,11 +198,18 @@ class Servers:
     def _old_primary(self, identity: DatabaseIdentity) -> SequencerUnavailable:
         highest = self._primaries.highest_timeline(identity.system_identifier)
         return SequencerUnavailable(
-            f"the Postgres at {describe_address(self._url)} is an old primary, and is asked nothing: its timeline is"
-            f" {identity.timeline}, and a standby was promoted to timeline {highest}. Stop it, and let the address in"
-            " TIDELOG_DATABASE_URL lead to the new primary; or restart this process, if this database is meant"
+            f"the Postgres at {describe_address(self._url)} is an old primary, and is asked nothing: its "
+            "timeline is"
+            f" {identity.timeline}, and a standby was promoted to timeline {highest}. Stop it, and let "
+            "the address in"
+            " TIDELOG_DATABASE_URL lead to the new primary; or restart this process, if this database is "
+            "meant"
         )
 
 
 def _fields(identity: DatabaseIdentity | None) -> dict[str, int]:
-    return {} if identity is None else {"system_identifier": identity.system_identifier, "timeline": identity.timeline}
+    return (
+        {}
+        if identity is None
+        else {"system_identifier": identity.system_identifier, "timeline": identity.timeline}
+    )

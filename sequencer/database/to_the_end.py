@@ -75,14 +75,14 @@ class ToTheEnd:
         for connection in tuple(self._abandoned):
             connection.cut(SequencerUnavailable("the client of Postgres was closed"))
 
-    def timer(self, connection: CheckedConnection) -> "Timer":
+    def timer(self, connection: CheckedConnection) -> "AnswerTimer":
         """Cuts the connection when its answer is overdue, until it is stopped."""
 
         async def cut() -> None:
             if not await self._waits_for_a_standby(connection.info.backend_pid) and not timer.is_stopped:
                 connection.cut(self._no_answer())
 
-        timer = Timer(self._settings.database_answer_timeout_s, cut)
+        timer = AnswerTimer(self._settings.database_answer_timeout_s, cut)
         return timer
 
     async def _waits_for_a_standby(self, backend_pid: int) -> bool:
@@ -94,7 +94,7 @@ class ToTheEnd:
         return False
 
 
-class Timer:
+class AnswerTimer:
     """Calls back again and again, `after_s` seconds after the last call has ended, until it is stopped."""
 
     def __init__(self, after_s: float, call: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -282,9 +282,9 @@ BEGIN
         FROM segment LEFT JOIN decided ON decided.segment = segment.segment
         WHERE segments.ctid = segment.row AND segment.state = 'reserved'
     )
-    -- What was committed once stays so for whoever repeats it, even when it has since become garbage and
-    -- its object is deleted. The outcome is in the segment's row, then in `outcomes`. When it is in
-    -- neither, it is not known any more, and the answer is: missing.
+    -- A repeat of a commit gets its first outcome, even if the segment has become garbage since and its
+    -- object is deleted. The outcome is in the segment's row, later in `outcomes`. If it is in neither, it
+    -- is not known any more, and the answer is: missing.
     SELECT CASE WHEN segment.state = 'reserved' OR coalesce(segment.outcome, kept.outcome) IS NOT NULL
                 THEN 'committed'
                 WHEN segment.state = 'doomed' THEN 'doomed' ELSE 'missing' END,

@@ -1,7 +1,7 @@
 -- count_topic_change counts a change of topics and notes which topics it changed (triggers of `topics`).
 --
--- It runs in the transaction of the change, so whoever sees the number sees the change. In the lock order
--- the counter's row comes right after topics: whoever holds it waits for no topic.
+-- It runs in the transaction of the change, so a reader who sees the number sees the change. In the lock
+-- order the counter's row comes right after topics: its holder waits for no topic.
 CREATE FUNCTION count_topic_change() RETURNS trigger LANGUAGE plpgsql AS $function$
 DECLARE
     number bigint;

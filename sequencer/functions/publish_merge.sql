@@ -8,7 +8,7 @@
 -- runs that the merge has read are still there. Otherwise nothing of it is done: a partition that changed
 -- meanwhile (retention, DeleteRecords, deletion, another merge) keeps what it has. The output must not be
 -- doomed, and the job's hold on it must not have lapsed [raced]. The call may be repeated. A partition's
--- size does not change: each byte of a run that is replaced is in the run that replaces it.
+-- size changes only where records were erased: a merge keeps each byte of a run that it replaces.
 --
 -- All numbers count from 1.
 --
@@ -49,6 +49,7 @@ DECLARE
     found_state text;
     is_whole boolean[];
     running_max bigint[];
+    sizes bigint[];
 BEGIN
     SELECT s.state INTO found_state FROM segments AS s WHERE s.segment_id = output FOR NO KEY UPDATE;
     IF found_state IS NULL OR found_state = 'doomed' THEN
@@ -66,14 +67,15 @@ BEGIN
     ORDER BY p.topic_id, p.partition FOR NO KEY UPDATE OF p;
 
     SELECT array_agg(swap.is_whole ORDER BY swap.swap),
-        array_agg(swap.running_max ORDER BY swap.swap) INTO is_whole, running_max
+        array_agg(swap.running_max ORDER BY swap.swap), array_agg(swap.size_bytes ORDER BY swap.swap)
+    INTO is_whole, running_max, sizes
     FROM (
         SELECT given.swap, bool_and(stored.base_offset IS NOT NULL) AS is_whole,
-            max(stored.running_max_timestamp_ms) AS running_max
+            max(stored.running_max_timestamp_ms) AS running_max, sum(stored.length) AS size_bytes
         FROM unnest(input_swaps, input_base_offsets, input_segments, input_positions)
              AS given (swap, base_offset, segment_id, position)
         LEFT JOIN LATERAL (
-            SELECT r.base_offset, r.running_max_timestamp_ms FROM partitions AS p
+            SELECT r.base_offset, r.running_max_timestamp_ms, r.length FROM partitions AS p
                 JOIN runs AS r USING (topic_id, partition)
             WHERE p.topic_id = topic_ids[swap_parts[given.swap]]
                 AND p.partition = partition_numbers[swap_parts[given.swap]]
@@ -96,6 +98,17 @@ BEGIN
          run_min_timestamps, run_max_timestamps)
          AS made (swap, base_offset, last_offset, position, length, min_timestamp_ms, max_timestamp_ms)
     WHERE is_whole[made.swap];
+
+    UPDATE partitions AS p SET size_bytes = p.size_bytes + other.more
+    FROM (
+        SELECT swap_parts[swap.swap] AS part, sum(swap.size_bytes - sizes[swap.swap]) AS more
+        FROM (SELECT made.swap, sum(made.length) AS size_bytes
+            FROM unnest(run_swaps, run_lengths) AS made (swap, length) GROUP BY made.swap) AS swap
+        WHERE is_whole[swap.swap]
+        GROUP BY swap_parts[swap.swap]
+    ) AS other
+    WHERE p.topic_id = topic_ids[other.part] AND p.partition = partition_numbers[other.part]
+        AND other.more <> 0;
 
     IF true = ANY (is_whole) AND found_state = 'reserved' THEN
         -- Its commit is that of the newest input: retention by time does not start again.

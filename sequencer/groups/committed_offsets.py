@@ -94,7 +94,9 @@ class CommittedOffsets:
         [row] = await self._database.write(SQL["commit"], **commit_parameters(commits))
         return [_VERDICTS[verdict] for verdict in row.verdicts]
 
-    async def fetch(self, queries: Sequence[OffsetQuery]) -> list[Mapping[PartitionKey, CommittedOffset] | None]:
+    async def fetch(
+        self, queries: Sequence[OffsetQuery]
+    ) -> list[Mapping[PartitionKey, CommittedOffset] | None]:
         """Returns one answer per query: every partition asked for (NO_OFFSET if it has none), or all that the
         group has. None: another agent has claimed the group, or there is no such group. All answers are from
         one moment.
@@ -120,11 +122,15 @@ class CommittedOffsets:
             answer = answers[row.number - 1]
             if row.topic_id is not None and answer is not None:
                 answer[TopicId(row.topic_id), Partition(row.partition)] = CommittedOffset(
-                    offset=Offset(row.committed_offset), leader_epoch=row.leader_epoch, metadata=row.metadata.decode()
+                    offset=Offset(row.committed_offset),
+                    leader_epoch=row.leader_epoch,
+                    metadata=row.metadata.decode(),
                 )
         return list(answers)
 
-    async def delete(self, group_id: str, coordinator_epoch: int, partitions: Collection[PartitionKey]) -> bool:
+    async def delete(
+        self, group_id: str, coordinator_epoch: int, partitions: Collection[PartitionKey]
+    ) -> bool:
         """Deletes offsets. Missing offsets are no error. False: another agent has claimed the group, or it
         was deleted. May be repeated after CommitOutcomeUnknown.
         """
@@ -142,7 +148,9 @@ def commit_parameters(commits: Sequence[OffsetCommit]) -> Mapping[str, Any]:
     """Returns the parameters of `commit_offsets` (functions/commit_offsets.sql)."""
     group_ids = sorted({commit.group_id for commit in commits}, key=str.encode)
     position = {group_id: number for number, group_id in enumerate(group_ids, start=1)}
-    offsets = [(number, *offset) for number, commit in enumerate(commits, start=1) for offset in commit.offsets]
+    offsets = [
+        (number, *offset) for number, commit in enumerate(commits, start=1) for offset in commit.offsets
+    ]
     metadata = [offset.metadata.encode() for _, _, _, offset in offsets]
     return {
         "group_ids": TextArray(group_ids),

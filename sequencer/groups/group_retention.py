@@ -40,7 +40,9 @@ class GroupRetention:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def forget_offsets(self, retention_s: float, cap: int, after: OffsetKey | None = None) -> OffsetsStep:
+    async def forget_offsets(
+        self, retention_s: float, cap: int, after: OffsetKey | None = None
+    ) -> OffsetsStep:
         """Examines the next `cap` offsets in key order, and deletes those that are due. Skips groups that are
         in use at this moment.
         """
@@ -49,7 +51,11 @@ class GroupRetention:
         async with self._database.transaction() as connection:
             look = {"retention_s": retention_s, "cap": cap, **page}
             [looked] = await (await connection.execute(SQL["lock_groups_of_page"], look)).fetchall()
-            last = {"to_group_id": looked.group_id, "to_topic_id": looked.topic_id, "to_partition": looked.partition}
+            last = {
+                "to_group_id": looked.group_id,
+                "to_topic_id": looked.topic_id,
+                "to_partition": looked.partition,
+            }
             judge = {"retention_s": retention_s, "group_ids": TextArray(looked.locked), **page, **last}
             [gone] = await (await connection.execute(SQL["forget_offsets"], judge)).fetchall()
         more = looked.looked_at == cap

@@ -7,6 +7,8 @@ Promises:
 - A claim sees everything that earlier coordinators' successful writes and commits have left.
 - A write takes effect as a whole or not at all, and only while the writer's epoch is valid.
 - A deleted group leaves neither members nor offsets.
+- A change of a group's configs (KIP-848) is one step. A group has configs whether it exists or not, as in
+  Kafka. The agent knows their names and values.
 """
 
 import json
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from psycopg.types.json import Json
+from psycopg.types.json import Json, Jsonb
 
 from sequencer.database.array_parameters import Int4Array, Int8Array, TextArray
 from sequencer.database.database import Database, Row
@@ -24,6 +26,7 @@ from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup, 
 from storage.identifiers import NodeId
 
 SQL = load_statements("groups")
+CONFIGS_SQL = load_statements("group_configs")
 
 LONGEST_ID_BYTES = 1_024
 """The most bytes of a group's or a member's id in UTF-8: two of them fit an entry of Postgres' index."""
@@ -43,7 +46,7 @@ class ClaimedGroup:
     coordinator_epoch: int
     stored: StoredGroup | None
     config: Mapping[str, str]
-    """The configs that an administrator set (`group_configs.py`)."""
+    """The configs that an administrator set (`GroupConfigs`)."""
 
 
 class DeleteOutcome(Enum):
@@ -77,7 +80,9 @@ class Groups:
         if not rows:
             return None
         stored = _stored(group_id, rows[0]) if rows[0].kind is not None else None
-        return ClaimedGroup(coordinator_epoch=rows[0].coordinator_epoch, stored=stored, config=rows[0].config or {})
+        return ClaimedGroup(
+            coordinator_epoch=rows[0].coordinator_epoch, stored=stored, config=rows[0].config or {}
+        )
 
     async def write(self, group_id: str, coordinator_epoch: int, change: GroupChange) -> bool:
         """False: the writer is fenced, and nothing was written. Raises InvalidId for a member's id.
@@ -88,7 +93,9 @@ class Groups:
         for member_id, member in change.members.items():
             if member is not None:
                 refuse_impossible_id(member_id)
-        [row] = await self._database.write(SQL["write"], **write_parameters(group_id, coordinator_epoch, change))
+        [row] = await self._database.write(
+            SQL["write"], **write_parameters(group_id, coordinator_epoch, change)
+        )
         return bool(row.held)
 
     async def still_held(self, held: Mapping[str, int]) -> dict[str, Mapping[str, str]]:
@@ -103,7 +110,9 @@ class Groups:
     async def delete(self, group_id: str, coordinator_epoch: int) -> DeleteOutcome:
         """Deletes the group with its members and offsets, if it is empty. Raises CommitOutcomeUnknown if it
         may be gone."""
-        [row] = await self._database.write(SQL["delete"], group_id=group_id, coordinator_epoch=coordinator_epoch)
+        [row] = await self._database.write(
+            SQL["delete"], group_id=group_id, coordinator_epoch=coordinator_epoch
+        )
         return DeleteOutcome(row.outcome)
 
     async def list(
@@ -139,7 +148,9 @@ def can_be_id(text: str) -> bool:
 def refuse_impossible_id(text: str) -> None:
     """Raises InvalidId."""
     if not can_be_id(text):
-        raise InvalidId(f"{text[:50]!r} is no id of a group or member: 1 to {LONGEST_ID_BYTES} bytes, none of them NUL")
+        raise InvalidId(
+            f"{text[:50]!r} is no id of a group or member: 1 to {LONGEST_ID_BYTES} bytes, none of them NUL"
+        )
 
 
 def write_parameters(group_id: str, coordinator_epoch: int, change: GroupChange) -> Mapping[str, Any]:
@@ -170,7 +181,9 @@ def _stored(group_id: str, row: Row) -> StoredGroup:
         state=row.state,
         protocol_type=row.protocol_type,
         document=row.document,
-        members={member_id: StoredMember(epoch=epoch, document=document) for member_id, epoch, document in members},
+        members={
+            member_id: StoredMember(epoch=epoch, document=document) for member_id, epoch, document in members
+        },
     )
 
 
@@ -182,3 +195,37 @@ def _listed(row: Row) -> ListedGroup:
         state=row.state,
         coordinator=NodeId(row.coordinator),
     )
+
+
+class GroupConfigs:
+    """The configs that administrators set for groups."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def of(self, group_ids: Collection[str]) -> dict[str, Mapping[str, str]]:
+        """Returns the configs of those groups that have any set."""
+        possible = TextArray(group_id for group_id in group_ids if can_be_id(group_id))
+        rows = await self._database.read(CONFIGS_SQL["configs_of"], group_ids=possible)
+        return {row.group_id: row.config for row in rows}
+
+    async def alter(self, group_id: str, set: Mapping[str, str], remove: Collection[str] = ()) -> None:
+        """Sets some configs and returns others to their defaults. Raises InvalidId, and CommitOutcomeUnknown
+        if it may be done.
+        """
+        refuse_impossible_id(group_id)
+        trimmed = {name: value.strip() for name, value in set.items()}
+        await self._database.write(
+            CONFIGS_SQL["alter"], group_id=group_id, set=Jsonb(trimmed), remove=list(remove)
+        )
+
+    async def list(self) -> Sequence[str]:
+        """Returns the groups with any config set, by id."""
+        found: list[str] = []
+        page = GROUPS_PER_PAGE
+        while page == GROUPS_PER_PAGE:
+            after = found[-1] if found else ""
+            rows = await self._database.read(CONFIGS_SQL["list"], after=after, cap=GROUPS_PER_PAGE)
+            found += [row.group_id for row in rows]
+            page = len(rows)
+        return found

@@ -1,5 +1,5 @@
-"""A group as Postgres stores it (docs/design/groups.md#stored-groups): one row for the group, one per member, and the
-offsets separately.
+"""A group as Postgres stores it (docs/design/groups.md#stored-groups): one row for the group, one per member,
+and the offsets separately.
 
 The documents are JSON objects of the group machines (`agent/groups`). The sequencer does not read them.
 """

@@ -12,6 +12,7 @@ A topic's history is on from its first compaction. From then on `compacted_to` t
 go.
 """
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
@@ -35,7 +36,9 @@ from sequencer.history.history_values import (
     Published,
     PublishRefused,
     RawRange,
+    RowGroup,
     RunToCompact,
+    ShownJob,
     StagedVersion,
     TableFile,
     TableVersion,
@@ -47,10 +50,12 @@ from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, Segm
 
 SQL = load_statements("history")
 
+TABLES_PER_PAGE = 1_000
+_DISAMBIGUATED = re.compile(r"(.+)__[0-9a-fA-F]{8}")
 _LONGEST_RETENTION_MS = 1_000 * 365 * 86_400_000
 """Beyond, nothing expires, and no time of Postgres reaches back so far."""
 
-JobKind = Literal["compact", "expire", "merge"]
+JobKind = Literal["compact", "expire", "merge", "erase"]
 
 
 def history_prefix(cluster: str) -> str:
@@ -124,10 +129,17 @@ class History:
                 files=row.files,
                 records=row.records,
                 parquet_bytes=row.parquet_bytes,
-                raw_bytes=row.raw_bytes or 0,
+                raw_bytes=row.raw_bytes,
+                raw_records=row.raw_records,
                 raw_ranges=row.raw_ranges,
                 complete_at=row.complete_at,
                 published_at=row.published_at,
+                last_job=None
+                if row.job_kind is None
+                else ShownJob(
+                    kind=row.job_kind, state=row.job_state, age_s=row.job_age_s, took_s=row.job_took_s
+                ),
+                waits=row.waits,
             )
             for row in await self._database.read(SQL["shown"], name=topic_name)
         )
@@ -153,9 +165,13 @@ class History:
             job = await self._claim(connection, topic_id, "compact", cluster, lease_s)
             if not isinstance(job, HistoryJob):
                 return job
-            found = await _rows(connection, "runs_to_compact", **wanted, runs_per_partition=runs_per_partition)
+            found = await _rows(
+                connection, "runs_to_compact", **wanted, runs_per_partition=runs_per_partition
+            )
             segment_ids = sorted({row.segment_id for row in found})
-            committed = {row.segment_id for row in await _rows(connection, "lock_segments", segment_ids=segment_ids)}
+            committed = {
+                row.segment_id for row in await _rows(connection, "lock_segments", segment_ids=segment_ids)
+            }
             runs = _contiguous([_run(row) for row in found if row.segment_id in committed])
             if not runs:
                 await connection.execute(SQL["end_job"], {"job_id": job.job_id, "state": "abandoned"})
@@ -167,9 +183,10 @@ class History:
             return Begun(job=job, runs=runs)
 
     async def begin(
-        self, topic_id: TopicId, kind: Literal["expire", "merge"], *, cluster: str, lease_s: float
+        self, topic_id: TopicId, kind: Literal["expire", "merge", "erase"], *, cluster: str, lease_s: float
     ) -> HistoryJob | Busy | NothingToDo:
-        """Claims the topic's history to drop what has expired from it, or to merge small files."""
+        """Claims the topic's history to drop what has expired from it, to merge small files, or to erase
+        records."""
         async with self._database.transaction() as connection:
             return await self._claim(connection, topic_id, kind, cluster, lease_s)
 
@@ -182,8 +199,8 @@ class History:
             return bool(renewed)
 
     async def publish(self, job: HistoryJob, publication: Publication) -> Published | Outrun | PublishRefused:
-        """Makes the job's output the topic's history. Raises CommitOutcomeUnknown: repeat it with the same arguments
-        until known.
+        """Makes the job's output the topic's history. Raises CommitOutcomeUnknown: repeat it with the same
+        arguments until known.
         """
         try:
             async with self._database.transaction() as connection:
@@ -197,20 +214,31 @@ class History:
             await connection.execute(SQL["end_job"], {"job_id": job_id, "state": "abandoned"})
             await connection.execute(SQL["release_holds"], {"job_ids": [job_id]})
 
+    async def note_wait(self, topic_id: TopicId, reason: str | None) -> None:
+        """Remembers, for people, why the topic's records cannot become columns; None: they can."""
+        await self._database.run(SQL["note_wait"], topic_id=topic_id, reason=reason)
+
     async def compacted_to(self, topic_ids: Sequence[TopicId]) -> dict[tuple[TopicId, Partition], Offset]:
         """Returns how far retention may move the log start, for every live partition of those topics with
         history."""
         rows = await self._database.read(SQL["compacted_to"], topic_ids=list(topic_ids))
         return {(TopicId(row.topic_id), Partition(row.partition)): Offset(row.compacted_to) for row in rows}
 
-    async def tables(self) -> tuple[HistoryTable, ...]:
-        """Returns every table that a reader can open, by name."""
-        return tuple(_table(row) for row in await self._database.read(SQL["tables"]))
+    async def tables(self, after: str = "", cap: int = TABLES_PER_PAGE) -> tuple[HistoryTable, ...]:
+        """Returns the tables that a reader can open, by the topics' names: the first `cap` after `after`."""
+        rows = await self._database.read(SQL["catalog_tables"], after=after, cap=cap)
+        return tuple(map(_table, rows))
 
-    async def table(self, topic_name: str) -> HistoryTable | None:
-        """None if there is no such topic."""
-        rows = await self._database.read(SQL["table_by_name"], name=topic_name)
-        return _table(rows[0]) if rows else None
+    async def table(self, name: str) -> HistoryTable | None:
+        """Returns the table of this name, in this case before any other; None if there is no such topic."""
+        wanted = [name.lower()]
+        if (disambiguated := _DISAMBIGUATED.fullmatch(name)) is not None:
+            wanted.append(disambiguated[1].lower())
+        rows = await self._database.read(SQL["catalog_candidates"], names=wanted)
+        found = [row for row in rows if row.name == name] or [
+            row for row in rows if row.name.lower() == name.lower()
+        ]
+        return _table(found[0]) if found else None
 
     async def raw_ranges(self, topic_id: TopicId) -> tuple[RawRange, ...]:
         """Returns the ranges of a topic that did not decode."""
@@ -218,7 +246,9 @@ class History:
         return tuple(_raw_range(row) for row in rows)
 
     async def live_objects(self, topic_id: TopicId, after: str, cap: int) -> tuple[ObjectKey, ...]:
-        """Objects that a retained snapshot may name, in key order: the first `cap` after `after` (first: "")."""
+        """Objects that a retained snapshot may name, in key order: the first `cap` after `after` (first:
+        "").
+        """
         rows = await self._database.read(SQL["live_objects"], topic_id=topic_id, after=after, cap=cap)
         return tuple(ObjectKey(row.object_key) for row in rows)
 
@@ -228,22 +258,53 @@ class History:
         return frozenset(ObjectKey(row.object_key) for row in rows)
 
     async def expired_files(self, topic_id: TopicId, cutoff: datetime, cap: int) -> tuple[TableFile, ...]:
-        """The first `cap` files of the current snapshot of which every record is older than `cutoff`."""
+        """The first `cap` files of the current snapshot of which every record is older than `cutoff`, and as
+        many of which every record was deleted by a request.
+        """
         rows = await self._database.read(SQL["expired_files"], topic_id=topic_id, cutoff=cutoff, cap=cap)
         return tuple(map(_file, rows))
 
-    async def partly_expired_files(self, topic_id: TopicId, cutoff: datetime, cap: int) -> tuple[TableFile, ...]:
-        """The first `cap` files of the current snapshot of which some records are older than `cutoff`."""
-        rows = await self._database.read(SQL["partly_expired_files"], topic_id=topic_id, cutoff=cutoff, cap=cap)
+    async def partly_expired_files(
+        self, topic_id: TopicId, cutoff: datetime, cap: int
+    ) -> tuple[TableFile, ...]:
+        """The first `cap` files of the current snapshot of which some records are older than `cutoff`, and as
+        many of which some were deleted by a request.
+        """
+        rows = await self._database.read(
+            SQL["partly_expired_files"], topic_id=topic_id, cutoff=cutoff, cap=cap
+        )
         return tuple(map(_file, rows))
+
+    async def deleted_to(self, topic_id: TopicId) -> dict[Partition, Offset]:
+        """Where requests deleted records: for each partition concerned, the first offset that stays."""
+        rows = await self._database.read(SQL["deleted_to"], topic_id=topic_id)
+        return {Partition(row.partition): Offset(row.deleted_to) for row in rows}
+
+    async def files_from(
+        self, topic_id: TopicId, partition: Partition, from_offset: Offset, cap: int
+    ) -> tuple[TableFile, ...]:
+        """The first `cap` files of the current snapshot that hold offsets of a partition from one on."""
+        rows = await self._database.read(
+            SQL["files_from"], topic_id=topic_id, partition=partition, from_offset=from_offset, cap=cap
+        )
+        return tuple(map(_file, rows))
+
+    async def first_offsets(
+        self, topic_id: TopicId, partitions: Sequence[Partition]
+    ) -> dict[Partition, Offset]:
+        """Where the history of each of these partitions begins. A partition without history is left out."""
+        rows = await self._database.read(SQL["first_offsets"], topic_id=topic_id, partitions=list(partitions))
+        return {Partition(row.partition): Offset(row.first_offset) for row in rows}
 
     async def small_files(
         self, topic_id: TopicId, from_partition: Partition, cap: int
     ) -> tuple[Sequence[TableFile], ...]:
-        """Files of the current snapshot that are not full: the first `cap` from a partition on, in groups of neighbours
-        of one partition, in the order of their offsets.
+        """Files of the current snapshot that are not full: the first `cap` from a partition on, in groups of
+        neighbours of one partition, in the order of their offsets.
         """
-        rows = await self._database.read(SQL["small_files"], topic_id=topic_id, from_partition=from_partition, cap=cap)
+        rows = await self._database.read(
+            SQL["small_files"], topic_id=topic_id, from_partition=from_partition, cap=cap
+        )
         groups: list[list[TableFile]] = []
         for row in rows:
             if row.previous is None or row.follows_full:
@@ -265,7 +326,13 @@ class History:
             return Busy(until=running[0].lease_until)
         job_id = uuid4()
         prefix = f"{history_prefix(cluster)}{topic_id}/{job_id}/"
-        parameters = {"job_id": job_id, "topic_id": topic_id, "kind": kind, "prefix": prefix, "lease_s": lease_s}
+        parameters = {
+            "job_id": job_id,
+            "topic_id": topic_id,
+            "kind": kind,
+            "prefix": prefix,
+            "lease_s": lease_s,
+        }
         await connection.execute(SQL["insert_job"], parameters)
         return HistoryJob(
             job_id=job_id,
@@ -274,7 +341,9 @@ class History:
             table=TableVersion(number=tables[0].version, metadata_key=tables[0].metadata_key),
         )
 
-    async def _publish(self, connection: AsyncConnection[Row], job: HistoryJob, publication: Publication) -> Published:
+    async def _publish(
+        self, connection: AsyncConnection[Row], job: HistoryJob, publication: Publication
+    ) -> Published:
         tables = await _rows(connection, "lock_table", topic_id=job.topic_id)
         found = await _rows(connection, "lock_job", job_id=job.job_id)
         if found and found[0].state == "published":
@@ -296,7 +365,11 @@ class History:
         return Published()
 
     async def _move(
-        self, connection: AsyncConnection[Row], job: HistoryJob, publication: Publication, staged: StagedVersion
+        self,
+        connection: AsyncConnection[Row],
+        job: HistoryJob,
+        publication: Publication,
+        staged: StagedVersion,
     ) -> None:
         """Makes the staged version the current one, with its files and objects."""
         added, removed = publication.added, list(publication.removed)
@@ -316,6 +389,7 @@ class History:
             "oldest": [file.oldest for file in added],
             "newest": [file.newest for file in added],
             "has_untimed": [file.has_untimed for file in added],
+            "row_groups": [_row_groups_text(file) for file in added],
         }
         await connection.execute(
             SQL["insert_files"], {**topic, **parameters, "sequence_number": staged.sequence_number}
@@ -326,12 +400,16 @@ class History:
         await connection.execute(
             SQL["let_objects_go"], {**topic, "version": version, "object_keys": [*staged.let_go, *removed]}
         )
-        await connection.execute(SQL["unreference_objects"], {**topic, "oldest_version": staged.oldest_version})
+        await connection.execute(
+            SQL["unreference_objects"], {**topic, "oldest_version": staged.oldest_version}
+        )
         await connection.execute(
             SQL["move_pointer"], {**topic, "version": staged.on.number, "metadata_key": staged.metadata_key}
         )
 
-    async def _advance(self, connection: AsyncConnection[Row], job: HistoryJob, publication: Publication) -> None:
+    async def _advance(
+        self, connection: AsyncConnection[Row], job: HistoryJob, publication: Publication
+    ) -> None:
         advances = publication.advances
         parameters: dict[str, Any] = {
             "topic_id": job.topic_id,
@@ -382,7 +460,9 @@ def _contiguous(runs: Sequence[RunToCompact]) -> tuple[RunToCompact, ...]:
     kept: list[RunToCompact] = []
     stopped: set[Partition] = set()
     for run in runs:
-        follows = not kept or kept[-1].partition != run.partition or kept[-1].last_offset + 1 == run.base_offset
+        follows = (
+            not kept or kept[-1].partition != run.partition or kept[-1].last_offset + 1 == run.base_offset
+        )
         if not follows:
             stopped.add(run.partition)
         if run.partition not in stopped:
@@ -392,7 +472,11 @@ def _contiguous(runs: Sequence[RunToCompact]) -> tuple[RunToCompact, ...]:
 
 def _table(row: Row) -> HistoryTable:
     return HistoryTable(
-        topic_id=TopicId(row.topic_id), topic_name=row.name, config=row.config, metadata_key=row.metadata_key
+        topic_id=TopicId(row.topic_id),
+        topic_name=row.topic_name,
+        table_name=row.name,
+        config=row.config,
+        metadata_key=row.metadata_key,
     )
 
 
@@ -408,8 +492,30 @@ def _file(row: Row) -> TableFile:
         oldest=row.oldest,
         newest=row.newest,
         has_untimed=row.has_untimed,
+        row_groups=row_groups_of(row.row_groups),
         written_at=row.written_at,
         sequence_number=row.sequence_number,
+    )
+
+
+def _row_groups_text(file: TableFile) -> str:
+    numbers = (
+        f"{group.first_offset},{group.position},{group.length},{group.max_timestamp_ms}"
+        for group in file.row_groups
+    )
+    return "{" + ",".join(numbers) + "}"
+
+
+def row_groups_of(numbers: Sequence[int]) -> tuple[RowGroup, ...]:
+    """From `history_files.row_groups`."""
+    return tuple(
+        RowGroup(
+            first_offset=Offset(first_offset),
+            position=BytePosition(position),
+            length=length,
+            max_timestamp_ms=max_timestamp_ms,
+        )
+        for first_offset, position, length, max_timestamp_ms in zip(*[iter(numbers)] * 4, strict=True)
     )
 
 

@@ -59,11 +59,20 @@ class HistoryGarbage:
             await connection.execute(SQL["release_holds"], {"job_ids": job_ids})
             return len(job_ids)
 
-    async def unreferenced(self, *, grace_s: float, cap: int) -> tuple[ObjectKey, ...]:
-        """Returns recorded objects that no retained snapshot has named for `grace_s`. Delete them, then
-        `forget_objects`."""
+    async def unreferenced(
+        self, *, grace_s: float, cap: int, erased_grace_s: float | None = None, after_checkpoint: bool = False
+    ) -> tuple[ObjectKey, ...]:
+        """Returns recorded objects that no retained snapshot has named for `grace_s`, and those that may hold
+        erased records for `erased_grace_s`. Of the latter, what the journal's last checkpoint may refer to
+        stays if `after_checkpoint`. Delete them, then `forget_objects`."""
         rows = await self._database.run(SQL["garbage"], grace_s=grace_s, cap=cap)
-        return tuple(ObjectKey(row.object_key) for row in rows)
+        rows += await self._database.run(
+            SQL["erased_garbage"],
+            grace_s=grace_s if erased_grace_s is None else erased_grace_s,
+            after_checkpoint=after_checkpoint,
+            cap=cap,
+        )
+        return tuple(dict.fromkeys(ObjectKey(row.object_key) for row in rows))
 
     async def forget_objects(self, keys: Collection[ObjectKey]) -> None:
         """Forgets objects after their deletion."""

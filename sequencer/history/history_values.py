@@ -7,6 +7,7 @@ cheaply.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 from uuid import UUID
 
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
@@ -18,6 +19,8 @@ class HistoryTable:
 
     topic_id: TopicId
     topic_name: str
+    table_name: str
+    """The topic's, or with eight digits of its id behind, where an older topic's differs only in case."""
     config: Mapping[str, str]
     metadata_key: ObjectKey | None
 
@@ -48,6 +51,16 @@ class TopicBehind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShownJob:
+    kind: Literal["compact", "expire", "merge", "erase"]
+    state: Literal["running", "published", "abandoned"]
+    age_s: float
+    """Since it began."""
+    took_s: float
+    """Until it ended, or until now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicShown:
     """What a topic's history has."""
 
@@ -58,10 +71,24 @@ class TopicShown:
     parquet_bytes: int
     raw_bytes: int
     """Of the log that agents serve."""
+    raw_records: int
+    """Its offsets."""
     raw_ranges: int
     """That would not decode."""
     complete_at: datetime | None
     published_at: datetime | None
+    last_job: ShownJob | None
+    """None before the first one, and once garbage collection has swept what it left."""
+
+    waits: str | None
+    """Why the topic's records cannot become columns; None: they can."""
+
+    @property
+    def ratio(self) -> float | None:
+        """The bytes of a record in Parquet, as a part of its bytes in the log. None if either has none."""
+        if not (self.records and self.raw_records and self.raw_bytes):
+            return None
+        return (self.parquet_bytes / self.records) / (self.raw_bytes / self.raw_records)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +164,17 @@ class RawRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    """Where a row group lies in its file. Its offsets end where those of the next one begin."""
+
+    first_offset: Offset
+    position: BytePosition
+    length: int
+    max_timestamp_ms: int
+    """-1 if no record has a timestamp."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableFile:
     """A data file of a topic's table: the rows of one partition, in offset order."""
 
@@ -153,6 +191,8 @@ class TableFile:
     newest: datetime | None
     has_untimed: bool
     """Some records have no timestamp. They expire by `written_at`."""
+    row_groups: Sequence[RowGroup]
+    """In the order of their offsets."""
     written_at: datetime | None = None
     """When the records came into history; None before the publish, which sets it."""
     sequence_number: int = 0
@@ -195,7 +235,9 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outrun:
-    """Nothing was published: another job published first. Stage the same change on `table` and publish again."""
+    """Nothing was published: another job published first. Stage the same change on `table` and publish
+    again.
+    """
 
     table: TableVersion
 

@@ -21,7 +21,7 @@ from typing import Literal
 from uuid import UUID
 
 from sequencer.cluster.ownership import is_owner
-from sequencer.commits.reservations import SQL as RESERVATIONS_SQL
+from sequencer.commits.commits import RESERVATIONS_SQL
 from sequencer.database.database import Database
 from sequencer.database.named_sql import load_statements
 from storage.identifiers import ObjectKey, SegmentId
@@ -104,11 +104,12 @@ class Garbage:
         *,
         grace_s: float,
         cap: int,
+        erased_grace_s: float | None = None,
         outage_seen: bool = False,
         after_checkpoint: bool = False,
     ) -> Doomed | DoomingPaused:
         """Dooms at most `cap` expired reservations, and `cap` segments that were unreferenced for `grace_s`
-        and still are, unless dooming pauses.
+        and still are, unless dooming pauses. What an erasure may concern waits for `erased_grace_s`.
 
         Call it more often than `outage_after_s`. `outage_seen`: the caller could not reach Postgres since the
         last call. `after_checkpoint`: what the journal's last checkpoint may refer to stays until the next
@@ -126,8 +127,15 @@ class Garbage:
                 return DoomingPaused(pause_s=watch.pause_s, reason=watch.pause_reason)
             if not await is_owner(connection):
                 return DoomingPaused(pause_s=0, reason="ownership")
-            expired = await (await connection.execute(RESERVATIONS_SQL["doom_expired"], {"cap": cap})).fetchall()
-            parameters = {"grace_s": grace_s, "cap": cap, "after_checkpoint": after_checkpoint}
+            expired = await (
+                await connection.execute(RESERVATIONS_SQL["doom_expired"], {"cap": cap})
+            ).fetchall()
+            parameters = {
+                "grace_s": grace_s,
+                "erased_grace_s": grace_s if erased_grace_s is None else erased_grace_s,
+                "cap": cap,
+                "after_checkpoint": after_checkpoint,
+            }
             cursor = await connection.execute(SQL["lock_unreferenced"], parameters)
             locked = [row.segment_id for row in await cursor.fetchall()]
             cursor = await connection.execute(SQL["judge_unreferenced"], {"segment_ids": locked})
@@ -157,7 +165,9 @@ class Garbage:
     async def due_tombstones(self, *, late_write_window_s: float, cap: int) -> TombstonePage | None:
         """Returns tombstones that have waited long enough: delete the objects again, then `sweep` the page.
         None: there are none."""
-        closed = await self._database.run(SQL["close_due_tombstones"], late_write_window_s=late_write_window_s)
+        closed = await self._database.run(
+            SQL["close_due_tombstones"], late_write_window_s=late_write_window_s
+        )
         if not closed:
             return None
         [partition] = closed
@@ -166,7 +176,11 @@ class Garbage:
         )
         return TombstonePage(
             partition=partition.number,
-            due=[DueObject(segment_id=row.segment_id, object_key=row.object_key) for row in rows if not row.is_void],
+            due=[
+                DueObject(segment_id=row.segment_id, object_key=row.object_key)
+                for row in rows
+                if not row.is_void
+            ],
             swept_to=rows[-1].segment_id if rows else None,
             is_last=len(rows) < cap,
         )
@@ -190,7 +204,9 @@ class Garbage:
     async def _make_partitions(self, rules: PartitionRules) -> None:
         """Makes the partitions for this and the next interval. Without a lock, those made before mostly
         suffice."""
-        await self._database.run(SQL["make_partitions"], width_s=rules.width_s, lock_timeout_ms=rules.lock_timeout_ms)
+        await self._database.run(
+            SQL["make_partitions"], width_s=rules.width_s, lock_timeout_ms=rules.lock_timeout_ms
+        )
 
     async def _drop(self, table: str, number: int, rules: PartitionRules) -> bool:
         [row] = await self._database.run(

@@ -20,7 +20,9 @@ class Holds:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def take(self, job_id: UUID, segment_ids: Collection[SegmentId], *, lease_s: float) -> frozenset[SegmentId]:
+    async def take(
+        self, job_id: UUID, segment_ids: Collection[SegmentId], *, lease_s: float
+    ) -> frozenset[SegmentId]:
         """Holds those of the segments that are neither doomed nor gone, and returns them: plan only with
         these. Repeating it renews the holds.
         """

@@ -74,7 +74,10 @@ class Inspection:
         rows = await self._database.read(SQL["segments_by_id"], segment_ids=list(segment_ids))
         return {
             row.segment_id: SegmentRow(
-                object_key=row.object_key, state=row.state, has_runs=row.has_runs, is_tombstone=row.is_tombstone
+                object_key=row.object_key,
+                state=row.state,
+                has_runs=row.has_runs,
+                is_tombstone=row.is_tombstone,
             )
             for row in rows
         }

@@ -45,7 +45,9 @@ class Jobs:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def claim(self, name: str, holder: UUID, *, lease_s: float, min_interval_s: float = 0.0) -> Claim | None:
+    async def claim(
+        self, name: str, holder: UUID, *, lease_s: float, min_interval_s: float = 0.0
+    ) -> Claim | None:
         """None while another holds it, if it was started less than `min_interval_s` ago, or while the bucket
         is another database's (`sequencer/cluster/ownership.py`).
         """
@@ -63,15 +65,21 @@ class Jobs:
 
     async def succeed(self, claim: Claim, *, progress: str | None) -> None:
         """Ends the claim. `progress` None: the pass is complete, and the next one starts at the beginning."""
-        await self._database.run_local(SQL["succeed"], name=claim.name, holder=claim.holder, progress=progress)
+        await self._database.run_local(
+            SQL["succeed"], name=claim.name, holder=claim.holder, progress=progress
+        )
 
     async def fail(self, claim: Claim, error: str) -> None:
         """Ends the claim and keeps the reason for `statuses`. The pass continues from its last renewal."""
-        await self._database.run_local(SQL["fail"], name=claim.name, holder=claim.holder, error=error[:LONGEST_ERROR])
+        await self._database.run_local(
+            SQL["fail"], name=claim.name, holder=claim.holder, error=error[:LONGEST_ERROR]
+        )
 
     async def statuses(self) -> Sequence[JobStatus]:
         """Returns every job that was ever claimed, by name."""
         return [
-            JobStatus(name=row.name, running=row.running, success_age_s=row.success_age_s, last_error=row.last_error)
+            JobStatus(
+                name=row.name, running=row.running, success_age_s=row.success_age_s, last_error=row.last_error
+            )
             for row in await self._database.run_local(SQL["statuses"])
         ]

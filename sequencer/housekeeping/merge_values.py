@@ -125,7 +125,7 @@ class SwapsDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishRefused:
+class SwapsRefused:
     """Nothing was published: the output is gone or doomed, or the job's hold on it has ended. The job must
     end."""
 

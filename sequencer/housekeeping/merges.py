@@ -30,9 +30,9 @@ from sequencer.housekeeping.merge_values import (
     MergeOutput,
     PartitionKey,
     PlacedSwap,
-    PublishRefused,
     RunToMerge,
     SwapsDone,
+    SwapsRefused,
     TierTotals,
 )
 from storage.identifiers import Partition, SegmentId, TopicId
@@ -111,8 +111,12 @@ class Merges:
                 return None
             cursor = await connection.execute(HOLDS_SQL["lock_segments"], {"segment_ids": UuidArray(chosen)})
             held = [row.segment_id for row in await cursor.fetchall()]
-            await connection.execute(HOLDS_SQL["hold"], {"segment_ids": held, "job_id": job_id, "lease_s": lease_s})
-            found = await _rows(connection, "inputs", segment_ids=UuidArray(held), long_run_bytes=long_run_bytes)
+            await connection.execute(
+                HOLDS_SQL["hold"], {"segment_ids": held, "job_id": job_id, "lease_s": lease_s}
+            )
+            found = await _rows(
+                connection, "inputs", segment_ids=UuidArray(held), long_run_bytes=long_run_bytes
+            )
             inputs = {row.segment_id: _input(row) for row in found if row.live_bytes}
             await _rows(connection, "claim_candidates", segment_ids=UuidArray(inputs), job_id=job_id)
             empty = UuidArray(segment_id for segment_id in chosen if segment_id not in inputs)
@@ -142,14 +146,16 @@ class Merges:
                 runs += [_run(row, ids) for row in rows]
         return runs
 
-    async def topic_configs(self, topic_ids: Collection[TopicId]) -> tuple[dict[TopicId, Mapping[str, str]], int]:
+    async def topic_configs(
+        self, topic_ids: Collection[TopicId]
+    ) -> tuple[dict[TopicId, Mapping[str, str]], int]:
         """Returns the configs that each topic has set, and the time in milliseconds."""
         rows = await self._database.run(SQL["topic_configs"], topic_ids=list(topic_ids))
         return {row.topic_id: row.config for row in rows}, max((row.now_ms for row in rows), default=0)
 
     async def publish(
         self, claim: MergeClaim, output: MergeOutput, swaps: Sequence[PlacedSwap]
-    ) -> SwapsDone | PublishRefused:
+    ) -> SwapsDone | SwapsRefused:
         """Swaps coordinates in one short transaction. Raises CommitOutcomeUnknown: repeat it with the same
         arguments until the outcome is known. Raises OwnershipUnconfirmed.
         """
@@ -158,7 +164,7 @@ class Merges:
             async with self._database.connection() as connection:
                 await demand_ownership(connection)
         if row.state != "published":
-            return PublishRefused(reason=row.state)
+            return SwapsRefused(reason=row.state)
         return SwapsDone(places=frozenset(number - 1 for number in row.swaps))
 
     async def end(
@@ -169,8 +175,11 @@ class Merges:
         """
         inputs, made = UuidArray(claim.inputs), UuidArray([*claim.inputs, *outputs])
         async with self._database.transaction() as connection:
-            await _rows(connection, "forget_merged", segment_ids=inputs, job_id=claim.job_id, is_complete=is_complete)
+            await _rows(
+                connection, "forget_merged", segment_ids=inputs, job_id=claim.job_id, is_complete=is_complete
+            )
             await _rows(connection, "release_candidates", segment_ids=made, job_id=claim.job_id)
+            await _rows(connection, "give_up_reserved", segment_ids=UuidArray(sorted(outputs)))
             await connection.execute(HOLDS_SQL["release"], {"job_id": claim.job_id})
             await _rows(connection, "count_merge", tier=claim.tier + 1, **asdict(done))
 
@@ -184,7 +193,9 @@ async def _rows(connection: AsyncConnection[Row], statement: str, **parameters: 
     return await cursor.fetchall() if cursor.description is not None else []
 
 
-def publish_parameters(claim: MergeClaim, output: MergeOutput, swaps: Sequence[PlacedSwap]) -> dict[str, object]:
+def publish_parameters(
+    claim: MergeClaim, output: MergeOutput, swaps: Sequence[PlacedSwap]
+) -> dict[str, object]:
     """Returns the parameters of the statement `publish`."""
     keys = sorted({swap.key for swap in swaps}, key=lambda key: (key[0].bytes, key[1]))
     parts = {key: number for number, key in enumerate(keys, 1)}

@@ -6,7 +6,7 @@ Promises:
 - An older measurement never replaces a newer one: two observers at once, or one that was paused, do no harm.
 - Ages are those at the time of reading.
 
-A job's lease decides which agent measures (`compactor/observer.py`). The log does not depend on this, so
+A job's lease decides which agent measures (`compactor/housekeeper.py`). The log does not depend on this, so
 nothing here waits for a synchronous standby.
 """
 
@@ -58,6 +58,23 @@ class JournalProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryLag:
+    """How far tables are behind the log."""
+
+    topics: int
+    """Whose tables lack records."""
+    late_topics: int
+    """Of those, behind by more than their freshness."""
+    behind_s: float
+    """The longest."""
+    records: int
+    raw_bytes: int
+    """An estimate."""
+    age_s: float = 0.0
+    """Seconds since a history service saw it, by the database's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     age_s: float
     """Seconds since the measurement, by the database's clock."""
@@ -66,6 +83,8 @@ class Observation:
     totals: Sequence[TierTotals]
     jobs: Sequence[JobStatus]
     journal: JournalProgress
+    history: HistoryLag | None
+    """None if no history service has ever looked."""
 
 
 class Observations:
@@ -85,16 +104,30 @@ class Observations:
     async def latest(self) -> Observation | None:
         """Returns the last measurement; None before the first. Raises SequencerUnavailable."""
         rows = await self._database.run_local(SQL["latest"])
-        return _observation(rows[0].seen, rows[0].observed_at, rows[0].now) if rows else None
+        return _observation(rows[0]) if rows else None
+
+    async def note_history_lag(self, lag: HistoryLag) -> None:
+        """Writes what a history service has seen, for agents to show."""
+        await self._database.run_local(
+            SQL["note_history_lag"],
+            topics=lag.topics,
+            late_topics=lag.late_topics,
+            behind_s=lag.behind_s,
+            records=lag.records,
+            raw_bytes=lag.raw_bytes,
+        )
 
 
-def _observation(seen: Mapping[str, Any], observed_at: float, now: float) -> Observation:
+def _observation(row: Any) -> Observation:
+    seen: Mapping[str, Any] = row.seen
+    now: float = row.now
+
     def age_s(at: float | None) -> float | None:
         return None if at is None else max(0.0, now - at)
 
     segments, journal = seen["segments"], seen["journal"]
     return Observation(
-        age_s=max(0.0, now - observed_at),
+        age_s=max(0.0, now - row.observed_at),
         census=Census(
             reserved=segments["reserved"],
             unreferenced=segments["unreferenced"],
@@ -138,5 +171,15 @@ def _observation(seen: Mapping[str, Any], observed_at: float, now: float) -> Obs
             entries=journal["entries"],
             entry_bytes=journal["entry_bytes"],
             checkpoint_bytes=journal["checkpoint_bytes"],
+        ),
+        history=None
+        if row.lag_age_s is None
+        else HistoryLag(
+            topics=row.topics,
+            late_topics=row.late_topics,
+            behind_s=row.behind_s,
+            records=row.records,
+            raw_bytes=row.raw_bytes,
+            age_s=max(0.0, row.lag_age_s),
         ),
     )

@@ -6,7 +6,7 @@ Promises:
 - A transaction deletes a bounded number of runs, and holds the partitions' rows meanwhile.
 - Runs of a deleted topic are swept only from partitions that can take no further commit.
 
-The caller decides what to keep (`compactor/retention_policy.py`). Objects are not touched: they become
+The caller decides what to keep (`compactor/retention_jobs.py`). Objects are not touched: they become
 garbage with their last run.
 """
 
@@ -133,7 +133,10 @@ class Retention:
             limits = {_key(row): row.compacted_to for row in await cursor.fetchall()}
             targets = {
                 key: Offset(
-                    max(min(before[key], row.high_watermark, limits.get(key, before[key])), row.log_start_offset)
+                    max(
+                        min(before[key], row.high_watermark, limits.get(key, before[key])),
+                        row.log_start_offset,
+                    )
                 )
                 for key, row in locked.items()
             }
@@ -156,6 +159,8 @@ class Retention:
             target = locked.high_watermark if before_offset == TO_HIGH_WATERMARK else before_offset
             if not 0 <= target <= locked.high_watermark:
                 return BeyondHighWatermark(high_watermark=Offset(locked.high_watermark))
+            deleted = {"topic_id": topic_id, "partition": partition, "deleted_to": target}
+            await connection.execute(SQL["note_deleted"], deleted)
             moved = await _move(connection, {key: Offset(max(target, locked.log_start_offset))}, cap)
             return moved[key]
 
@@ -186,7 +191,10 @@ class Retention:
 def _places(keys: Iterable[PartitionKey]) -> dict[str, list[Any]]:
     """Returns the keys as arrays for a statement."""
     found = list(keys)
-    return {"topic_ids": [topic_id for topic_id, _ in found], "partitions": [partition for _, partition in found]}
+    return {
+        "topic_ids": [topic_id for topic_id, _ in found],
+        "partitions": [partition for _, partition in found],
+    }
 
 
 def _key(row: Row) -> PartitionKey:
@@ -222,13 +230,16 @@ def _with_runs(log: PartitionLog, rows: Sequence[Row]) -> PartitionLog:
         size_bytes=rows[0].size_bytes,
         log_start_offset=rows[0].log_start_offset,
         oldest=tuple(
-            AgedRun(last_offset=row.last_offset, length=row.length, aged_from_ms=row.aged_from_ms) for row in rows
+            AgedRun(last_offset=row.last_offset, length=row.length, aged_from_ms=row.aged_from_ms)
+            for row in rows
         ),
     )
 
 
 def _log(row: Row) -> PartitionLog:
-    oldest = AgedRun(last_offset=row.oldest_last_offset, length=row.oldest_length, aged_from_ms=row.oldest_aged_from_ms)
+    oldest = AgedRun(
+        last_offset=row.oldest_last_offset, length=row.oldest_length, aged_from_ms=row.oldest_aged_from_ms
+    )
     return PartitionLog(
         topic_id=row.topic_id,
         partition=row.partition,

@@ -45,7 +45,11 @@ async def copy_out(
     """Yields the rows of a SELECT with these columns: at least one piece, which may have no rows. A piece has
     `most_bytes` or one row more. `is_whole` stays set only if one piece has everything. Raises what psycopg
     raises."""
-    text = sql.SQL(cast(Any, statement)).format(table=sql.Identifier(table)) if "{table}" in statement else statement
+    text = (
+        sql.SQL(cast(Any, statement)).format(table=sql.Identifier(table))
+        if "{table}" in statement
+        else statement
+    )
     query = AsyncClientCursor(connection).mogrify(cast(Any, text), parameters)
     await _begin(connection, f"COPY ({query}) TO STDOUT (FORMAT binary)".encode())
     is_end, is_first = False, True
@@ -106,7 +110,8 @@ def _take(pgconn: pq.abc.PGconn, data: bytearray, most_bytes: int) -> Generator[
 async def copy_in(connection: AsyncConnection[Any], rows: CopiedRows, into: str | None = None) -> None:
     """Loads the rows into their table, or into another one. Raises what psycopg raises."""
     statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
-        sql.Identifier(into or rows.table), sql.SQL(", ").join(sql.Identifier(column.name) for column in rows.columns)
+        sql.Identifier(into or rows.table),
+        sql.SQL(", ").join(sql.Identifier(column.name) for column in rows.columns),
     )
     data = memoryview(rows.data)
     async with connection.cursor().copy(statement) as copy:

@@ -29,9 +29,9 @@ from sequencer.journal.readings import (
     CheckpointReading,
     EntryReading,
     FamilyReading,
+    JournalMoment,
     JournalState,
     Mark,
-    Moment,
     families_text,
     family_of,
     next_marks,
@@ -93,15 +93,19 @@ NOT_IN_THE_JOURNAL: Final = frozenset(
         "dooming",
         "doubts",
         "merge_tiers",
+        "cleanings",
         "peer_secrets",
         "changed_topics",
         "time_partitions",
         "observation",
+        "history_lag",
         "agents_shown",
+        "erasures",
     }
 )
-"""Tables about current work, the bucket's owner, counts, observations and recent changes of topics: a rebuilt
-database begins without these rows. Its migration makes a new secret, because the bucket holds none."""
+"""Tables about current work, the bucket's owner, counts, observations, recent changes of topics and how far
+logs are clean: a rebuilt database begins without these rows. Its migration makes a new secret, because the
+bucket holds none."""
 
 _PACE: Final = 20.0
 """A family is read again after this many times the duration of its last reading."""
@@ -161,7 +165,9 @@ class Journal:
         changed = {"since": state.snapshot, "next_xid": moment.next_xid}
         if moment.topic_changes != state.topic_changes:
             tables += await self._copied(connection, "topics", SQL["changed_topics"], changed)
-            tables += await self._copied(connection, "partitions", SQL["partitions_of_changed_topics"], changed)
+            tables += await self._copied(
+                connection, "partitions", SQL["partitions_of_changed_topics"], changed
+            )
         for number, segment_ids in enumerate(pieces):
             if number:
                 yield tables
@@ -189,7 +195,9 @@ class Journal:
         rows = await self._database.write(SQL["take_number"], epoch=state.epoch, last_entry=state.last_entry)
         return rows[0].number if rows else None
 
-    async def confirm_entries(self, reading: EntryReading, *, number: int, entries: int, size_bytes: int) -> bool:
+    async def confirm_entries(
+        self, reading: EntryReading, *, number: int, entries: int, size_bytes: int
+    ) -> bool:
         """Call it once all entries of a reading are in the bucket. `number` is the last one's. False: another
         writer continued, and readers ignore these entries. Raises as `Database.run`."""
         moment, state = reading.moment, reading.state
@@ -247,7 +255,7 @@ class Journal:
         yield tables
 
     async def confirm_checkpoint(
-        self, moment: Moment, *, epoch: int, number: CheckpointNumber, size_bytes: int, begins: bool
+        self, moment: JournalMoment, *, epoch: int, number: CheckpointNumber, size_bytes: int, begins: bool
     ) -> bool:
         """Call it once the manifest is in the bucket. `begins`: the next entry continues it. False: another
         writer won. Raises as `Database.run`."""
@@ -267,7 +275,9 @@ class Journal:
                 "mark_times": [moment.taken_at - _LONGEST_COMMIT],
                 "mark_xids": [moment.next_xid],
             }
-        return bool(await self._database.run(SQL["begin_journal" if begins else "confirm_checkpoint"], **parameters))
+        return bool(
+            await self._database.run(SQL["begin_journal" if begins else "confirm_checkpoint"], **parameters)
+        )
 
     async def seconds_behind(self, older_than_s: float) -> float | None:
         """Seconds since the last entry, if something was committed after it and longer ago than
@@ -278,7 +288,7 @@ class Journal:
     # --- reading
 
     @asynccontextmanager
-    async def _reading(self, timeout_s: float) -> AsyncIterator[tuple[AsyncConnection[Row], Moment]]:
+    async def _reading(self, timeout_s: float) -> AsyncIterator[tuple[AsyncConnection[Row], JournalMoment]]:
         async with self._database.connection(answer_timeout_s=timeout_s) as connection:
             await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             try:
@@ -295,7 +305,9 @@ class Journal:
         if self._columns_of != migration:
             cursor = await connection.execute(SQL["columns"], {"tables": list(CHECKPOINT_TABLES)})
             self._columns = {
-                row.table: tuple(Column(name=name, type=kind) for name, kind in zip(row.names, row.types, strict=True))
+                row.table: tuple(
+                    Column(name=name, type=kind) for name, kind in zip(row.names, row.types, strict=True)
+                )
                 for row in await cursor.fetchall()
             }
             self._columns_of = migration
@@ -308,7 +320,7 @@ class Journal:
         return [rows async for rows in pieces if rows.rows]
 
 
-def _due(state: JournalState, moment: Moment) -> Iterator[tuple[str, str]]:
+def _due(state: JournalState, moment: JournalMoment) -> Iterator[tuple[str, str]]:
     """The families to read now, each with the snapshot of its last reading."""
     for family in FAMILIES:
         last = state.families.get(family)
@@ -337,8 +349,8 @@ async def _nothing() -> AsyncIterator[Sequence[CopiedRows]]:
     yield
 
 
-def _moment_of(row: Row) -> Moment:
-    return Moment(
+def _moment_of(row: Row) -> JournalMoment:
+    return JournalMoment(
         taken_at=row.taken_at,
         snapshot=row.snapshot,
         xmin=row.xmin,
@@ -369,6 +381,7 @@ def _state_of(row: Row) -> JournalState:
         bytes_since_checkpoint=row.entry_bytes - row.checkpoint_entry_bytes,
         age_s=row.taken_age_s,
         checkpoint_age_s=row.checkpoint_age_s,
-        is_another_postgres=(row.system_identifier, row.timeline) != (row.here_system_identifier, row.here_timeline),
+        is_another_postgres=(row.system_identifier, row.timeline)
+        != (row.here_system_identifier, row.here_timeline),
         snapshot_age_xids=row.snapshot_age_xids,
     )

@@ -80,7 +80,9 @@ class JournalMismatch(Exception):
     """The journal was written by a newer Tidelog, or holds a table that this one does not know."""
 
 
-async def rebuild(connection: AsyncConnection[Any], journal: JournalInBucket, found: JournalFound) -> list[RunLeftOut]:
+async def rebuild(
+    connection: AsyncConnection[Any], journal: JournalInBucket, found: JournalFound
+) -> list[RunLeftOut]:
     """Replaces the whole log of this database by what was found, in the caller's transaction. Returns what
     could not be added. Raises JournalMismatch, CorruptJournal, ObjectNotFound or StoreUnavailable."""
     await empty(connection)
@@ -105,7 +107,9 @@ async def load_part(connection: AsyncConnection[Any], tables: Iterable[CopiedRow
     """Loads one part of a checkpoint, into tables that do not have its rows yet. Raises JournalMismatch."""
     for rows in tables:
         if rows.table not in CHECKPOINT_TABLES:
-            raise JournalMismatch(f"the checkpoint holds a table {rows.table}, which this Tidelog does not know")
+            raise JournalMismatch(
+                f"the checkpoint holds a table {rows.table}, which this Tidelog does not know"
+            )
         if rows.table in IN_TIME_PARTITIONS:
             await stage(connection, rows)
             await _execute(connection, "make_time_partitions", f"add_{rows.table}")
@@ -120,7 +124,8 @@ async def load_sequences(connection: AsyncConnection[Any], header: JournalHeader
             raise JournalMismatch(f"the journal holds a sequence {name}, which this Tidelog does not know")
         if value > 0:
             statement = sql.SQL(
-                "SELECT setval({name}, greatest(%s, CASE WHEN is_called THEN last_value ELSE 0 END)) FROM {sequence}"
+                "SELECT setval({name}, greatest(%s, CASE WHEN is_called THEN last_value ELSE 0 END)) "
+                "FROM {sequence}"
             )
             named = statement.format(name=sql.Literal(name), sequence=sql.Identifier(name))
             await connection.execute(named, (value,))
@@ -132,7 +137,9 @@ async def load_entry(
     """Loads one entry, in the caller's transaction. Returns what could not be added. Raises
     JournalMismatch."""
     left_out: list[RunLeftOut] = []
-    for rows in sorted(tables, key=lambda rows: _LOADED_LAST.index(rows.table) if rows.table in _LOADED_LAST else -1):
+    for rows in sorted(
+        tables, key=lambda rows: _LOADED_LAST.index(rows.table) if rows.table in _LOADED_LAST else -1
+    ):
         if rows.table not in KEYS:
             raise JournalMismatch(f"the entry holds a table {rows.table}, which this Tidelog does not know")
         await stage(connection, rows)
@@ -176,7 +183,9 @@ async def _execute(connection: AsyncConnection[Any], *statements: str) -> None:
 async def _replace(connection: AsyncConnection[Any], rows: CopiedRows) -> None:
     keys = KEYS[rows.table]
     others = [column.name for column in rows.columns if column.name not in keys]
-    changes = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in others)
+    changes = sql.SQL(", ").join(
+        sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in others
+    )
     columns = _names(rows)
     if rows.table == "topics":
         await _execute(connection, "delete_topics_of_taken_names")

@@ -77,7 +77,9 @@ class JournalInBucket:
         headers = await self._entries_after(checkpoint, faults)
         entries, is_cut = chain(checkpoint, headers)
         if is_cut:
-            faults.append(f"an entry after {entries[-1].number if entries else checkpoint.follows} is missing")
+            faults.append(
+                f"an entry after {entries[-1].number if entries else checkpoint.follows} is missing"
+            )
         return JournalFound(checkpoint=checkpoint, entries=entries, faults=tuple(faults), is_cut=is_cut)
 
     async def checkpoint_tables(self, checkpoint: JournalHeader) -> AsyncIterator[list[CopiedRows]]:
@@ -89,12 +91,17 @@ class JournalInBucket:
 
     async def entry_tables(self, entry: JournalHeader) -> list[CopiedRows]:
         """Raises as `checkpoint_tables`."""
-        _, tables = read_container(await self._store.get(journal_key(self._cluster, entry.epoch, entry.number)))
+        _, tables = read_container(
+            await self._store.get(journal_key(self._cluster, entry.epoch, entry.number))
+        )
         return tables
 
     async def checkpoints(self) -> list[CheckpointObject]:
         """Every object of every checkpoint."""
-        found = [checkpoint_object_of(info.key) async for info in self._store.list(checkpoints_prefix(self._cluster))]
+        found = [
+            checkpoint_object_of(info.key)
+            async for info in self._store.list(checkpoints_prefix(self._cluster))
+        ]
         return [each for each in found if each is not None]
 
     async def _newest_checkpoint(self, faults: list[str]) -> JournalHeader | None:
@@ -125,7 +132,9 @@ class JournalInBucket:
                 keys.append(info.key)
         headers: list[JournalHeader] = []
         for start in range(0, len(keys), _HEADERS_AT_ONCE):
-            read = await side_by_side(self._header(key, faults) for key in keys[start : start + _HEADERS_AT_ONCE])
+            read = await side_by_side(
+                self._header(key, faults) for key in keys[start : start + _HEADERS_AT_ONCE]
+            )
             headers += [header for header in read if header is not None]
         return headers
 
@@ -140,7 +149,9 @@ class JournalInBucket:
             return None
 
 
-def chain(checkpoint: JournalHeader, entries: Sequence[JournalHeader]) -> tuple[tuple[JournalHeader, ...], bool]:
+def chain(
+    checkpoint: JournalHeader, entries: Sequence[JournalHeader]
+) -> tuple[tuple[JournalHeader, ...], bool]:
     """The entries to load after the checkpoint, oldest first, and whether there are younger ones that do not
     connect.
 

@@ -66,7 +66,7 @@ class JournalState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class JournalMoment:
     """The moment of a reading: its snapshot, and the state of the database then."""
 
     taken_at: datetime
@@ -102,7 +102,7 @@ class EntryReading:
     """What was committed since the last entry. Take `pieces` while the reading is open; each becomes one
     entry."""
 
-    moment: Moment
+    moment: JournalMoment
     state: JournalState
     segment_count: int
     is_too_much: bool
@@ -116,7 +116,7 @@ class EntryReading:
 class CheckpointReading:
     """The whole log at one moment. Take `pieces` while the reading is open; each becomes one part."""
 
-    moment: Moment
+    moment: JournalMoment
     pieces: AsyncIterator[Sequence[CopiedRows]]
 
 
@@ -127,28 +127,36 @@ class CheckpointNumber:
     last_number: int
 
 
-def next_marks(marks: Sequence[Mark], moment: Moment) -> tuple[Mark, ...]:
+def next_marks(marks: Sequence[Mark], moment: JournalMoment) -> tuple[Mark, ...]:
     """The marks after a reading. A transaction that its snapshot does not show has an id of at least the
     xmin. So it began after the last mark whose `next_xid` is not above the xmin. Marks before that one are no
     longer needed."""
     known = [*marks, Mark(time=moment.taken_at, next_xid=moment.next_xid)]
     first = max((place for place, mark in enumerate(known) if mark.next_xid <= moment.xmin), default=0)
     known = known[first:]
-    if len(known) > _MOST_MARKS:  # a transaction has been open for long: fewer marks look a little further back
+    if (
+        len(known) > _MOST_MARKS
+    ):  # a transaction has been open for long: fewer marks look a little further back
         known = [*known[:-1:2], known[-1]]
     return tuple(known)
 
 
 def family_of(fields: Mapping[str, Any]) -> FamilyReading:
     return FamilyReading(
-        snapshot=fields["snapshot"], read_at=datetime.fromisoformat(fields["read_at"]), took_s=fields["took_s"]
+        snapshot=fields["snapshot"],
+        read_at=datetime.fromisoformat(fields["read_at"]),
+        took_s=fields["took_s"],
     )
 
 
 def families_text(families: Mapping[str, FamilyReading]) -> str:
     return json.dumps(
         {
-            name: {"snapshot": last.snapshot, "read_at": last.read_at.isoformat(), "took_s": round(last.took_s, 4)}
+            name: {
+                "snapshot": last.snapshot,
+                "read_at": last.read_at.isoformat(),
+                "took_s": round(last.took_s, 4),
+            }
             for name, last in families.items()
         }
     )

@@ -156,7 +156,9 @@ class RecoverySession:
     async def add_listed(self, objects: Iterable[ListedObject]) -> None:
         async with self.connection.cursor() as cursor, cursor.copy(SQL["copy_listing"]) as copy:
             for one in objects:
-                await copy.write_row((one.segment_id, one.object_key, one.size_bytes, one.modified_at, one.is_merged))
+                await copy.write_row(
+                    (one.segment_id, one.object_key, one.size_bytes, one.modified_at, one.is_merged)
+                )
 
     async def end_listing(self) -> tuple[int, int]:
         """Returns how many uploaded and merged segments the bucket has."""
@@ -193,7 +195,9 @@ async def _connected(database_url: str, statement_timeout_s: float) -> AsyncIter
             )
             yield cast(AsyncConnection[Row], connection)
     except psycopg.OperationalError as error:
-        raise SequencerUnavailable(f"Postgres failed while it was recovered: {error}. Run it again") from error
+        raise SequencerUnavailable(
+            f"Postgres failed while it was recovered: {error}. Run it again"
+        ) from error
 
 
 _COMMON_COLUMNS: Final = """

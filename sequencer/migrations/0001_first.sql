@@ -11,7 +11,8 @@
 -- - Rows that change often are updated in place: fillfactor, and no index on a column that changes.
 -- - Row locks are taken in one order: topics (with topic_changes, groups and history_tables), segments by id,
 --   partitions by primary key, runs, producer_state.
--- - Whoever inserts, deletes or replaces runs, or moves log_start_offset, holds the partition's row.
+-- - A transaction that inserts, deletes or replaces runs, or moves log_start_offset, locks the partition's
+--   row.
 -- - A table of one row has the column `only_row`, which allows no second one.
 
 -- --- the cluster
@@ -53,7 +54,7 @@ CREATE TABLE ownership (
 );
 
 -- How often a client saw Postgres give up a commit's wait for its standby. All see such a commit, and
--- perhaps no standby has it. Whoever reads coordinates reads this number with them, and does not believe
+-- perhaps no standby has it. A reader of coordinates reads this number with them, and does not believe
 -- them before a standby has confirmed a later write (sequencer/database/doubts.py).
 CREATE TABLE doubts (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -88,6 +89,7 @@ CREATE TABLE agents (
     -- change neither column.
     shown bigint,                                  -- the incarnation that is shown; null: none
     change bigint NOT NULL DEFAULT 0,              -- number of the change that set it
+    erased_to bigint NOT NULL DEFAULT 0,           -- the last erasures.number whose pages it has dropped
     UNIQUE (zone, kafka_host, kafka_port, peer_host, peer_port, http_url)
 ) WITH (fillfactor = 50);
 
@@ -116,6 +118,17 @@ CREATE TABLE observation (
     seen jsonb NOT NULL
 ) WITH (fillfactor = 50);
 
+-- How far tables are behind the log, as a history service last saw it (spark_compaction/service.py).
+CREATE TABLE history_lag (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    observed_at timestamptz NOT NULL,
+    topics bigint NOT NULL,                        -- whose tables lack records
+    late_topics bigint NOT NULL,                   -- of those, behind by more than their freshness
+    behind_s double precision NOT NULL,            -- the longest
+    records bigint NOT NULL,                       -- that all tables lack
+    raw_bytes bigint NOT NULL                      -- their bytes in the log, an estimate
+) WITH (fillfactor = 50);
+
 -- --- topics
 
 CREATE TABLE topics (
@@ -128,7 +141,11 @@ CREATE TABLE topics (
                                                    -- partitions
 );
 CREATE UNIQUE INDEX topics_by_live_name ON topics (name) WHERE deleted_at IS NULL;
+-- Engines that read tables may not tell upper and lower case apart.
+CREATE INDEX topics_by_any_case ON topics (lower(name)) WHERE deleted_at IS NULL;
 CREATE INDEX topics_deleted ON topics (deleted_at) WHERE deleted_at IS NOT NULL;
+CREATE INDEX topics_compacted ON topics (topic_id)
+    WHERE strpos(config ->> 'cleanup.policy', 'compact') > 0 AND deleted_at IS NULL;
 
 -- How often topics were made, changed or deleted (functions/count_topic_change.sql). An agent that sees
 -- another number than before looks up what changed.
@@ -159,12 +176,19 @@ CREATE TABLE partitions (
     max_timestamp_ms bigint NOT NULL DEFAULT -1,   -- of all records ever committed; the running maximum of
                                                    -- the next run starts here
     size_bytes bigint NOT NULL DEFAULT 0,          -- of its runs
+    local_start_offset bigint NOT NULL DEFAULT 0,  -- lower offsets may have no run: consumers read them from
+                                                   -- history_files
+    deleted_to bigint NOT NULL DEFAULT 0,          -- lower offsets were deleted by a request: they leave
+                                                   -- history too
     coordinate_epoch bigint NOT NULL DEFAULT 0,    -- raised when coordinates that an agent may have cached
                                                    -- stop being true
     PRIMARY KEY (topic_id, partition)
 -- Several writers of a row see each other's snapshots open, so what they replaced cannot be pruned at once:
 -- room for it.
 ) WITH (fillfactor = 25);
+-- Those whose log begins in history.
+CREATE INDEX partitions_begun_in_history ON partitions (topic_id, partition)
+    WHERE local_start_offset > log_start_offset;
 
 CREATE TABLE segments (
     segment_id uuid PRIMARY KEY,
@@ -258,9 +282,9 @@ CREATE TABLE producer_ids (
 
 -- --- merging
 
--- What may be merged next. It is apart from segments, so that finding it costs commits nothing. A row goes
--- when its segment was merged, or was found not to be worth it. Whoever locks a row here locks segments
--- afterwards, never before.
+-- What may be merged next. It is separate from segments, so that finding it costs commits nothing. A row is
+-- deleted when its segment was merged, or is not worth merging. A transaction that locks a row here locks
+-- segments afterwards, never before.
 CREATE TABLE merge_candidates (
     segment_id uuid PRIMARY KEY,
     tier smallint NOT NULL,
@@ -289,6 +313,25 @@ CREATE TABLE merge_tiers (
     last_success_at timestamptz
 ) WITH (fillfactor = 50);
 
+-- --- log compaction
+
+-- How far the partitions of compacted topics are clean (docs/design/log-compaction.md). Without a row a
+-- partition was never cleaned, which is always safe to believe.
+CREATE TABLE cleanings (
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    clean_to bigint NOT NULL DEFAULT 0,            -- of the records below, each is the last one of its key
+    clean_bytes bigint NOT NULL DEFAULT 0,         -- of the log below it, once it was cleaned
+    mark_offsets bigint[] NOT NULL DEFAULT '{}',   -- values that clean_to had, rising, or where damage began
+    marks_ms bigint[] NOT NULL DEFAULT '{}',       -- since when: tombstones below count from then
+    oldest_tombstone bigint,                       -- below clean_to; null: there is none
+    due_at timestamptz,                            -- since when there may be something to clean; or null
+    claimed_by uuid,                               -- a job that cleans it, until lease_until
+    lease_until timestamptz,
+    PRIMARY KEY (topic_id, partition)
+) WITH (fillfactor = 50);
+CREATE INDEX cleanings_due ON cleanings (due_at) WHERE due_at IS NOT NULL;
+
 -- --- garbage
 
 -- What the last look at the database found. A longer gap between two looks was an outage, or no housekeeper
@@ -314,9 +357,9 @@ CREATE TABLE time_partitions (
     number bigint NOT NULL,                        -- of the partition <of_table>_<number>
     begins_at timestamptz NOT NULL,
     ends_at timestamptz NOT NULL,
-    row_count bigint NOT NULL DEFAULT 0,           -- kept in step by whoever inserts
-    is_closed boolean NOT NULL DEFAULT false,      -- set under this row's lock, which whoever inserts holds:
-                                                   -- it changes no more
+    row_count bigint NOT NULL DEFAULT 0,           -- each transaction that inserts rows adds them
+    is_closed boolean NOT NULL DEFAULT false,      -- set under this row's lock, which inserts hold, too: no
+                                                   -- row comes after it
     swept_to uuid,                                 -- up to this id the objects of its tombstones were deleted
                                                    -- again
     PRIMARY KEY (of_table, number)
@@ -340,10 +383,19 @@ CREATE TABLE outcomes (
 ) PARTITION BY LIST (number);
 CREATE INDEX outcomes_by_segment ON outcomes (segment_id);
 
+-- What erasures changed for all (docs/design/erasure.md).
+CREATE TABLE erasures (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    garbage_before timestamptz NOT NULL DEFAULT 'epoch', -- what was unreferenced before waits for readers,
+                                                   -- and not for the restore horizon
+    number bigint NOT NULL DEFAULT 0,              -- raised to make agents drop cached pages
+    made_before timestamptz NOT NULL DEFAULT 'epoch' -- those of objects that were made before this time
+) WITH (fillfactor = 50);
+
 -- --- consumer groups
 
--- A group's row guards its members and its offsets: whoever writes one of them holds it (FOR NO KEY UPDATE,
--- several in the order of group_id, ranking with topics). An offset commit locks the row and changes
+-- A group's row guards its members and its offsets: a writer of either locks it (FOR NO KEY UPDATE, several
+-- in the order of group_id, ranking with topics). An offset commit locks the row and changes
 -- nothing in it. Ids are compared as bytes (COLLATE "C"), as the client sorts them.
 
 -- One sequence for all groups, so that no epoch is used twice: a coordinator that slept through the
@@ -407,7 +459,9 @@ CREATE TABLE history_tables (
                                                    -- been staged on the current one
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     published_at timestamptz,                      -- null: nothing was published, and retention does not wait
-    complete_at timestamptz                        -- all that was committed before is in history
+    complete_at timestamptz,                       -- all that was committed before is in history
+    waits text                                     -- why the topic's records cannot become columns; null:
+                                                   -- they can, as far as the last job knew
 );
 
 CREATE TABLE history_partitions (
@@ -434,7 +488,7 @@ CREATE TABLE history_raw_ranges (
 CREATE TABLE history_jobs (
     job_id uuid PRIMARY KEY,
     topic_id uuid NOT NULL,
-    kind text NOT NULL CHECK (kind IN ('compact', 'expire', 'merge')),
+    kind text NOT NULL CHECK (kind IN ('compact', 'expire', 'merge', 'erase')),
     prefix text NOT NULL,
     state text NOT NULL DEFAULT 'running' CHECK (state IN ('running', 'published', 'abandoned')),
     lease_until timestamptz NOT NULL,
@@ -461,7 +515,10 @@ CREATE TABLE history_files (
     newest timestamptz,
     has_untimed boolean NOT NULL,                  -- some records have no timestamp
     begins_at timestamptz NOT NULL,                -- the time of the record that expires first
-    ends_at timestamptz NOT NULL                   -- the time of the record that expires last
+    ends_at timestamptz NOT NULL,                  -- the time of the record that expires last
+    row_groups bigint[] NOT NULL                   -- four numbers per row group: first offset, position and
+                                                   -- length in the object, greatest timestamp in ms (-1: no
+                                                   -- record has one)
 );
 CREATE UNIQUE INDEX history_files_in_order ON history_files (topic_id, partition, first_offset);
 CREATE INDEX history_files_small ON history_files (topic_id, partition, first_offset) WHERE NOT is_full;
@@ -475,8 +532,10 @@ CREATE TABLE history_objects (
     topic_id uuid NOT NULL,
     let_go_in bigint,                              -- the first version of the table that no longer names it;
                                                    -- null: the current one does
-    unreferenced_since timestamptz                 -- no retained snapshot names it; deleted after a grace
+    unreferenced_since timestamptz,                -- no retained snapshot names it; deleted after a grace
                                                    -- period
+    is_erased boolean NOT NULL DEFAULT false       -- it may hold erased records: readers outside get no
+                                                   -- longer grace than the cluster's own
 );
 CREATE INDEX history_objects_by_topic ON history_objects (topic_id, object_key)
     WHERE unreferenced_since IS NULL;
@@ -484,6 +543,9 @@ CREATE INDEX history_objects_let_go ON history_objects (topic_id, let_go_in)
     WHERE let_go_in IS NOT NULL AND unreferenced_since IS NULL;
 CREATE INDEX history_objects_unreferenced ON history_objects (unreferenced_since)
     WHERE unreferenced_since IS NOT NULL;
+CREATE INDEX history_objects_unreferenced_by_topic ON history_objects (topic_id)
+    WHERE unreferenced_since IS NOT NULL;
+CREATE INDEX history_objects_erased ON history_objects (unreferenced_since) WHERE is_erased;
 
 -- --- the commit journal
 
@@ -1033,9 +1095,9 @@ BEGIN
         FROM segment LEFT JOIN decided ON decided.segment = segment.segment
         WHERE segments.ctid = segment.row AND segment.state = 'reserved'
     )
-    -- What was committed once stays so for whoever repeats it, even when it has since become garbage and
-    -- its object is deleted. The outcome is in the segment's row, then in `outcomes`. When it is in
-    -- neither, it is not known any more, and the answer is: missing.
+    -- A repeat of a commit gets its first outcome, even if the segment has become garbage since and its
+    -- object is deleted. The outcome is in the segment's row, later in `outcomes`. If it is in neither, it
+    -- is not known any more, and the answer is: missing.
     SELECT CASE WHEN segment.state = 'reserved' OR coalesce(segment.outcome, kept.outcome) IS NOT NULL
                 THEN 'committed'
                 WHEN segment.state = 'doomed' THEN 'doomed' ELSE 'missing' END,
@@ -1051,8 +1113,8 @@ $function$;
 
 -- count_topic_change counts a change of topics and notes which topics it changed (triggers of `topics`).
 --
--- It runs in the transaction of the change, so whoever sees the number sees the change. In the lock order
--- the counter's row comes right after topics: whoever holds it waits for no topic.
+-- It runs in the transaction of the change, so a reader who sees the number sees the change. In the lock
+-- order the counter's row comes right after topics: its holder waits for no topic.
 CREATE FUNCTION count_topic_change() RETURNS trigger LANGUAGE plpgsql AS $function$
 DECLARE
     number bigint;
@@ -1226,7 +1288,7 @@ $function$;
 -- runs that the merge has read are still there. Otherwise nothing of it is done: a partition that changed
 -- meanwhile (retention, DeleteRecords, deletion, another merge) keeps what it has. The output must not be
 -- doomed, and the job's hold on it must not have lapsed [raced]. The call may be repeated. A partition's
--- size does not change: each byte of a run that is replaced is in the run that replaces it.
+-- size changes only where records were erased: a merge keeps each byte of a run that it replaces.
 --
 -- All numbers count from 1.
 --
@@ -1267,6 +1329,7 @@ DECLARE
     found_state text;
     is_whole boolean[];
     running_max bigint[];
+    sizes bigint[];
 BEGIN
     SELECT s.state INTO found_state FROM segments AS s WHERE s.segment_id = output FOR NO KEY UPDATE;
     IF found_state IS NULL OR found_state = 'doomed' THEN
@@ -1284,14 +1347,15 @@ BEGIN
     ORDER BY p.topic_id, p.partition FOR NO KEY UPDATE OF p;
 
     SELECT array_agg(swap.is_whole ORDER BY swap.swap),
-        array_agg(swap.running_max ORDER BY swap.swap) INTO is_whole, running_max
+        array_agg(swap.running_max ORDER BY swap.swap), array_agg(swap.size_bytes ORDER BY swap.swap)
+    INTO is_whole, running_max, sizes
     FROM (
         SELECT given.swap, bool_and(stored.base_offset IS NOT NULL) AS is_whole,
-            max(stored.running_max_timestamp_ms) AS running_max
+            max(stored.running_max_timestamp_ms) AS running_max, sum(stored.length) AS size_bytes
         FROM unnest(input_swaps, input_base_offsets, input_segments, input_positions)
              AS given (swap, base_offset, segment_id, position)
         LEFT JOIN LATERAL (
-            SELECT r.base_offset, r.running_max_timestamp_ms FROM partitions AS p
+            SELECT r.base_offset, r.running_max_timestamp_ms, r.length FROM partitions AS p
                 JOIN runs AS r USING (topic_id, partition)
             WHERE p.topic_id = topic_ids[swap_parts[given.swap]]
                 AND p.partition = partition_numbers[swap_parts[given.swap]]
@@ -1314,6 +1378,17 @@ BEGIN
          run_min_timestamps, run_max_timestamps)
          AS made (swap, base_offset, last_offset, position, length, min_timestamp_ms, max_timestamp_ms)
     WHERE is_whole[made.swap];
+
+    UPDATE partitions AS p SET size_bytes = p.size_bytes + other.more
+    FROM (
+        SELECT swap_parts[swap.swap] AS part, sum(swap.size_bytes - sizes[swap.swap]) AS more
+        FROM (SELECT made.swap, sum(made.length) AS size_bytes
+            FROM unnest(run_swaps, run_lengths) AS made (swap, length) GROUP BY made.swap) AS swap
+        WHERE is_whole[swap.swap]
+        GROUP BY swap_parts[swap.swap]
+    ) AS other
+    WHERE p.topic_id = topic_ids[other.part] AND p.partition = partition_numbers[other.part]
+        AND other.more <> 0;
 
     IF true = ANY (is_whole) AND found_state = 'reserved' THEN
         -- Its commit is that of the newest input: retention by time does not start again.
@@ -1668,4 +1743,5 @@ INSERT INTO agents_shown DEFAULT VALUES;
 INSERT INTO topic_changes DEFAULT VALUES;
 INSERT INTO producer_ids DEFAULT VALUES;
 INSERT INTO journal DEFAULT VALUES;
+INSERT INTO erasures DEFAULT VALUES;
 SELECT add_time_partition('tombstones', 600, 1000), add_time_partition('outcomes', 600, 1000);

@@ -33,18 +33,23 @@ WITH mine AS (
     RETURNING *
 )
 SELECT node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url,
-    (SELECT lost_because FROM ownership) AS lost_because, (SELECT secrets FROM peer_secrets) AS peer_secrets
+    (SELECT lost_because FROM ownership) AS lost_because, (SELECT secrets FROM peer_secrets) AS peer_secrets,
+    (SELECT number FROM erasures) AS erasure,
+    (SELECT (extract(epoch FROM made_before) * 1000)::bigint FROM erasures) AS erased_before_ms
 FROM (SELECT * FROM back UNION ALL SELECT * FROM first) AS joined
 
 -- name: renew
 -- Every agent asks this often. So it learns here that the bucket is another database's
 -- (sequencer/cluster/ownership.py), and the cluster's secrets: an agent with a valid lease knows every secret
 -- that is older than the lease. A standby that stalls must not end leases.
-UPDATE agents SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)
+-- It also learns of erasures, and says up to which of them it has dropped its pages.
+UPDATE agents SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s::double precision),
+    erased_to = %(erased_to)s::bigint
 FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
 WHERE node_id = %(node_id)s::integer AND incarnation = %(incarnation)s::bigint
 RETURNING node_id, (SELECT lost_because FROM ownership) AS lost_because,
-    (SELECT secrets FROM peer_secrets) AS peer_secrets
+    (SELECT secrets FROM peer_secrets) AS peer_secrets, (SELECT number FROM erasures) AS erasure,
+    (SELECT (extract(epoch FROM made_before) * 1000)::bigint FROM erasures) AS erased_before_ms
 
 -- name: leave
 UPDATE agents SET lease_until = clock_timestamp()

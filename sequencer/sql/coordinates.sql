@@ -4,7 +4,7 @@
 -- name: read
 -- The run that covers the requested offset has the greatest base offset at or below it.
 SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset,
-    p.coordinate_epoch,
+    p.coordinate_epoch, p.local_start_offset,
        r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms,
        r.object_key, r.object_size_bytes,
        (SELECT number FROM doubts WHERE only_row) AS doubt
@@ -32,7 +32,7 @@ ORDER BY asked.place, r.base_offset
 -- known end is the end of a run, because runs are replaced as a whole. After a merge it may be inside a run:
 -- then that run comes first.
 SELECT asked.topic_id, asked.partition, p.log_start_offset, p.high_watermark,
-    p.high_watermark AS last_stable_offset, p.coordinate_epoch,
+    p.high_watermark AS last_stable_offset, p.coordinate_epoch, p.local_start_offset,
        r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms,
        r.object_key, r.object_size_bytes,
        (SELECT number FROM doubts WHERE only_row) AS doubt
@@ -60,12 +60,60 @@ ORDER BY asked.place, r.base_offset
 
 -- name: bounds
 SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset,
-    p.max_timestamp_ms,
+    p.max_timestamp_ms, p.local_start_offset,
        (SELECT number FROM doubts WHERE only_row) AS doubt
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS asked (topic_id, partition)
 CROSS JOIN LATERAL (
     SELECT * FROM partitions
     WHERE topic_id = asked.topic_id AND partition = asked.partition AND state = 'live' OFFSET 0) AS p
+
+-- name: read_history
+-- What lies below the local start, in two sorts of rows: files of the history, with their row groups, and the
+-- few runs that are there because they did not decode. Both begin with the last that begins at or before the
+-- requested offset.
+SELECT asked.place, f.object_key, f.size_bytes AS object_size_bytes, f.first_offset AS base_offset,
+    f.last_offset, f.row_groups, NULL::bigint AS position, NULL::bigint AS length,
+    -1::bigint AS min_timestamp_ms, -1::bigint AS max_timestamp_ms
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(from_offsets)s::bigint[],
+    %(ends)s::bigint[])
+    WITH ORDINALITY AS asked (topic_id, partition, from_offset, end_offset, place)
+CROSS JOIN LATERAL (
+    SELECT * FROM history_files
+    WHERE topic_id = asked.topic_id AND partition = asked.partition AND first_offset < asked.end_offset
+      AND first_offset >= coalesce((
+          SELECT first_offset FROM history_files AS first
+          WHERE topic_id = asked.topic_id AND partition = asked.partition
+            AND first_offset <= asked.from_offset
+          ORDER BY first_offset DESC LIMIT 1), 0)
+    ORDER BY first_offset LIMIT %(cap)s) AS f
+UNION ALL
+SELECT asked.place, s.object_key, s.size_bytes, r.base_offset, r.last_offset, NULL, r.position, r.length,
+    r.min_timestamp_ms, r.max_timestamp_ms
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(from_offsets)s::bigint[],
+    %(ends)s::bigint[])
+    WITH ORDINALITY AS asked (topic_id, partition, from_offset, end_offset, place)
+CROSS JOIN LATERAL (
+    SELECT * FROM runs
+    WHERE topic_id = asked.topic_id AND partition = asked.partition AND base_offset < asked.end_offset
+      AND base_offset >= coalesce((
+          SELECT base_offset FROM runs AS first
+          WHERE topic_id = asked.topic_id AND partition = asked.partition
+            AND base_offset <= asked.from_offset
+          ORDER BY base_offset DESC LIMIT 1), 0)
+    ORDER BY base_offset LIMIT %(cap)s) AS r
+JOIN segments AS s USING (segment_id)
+ORDER BY place, base_offset
+
+-- name: history_file_for_timestamp
+-- The first file below the local start that ends at or after an offset and has a record of this time or a
+-- later one. A partition has few files: they are large. Times are whole milliseconds, and to_timestamp rounds
+-- those of the year 9999 by some microseconds: half a millisecond less compares right.
+SELECT first_offset FROM history_files
+WHERE topic_id = %(topic_id)s AND partition = %(partition)s AND last_offset >= %(from_offset)s
+    AND first_offset < %(end_offset)s
+    AND (newest > to_timestamp((%(timestamp_ms)s::bigint - 0.5) / 1000.0)
+        OR has_untimed AND %(timestamp_ms)s::bigint < 0)
+ORDER BY first_offset LIMIT 1
 
 -- name: candidate_run_for_timestamp
 -- The running maximum grows with the offset, so the first run that reaches the time is found by halving the

@@ -1,8 +1,8 @@
--- Garbage, found by state (docs/design/garbage.md#when-an-object-may-be-deleted): committed -> unreferenced -> doomed -> deleted (a tombstone) ->
--- deleted again and forgotten. Tombstones and outcomes have their own tables, whose partitions are dropped as
--- a whole (schema.sql). Every step may be repeated after a crash, and several may run at once: locks are
--- taken with SKIP LOCKED, so no step waits. statement_timestamp() says what is due, because an index can use
--- it (clock_timestamp() is volatile).
+-- Garbage, found by state (docs/design/garbage.md#when-an-object-may-be-deleted): committed -> unreferenced
+-- -> doomed -> deleted (a tombstone) -> deleted again and forgotten. Tombstones and outcomes have their own
+-- tables, whose partitions are dropped as a whole (schema.sql). Every step may be repeated after a crash, and
+-- several may run at once: locks are taken with SKIP LOCKED, so no step waits. statement_timestamp() says
+-- what is due, because an index can use it (clock_timestamp() is volatile).
 
 -- name: watch_database
 -- Finds out which Postgres this is, and how long ago the last check was. The row stays locked until the
@@ -60,10 +60,14 @@ SELECT (SELECT count(*) FROM page) AS seen,
     (SELECT count(*) FROM marked) AS marked
 
 -- name: lock_unreferenced
--- The journal's last checkpoint refers to nothing that was unreferenced before its snapshot.
+-- The journal's last checkpoint refers to nothing that was unreferenced before its snapshot. What was
+-- unreferenced before an erasure may hold erased records: it waits for readers alone.
 SELECT segment_id FROM segments
 WHERE state = 'committed' AND unreferenced_since < least(
-    statement_timestamp() - make_interval(secs => %(grace_s)s),
+    greatest(
+        statement_timestamp() - make_interval(secs => %(grace_s)s),
+        least(statement_timestamp() - make_interval(secs => %(erased_grace_s)s),
+            (SELECT garbage_before FROM erasures))),
     CASE WHEN %(after_checkpoint)s THEN (SELECT checkpoint_at FROM journal) END)
 ORDER BY unreferenced_since LIMIT %(cap)s
 FOR NO KEY UPDATE SKIP LOCKED

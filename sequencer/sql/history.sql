@@ -1,5 +1,7 @@
 -- History: the Iceberg tables' pointers, their jobs, and what the garbage collector may take.
 --
+-- The history of a topic that is compacted by key counts as off.
+--
 -- Lock order (docs/design/commit.md#lock-order): history_tables ranks with topics; then segments by id,
 -- partitions, history_partitions, each in key order.
 
@@ -23,23 +25,37 @@ JOIN partitions AS p ON p.topic_id = t.topic_id AND p.state = 'live'
 LEFT JOIN history_tables AS b ON b.topic_id = t.topic_id
 LEFT JOIN history_partitions AS h ON h.topic_id = p.topic_id AND h.partition = p.partition
 WHERE t.deleted_at IS NULL AND t.config ->> 'tidelog.history' IS DISTINCT FROM 'off'
+    AND (t.config ->> 'cleanup.policy' ~ 'compact') IS NOT TRUE
     AND p.high_watermark > greatest(h.compacted_to, p.log_start_offset)
 GROUP BY t.topic_id, t.name, t.config, b.complete_at, t.created_at
 
 -- name: with_expired_files
--- The topics that have a file of which a record may have expired.
+-- The topics that have a file of which a record may have expired. Nothing expires where the cleanup policy is
+-- compact alone. An empty one rules out retention.ms only.
 SELECT t.topic_id, t.name, t.config FROM topics AS t
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN t.config ->> 'cleanup.policy' ~ 'compact' AND t.config ->> 'cleanup.policy' !~ 'delete'
+        THEN -1 ELSE coalesce(
+            nullif((t.config ->> 'tidelog.history.retention.ms')::bigint, -2),
+            CASE WHEN t.config ->> 'cleanup.policy' = '' THEN -1 END,
+            (t.config ->> 'retention.ms')::bigint, %(default_retention_ms)s) END AS ms
+) AS retention
 WHERE t.deleted_at IS NULL
-    AND coalesce((t.config ->> 'retention.ms')::bigint, %(default_retention_ms)s) BETWEEN 0 AND %(longest_ms)s
-    AND EXISTS (
-        SELECT FROM history_files AS f
-        WHERE f.topic_id = t.topic_id AND f.begins_at < clock_timestamp() - make_interval(
-            secs => coalesce((t.config ->> 'retention.ms')::bigint, %(default_retention_ms)s) / 1000.0))
+    AND (retention.ms BETWEEN 0 AND %(longest_ms)s AND EXISTS (
+            SELECT FROM history_files AS f
+            WHERE f.topic_id = t.topic_id
+                AND f.begins_at < clock_timestamp() - make_interval(secs => retention.ms / 1000.0))
+        OR EXISTS (
+            SELECT FROM partitions AS p
+            JOIN history_files AS f ON f.topic_id = p.topic_id AND f.partition = p.partition
+            WHERE p.topic_id = t.topic_id AND p.deleted_to > 0 AND f.first_offset < p.deleted_to))
 
 -- name: shown
--- Of each topic what its history has.
-SELECT t.topic_id, t.name, t.config, b.complete_at, b.published_at, f.files, f.records, f.parquet_bytes,
-    (SELECT sum(size_bytes) FROM partitions AS p WHERE p.topic_id = t.topic_id)::bigint AS raw_bytes,
+-- Of each topic what its history has, and its newest job that is not forgotten.
+SELECT t.topic_id, t.name, t.config, b.complete_at, b.published_at, b.waits,
+    f.files, f.records, f.parquet_bytes, l.raw_bytes, l.raw_records, j.kind AS job_kind, j.state AS job_state,
+    extract(epoch FROM clock_timestamp() - j.started_at)::float8 AS job_age_s,
+    extract(epoch FROM coalesce(j.ended_at, clock_timestamp()) - j.started_at)::float8 AS job_took_s,
     (SELECT count(*) FROM history_raw_ranges AS r WHERE r.topic_id = t.topic_id) AS raw_ranges
 FROM topics AS t
 LEFT JOIN history_tables AS b USING (topic_id)
@@ -48,6 +64,15 @@ LEFT JOIN LATERAL (
         coalesce(sum(size_bytes), 0)::bigint AS parquet_bytes
     FROM history_files AS h WHERE h.topic_id = t.topic_id
 ) AS f ON true
+LEFT JOIN LATERAL (
+    SELECT coalesce(sum(size_bytes), 0)::bigint AS raw_bytes,
+        coalesce(sum(high_watermark - log_start_offset), 0)::bigint AS raw_records
+    FROM partitions AS p WHERE p.topic_id = t.topic_id AND p.state = 'live'
+) AS l ON true
+LEFT JOIN (
+    SELECT DISTINCT ON (topic_id) topic_id, kind, state, started_at, ended_at FROM history_jobs
+    ORDER BY topic_id, started_at DESC
+) AS j USING (topic_id)
 WHERE t.deleted_at IS NULL AND (%(name)s::text IS NULL OR t.name = %(name)s)
 ORDER BY t.name
 
@@ -152,18 +177,19 @@ RETURNING h.partition
 
 -- name: insert_files
 INSERT INTO history_files (object_key, topic_id, partition, first_offset, last_offset, row_count, size_bytes,
-    is_full, sequence_number, written_at, oldest, newest, has_untimed, begins_at, ends_at)
+    is_full, sequence_number, written_at, oldest, newest, has_untimed, begins_at, ends_at, row_groups)
 SELECT object_key, %(topic_id)s, partition, first_offset, last_offset, row_count, size_bytes,
     is_full, %(sequence_number)s, written, oldest, newest, has_untimed,
     least(oldest, CASE WHEN has_untimed OR oldest IS NULL THEN written END),
-    greatest(newest, CASE WHEN has_untimed OR newest IS NULL THEN written END)
+    greatest(newest, CASE WHEN has_untimed OR newest IS NULL THEN written END),
+    row_groups::bigint[]
 FROM unnest(%(object_keys)s::text[], %(partitions)s::integer[], %(first_offsets)s::bigint[],
         %(last_offsets)s::bigint[], %(row_counts)s::bigint[], %(size_bytes)s::bigint[],
         %(is_full)s::boolean[], %(written_ats)s::timestamptz[], %(oldest)s::timestamptz[],
         %(newest)s::timestamptz[],
-        %(has_untimed)s::boolean[])
+        %(has_untimed)s::boolean[], %(row_groups)s::text[])
     AS f (object_key, partition, first_offset, last_offset, row_count, size_bytes, is_full, written_at,
-        oldest, newest, has_untimed)
+        oldest, newest, has_untimed, row_groups)
 CROSS JOIN LATERAL (SELECT coalesce(f.written_at, clock_timestamp())) AS w (written)
 
 -- name: delete_files
@@ -199,6 +225,10 @@ WHERE topic_id = %(topic_id)s AND version = %(version)s
 -- From the first on, retention waits for the history.
 UPDATE history_tables SET published_at = clock_timestamp() WHERE topic_id = %(topic_id)s
 
+-- name: note_wait
+UPDATE history_tables SET waits = %(reason)s
+WHERE topic_id = %(topic_id)s AND waits IS DISTINCT FROM %(reason)s
+
 -- name: end_job
 UPDATE history_jobs SET state = %(state)s, ended_at = clock_timestamp()
 WHERE job_id = %(job_id)s AND state = 'running'
@@ -216,17 +246,36 @@ JOIN partitions AS p ON p.topic_id = t.topic_id AND p.state = 'live'
 LEFT JOIN history_partitions AS h ON h.topic_id = p.topic_id AND h.partition = p.partition
 WHERE t.topic_id = ANY(%(topic_ids)s) AND t.published_at IS NOT NULL
     AND topics.config ->> 'tidelog.history' IS DISTINCT FROM 'off'
+    AND (topics.config ->> 'cleanup.policy' ~ 'compact') IS NOT TRUE
 
--- name: tables
-SELECT t.topic_id, t.name, t.config, h.metadata_key, h.version
-FROM history_tables AS h JOIN topics AS t USING (topic_id)
-WHERE t.deleted_at IS NULL AND h.metadata_key IS NOT NULL
-ORDER BY t.name
+-- name: catalog_tables
+-- The tables that a reader can open, by the topics' names, each with the name that it has in the catalog. Of
+-- topics whose names differ only in case, the oldest with a table keeps its name.
+SELECT t.topic_id, t.name AS topic_name, shown.name, t.config, h.metadata_key
+FROM topics AS t JOIN history_tables AS h USING (topic_id)
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN EXISTS (
+            SELECT FROM topics AS o JOIN history_tables AS b USING (topic_id)
+            WHERE lower(o.name) = lower(t.name) AND o.deleted_at IS NULL AND b.metadata_key IS NOT NULL
+                AND (o.created_at, o.topic_id) < (t.created_at, t.topic_id))
+        THEN t.name || '__' || left(t.topic_id::text, 8) ELSE t.name END AS name
+) AS shown
+WHERE t.deleted_at IS NULL AND h.metadata_key IS NOT NULL AND t.name > %(after)s
+ORDER BY t.name LIMIT %(cap)s
 
--- name: table_by_name
-SELECT t.topic_id, t.name, t.config, h.metadata_key, h.version
+-- name: catalog_candidates
+-- Topics of one of these names in any case, each with the name of its table.
+SELECT t.topic_id, t.name AS topic_name, shown.name, t.config, h.metadata_key
 FROM topics AS t LEFT JOIN history_tables AS h USING (topic_id)
-WHERE t.deleted_at IS NULL AND t.name = %(name)s
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN EXISTS (
+            SELECT FROM topics AS o JOIN history_tables AS b USING (topic_id)
+            WHERE lower(o.name) = lower(t.name) AND o.deleted_at IS NULL AND b.metadata_key IS NOT NULL
+                AND (o.created_at, o.topic_id) < (t.created_at, t.topic_id))
+        THEN t.name || '__' || left(t.topic_id::text, 8) ELSE t.name END AS name
+) AS shown
+WHERE t.deleted_at IS NULL AND lower(t.name) = ANY(%(names)s::text[])
+ORDER BY t.created_at, t.topic_id
 
 -- name: raw_ranges
 SELECT partition, base_offset, last_offset, reason FROM history_raw_ranges
@@ -242,13 +291,55 @@ ORDER BY object_key LIMIT %(cap)s
 SELECT object_key FROM history_objects WHERE object_key = ANY(%(object_keys)s) AND unreferenced_since IS NULL
 
 -- name: expired_files
--- Files of which every record is older than the cutoff, oldest first.
-SELECT * FROM history_files WHERE topic_id = %(topic_id)s AND ends_at < %(cutoff)s
-ORDER BY ends_at, object_key LIMIT %(cap)s
+-- Files of which every record is older than the cutoff, oldest first, and those that were deleted.
+(SELECT * FROM history_files WHERE topic_id = %(topic_id)s AND ends_at < %(cutoff)s
+ORDER BY ends_at, object_key LIMIT %(cap)s)
+UNION
+(SELECT f.* FROM partitions AS p JOIN history_files AS f USING (topic_id, partition)
+WHERE p.topic_id = %(topic_id)s AND p.deleted_to > 0 AND f.first_offset < p.deleted_to
+    AND f.last_offset < p.deleted_to
+LIMIT %(cap)s)
 
 -- name: partly_expired_files
-SELECT * FROM history_files WHERE topic_id = %(topic_id)s AND begins_at < %(cutoff)s AND ends_at >= %(cutoff)s
-ORDER BY begins_at, object_key LIMIT %(cap)s
+(SELECT * FROM history_files
+WHERE topic_id = %(topic_id)s AND begins_at < %(cutoff)s AND ends_at >= %(cutoff)s
+    AND last_offset >= coalesce((
+        SELECT deleted_to FROM partitions AS p
+        WHERE p.topic_id = history_files.topic_id AND p.partition = history_files.partition), 0)
+ORDER BY begins_at, object_key LIMIT %(cap)s)
+UNION
+(SELECT f.* FROM partitions AS p JOIN history_files AS f USING (topic_id, partition)
+WHERE p.topic_id = %(topic_id)s AND p.deleted_to > 0 AND f.first_offset < p.deleted_to
+    AND f.last_offset >= p.deleted_to AND f.ends_at >= %(cutoff)s
+LIMIT %(cap)s)
+
+-- name: deleted_to
+-- Where requests deleted records.
+SELECT partition, deleted_to FROM partitions WHERE topic_id = %(topic_id)s AND deleted_to > 0
+
+-- name: files_from
+-- The files of a partition's current snapshot that hold offsets from one on, in order. Files do not overlap,
+-- so at most one begins before that offset.
+SELECT * FROM (
+    (SELECT * FROM history_files WHERE topic_id = %(topic_id)s AND partition = %(partition)s
+        AND first_offset < %(from_offset)s
+    ORDER BY first_offset DESC LIMIT 1)
+    UNION ALL
+    (SELECT * FROM history_files WHERE topic_id = %(topic_id)s AND partition = %(partition)s
+        AND first_offset >= %(from_offset)s
+    ORDER BY first_offset LIMIT %(cap)s)
+) AS near
+WHERE last_offset >= %(from_offset)s
+ORDER BY first_offset LIMIT %(cap)s
+
+-- name: first_offsets
+-- Where the history of each partition begins; a partition without files is left out.
+SELECT asked.partition, f.first_offset
+FROM unnest(%(partitions)s::integer[]) AS asked (partition)
+CROSS JOIN LATERAL (
+    SELECT first_offset FROM history_files
+    WHERE topic_id = %(topic_id)s AND partition = asked.partition
+    ORDER BY first_offset LIMIT 1) AS f
 
 -- name: small_files
 -- In the order of their offsets, from a partition on. Between one and the file before it may lie a full one.
@@ -320,6 +411,13 @@ SELECT object_key FROM history_objects WHERE object_key = ANY(%(object_keys)s)
 -- name: garbage
 SELECT object_key FROM history_objects
 WHERE unreferenced_since < clock_timestamp() - make_interval(secs => %(grace_s)s)
+ORDER BY unreferenced_since LIMIT %(cap)s
+
+-- name: erased_garbage
+SELECT object_key FROM history_objects
+WHERE is_erased AND unreferenced_since < least(
+    statement_timestamp() - make_interval(secs => %(grace_s)s),
+    CASE WHEN %(after_checkpoint)s THEN (SELECT checkpoint_at FROM journal) END)
 ORDER BY unreferenced_since LIMIT %(cap)s
 
 -- name: forget_objects

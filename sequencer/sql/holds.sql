@@ -1,4 +1,5 @@
--- Holds: what a job reads or will publish stays while the job lives (docs/design/commit.md#references-and-holds, References).
+-- Holds: what a job reads or will publish stays while the job lives
+-- (docs/design/commit.md#references-and-holds, References).
 
 -- name: lock_segments
 -- Shared between jobs. Dooming locks the row exclusively. So either it sees the hold, or this finds the

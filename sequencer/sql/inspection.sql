@@ -31,7 +31,9 @@ ORDER BY topic_id, partition LIMIT %(cap)s
 
 -- name: log_chunk
 -- Runs from an offset on, with the partition's bounds of the same moment. One row of nulls if there are none.
-SELECT p.log_start_offset, p.high_watermark, p.size_bytes, r.base_offset, r.last_offset, r.length,
+-- Below the local start no run is needed.
+SELECT greatest(p.log_start_offset, p.local_start_offset) AS log_start_offset, p.high_watermark,
+    p.size_bytes, r.base_offset, r.last_offset, r.length,
     r.segment_id, s.state AS segment_state
 FROM partitions AS p
 LEFT JOIN LATERAL (

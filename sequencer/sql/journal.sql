@@ -1,5 +1,5 @@
--- The commit journal (docs/design/recovery.md#the-commit-journal). The reading statements of one entry or checkpoint share a
--- REPEATABLE READ transaction: one moment.
+-- The commit journal (docs/design/recovery.md#the-commit-journal). The reading statements of one entry or
+-- checkpoint share a REPEATABLE READ transaction: one moment.
 
 -- name: state
 SELECT epoch, system_identifier, timeline, last_number, last_entry, snapshot::text AS snapshot, taken_at,
@@ -57,14 +57,15 @@ SELECT s.* FROM segments AS s WHERE s.segment_id = ANY(%(segment_ids)s::uuid[])
 SELECT r.* FROM runs AS r WHERE r.segment_id = ANY(%(segment_ids)s::uuid[])
 
 -- name: partitions_cut
--- Partitions whose log start is at or after a new run: runs before it may have been deleted before any entry
--- had them.
+-- Partitions whose log start or local start is at or after a new run: runs before it may have been deleted
+-- before any entry had them.
 SELECT p.* FROM (
     SELECT topic_id, partition, min(base_offset) AS base_offset FROM runs
     WHERE segment_id = ANY(%(segment_ids)s::uuid[])
     GROUP BY topic_id, partition) AS r
 JOIN partitions AS p USING (topic_id, partition)
-WHERE p.log_start_offset >= r.base_offset AND p.log_start_offset > 0
+WHERE greatest(p.log_start_offset, p.local_start_offset) >= r.base_offset
+    AND greatest(p.log_start_offset, p.local_start_offset) > 0
 
 -- name: changed_topics
 SELECT t.* FROM topics AS t

@@ -13,14 +13,21 @@ ON CONFLICT (topic_id, partition) DO UPDATE
 SET state = excluded.state, coordinate_epoch = greatest(p.coordinate_epoch, excluded.coordinate_epoch)
 
 -- name: advance_log_starts
--- Retention, or a client, has removed records since. Offsets below the log start are no gap.
+-- Retention, or a client, has removed records since, or runs gave way to history. Offsets below both starts
+-- are no gap.
 UPDATE partitions AS p
-SET log_start_offset = s.log_start_offset, high_watermark = greatest(p.high_watermark, s.log_start_offset),
+SET log_start_offset = greatest(p.log_start_offset, s.log_start_offset),
+    local_start_offset = greatest(p.local_start_offset, s.local_start_offset),
+    deleted_to = greatest(p.deleted_to, s.deleted_to),
+    high_watermark = greatest(p.high_watermark, s.log_start_offset, s.local_start_offset),
     max_timestamp_ms = CASE
-        WHEN p.high_watermark <= s.log_start_offset THEN greatest(p.max_timestamp_ms, s.max_timestamp_ms)
-                            ELSE p.max_timestamp_ms END
+        WHEN p.high_watermark <= greatest(s.log_start_offset, s.local_start_offset)
+            THEN greatest(p.max_timestamp_ms, s.max_timestamp_ms)
+        ELSE p.max_timestamp_ms END
 FROM staged AS s
-WHERE p.topic_id = s.topic_id AND p.partition = s.partition AND p.log_start_offset < s.log_start_offset
+WHERE p.topic_id = s.topic_id AND p.partition = s.partition
+    AND (p.log_start_offset < s.log_start_offset OR p.local_start_offset < s.local_start_offset
+        OR p.deleted_to < s.deleted_to)
 
 -- name: remove_runs_before_log_start
 DELETE FROM runs AS r USING staged AS s

@@ -1,5 +1,5 @@
--- Merging (docs/design/merging.md#claims): candidates and their claims, what runs they hold, and what was done. The swap itself
--- is the function publish_merge (functions/publish_merge.sql).
+-- Merging (docs/design/merging.md#claims): candidates and their claims, what runs they hold, and what was
+-- done. The swap itself is the function publish_merge (functions/publish_merge.sql).
 --
 -- A claim is a row's claimed_by. It ends with the job's holds: then free_lapsed removes it.
 
@@ -141,6 +141,21 @@ WHERE segment_id = ANY(%(segment_ids)s::uuid[]) AND claimed_by = %(job_id)s
 -- name: release_candidates
 UPDATE merge_candidates SET claimed_by = NULL
 WHERE segment_id = ANY(%(segment_ids)s::uuid[]) AND claimed_by = %(job_id)s
+
+-- name: forget_emptied
+-- What holds nothing more is no candidate. A job that claims one forgets it itself.
+DELETE FROM merge_candidates AS c
+WHERE segment_id = ANY(%(segment_ids)s::uuid[]) AND claimed_by IS NULL
+    AND NOT EXISTS (SELECT FROM runs AS r WHERE r.segment_id = c.segment_id)
+
+-- name: give_up_reserved
+-- Outputs of which no run was published: their reservation ends now.
+UPDATE segments SET lease_until = clock_timestamp()
+WHERE segment_id = ANY (ARRAY(
+    SELECT s.segment_id FROM unnest(%(segment_ids)s::uuid[]) AS given (segment_id)
+    CROSS JOIN LATERAL (SELECT * FROM segments WHERE segment_id = given.segment_id OFFSET 0) AS s
+    WHERE s.state = 'reserved' AND s.lease_until > clock_timestamp()
+    ORDER BY s.segment_id))
 
 -- name: count_merge
 INSERT INTO merge_tiers AS t (tier, merges, objects_in, objects_out, bytes_in, bytes_out, runs_in, runs_out,

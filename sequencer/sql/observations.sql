@@ -71,5 +71,17 @@ WHERE observation.observed_at < excluded.observed_at OR observation.observed_at 
 RETURNING only_row
 
 -- name: latest
-SELECT seen, extract(epoch FROM observed_at)::float8 AS observed_at,
-    extract(epoch FROM clock_timestamp())::float8 AS now FROM observation
+SELECT seen, extract(epoch FROM o.observed_at)::float8 AS observed_at,
+    extract(epoch FROM clock_timestamp())::float8 AS now,
+    extract(epoch FROM clock_timestamp() - l.observed_at)::float8 AS lag_age_s,
+    l.topics, l.late_topics, l.behind_s, l.records, l.raw_bytes
+FROM observation AS o LEFT JOIN history_lag AS l ON true
+
+-- name: note_history_lag
+-- Of several services the one that looked last is right.
+INSERT INTO history_lag (observed_at, topics, late_topics, behind_s, records, raw_bytes)
+SELECT statement_timestamp(), %(topics)s, %(late_topics)s, %(behind_s)s, %(records)s, %(raw_bytes)s
+FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_standby
+ON CONFLICT (only_row) DO UPDATE SET observed_at = excluded.observed_at, topics = excluded.topics,
+    late_topics = excluded.late_topics, behind_s = excluded.behind_s, records = excluded.records,
+    raw_bytes = excluded.raw_bytes

@@ -1,5 +1,5 @@
--- What `tidelog recover` asks of the log's tables (docs/design/recovery.md#recover; sequencer/journal/recovery.py). No
--- agent serves while these run.
+-- What `tidelog recover` asks of the log's tables (docs/design/recovery.md#recover;
+-- sequencer/journal/recovery.py). No agent serves while these run.
 
 -- name: lock_recovery
 SELECT pg_try_advisory_lock(x'7469646572656376'::bit(64)::bigint) AS locked  -- "tiderecv"
@@ -32,6 +32,12 @@ TRUNCATE missing
 INSERT INTO missing
 SELECT segment_id FROM (SELECT DISTINCT segment_id FROM runs) AS referenced
 WHERE NOT EXISTS (SELECT FROM listed WHERE listed.segment_id = referenced.segment_id)
+
+-- name: leave_to_history
+-- Runs that gave way to history: the journal does not say which, but their objects may be gone.
+DELETE FROM runs AS r USING missing, partitions AS p
+WHERE r.segment_id = missing.segment_id AND p.topic_id = r.topic_id AND p.partition = r.partition
+    AND r.last_offset < p.local_start_offset
 
 -- name: analyze
 ANALYZE

@@ -5,9 +5,11 @@
 -- Of the next live partitions in primary-key order: those whose oldest run may have to go, and the last one,
 -- after which the next page begins. A run's age is its own maximum timestamp, but never later than its
 -- commit: one timestamp from the future must not keep everything behind it. Without timestamps it is the
--- commit's time. A limit that is not written in plain digits is left to the caller.
+-- commit's time. A limit that is not written in plain digits is left to the caller. There is none without
+-- delete in the cleanup policy. Where the log begins in history, no run is the oldest (history_log.sql).
 WITH page AS (
-    SELECT topic_id, partition, log_start_offset, high_watermark, size_bytes FROM partitions
+    SELECT topic_id, partition, log_start_offset, local_start_offset, high_watermark, size_bytes
+    FROM partitions
     WHERE (topic_id, partition) > (%(after_topic_id)s::uuid, %(after_partition)s::integer) AND state = 'live'
     ORDER BY topic_id, partition LIMIT %(cap)s
 )
@@ -19,11 +21,14 @@ SELECT p.topic_id, p.partition, t.config, p.log_start_offset, p.high_watermark, 
 FROM page AS p JOIN topics AS t USING (topic_id)
 CROSS JOIN LATERAL (
     SELECT coalesce(t.config ->> 'retention.ms', %(retention_ms)s) AS ms,
-        coalesce(t.config ->> 'retention.bytes', %(retention_bytes)s) AS bytes
+        coalesce(t.config ->> 'retention.bytes', %(retention_bytes)s) AS bytes,
+        coalesce(t.config ->> 'cleanup.policy' ~ 'delete', true) AS applies
 ) AS given
 CROSS JOIN LATERAL (
-    SELECT CASE WHEN given.ms ~ '^-?[0-9]{1,18}$' THEN given.ms::bigint ELSE 0 END AS ms,
-        CASE WHEN given.bytes ~ '^-?[0-9]{1,18}$' THEN given.bytes::bigint ELSE 0 END AS bytes
+    SELECT CASE WHEN NOT given.applies THEN -1
+            WHEN given.ms ~ '^-?[0-9]{1,18}$' THEN given.ms::bigint ELSE 0 END AS ms,
+        CASE WHEN NOT given.applies THEN -1
+            WHEN given.bytes ~ '^-?[0-9]{1,18}$' THEN given.bytes::bigint ELSE 0 END AS bytes
 ) AS retention
 CROSS JOIN (SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS ms) AS now
 LEFT JOIN LATERAL (
@@ -34,7 +39,7 @@ LEFT JOIN LATERAL (
     CROSS JOIN LATERAL (SELECT (extract(epoch FROM s.committed_at) * 1000)::bigint AS committed_ms) AS c
     WHERE r.topic_id = p.topic_id AND r.partition = p.partition
     ORDER BY r.base_offset LIMIT 1
-) AS oldest ON true
+) AS oldest ON p.local_start_offset <= p.log_start_offset
 WHERE oldest.last_offset < p.log_start_offset
     OR retention.ms >= 0 AND oldest.aged_from_ms < now.ms - retention.ms
     OR retention.bytes >= 0 AND p.size_bytes - oldest.length >= retention.bytes
@@ -71,13 +76,14 @@ ORDER BY p.topic_id, p.partition FOR NO KEY UPDATE OF p
 
 -- name: history_limits
 -- Once a topic's history is on, records that are not in it yet stay. Turning it on locks the partition rows,
--- so it is seen here or waits.
+-- so it is seen here or waits. It counts as off while the topic is compacted by key.
 SELECT d.topic_id, d.partition, coalesce(h.compacted_to, 0) AS compacted_to
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
 JOIN history_tables AS t USING (topic_id)
 JOIN topics USING (topic_id)
 LEFT JOIN history_partitions AS h ON h.topic_id = d.topic_id AND h.partition = d.partition
 WHERE t.published_at IS NOT NULL AND topics.config ->> 'tidelog.history' IS DISTINCT FROM 'off'
+    AND (topics.config ->> 'cleanup.policy' ~ 'compact') IS NOT TRUE
 
 -- name: move_log_starts
 -- Only forward. Agents with cached coordinates see the epoch change.
@@ -86,9 +92,15 @@ FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(log_starts)s::bi
     partition, log_start_offset)
 WHERE p.topic_id = d.topic_id AND p.partition = d.partition AND p.log_start_offset < d.log_start_offset
 
+-- name: note_deleted
+-- Retention drops these records from the log alone. Who deletes records means all copies.
+UPDATE partitions SET deleted_to = greatest(deleted_to, %(deleted_to)s)
+WHERE topic_id = %(topic_id)s AND partition = %(partition)s
+
 -- name: drop_runs
 -- At most cap runs of each partition that are below the log start as a whole, oldest first, and the
--- partitions' sizes. Nothing else changes these rows: that needs the lock of the partition's row.
+-- partitions' sizes. The oldest bytes are the clean ones of a compacted topic.
+-- Nothing else changes these rows: that needs the lock of the partition's row.
 WITH below AS (
     SELECT oldest.row
     FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
@@ -109,6 +121,12 @@ WITH below AS (
 ), smaller AS (
     UPDATE partitions AS p SET size_bytes = p.size_bytes - total.bytes FROM total
     WHERE p.topic_id = total.topic_id AND p.partition = total.partition
+), cleaned AS MATERIALIZED (
+    SELECT c.topic_id, c.partition, total.bytes FROM total JOIN cleanings AS c USING (topic_id, partition)
+    ORDER BY c.topic_id, c.partition FOR NO KEY UPDATE OF c
+), less_clean AS (
+    UPDATE cleanings AS c SET clean_bytes = greatest(0, c.clean_bytes - cleaned.bytes) FROM cleaned
+    WHERE c.topic_id = cleaned.topic_id AND c.partition = cleaned.partition
 )
 SELECT topic_id, partition, runs, bytes FROM total
 
@@ -156,7 +174,9 @@ WITH gone AS (
         AND NOT EXISTS (SELECT FROM runs AS r WHERE r.topic_id = p.topic_id AND r.partition = p.partition)
         AND NOT EXISTS (SELECT FROM producer_state AS s
             WHERE s.topic_id = p.topic_id AND s.partition = p.partition)
-    RETURNING 1
+    RETURNING p.topic_id, p.partition
+), forgotten AS (
+    DELETE FROM cleanings AS c USING gone WHERE c.topic_id = gone.topic_id AND c.partition = gone.partition
 )
 SELECT count(*) AS deleted FROM gone
 

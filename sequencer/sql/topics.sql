@@ -58,7 +58,7 @@ SELECT topic_id, name, partition_count, config, created_at FROM topics
 WHERE topic_id = ANY(%(topic_ids)s::uuid[]) AND deleted_at IS NULL
 
 -- name: lock_topic
-SELECT topic_id, partition_count FROM topics
+SELECT topic_id, partition_count, config FROM topics
 WHERE name = %(name)s::text AND deleted_at IS NULL FOR NO KEY UPDATE
 
 -- name: add_partitions
@@ -71,5 +71,5 @@ RETURNING topic_id, name, partition_count, config, created_at
 
 -- name: alter_config
 UPDATE topics SET config = (config || %(set)s::jsonb) - %(remove)s::text[]
-WHERE name = %(name)s::text AND deleted_at IS NULL
+WHERE topic_id = %(topic_id)s::uuid
 RETURNING topic_id, name, partition_count, config, created_at

@@ -1,11 +1,15 @@
 """Checks of the values of topic configs; definitions of configs are made of them (pure)."""
 
+import base64
+import json
 import re
 from collections.abc import Callable
 from typing import TypeAlias
 
 Check: TypeAlias = Callable[[str], None]
 
+LARGEST_SCHEMA = 32_767
+"""Characters: what a string of Kafka's protocol may have in all versions."""
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 
 
@@ -44,18 +48,42 @@ def share(name: str) -> Check:
 def one_of(name: str, allowed: tuple[str, ...], hint: str = "") -> Check:
     def check(value: str) -> None:
         if value.strip() not in allowed:
-            raise refused(name, value, f"must be {' or '.join(allowed)}. {hint}".rstrip())
+            raise refused(name, value, f"must be {' or '.join(filter(None, allowed))}. {hint}".rstrip())
 
     return check
 
 
-def list_of(name: str, allowed: tuple[str, ...], hint: str = "") -> Check:
-    """At least one of `allowed`, separated by commas."""
+def schema_text(name: str) -> Check:
+    """JSON, or base64 of a set of Protobuf descriptors."""
 
     def check(value: str) -> None:
-        named = [item.strip() for item in value.split(",")]
+        if len(value) > LARGEST_SCHEMA:
+            raise refused(name, value, f"at most {LARGEST_SCHEMA} characters, use a schema registry")
+        if not value:
+            return
+        try:
+            if value.lstrip()[:1] in ("{", "[", '"'):
+                json.loads(value)
+            else:
+                base64.b64decode(value, validate=True)
+        except (ValueError, RecursionError) as error:
+            raise refused(
+                name,
+                value,
+                f"must be a JSON Schema or an Avro schema in JSON, or a FileDescriptorSet in base64 "
+                f"({error})",
+            ) from None
+
+    return check
+
+
+def list_of(name: str, allowed: tuple[str, ...]) -> Check:
+    """Some of `allowed`, separated by commas, or nothing."""
+
+    def check(value: str) -> None:
+        named = [item.strip() for item in value.split(",")] if value.strip() else []
         if not set(named) <= set(allowed):
-            raise refused(name, value, f"must be {' or '.join(allowed)}. {hint}".rstrip())
+            raise refused(name, value, f"must be {' or '.join(allowed)}, or several, separated by commas")
 
     return check
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
-from sequencer.topics.config_checks import Check, always, list_of, one_of, share, whole_number
+from sequencer.topics.config_checks import Check, always, list_of, one_of, schema_text, share, whole_number
 from storage.batches.record_batch import Compression
 
 LARGEST_MESSAGE_BYTES: Final = 64 * 1024 * 1024
@@ -35,6 +35,9 @@ COMPRESSIONS: Final[Mapping[str, Compression | None]] = MappingProxyType(
     }
 )
 """What `compression.type` may say; None: batches stay as they were sent."""
+
+VALUE_FORMATS: Final = ("", "string", "json", "avro", "protobuf", "json-schema")
+"""What `tidelog.value.format` and `tidelog.key.format` may say; empty: nothing."""
 
 ConfigKind = Literal["int", "long", "list", "string", "boolean", "double"]
 
@@ -63,7 +66,13 @@ def _long(name: str, default: int, minimum: int, broker_name: str, documentation
 
 
 def _int(
-    name: str, default: int, minimum: int, broker_name: str, documentation: str, maximum: int = _INT, hint: str = ""
+    name: str,
+    default: int,
+    minimum: int,
+    broker_name: str,
+    documentation: str,
+    maximum: int = _INT,
+    hint: str = "",
 ) -> ConfigDefinition:
     return ConfigDefinition(
         name=name,
@@ -78,9 +87,14 @@ def _int(
 _CHANGING: Final = (
     _long(
         "retention.ms", 7 * 24 * _HOUR_MS, -1, "log.retention.ms",
-        "How long records are kept, by their own timestamps; -1 for ever.",
+        "How long records are kept, by their own timestamps; -1 for ever. Says nothing where cleanup.policy "
+        "does not have delete.",
     ),
-    _long("retention.bytes", -1, -1, "log.retention.bytes", "Bytes of a partition that are kept; -1 without limit."),
+    _long(
+        "retention.bytes", -1, -1, "log.retention.bytes",
+        "Bytes of a partition that are kept; -1 without limit. Says nothing where cleanup.policy does not "
+        "have delete.",
+    ),
     _int(
         "max.message.bytes", 1024 * 1024 + 12, 0, "message.max.bytes",
         "The largest record batch accepted, compressed as the client sent it.", LARGEST_MESSAGE_BYTES,
@@ -95,45 +109,103 @@ _CHANGING: Final = (
     ),
     _long(
         "message.timestamp.before.max.ms", _LONG, 0, "log.message.timestamp.before.max.ms",
-        "How far a producer's timestamp may lie behind the agent's clock; beyond it the record is refused. Says "
-        "nothing where message.timestamp.type is LogAppendTime.",
+        "How far a producer's timestamp may lie behind the agent's clock; beyond it the record is "
+        "refused. Says nothing where message.timestamp.type is LogAppendTime.",
     ),
     _long(
         "message.timestamp.after.max.ms", _HOUR_MS, 0, "log.message.timestamp.after.max.ms",
-        "How far a producer's timestamp may lie ahead of the agent's clock; beyond it the record is refused. Says "
-        "nothing where message.timestamp.type is LogAppendTime.",
+        "How far a producer's timestamp may lie ahead of the agent's clock; beyond it the record is "
+        "refused. Says nothing where message.timestamp.type is LogAppendTime.",
     ),
     ConfigDefinition(
         name="tidelog.history",
         kind="string",
         default="table",
         broker_name="tidelog.history",
-        documentation="table: compaction writes the topic's records to its Iceberg table, and from the first publish "
-        "on retention keeps what is not there yet. off: compaction leaves the topic out, and retention does not wait; "
-        "what the table has stays there. Switched on again, compaction goes on with the oldest record still kept.",
-        check=one_of("tidelog.history", ("off", "table")),
+        documentation="table: compaction writes the topic's records to its Iceberg table, and from the "
+        "first publish on retention keeps what is not there yet. log: the same, and what is in the table is "
+        "dropped from uploaded objects after local.retention.ms and local.retention.bytes; consumers then "
+        "read it from the table's Parquet files. off: compaction leaves the topic out, retention does "
+        "not wait; what the table has stays there, and is still read there. Switched on again, compaction "
+        "goes on with the oldest record still kept. A topic that is compacted by key (cleanup.policy) has no "
+        "table yet: table counts as off, log is refused.",
+        check=one_of("tidelog.history", ("off", "table", "log")),
+    ),
+    ConfigDefinition(
+        name="remote.storage.enable",
+        kind="boolean",
+        default="false",
+        broker_name="remote.log.storage.system.enable",
+        documentation="true says the same as tidelog.history=log (KIP-405), unless tidelog.history is off. "
+        "Refused with cleanup.policy=compact, as in Kafka.",
+        check=one_of("remote.storage.enable", ("true", "false")),
+    ),
+    _long(
+        "tidelog.history.retention.ms", -2, -2, "tidelog.history.retention.ms",
+        "How long records are kept in the topic's Iceberg table, by their own timestamps. -2: as long as "
+        "retention.ms; -1: for ever. Where the table is the log, or the topic is compacted by key, never "
+        "less than retention.ms.",
+    ),
+    _long(
+        "local.retention.ms", -2, -2, "log.local.retention.ms",
+        "Where Parquet is the log: how long records that are in history are served from uploaded objects, by "
+        "their own timestamps. -2: as long as retention.ms; -1: for ever.",
+    ),
+    _long(
+        "local.retention.bytes", -2, -2, "log.local.retention.bytes",
+        "Where Parquet is the log: bytes of a partition that are kept in uploaded objects. Older records "
+        "that are in history are served from there. -2: as many as retention.bytes; -1: without limit.",
     ),
     _long(
         "tidelog.history.freshness.ms", 5 * 60 * 1000, 0, "tidelog.history.freshness.ms",
-        "How long after its commit a record is in the topic's Iceberg table, where `tidelog history run` works.",
+        ("How long after its commit a record is in the topic's Iceberg table, where `tidelog history run` "
+            "works."),
     ),
-)  # fmt: skip
-
-_ONE_WAY: Final = (
+    *(
+        definition
+        for side in ("value", "key")
+        for definition in (
+            ConfigDefinition(
+                name=f"tidelog.{side}.format",
+                kind="string",
+                default="",
+                broker_name=f"tidelog.{side}.format",
+                documentation=f"What a record's {side} is: string, json, avro, protobuf or json-schema (the "
+                "last three in Confluent's wire format). Its fields become columns of the topic's Iceberg "
+                "table, for records that are compacted from then on. Empty: the table has its bytes alone.",
+                check=one_of(f"tidelog.{side}.format", VALUE_FORMATS),
+            ),
+            ConfigDefinition(
+                name=f"tidelog.{side}.schema",
+                kind="string",
+                default="",
+                broker_name=f"tidelog.{side}.schema",
+                documentation=f"The schema of all {side}s, instead of those of a schema registry: a JSON "
+                "Schema, an Avro schema, or of Protobuf a FileDescriptorSet in base64, of which the last "
+                "file counts. Says nothing without a format, or with string.",
+                check=schema_text(f"tidelog.{side}.schema"),
+            ),
+        )
+    ),
     ConfigDefinition(
         name="cleanup.policy",
         kind="list",
         default="delete",
         broker_name="log.cleanup.policy",
-        documentation="Old records are deleted. Compaction by key is not available.",
-        check=list_of("cleanup.policy", ("delete",), "Tidelog does not compact a log by key (yet)."),
+        documentation="delete: retention.ms and retention.bytes drop old records. compact: of each key the "
+        "last record is kept, and every record needs a key. compact,delete: both. Empty: neither, all "
+        "records are kept. A compacted topic has no Iceberg table yet: tidelog.history counts as off, log "
+        "and remote.storage.enable=true are refused, and what a table had before stays readable. Without "
+        "delete in the list, DeleteRecords is refused.",
+        check=list_of("cleanup.policy", ("delete", "compact")),
     ),
     ConfigDefinition(
         name="compression.type",
         kind="string",
         default="producer",
         broker_name="compression.type",
-        documentation="The compression that batches are kept in; producer: as they were sent. Any other recompresses "
+        documentation="The compression that batches are kept in; producer: as they were sent. Any other "
+        "recompresses "
         "what comes differently before it is kept, which costs the agent CPU.",
         check=one_of("compression.type", tuple(COMPRESSIONS)),
     ),
@@ -142,15 +214,16 @@ _ONE_WAY: Final = (
 _ALWAYS_SO: Final = (
     _int(
         "min.insync.replicas", 1, 1, "min.insync.replicas",
-        "Always met: an acknowledged record is in the object store, which replicates by itself, and never in fewer "
-        "copies. Any acks but 0 waits for that.",
+        "Always met: an acknowledged record is in the object store, which replicates by itself, and never "
+        "in fewer copies. Any acks but 0 waits for that.",
     ),
     ConfigDefinition(
         name="unclean.leader.election.enable",
         kind="boolean",
         default="false",
         broker_name="unclean.leader.election.enable",
-        documentation="Always false: no agent holds records that another does not, so that none can be lost with it.",
+        documentation=("Always false: no agent holds records that another does not, so that none can be "
+            "lost with it."),
         check=always("unclean.leader.election.enable", "false", "No acknowledged record is ever given up."),
     ),
     ConfigDefinition(
@@ -163,14 +236,15 @@ _ALWAYS_SO: Final = (
     ),
     _int(
         "segment.bytes", 1024 * 1024 * 1024, SMALLEST_SEGMENT_BYTES, "log.segment.bytes",
-        "Always met: an uploaded object is sealed at TIDELOG_SEGMENT_SIZE_BYTES (8 MiB unless set), for all topics "
+        "Always met: an uploaded object is sealed at TIDELOG_SEGMENT_SIZE_BYTES (8 MiB unless set), for "
+        "all topics "
         "together, so that retention never works on coarser pieces than this.",
         hint=", for an uploaded object may be as large as 8 MiB",
     ),
     _long(
         "segment.ms", 7 * 24 * _HOUR_MS, SHORTEST_SEGMENT_MS, "log.roll.ms",
-        "Always met: an uploaded object takes batches for TIDELOG_LINGER_MS (250 unless set), and what is merged later "
-        "spans no more than this and a tenth of retention.ms.",
+        "Always met: an uploaded object takes batches for TIDELOG_LINGER_MS (250 unless set), and what is "
+        "merged later spans no more than this and a tenth of retention.ms.",
     ),
     _long(
         "segment.jitter.ms", 0, 0, "log.roll.jitter.ms",
@@ -189,40 +263,44 @@ _ALWAYS_SO: Final = (
 _OF_COMPACTED_TOPICS: Final = (
     _long(
         "delete.retention.ms", 24 * _HOUR_MS, 0, "log.cleaner.delete.retention.ms",
-        "Says how compacted topics keep their tombstones, in Kafka too; no topic here is compacted by key.",
+        "In a compacted topic: how long a tombstone, a record with a key and no value, is kept after "
+        "compaction has first passed it. A reader that starts at the beginning and takes no longer than this "
+        "sees every deletion.",
     ),
     _long(
         "min.compaction.lag.ms", 0, 0, "log.cleaner.min.compaction.lag.ms",
-        "Says how long records stay uncompacted; no topic here is compacted by key.",
+        "In a compacted topic: how long a record stays before compaction may drop it for a later one of its "
+        "key. At most max.compaction.lag.ms.",
     ),
     _long(
         "max.compaction.lag.ms", _LONG, 1, "log.cleaner.max.compaction.lag.ms",
-        "Says when records of compacted topics are due, in Kafka too; no topic here is compacted by key.",
+        "In a compacted topic: how long a record may wait for compaction, whatever "
+        "min.cleanable.dirty.ratio says. At least min.compaction.lag.ms.",
     ),
     ConfigDefinition(
         name="min.cleanable.dirty.ratio",
         kind="double",
         default="0.5",
         broker_name="log.cleaner.min.cleanable.ratio",
-        documentation="Says when compacted topics are cleaned, in Kafka too; no topic here is compacted by key.",
+        documentation="In a compacted topic: the share of a partition's bytes that compaction has not seen "
+        "yet, from which on it is compacted.",
         check=share("min.cleanable.dirty.ratio"),
     ),
 )  # fmt: skip
 
 KNOWN_CONFIGS: Final[Mapping[str, ConfigDefinition]] = MappingProxyType(
-    {definition.name: definition for definition in (*_CHANGING, *_ONE_WAY, *_ALWAYS_SO, *_OF_COMPACTED_TOPICS)}
+    {definition.name: definition for definition in (*_CHANGING, *_ALWAYS_SO, *_OF_COMPACTED_TOPICS)}
 )
 
-_TIERING: Final = "every record is in the object store from the start, there is no local tier"
-_LEVEL: Final = "what compression.type asks for is done at the codec's own level: a producer can choose another"
+_TIERING: Final = "tidelog.history=off stops it, and what is in history stays readable"
+_LEVEL: Final = (
+    "what compression.type asks for is done at the codec's own level: a producer can choose another"
+)
 _INDEX: Final = "there are no index files"
 _REPLICATION: Final = "agents do not copy records to one another, the object store replicates"
 
 REFUSED_CONFIGS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "remote.storage.enable": _TIERING,
-        "local.retention.ms": _TIERING,
-        "local.retention.bytes": _TIERING,
         "remote.log.copy.disable": _TIERING,
         "remote.log.delete.on.disable": _TIERING,
         "compression.gzip.level": _LEVEL,

@@ -1,4 +1,4 @@
-"""Topics: their names, partitions and configs.
+"""Topics: their names, partitions and configs, and what administrators ask about partitions.
 
 Promises: a name is free as soon as its topic is deleted. A topic id is never used twice. A deleted topic's
 partitions take no further commit: their state is set under each partition's row lock, before their runs are
@@ -14,12 +14,15 @@ from uuid import uuid4
 from psycopg.errors import UniqueViolation
 from psycopg.types.json import Jsonb
 
+from sequencer.commits.coordinates import PartitionKey
+from sequencer.database.array_parameters import Int4Array, UuidArray
 from sequencer.database.database import Database, Row
 from sequencer.database.named_sql import load_statements
-from sequencer.topics.topic_config import KNOWN_CONFIGS, validate_config
-from storage.identifiers import TopicId
+from sequencer.topics.topic_config import KNOWN_CONFIGS, check_together, validate_config
+from storage.identifiers import Partition, ProducerId, TopicId
 
 SQL = load_statements("topics")
+ADMINISTRATION_SQL = load_statements("administration")
 
 MOST_PARTITIONS = 100_000
 _MOST_CHANGES = 1_000
@@ -86,6 +89,7 @@ class Topics:
         await self.check_name(name)
         for setting, value in config.items():
             validate_config(setting, value)
+        check_together(config)
         try:
             rows = await self._database.write(
                 SQL["create_topic"],
@@ -179,10 +183,15 @@ class Topics:
         for setting, value in set.items():
             validate_config(setting, value)
         known = [setting for setting in remove if setting in KNOWN_CONFIGS]  # no other was ever set
-        rows = await self._database.write(SQL["alter_config"], name=name, set=Jsonb(_trimmed(set)), remove=known)
-        if not rows:
-            raise UnknownTopic(f"There is no topic '{name}'.")
-        return _topic(rows[0])
+        async with self._database.transaction() as connection:
+            row = await (await connection.execute(SQL["lock_topic"], {"name": name})).fetchone()
+            if row is None:
+                raise UnknownTopic(f"There is no topic '{name}'.")
+            kept = {**row.config, **_trimmed(set)}
+            check_together({setting: value for setting, value in kept.items() if setting not in known})
+            parameters = {"topic_id": row.topic_id, "set": Jsonb(_trimmed(set)), "remove": known}
+            altered = await (await connection.execute(SQL["alter_config"], parameters)).fetchone()
+        return _topic(altered)
 
 
 def _trimmed(config: Mapping[str, str]) -> dict[str, str]:
@@ -213,3 +222,49 @@ def _topic(row: Row) -> Topic:
         config=row.config,
         created_at=row.created_at,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveProducer:
+    """What is remembered of a producer in one partition."""
+
+    producer_id: ProducerId
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp_ms: int
+
+
+class Administration:
+    """Answers administrators' questions about partitions: their sizes, and which producers have written."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def sizes(self, topic_ids: Collection[TopicId]) -> dict[PartitionKey, int]:
+        """Returns the bytes of records that each live partition of these topics refers to in the store."""
+        rows = await self._database.read(ADMINISTRATION_SQL["sizes"], topic_ids=list(topic_ids))
+        return {(TopicId(row.topic_id), Partition(row.partition)): row.size_bytes for row in rows}
+
+    async def active_producers(
+        self, partitions: Sequence[PartitionKey], cap: int
+    ) -> dict[PartitionKey, tuple[ActiveProducer, ...]]:
+        """Returns at most `cap` idempotent producers of each, by id. Missing partitions are left out."""
+        rows = await self._database.read(
+            ADMINISTRATION_SQL["active_producers"],
+            topic_ids=UuidArray(topic_id for topic_id, _ in partitions),
+            partitions=Int4Array(partition for _, partition in partitions),
+            cap=cap,
+        )
+        found: dict[PartitionKey, list[ActiveProducer]] = {}
+        for row in rows:
+            producers = found.setdefault((TopicId(row.topic_id), Partition(row.partition)), [])
+            if row.producer_id is not None:
+                producers.append(
+                    ActiveProducer(
+                        producer_id=ProducerId(row.producer_id),
+                        producer_epoch=row.producer_epoch,
+                        last_sequence=row.last_sequence,
+                        last_timestamp_ms=row.last_timestamp_ms,
+                    )
+                )
+        return {key: tuple(producers) for key, producers in found.items()}

@@ -1,4 +1,5 @@
-"""Records as Arrow columns, and back. What is read back equals what was written (docs/design/promises.md#p6-equality).
+"""Records as Arrow columns, and back. What is read back equals what was written
+(docs/design/promises.md#p6-equality).
 
 Promises:
 - No record becomes a Python object. Python walks the batches, native code walks the records.
@@ -9,7 +10,7 @@ Promises:
   value.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,14 @@ from storage.batches.batch_validation import (
 from storage.batches.byte_arrays import Buffer
 from storage.batches.record_batch import MAGIC_V2, index_batches, read_header
 
-__all__ = ["HISTORY_SCHEMA", "RECORD_SCHEMA", "decode_batches", "encode_batch"]
+__all__ = ["HISTORY_SCHEMA", "RECORD_SCHEMA", "decode_batches", "decode_pieces", "encode_batch"]
 
 MOST_PLAIN_BYTES = 2**31 - 1
 """The most bytes of records in one RecordBatch: offsets within an Arrow column have 32 bits."""
+
+
+PIECE_BYTES = 4 << 20
+"""About the most bytes of records in a piece, which the last batch in it may exceed by itself."""
 
 
 def decode_batches(buffer: Buffer, start: int, end: int, base_offset: int) -> pa.RecordBatch:
@@ -53,26 +58,36 @@ def decode_batches(buffer: Buffer, start: int, end: int, base_offset: int) -> pa
     Checks the CRC32C and the structure of what it reads. Raises InvalidBatch, and ValueError if the batches
     do not fill the range exactly.
     """
-    plain, spans = _plain_spans(memoryview(buffer), start, end, base_offset)
-    findings = scan(plain, spans)
-    columns = _Columns(findings)
-    fill_columns(plain, spans, *columns.arrays())
-    return columns.record_batch()
+    [(rows, _)] = _pieces(memoryview(buffer), start, end, base_offset, MOST_PLAIN_BYTES)
+    return rows
 
 
-def _plain_spans(
-    data: memoryview, start: int, end: int, base_offset: int
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Returns the uncompressed records of all batches in one array of uint8, and an int64 array of shape
-    (batches, SPAN_COLUMNS) that says where each batch's records are."""
+def decode_pieces(
+    buffer: Buffer, base_offset: int, piece_bytes: int = PIECE_BYTES
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """As `decode_batches`, for all of `buffer`, in pieces: a batch may have thousands of times its bytes once
+    it is decompressed. Yields the records and the offset after them. Without batches there is no piece."""
+    if len(buffer):
+        yield from _pieces(memoryview(buffer), 0, len(buffer), base_offset, piece_bytes)
+
+
+def _pieces(
+    data: memoryview, start: int, end: int, base_offset: int, piece_bytes: int
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Yields at least one piece. None of its batches but the last one begins beyond `piece_bytes`."""
     sections: list[NDArray[np.uint8]] = []
     rows: list[tuple[int, ...]] = []
     size = 0
     for position, size_bytes, last_offset_delta in index_batches(data, start, end).tolist():
+        if size >= piece_bytes:
+            yield _decoded(sections, rows), base_offset
+            sections, rows, size = [], [], 0
         batch = data[position : position + size_bytes]
         header = read_header(batch)
         if header.magic != MAGIC_V2:
-            raise InvalidBatch(BatchFault.UNSUPPORTED_FORMAT, f"message format {header.magic} at byte {position}")
+            raise InvalidBatch(
+                BatchFault.UNSUPPORTED_FORMAT, f"message format {header.magic} at byte {position}"
+            )
         check_crc(batch, header)
         if not header.is_control:
             plain = plain_records(batch, header, MOST_PLAIN_BYTES - size)
@@ -80,9 +95,17 @@ def _plain_spans(
             sections.append(plain)
             size += len(plain)
         base_offset += last_offset_delta + 1
-    joined = sections[0] if len(sections) == 1 else np.concatenate([*sections, np.empty(0, np.uint8)])
-    joined.flags.writeable = False
-    return joined, np.array(rows, np.int64).reshape(-1, SPAN_COLUMNS)
+    yield _decoded(sections, rows), base_offset
+
+
+def _decoded(sections: list[NDArray[np.uint8]], rows: list[tuple[int, ...]]) -> pa.RecordBatch:
+    """The records of all sections. A row says where a batch's records are in the joined sections."""
+    plain = sections[0] if len(sections) == 1 else np.concatenate([*sections, np.empty(0, np.uint8)])
+    plain.flags.writeable = False
+    spans = np.array(rows, np.int64).reshape(-1, SPAN_COLUMNS)
+    columns = _Columns(scan(plain, spans))
+    fill_columns(plain, spans, *columns.arrays())
+    return columns.record_batch()
 
 
 class _Binary:
@@ -116,7 +139,7 @@ class _Columns:
         self._header_value = _Binary(headers, int(findings[HEADER_VALUE_BYTES]))
 
     def arrays(self) -> Sequence[NDArray[Any]]:
-        """The arrays in the order of `fill_columns`' parameters."""
+        """Returns the arrays in the order of `fill_columns`' parameters."""
         return (
             *(self._offsets, self._timestamps_ms, self._timestamp_types),
             *self._key.arrays(),

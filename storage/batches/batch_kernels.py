@@ -17,7 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.native.arguments import BYTES_IN, BYTES_OUT, INTS_OUT, LONG, LONG_ROWS_IN, LONG_ROWS_OUT, LONGS_OUT
+from storage.native.arguments import (
+    BYTES_IN,
+    BYTES_OUT,
+    INTS_OUT,
+    LONG,
+    LONG_ROWS_IN,
+    LONG_ROWS_OUT,
+    LONGS_IN,
+    LONGS_OUT,
+)
 from storage.native.kernels import helper, kernel
 
 _BATCH_HEADER_BYTES = 61
@@ -72,7 +81,11 @@ def count_batches(data: NDArray[np.uint8], start: int, end: int) -> Any:
     count = 0
     position: Any = start
     while position < end:
-        size = np.int64(12) + _int32_at(data, position + 8) if end - position >= _BATCH_HEADER_BYTES else np.int64(0)
+        size = (
+            np.int64(12) + _int32_at(data, position + 8)
+            if end - position >= _BATCH_HEADER_BYTES
+            else np.int64(0)
+        )
         if size < _BATCH_HEADER_BYTES or size > end - position:
             return -1 - position
         count += 1
@@ -301,6 +314,52 @@ def timestamps_outside(
     return count
 
 
+@helper
+def _has_key(data: NDArray[np.uint8], position: int, end: int) -> Any:
+    """True if the key of the record whose length ends at `position` is not null."""
+    _, after = _long_varint(data, position + 1, end)
+    _, after = _int_varint(data, after, end)
+    length, _ = _int_varint(data, after, end)
+    return length >= 0
+
+
+@kernel(BYTES_IN, LONG_ROWS_IN, LONGS_OUT)
+def null_keys(data: NDArray[np.uint8], spans: NDArray[np.int64], found: NDArray[np.int64]) -> Any:
+    """Fills `found` (int64, shape (rows,)) with the indices of the first records of a sound span that have no
+    key, as many as there are rows. Returns their count. An empty key is a key."""
+    count = 0
+    position, end = spans[0, START], spans[0, END]
+    for index in range(spans[0, COUNT]):
+        length, position = _int_varint(data, position, end)
+        if not _has_key(data, position, end):
+            if count == found.shape[0]:
+                break
+            found[count] = index
+            count += 1
+        position += length
+    return count
+
+
+@kernel(BYTES_IN, LONG_ROWS_IN, LONGS_IN, LONGS_OUT)
+def judge_keys(
+    data: NDArray[np.uint8], spans: NDArray[np.int64], needed: NDArray[np.int64], sound: NDArray[np.int64]
+) -> Any:
+    """Sets `sound` to 0 for each sound span that has a record without a key, where keys are `needed` (not 0).
+    Both are int64 of shape (batches,). Returns how many are sound then. `spans` may have further columns."""
+    count = 0
+    for row in range(spans.shape[0]):
+        if sound[row] != 0 and needed[row] != 0:
+            position, end = spans[row, START], spans[row, END]
+            for _ in range(spans[row, COUNT]):
+                length, position = _int_varint(data, position, end)
+                if not _has_key(data, position, end):
+                    sound[row] = 0
+                    break
+                position += length
+        count += sound[row]
+    return count
+
+
 @kernel(BYTES_IN, LONG_ROWS_IN, LONG, LONG, LONGS_OUT)
 def first_since(
     data: NDArray[np.uint8], spans: NDArray[np.int64], timestamp: int, offset: int, found: NDArray[np.int64]
@@ -332,6 +391,24 @@ def _copy(out: NDArray[np.uint8], to: int, data: NDArray[np.uint8], start: int, 
     for index in range(np.uint64(length)):
         out[target + index] = data[source + index]
     return start + length
+
+
+@kernel(BYTES_IN, LONG_ROWS_IN, BYTES_IN, BYTES_OUT)
+def copy_kept(
+    data: NDArray[np.uint8], spans: NDArray[np.int64], kept: NDArray[np.uint8], out: NDArray[np.uint8]
+) -> Any:
+    """Copies those records of a sound span for which `kept` (uint8, one entry per record) is not 0. `out` has
+    room for all. Returns how many bytes were copied."""
+    position, end = spans[0, START], spans[0, END]
+    to: Any = 0
+    for index in range(spans[0, COUNT]):
+        begin = position
+        length, position = _int_varint(data, position, end)
+        position += length
+        if kept[index]:
+            _copy(out, to, data, begin, position - begin)
+            to += position - begin
+    return to
 
 
 @helper

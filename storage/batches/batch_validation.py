@@ -4,7 +4,8 @@ Pure and CPU-bound. Checksums, decompression and the walk over the records are n
 
 Promise: whatever is accepted can be decoded later, into Arrow and by every client. Checked are format v2, the
 CRC32C, lengths, counts and offset deltas, the structure of every record inside the compressed bytes,
-timestamps (up to the year 9999 and within the limits), header keys (UTF-8) and sizes.
+timestamps (up to the year 9999 and within the limits), keys (if the topic needs them), header keys (UTF-8)
+and sizes.
 
 Two differences from Kafka let every record fit Arrow and Parquet: timestamps outside -1..253402300799999 are
 INVALID_TIMESTAMP, and header keys that are not UTF-8 are INVALID_RECORD. As in Kafka, a wrong max timestamp
@@ -20,7 +21,14 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from storage.batches import batch_kernels
-from storage.batches.batch_kernels import FAULTY, MAX_TIMESTAMP, MIN_TIMESTAMP, scan_spans, timestamps_outside
+from storage.batches.batch_kernels import (
+    FAULTY,
+    MAX_TIMESTAMP,
+    MIN_TIMESTAMP,
+    null_keys,
+    scan_spans,
+    timestamps_outside,
+)
 from storage.batches.compression import DecompressedTooLarge, DecompressionFailed, decompress
 from storage.batches.record_batch import (
     CRC_START,
@@ -63,6 +71,8 @@ class BatchFault(enum.Enum):
     """Magic 0 or 1 (before Kafka 0.11), or an unknown magic."""
     INVALID_RECORD = enum.auto()
     INVALID_TIMESTAMP = enum.auto()
+    NO_KEY = enum.auto()
+    """A record of a compacted topic has no key."""
     TOO_LARGE = enum.auto()
     UNKNOWN_COMPRESSION = enum.auto()
     TRANSACTIONAL = enum.auto()
@@ -99,6 +109,8 @@ class BatchLimits:
     earliest_timestamp_ms: int = NO_TIMESTAMP_MS
     """Older records are refused. Records without a timestamp are not."""
     latest_timestamp_ms: int = LAST_TIMESTAMP_MS
+    needs_keys: bool = False
+    """Records without a key are refused: the topic is compacted. An empty key is a key."""
 
 
 def validate_produced(records: bytes | memoryview, limits: BatchLimits) -> ValidBatch:
@@ -143,6 +155,8 @@ def _with_sound_records(
         )
     if earliest < limits.earliest_timestamp_ms or latest > limits.latest_timestamp_ms:
         _check_timestamps(plain, spans, limits)
+    if limits.needs_keys:
+        _check_keys(plain, spans)
     batch = ValidBatch(header=header, data=data, min_timestamp_ms=earliest, max_timestamp_ms=latest)
     return batch if header.max_timestamp_ms == latest else with_max_timestamp(batch, latest)
 
@@ -165,15 +179,32 @@ def _check_timestamps(plain: NDArray[np.uint8], spans: NDArray[np.int64], limits
         )
 
 
+def _check_keys(plain: NDArray[np.uint8], spans: NDArray[np.int64]) -> None:
+    """Raises InvalidBatch with the records that have no key."""
+    room = np.empty(_MOST_RECORDS_NAMED, np.int64)
+    found = room[: null_keys(plain, spans, room)].tolist()
+    if found:
+        message = "a compacted topic needs a key in every record"
+        raise InvalidBatch(
+            BatchFault.NO_KEY,
+            f"record {found[0]} has no key: {message}",
+            [InvalidRecord(index=index, message=message) for index in found],
+        )
+
+
 def _whole_batch(data: memoryview) -> BatchHeader:
     """Returns the header if the data is exactly one v2 batch. Raises InvalidBatch."""
     if len(data) > MAGIC_POSITION and data[MAGIC_POSITION] != MAGIC_V2:
-        raise InvalidBatch(BatchFault.UNSUPPORTED_FORMAT, f"message format {data[MAGIC_POSITION]}; only 2 is accepted")
+        raise InvalidBatch(
+            BatchFault.UNSUPPORTED_FORMAT, f"message format {data[MAGIC_POSITION]}; only 2 is accepted"
+        )
     if len(data) < HEADER_BYTES:
-        raise InvalidBatch(BatchFault.CORRUPT, f"{len(data)} bytes are no record batch")
+        raise InvalidBatch(BatchFault.CORRUPT, f"{len(data)} bytes are not a record batch")
     header = read_header(data)
     if not HEADER_BYTES <= header.size_bytes <= len(data):
-        raise InvalidBatch(BatchFault.CORRUPT, f"a batch of {header.size_bytes} bytes in {len(data)} bytes of records")
+        raise InvalidBatch(
+            BatchFault.CORRUPT, f"a batch of {header.size_bytes} bytes in {len(data)} bytes of records"
+        )
     if header.size_bytes < len(data):
         raise InvalidBatch(BatchFault.INVALID_RECORD, "more than one record batch for a partition")
     return header
@@ -192,13 +223,17 @@ def _check_header(header: BatchHeader) -> None:
     """Checks what the header alone shows. The CRC is right by now."""
     _compression(header)
     if header.base_offset != 0:
-        raise InvalidBatch(BatchFault.INVALID_RECORD, f"the batch's base offset is {header.base_offset}; 0 is expected")
+        raise InvalidBatch(
+            BatchFault.INVALID_RECORD, f"the batch's base offset is {header.base_offset}; 0 is expected"
+        )
     if header.is_control:
         raise InvalidBatch(BatchFault.CONTROL, "a client cannot write control batches")
     if header.is_transactional:
         raise InvalidBatch(BatchFault.TRANSACTIONAL, "transactions are not supported")
     if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-        raise InvalidBatch(BatchFault.INVALID_TIMESTAMP, "a producer cannot set the timestamp type to LogAppendTime")
+        raise InvalidBatch(
+            BatchFault.INVALID_TIMESTAMP, "a producer cannot set the timestamp type to LogAppendTime"
+        )
     if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
         raise InvalidBatch(
             BatchFault.INVALID_RECORD,
@@ -209,7 +244,10 @@ def _check_header(header: BatchHeader) -> None:
     if header.producer_id != NO_PRODUCER_ID and (header.producer_epoch < 0 or header.base_sequence < 0):
         raise InvalidBatch(
             BatchFault.INVALID_RECORD,
-            f"producer {header.producer_id} with epoch {header.producer_epoch} and sequence {header.base_sequence}",
+            (
+                f"producer {header.producer_id} with epoch {header.producer_epoch} and sequence "
+                f"{header.base_sequence}"
+            ),
         )
 
 
@@ -252,7 +290,9 @@ def scan(plain: NDArray[np.uint8], spans: NDArray[np.int64]) -> NDArray[np.int64
     fault = _RECORD_FAULTS.get(scan_spans(plain, spans, findings))
     if fault is not None:
         index = int(findings[FAULTY])
-        named = [InvalidRecord(index=index, message=fault)] if index < spans[:, batch_kernels.COUNT].sum() else []
+        named = (
+            [InvalidRecord(index=index, message=fault)] if index < spans[:, batch_kernels.COUNT].sum() else []
+        )
         raise InvalidBatch(BatchFault.INVALID_RECORD, f"record {index}: {fault}", named)
     return findings
 

@@ -17,6 +17,11 @@ from numpy.typing import NDArray
 from storage.batches.byte_arrays import Buffer, as_byte_array
 from storage.batches.record_batch import Compression
 
+ZSTD_LEVEL = 3
+"""Kafka's own."""
+FAST_ZSTD_LEVEL = 1
+"""Three times as fast on text, for about the same size."""
+_LZ4_LEVEL = 1
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"  # two version numbers follow, both 1
 _XERIAL_HEADER_BYTES = 16
 _XERIAL_BLOCK_BYTES = 32 << 10
@@ -113,16 +118,16 @@ def _xerial_blocks(data: memoryview) -> list[memoryview]:
     return blocks
 
 
-def compress(data: Buffer, compression: Compression) -> bytes:
-    """Compresses as Kafka's Java client does: snappy framed, lz4 in independent blocks."""
+def compress(data: Buffer, compression: Compression, *, zstd_level: int = ZSTD_LEVEL) -> bytes:
+    """Compresses as Kafka's Java client does: snappy framed, lz4 in independent blocks and fast."""
     if compression is Compression.NONE:
         return bytes(data)
     if compression is Compression.GZIP:
         return bytes(cramjam.gzip.compress(data))
     if compression is Compression.ZSTD:
-        return bytes(cramjam.zstd.compress(data))
+        return bytes(cramjam.zstd.compress(data, level=zstd_level))
     if compression is Compression.LZ4:
-        compressor = cramjam.lz4.Compressor(content_checksum=False, block_linked=False)
+        compressor = cramjam.lz4.Compressor(level=_LZ4_LEVEL, content_checksum=False, block_linked=False)
         compressor.compress(bytes(data))
         return bytes(compressor.finish())
     return _xerial(memoryview(data))

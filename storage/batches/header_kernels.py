@@ -74,7 +74,9 @@ def _int32_at(data: NDArray[np.uint8], position: int) -> Any:
 
 @helper
 def _int64_at(data: NDArray[np.uint8], position: int) -> Any:
-    return (_int32_at(data, position) << np.int64(32)) | (_int32_at(data, position + 4) & np.int64(0xFFFFFFFF))
+    return (_int32_at(data, position) << np.int64(32)) | (
+        _int32_at(data, position + 4) & np.int64(0xFFFFFFFF)
+    )
 
 
 @helper

@@ -1,8 +1,13 @@
 """Checks the batches of a Produce request together: a few native calls per request instead of several per
-batch.
+batch. Converts a batch to the compression that its topic's compression.type names.
 
-Pure and CPU-bound. Promise: the verdict on each batch is exactly that of `validate_produced`. A batch that is
-not certainly sound (compressed, faulty, outside its topic's bounds) is handed to it.
+Pure and CPU-bound. The codecs are native code without the GIL.
+
+Promises:
+- The verdict on each batch is exactly that of `validate_produced`. A batch that is not certainly sound
+  (compressed, faulty, outside its topic's bounds) is handed to it.
+- A conversion keeps the records' bytes, sequences, times and offsets.
+- No more is decompressed or kept than the limits allow.
 """
 
 from collections import deque
@@ -13,9 +18,17 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from storage.batches.batch_kernels import COUNT, FINDINGS, MAX_TIMESTAMP, MIN_TIMESTAMP, scan_each
-from storage.batches.batch_validation import NO_TIMESTAMP_MS, BatchFault, BatchLimits, InvalidBatch, validate_counted
+from storage.batches.batch_kernels import COUNT, FINDINGS, MAX_TIMESTAMP, MIN_TIMESTAMP, judge_keys, scan_each
+from storage.batches.batch_validation import (
+    NO_TIMESTAMP_MS,
+    BatchFault,
+    BatchLimits,
+    InvalidBatch,
+    plain_records,
+    validate_counted,
+)
 from storage.batches.byte_arrays import as_byte_array
+from storage.batches.compression import compress
 from storage.batches.header_kernels import (
     ASKED_COLUMNS,
     BASE_SEQUENCE,
@@ -29,17 +42,40 @@ from storage.batches.header_kernels import (
     judge,
     read_headers,
 )
-from storage.batches.recompression import recompressed
 from storage.batches.record_batch import (
     CRC_START,
     HEADER_BYTES,
     Compression,
     ValidBatch,
     read_header,
+    with_compression,
     with_log_append_time,
+    write_header,
 )
 from storage.segments import segment_batches
 from storage.segments.segment_batches import column_of
+
+
+def recompressed(batch: ValidBatch, compression: Compression, limits: BatchLimits) -> ValidBatch:
+    """Returns the batch itself if it has this compression, else a copy. Raises InvalidBatch if the copy would
+    be too large."""
+    header = batch.header
+    if header.compression is compression:
+        return batch
+    records = compress(plain_records(batch.data, header, limits.max_decompressed_bytes).data, compression)
+    size_bytes = HEADER_BYTES + len(records)
+    if size_bytes > limits.max_message_bytes:
+        raise InvalidBatch(
+            BatchFault.TOO_LARGE,
+            f"as the topic's compression.type asks for, the batch takes {size_bytes} bytes, which is "
+            "above the limit "
+            f"of {limits.max_message_bytes}",
+        )
+    changed = replace(with_compression(header, compression), size_bytes=size_bytes, crc=0)
+    crc = crc32c(records, crc32c(write_header(changed)[CRC_START:]))
+    header = replace(changed, crc=crc)
+    return replace(batch, header=header, data=memoryview(write_header(header) + records))
+
 
 _COMPRESSION_POSITION = 22
 _COMPRESSION_MASK = 0x07
@@ -143,6 +179,9 @@ class BatchChecks:
         self._limits = limits
         self._limits_of = limits_of
         self._limit_rows = _NO_LIMITS if len(data) == 1 else _as_rows(limits)
+        needs_keys = [one.needs_keys for one in limits]
+        self._needs_keys = np.array(needs_keys, np.int64) if any(needs_keys) else None
+        """For each of the limits; None: no batch needs keys."""
         self._append_times_ms = append_times_ms
         self._compressions = compressions
         self._recompresses = np.array([one not in (None, Compression.NONE) for one in compressions], np.bool_)
@@ -180,11 +219,22 @@ class BatchChecks:
         """Checks the next batches together: fills in the columns of the certainly sound ones, notes the
         others."""
         start = self._looked_at
-        sizes = self._places[start : start + _MOST_TOGETHER, 1] - self._places[start : start + _MOST_TOGETHER, 0]
+        sizes = (
+            self._places[start : start + _MOST_TOGETHER, 1] - self._places[start : start + _MOST_TOGETHER, 0]
+        )
         count = max(1, int(np.searchsorted(np.cumsum(sizes), most_bytes, "right")))
         these = slice(start, start + count)
         limits = self._limit_rows[self._limits_of[these]]
-        plain = _check_plain(self._frame, self._places[these], self._are_compressed[these], self.checked, these, limits)
+        needs_keys = None if self._needs_keys is None else self._needs_keys[self._limits_of[these]]
+        plain = _check_plain(
+            self._frame,
+            self._places[these],
+            self._are_compressed[these],
+            self.checked,
+            these,
+            limits,
+            needs_keys,
+        )
         plain &= ~self._recompresses[self._limits_of[these]]  # these are checked one by one
         self._doubtful.extend((np.flatnonzero(~plain) + start).tolist())
         if self._gives_times:
@@ -219,7 +269,9 @@ class BatchChecks:
                 self._give_time(index)
         return effort + _EFFORT_OF_A_BATCH
 
-    def _check_compressed(self, index: int, most_bytes: int | None) -> tuple[ValidBatch | InvalidBatch | None, int]:
+    def _check_compressed(
+        self, index: int, most_bytes: int | None
+    ) -> tuple[ValidBatch | InvalidBatch | None, int]:
         limits = self._limits[self._limits_of[index]]
         limit = min(limits.max_decompressed_bytes, self._most_bytes_of_one)
         room = min(limit, self._left_bytes)
@@ -261,9 +313,10 @@ def _check_plain(
     checked: CheckedBatches,
     these: slice,
     limits: NDArray[np.int64],
+    needs_keys: NDArray[np.int64] | None,
 ) -> NDArray[np.bool_]:
     """Fills in the columns of those of `these` batches that are certainly sound, and returns which. The other
-    arguments have one row for each of `these`.
+    arguments have one row for each of `these`. `needs_keys` is None if no batch does.
     """
     count = len(places)
     asked = np.empty((count, ASKED_COLUMNS), np.int64)
@@ -285,6 +338,8 @@ def _check_plain(
         columns[to] = rows[:, column]
     sound = np.empty(count, np.int64)
     judge(rows, found, limits, sound)
+    if needs_keys is not None:
+        judge_keys(as_byte_array(frame), rows, needs_keys, sound)
     return sound.astype(np.bool_)
 
 
@@ -302,9 +357,11 @@ class LoneCheck:
         self._found = np.empty((1, FINDINGS), np.int64)
         self._limits = np.empty((1, LIMIT_COLUMNS), np.int64)
         self._sound = np.empty(1, np.int64)
+        self._needed = np.ones(1, np.int64)
         self._read = read_headers.on(self._data, self._asked, self._rows)
         self._scan = scan_each.on(self._data, self._rows, self._found)
         self._judge = judge.on(self._rows, self._found, self._limits, self._sound)
+        self._judge_keys = judge_keys.on(self._data, self._rows, self._needed, self._sound)
 
     def columns(self, records: memoryview, limits: BatchLimits, partition: int) -> NDArray[np.int64] | None:
         """Returns the batch's columns; None if it is not small or not certainly sound."""
@@ -318,7 +375,7 @@ class LoneCheck:
         if not self._read():
             return None
         self._scan()
-        if not self._judge():
+        if not self._judge() or (limits.needs_keys and not self._judge_keys()):
             return None
         [row], [found] = self._rows.tolist(), self._found.tolist()
         column = (

@@ -85,7 +85,11 @@ class BatchHeader:
 
     @property
     def timestamp_type(self) -> TimestampType:
-        return TimestampType.LOG_APPEND_TIME if self.attributes & _LOG_APPEND_TIME_BIT else TimestampType.CREATE_TIME
+        return (
+            TimestampType.LOG_APPEND_TIME
+            if self.attributes & _LOG_APPEND_TIME_BIT
+            else TimestampType.CREATE_TIME
+        )
 
     @property
     def is_transactional(self) -> bool:
@@ -94,6 +98,12 @@ class BatchHeader:
     @property
     def is_control(self) -> bool:
         return bool(self.attributes & _CONTROL_BIT)
+
+    @property
+    def is_erased(self) -> bool:
+        """True if an erasure took out all its records. A batch that stands for offsets that are gone
+        (`empty_batch`) has no record either, but one timestamp."""
+        return self.record_count == 0 and self.base_timestamp_ms != self.max_timestamp_ms
 
     @property
     def has_delete_horizon(self) -> bool:
@@ -115,7 +125,8 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Returns the header that starts at `position`. Raises ValueError if fewer than 61 bytes are left."""
     if position < 0 or len(buffer) - position < HEADER_BYTES:
         raise ValueError(
-            f"a record batch has a {HEADER_BYTES}-byte header, only {max(0, len(buffer) - position)} bytes are left"
+            f"a record batch has a {HEADER_BYTES}-byte header, only {max(0, len(buffer) - position)} "
+            "bytes are left"
         )
     fields = _HEADER.unpack_from(buffer, position)
     return BatchHeader(
@@ -138,6 +149,20 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 def attributes_of(compression: Compression, timestamp_type: TimestampType) -> int:
     """Returns the attributes of a batch that is neither transactional nor control."""
     return compression | (_LOG_APPEND_TIME_BIT if timestamp_type is TimestampType.LOG_APPEND_TIME else 0)
+
+
+def erased_batch(header: BatchHeader) -> bytes:
+    """Returns the batch of `header` without its records. It keeps its offsets and its producer's sequence
+    numbers. It has no greatest timestamp, so no look-up by time stops at it."""
+    emptied = replace(
+        header,
+        size_bytes=HEADER_BYTES,
+        attributes=header.attributes & ~_COMPRESSION_MASK,
+        base_timestamp_ms=0,
+        max_timestamp_ms=-1,
+        record_count=0,
+    )
+    return write_header(replace(emptied, crc=crc32c(write_header(emptied)[CRC_START:])))
 
 
 def with_compression(header: BatchHeader, compression: Compression) -> BatchHeader:
@@ -203,7 +228,9 @@ def with_log_append_time(batch: ValidBatch, timestamp_ms: int) -> ValidBatch:
     is `timestamp_ms`.
     """
     attributes = batch.header.attributes | _LOG_APPEND_TIME_BIT
-    return _with_times(batch, attributes=attributes, min_timestamp_ms=timestamp_ms, max_timestamp_ms=timestamp_ms)
+    return _with_times(
+        batch, attributes=attributes, min_timestamp_ms=timestamp_ms, max_timestamp_ms=timestamp_ms
+    )
 
 
 def with_max_timestamp(batch: ValidBatch, max_timestamp_ms: int) -> ValidBatch:
@@ -218,7 +245,9 @@ def with_max_timestamp(batch: ValidBatch, max_timestamp_ms: int) -> ValidBatch:
     )
 
 
-def _with_times(batch: ValidBatch, *, attributes: int, min_timestamp_ms: int, max_timestamp_ms: int) -> ValidBatch:
+def _with_times(
+    batch: ValidBatch, *, attributes: int, min_timestamp_ms: int, max_timestamp_ms: int
+) -> ValidBatch:
     header = batch.header
     data = bytearray(batch.data)
     times = (attributes, header.last_offset_delta, header.base_timestamp_ms, max_timestamp_ms)

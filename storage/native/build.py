@@ -42,9 +42,13 @@ def compile_kernel(
     tuning.loop_vectorization = tuning.slp_vectorization = True
     passes = llvm.create_pass_builder(machine, tuning)
     passes.getModulePassManager().run(module, passes)
-    outside = {one.name for one in module.functions if one.is_declaration and not one.name.startswith("llvm.")}
+    outside = {
+        one.name for one in module.functions if one.is_declaration and not one.name.startswith("llvm.")
+    }
     if outside - _OF_LIBC:
-        raise ValueError(f"kernel {name} allocates or raises: it needs {', '.join(sorted(outside - _OF_LIBC))}")
+        raise ValueError(
+            f"kernel {name} allocates or raises: it needs {', '.join(sorted(outside - _OF_LIBC))}"
+        )
     native_code: bytes = machine.emit_object(module)
     return native_code
 

@@ -2,7 +2,7 @@
 without numba, whose import alone would cost an agent 0.7 s of CPU and 65 MiB.
 
 Promises:
-- Once its object file exists, importing a kernel compiles nothing.
+- Once its object file exists, importing a kernel compiles nothing. Of several processes at once one compiles.
 - A file made from other source, by another LLVM or for another architecture is never loaded.
 - Arguments of another type, shape or layout than the kernel was compiled for are a TypeError.
 
@@ -16,11 +16,12 @@ the GIL. `Kernel.interpreted` is the same function in plain Python.
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import sysconfig
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -112,25 +113,54 @@ def _native_code(name: str, function: Callable[..., Any], kinds: tuple[Kind, ...
     source = Path(function.__code__.co_filename)
     origin = _origin(source, _constants(function))
     files = [directory / f"{name}.{sysconfig.get_platform()}.o" for directory in _directories(source)]
+    if (found := _stored(files, origin)) is not None:
+        return found
+    with _alone(files):
+        if (found := _stored(files, origin)) is not None:  # another process has compiled it meanwhile
+            return found
+        from storage.native.build import compile_kernel  # imports numba, which only compiling needs
+
+        native_code = compile_kernel(
+            name, function, kinds, _helpers[function.__module__].values(), _target_machine()
+        )
+        for file in files:
+            with contextlib.suppress(OSError):
+                _write(file, origin + native_code)
+                break
+    return native_code
+
+
+def _stored(files: Sequence[Path], origin: bytes) -> bytes | None:
     for file in files:
         with contextlib.suppress(OSError):
             content = file.read_bytes()
             if content.startswith(origin):
                 return content[len(origin) :]
-    from storage.native.build import compile_kernel  # imports numba, which only compiling needs
+    return None
 
-    native_code = compile_kernel(name, function, kinds, _helpers[function.__module__].values(), _target_machine())
-    for file in files:
-        with contextlib.suppress(OSError):
-            _write(file, origin + native_code)
-            break
-    return native_code
+
+@contextlib.contextmanager
+def _alone(files: Sequence[Path]) -> Iterator[None]:
+    """Keeps other processes from compiling the same kernel, where a lock file can be written. Agents that
+    start together would otherwise each take half a minute of CPU."""
+    with contextlib.ExitStack() as held:
+        for file in files:
+            with contextlib.suppress(OSError):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context(file.with_suffix(".lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                break
+        yield
 
 
 def _constants(function: Callable[..., Any]) -> str:
     """The numbers of the function's module when it was decorated, also imported ones: the machine code
     contains them."""
-    return repr(sorted((name, value) for name, value in function.__globals__.items() if isinstance(value, int | float)))
+    return repr(
+        sorted(
+            (name, value) for name, value in function.__globals__.items() if isinstance(value, int | float)
+        )
+    )
 
 
 @lru_cache

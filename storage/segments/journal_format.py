@@ -1,5 +1,5 @@
-"""The container of the commit journal and of its checkpoints (docs/design/recovery.md#the-commit-journal; byte by byte
-in `docs/journal-format.md`).
+"""The container of the commit journal and of its checkpoints (docs/design/recovery.md#the-commit-journal;
+byte by byte in `docs/journal-format.md`).
 
     prefix | header | sections
 
@@ -191,9 +191,11 @@ def _read_sections(data: memoryview, header: JournalHeader) -> Iterator[CopiedRo
         try:
             written = cramjam.zstd.decompress_into(frame, plain) if plain else 0
         except cramjam.DecompressionError as error:
-            raise CorruptJournal(f"its section of {section.table} is no zstd frame: {error}") from error
+            raise CorruptJournal(f"its section of {section.table} is not a zstd frame: {error}") from error
         if written != section.plain_length:
-            raise CorruptJournal(f"its section of {section.table} holds {written} of {section.plain_length} bytes")
+            raise CorruptJournal(
+                f"its section of {section.table} holds {written} of {section.plain_length} bytes"
+            )
         yield CopiedRows(
             table=section.table,
             is_whole=section.is_whole,
@@ -234,7 +236,9 @@ def _parse_header(text: bytes) -> JournalHeader:
     try:
         fields: dict[str, Any] = json.loads(text)
         sections = tuple(
-            Section(**each | {"columns": tuple(Column(name=name, type=kind) for name, kind in each["columns"])})
+            Section(
+                **each | {"columns": tuple(Column(name=name, type=kind) for name, kind in each["columns"])}
+            )
             for each in fields["sections"]
         )
         parts = tuple(Part(**each) for each in fields["parts"])

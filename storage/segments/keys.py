@@ -1,8 +1,8 @@
 """Keys of objects in the bucket.
 
 Segments spread over 256 prefixes by the last random byte of their id, because stores limit the requests per
-prefix (docs/design/segment.md#keys). Merged segments have their own prefix, so a key tells a reader that it reads
-history.
+prefix (docs/design/segment.md#keys). Merged segments have their own prefix, so a key tells a reader that it
+reads history.
 
 Promise: a segment's key contains its id, so a listing of the bucket is enough to match it with the sequencer.
 """
@@ -127,12 +127,19 @@ def is_merged(key: ObjectKey) -> bool:
     return len(parts) == 4 and parts[1] == _MERGED
 
 
+def is_history_file(key: ObjectKey) -> bool:
+    """True if the key names a Parquet file of a topic's history."""
+    return key.endswith(".parquet")
+
+
 def checked_key(text: str) -> ObjectKey:
     """Returns `text` as a key that every store can hold: relative, without empty, `.` or `..` parts. Raises
     ValueError."""
     parts = text.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\\" in text or not text.isprintable():
-        raise ValueError(f"{text!r} cannot be an object's key: use relative parts separated by single slashes")
+        raise ValueError(
+            f"{text!r} cannot be an object's key: use relative parts separated by single slashes"
+        )
     return ObjectKey(text)
 
 

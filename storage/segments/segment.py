@@ -1,21 +1,24 @@
 """The segment: one object with the batches of many topics (docs/design/segment.md; byte by byte in
 `docs/segment-format.md`).
 
-    header | runs | footer | trailer
-
-Sealing is pure: batches in, bytes and places out.
+Its layout is `header | runs | footer | trailer`. Sealing is pure: batches in, bytes and places out.
 
 Promises:
 - Runs are in (topic id, partition) order without gaps. Batches within a run are in the order of their
   arrival.
 - Record bytes are not copied.
 - A segment can be verified from its own bytes alone. Any single flipped byte is detected.
+
+The CRC32C of a run is computed from the CRC32Cs of its batches, without reading the bytes. A checksum is a
+remainder of polynomials over GF(2). To append n bytes, multiply it by x^(8n) and add the checksum of those
+bytes. Multiplication by x^(8 * 2^k) is linear, so 32 numbers describe it: the images of the 32 bits.
 """
 
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, Final
 from uuid import UUID
 
 import numpy as np
@@ -23,10 +26,10 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from storage.batches.byte_arrays import Buffer
-from storage.batches.checksums import CHECKSUM, PART_COLUMNS, WHOLE, combined
-from storage.batches.checksums import LENGTH as LENGTH_OF_PART
 from storage.batches.record_batch import CRC_START, index_batches
 from storage.identifiers import BytePosition, Offset, Partition, SegmentId, TopicId
+from storage.native.arguments import LONG_ROWS_IN, LONGS_OUT
+from storage.native.kernels import helper, kernel
 from storage.segments.segment_batches import (
     CRC,
     LENGTH,
@@ -42,6 +45,79 @@ from storage.segments.segment_batches import (
     is_same_partition,
 )
 
+_POLYNOMIAL: Final = 0x82F63B78
+"""Castagnoli's polynomial with its bits reversed."""
+_BITS: Final = 32
+
+# Columns of a part.
+WHOLE, CHECKSUM, PART_LENGTH = 0, 1, 2
+PART_COLUMNS: Final = 3
+
+
+@helper
+def _appended(checksum: Any, length: int, powers: NDArray[np.int64]) -> Any:
+    """Returns the checksum multiplied by x^(8 * length). `powers` is int64 of shape (32, 32)."""
+    power = 0
+    while length:
+        if length & 1:
+            product = np.int64(0)
+            bit = 0
+            while checksum:
+                if checksum & 1:
+                    product ^= powers[power, bit]
+                checksum >>= 1
+                bit += 1
+            checksum = product
+        length >>= 1
+        power += 1
+    return checksum
+
+
+@kernel(LONG_ROWS_IN, LONG_ROWS_IN, LONGS_OUT)
+def _combine(parts: NDArray[np.int64], powers: NDArray[np.int64], wholes: NDArray[np.int64]) -> Any:
+    wholes[:] = 0
+    for part in range(parts.shape[0]):
+        whole = parts[part, WHOLE]
+        appended = _appended(wholes[whole], parts[part, PART_LENGTH], powers)
+        wholes[whole] = appended ^ parts[part, CHECKSUM]
+    return 0
+
+
+def combined(parts: NDArray[np.int64], count: int) -> list[int]:
+    """Returns the CRC32Cs of `count` wholes. `parts` (int64, shape (parts, 3)) has, in the order of the
+    bytes: the whole that a part belongs to, the part's CRC32C, and its length, which is below 2^32.
+    """
+    wholes = np.empty(count, np.int64)
+    _combine(parts, _powers(), wholes)
+    return wholes.tolist()
+
+
+@cache
+def _powers() -> NDArray[np.int64]:
+    """Row k of the result (int64, shape (32, 32)) has the image of each bit under multiplication by
+    x^(8 * 2^k)."""
+    by_x = [_POLYNOMIAL, *(1 << bit for bit in range(_BITS - 1))]
+    power = by_x
+    for _ in range(3):
+        power = _twice(power)
+    rows = [power]
+    while len(rows) < _BITS:
+        rows.append(_twice(rows[-1]))
+    return np.array(rows, np.int64)
+
+
+def _twice(power: list[int]) -> list[int]:
+    return [_image(power, image) for image in power]
+
+
+def _image(power: list[int], value: int) -> int:
+    product = 0
+    for bit in range(_BITS):
+        if value >> bit & 1:
+            product ^= power[bit]
+    return product
+
+
 UPLOADED_VERSION = 1
 """Written before offsets are assigned."""
 MERGED_VERSION = 2
@@ -53,13 +129,12 @@ _VERSIONS = {TRAILER_MAGIC: UPLOADED_VERSION, _MERGED_TRAILER_MAGIC: MERGED_VERS
 _MAGICS = {version: magic for magic, version in _VERSIONS.items()}
 MAX_WRITER_BYTES = 255
 
-_HEADER = struct.Struct(
-    ">8sHH16s"
-)  # magic, format version, length of the writer, segment id; then the writer and a CRC32C
-_FOOTER = struct.Struct(">16sHI")  # segment id, length of the writer, count of runs; then the writer and the runs
-_RUN = struct.Struct(
-    ">16siQQQqqI"
-)  # topic id, partition, position, length, records, minimum and maximum timestamp, CRC32C
+# Magic, format version, length of the writer, segment id; then the writer and a CRC32C.
+_HEADER = struct.Struct(">8sHH16s")
+# Segment id, length of the writer, count of runs; then the writer and the runs.
+_FOOTER = struct.Struct(">16sHI")
+# Topic id, partition, position, length, records, minimum and maximum timestamp, CRC32C.
+_RUN = struct.Struct(">16siQQQqqI")
 _MERGED_RUN = struct.Struct(">16siQQQqqIqq")  # the same, then base offset and last offset
 _RUNS = {UPLOADED_VERSION: _RUN, MERGED_VERSION: _MERGED_RUN}
 _TRAILER_BODY = struct.Struct(">QI")  # position and length of the footer
@@ -161,10 +236,14 @@ def footer_range(trailer: Buffer, size: int) -> tuple[int, int]:
     if len(trailer) < TRAILER_BYTES or size < TRAILER_BYTES:
         raise CorruptSegment(f"too short for a segment: {size} bytes", 0)
     if bytes(trailer[-len(TRAILER_MAGIC) :]) not in _VERSIONS:
-        raise CorruptSegment("no segment ends here: the trailer's magic is missing", size - len(TRAILER_MAGIC))
+        raise CorruptSegment(
+            "no segment ends here: the trailer's magic is missing", size - len(TRAILER_MAGIC)
+        )
     position, length = _TRAILER_BODY.unpack_from(trailer, len(trailer) - TRAILER_BYTES)
     if position + length + TRAILER_BYTES != size:
-        raise CorruptSegment(f"the trailer puts the footer at [{position}, {position + length})", size - TRAILER_BYTES)
+        raise CorruptSegment(
+            f"the trailer puts the footer at [{position}, {position + length})", size - TRAILER_BYTES
+        )
     return position, size
 
 
@@ -178,7 +257,9 @@ def read_footer(data: Buffer) -> SegmentFooter:
     footer_range(data[-TRAILER_BYTES:], position + length + TRAILER_BYTES)
     start = len(data) - TRAILER_BYTES - length
     if start < 0:
-        raise CorruptSegment(f"the footer of {length} bytes is not within the {len(data)} bytes given", position)
+        raise CorruptSegment(
+            f"the footer of {length} bytes is not within the {len(data)} bytes given", position
+        )
     checked = memoryview(data)[start : len(data) - TRAILER_BYTES + _TRAILER_BODY.size]
     if _CRC.unpack_from(data, len(data) - len(TRAILER_MAGIC) - _CRC.size)[0] != crc32c(checked):
         raise CorruptSegment("the footer's checksum is wrong", position)
@@ -206,7 +287,9 @@ def _check_version(data: Buffer) -> None:
     magic, version, _, _ = _HEADER.unpack_from(data) if len(data) >= _HEADER.size else (b"", 0, 0, b"")
     if magic == HEADER_MAGIC and version not in _MAGICS:
         known = " and ".join(map(str, _MAGICS))
-        raise CorruptSegment(f"segment format version {version}; this reader knows {known}", len(HEADER_MAGIC))
+        raise CorruptSegment(
+            f"segment format version {version}; this reader knows {known}", len(HEADER_MAGIC)
+        )
 
 
 def _verify_run(data: memoryview, run: FooterRun, footer_start: int) -> None:
@@ -222,11 +305,15 @@ def _verify_run(data: memoryview, run: FooterRun, footer_start: int) -> None:
         raise CorruptSegment(f"{name}: {error}", run.position) from error
     records = int((batches["last_offset_delta"] + 1).sum())
     if records != run.record_count:
-        raise CorruptSegment(f"{name} holds {records} records, its footer says {run.record_count}", run.position)
+        raise CorruptSegment(
+            f"{name} holds {records} records, its footer says {run.record_count}", run.position
+        )
     if run.base_offset is not None and run.last_offset is not None:
         offsets = run.last_offset - run.base_offset + 1
         if records != offsets:
-            raise CorruptSegment(f"{name} holds {records} records, its footer says {offsets} offsets", run.position)
+            raise CorruptSegment(
+                f"{name} holds {records} records, its footer says {offsets} offsets", run.position
+            )
 
 
 def _runs_of(placed: PlacedBatches, data: Sequence[memoryview]) -> list[FooterRun]:
@@ -237,9 +324,9 @@ def _runs_of(placed: PlacedBatches, data: Sequence[memoryview]) -> list[FooterRu
     parts = np.empty((2 * len(placed), PART_COLUMNS), np.int64)
     parts[:, WHOLE] = np.repeat(np.arange(len(starts)), 2 * np.diff(starts, append=len(placed)))
     parts[::2, CHECKSUM] = [crc32c(batch[:CRC_START]) for batch in data]
-    parts[::2, LENGTH_OF_PART] = CRC_START
+    parts[::2, PART_LENGTH] = CRC_START
     parts[1::2, CHECKSUM] = columns[CRC]
-    parts[1::2, LENGTH_OF_PART] = columns[LENGTH] - CRC_START
+    parts[1::2, PART_LENGTH] = columns[LENGTH] - CRC_START
     sums = zip(
         columns[TOPIC, starts].tolist(),
         columns[PARTITION, starts].tolist(),
@@ -318,7 +405,17 @@ def _parse_footer(body: Buffer, position: int, version: int) -> SegmentFooter:
 
 
 def _parse_run(fields: tuple[Any, ...]) -> FooterRun:
-    topic_id, partition, position, length, record_count, min_timestamp_ms, max_timestamp_ms, checksum, *offsets = fields
+    (
+        topic_id,
+        partition,
+        position,
+        length,
+        record_count,
+        min_timestamp_ms,
+        max_timestamp_ms,
+        checksum,
+        *offsets,
+    ) = fields
     base_offset, last_offset = offsets or (None, None)
     return FooterRun(
         topic_id=TopicId(UUID(bytes=topic_id)),
@@ -345,7 +442,9 @@ def _check_runs_fill_object(
     for index, (run, end) in enumerate(zip(runs, ends, strict=True)):
         where = runs_position + index * run_bytes
         if run.position + run.length != end:
-            raise CorruptSegment(f"run {run.topic_id}/{run.partition} does not end where the next begins", where)
+            raise CorruptSegment(
+                f"run {run.topic_id}/{run.partition} does not end where the next begins", where
+            )
         if index and not _follows(runs[index - 1], run):
             raise CorruptSegment(f"run {run.topic_id}/{run.partition} is out of order", where)
 

@@ -1,4 +1,4 @@
-"""Batches before and after they have a place in a segment, as columns of numbers: a segment of a thousand
+"""Batches before and after they have a place in a segment, as columns of numbers. So a segment of a thousand
 batches does not cost a thousand objects.
 
 The columns are an int64 array of shape (COLUMNS, batches), the same for both stages. A batch without a place
@@ -101,7 +101,9 @@ class PendingBatches:
         topics: dict[TopicId, int] = {}
         columns = np.empty((COLUMNS, len(batches)), np.int64)
         for index, one in enumerate(batches):
-            columns[:, index] = column_of(one.batch, topics.setdefault(one.topic_id, len(topics)), one.partition)
+            columns[:, index] = column_of(
+                one.batch, topics.setdefault(one.topic_id, len(topics)), one.partition
+            )
         return cls(topic_ids=tuple(topics), columns=columns, data=[one.batch.data for one in batches])
 
     @classmethod

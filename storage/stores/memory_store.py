@@ -1,6 +1,6 @@
-"""Objects in this process, for tests of pure logic and for trying things: `memory://name`.
+"""Objects in this process, for tests of pure logic and for experiments: `memory://name`.
 
-Promises what every store promises, except that nothing survives the process.
+Promises everything that a store promises, except that nothing survives the process.
 """
 
 from collections.abc import AsyncIterator, Sequence

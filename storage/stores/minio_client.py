@@ -1,18 +1,20 @@
 """The synchronous `minio` client, for callers without an event loop and for calls that the agents' client
 lacks."""
 
+from typing import Any
 from urllib.parse import urlsplit
 
 import urllib3
 from minio import Minio
+from minio.credentials.credentials import Credentials
 from minio.credentials.providers import Provider, StaticProvider
 
-from storage.credentials import ChainedKeysForMinio
+from storage.credentials import NoKeys
 from storage.stores.object_store import StoreUrl
 
 
 def endpoint_of(url: StoreUrl) -> str:
-    """Host and port."""
+    """Returns host and port."""
     return urlsplit(url.endpoint or "https://s3.amazonaws.com").netloc
 
 
@@ -28,7 +30,7 @@ def minio_client(
     attempts: int,
     retry_base_s: float,
 ) -> Minio:
-    """Without keys in the settings, it asks the usual AWS chain."""
+    """Without keys in the settings, it uses the usual AWS chain."""
     retries = urllib3.Retry(
         total=attempts - 1,
         backoff_factor=retry_base_s,
@@ -50,3 +52,21 @@ def _credentials(access_key: str | None, secret_key: str | None) -> Provider:
     if access_key and secret_key:
         return StaticProvider(access_key=access_key, secret_key=secret_key)
     return ChainedKeysForMinio()
+
+
+class ChainedKeysForMinio(Provider):
+    """Gives the synchronous client the keys of the usual AWS chain (`storage/credentials.py`)."""
+
+    def __init__(self) -> None:
+        self._found: Any = None
+
+    def retrieve(self) -> Credentials:
+        """Raises NoKeys, or botocore's errors."""
+        if self._found is None:
+            from botocore.session import get_session
+
+            self._found = get_session().get_credentials()
+            if self._found is None:
+                raise NoKeys
+        keys = self._found.get_frozen_credentials()
+        return Credentials(access_key=keys.access_key, secret_key=keys.secret_key, session_token=keys.token)

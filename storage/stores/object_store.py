@@ -1,6 +1,6 @@
 """The bucket, as the rest of Tidelog sees it: whole objects in, byte ranges out.
 
-Promises of every implementation, checked by one suite (`tests/storage/test_object_stores.py`):
+Promises of every implementation, checked by one suite (`tests/storage/stores/test_object_stores.py`):
 - An object is visible whole or not at all.
 - `get` is Python's slicing (`data[start:end]`): a range beyond the end is shorter or empty.
 - Every call ends within a bound that is a setting.
@@ -118,27 +118,29 @@ class StoreSettings(Settings):
     file_store_threads: int = Field(default=8, ge=1)
     """Calls at once to a store that is a directory."""
     s3_access_key: str | None = None
-    """The access key; unset, the usual AWS chain is asked (environment, static keys of a profile, roles)."""
+    """The access key. Unset: the keys come from the usual AWS chain (environment, static keys of a profile,
+    roles).
+    """
     s3_secret_key: SecretStr | None = None
     """The secret key that belongs to the access key."""
     s3_region: str = "us-east-1"
-    """The bucket's region; endpoints other than AWS mostly take any."""
+    """The bucket's region. Endpoints other than AWS mostly accept any."""
     s3_connections: int = Field(default=64, ge=1)
-    """Most connections to the store at a time; further requests wait for one."""
+    """The most connections to the store at a time. Further requests wait for one."""
     s3_connect_timeout_s: float = Field(default=5.0, gt=0)
-    """Longest wait for a connection."""
+    """The longest wait for a connection."""
     s3_read_timeout_s: float = Field(default=20.0, gt=0)
-    """Longest silence of the store within one attempt."""
+    """The longest silence of the store within one attempt."""
     s3_attempt_timeout_s: float = Field(default=30.0, gt=0)
-    """Longest one attempt takes, its wait for a free connection included."""
+    """The longest that one attempt takes, including its wait for a free connection."""
     s3_attempts: int = Field(default=5, ge=1)
-    """Most attempts of one call."""
+    """The most attempts of one call."""
     s3_retry_base_s: float = Field(default=0.1, gt=0)
     """The wait before attempt n is random between 0 and this times 2^n (full jitter)."""
     s3_retry_cap_s: float = Field(default=3.0, gt=0)
-    """Longest wait between two attempts."""
+    """The longest wait between two attempts."""
     s3_call_timeout_s: float = Field(default=60.0, gt=0)
-    """Longest a call takes, all attempts and waits together."""
+    """The longest that a call takes, with all its attempts and waits."""
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Self:
@@ -178,7 +180,8 @@ class StoreUrl:
                 raise ValueError(f"{text!r} names no memory store; write memory://name")
             return cls(scheme="memory", bucket=url.netloc)
         raise ValueError(
-            f"{text!r} is no store; use s3://bucket/prefix?endpoint=http://..., file:///directory or memory://name"
+            f"{text!r} is not a store; "
+            "use s3://bucket/prefix?endpoint=http://..., file:///directory or memory://name"
         )
 
     def __str__(self) -> str:
@@ -193,12 +196,15 @@ def _parse_s3(text: str, bucket: str, path: str, query: dict[str, list[str]]) ->
         raise ValueError(f"{text!r} names no bucket; write s3://bucket/prefix?endpoint=http://host:port")
     if "@" in bucket or ":" in bucket:
         raise ValueError(
-            f"the bucket of {text!r} holds '@' or ':'; keys go into TIDELOG_S3_ACCESS_KEY and TIDELOG_S3_SECRET_KEY"
+            f"the bucket of {text!r} holds '@' or ':'; keys go into TIDELOG_S3_ACCESS_KEY and "
+            "TIDELOG_S3_SECRET_KEY"
         )
     unknown = sorted(query.keys() - {"endpoint"})
     if unknown:
         raise ValueError(f"{text!r}: unknown option {', '.join(unknown)}; the only one is endpoint")
     endpoint = query["endpoint"][-1] if "endpoint" in query else None
-    if endpoint is not None and (urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc):
+    if endpoint is not None and (
+        urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc
+    ):
         raise ValueError(f"the endpoint of {text!r} must be http://host:port or https://host:port")
     return StoreUrl(scheme="s3", bucket=bucket, prefix=path.strip("/"), endpoint=endpoint)

@@ -10,10 +10,10 @@ from storage.threads import Threads
 
 
 async def open_store(url: str, settings: StoreSettings) -> ObjectStore:
-    """Open the store that `url` names; the caller closes it.
+    """Opens the store that `url` names. The caller closes it.
 
-    Raises ValueError for a URL that names no store, and StoreUnavailable for a directory that cannot be used. An S3
-    endpoint is not asked yet: a store that is away at start-up is found by the first call, so that agents can start
+    Raises ValueError for a URL that names no store, and StoreUnavailable for a directory that cannot be used.
+    An S3 endpoint is not queried yet: the first call finds a store that is away, so that agents can start
     degraded (docs/design/failure-rules.md#start-and-stop).
     """
     where = StoreUrl.parse(url)

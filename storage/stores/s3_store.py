@@ -1,26 +1,35 @@
 """Objects in an S3 bucket, by obstore (Rust's object_store): `s3://bucket/prefix?endpoint=http://...`.
 
-- Retries are done here, so that one bound covers a whole call: each attempt has a bound, and all attempts
-  with their jittered waits fit `s3_call_timeout_s`.
+- Retries happen here, so that one bound covers a whole call: each attempt has a bound, and all attempts with
+  their jittered waits fit `s3_call_timeout_s`.
 - SlowDown is `StoreBusy`, which callers treat as backpressure.
 - Payloads are not hashed for the signature: the CRC32Cs of segments and batches give integrity.
 - An upload reads the given buffers in place, so they must never change. A cancelled call ends its request,
   which may go on for a moment.
+- An error of obstore has one text: a sentence with the HTTP status and the body of the response, then the
+  Rust errors behind it. `S3Failure` reads from it the status, S3's own code and a reason for people.
+- Some endpoints serve a range with status 200, which object_store refuses (rclone, which the development
+  stack uses). `SignedRanges` reads ranges from them: signed URLs, read by httpx. It returns the bytes
+  `[start, end)`, or raises the error that obstore would have raised for the same response. Such a range costs
+  about ten times the CPU of a whole object by obstore, so whole objects are read without a range.
 """
 
 import asyncio
 import atexit
 import os
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, timedelta
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from html import unescape
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, PreconditionError
+from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, PreconditionError
 from obstore.store import S3Store as Client
 
 from storage.batches.byte_arrays import Buffer
@@ -38,12 +47,174 @@ from storage.stores.object_store import (
     StoreUrl,
     TaggedObject,
 )
-from storage.stores.s3_errors import REQUEST_ERRORS, S3Failure, lasting, read_failure, refusal
-from storage.stores.signed_ranges import SignedRanges
 from storage.threads import Threads
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode
+
+
+REQUEST_ERRORS: Final = (BaseError, OSError)
+"""What a failed request raises: FileNotFoundError for a missing object, TimeoutError for an attempt's
+timeout."""
+
+_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
+_LONGEST_MESSAGE = 300
+_CAUSE = re.compile(r'message: "([^"]+)"|kind: (Timeout|TimedOut)\b|(dns error)')
+_KEYS_ASKED_OF = re.compile(
+    r"latest/api/token|security-credentials|169\.254\.170\.|AssumeRole|credential_process"
+)
+_NO_RANGE = "Received non-partial response when range requested"
+
+_BUSY = frozenset(
+    {"SlowDown", "SlowDownRead", "SlowDownWrite", "ServiceUnavailable", "RequestLimitExceeded", "Throttling"}
+)
+_MISSING = frozenset({"NoSuchKey", "NotFound", ""})
+_RETRIABLE = frozenset({408, 429})
+_FINAL_HINTS: Final = {
+    "AccessDenied": "may these keys use this bucket?",
+    "403": "may these keys use this bucket?",
+    "401": "may these keys use this bucket?",
+    "InvalidAccessKeyId": "check TIDELOG_S3_ACCESS_KEY.",
+    "SignatureDoesNotMatch": "check TIDELOG_S3_SECRET_KEY.",
+    "RequestTimeTooSkewed": "set this machine's clock.",
+    "XMinioStorageFull": "free some of its disk, or add drives.",
+    "XMinioAdminBucketQuotaExceeded": "raise the bucket's quota.",
+    "QuotaExceeded": "raise the bucket's quota.",
+    "NoSuchBucket": "create the bucket, or correct TIDELOG_STORE_URL.",
+    "InvalidBucketName": "correct TIDELOG_STORE_URL.",
+    "AuthorizationHeaderMalformed": "check TIDELOG_S3_REGION.",
+    "PermanentRedirect": "check TIDELOG_S3_REGION and the endpoint.",
+    "301": "check TIDELOG_S3_REGION and the endpoint.",
+}
+
+
+_PASSING: Final = frozenset({"XMinioStorageFull"})
+"""Refusals that a further attempt may still change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Failure:
+    status: int
+    """The status of the HTTP response; 0 if none came."""
+    code: str
+    """S3's own code, if the response named one."""
+    message: str = ""
+    """The store's own message, if the response had one."""
+    reason: str
+    asked_for_keys: bool = False
+    """True if the request for credentials failed."""
+    range_ignored: bool = False
+    """True if a range was served without status 206."""
+
+    @property
+    def name(self) -> str:
+        return self.code or str(self.status)
+
+    @property
+    def said(self) -> str:
+        """What the store said: status, code and message."""
+        words = [str(self.status) if self.status else "", self.code]
+        name = " ".join(word for word in words if word)
+        return f"{name}: {self.message}" if self.message else name
+
+    @property
+    def hint(self) -> str:
+        """What to do about it; empty if nothing is known."""
+        return _FINAL_HINTS.get("NoSuchBucket" if self.is_missing else self.name, "")
+
+    @property
+    def is_busy(self) -> bool:
+        return self.code in _BUSY or self.status in (429, 503)
+
+    @property
+    def is_missing(self) -> bool:
+        """True if there is no such object or, for a request without a key, no such bucket."""
+        return self.status == 404 and self.code in _MISSING
+
+    @property
+    def is_final(self) -> bool:
+        """True if no further attempt can change it."""
+        if self.is_busy or self.range_ignored or not self.status:
+            return False
+        retriable = self.status in _RETRIABLE or self.status >= 500
+        return not retriable or (self.name in _FINAL_HINTS and self.name not in _PASSING)
+
+
+def read_failure(error: Exception) -> S3Failure:
+    said = str(error)
+    sentence, _, behind = said.partition("\n\nDebug source:")
+    status, code, message = _STATUS.search(sentence), _CODE.search(sentence), _MESSAGE.search(sentence)
+    found = int(status[1]) if status else 404 if isinstance(error, FileNotFoundError) else 0
+    if not found and "redirect" in sentence:
+        found = 301  # for a bucket in another region, object_store gives no status
+    return S3Failure(
+        status=found,
+        code=code[1] if code else "",
+        message=unescape(" ".join(message[1].split()))[:_LONGEST_MESSAGE] if message else "",
+        reason=_reason(sentence, behind) or type(error).__name__,
+        asked_for_keys=_KEYS_ASKED_OF.search(said) is not None,
+        range_ignored=_NO_RANGE in sentence,
+    )
+
+
+def refusal(url: StoreUrl, failure: S3Failure) -> str:
+    """The message for people if the store refused."""
+    return (
+        f"the object store {url} refused ({failure.said}). "
+        f"{_sentence(failure.hint or 'check TIDELOG_STORE_URL.')}"
+    )
+
+
+def lasting(url: StoreUrl, failure: S3Failure, bounds: str) -> str:
+    """The message for people if every attempt failed at the store."""
+    end = f" {_sentence(failure.hint)}" if failure.hint else ""
+    return f"the object store {url} answers with an error ({failure.said}), after {bounds}.{end}"
+
+
+def _sentence(hint: str) -> str:
+    return hint[:1].upper() + hint[1:]
+
+
+def _reason(sentence: str, behind: str) -> str:
+    """A short reason: the sentence without the XML, and the operating system's word if there is one."""
+    first = sentence.split("<", 1)[0].strip().rstrip(":")
+    cause = _CAUSE.search(behind)
+    return f"{first}: {(cause[1] or cause[2] or cause[3]).lower()}" if cause else first
+
+
+_URL_LASTS = timedelta(minutes=5)
+
+
+class SignedRanges:
+    def __init__(self, client: Client, settings: StoreSettings) -> None:
+        import httpx  # 0.05 s, which only such an endpoint costs
+
+        self._client = client
+        self._errors = httpx.HTTPError
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(settings.s3_read_timeout_s, connect=settings.s3_connect_timeout_s),
+            limits=httpx.Limits(max_connections=settings.s3_connections),
+            trust_env=False,
+        )
+
+    async def get(self, path: str, start: int, end: int | None) -> bytes | memoryview:
+        signed = await obstore.sign_async(self._client, "GET", path, _URL_LASTS)
+        asked = f"bytes={start}-" + ("" if end is None else str(end - 1))
+        try:
+            answer = await self._http.get(signed, headers={"Range": asked})
+        except self._errors as error:
+            raise GenericError(f"HTTP error: {error or type(error).__name__}") from error
+        if not answer.is_success:
+            raise GenericError(f"Server returned non-2xx status code: {answer.status_code}: {answer.text}")
+        if "Content-Range" in answer.headers:
+            return answer.content
+        return memoryview(answer.content)[start:end]  # the endpoint ignores ranges
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
 
 Result = TypeVar("Result")
 
@@ -67,9 +238,9 @@ class S3Store(ObjectStore):
     async def open(cls, url: StoreUrl, settings: StoreSettings) -> "S3Store":
         """Makes no request, so that a store that is away at start-up is found by the first call."""
         _let_threads_finish_at_exit()
-        # obstore reads it from nowhere else, when it first needs its threads. With more than one an answer's pieces go
-        # to and fro between them, each waking the other, for which a GET takes a sixth to a quarter more CPU and no
-        # less time.
+        # obstore reads it from nowhere else, when it first needs its threads. With more threads the pieces of
+        # an answer move between them, and each wakes the other. A GET then takes a sixth to a quarter more
+        # CPU and no less time.
         os.environ.setdefault("TOKIO_WORKER_THREADS", "1")
         client = Client(
             url.bucket,
@@ -131,7 +302,7 @@ class S3Store(ObjectStore):
 
     async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes | memoryview:
         if start < 0 or (end is not None and end < start):
-            raise ValueError(f"[{start}, {end}) is no range of bytes")
+            raise ValueError(f"[{start}, {end}) is not a range of bytes")
         path = checked_key(key)
         if start == end:
             await self.head(key)
@@ -160,7 +331,9 @@ class S3Store(ObjectStore):
             if len(page) < _KEYS_PER_PAGE:
                 return
             if after is not None and page[-1]["path"] <= after:
-                raise StoreUnavailable(f"the object store {self._url} lists the same page for ever (start-after)")
+                raise StoreUnavailable(
+                    f"the object store {self._url} lists the same page for ever (start-after)"
+                )
             after = page[-1]["path"]
 
     async def probe(self) -> None:
@@ -211,7 +384,9 @@ class S3Store(ObjectStore):
             return memoryview(await rest.bytes_async())
         return memoryview(await obstore.get_range_async(self._client, path, start=start, end=end))
 
-    async def _attempts(self, attempt: Callable[[], Awaitable[Result]], key: ObjectKey | None = None) -> Result:
+    async def _attempts(
+        self, attempt: Callable[[], Awaitable[Result]], key: ObjectKey | None = None
+    ) -> Result:
         """Repeats `attempt` until it succeeds, fails for good, or reaches the call's bounds."""
         settings = self._settings
         failure: S3Failure | None = None
@@ -221,7 +396,9 @@ class S3Store(ObjectStore):
                 for number in range(settings.s3_attempts):
                     if number:
                         await asyncio.sleep(
-                            random.uniform(0, min(settings.s3_retry_cap_s, settings.s3_retry_base_s * 2**number))
+                            random.uniform(
+                                0, min(settings.s3_retry_cap_s, settings.s3_retry_base_s * 2**number)
+                            )
                         )
                     try:
                         async with asyncio.timeout(settings.s3_attempt_timeout_s), self._connections:
@@ -239,7 +416,9 @@ class S3Store(ObjectStore):
         """Raises a failure that no further attempt can change."""
         if failure.asked_for_keys:
             hint = "set TIDELOG_S3_ACCESS_KEY and TIDELOG_S3_SECRET_KEY, or give this machine a role"
-            raise StoreUnavailable(f"no keys for the object store {self._url} ({failure.reason}); {hint}.") from error
+            raise StoreUnavailable(
+                f"no keys for the object store {self._url} ({failure.reason}); {hint}."
+            ) from error
         if key is not None and failure.is_missing:
             raise ObjectNotFound(key) from error
         if failure.is_final:
@@ -247,14 +426,16 @@ class S3Store(ObjectStore):
 
     def _given_up(self, failure: S3Failure | None) -> StoreUnavailable:
         if failure is not None and failure.is_busy:
-            return StoreBusy(f"the object store {self._url} asks to slow down ({failure.said}), after {self._bounds()}")
+            return StoreBusy(
+                f"the object store {self._url} asks to slow down ({failure.said}), after {self._bounds()}"
+            )
         if failure is not None and failure.status:
             return StoreUnavailable(lasting(self._url, failure, self._bounds()))
         where = self._url.endpoint or "AWS"
         reason = "no attempt was made" if failure is None else failure.reason
         return StoreUnavailable(
-            f"cannot reach the object store {self._url} at {where} ({reason}), after {self._bounds()}. Is it running? "
-            "Checked TIDELOG_STORE_URL."
+            f"cannot reach the object store {self._url} at {where} ({reason}), after {self._bounds()}. Is "
+            "it running? Checked TIDELOG_STORE_URL."
         )
 
     def _bounds(self) -> str:
@@ -271,7 +452,9 @@ def _let_threads_finish_at_exit() -> None:
 
 def _info(found: Any) -> ObjectInfo:
     return ObjectInfo(
-        key=ObjectKey(found["path"]), size_bytes=found["size"], modified_at=found["last_modified"].astimezone(UTC)
+        key=ObjectKey(found["path"]),
+        size_bytes=found["size"],
+        modified_at=found["last_modified"].astimezone(UTC),
     )
 
 

@@ -1,8 +1,8 @@
-"""Runs calls at the same time, all of them or a few at a time.
+"""Runs calls at the same time: all of them, or a few at a time.
 
 Promises:
 - If one fails, or the caller is cancelled, the others have ended before that is raised.
-- A failure keeps nothing alive but itself: no tasks, and nothing that they read.
+- A failure keeps no task alive, and nothing that the tasks read.
 """
 
 import asyncio
@@ -16,8 +16,9 @@ AT_ONCE: Final = 64
 
 
 async def side_by_side(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Returns the results in order. A single call gets no task. Raises the first failure as it is, unlike a
-    TaskGroup."""
+    """Returns the results in order. A single call gets no task. Raises the first failure unchanged, unlike a
+    TaskGroup.
+    """
     coroutines = list(calls)
     if len(coroutines) == 1:
         return [await coroutines[0]]
@@ -29,9 +30,12 @@ async def side_by_side(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Res
         tasks.clear()  # their exception's traceback has this frame: the cycle would keep both alive
 
 
-async def few_at_a_time(call: Callable[[Given], Coroutine[Any, Any, Result]], given: Sequence[Given]) -> list[Result]:
-    """Returns the results in order. For a request that names a hundred thousand things: all at once would
-    fill the queues of all other clients and block the event loop."""
+async def few_at_a_time(
+    call: Callable[[Given], Coroutine[Any, Any, Result]], given: Sequence[Given]
+) -> list[Result]:
+    """Returns the results in order. Use it for a request that names many things: a hundred thousand calls at
+    once would fill the queues of all other clients and block the event loop.
+    """
     found: list[Result] = []
     for first in range(0, len(given), AT_ONCE):
         found += await side_by_side(map(call, given[first : first + AT_ONCE]))

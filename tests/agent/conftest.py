@@ -1,4 +1,6 @@
-"""An agent per module over the session's Postgres and a store in memory; tests that harm one start their own."""
+"""One agent per module over the session's Postgres and a store in memory. Tests that harm an agent start
+their own.
+"""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -7,13 +9,13 @@ import pytest
 import pytest_asyncio
 
 from tests.agent.running import Running, running
-from tests.fixtures.postgres import TEMPLATE
+from tests.support.postgres import TEMPLATE
 from tidelog.embedded.postgres import EmbeddedPostgres
 
 
 @pytest.fixture(scope="module")
 def module_database_url(postgres: EmbeddedPostgres, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A migrated database of this module alone."""
+    """A migrated database for this module only."""
     name = request.node.name.removesuffix(".py").replace("/", "_")
     with psycopg.connect(postgres.url(), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY FILE_COPY")

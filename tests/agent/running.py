@@ -1,4 +1,4 @@
-"""An agent running in the test's own loop, over a real Postgres and a real store, and the bytes of a client by hand."""
+"""An agent in the test's own loop, over a real Postgres and a real store, and a client's hand-made bytes."""
 
 import asyncio
 import itertools
@@ -17,6 +17,7 @@ from kio.index import load_response_schema
 from kio.schema.request_header.v1.header import RequestHeader as HeaderV1
 from kio.schema.request_header.v2.header import RequestHeader as HeaderV2
 from kio.serial import entity_reader, entity_writer
+from kio.static.primitive import i32
 from prometheus_client import generate_latest
 from pydantic import SecretStr
 
@@ -27,7 +28,7 @@ from cache_ring.settings import CacheRingSettings
 from sequencer.client import SequencerSettings
 from storage.stores.object_store import StoreSettings
 from tests.agent.read_path.wire import request
-from tests.settings import all_settings
+from tests.support.settings import all_settings
 
 _stores = itertools.count(1)
 
@@ -36,7 +37,7 @@ DEFAULTS = all_settings()
 
 
 def a_memory_store() -> str:
-    """The URL of a store of its own."""
+    """Returns the URL of a new store."""
     return f"memory://agent-{next(_stores)}"
 
 
@@ -62,7 +63,7 @@ class Running:
 
     @property
     def agents_seen(self) -> int:
-        """The agents in its view of the ring, itself among them."""
+        """The agents in its view of the ring, including itself."""
         membership = self.app._membership()
         return 0 if membership is None else len(membership.ring.agents)
 
@@ -111,14 +112,14 @@ async def running(
 
 
 async def until_answered(condition: Callable[[], Awaitable[object]], timeout_s: float = 20.0) -> None:
-    """Ask again and again until the answer is a yes; raises TimeoutError."""
+    """Asks again and again until the answer is true. Raises TimeoutError."""
     async with asyncio.timeout(timeout_s):
         while not await condition():  # noqa: ASYNC110 - the state is a server's, which sets no event
             await asyncio.sleep(0.05)
 
 
 class Wire:
-    """One connection of a client that writes and reads as it likes."""
+    """One connection of a client that writes and reads whatever the test says."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -130,13 +131,13 @@ class Wire:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     async def send(self, payload: Any, client_id: str | None = "test") -> tuple[int, Any]:
-        """Send a request without waiting; returns what `receive` needs to read its answer."""
+        """Sends a request without waiting. Returns what `receive` needs to read its answer."""
         header_class = HeaderV2 if payload.__flexible__ else HeaderV1
         correlation_id = next(self._correlation_ids)
         header = header_class(
             request_api_key=payload.__api_key__,
             request_api_version=payload.__version__,
-            correlation_id=correlation_id,
+            correlation_id=i32(correlation_id),
             client_id=client_id,
         )
         buffer = BytesIO()
@@ -148,7 +149,7 @@ class Wire:
         return correlation_id, load_response_schema(payload.__api_key__, payload.__version__)
 
     async def receive(self, sent: tuple[int, Any]) -> Any:
-        """The next answer, which must be the one to `sent`."""
+        """Returns the next answer, which must be the one to `sent`."""
         correlation_id, schema = sent
         frame = await self.receive_frame()
         assert struct.unpack_from(">i", frame)[0] == correlation_id, "an answer is out of order"
@@ -163,7 +164,7 @@ class Wire:
         return await self.receive(await self.send(payload, client_id))
 
     async def is_closed_by_agent(self) -> bool:
-        """Whether the agent hangs up without a further byte."""
+        """True if the agent hangs up without a further byte."""
         async with asyncio.timeout(60):
             try:
                 return await self.reader.read(1) == b""
@@ -174,8 +175,10 @@ class Wire:
         self.writer.close()
 
     def reset(self) -> None:
-        """Hang up as a machine that is switched off and on again: the other side notices at once."""
-        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        """Hangs up as a machine that is switched off and on again: the other side notices at once."""
+        self.writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
         self.writer.transport.abort()
 
 
@@ -184,13 +187,15 @@ def a_batch(
     compression: int = 0,
     timestamp_ms: int = 1_700_000_000_000,
     producer: tuple[int, int, int] | None = None,
+    keys: Sequence[bytes | None] | None = None,
 ) -> bytes:
-    """A record batch; `producer` is (producer id, epoch, base sequence)."""
+    """Returns a record batch. `producer` is (producer id, epoch, base sequence). Without `keys` no record has
+    one."""
     builder = MemoryRecordsBuilder(magic=2, compression_type=compression, batch_size=1 << 24)
     if producer is not None:
         builder.set_producer_state(*producer, False)
-    for value in values:
-        builder.append(timestamp=timestamp_ms, key=None, value=value)
+    for key, value in zip(keys or [None] * len(values), values, strict=True):
+        builder.append(timestamp=timestamp_ms, key=key, value=value)
     builder.close()
     return bytes(builder.buffer())
 
@@ -216,7 +221,7 @@ def a_produce(
 
 
 def partitions_of(response: Any) -> Sequence[Any]:
-    """The partitions of a produce response that names one topic."""
+    """Returns the partitions of a produce response that names one topic."""
     return response.responses[0].partition_responses  # type: ignore[no-any-return]
 
 

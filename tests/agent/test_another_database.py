@@ -1,5 +1,6 @@
-"""An agent whose database's address leads to another database while it runs: a wrong DNS entry, another cluster's
-server. Another Postgres than before is one with the same store (a failover, a restored backup), or is asked nothing.
+"""An agent whose database's address leads to another database while it runs: a wrong DNS entry, another
+cluster's server. If another Postgres has the same store (a failover, a restored backup), the agent uses it.
+Otherwise it sends no statement to it.
 """
 
 import asyncio
@@ -15,8 +16,8 @@ from sequencer.client import Sequencer, SequencerSettings
 from storage.stores.memory_store import MemoryStore
 from tests.agent.running import Running, Wire, a_batch, a_memory_store, a_produce, partitions_of, running
 from tests.agent.test_app import until_not_ready, until_ready
-from tests.fixtures.postgres import Address
-from tests.waiting import until
+from tests.support.postgres import Address
+from tests.support.waiting import until
 
 IMPATIENT = SequencerSettings(database_pool_timeout_s=0.5, database_connect_timeout_s=2)
 PRODUCERS = 4
@@ -28,7 +29,9 @@ EVERYTHING = (
 
 @dataclass
 class Producers:
-    """Write for as long as they are wanted, whatever they are told; `acknowledged` is each value's offset."""
+    """Producers that write until they are stopped, whatever the answers are. `acknowledged` has each value's
+    offset.
+    """
 
     agent: Running
     acknowledged: dict[bytes, int] = field(default_factory=dict)
@@ -69,7 +72,7 @@ class Producers:
 
 
 def all_of(bootstrap: str) -> dict[bytes, int]:
-    """Every record's offset."""
+    """Returns every record's offset."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused", "enable.auto.commit": False})
     partition = TopicPartition("orders", 0, 0)
     _, end = consumer.get_watermark_offsets(partition, timeout=30)
@@ -86,7 +89,7 @@ def all_of(bootstrap: str) -> dict[bytes, int]:
 
 
 @pytest.mark.parametrize("lease_s", [60.0, 2.0], ids=["its lease holds", "its lease runs out"])
-async def test_an_agent_that_another_database_answers_acknowledges_nothing_there_and_serves_again(
+async def test_an_agent_acknowledges_nothing_on_another_database_and_then_serves_again(
     lease_s: float, sequencer: Sequencer, address: Address, database_url: str, other_database_url: str
 ) -> None:
     await sequencer.topics.create("orders", 1, {})

@@ -1,4 +1,6 @@
-"""The life of an agent: it waits for what is away, serves while its lease holds, and drains on the way out."""
+"""The life of an agent: it waits for what is away, serves while its lease holds, and drains before it
+ends.
+"""
 
 import asyncio
 import contextlib
@@ -28,7 +30,7 @@ from tests.agent.running import (
     running,
     until_answered,
 )
-from tests.waiting import until
+from tests.support.waiting import until
 from tidelog.embedded.postgres import EmbeddedPostgres
 
 WAITS_FOR_TOPICS = (
@@ -45,7 +47,7 @@ async def readiness(agent: Running) -> tuple[int, dict[str, Any]]:
 
 
 async def until_not_ready(agent: Running, reason: str) -> None:
-    """Until /ready answers 503 and says why."""
+    """Waits until /ready answers 503 and says why."""
     async with asyncio.timeout(60):
         while True:
             if agent.app.http_port:
@@ -63,7 +65,7 @@ async def until_ready(agent: Running) -> None:
 
 
 async def both_are_seen(wire: Wire) -> None:
-    """Until the agent asked knows two agents."""
+    """Waits until this agent knows two agents."""
 
     async def seen() -> bool:
         return len((await wire.ask(a_metadata())).brokers) == 2
@@ -77,7 +79,7 @@ def a_free_port() -> int:
         return int(found.getsockname()[1])
 
 
-async def test_an_agent_whose_database_is_away_says_so_and_stops_when_told() -> None:
+async def test_an_agent_whose_database_is_away_says_so_and_stops_on_request() -> None:
     nowhere = f"postgresql://postgres@127.0.0.1:{a_free_port()}/x"
 
     async with running(nowhere, wait_started=False, sequencer_settings=IMPATIENT) as agent:
@@ -86,10 +88,10 @@ async def test_an_agent_whose_database_is_away_says_so_and_stops_when_told() -> 
         await agent.stop()
 
 
-async def test_why_postgres_refuses_an_agent_is_said_in_ready_and_in_the_log(
+async def test_ready_and_the_log_say_why_postgres_refuses_an_agent(
     postgres: EmbeddedPostgres, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Though a health checker waits for an answer less long than an agent does for a connection."""
+    """Also if a health checker waits for an answer less long than an agent does for a connection."""
     reason = 'database "nobody_made_it" does not exist'
 
     async with running(postgres.url("nobody_made_it"), wait_started=False) as agent:
@@ -98,8 +100,9 @@ async def test_why_postgres_refuses_an_agent_is_said_in_ready_and_in_the_log(
         await agent.stop()
 
 
-async def test_an_agent_whose_store_is_away_says_so_and_stops_when_told(database_url: str) -> None:
-    store = StoreSettings(s3_access_key="x", s3_secret_key="y", s3_attempts=1, s3_call_timeout_s=1.0)  # type: ignore[arg-type]
+async def test_an_agent_whose_store_is_away_says_so_and_stops_on_request(database_url: str) -> None:
+    keys: dict[str, Any] = {"s3_access_key": "x", "s3_secret_key": "y"}
+    store = StoreSettings(**keys, s3_attempts=1, s3_call_timeout_s=1.0)
     nowhere = f"s3://bucket/x?endpoint=http://127.0.0.1:{a_free_port()}"
 
     async with running(database_url, nowhere, wait_started=False, store_settings=store) as agent:
@@ -120,7 +123,9 @@ async def test_an_agent_waits_for_its_database_to_be_migrated(postgres: Embedded
         await until_ready(agent)
 
 
-async def test_a_database_that_may_lose_what_it_acknowledged_keeps_the_agent_from_serving(database_url: str) -> None:
+async def test_a_database_that_may_lose_what_it_acknowledged_keeps_the_agent_from_serving(
+    database_url: str,
+) -> None:
     name = database_url.split("?")[0].rsplit("/", 1)[1]
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
@@ -130,7 +135,7 @@ async def test_a_database_that_may_lose_what_it_acknowledged_keeps_the_agent_fro
         await agent.stop()
 
 
-async def test_an_agent_with_another_store_than_its_databases_says_so_and_serves_nobody(
+async def test_an_agent_with_a_store_of_another_database_says_so_and_does_not_serve(
     database_url: str,
 ) -> None:
     first, other = a_memory_store(), a_memory_store()
@@ -148,7 +153,10 @@ async def test_an_agent_with_another_store_than_its_databases_says_so_and_serves
 
 async def test_two_agents_see_each_other_and_route_by_the_zone_in_the_client_id(database_url: str) -> None:
     store = a_memory_store()
-    async with running(database_url, store, zone="a") as first, running(database_url, store, zone="b") as second:
+    async with (
+        running(database_url, store, zone="a") as first,
+        running(database_url, store, zone="b") as second,
+    ):
         wire = await Wire.connect(first.app.kafka_port)
 
         async def leader_port(client_id: str) -> int:
@@ -167,7 +175,7 @@ async def test_two_agents_see_each_other_and_route_by_the_zone_in_the_client_id(
         assert racks == {first.app.kafka_port: "a", second.app.kafka_port: "b"}
 
 
-async def test_who_joins_while_a_client_waits_for_metadata_is_among_the_brokers_if_it_leads(
+async def test_an_agent_that_joins_during_a_metadata_request_is_a_broker_if_it_leads(
     database_url: str, sequencer: Sequencer
 ) -> None:
     store = a_memory_store()
@@ -187,7 +195,9 @@ async def test_who_joins_while_a_client_waits_for_metadata_is_among_the_brokers_
         assert leaders == {second.app.kafka_port}
 
 
-async def test_a_partition_that_moved_is_refused_for_a_moment_and_then_served_all_the_same(database_url: str) -> None:
+async def test_a_moved_partition_is_refused_for_a_moment_and_then_served(
+    database_url: str,
+) -> None:
     """The client says zone b, but writes through the agent in zone a."""
     store = a_memory_store()
     async with (
@@ -213,12 +223,16 @@ async def test_a_partition_that_moved_is_refused_for_a_moment_and_then_served_al
 
 
 async def test_draining_answers_every_request_in_flight(database_url: str, sequencer: Sequencer) -> None:
-    """Nothing would be sealed for a minute; the drain does it, and every acknowledged record is there."""
+    """Without the drain nothing would be sealed for a minute. Every acknowledged record is there."""
     async with running(database_url, linger_ms=60_000, put_budget_burst=1, put_budget_per_s=0.001) as agent:
         wires = [await Wire.connect(agent.app.kafka_port) for _ in range(3)]
         await wires[0].ask(a_metadata("drained"))
         await wires[0].ask(a_produce("drained", {0: a_batch(b"takes the only token")}))
-        sent = [(wire, await wire.send(a_produce("drained", {0: a_batch(b"x")}))) for wire in wires for _ in range(20)]
+        sent = [
+            (wire, await wire.send(a_produce("drained", {0: a_batch(b"x")})))
+            for wire in wires
+            for _ in range(20)
+        ]
         await until(lambda: agent.metric("tidelog_requests_total", api="Produce") == 61)
 
         stopping = asyncio.create_task(agent.stop())
@@ -245,7 +259,9 @@ async def test_an_agent_that_cannot_renew_its_lease_stops_serving_and_serves_aga
         assert (await wire.ask(a_metadata())).brokers
         with psycopg.connect(postgres.url(), autocommit=True) as connection:
             connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+            )
 
             assert await wire.is_closed_by_agent()
             assert await (await Wire.connect(agent.app.kafka_port)).is_closed_by_agent()
@@ -317,4 +333,4 @@ async def test_a_local_directory_serves_as_a_store(database_url: str, tmp_path: 
         answer = await wire.ask(a_produce("local", {0: a_batch(b"x")}))
 
         assert partitions_of(answer)[0].base_offset == 0
-        assert [path for path in tmp_path.rglob("*") if path.is_file()]  # noqa: ASYNC240 - a test may wait for a disk
+        assert [path for path in tmp_path.rglob("*") if path.is_file()]  # noqa: ASYNC240 - a test may wait

@@ -1,4 +1,6 @@
-"""No client can hurt another: what one asks of the database does not take it from others, nor from the agent itself."""
+"""No client can harm another: its queries of the database delay neither other clients nor the agent
+itself.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -11,10 +13,10 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from sequencer.client import SequencerSettings
-from tests.agent.kafka.apis.asking import TIMEOUT, create, delete, grow
+from tests.agent.kafka.apis.administrative_requests import TIMEOUT, create, delete, grow
 from tests.agent.read_path.wire import a_list_offsets, request
 from tests.agent.running import Running, Wire, a_batch, a_metadata, a_produce, partitions_of, running
-from tests.waiting import until
+from tests.support.waiting import until
 
 PATIENT = SequencerSettings(database_statement_timeout_ms=120_000, database_answer_timeout_s=120.0)
 """A statement that waits for a lock keeps its connection for longer than the test takes."""
@@ -26,7 +28,7 @@ NO_PAUSE = timedelta(0)
 
 @asynccontextmanager
 async def held(database_url: str, table: str) -> AsyncIterator[None]:
-    """Every statement that reads the table waits."""
+    """Makes every statement that reads the table wait."""
     async with await psycopg.AsyncConnection.connect(database_url) as connection:
         await connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
         yield
@@ -73,7 +75,9 @@ async def test_leases_and_writes_go_on_while_clients_pipeline_more_list_offsets_
     assert len(lines) <= 2, "a line at most in ten seconds"
 
 
-async def test_whoever_asks_the_database_too_much_is_asked_to_pause_whatever_it_asks(database_url: str) -> None:
+async def test_a_client_that_overloads_the_database_is_asked_to_pause_in_every_api(
+    database_url: str,
+) -> None:
     group_configs = request(74, 1, resource_types=(32,))
     async with running(database_url, sequencer_settings=PATIENT) as agent:
         async with held(database_url, "group_configs"):
@@ -104,7 +108,9 @@ async def test_equal_questions_of_many_connections_are_one_statement(database_ur
     assert bounds.statements - before <= 20
 
 
-async def test_a_client_that_creates_topics_too_fast_is_refused_with_a_pause_and_no_other_is(database_url: str) -> None:
+async def test_only_a_client_that_creates_topics_too_fast_is_refused_with_a_pause(
+    database_url: str,
+) -> None:
     async with running(database_url, topic_mutations_per_s=0.01, topic_mutation_burst=10) as agent:
         wire = await Wire.connect(agent.app.kafka_port)
         first = await ask_to_create(wire, "first", partitions=11)
@@ -119,7 +125,10 @@ async def test_a_client_that_creates_topics_too_fast_is_refused_with_a_pause_and
         ]
         assert timedelta(seconds=90) < refused.throttle_time <= first.throttle_time <= timedelta(seconds=100)
         assert other.throttle_time == NO_PAUSE
-        assert again.topics[0].error_code in {ErrorCode.throttling_quota_exceeded, ErrorCode.topic_already_exists}
+        assert again.topics[0].error_code in {
+            ErrorCode.throttling_quota_exceeded,
+            ErrorCode.topic_already_exists,
+        }
         assert (await grow(wire, "first", 12)).error_code is ErrorCode.throttling_quota_exceeded
         assert (await delete(wire, 6, name="first")).error_code is ErrorCode.throttling_quota_exceeded
         wanted = await wire.ask(a_metadata("fourth"))
@@ -138,11 +147,32 @@ async def test_a_client_of_an_older_version_waits_for_its_turn(database_url: str
 
 
 async def ask_to_create(wire: Wire, name: str, *, partitions: int = 1, client_id: str = "test") -> Any:
-    topic = {"name": name, "num_partitions": partitions, "replication_factor": -1, "assignments": (), "configs": []}
+    topic = {
+        "name": name,
+        "num_partitions": partitions,
+        "replication_factor": -1,
+        "assignments": (),
+        "configs": [],
+    }
     return await wire.ask(request(19, 7, topics=[topic], timeout=TIMEOUT, validate_only=False), client_id)
 
 
-async def test_a_connection_that_looks_up_too_fast_is_slowed_down_and_no_other_is(database_url: str) -> None:
+async def test_a_reader_that_looks_up_twice_for_every_poll_is_not_slowed_down(database_url: str) -> None:
+    """As Spark's Kafka source does: it asks where the partition begins and ends after each 500 records."""
+    async with running(database_url) as agent:
+        wire = await Wire.connect(agent.app.kafka_port)
+        await create(wire, "orders")
+        answers = [
+            await wire.ask(a_list_offsets(5, "orders", timestamp))
+            for _ in range(600)
+            for timestamp in (-2, -1)
+        ]
+        wire.close()
+
+    assert {answer.throttle_time for answer in answers} == {NO_PAUSE}
+
+
+async def test_only_a_connection_that_looks_up_too_fast_is_slowed_down(database_url: str) -> None:
     async with running(database_url, lookups_per_connection_s=50, lookup_burst_s=0.5) as agent:
         greedy, modest = [await Wire.connect(agent.app.kafka_port) for _ in range(2)]
         await create(modest, "orders")

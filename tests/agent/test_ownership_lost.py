@@ -1,5 +1,5 @@
-"""An agent whose database does not own the bucket: it hangs up, commits nothing and says why, and serves again once
-the bucket is its database's.
+"""An agent whose database does not own the bucket: it hangs up, commits nothing and says why. It serves again
+once its database owns the bucket.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from agent.ownership_watch import OwnershipWatch
+from agent.health import OwnershipWatch
 from sequencer.client import Sequencer
 from sequencer.cluster.ownership import Confirmed, OwnershipLost
 from sequencer.cluster.ownership_rules import Lost
@@ -17,19 +17,21 @@ from storage.segments.keys import ownership_key
 from storage.stores.memory_store import MemoryStore
 from tests.agent.running import Wire, a_batch, a_produce, partitions_of, running, until_answered
 from tests.agent.test_app import until_not_ready, until_ready
-from tests.sequencer.ownership import CLUSTER, a_copy
-from tests.waiting import until
+from tests.sequencer.cluster.ownership import CLUSTER, a_copy
+from tests.support.waiting import until
 
 RATCHET_S = 60.0
 
 
 def store_of(database_url: str) -> MemoryStore:
-    """The one that agents of this database use."""
+    """The store that agents of this database use."""
     return MemoryStore.named(urlsplit(database_url).path.strip("/"))
 
 
 async def high_watermark(sequencer: Sequencer) -> int:
-    rows = await sequencer.database.run("SELECT coalesce(sum(high_watermark), 0)::bigint AS records FROM partitions")
+    rows = await sequencer.database.run(
+        "SELECT coalesce(sum(high_watermark), 0)::bigint AS records FROM partitions"
+    )
     return int(rows[0].records)
 
 
@@ -68,7 +70,7 @@ async def test_an_agent_hangs_up_and_says_why_until_its_database_owns_the_bucket
         await until_ready(agent)
 
         async def answers() -> bool:
-            with contextlib.suppress(OSError, EOFError):  # it takes connections again a moment after it is ready
+            with contextlib.suppress(OSError, EOFError):  # it accepts connections a moment after it is ready
                 again = await Wire.connect(agent.app.kafka_port)
                 [after] = partitions_of(await again.ask(a_produce("orders", {0: a_batch(b"c")})))
                 return bool(after.base_offset >= 1)
@@ -80,7 +82,7 @@ async def test_an_agent_hangs_up_and_says_why_until_its_database_owns_the_bucket
 async def test_an_agent_that_starts_on_a_copy_reads_the_object_and_does_not_serve(
     unowned: Sequencer, database_url: str
 ) -> None:
-    """Also one without the role jobs, before anyone on the copy has ratcheted."""
+    """Also an agent without the role jobs, before any agent on the copy has ratcheted."""
     store = store_of(database_url)
     await unowned.store_identity.bind(store, CLUSTER, "here")
     await unowned.ownership.ratchet(store, CLUSTER, ratchet_s=RATCHET_S)
@@ -90,7 +92,9 @@ async def test_an_agent_that_starts_on_a_copy_reads_the_object_and_does_not_serv
         [row] = await copy.database.run("SELECT current_database() AS name")
         url = database_url.replace(urlsplit(database_url).path, f"/{row.name}", 1)
 
-        async with running(url, f"memory://{urlsplit(database_url).path.strip('/')}", wait_started=False) as agent:
+        async with running(
+            url, f"memory://{urlsplit(database_url).path.strip('/')}", wait_started=False
+        ) as agent:
             await until_not_ready(agent, "another database owns the bucket")
 
             assert not agent.app.started.is_set()
@@ -116,7 +120,7 @@ async def test_an_agent_of_a_database_that_is_being_recovered_waits_for_it(
 async def test_agents_without_the_role_jobs_notice_that_their_database_is_a_copy(
     unowned: Sequencer, database_url: str
 ) -> None:
-    """One that started before the original's next ratchet has found nothing wrong."""
+    """An agent that started before the original's next ratchet found nothing wrong."""
     store = store_of(database_url)
     await unowned.store_identity.bind(store, CLUSTER, "here")
     await unowned.ownership.ratchet(store, CLUSTER, ratchet_s=RATCHET_S)
@@ -127,13 +131,15 @@ async def test_agents_without_the_role_jobs_notice_that_their_database_is_a_copy
         async with running(url, f"memory://{urlsplit(database_url).path.strip('/')}") as agent:
             await until_ready(agent)
 
-            await unowned.database.run("UPDATE ownership SET confirmed_at = confirmed_at - interval '1 minute'")
+            await unowned.database.run(
+                "UPDATE ownership SET confirmed_at = confirmed_at - interval '1 minute'"
+            )
             assert await unowned.ownership.ratchet(store, CLUSTER, ratchet_s=RATCHET_S) == Confirmed()
 
             await until_not_ready(agent, "another database owns the bucket")
 
 
-async def test_after_a_change_of_postgres_an_agent_doubts_until_the_bucket_is_known_to_be_its_own(
+async def test_after_a_change_of_primary_an_agent_waits_until_it_owns_the_bucket_for_certain(
     unowned: Sequencer, database_url: str
 ) -> None:
     store = store_of(database_url)

@@ -1,10 +1,13 @@
-"""A store that answers reads and refuses writes: who is told, and what. MinIO, whose user may read only, or is away."""
+"""A store that answers reads and refuses writes: where its message appears. MinIO with a user that may only
+read, or MinIO away.
+"""
 
 import asyncio
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import psycopg
 import pytest
@@ -17,8 +20,8 @@ from typer.testing import CliRunner
 from storage.stores.object_store import StoreSettings
 from tests.agent.running import Running, Wire, a_batch, a_metadata, a_produce, partitions_of, running
 from tests.agent.test_app import readiness, until_not_ready, until_ready
-from tests.fixtures.minio import MinioEndpoint
-from tests.waiting import until
+from tests.support.minio import MinioEndpoint
+from tests.support.waiting import until
 from tidelog.cli import app
 from tidelog.errors import UserError
 
@@ -32,7 +35,7 @@ _numbers = count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Of a user whose rights can be changed."""
+    """The bucket of a user whose rights can be changed."""
 
     url: str
     settings: StoreSettings
@@ -45,11 +48,14 @@ class Bucket:
 
 @pytest.fixture
 def bucket(minio_endpoint: MinioEndpoint) -> Iterator[Bucket]:
-    """A bucket of its own, and a user that may read and write."""
+    """A new bucket, and a user that may read and write."""
     host = minio_endpoint.url.removeprefix("http://")
     name, user, secret = f"refusing-{next(_numbers)}", f"user-{secrets.token_hex(4)}", secrets.token_hex(16)
     root = Minio(
-        endpoint=host, access_key=minio_endpoint.access_key, secret_key=minio_endpoint.secret_key, secure=False
+        endpoint=host,
+        access_key=minio_endpoint.access_key,
+        secret_key=minio_endpoint.secret_key,
+        secure=False,
     )
     root.make_bucket(bucket_name=name)
     provider = StaticProvider(minio_endpoint.access_key, minio_endpoint.secret_key)
@@ -72,10 +78,10 @@ async def produce(wire: Wire) -> tuple[ErrorCode, str | None]:
     return answer.error_code, answer.error_message
 
 
-async def test_a_store_that_refuses_writes_is_said_in_ready_in_the_log_to_the_client_and_by_the_doctor(
+async def test_a_refusal_by_the_store_is_in_ready_the_log_the_response_and_the_doctor(
     database_url: str, bucket: Bucket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"upload_backoff_s": 0.01, "store_trial_s": 0.2}
+    given: dict[str, Any] = {"upload_backoff_s": 0.01, "store_trial_s": 0.2}
     async with running(database_url, bucket.url, store_settings=bucket.settings, **given) as agent:
         wire = await Wire.connect(agent.app.kafka_port)
         await wire.ask(a_metadata("refused"))
@@ -89,14 +95,16 @@ async def test_a_store_that_refuses_writes_is_said_in_ready_in_the_log_to_the_cl
         assert message is not None
         assert _DENIED in message
         await until_not_ready(agent, _DENIED)
-        logged = [getattr(record, "error", "") for record in caplog.records if record.message == "upload failed"]
+        logged = [
+            getattr(record, "error", "") for record in caplog.records if record.message == "upload failed"
+        ]
         assert any(_DENIED in error for error in logged)
         said = await asyncio.to_thread(doctor, agent, database_url, bucket, monkeypatch)
         assert "is not ready: writes: uploads to the object store fail" in said
         assert _DENIED in said
 
         await asyncio.to_thread(bucket.allow, "readwrite")
-        await until_ready(agent)  # though no client sends anything
+        await until_ready(agent)  # although no client sends anything
         assert await produce(wire) == (ErrorCode.none, None)
         assert (await readiness(agent))[0] == 200
 
@@ -116,7 +124,7 @@ def doctor(agent: Running, database_url: str, bucket: Bucket, monkeypatch: pytes
 async def test_tidelog_produce_says_what_the_store_said(
     database_url: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"upload_backoff_s": 0.01}
+    given: dict[str, Any] = {"upload_backoff_s": 0.01}
     async with running(database_url, bucket.url, store_settings=bucket.settings, **given) as agent:
         wire = await Wire.connect(agent.app.kafka_port)
         await wire.ask(a_metadata("refused"))
@@ -131,10 +139,14 @@ async def test_tidelog_produce_says_what_the_store_said(
         assert _DENIED in str(result.exception)
 
 
-async def test_a_request_whose_time_is_over_is_told_what_the_store_said(database_url: str, bucket: Bucket) -> None:
+async def test_a_request_whose_time_is_over_gets_the_stores_message(
+    database_url: str, bucket: Bucket
+) -> None:
     """Its upload is tried for longer than it waits."""
-    given = {"upload_backoff_s": 60.0}
-    async with running(database_url, bucket.url, store_settings=bucket.settings, drain_timeout_s=0.1, **given) as agent:
+    given: dict[str, Any] = {"upload_backoff_s": 60.0}
+    async with running(
+        database_url, bucket.url, store_settings=bucket.settings, drain_timeout_s=0.1, **given
+    ) as agent:
         wire = await Wire.connect(agent.app.kafka_port)
         await wire.ask(a_metadata("refused"))
         await asyncio.to_thread(bucket.allow, "read-only")
@@ -147,10 +159,12 @@ async def test_a_request_whose_time_is_over_is_told_what_the_store_said(database
         assert _DENIED in answer.error_message
 
 
-async def test_an_agent_whose_commits_fail_is_not_ready_though_the_database_answers(
+async def test_an_agent_whose_commits_fail_is_not_ready_even_if_the_database_answers(
     database_url: str, bucket: Bucket
 ) -> None:
-    async with running(database_url, bucket.url, store_settings=bucket.settings, stalled_after_s=0.5) as agent:
+    async with running(
+        database_url, bucket.url, store_settings=bucket.settings, stalled_after_s=0.5
+    ) as agent:
         wire = await Wire.connect(agent.app.kafka_port)
         await wire.ask(a_metadata("refused"))
         async with await psycopg.AsyncConnection.connect(database_url) as connection:

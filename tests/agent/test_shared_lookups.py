@@ -1,4 +1,4 @@
-"""Many who ask at the same time are answered by one statement, which was sent after each of them came."""
+"""One statement, sent after all of them came, answers many concurrent requests."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from sequencer.database.errors import TooManyWait
 from sequencer.database.fair_queue import ASKED_BY, THE_AGENT, Asker
 from storage.identifiers import Partition
 from tests.sequencer.builders import reserved
-from tests.sequencer.housekeeping import records_of
-from tests.waiting import until
+from tests.sequencer.housekeeping.housekeeping import records_of
+from tests.support.waiting import until
 
 
 @dataclass
 class Gate:
-    """Statements that wait until they are let go, one by one; each answers with its own number."""
+    """Statements that the test releases one by one. Each answers with its own number."""
 
     asked: list[list[str]] = field(default_factory=list)
     askers: list[Asker] = field(default_factory=list)
@@ -49,7 +49,9 @@ def client(number: int, host: str = "host") -> Asker:
     return Asker(host, number)
 
 
-async def test_the_offsets_of_a_partition_are_read_once_for_a_thousand_who_ask_together(sequencer: Sequencer) -> None:
+async def test_a_thousand_concurrent_requests_read_a_partitions_offsets_once(
+    sequencer: Sequencer,
+) -> None:
     topic = await sequencer.topics.create("orders", 1, {})
     key: PartitionKey = (topic.topic_id, Partition(0))
     shared: SharedLookups[PartitionKey, PartitionBounds] = SharedLookups(
@@ -61,10 +63,10 @@ async def test_the_offsets_of_a_partition_are_read_once_for_a_thousand_who_ask_t
     assert all(answer[key].high_watermark == 0 for answer in answers)
     assert shared.statements <= 2
     await sequencer.commits.commit([await reserved(sequencer, [records_of(topic)])])
-    assert (await shared.get([key]))[key].high_watermark > 0, "what is committed is seen by whoever asks afterwards"
+    assert (await shared.get([key]))[key].high_watermark > 0, "later requests see what was committed"
 
 
-async def test_whoever_comes_while_a_statement_runs_waits_for_the_next_one() -> None:
+async def test_a_request_that_comes_while_a_statement_runs_waits_for_the_next_one() -> None:
     gate = Gate()
     shared = gate.shared()
     early = asyncio.create_task(shared.get(["a"]))
@@ -116,7 +118,7 @@ async def test_past_the_bound_the_client_with_most_waiting_is_refused() -> None:
     assert await first == {"a": 1}
 
 
-async def test_a_statement_that_fails_fails_for_all_who_wait_and_the_next_is_tried_afresh() -> None:
+async def test_a_failed_statement_fails_for_all_waiting_requests_and_the_next_runs() -> None:
     gate = Gate(error=SequencerUnavailable("away"))
     shared = gate.shared()
     waiting = [asyncio.create_task(shared.get(["a"]))]
@@ -134,12 +136,14 @@ async def test_a_statement_that_fails_fails_for_all_who_wait_and_the_next_is_tri
     assert await shared.get(["a"]) == {"a": 2}
 
 
-async def test_a_client_that_hangs_up_takes_its_question_along_and_no_answer_of_others() -> None:
+async def test_a_client_that_hangs_up_cancels_only_its_own_question() -> None:
     gate = Gate()
     shared = gate.shared()
     first = asyncio.create_task(asking(shared, client(1), "a"))
     await until(lambda: gate.asked)
-    gone, there = (asyncio.create_task(asking(shared, client(number), key)) for number, key in ((2, "b"), (3, "c")))
+    gone, there = (
+        asyncio.create_task(asking(shared, client(number), key)) for number, key in ((2, "b"), (3, "c"))
+    )
     await asyncio.sleep(0)
 
     first.cancel()
@@ -153,7 +157,7 @@ async def test_a_client_that_hangs_up_takes_its_question_along_and_no_answer_of_
     assert gate.askers == [THE_AGENT, THE_AGENT], "what is asked for all is not held against the first"
 
 
-async def test_an_error_of_this_program_reaches_whoever_asked() -> None:
+async def test_an_unexpected_error_reaches_the_caller() -> None:
     gate = Gate(error=ZeroDivisionError())
     shared = gate.shared()
     gate.passing.release()

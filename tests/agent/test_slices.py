@@ -1,4 +1,4 @@
-"""Long work in slices: others go on, however much of it there is at once."""
+"""Long work in slices: other tasks go on, however much work there is at once."""
 
 import asyncio
 import time

@@ -1,6 +1,9 @@
-"""Topics looked up through the cache: bounded age both ways, what this agent changes is seen at once, bounded size."""
+"""Topics looked up through the cache: bounded age in both directions, the agent's own changes visible at
+once, bounded size.
+"""
 
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 
@@ -11,9 +14,9 @@ from sequencer.topics.topics import Topic, TopicChanges, Topics, UnknownTopic
 
 
 class Lookups:
-    """A directory on a clock of the test's."""
+    """A directory on the test's clock."""
 
-    def __init__(self, sequencer: Sequencer, **settings: float) -> None:
+    def __init__(self, sequencer: Sequencer, **settings: Any) -> None:
         self.now_s = 0.0
         given = {"topic_cache_s": 5.0, "unknown_topic_cache_s": 0.25, **settings}
         self.directory = TopicDirectory(sequencer.topics, AgentSettings(**given), lambda: self.now_s)
@@ -45,7 +48,7 @@ async def test_a_topic_created_elsewhere_is_found_after_a_short_time(sequencer: 
     assert await lookups.exists("orders") == {"orders"}
 
 
-async def test_what_this_agent_changes_is_seen_by_its_next_lookup(sequencer: Sequencer) -> None:
+async def test_the_next_lookup_sees_this_agents_own_change(sequencer: Sequencer) -> None:
     lookups = Lookups(sequencer)
     directory = lookups.directory
     assert await lookups.exists("orders") == set()
@@ -62,7 +65,7 @@ async def test_what_this_agent_changes_is_seen_by_its_next_lookup(sequencer: Seq
     assert await directory.by_id([created.topic_id]) == {}
 
 
-async def test_a_topic_that_was_made_anew_is_not_taken_for_the_old_one(sequencer: Sequencer) -> None:
+async def test_a_topic_created_again_is_distinct_from_the_old_one(sequencer: Sequencer) -> None:
     lookups = Lookups(sequencer)
     old = await lookups.directory.create("orders", 1, {})
     assert await lookups.exists("orders") == {"orders"}
@@ -84,7 +87,7 @@ async def test_the_cache_is_bounded(sequencer: Sequencer) -> None:
     assert len(lookups.directory) <= 4
 
 
-async def test_all_topics_are_asked_afresh_and_remembered(sequencer: Sequencer) -> None:
+async def test_all_topics_are_always_looked_up_and_remembered(sequencer: Sequencer) -> None:
     lookups = Lookups(sequencer)
     for name in ("a", "b"):
         await sequencer.topics.create(name, 1, {})
@@ -99,7 +102,7 @@ def names_of(topics: Collection[Topic]) -> list[str]:
     return sorted(topic.name for topic in topics)
 
 
-async def test_an_administrator_sees_what_was_changed_elsewhere_and_so_does_everybody_after(
+async def test_an_administrator_sees_a_change_made_elsewhere_and_so_do_later_lookups(
     sequencer: Sequencer,
 ) -> None:
     lookups = Lookups(sequencer)
@@ -139,7 +142,7 @@ async def test_a_change_made_elsewhere_is_noticed_long_before_the_cache_is_old(s
     assert await lookups.exists("orders", "payments") == {"payments"}
 
 
-async def test_what_is_known_stays_known_while_nothing_changes(sequencer: Sequencer) -> None:
+async def test_entries_stay_while_nothing_changes(sequencer: Sequencer) -> None:
     lookups = Lookups(sequencer)
     await sequencer.topics.create("orders", 1, {})
     await lookups.directory.notice_changes()
@@ -160,7 +163,7 @@ async def test_an_answer_overtaken_by_a_change_is_not_kept(sequencer: Sequencer)
     await sequencer.topics.add_partitions("orders", 2)
 
     class Overtaken:
-        """Topics whose lookups are answered with what was true before."""
+        """Topics whose lookups are answered with an earlier state."""
 
         async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
             await TopicDirectory.notice_changes(directory)
@@ -211,7 +214,9 @@ async def test_a_change_of_one_topic_costs_no_other_a_lookup(sequencer: Sequence
     assert (await directory.by_name(["payments"]))["payments"].partition_count == 21
 
 
-async def test_a_topic_that_rests_is_looked_up_once_while_changes_are_looked_for(sequencer: Sequencer) -> None:
+async def test_an_unchanged_topic_is_looked_up_once(
+    sequencer: Sequencer,
+) -> None:
     lookups, counted = Lookups(sequencer), Counted(sequencer.topics)
     directory = lookups.directory
     directory._topics = counted  # type: ignore[assignment]
@@ -228,7 +233,7 @@ async def test_a_topic_that_rests_is_looked_up_once_while_changes_are_looked_for
     assert counted.asked == ["orders"] * 2, "nothing was heard for too long"
 
 
-async def test_more_changes_than_are_kept_make_everything_be_looked_up_afresh(sequencer: Sequencer) -> None:
+async def test_too_many_changes_make_the_agent_look_everything_up_again(sequencer: Sequencer) -> None:
     lookups = Lookups(sequencer)
     await sequencer.topics.create("orders", 1, {})
     await lookups.directory.notice_changes()
@@ -244,14 +249,14 @@ async def test_more_changes_than_are_kept_make_everything_be_looked_up_afresh(se
     assert kept.rows == 1000
 
 
-async def test_what_this_agent_changes_while_a_lookup_is_under_way_is_not_forgotten_by_its_answer(
+async def test_the_answer_of_an_earlier_lookup_does_not_undo_this_agents_change(
     sequencer: Sequencer,
 ) -> None:
     lookups = Lookups(sequencer)
     directory = lookups.directory
 
     class Slow:
-        """A lookup that is answered after a topic was made."""
+        """A lookup that is answered after a topic was created."""
 
         async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
             found = await sequencer.topics.by_name(names)

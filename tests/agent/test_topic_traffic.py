@@ -78,7 +78,7 @@ def test_an_idle_topic_gives_its_place_to_the_next() -> None:
     assert (shown.fetched("second"), shown.fetched("third"), shown.fetched(OTHER)) == (21, 30, 10)
 
 
-def test_a_topic_made_again_goes_on_with_the_counts_of_its_name() -> None:
+def test_a_topic_created_again_continues_the_counts_of_its_name() -> None:
     shown = Shown(most_topics=10)
     shown.traffic.fetched([(FIRST, 10, 1)])
     shown.traffic.named([FIRST], {FIRST: "orders"})
@@ -99,7 +99,7 @@ def test_a_topic_deleted_before_it_was_named_is_counted_with_the_others() -> Non
     assert shown.traffic.unnamed() == []
 
 
-async def test_metrics_tell_of_topics_the_process_and_the_build(database_url: str) -> None:
+async def test_metrics_show_topics_the_process_and_the_build(database_url: str) -> None:
     async with running(database_url) as agent, httpx.AsyncClient(timeout=60) as client:
         await asyncio.to_thread(produce_and_consume, agent.bootstrap)
         said = (await client.get(f"http://127.0.0.1:{agent.app.http_port}/metrics")).text

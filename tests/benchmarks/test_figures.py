@@ -40,6 +40,8 @@ def test_a_ratio_is_taken_round_by_round() -> None:
         ],
     )
 
-    assert results.ratio("a", ("x", "mb_per_s"), ("y", "mb_per_s")) == Spread(median=2.0, low=2.0, high=2.0, rounds=2)
+    assert results.ratio("a", ("x", "mb_per_s"), ("y", "mb_per_s")) == Spread(
+        median=2.0, low=2.0, high=2.0, rounds=2
+    )
     assert results.ratio("a", ("x", "mb_per_s"), ("z", "mb_per_s")) is None
     assert results.spread("a", "x", "mb_per_s") == Spread(median=10.0, low=1.0, high=30.0, rounds=3)

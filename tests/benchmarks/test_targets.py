@@ -1,6 +1,7 @@
 """Whether a run reached its targets, and the page that is written from it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from benchmarks.results import Measurement, Results
 from benchmarks.targets import verdicts
 
 
-def measured(workload: str, system: str, round_number: int = 0, **figures: float) -> Measurement:
+def measured(workload: str, system: str, round_number: int = 0, **figures: Any) -> Measurement:
     return Measurement(workload=workload, system=system, round=round_number, figures=figures)
 
 
@@ -28,7 +29,9 @@ def verdict_of(what: str, *measurements: Measurement) -> bool | None:
     [(2.0, 4.0, True), (2.6, 4.0, False), (2.0, 1.9, False), (2.0, None, None)],
     ids=["below both", "above 2.5 s", "above Kafka", "Kafka is missing"],
 )
-def test_cpu_is_held_against_kafka_and_a_number(agent_s: float, kafka_s: float | None, met: bool | None) -> None:
+def test_cpu_is_held_against_kafka_and_a_number(
+    agent_s: float, kafka_s: float | None, met: bool | None
+) -> None:
     measurements = [measured("a", "tidelog", server_cpu_s_per_gb=agent_s)]
     if kafka_s is not None:
         measurements.append(measured("a", "kafka", server_cpu_s_per_gb=kafka_s))
@@ -40,7 +43,7 @@ def test_cpu_is_held_against_kafka_and_a_number(agent_s: float, kafka_s: float |
     ("other_zone", "met"),
     [({"consume_cpu_s_per_gb_b": 0.7}, True), ({"consume_cpu_s_per_gb_b": 0.9}, False), ({}, None)],
 )
-def test_the_tail_is_judged_in_both_zones(other_zone: dict[str, float], met: bool | None) -> None:
+def test_the_tail_is_judged_in_both_zones(other_zone: dict[str, Any], met: bool | None) -> None:
     tail = measured("e", "tidelog", consume_cpu_s_per_gb_a=0.4, **other_zone)
 
     assert verdict_of("agent CPU per GB consumed from the tail", tail) is met
@@ -61,14 +64,18 @@ def test_tansu_is_taken_at_its_better_way_to_produce(plain: float, met: bool) ->
 
 @pytest.mark.parametrize(("ack_ms", "met"), [(10.9, True), (11.1, False)])
 def test_a_lone_record_may_take_a_put_a_commit_and_five_milliseconds(ack_ms: float, met: bool) -> None:
-    figures = {"ack_p50_ms": ack_ms, "raw_put_p50_ms": 5.0, "commit_p50_ms": 1.0}
+    figures: dict[str, Any] = {"ack_p50_ms": ack_ms, "raw_put_p50_ms": 5.0, "commit_p50_ms": 1.0}
 
     assert verdict_of("ack p50 of (d)", measured("d", "tidelog", **figures)) is met
 
 
 @pytest.mark.parametrize(("catch_up", "met"), [(450.0, True), (350.0, False)])
 def test_catch_up_is_held_against_the_smaller_of_store_and_consumer(catch_up: float, met: bool) -> None:
-    figures = {"catch_up_mb_per_s": catch_up, "raw_get_mb_per_s": 900.0, "null_agent_mb_per_s": 500.0}
+    figures: dict[str, Any] = {
+        "catch_up_mb_per_s": catch_up,
+        "raw_get_mb_per_s": 900.0,
+        "null_agent_mb_per_s": 500.0,
+    }
 
     assert verdict_of("catch-up", measured("f", "tidelog", **figures)) is met
 
@@ -77,7 +84,9 @@ def test_the_most_memory_of_any_workload_counts() -> None:
     assert verdict_of("memory", measured("a", "tidelog", memory_peak_mib=500.0)) is True
     assert (
         verdict_of(
-            "memory", measured("a", "tidelog", memory_peak_mib=500.0), measured("f", "tidelog", memory_peak_mib=1_100.0)
+            "memory",
+            measured("a", "tidelog", memory_peak_mib=500.0),
+            measured("f", "tidelog", memory_peak_mib=1_100.0),
         )
         is False
     )

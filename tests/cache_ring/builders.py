@@ -1,4 +1,6 @@
-"""Agents, runs, batches and peer ports for tests; each argument has a default that the claim does not depend on."""
+"""Agents, runs, batches and peer ports for tests. Each argument has a default that the claim does not depend
+on.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,7 +23,7 @@ def secrets() -> tuple[PeerSecret, ...]:
 
 @asynccontextmanager
 async def a_peer_port(converse: Conversation, known: Secrets = secrets) -> AsyncIterator[int]:
-    """A peer port that does what `converse` does once a connection is proven; yields the port."""
+    """A peer port that does what `converse` does once a connection is proven. Yields the port."""
     arrivals = Arrivals(known, CacheRingSettings(), converse, lambda _: None)
     server = await arrivals.listen("127.0.0.1", 0)
     try:
@@ -82,12 +84,13 @@ def an_answer(
     last_stable_offset: int | None = None,
     coordinate_epoch: int = 0,
 ) -> PartitionCoordinates:
-    """What the sequencer answers; the high watermark is by default the end of the runs."""
+    """What the sequencer answers. By default the high watermark is the end of the runs."""
     end = runs[-1].last_offset + 1 if high_watermark is None else high_watermark
     return PartitionCoordinates(
         topic_id=ORDERS,
         partition=Partition(0),
         log_start_offset=Offset(log_start_offset),
+        local_start_offset=Offset(0),
         high_watermark=Offset(end),
         last_stable_offset=Offset(end if last_stable_offset is None else last_stable_offset),
         coordinate_epoch=coordinate_epoch,

@@ -1,1 +1,1 @@
-"""Clients that others wrote, against a running stack of two agents in zones a and b."""
+"""Kafka clients against a running stack of two agents in zones a and b."""

@@ -1,7 +1,8 @@
-"""Four clients behind one face, so that a claim is made once and holds for each of them.
+"""Four clients behind one interface, so that one test holds for all of them.
 
-An adapter sends and reads through the client's own public interface and changes nothing but names. What a client
-cannot express (a header without a value, say) is a property of its adapter: that record is left out for it alone.
+An adapter sends and reads through the client's own public interface and changes nothing but names. What a
+client cannot express (a header without a value, say) is a property of its adapter: that record is left out
+for it alone.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ import aiokafka
 import confluent_kafka
 import kafka
 
-from tests.fixtures.java import Java
+from tests.support.java import Java
+from tests.support.messages import headers_of, place_of, topic_of
 
 DEADLINE_S = 90.0
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -35,7 +37,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """A record as a consumer gave it out."""
+    """A record as a consumer returned it."""
 
     offset: int
     timestamp_ms: int
@@ -53,13 +55,23 @@ class Client(Protocol):
     sends_null_key_with_null_value: bool
 
     def produce(
-        self, servers: str, topic: str, partition: int, records: Sequence[Sent], compression: str, client_id: str = ""
+        self,
+        servers: str,
+        topic: str,
+        partition: int,
+        records: Sequence[Sent],
+        compression: str,
+        client_id: str = "",
     ) -> list[int]:
         """The offsets acknowledged, in the order of `records`."""
         ...
 
-    def consume(self, servers: str, topics: Sequence[str], client_id: str = "") -> Mapping[tuple[str, int], list[Read]]:
-        """Every partition from its beginning to the end it had when asked. Raises `TimeoutError` after `DEADLINE_S`."""
+    def consume(
+        self, servers: str, topics: Sequence[str], client_id: str = ""
+    ) -> Mapping[tuple[str, int], list[Read]]:
+        """Reads every partition from its beginning to its end at the time of the call. Raises `TimeoutError`
+        after `DEADLINE_S`.
+        """
         ...
 
 
@@ -71,7 +83,13 @@ class Confluent:
     sends_null_key_with_null_value = True
 
     def produce(
-        self, servers: str, topic: str, partition: int, records: Sequence[Sent], compression: str, client_id: str = ""
+        self,
+        servers: str,
+        topic: str,
+        partition: int,
+        records: Sequence[Sent],
+        compression: str,
+        client_id: str = "",
     ) -> list[int]:
         settings = {
             "bootstrap.servers": servers,
@@ -79,7 +97,9 @@ class Confluent:
             "compression.type": compression,
             "linger.ms": 5,
         }
-        producer = confluent_kafka.Producer({**settings, "enable.idempotence": True, "message.max.bytes": 8_000_000})
+        producer = confluent_kafka.Producer(
+            {**settings, "enable.idempotence": True, "message.max.bytes": 8_000_000}
+        )
         offsets: dict[int, int] = {}
         failures: list[confluent_kafka.KafkaError] = []
         for index, record in enumerate(records):
@@ -90,7 +110,7 @@ class Confluent:
                 if error is not None:
                     failures.append(error)
                 else:
-                    offsets[index] = message.offset()
+                    offsets[index] = place_of(message)[1]
 
             producer.produce(
                 topic,
@@ -106,7 +126,9 @@ class Confluent:
             raise RuntimeError(f"{left} records without an answer, refused: {failures[:3]}")
         return [offsets[index] for index in range(len(records))]
 
-    def consume(self, servers: str, topics: Sequence[str], client_id: str = "") -> Mapping[tuple[str, int], list[Read]]:
+    def consume(
+        self, servers: str, topics: Sequence[str], client_id: str = ""
+    ) -> Mapping[tuple[str, int], list[Read]]:
         settings = {
             "bootstrap.servers": servers,
             "client.id": client_id,
@@ -116,10 +138,16 @@ class Confluent:
         consumer = confluent_kafka.Consumer({**settings, "fetch.wait.max.ms": 100})
         try:
             known = {
-                topic: consumer.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions for topic in topics
+                topic: consumer.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions
+                for topic in topics
             }
-            asked = [confluent_kafka.TopicPartition(topic, p, 0) for topic, found in known.items() for p in found]
-            ends = {(tp.topic, tp.partition): consumer.get_watermark_offsets(tp, timeout=DEADLINE_S)[1] for tp in asked}
+            asked = [
+                confluent_kafka.TopicPartition(topic, p, 0) for topic, found in known.items() for p in found
+            ]
+            ends = {
+                (tp.topic, tp.partition): consumer.get_watermark_offsets(tp, timeout=DEADLINE_S)[1]
+                for tp in asked
+            }
             consumer.assign(asked)
             read: dict[tuple[str, int], list[Read]] = {place: [] for place in ends}
             until = time.monotonic() + DEADLINE_S
@@ -129,7 +157,7 @@ class Confluent:
                 for message in consumer.consume(500, timeout=0.2):
                     if message.error() is not None:
                         raise confluent_kafka.KafkaException(message.error())
-                    read[message.topic(), message.partition()].append(self._read(message))
+                    read[topic_of(message), place_of(message)[0]].append(self._read(message))
             return read
         finally:
             consumer.close()
@@ -138,12 +166,12 @@ class Confluent:
     def _read(message: confluent_kafka.Message) -> Read:
         kind, timestamp_ms = message.timestamp()
         return Read(
-            offset=message.offset(),
+            offset=place_of(message)[1],
             timestamp_ms=timestamp_ms,
             log_append_time=kind == confluent_kafka.TIMESTAMP_LOG_APPEND_TIME,
             key=message.key(),
             value=message.value(),
-            headers=tuple(message.headers() or ()),
+            headers=headers_of(message),
         )
 
 
@@ -155,7 +183,13 @@ class AioKafka:
     sends_null_key_with_null_value = False
 
     def produce(
-        self, servers: str, topic: str, partition: int, records: Sequence[Sent], compression: str, client_id: str = ""
+        self,
+        servers: str,
+        topic: str,
+        partition: int,
+        records: Sequence[Sent],
+        compression: str,
+        client_id: str = "",
     ) -> list[int]:
         async def run() -> list[int]:
             producer = aiokafka.AIOKafkaProducer(
@@ -182,7 +216,9 @@ class AioKafka:
 
         return asyncio.run(run())
 
-    def consume(self, servers: str, topics: Sequence[str], client_id: str = "") -> Mapping[tuple[str, int], list[Read]]:
+    def consume(
+        self, servers: str, topics: Sequence[str], client_id: str = ""
+    ) -> Mapping[tuple[str, int], list[Read]]:
         async def run() -> Mapping[tuple[str, int], list[Read]]:
             consumer = aiokafka.AIOKafkaConsumer(
                 *topics,
@@ -215,7 +251,13 @@ class KafkaPython:
     sends_null_key_with_null_value = False
 
     def produce(
-        self, servers: str, topic: str, partition: int, records: Sequence[Sent], compression: str, client_id: str = ""
+        self,
+        servers: str,
+        topic: str,
+        partition: int,
+        records: Sequence[Sent],
+        compression: str,
+        client_id: str = "",
     ) -> list[int]:
         producer = kafka.KafkaProducer(
             bootstrap_servers=servers,
@@ -241,13 +283,20 @@ class KafkaPython:
         finally:
             producer.close(timeout=5)
 
-    def consume(self, servers: str, topics: Sequence[str], client_id: str = "") -> Mapping[tuple[str, int], list[Read]]:
+    def consume(
+        self, servers: str, topics: Sequence[str], client_id: str = ""
+    ) -> Mapping[tuple[str, int], list[Read]]:
         consumer = kafka.KafkaConsumer(
-            bootstrap_servers=servers, client_id=client_id, enable_auto_commit=False, auto_offset_reset="earliest"
+            bootstrap_servers=servers,
+            client_id=client_id,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
         )
         try:
             asked = [
-                kafka.TopicPartition(topic, p) for topic in topics for p in consumer.partitions_for_topic(topic) or ()
+                kafka.TopicPartition(topic, p)
+                for topic in topics
+                for p in consumer.partitions_for_topic(topic) or ()
             ]
             ends = consumer.end_offsets(asked)
             consumer.assign(asked)
@@ -287,14 +336,22 @@ class JavaClient:
         self._java = java
 
     def produce(
-        self, servers: str, topic: str, partition: int, records: Sequence[Sent], compression: str, client_id: str = ""
+        self,
+        servers: str,
+        topic: str,
+        partition: int,
+        records: Sequence[Sent],
+        compression: str,
+        client_id: str = "",
     ) -> list[int]:
         answers = self.answers(
             servers, topic, partition, records, f"compression.type={compression}", f"client.id={client_id}"
         )
         return [int(answer) for answer in answers]
 
-    def answers(self, servers: str, topic: str, partition: int, records: Sequence[Sent], *settings: str) -> list[str]:
+    def answers(
+        self, servers: str, topic: str, partition: int, records: Sequence[Sent], *settings: str
+    ) -> list[str]:
         """Per record its offset, or "!" and the name of the client's exception."""
         lines = "".join(f"{partition}\t{_line(record)}\n" for record in records)
         limits = (
@@ -306,7 +363,9 @@ class JavaClient:
         arguments = ("produce", topic, f"bootstrap.servers={servers}", *limits, "linger.ms=5", *settings)
         return self._java.run("LogClient", arguments, stdin=lines, timeout_s=DEADLINE_S + 15).split()
 
-    def consume(self, servers: str, topics: Sequence[str], client_id: str = "") -> Mapping[tuple[str, int], list[Read]]:
+    def consume(
+        self, servers: str, topics: Sequence[str], client_id: str = ""
+    ) -> Mapping[tuple[str, int], list[Read]]:
         arguments = ("consume", ",".join(topics), f"bootstrap.servers={servers}", f"client.id={client_id}")
         read: dict[tuple[str, int], list[Read]] = {}
         for line in self._java.run("LogClient", arguments, timeout_s=DEADLINE_S + 15).splitlines():
@@ -329,7 +388,10 @@ class JavaClient:
         """Per timestamp the offset and timestamp found in partition 0."""
         arguments = ("times", topic, ",".join(map(str, timestamps)), f"bootstrap.servers={servers}")
         answers = (line.split("\t") for line in self._java.run("LogClient", arguments).splitlines())
-        return {int(asked): None if found == ["-"] else (int(found[0]), int(found[1])) for asked, *found in answers}
+        return {
+            int(asked): None if found == ["-"] else (int(found[0]), int(found[1]))
+            for asked, *found in answers
+        }
 
 
 def _line(record: Sent) -> str:

@@ -11,8 +11,8 @@ import pytest
 from tests.clients.adapters import AioKafka, Client, Confluent, JavaClient, KafkaPython
 from tests.clients.foreign import PROGRAMS, Program
 from tests.clients.matrix_plugin import Matrix
-from tests.fixtures.java import Java
-from tests.fixtures.stack import HERE
+from tests.support.java import Java
+from tests.support.stack import HERE
 from tidelog.devstack.stack import Stack, StackSettings
 
 NewTopic = Callable[..., str]
@@ -29,15 +29,17 @@ SOON = {
 
 @pytest.fixture(scope="session")
 def running(session_directory: Path) -> Iterator[Stack]:
-    """One stack for all these tests: two agents, in zones a and b, that know of each other."""
-    with Stack(StackSettings(environment=HERE, data_dir=session_directory / "stack", agent_environment=SOON)) as stack:
+    """One stack for all these tests: two agents in zones a and b that know each other."""
+    with Stack(
+        StackSettings(environment=HERE, data_dir=session_directory / "stack", agent_environment=SOON)
+    ) as stack:
         for agent in stack.agents:
             _wait_until_all_are_known(agent.address.bootstrap, len(stack.agents))
         yield stack
 
 
 def _wait_until_all_are_known(servers: str, agents: int) -> None:
-    """An agent hears of one that came after it when it next renews its lease."""
+    """An agent learns of a newer one when it next renews its lease."""
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": servers})
     until = time.monotonic() + 30.0
     while len(admin.list_topics(timeout=30).brokers) < agents:

@@ -1,7 +1,8 @@
-"""Clients of other languages, each behind a program of ours: one command per process, JSON in and JSON lines out.
+"""Clients of other languages, each in one of our programs: one command per process, JSON in and JSON lines
+out.
 
-What a program does is said in `go/internal/program`, and the same for each. The command `member` is a member of a
-consumer group (`tests/clients/members`); all others end by themselves.
+`go/internal/program` says what a program does. All programs do the same. The command `member` is a member
+of a consumer group (`tests/clients/members`); all others end by themselves.
 """
 
 import json
@@ -18,7 +19,7 @@ ASK_TIMEOUT_S = 60.0
 
 
 class ProgramFailed(Exception):
-    """A program ended with a status other than 0, or not in time; the message has what it said."""
+    """A program ended with a status other than 0, or not in time. The message has its output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +31,16 @@ class Program:
     command: tuple[str, ...]
 
     def make(self) -> None:
-        """To be called before the others; costs nothing when it is built. Raises `ToolchainAbsent`, `BuildFailed`."""
+        """Call it before the others. It costs nothing if the program is built. Raises `ToolchainAbsent` or
+        `BuildFailed`.
+        """
         missing = self.toolchain.missing()
         if missing is not None:
             raise ToolchainAbsent(self.client, missing)
         build(self.toolchain)
 
     def ask(self, command: str, **arguments: Any) -> list[dict[str, Any]]:
-        """The lines that `command` said. Raises `ProgramFailed`."""
+        """The output lines of `command`. Raises `ProgramFailed`."""
         try:
             done = asked_again(
                 lambda: subprocess.run(
@@ -50,13 +53,17 @@ class Program:
                 )
             )
         except subprocess.TimeoutExpired as late:
-            raise ProgramFailed(f"{self.client} {command} {arguments} took over {ASK_TIMEOUT_S} s: {late}") from late
+            raise ProgramFailed(
+                f"{self.client} {command} {arguments} took over {ASK_TIMEOUT_S} s: {late}"
+            ) from late
         if done.returncode != 0:
-            raise ProgramFailed(f"{self.client} {command} {arguments} ended with {done.returncode}: {done.stderr}")
+            raise ProgramFailed(
+                f"{self.client} {command} {arguments} ended with {done.returncode}: {done.stderr}"
+            )
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def answer(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """The one line that `command` said."""
+        """The one output line of `command`."""
         (line,) = self.ask(command, **arguments)
         return line
 
@@ -68,6 +75,10 @@ PROGRAMS: Mapping[str, Program] = {
         Program(client="sarama", toolchain=TOOLCHAINS["go"], command=(f"{BUILT}/go/sarama",)),
         Program(client="segmentio/kafka-go", toolchain=TOOLCHAINS["go"], command=(f"{BUILT}/go/kafka-go",)),
         Program(client="kafkajs", toolchain=TOOLCHAINS["node"], command=("node", f"{HERE}/node/main.js")),
-        Program(client="rust-rdkafka", toolchain=TOOLCHAINS["rust"], command=(f"{BUILT}/rust/debug/rdkafka-client",)),
+        Program(
+            client="rust-rdkafka",
+            toolchain=TOOLCHAINS["rust"],
+            command=(f"{BUILT}/rust/debug/rdkafka-client",),
+        ),
     )
 }

@@ -1,18 +1,20 @@
-"""What each client was seen to do: the vocabulary of `docs/clients.md`, and how a test says what it shows.
+"""What each client was seen to do: the features of `docs/clients.md`, and how a test names those that it
+shows.
 
 A test names the client and the features that it shows:
 
     @tried("confluent-kafka", "group: cooperative, partitions kept")
     def test_members_keep_their_partitions(...) -> None: ...
 
-or, made for several clients, its parameter carries the mark: `pytest.param(..., marks=tried("aiokafka", ...))`.
+or, made for several clients, its parameter carries the mark: `pytest.param(..., marks=tried("aiokafka",
+...))`.
 
 A feature holds for a client if every test that names both passed. The client's version is that of its Python
-distribution or its jar; a fixture of any other says it once: `matrix.note_version("franz-go", "1.22.2")`, with the
-fixture `matrix`. What a client does not offer stands in `not_offered.py`, with the evidence.
+distribution or its jar; a fixture of any other says it once: `matrix.note_version("franz-go", "1.22.2")`,
+with the fixture `matrix`. What a client does not offer stands in `not_offered.py`, with the evidence.
 
-A new client is a line of `CLIENTS`. Every client has a row for each of its features: tried, or not offered. The page is
-written by `make clients-document`, and `test_matrix.py` holds it to these lists.
+A new client is a line of `CLIENTS`. Every client has a row for each of its features: tried, or not offered.
+The page is written by `make clients-document`, and `test_matrix.py` holds it to these lists.
 """
 
 from dataclasses import dataclass
@@ -46,6 +48,17 @@ FEATURES = (
     "admin: describe cluster",
 )
 """What is asked of each, in the page's order."""
+STREAMS = (
+    "stores restored from compacted changelogs",
+    "windowed stores",
+    "standby replicas",
+    "repartition topics, records deleted",
+    "an instance dies",
+    "an agent dies",
+    "exactly once",
+    "the streams rebalance protocol (KIP-1071)",
+)
+"""What is asked of Kafka Streams, which is a library over the Java client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +77,45 @@ CLIENTS = {
         Client(name="aiokafka", language="Python"),
         Client(name="kafka-python", language="Python"),
         Client(name="kafka-clients", language="Java"),
+        Client(name="kafka-streams", language="Java", features=STREAMS),
         Client(name="franz-go", language="Go"),
         Client(name="sarama", language="Go"),
         Client(name="segmentio/kafka-go", language="Go"),
         Client(name="kafkajs", language="JavaScript"),
         Client(name="rust-rdkafka", language="Rust"),
+        Client(
+            name="kafka-connect",
+            language="Java",
+            features=(
+                "creates its compacted topics",
+                "file source and sink",
+                "an agent dies",
+                "a worker leaves",
+            ),
+        ),
+        Client(
+            name="mirror-maker",
+            language="Java",
+            features=("records", "configs of topics", "offsets of groups", "an agent dies"),
+        ),
+        Client(
+            name="apicurio-registry",
+            language="Java",
+            features=(
+                "keeps its schemas in a topic",
+                "Avro of confluent-kafka",
+                "a restart",
+                "an agent dies",
+            ),
+        ),
     )
 }
 
 
 def tried(client: str, *features: str) -> pytest.MarkDecorator:
-    """Marks a test as showing these features of a client. Raises `ValueError` for a name unknown to the page."""
+    """Marks a test as showing these features of a client. Raises `ValueError` for a name unknown to the
+    page.
+    """
     if client not in CLIENTS:
         raise ValueError(f"{client!r} is no client of the matrix: {list(CLIENTS)}")
     for feature in features:
@@ -106,11 +147,16 @@ class Page:
 
     def text(self) -> str:
         """In Markdown; `parse_rows` is the inverse of its tables."""
-        clients = [client for client in CLIENTS.values() if any(row.client == client.name for row in self.rows)]
+        clients = [
+            client for client in CLIENTS.values() if any(row.client == client.name for row in self.rows)
+        ]
         lines = [
             "# Clients",
             "",
-            "What each client was seen to do against two agents in two zones, through its own public interface.",
+            (
+                "What each client was seen to do against two agents in two zones, through its own public "
+                "interface."
+            ),
             "`make clients-document` writes this page from the results of the tests in `tests/clients`.",
             "",
             f"Commit: `{self.commit}`.",
@@ -118,7 +164,9 @@ class Page:
         ]
         for client in clients:
             lines += [
-                f"## {client.name} {self.versions.get(client.name, '')} ({client.language})".replace("  ", " "),
+                f"## {client.name} {self.versions.get(client.name, '')} ({client.language})".replace(
+                    "  ", " "
+                ),
                 "",
             ]
             lines += ["| what | result | evidence |", "|---|---|---|"]

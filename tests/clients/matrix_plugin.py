@@ -1,7 +1,8 @@
-"""Notes what the tests show about each client, lists clients that could not be run, and writes `docs/clients.md`.
+"""Notes what the tests show about each client, lists clients that could not be run, and writes
+`docs/clients.md`.
 
-A plugin of pytest (see `tests/conftest.py`). A client whose toolchain is absent is listed as NOT RUN when the run ends;
-any other skip of a test about a client is a failure.
+A plugin of pytest (see `tests/conftest.py`). A client whose toolchain is absent is listed as NOT RUN when the
+run ends; any other skip of a test about a client is a failure.
 """
 
 import importlib.metadata
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from _pytest.outcomes import Skipped
 
 from tests.clients.matrix import CLIENTS, FAILED, NOT_RUN, PASSED, Page, Row
 from tests.clients.matrix import NOT_OFFERED as NOT_OFFERED_RESULT
@@ -20,8 +22,8 @@ from tests.clients.not_offered import NOT_OFFERED
 _ROOT = Path(__file__).parents[2]
 
 
-class ToolchainAbsent(pytest.skip.Exception):
-    """The one reason to skip a test about a client."""
+class ToolchainAbsent(Skipped):
+    """The only reason to skip a test about a client."""
 
     def __init__(self, client: str, missing: str) -> None:
         super().__init__(f"{NOT_RUN}: {client}, this machine has no {missing}")
@@ -36,17 +38,17 @@ class Matrix:
     not_run: dict[str, str] = field(default_factory=dict)
 
     def note_version(self, client: str, version: str) -> None:
-        """For clients that are no Python distribution and no jar of `tests/fixtures/java_clients.xml`."""
+        """For clients that are no Python distribution and no jar of `tests/support/java_clients.xml`."""
         self.versions[client] = version
 
     def note(self, client: str, feature: str, test: str, result: str) -> None:
-        """A failure stays one, whatever a later phase of the same test says."""
+        """A failure stays a failure, whatever a later phase of the same test reports."""
         tests = self.results.setdefault((client, feature), {})
         if tests.get(test) != FAILED:
             tests[test] = result
 
     def unknown(self) -> list[str]:
-        """What a complete page lacks."""
+        """What is missing for a complete page."""
         known = self.results.keys() | NOT_OFFERED.keys()
         return [
             f"{client.name}: {feature}"
@@ -60,7 +62,9 @@ class Matrix:
         for (client, feature), tests in self.results.items():
             worst = next((kind for kind in (FAILED, NOT_RUN) if kind in tests.values()), PASSED)
             names = sorted({name.split("[", 1)[0] for name in tests})
-            rows.append(Row(client=client, feature=feature, result=worst, evidence=", ".join(f"`{n}`" for n in names)))
+            rows.append(
+                Row(client=client, feature=feature, result=worst, evidence=", ".join(f"`{n}`" for n in names))
+            )
         rows += [
             Row(client=client, feature=feature, result=NOT_OFFERED_RESULT, evidence=evidence)
             for (client, feature), evidence in NOT_OFFERED.items()
@@ -77,15 +81,19 @@ def _distribution(name: str) -> str:
 
 
 def _jar(name: str) -> str:
-    modules = ElementTree.parse(_ROOT / "tests" / "fixtures" / "java_clients.xml")
-    return next((each.attrib["rev"] for each in modules.iter("dependency") if each.attrib["name"] == name), "")
+    modules = ElementTree.parse(_ROOT / "tests" / "support" / "java_clients.xml")
+    return next(
+        (each.attrib["rev"] for each in modules.iter("dependency") if each.attrib["name"] == name), ""
+    )
 
 
 _MATRIX = pytest.StashKey[Matrix]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--clients-document", type=Path, help="write what the tests show about clients to this page")
+    parser.addoption(
+        "--clients-document", type=Path, help="write what the tests show about clients to this page"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -94,7 +102,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def matrix(pytestconfig: pytest.Config) -> Matrix:
-    """Where versions are noted."""
+    """The matrix, for notes of versions."""
     return pytestconfig.stash[_MATRIX]
 
 
@@ -141,4 +149,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def _commit() -> str:
     """The tree that was tested."""
     command = ["git", "describe", "--always", "--abbrev=12", "--dirty=, with changes"]
-    return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    return subprocess.run(
+        command, cwd=_ROOT, capture_output=True, text=True, check=True, timeout=30
+    ).stdout.strip()

@@ -1,33 +1,48 @@
-"""What clients do not offer, or not reliably, with what says so: rows of `docs/clients.md` that no test can show.
+"""What clients do not offer, or not reliably, with the evidence: rows of `docs/clients.md` that no test can
+show. Where Tidelog is what does not offer it, the evidence says so and names the test of the refusal.
 
-Evidence is a fact of the version that the lock file names: a page, or a file of the package that anybody can open.
+Evidence is a fact of the version that the lock file names: a page, or a file of the package that anybody can
+open.
 """
 
 from collections.abc import Mapping
 
 _KAFKAJS_GROUPS = "its consumer always has a group: `src/consumer/index.js` throws without a `groupId`"
 _STATIC = (
-    "requests can carry `GroupInstanceID`, but `ConsumerGroup` sends none: `makeJoinGroupRequest`, `consumergroup.go`"
+    "requests can carry `GroupInstanceID`, but `ConsumerGroup` sends none: `makeJoinGroupRequest`, "
+    "`consumergroup.go`"
 )
 
 _ONE_PROTOCOL = "it knows the classic protocol only, see above"
 _NO_NEW_PROTOCOL = "no option of its consumer names a group protocol; it joins by JoinGroup alone"
 
+_REFUSED = "`test_users_of_streams_read_what_is_not_available`"
+
 NOT_OFFERED: Mapping[tuple[str, str], str] = {
+    ("kafka-streams", "exactly once"): (
+        f"not by Tidelog, which has no transactions: Streams stops and says so ({_REFUSED})"
+    ),
+    ("kafka-streams", "the streams rebalance protocol (KIP-1071)"): (
+        "not by Tidelog: Streams stops with `group.protocol=streams` and says so "
+        f"({_REFUSED}); `classic` is its default"
+    ),
     ("aiokafka", "group: cooperative, partitions kept"): (
         "its assignors are range, round robin and sticky, all eager: `aiokafka/coordinator/assignors`"
     ),
     ("aiokafka", "group: the new protocol (KIP-848)"): _NO_NEW_PROTOCOL,
     ("aiokafka", "group: changes between protocols while it runs"): _ONE_PROTOCOL,
-    ("aiokafka", "admin: delete groups"): "`AIOKafkaAdminClient` has no such method: `aiokafka/admin/client.py`",
+    (
+        "aiokafka",
+        "admin: delete groups",
+    ): "`AIOKafkaAdminClient` has no such method: `aiokafka/admin/client.py`",
     ("aiokafka", "admin: delete offsets of groups"): (
         "`AIOKafkaAdminClient` has no such method: `aiokafka/admin/client.py`"
     ),
     ("kafka-python", "group: the new protocol (KIP-848)"): _NO_NEW_PROTOCOL,
     ("kafka-python", "group: changes between protocols while it runs"): _ONE_PROTOCOL,
     ("kafka-python", "group: topics by regular expression"): (
-        "not reliably: a member whose pattern comes to match another topic gives up its partitions and at times never"
-        " rejoins (3.0.12), with Apache Kafka 4.1 as well"
+        "not reliably: a member whose pattern comes to match another topic gives up its partitions and at "
+        "times never rejoins (3.0.12), with Apache Kafka 4.1 as well"
     ),
     ("sarama", "group: the new protocol (KIP-848)"): (
         "it describes such groups (`ConsumerGroupDescribe`) but has no heartbeat request to join one: no"
@@ -39,7 +54,8 @@ NOT_OFFERED: Mapping[tuple[str, str], str] = {
         "group: topics by regular expression",
     ): "`ConsumerGroup.Consume` takes names of topics: `consumer_group.go`",
     ("sarama", "offsets: seek"): (
-        "a partition is consumed from an offset and closed (`ConsumePartition`); `PartitionConsumer` has no seek"
+        "a partition is consumed from an offset and closed (`ConsumePartition`); `PartitionConsumer` has "
+        "no seek"
     ),
     ("segmentio/kafka-go", "produce: idempotent"): (
         "`Writer` has no such setting, and its batches carry no producer id: `writer.go`"
@@ -56,26 +72,36 @@ NOT_OFFERED: Mapping[tuple[str, str], str] = {
         "segmentio/kafka-go",
         "group: topics by regular expression",
     ): "`ConsumerGroupConfig.Topics` are names of topics: `consumergroup.go`",
-    ("segmentio/kafka-go", "admin: delete records"): "no DeleteRecords (API key 21) among its messages: `protocol/`",
+    (
+        "segmentio/kafka-go",
+        "admin: delete records",
+    ): "no DeleteRecords (API key 21) among its messages: `protocol/`",
     ("kafkajs", "consume: assigned partitions"): _KAFKAJS_GROUPS,
     ("kafkajs", "group: cooperative, partitions kept"): (
-        "its assigner is round robin and a rebalance revokes everything: `src/consumer/assigners`, `consumerGroup.js`"
+        "its assigner is round robin and a rebalance revokes everything: `src/consumer/assigners`, "
+        "`consumerGroup.js`"
     ),
     ("kafkajs", "group: static membership"): (
-        "`groupInstanceId` is in its messages but in no option of a consumer: `types/index.d.ts`, `ConsumerConfig`"
+        "`groupInstanceId` is in its messages but in no option of a consumer: `types/index.d.ts`, "
+        "`ConsumerConfig`"
     ),
     ("kafkajs", "group: the new protocol (KIP-848)"): (
         "no ConsumerGroupHeartbeat (API key 68): `src/protocol/requests/apiKeys.js` ends at 46"
     ),
     ("kafkajs", "group: changes between protocols while it runs"): _ONE_PROTOCOL,
     ("kafkajs", "group: topics by regular expression"): (
-        "a pattern is compared once, when `subscribe` is called, not with topics made later: `src/consumer/index.js`"
+        "a pattern is compared once, when `subscribe` is called, not with topics made later: "
+        "`src/consumer/index.js`"
     ),
     ("kafkajs", "offsets: commit without membership"): (
         "`admin.setOffsets` joins the group as a member to commit: `src/admin/index.js`"
     ),
-    ("kafkajs", "admin: delete offsets of groups"): "no OffsetDelete (API key 47): `src/protocol/requests/apiKeys.js`",
+    (
+        "kafkajs",
+        "admin: delete offsets of groups",
+    ): "no OffsetDelete (API key 47): `src/protocol/requests/apiKeys.js`",
     ("rust-rdkafka", "admin: delete offsets of groups"): (
-        "`AdminClient` has no such method: `src/admin.rs` (librdkafka's is reached through the unsafe rdkafka-sys only)"
+        "`AdminClient` has no such method: `src/admin.rs` (librdkafka's is reached through the unsafe "
+        "rdkafka-sys only)"
     ),
 }

@@ -1,4 +1,6 @@
-"""A test of every foreign client that offers something: `@each_offering("offsets: seek")` and the fixture `client`."""
+"""A test of every foreign client that offers something: `@each_offering("offsets: seek")` and the fixture
+`client`.
+"""
 
 import pytest
 

@@ -24,7 +24,9 @@ _GROUPS = ("admin: list and describe groups", "admin: delete groups", "admin: de
 
 @pytest.fixture
 def group(new_topic: NewTopic, zone_a: str) -> tuple[str, str]:
-    """A topic of two partitions with ten records, and a group that committed all of them and has no member left."""
+    """A topic of two partitions with ten records, and a group that committed all of them and has no member
+    left.
+    """
     topic, name = new_topic(2), f"group-{uuid.uuid4().hex[:8]}"
     producer = confluent_kafka.Producer({"bootstrap.servers": zone_a})
     for number in range(10):
@@ -64,7 +66,9 @@ def test_confluent_administers_a_group(group: tuple[str, str], zone_a: str, zone
 
 
 @tried("kafka-python", *_GROUPS, "admin: delete records", "admin: configs", "admin: describe cluster")
-def test_kafka_python_administers_a_group_and_its_topic(group: tuple[str, str], zone_a: str, zone_b: str) -> None:
+def test_kafka_python_administers_a_group_and_its_topic(
+    group: tuple[str, str], zone_a: str, zone_b: str
+) -> None:
     topic, name = group
     admin = kafka.admin.KafkaAdminClient(bootstrap_servers=zone_b)
     try:
@@ -81,7 +85,9 @@ def test_kafka_python_administers_a_group_and_its_topic(group: tuple[str, str], 
         assert name not in {found["group_id"] for found in admin.list_groups()}
 
         assert admin.delete_records({places[1]: 2})[places[1]]["low_watermark"] == 2
-        resource = kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic, {"retention.ms": "86400000"})
+        resource = kafka.admin.ConfigResource(
+            kafka.admin.ConfigResourceType.TOPIC, topic, {"retention.ms": "86400000"}
+        )
         admin.alter_configs([resource])
         assert "86400000" in str(admin.describe_configs([resource]))
         brokers = {f"{broker['host']}:{broker['port']}" for broker in admin.describe_cluster()["brokers"]}
@@ -114,7 +120,9 @@ def test_aiokafka_administers_a_group_and_its_topic(group: tuple[str, str], zone
             deleted = await admin.delete_records({place: aiokafka.admin.RecordsToDelete(before_offset=2)})
             assert deleted[place] == 2
             kind = aiokafka.admin.config_resource.ConfigResourceType.TOPIC
-            resource = aiokafka.admin.config_resource.ConfigResource(kind, topic, configs={"retention.ms": "86400000"})
+            resource = aiokafka.admin.config_resource.ConfigResource(
+                kind, topic, configs={"retention.ms": "86400000"}
+            )
             await admin.alter_configs([resource])
             assert "86400000" in str(await admin.describe_configs([resource]))
             cluster = await admin.describe_cluster()
@@ -156,7 +164,11 @@ def _confluent(servers: str, topic: str, acks: int) -> None:
 
 
 def _kafka_python(servers: str, topic: str, acks: int) -> None:
-    settings = {"bootstrap_servers": servers, "enable_idempotence": False, "acks": "all" if acks == -1 else acks}
+    settings = {
+        "bootstrap_servers": servers,
+        "enable_idempotence": False,
+        "acks": "all" if acks == -1 else acks,
+    }
     producer = kafka.KafkaProducer(**settings)
     producer.send(topic, b"acks %d" % acks).get(timeout=DEADLINE_S)
     producer.close(timeout=5)
@@ -164,7 +176,9 @@ def _kafka_python(servers: str, topic: str, acks: int) -> None:
 
 def _aiokafka(servers: str, topic: str, acks: int) -> None:
     async def run() -> None:
-        async with aiokafka.AIOKafkaProducer(bootstrap_servers=servers, acks="all" if acks == -1 else acks) as producer:
+        async with aiokafka.AIOKafkaProducer(
+            bootstrap_servers=servers, acks="all" if acks == -1 else acks
+        ) as producer:
             await producer.send_and_wait(topic, b"acks %d" % acks)
 
     asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
@@ -184,7 +198,10 @@ _PRODUCERS: Mapping[str, Callable[[str, str, int], None]] = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=tried(name, "produce: acks 0, 1 and all")) for name in (*_PRODUCERS, "kafka-clients")],
+    [
+        pytest.param(name, marks=tried(name, "produce: acks 0, 1 and all"))
+        for name in (*_PRODUCERS, "kafka-clients")
+    ],
 )
 def test_every_kind_of_acknowledgement(
     name: str, java_client: JavaClient, new_topic: NewTopic, zone_a: str, zone_b: str

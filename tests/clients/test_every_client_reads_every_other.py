@@ -19,7 +19,9 @@ _WRITERS = [
     pytest.param(name, marks=tried(client, "produce: every compression", "produce: idempotent"))
     for name, client in NAMES.items()
 ]
-_READERS = [pytest.param(name, marks=tried(client, "consume: assigned partitions")) for name, client in NAMES.items()]
+_READERS = [
+    pytest.param(name, marks=tried(client, "consume: assigned partitions")) for name, client in NAMES.items()
+]
 LAST_TIMESTAMP_MS = 253_402_300_799_999
 
 Written = Mapping[str, tuple[str, list[Sent], Mapping[str, list[int]]]]
@@ -50,7 +52,10 @@ def awkward_records(client: Client) -> list[Sent]:
             timestamp_ms=1_700_000_000_003,
         ),
         Sent(key=noise[:70_000], value=noise, timestamp_ms=1_700_000_000_004),
-        *(Sent(key=b"%d" % i, value=b"%d " % i * 200, timestamp_ms=1_700_000_001_000 + i) for i in range(500)),
+        *(
+            Sent(key=b"%d" % i, value=b"%d " % i * 200, timestamp_ms=1_700_000_001_000 + i)
+            for i in range(500)
+        ),
     ]
     if client.sends_null_header_values:
         headers = (("null", None), ("null", None), ("not", b""))
@@ -62,12 +67,16 @@ def awkward_records(client: Client) -> list[Sent]:
 
 @pytest.fixture(scope="module")
 def written(clients: Mapping[str, Client], new_topic: NewTopic, zone_a: str) -> Written:
-    """Per client its topic, what it sent to each partition (one per compression), and the offsets it was told."""
+    """For each client its topic, what it sent to each partition (one per compression), and the offsets that
+    were acknowledged.
+    """
     found = {}
     for name, client in clients.items():
         topic, records = new_topic(len(COMPRESSIONS), f"by-{name}"), awkward_records(client)
         offsets = {
-            compression: client.produce(zone_a, topic, partition, records, compression, client_id="tidelog_zone=a")
+            compression: client.produce(
+                zone_a, topic, partition, records, compression, client_id="tidelog_zone=a"
+            )
             for partition, compression in enumerate(COMPRESSIONS)
         }
         found[name] = (topic, records, offsets)
@@ -78,9 +87,11 @@ def written(clients: Mapping[str, Client], new_topic: NewTopic, zone_a: str) -> 
 def readings(
     clients: Mapping[str, Client], written: Written, zone_b: str
 ) -> Mapping[str, Mapping[tuple[str, int], list[Read]]]:
-    """Per client all that it read of everything written."""
+    """For each client, everything that it read."""
     topics = [topic for topic, _, _ in written.values()]
-    return {name: client.consume(zone_b, topics, client_id="tidelog_zone=b") for name, client in clients.items()}
+    return {
+        name: client.consume(zone_b, topics, client_id="tidelog_zone=b") for name, client in clients.items()
+    }
 
 
 @pytest.mark.parametrize("writer", _WRITERS)

@@ -9,7 +9,7 @@ from tests.clients.conftest import NewTopic
 from tests.clients.foreign import Program, ProgramFailed
 from tests.clients.members.process import members_of
 from tests.clients.offering import each_offering
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.clients
 
@@ -36,14 +36,20 @@ def test_configs_of_a_topic_are_described_and_altered(
     client: Program, new_topic: NewTopic, zone_a: str, zone_b: str
 ) -> None:
     topic = new_topic(1, "configs", {"retention.ms": "3600000"})
-    assert client.answer("describe-configs", servers=zone_b, topic=topic)["configs"]["retention.ms"] == "3600000"
+    assert (
+        client.answer("describe-configs", servers=zone_b, topic=topic)["configs"]["retention.ms"] == "3600000"
+    )
 
     client.answer("alter-configs", servers=zone_a, topic=topic, configs={"retention.ms": "7200000"})
 
-    assert client.answer("describe-configs", servers=zone_b, topic=topic)["configs"]["retention.ms"] == "7200000"
+    assert (
+        client.answer("describe-configs", servers=zone_b, topic=topic)["configs"]["retention.ms"] == "7200000"
+    )
     with contextlib.suppress(ProgramFailed):  # rust-rdkafka 0.39 does not pass on what is refused
         client.answer("alter-configs", servers=zone_a, topic=topic, configs={"retention.ms": "soon"})
-    assert client.answer("describe-configs", servers=zone_b, topic=topic)["configs"]["retention.ms"] == "7200000"
+    assert (
+        client.answer("describe-configs", servers=zone_b, topic=topic)["configs"]["retention.ms"] == "7200000"
+    )
 
 
 @each_offering("admin: list and describe groups", "admin: delete groups")
@@ -58,7 +64,10 @@ def test_groups_are_listed_described_and_deleted_when_nobody_is_left(
         ann.until(lambda member: len(member.owned) == 2, "both partitions")
 
         assert group in client.answer("list-groups", servers=zone_b)["groups"]
-        assert client.answer("describe-group", servers=zone_b, group=group) == {"state": "Stable", "members": 1}
+        assert client.answer("describe-group", servers=zone_b, group=group) == {
+            "state": "Stable",
+            "members": 1,
+        }
         with pytest.raises(ProgramFailed, match=r"(?i)empty"):
             client.answer("delete-group", servers=zone_b, group=group)
         ann.leave()

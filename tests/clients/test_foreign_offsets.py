@@ -35,12 +35,16 @@ def test_offsets_are_found_by_time(client: Program, new_topic: NewTopic, zone_a:
 
 
 @each_offering("offsets: seek")
-def test_a_consumer_goes_where_it_seeks(client: Program, new_topic: NewTopic, zone_a: str, zone_b: str) -> None:
+def test_a_consumer_goes_where_it_seeks(
+    client: Program, new_topic: NewTopic, zone_a: str, zone_b: str
+) -> None:
     topic = new_topic(1, "seek")
     _send(zone_a, topic, 0, 10)
     whole = [{"partition": 0, "from": -2, "count": 10}]
 
-    said = client.ask("seek", servers=zone_b, group=f"{topic}-group", topic=topic, partitions=whole, offset=4, count=3)
+    said = client.ask(
+        "seek", servers=zone_b, group=f"{topic}-group", topic=topic, partitions=whole, offset=4, count=3
+    )
 
     before, after = said[:10], said[11:]
     assert [record["offset"] for record in before] == list(range(10))

@@ -1,4 +1,8 @@
-"""Records that clients of other languages write and read: every compression, idempotent, any acks, by assignment."""
+"""Records that clients of other languages write and read: every compression, idempotent, any acks, by
+assignment.
+"""
+
+from typing import Any
 
 import confluent_kafka
 import pytest
@@ -15,7 +19,7 @@ PARTITIONS = 3
 NOW_MS = 1_700_000_000_000
 
 
-def _records(prefix: str, count: int = 30) -> list[dict[str, object]]:
+def _records(prefix: str, count: int = 30) -> list[dict[str, Any]]:
     """As a program takes them, in turn over the partitions; some without a key, some without a value."""
     return [
         {
@@ -29,10 +33,10 @@ def _records(prefix: str, count: int = 30) -> list[dict[str, object]]:
     ]
 
 
-def _plain(records: list[dict[str, object]], partition: int) -> list[tuple[object, ...]]:
+def _plain(records: list[dict[str, Any]], partition: int) -> list[tuple[object, ...]]:
     """What must come back of a partition, in order."""
     return [
-        (r["timestamp_ms"], r["key"], r["value"], [tuple(header) for header in r["headers"]])  # type: ignore[attr-defined]
+        (r["timestamp_ms"], r["key"], r["value"], [tuple(header) for header in r["headers"]])
         for r in records
         if r["partition"] == partition
     ]
@@ -54,10 +58,16 @@ def _read(found: list[Read]) -> list[tuple[object, ...]]:
 def test_records_of_every_compression_are_read_as_they_were_written(
     client: Program, new_topic: NewTopic, zone_a: str, zone_b: str
 ) -> None:
-    topic, sent = new_topic(PARTITIONS, "compressed"), []
+    topic = new_topic(PARTITIONS, "compressed")
+    sent: list[Any] = []
     for compression in COMPRESSIONS:
         records = _records(f"{client.client}-{compression}")
-        settings = {"compression": compression, "acks": "all", "idempotent": False, "client_id": "tidelog_zone=a"}
+        settings = {
+            "compression": compression,
+            "acks": "all",
+            "idempotent": False,
+            "client_id": "tidelog_zone=a",
+        }
 
         answer = client.answer("produce", servers=zone_a, topic=topic, records=records, **settings)
 
@@ -99,7 +109,13 @@ def test_records_arrive_whichever_acknowledgement_is_asked_for(
         topic, records = new_topic(PARTITIONS, f"acks-{acks}"), _records(client.client)
 
         client.answer(
-            "produce", servers=zone_a, topic=topic, records=records, compression="none", acks=acks, idempotent=False
+            "produce",
+            servers=zone_a,
+            topic=topic,
+            records=records,
+            compression="none",
+            acks=acks,
+            idempotent=False,
         )
 
         assert sorted(_timestamps(zone_b, topic, len(records))) == [r["timestamp_ms"] for r in records], acks
@@ -120,13 +136,13 @@ def _timestamps(servers: str, topic: str, count: int) -> list[int]:
         consumer.close()
 
 
-def _send(servers: str, topic: str, records: list[dict[str, object]], compression: str = "zstd") -> None:
+def _send(servers: str, topic: str, records: list[dict[str, Any]], compression: str = "zstd") -> None:
     for partition in range(PARTITIONS):
         sent = [
             Sent(
                 key=None if r["key"] is None else str(r["key"]).encode(),
                 value=None if r["value"] is None else str(r["value"]).encode(),
-                headers=tuple((name, value.encode()) for name, value in r["headers"]),  # type: ignore[attr-defined]
+                headers=tuple((name, value.encode()) for name, value in r["headers"]),
                 timestamp_ms=int(str(r["timestamp_ms"])),
             )
             for r in records
@@ -150,5 +166,6 @@ def test_assigned_partitions_are_read_as_they_were_written(
         mine = [r for r in read if r["partition"] == partition]
         assert [r["offset"] for r in mine] == list(range(len(mine)))
         assert [
-            (r["timestamp_ms"], r["key"], r["value"], [tuple(header) for header in r["headers"]]) for r in mine
+            (r["timestamp_ms"], r["key"], r["value"], [tuple(header) for header in r["headers"]])
+            for r in mine
         ] == _plain(records, partition)

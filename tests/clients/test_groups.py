@@ -1,8 +1,9 @@
-"""Consumer groups as the members of every client see them: sharing, handing over, dying, restarting, resuming.
+"""Consumer groups as the members of every client see them: sharing, handing over, dying, restarting,
+resuming.
 
-Members are processes (`tests/clients/members`), those of one group divided over the agents of both zones. Most of a
-scenario is waiting for session timeouts, so all scenarios that were selected run side by side from the first one on,
-and each test waits for its own.
+Members are processes (`tests/clients/members`), those of one group divided over the agents of both zones.
+Scenarios mostly wait for session timeouts. So all selected scenarios run at the same time, and each test
+waits for its own.
 """
 
 import re
@@ -10,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import confluent_kafka
 import confluent_kafka.admin
@@ -25,7 +27,8 @@ from tests.faults.wire import Wire, fetch
 
 PARTITIONS = 6
 SESSION_TIMEOUT_MS = 45_000
-"""Of all but those that die: on a busy machine a member may be silent for seconds."""
+"""The timeout of all members except those that die, because on a busy machine a member may be silent for
+seconds."""
 SHORT_SESSION_MS = 4_000
 AT_A_TIME = 6
 OFFSET_OUT_OF_RANGE = 1
@@ -34,7 +37,7 @@ _SCENARIO_TIMEOUT_S = 480
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What a scenario plays on: a topic of its own, a group of its own, and the agents of both zones."""
+    """The parts of a scenario: its topic, its group, and the agents of both zones."""
 
     variant: Variant
     topic: str
@@ -60,7 +63,9 @@ class Scene:
 
         def shared() -> bool:
             owned = [member.owned for member in members]
-            return all(owned) and sum(map(len, owned)) == PARTITIONS and set().union(*owned) == self.everything
+            return (
+                all(owned) and sum(map(len, owned)) == PARTITIONS and set().union(*owned) == self.everything
+            )
 
         wait_until(shared, f"{PARTITIONS} partitions shared by {len(members)}", members)
 
@@ -127,7 +132,9 @@ def a_twin_fences_the_older_one(scene: Scene) -> None:
     scene.shared_by(first, twin)
 
     def fenced() -> bool:
-        return any(re.search("fenced|instance.id", error["message"], re.IGNORECASE) for error in older.told("error"))
+        return any(
+            re.search("fenced|instance.id", error["message"], re.IGNORECASE) for error in older.told("error")
+        )
 
     wait_until(fenced, "the older twin heard that it is fenced", [first, twin])
     assert twin.owned == owned
@@ -178,7 +185,7 @@ def offsets_that_are_gone_are_reset(scene: Scene) -> None:
 
 
 def _wait_until_gone(servers: str, scene: Scene, offset: int) -> None:
-    """An agent hears of records deleted through another one with its next poll."""
+    """An agent learns of records deleted through another agent with its next poll."""
     host, port = servers.split(":")
     with Wire((host, int(port))) as wire:
 
@@ -194,7 +201,9 @@ def a_new_topic_that_matches_is_read(scene: Scene) -> None:
     scene.shared_by(member)
 
     later = scene.new_topic(2, scene.topic)
-    member.until(lambda one: one.owned == scene.everything | {(later, 0), (later, 1)}, "the new topic's partitions")
+    member.until(
+        lambda one: one.owned == scene.everything | {(later, 0), (later, 1)}, "the new topic's partitions"
+    )
 
 
 def members_change_the_protocol_one_by_one(scene: Scene) -> None:
@@ -246,12 +255,19 @@ def _committed_offsets(scene: Scene) -> dict[Place, int]:
 
 Scenario = Callable[[Scene], None]
 _SHOWS: Mapping[Scenario, tuple[str, ...]] = {
-    members_join_leave_and_die: ("consume: as a group", "group: members join and leave", "group: a member dies"),
+    members_join_leave_and_die: (
+        "consume: as a group",
+        "group: members join and leave",
+        "group: a member dies",
+    ),
     a_restarted_static_member_changes_nothing: ("group: static membership",),
     a_twin_fences_the_older_one: ("group: static membership",),
     offsets_are_where_the_next_member_begins: ("offsets: commit and fetch", "offsets: seek"),
     offsets_that_are_gone_are_reset: ("offsets: reset",),
-    offsets_are_committed_without_membership: ("offsets: commit without membership", "consume: assigned partitions"),
+    offsets_are_committed_without_membership: (
+        "offsets: commit without membership",
+        "consume: assigned partitions",
+    ),
     a_new_topic_that_matches_is_read: ("group: topics by regular expression",),
     members_change_the_protocol_one_by_one: ("group: changes between protocols while it runs",),
 }
@@ -292,7 +308,7 @@ def playing(
     request: pytest.FixtureRequest, new_topic: NewTopic, zone_a: str, zone_b: str
 ) -> Iterator[Mapping[str, Future[None]]]:
     """The scenarios that were selected, running side by side."""
-    selected = [item.callspec.params["play"] for item in request.session.items if "play" in _params(item)]
+    selected = [str(_params(item)["play"]) for item in request.session.items if "play" in _params(item)]
 
     commands = {play: _command(_PLAYS[play][0], request) for play in selected}
 
@@ -303,7 +319,8 @@ def playing(
         topic = new_topic(PARTITIONS)
         group = f"group-{uuid.uuid4().hex[:8]}"
         given = (
-            "--group", group, "--topics", topic, "--protocol", variant.protocol, "--strategy", variant.strategy,
+            "--group", group, "--topics", topic, "--protocol", variant.protocol, "--strategy",
+            variant.strategy,
             "--session-timeout-ms", str(SESSION_TIMEOUT_MS),
         )  # fmt: skip
         with members_of(command, *given) as start:
@@ -325,7 +342,7 @@ def playing(
 
 
 def _command(variant: Variant, request: pytest.FixtureRequest) -> Sequence[str] | ToolchainAbsent:
-    java = None if variant.foreign else request.getfixturevalue("java")
+    java: Any = None if variant.foreign else request.getfixturevalue("java")
     try:
         return variant.command(java)
     except ToolchainAbsent as absent:

@@ -1,6 +1,7 @@
-"""Idempotent producers of librdkafka and Java beside what an agent may do to them: forget who they are, refuse a batch.
+"""Idempotent producers of librdkafka and Java, and what an agent may do to them: forget who they are,
+refuse a batch.
 
-What kills and moves do to them is in `tests/faults/test_moving_leaders.py`.
+`tests/faults/test_moving_leaders.py` has kills and moves.
 """
 
 import asyncio
@@ -12,14 +13,15 @@ from sequencer.settings import SequencerSettings
 from tests.clients.adapters import Confluent
 from tests.clients.conftest import NewTopic
 from tests.faults.java_producer import JavaProducer, check_log
-from tests.fixtures.java import Java
+from tests.support.java import Java
+from tests.support.messages import place_of
 from tidelog.devstack.stack import Stack
 
 TIMEOUT_S = 60.0
 
 
 def forget_all_producers(stack: Stack) -> int:
-    """As the housekeeper does with those that wrote nothing for days."""
+    """As the housekeeper does with producers that wrote nothing for days."""
 
     async def expire() -> int:
         sequencer = await Sequencer.open(stack.addresses.database_url, SequencerSettings())
@@ -64,7 +66,7 @@ class Librdkafka:
 
     def _delivered(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
         if error is None:
-            self.offsets.append(message.offset())
+            self.offsets.append(place_of(message)[1])
         else:
             self.refused.append(error)
 
@@ -106,8 +108,9 @@ def test_java_goes_on_when_it_was_forgotten_again_and_again(
 
 
 def test_librdkafka_goes_on_after_a_record_that_is_too_large(zone_a: str, new_topic: NewTopic) -> None:
-    """Its client-side limit is above the topic's: the agent refuses that batch, and what is in flight behind it comes
-    before its predecessor, until the client begins a new epoch."""
+    """Its client-side limit is above the topic's: the agent refuses that batch, and what is in flight behind
+    it comes before its predecessor, until the client begins a new epoch.
+    """
     small = new_topic(prefix="small", config={"max.message.bytes": "2000"})
     producer = Librdkafka(zone_a, small)
     producer.send(b"first", b"x" * 5_000, *(b"%d" % number for number in range(8)))

@@ -1,4 +1,4 @@
-"""The wheel with all extras, in an environment of its own: `tidelog dev` in an empty folder."""
+"""The wheel with all extras, in a new environment: `tidelog dev` in an empty folder."""
 
 import signal
 import subprocess
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.installed_wheel import inherited, installed_wheel, run
-from tests.waiting import wait_until
+from tests.support.installed_wheel import inherited, installed_wheel, run
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.timeout(900)
@@ -15,14 +15,19 @@ def test_the_development_stack_runs_from_an_empty_folder(tmp_path: Path) -> None
     with installed_wheel("[all]") as commands:
         tidelog = commands / "tidelog"
         with subprocess.Popen(
-            [tidelog, "dev", "--kafka-port", "0", "--http-port", "0"], cwd=tmp_path, env=inherited()
+            [tidelog, "dev", "--history", "--kafka-port", "0", "--http-port", "0"],
+            cwd=tmp_path,
+            env=inherited(),
         ) as stack:
             try:
-                wait_until(lambda: (tmp_path / ".tidelog" / "stack.json").exists(), timeout_s=180.0)
-                run(tidelog, "topics", "create", "greetings", "--partitions", "3", cwd=tmp_path)
+                wait_until(lambda: (tmp_path / ".tidelog" / "stack.json").exists(), timeout_s=300.0)
+                at_once = ("--config", "tidelog.history.freshness.ms=1000")
+                run(tidelog, "topics", "create", "greetings", "--partitions", "3", *at_once, cwd=tmp_path)
                 run(tidelog, "produce", "greetings", said="one\ntwo\n", cwd=tmp_path)
                 options = ("--from-beginning", "--max-messages", "2")
                 consumed = run(tidelog, "consume", "greetings", *options, cwd=tmp_path)
+                log = tmp_path / ".tidelog" / "logs" / "history.log"
+                wait_until(lambda: "a round was written" in log.read_text(), timeout_s=240.0)
                 shown = run(tidelog, "history", "show", "greetings", cwd=tmp_path)
             finally:
                 stack.send_signal(signal.SIGINT)

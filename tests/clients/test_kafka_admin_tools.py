@@ -1,5 +1,6 @@
-"""Tools that come with Apache Kafka, where an agent differs from a broker: log directories, replicas, leaders and
-transactions."""
+"""Tools that come with Apache Kafka, where an agent differs from a broker: log directories, replicas, leaders
+and transactions.
+"""
 
 import json
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import confluent_kafka
 
 from tests.clients.conftest import NewTopic
-from tests.fixtures.java import Java, JavaFailed
+from tests.support.java import Java, JavaFailed
 
 _REASSIGN = "reassign.ReassignPartitionsCommand"
 
@@ -26,7 +27,9 @@ def _produce(servers: str, topic: str, size: int) -> None:
     assert producer.flush(30) == 0
 
 
-def test_log_dirs_command_shows_every_partition_once_per_zone(java: Java, new_topic: NewTopic, zone_a: str) -> None:
+def test_log_dirs_command_shows_every_partition_once_per_zone(
+    java: Java, new_topic: NewTopic, zone_a: str
+) -> None:
     topic = new_topic(3)
     _produce(zone_a, topic, 5_000)
 
@@ -47,7 +50,9 @@ def test_tools_say_that_replicas_are_never_moved(
 ) -> None:
     topic, by = new_topic(2), ("--bootstrap-server", zone_a)
     plan = session_directory / f"{topic}.json"
-    plan.write_text(json.dumps({"version": 1, "partitions": [{"topic": topic, "partition": 0, "replicas": [1]}]}))
+    plan.write_text(
+        json.dumps({"version": 1, "partitions": [{"topic": topic, "partition": 0, "replicas": [1]}]})
+    )
     file = ("--reassignment-json-file", str(plan))
 
     assert "replicas cannot be moved" in _said_by(java, _REASSIGN, *by, "--execute", *file)

@@ -1,4 +1,6 @@
-"""The command line tools that come with Apache Kafka, as an operator runs them, against agents in two zones."""
+"""The command line tools that come with Apache Kafka, as an operator runs them, against agents in two
+zones.
+"""
 
 import json
 import uuid
@@ -12,7 +14,7 @@ import pytest
 from tests.clients.conftest import NewTopic
 from tests.clients.matrix import tried
 from tests.clients.members.process import members_of, python
-from tests.fixtures.java import Java, JavaFailed
+from tests.support.java import Java, JavaFailed
 
 _GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 _CONFIGS = "kafka.admin.ConfigCommand"
@@ -34,7 +36,12 @@ def _a_group() -> str:
     return f"group-{uuid.uuid4().hex[:8]}"
 
 
-@tried("kafka-clients", "admin: list and describe groups", "admin: delete groups", "admin: delete offsets of groups")
+@tried(
+    "kafka-clients",
+    "admin: list and describe groups",
+    "admin: delete groups",
+    "admin: delete offsets of groups",
+)
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_consumer_group_command_lists_describes_resets_and_deletes(
     protocol: str, java: Java, new_topic: NewTopic, zone_a: str, zone_b: str
@@ -66,7 +73,8 @@ def test_consumer_group_command_lists_describes_resets_and_deletes(
 
     _produce(zone_b, topic, 4, 2)
     done = java.run(
-        _GROUPS, [*by_b, "--reset-offsets", "--group", group, "--topic", topic, "--shift-by", "-3", "--execute"]
+        _GROUPS,
+        [*by_b, "--reset-offsets", "--group", group, "--topic", topic, "--shift-by", "-3", "--execute"],
     )
     assert {row[3] for row in _rows(done, key=topic)} == {"7"}
     described = java.run(_GROUPS, [*by_a, "--describe", "--group", group])
@@ -93,7 +101,9 @@ def test_config_command_shows_and_changes_topic_configs(
     topic = new_topic(1)
     entity = ("--entity-type", "topics", "--entity-name", topic)
 
-    java.run(_CONFIGS, ["--bootstrap-server", zone_a, "--alter", *entity, "--add-config", "retention.ms=1234567"])
+    java.run(
+        _CONFIGS, ["--bootstrap-server", zone_a, "--alter", *entity, "--add-config", "retention.ms=1234567"]
+    )
     shown = java.run(_CONFIGS, ["--bootstrap-server", zone_b, "--describe", *entity])
     assert "retention.ms=1234567" in shown
     assert "DYNAMIC_TOPIC_CONFIG" in shown
@@ -102,7 +112,9 @@ def test_config_command_shows_and_changes_topic_configs(
     shown = java.run(_CONFIGS, ["--bootstrap-server", zone_a, "--describe", "--all", *entity])
     assert "retention.ms=604800000" in shown
     refused = _said_by(
-        java, _CONFIGS, ["--bootstrap-server", zone_a, "--alter", *entity, "--add-config", "retention.ms=soon"]
+        java,
+        _CONFIGS,
+        ["--bootstrap-server", zone_a, "--alter", *entity, "--add-config", "retention.ms=soon"],
     )
     assert "InvalidConfigurationException" in refused
 
@@ -110,7 +122,16 @@ def test_config_command_shows_and_changes_topic_configs(
 def test_config_command_shows_the_settings_of_an_agent(java: Java, zone_a: str) -> None:
     shown = java.run(
         _CONFIGS,
-        ["--bootstrap-server", zone_a, "--describe", "--all", "--entity-type", "brokers", "--entity-name", "1"],
+        [
+            "--bootstrap-server",
+            zone_a,
+            "--describe",
+            "--all",
+            "--entity-type",
+            "brokers",
+            "--entity-name",
+            "1",
+        ],
     )
     assert "group.initial.rebalance.delay.ms=300" in shown
 
@@ -122,7 +143,9 @@ def test_delete_records_command_moves_the_log_start(
     topic = new_topic(1)
     _produce(zone_a, topic, 10)
     request = session_directory / f"{topic}.json"
-    request.write_text(json.dumps({"version": 1, "partitions": [{"topic": topic, "partition": 0, "offset": 4}]}))
+    request.write_text(
+        json.dumps({"version": 1, "partitions": [{"topic": topic, "partition": 0, "offset": 4}]})
+    )
 
     done = java.tool("DeleteRecordsCommand", "--bootstrap-server", zone_a, "--offset-json-file", str(request))
     assert "low_watermark: 4" in done
@@ -133,11 +156,15 @@ def test_delete_records_command_moves_the_log_start(
 
 
 @tried("kafka-clients", "consume: as a group", "offsets: commit and fetch")
-def test_verifiable_producer_and_consumer_agree(java: Java, new_topic: NewTopic, zone_a: str, zone_b: str) -> None:
+def test_verifiable_producer_and_consumer_agree(
+    java: Java, new_topic: NewTopic, zone_a: str, zone_b: str
+) -> None:
     topic, records = new_topic(1), 500
     given = ("--topic", topic, "--max-messages", str(records))
     with ThreadPoolExecutor(2) as pool:
-        producing = pool.submit(java.tool, "VerifiableProducer", "--bootstrap-server", zone_a, *given, "--acks", "-1")
+        producing = pool.submit(
+            java.tool, "VerifiableProducer", "--bootstrap-server", zone_a, *given, "--acks", "-1"
+        )
         consuming = pool.submit(
             java.tool,
             "VerifiableConsumer",
@@ -155,11 +182,15 @@ def test_verifiable_producer_and_consumer_agree(java: Java, new_topic: NewTopic,
 
 
 @tried("kafka-clients", "consume: as a group")
-def test_consumer_performance_reads_all_records(java: Java, new_topic: NewTopic, zone_a: str, zone_b: str) -> None:
+def test_consumer_performance_reads_all_records(
+    java: Java, new_topic: NewTopic, zone_a: str, zone_b: str
+) -> None:
     topic = new_topic(3)
     _produce(zone_a, topic, 3_000, 3)
 
-    shown = java.tool("ConsumerPerformance", "--bootstrap-server", zone_b, "--topic", topic, "--messages", "3000")
+    shown = java.tool(
+        "ConsumerPerformance", "--bootstrap-server", zone_b, "--topic", topic, "--messages", "3000"
+    )
 
     (figures,) = [line.split(", ") for line in shown.splitlines() if line[:4].isdigit()]
     assert int(figures[4]) == 3_000

@@ -1,4 +1,4 @@
-"""The page of clients says what its lists say, no client, feature or gap more or less, and nothing is passed over."""
+"""The page of clients has exactly the clients, features and gaps of its lists, and leaves nothing out."""
 
 import subprocess
 import sys
@@ -70,7 +70,15 @@ def test_a_skip_is_a_failure_unless_a_toolchain_is_absent(tmp_path: Path) -> Non
         '@tried("sarama", "offsets: by time")\n'
         "def test_absent(): raise ToolchainAbsent('sarama', 'go')\n"
     )
-    options = ["-q", "-p", "tests.clients.matrix_plugin", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    options = [
+        "-q",
+        "-p",
+        "tests.clients.matrix_plugin",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+    ]
 
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(tmp_path)],

@@ -11,12 +11,13 @@ import pytest
 from tests.clients.adapters import DEADLINE_S, Client, JavaClient, Sent
 from tests.clients.conftest import NewTopic
 from tests.clients.matrix import tried
-from tests.fixtures.java import Java
+from tests.support.java import Java
 
 START_MS = 1_700_000_000_000
 # Batches of ten in seven flushes; within and between them time also goes back.
 TIMESTAMPS = [
-    START_MS + change for change in (*range(0, 200, 20), *range(90, 0, -9), *range(500, 510), 10_000, *range(510, 549))
+    START_MS + change
+    for change in (*range(0, 200, 20), *range(90, 0, -9), *range(500, 510), 10_000, *range(510, 549))
 ]
 ASKED = [
     0,
@@ -41,7 +42,8 @@ def topic(clients: Mapping[str, Client], new_topic: NewTopic, zone_a: str) -> st
     name = new_topic(1, "times")
     for start in range(0, len(TIMESTAMPS), 10):
         records = [
-            Sent(key=None, value=b"v", timestamp_ms=timestamp_ms) for timestamp_ms in TIMESTAMPS[start : start + 10]
+            Sent(key=None, value=b"v", timestamp_ms=timestamp_ms)
+            for timestamp_ms in TIMESTAMPS[start : start + 10]
         ]
         clients["confluent-kafka"].produce(zone_a, name, 0, records, "lz4")
     return name
@@ -69,8 +71,14 @@ def _confluent(servers: str, topic: str, asked: Sequence[int]) -> dict[int, int 
 def _aiokafka(servers: str, topic: str, asked: Sequence[int]) -> dict[int, int | None]:
     async def run() -> dict[int, int | None]:
         partition = aiokafka.TopicPartition(topic, 0)
-        async with asyncio.timeout(DEADLINE_S), aiokafka.AIOKafkaConsumer(bootstrap_servers=servers) as consumer:
-            found = {time_ms: (await consumer.offsets_for_times({partition: time_ms}))[partition] for time_ms in asked}
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            aiokafka.AIOKafkaConsumer(bootstrap_servers=servers) as consumer,
+        ):
+            found = {
+                time_ms: (await consumer.offsets_for_times({partition: time_ms}))[partition]
+                for time_ms in asked
+            }
             return {time_ms: answer.offset if answer else None for time_ms, answer in found.items()}
 
     return asyncio.run(run())
@@ -119,7 +127,9 @@ def test_java_finds_offset_and_timestamp(java_client: JavaClient, topic: str, zo
         (str(START_MS + 20), 1),
     ],
 )
-def test_get_offset_shell_prints_the_offset(time: str, offset: int, java: Java, topic: str, zone_b: str) -> None:
+def test_get_offset_shell_prints_the_offset(
+    time: str, offset: int, java: Java, topic: str, zone_b: str
+) -> None:
     printed = java.tool("GetOffsetShell", "--bootstrap-server", zone_b, "--topic", topic, "--time", time)
 
     assert printed.split() == [f"{topic}:0:{offset}"]

@@ -1,4 +1,4 @@
-"""Groups of every client behind one address: members come to any agent, and share, hand over and die as elsewhere."""
+"""Groups of every client behind one address: members reach any agent, share, hand over and die."""
 
 import uuid
 from collections.abc import Iterator, Mapping
@@ -12,12 +12,12 @@ from tests.clients.conftest import SOON
 from tests.clients.members.process import members_of
 from tests.clients.members.table import VARIANTS, Variant
 from tests.clients.test_groups import PARTITIONS, SESSION_TIMEOUT_MS, Scene, members_join_leave_and_die
-from tests.fixtures.balancer import Balancer
-from tests.fixtures.java import Java
-from tests.fixtures.stack import HERE
+from tests.support.balancer import Balancer
+from tests.support.java import Java
+from tests.support.stack import HERE
 from tidelog.devstack.stack import Stack, StackSettings
 
-# librdkafka's members play in tests/agent/kafka/test_one_address_with_librdkafka.py.
+# librdkafka's members play in tests/agent/kafka/forwarding/test_one_address_with_librdkafka.py.
 PLAYED = [variant for variant in VARIANTS if not variant.foreign and variant.client != "confluent-kafka"]
 _AT_A_TIME = 3
 _PLAY_TIMEOUT_S = 480
@@ -25,7 +25,7 @@ _PLAY_TIMEOUT_S = 480
 
 @pytest.fixture(scope="module")
 def behind_one_address(module_directory: Path, balancer: Balancer) -> Iterator[Balancer]:
-    """A balancer before two agents that tell clients of it alone."""
+    """A balancer in front of two agents, which name only the balancer to clients."""
     environment = {**SOON, "TIDELOG_ONE_ADDRESS": balancer.address}
     with Stack(
         StackSettings(environment=HERE, data_dir=module_directory / "stack", agent_environment=environment)
@@ -38,16 +38,29 @@ def behind_one_address(module_directory: Path, balancer: Balancer) -> Iterator[B
 def playing(
     request: pytest.FixtureRequest, java: Java, behind_one_address: Balancer
 ) -> Iterator[Mapping[str, Future[None]]]:
-    """The variants that were selected, side by side, for most of each is waiting; Java's, which take longest, first."""
-    selected = {item.callspec.params["variant"] for item in request.session.items if _is_a_play(item)}
+    """The variants that were selected, side by side, for most of each is waiting; Java's, which take longest,
+    first.
+    """
+    selected = {
+        item.callspec.params["variant"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and _is_a_play(item)
+    }
     address = behind_one_address.address
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
-        yield {each.name: pool.submit(_play, each, java, address) for each in reversed(PLAYED) if each in selected}
+        yield {
+            each.name: pool.submit(_play, each, java, address)
+            for each in reversed(PLAYED)
+            if each in selected
+        }
         pool.shutdown(cancel_futures=True)
 
 
 def _is_a_play(item: pytest.Item) -> bool:
-    return isinstance(item, pytest.Function) and item.function is test_members_join_leave_and_die_behind_one_address
+    return (
+        isinstance(item, pytest.Function)
+        and item.function is test_members_join_leave_and_die_behind_one_address
+    )
 
 
 def _play(variant: Variant, java: Java, address: str) -> None:

@@ -1,4 +1,4 @@
-"""Order on a connection as librdkafka sees it: what it asks for behind a write tells of that write."""
+"""Order on a connection as librdkafka sees it: a read after a write sees that write."""
 
 import time
 import uuid
@@ -12,7 +12,9 @@ ROUNDS = 50
 
 
 def a_consumer(bootstrap: str) -> Consumer:
-    return Consumer({"bootstrap.servers": bootstrap, "group.id": f"order-{uuid.uuid4()}", "enable.auto.commit": False})
+    return Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": f"order-{uuid.uuid4()}", "enable.auto.commit": False}
+    )
 
 
 def test_offsets_that_are_committed_asynchronously_are_fetched_behind_the_commit(
@@ -34,7 +36,7 @@ def test_offsets_that_are_committed_asynchronously_are_fetched_behind_the_commit
 
 @pytest.mark.faults
 def test_closing_a_consumer_is_quick(zone_a: str, new_topic: NewTopic) -> None:
-    """Prints how long it takes while a fetch waits. No claim: time depends on the machine."""
+    """Prints how long it takes while a fetch waits. It claims nothing: times depend on the machine."""
     topic = new_topic(1, "closed")
     took_ms = []
     for _ in range(10):

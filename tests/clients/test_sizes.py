@@ -10,10 +10,13 @@ import pytest
 
 from tests.clients.adapters import DEADLINE_S, Client, JavaClient, Sent
 from tests.clients.conftest import NewTopic
+from tests.support.messages import value_of
 
 MAX_MESSAGE_BYTES = 1_500_000
 _BATCH_HEADER_BYTES = 61
-_FIXED_RECORD_BYTES = 5  # attributes, timestamp delta, offset delta, null key, number of headers: one byte each
+_FIXED_RECORD_BYTES = (
+    5  # attributes, timestamp delta, offset delta, null key, number of headers: one byte each
+)
 NOW_MS = 1_700_000_000_000
 
 
@@ -55,7 +58,12 @@ def test_sizes_from_one_byte_to_the_limit_come_back(
 def _confluent_refusal(servers: str, topic: str, value: bytes) -> bool:
     producer = confluent_kafka.Producer({"bootstrap.servers": servers, "message.max.bytes": 8_000_000})
     errors: list[int] = []
-    producer.produce(topic, value=value, partition=0, on_delivery=lambda error, _: errors.append(error.code()))
+    producer.produce(
+        topic,
+        value=value,
+        partition=0,
+        on_delivery=lambda error, _: errors.append(error.code() if error else 0),
+    )
     producer.flush(DEADLINE_S)
     return errors == [confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE]
 
@@ -83,7 +91,11 @@ def _kafka_python_refusal(servers: str, topic: str, value: bytes) -> bool:
         producer.close(timeout=5)
 
 
-REFUSALS: tuple[Callable[[str, str, bytes], bool], ...] = (_confluent_refusal, _aiokafka_refusal, _kafka_python_refusal)
+REFUSALS: tuple[Callable[[str, str, bytes], bool], ...] = (
+    _confluent_refusal,
+    _aiokafka_refusal,
+    _kafka_python_refusal,
+)
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
@@ -102,7 +114,9 @@ def test_java_is_told_which_record_was_too_large_and_goes_on(
     limit = value_bytes_for_a_batch_of(MAX_MESSAGE_BYTES)
 
     # The last is too long for the bytes to spare in the second's batch: Java would split the two for ever.
-    answers = java_client.answers(zone_a, topic, 0, [_sized(limit), _sized(limit + 1), _sized(1_000)], "linger.ms=0")
+    answers = java_client.answers(
+        zone_a, topic, 0, [_sized(limit), _sized(limit + 1), _sized(1_000)], "linger.ms=0"
+    )
 
     assert answers == ["0", "!RecordTooLargeException", "1"]
 
@@ -117,6 +131,6 @@ def test_a_record_larger_than_the_consumers_limits_is_still_read(
     try:
         consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
         read = [consumer.poll(DEADLINE_S) for _ in range(2)]
-        assert [len(message.value()) for message in read if message] == [900_000, 1]
+        assert [len(value_of(message)) for message in read if message] == [900_000, 1]
     finally:
         consumer.close()

@@ -1,7 +1,7 @@
 """Topics as each client's administration makes, describes, grows and deletes them, and what is refused.
 
-Clients that know of several agents ask any of them. As in Kafka, a topic that grew through one agent is seen so in the
-Metadata of the others a moment later, so that these claims wait for it.
+Clients that know of several agents ask any of them. As in Kafka, a topic that grew through one agent is seen
+so in the Metadata of the others a moment later, so that these claims wait for it.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from confluent_kafka import KafkaError
 from tests.clients.adapters import DEADLINE_S, Client, Sent
 from tests.clients.conftest import NewTopic
 from tests.clients.matrix import tried
-from tests.fixtures.java import Java
-from tests.waiting import wait_until
+from tests.support.java import Java
+from tests.support.waiting import wait_until
 
 
 def _name() -> str:
@@ -45,12 +45,23 @@ def test_java_creates_describes_grows_and_deletes_a_topic(java: Java, zone_a: st
     name, servers = _name(), ("--bootstrap-server", zone_a)
 
     java.tool(
-        "TopicCommand", *servers, "--create", "--topic", name, "--partitions", "3", "--config", "retention.ms=7200000"
+        "TopicCommand",
+        *servers,
+        "--create",
+        "--topic",
+        name,
+        "--partitions",
+        "3",
+        "--config",
+        "retention.ms=7200000",
     )
     described = java.tool("TopicCommand", "--bootstrap-server", zone_b, "--describe", "--topic", name)
     assert "PartitionCount: 3" in described
     assert "retention.ms=7200000" in described
-    assert sum(line.lstrip().startswith("Topic:") and "Partition: " in line for line in described.splitlines()) == 3
+    assert (
+        sum(line.lstrip().startswith("Topic:") and "Partition: " in line for line in described.splitlines())
+        == 3
+    )
 
     java.tool("TopicCommand", *servers, "--alter", "--topic", name, "--partitions", "5")
     assert "PartitionCount: 5" in java.tool("TopicCommand", *servers, "--describe", "--topic", name)
@@ -60,8 +71,14 @@ def test_java_creates_describes_grows_and_deletes_a_topic(java: Java, zone_a: st
 
 
 @tried("confluent-kafka", "admin: create, describe, grow, delete topics")
-def test_confluent_creates_describes_grows_and_deletes_a_topic(new_topic: NewTopic, zone_a: str, zone_b: str) -> None:
-    config = {"retention.ms": "3600000", "max.message.bytes": "123456", "message.timestamp.type": "LogAppendTime"}
+def test_confluent_creates_describes_grows_and_deletes_a_topic(
+    new_topic: NewTopic, zone_a: str, zone_b: str
+) -> None:
+    config = {
+        "retention.ms": "3600000",
+        "max.message.bytes": "123456",
+        "message.timestamp.type": "LogAppendTime",
+    }
     name = new_topic(2, "confluent", config)
     admin = _admin(zone_a)
 
@@ -71,7 +88,9 @@ def test_confluent_creates_describes_grows_and_deletes_a_topic(new_topic: NewTop
     described = admin.describe_topics(collection, request_timeout=30)[name].result(DEADLINE_S)
     assert len(described.partitions) == 2
 
-    admin.create_partitions([confluent_kafka.admin.NewPartitions(name, 4)], request_timeout=30)[name].result(DEADLINE_S)
+    admin.create_partitions([confluent_kafka.admin.NewPartitions(name, 4)], request_timeout=30)[name].result(
+        DEADLINE_S
+    )
     wait_until(lambda: len(admin.list_topics(name, timeout=DEADLINE_S).topics[name].partitions) == 4)
 
     admin.delete_topics([name], request_timeout=30)[name].result(DEADLINE_S)
@@ -107,7 +126,7 @@ def test_aiokafka_creates_describes_grows_and_deletes_a_topic(zone_a: str) -> No
             (described,) = await admin.describe_topics([name])
             assert len(described["partitions"]) == 2
             await admin.create_partitions({name: aiokafka.admin.NewPartitions(4)})
-            while len((await admin.describe_topics([name]))[0]["partitions"]) != 4:  # noqa: ASYNC110 - in an agent
+            while len((await admin.describe_topics([name]))[0]["partitions"]) != 4:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             await admin.delete_topics([name])
             assert name not in await admin.list_topics()
@@ -117,7 +136,9 @@ def test_aiokafka_creates_describes_grows_and_deletes_a_topic(zone_a: str) -> No
     asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
 
 
-@pytest.mark.parametrize("config", [{"retention.ms": "soon"}, {"no.such.setting": "1"}, {"cleanup.policy": "compact"}])
+@pytest.mark.parametrize(
+    "config", [{"retention.ms": "soon"}, {"no.such.setting": "1"}, {"cleanup.policy": "squash"}]
+)
 def test_a_setting_that_cannot_be_is_refused(config: dict[str, str], zone_a: str) -> None:
     admin, topic = _admin(zone_a), confluent_kafka.admin.NewTopic(_name(), 1, 1, config=config)
 

@@ -4,7 +4,7 @@ import confluent_kafka
 import pytest
 
 from tests.clients.conftest import NewTopic
-from tests.fixtures.java import Java, JavaFailed
+from tests.support.java import Java, JavaFailed
 
 SAID = "transactions are not available here"
 
@@ -18,7 +18,9 @@ def test_librdkafkas_users_read_that_transactions_are_not_available(zone_a: str)
     assert failed.value.args[0].fatal()
 
 
-def test_javas_users_read_that_transactions_are_not_available(java: Java, zone_a: str, new_topic: NewTopic) -> None:
+def test_javas_users_read_that_transactions_are_not_available(
+    java: Java, zone_a: str, new_topic: NewTopic
+) -> None:
     records = ("--num-records", "1", "--record-size", "10", "--throughput", "-1")
     producer = ("--producer-props", f"bootstrap.servers={zone_a}", "--transactional-id", "refused")
 

@@ -51,7 +51,9 @@ def _connect(servers: str) -> Wire:
 def _versions(advertised: dict[int, range], request: Any, first: int = 0) -> range:
     """Those that both sides know, from `first` on."""
     served = advertised[request.API_KEY]
-    assert served.stop - 1 <= request.max_version, f"{request.__name__}: advertised beyond what a client knows"
+    assert served.stop - 1 <= request.max_version, (
+        f"{request.__name__}: advertised beyond what a client knows"
+    )
     return range(max(served.start, first), served.stop)
 
 
@@ -75,8 +77,12 @@ def test_metadata(advertised: dict[int, range], new_topic: NewTopic, zone_a: str
             answer = wire.ask(_metadata(name, version), MetadataResponse[version])
             (topic,) = answer.topics
             assert (topic.error_code, topic.name, len(topic.partitions)) == (0, name, 3), version
-            assert {broker.node_id for broker in answer.brokers} >= {p.leader_id for p in topic.partitions}, version
-            everything = wire.ask(MetadataRequest[version](topics=None if version else []), MetadataResponse[version])
+            assert {broker.node_id for broker in answer.brokers} >= {p.leader_id for p in topic.partitions}, (
+                version
+            )
+            everything = wire.ask(
+                MetadataRequest[version](topics=None if version else []), MetadataResponse[version]
+            )
             assert name in {found.name for found in everything.topics}, version
 
 
@@ -105,7 +111,9 @@ def test_list_offsets(advertised: dict[int, range], new_topic: NewTopic, zone_a:
         wire.ask(*produce(name, [(0, Batch().encoded())]))
         for version in _versions(advertised, ListOffsetsRequest):
             for timestamp, offset in ((-1, 1), (-2, 0), (Batch().base_timestamp, 0)):
-                partition = wire.ask(*list_offsets(name, 0, timestamp, version=version)).topics[0].partitions[0]
+                partition = (
+                    wire.ask(*list_offsets(name, 0, timestamp, version=version)).topics[0].partitions[0]
+                )
                 assert (partition.error_code, partition.offset) == (0, offset), (version, timestamp)
 
 
@@ -137,7 +145,9 @@ def test_topics_are_created_described_grown_and_deleted(advertised: dict[int, ra
             created = wire.ask(CreateTopicsRequest[version](topics=[topic]), CreateTopicsResponse[version])
             assert (created.topics[0].error_code, created.topics[0].name) == (0, name), version
         for version in _versions(advertised, CreatePartitionsRequest):
-            grown = CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=version + 2, assignments=None)
+            grown = CreatePartitionsRequest.CreatePartitionsTopic(
+                name=name, count=version + 2, assignments=None
+            )
             request = CreatePartitionsRequest[version](topics=[grown], timeout_ms=10_000)
             assert wire.ask(request, CreatePartitionsResponse[version]).results[0].error_code == 0, version
         for version in _versions(advertised, DescribeConfigsRequest):
@@ -148,7 +158,9 @@ def test_topics_are_created_described_grown_and_deleted(advertised: dict[int, ra
             assert "retention.ms" in {config.name for config in described.configs}, version
         for version in _versions(advertised, DeleteTopicsRequest):
             doomed = DeleteTopicsRequest.DeleteTopicState(name=f"version-{version + 1}", topic_id=None)
-            request = DeleteTopicsRequest[version](topics=[doomed], topic_names=[doomed.name], timeout_ms=10_000)
+            request = DeleteTopicsRequest[version](
+                topics=[doomed], topic_names=[doomed.name], timeout_ms=10_000
+            )
             deleted = wire.ask(request, DeleteTopicsResponse[version])
             assert deleted.responses[0].error_code == 0, version
 

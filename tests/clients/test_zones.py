@@ -1,4 +1,4 @@
-"""Clients that name their zone are led to its agents, in every spelling; a consumer with a rack reads there."""
+"""Clients that name their zone, in any spelling, are sent to its agents. Consumers with a rack read there."""
 
 import uuid
 
@@ -39,7 +39,10 @@ async def test_a_client_without_a_zone_stays_with_the_agent_it_asked(
     for asked in (zone_a, zone_b):
         # By hand: a librdkafka that knows of both agents asks either.
         wire = await Wire.connect(int(asked.rpartition(":")[2]))
-        named = {"allow_auto_topic_creation": False, "topics": [{"topic_id": uuid.UUID(int=0), "name": topic}]}
+        named = {
+            "allow_auto_topic_creation": False,
+            "topics": [{"topic_id": uuid.UUID(int=0), "name": topic}],
+        }
         answer = await wire.ask(request(3, 12, include_topic_authorized_operations=False, **named), "plain")
         wire.close()
         addresses = {broker.node_id: f"{broker.host}:{broker.port}" for broker in answer.brokers}
@@ -59,7 +62,10 @@ def test_every_partition_has_a_replica_in_each_zone(new_topic: NewTopic, zone_a:
 
     described = admin.describe_topics(confluent_kafka.TopicCollection([topic]), request_timeout=30)[topic]
 
-    racks = [{replica.rack for replica in partition.replicas} for partition in described.result(DEADLINE_S).partitions]
+    racks = [
+        {replica.rack for replica in partition.replicas}
+        for partition in described.result(DEADLINE_S).partitions
+    ]
     assert racks == [{"a", "b"}] * 3
 
 
@@ -67,8 +73,15 @@ def test_a_consumer_that_names_its_rack_reads_everything_from_the_other_zones_ag
     new_topic: NewTopic, zone_a: str
 ) -> None:
     topic = new_topic(1, "racks")
-    Confluent().produce(zone_a, topic, 0, [Sent(key=None, value=b"%d" % i, timestamp_ms=1) for i in range(100)], "none")
-    settings = {"bootstrap.servers": zone_a, "group.id": "unused", "client.id": "tidelog_zone=a", "client.rack": "b"}
+    Confluent().produce(
+        zone_a, topic, 0, [Sent(key=None, value=b"%d" % i, timestamp_ms=1) for i in range(100)], "none"
+    )
+    settings = {
+        "bootstrap.servers": zone_a,
+        "group.id": "unused",
+        "client.id": "tidelog_zone=a",
+        "client.rack": "b",
+    }
     consumer = confluent_kafka.Consumer(settings)
     try:
         consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])

@@ -1,8 +1,9 @@
-"""Builds the programs of the clients in other languages: `python -m tests.clients.toolchains`, or from a fixture.
+"""Builds the programs of the clients in other languages: `python -m tests.clients.toolchains`, or from a
+fixture.
 
-Promises that a build that is up to date costs next to nothing, that results lie in folders which git ignores, and that
-a language whose toolchain is not on this machine is named, never passed over in silence. Packages come by name from
-each language's own registry, at the versions that its files name.
+Promises that an up-to-date build costs next to nothing, that results lie in folders which git ignores, and
+that a language without a toolchain on this machine is named and never skipped in silence. Packages
+come by name from each language's own registry, at the versions that its files name.
 """
 
 import concurrent.futures
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.once import alone
+from tests.support.once import alone
 
 HERE = Path(__file__).parent
 BUILT = HERE.parents[1] / ".cache" / "clients"
@@ -39,9 +40,13 @@ class Toolchain:
     build: tuple[str, ...]
     environment: Mapping[str, str]
     asked: tuple[str, ...] = ()
-    """A command that fails if a tool is on PATH without a toolchain, like a fresh rustup's. Empty: PATH says it all."""
+    """A command that fails if a tool is on PATH without a toolchain, like a fresh rustup's. Empty: PATH says
+    it all.
+    """
     locked: str | None = None
-    """A file whose content says all about what is built: unchanged, there is nothing to do. None: the tool knows."""
+    """A file whose content says all about what is built: unchanged, there is nothing to do. None: the tool
+    knows.
+    """
 
     @property
     def folder(self) -> Path:
@@ -63,7 +68,16 @@ TOOLCHAINS = {
             language="go",
             needs=("go",),
             # Without debug information linking takes half the time.
-            build=("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", f"{BUILT}/go/", "./cmd/..."),
+            build=(
+                "go",
+                "build",
+                "-trimpath",
+                "-buildvcs=false",
+                "-ldflags=-s -w",
+                "-o",
+                f"{BUILT}/go/",
+                "./cmd/...",
+            ),
             environment={"CGO_ENABLED": "0"},
         ),
         Toolchain(
@@ -115,7 +129,9 @@ def _build_alone(toolchain: Toolchain, stamp: Path) -> None:
     )
     if done.returncode != 0:
         said = f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-        raise BuildFailed(f"{' '.join(toolchain.build)} in {toolchain.folder} ended with {done.returncode}: {said}")
+        raise BuildFailed(
+            f"{' '.join(toolchain.build)} in {toolchain.folder} ended with {done.returncode}: {said}"
+        )
     stamp.write_text(digest)
 
 

@@ -1,9 +1,8 @@
-"""Builders: real segments of real batches, uploaded and committed as an agent does it, and housekeepers that are
-quick about it.
-"""
+"""Builders: real segments of real batches, uploaded and committed as by an agent, and quick housekeepers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kafka.record import MemoryRecordsBuilder
 
@@ -11,7 +10,8 @@ from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.commits.commits import Committed, SegmentToCommit
 from sequencer.topics.topics import Topic
-from storage.batches.batch_validation import BatchLimits, ValidBatch, validate_produced
+from storage.batches.batch_validation import BatchLimits, validate_produced
+from storage.batches.record_batch import ValidBatch
 from storage.identifiers import ObjectKey, Partition, SegmentId, new_segment_id
 from storage.segments.keys import checkpoints_prefix, journal_prefix, ownership_key, segment_key
 from storage.segments.segment import SealedSegment, seal_segment
@@ -49,10 +49,14 @@ def a_batch(records: int = 1, timestamp_ms: int = 1_000) -> ValidBatch:
 
 
 def pending(topic: Topic, records: int = 1, *, partition: int = 0, timestamp_ms: int = 1_000) -> PendingBatch:
-    return PendingBatch(topic_id=topic.topic_id, partition=Partition(partition), batch=a_batch(records, timestamp_ms))
+    return PendingBatch(
+        topic_id=topic.topic_id, partition=Partition(partition), batch=a_batch(records, timestamp_ms)
+    )
 
 
-async def reserved(sequencer: Sequencer, batches: Sequence[PendingBatch], lease_s: float = LEASE_S) -> Segment:
+async def reserved(
+    sequencer: Sequencer, batches: Sequence[PendingBatch], lease_s: float = LEASE_S
+) -> Segment:
     """Sealed under a reserved id; not uploaded."""
     segment_id = new_segment_id()
     key = segment_key(CLUSTER, segment_id)
@@ -74,12 +78,12 @@ async def written(sequencer: Sequencer, store: ObjectStore, *batches: PendingBat
 
 
 async def listed(store: ObjectStore) -> list[ObjectInfo]:
-    """All but the object that names the bucket's owner."""
+    """All keys except the object that names the bucket's owner."""
     return [info async for info in store.list(f"{CLUSTER}/") if info.key != ownership_key(CLUSTER)]
 
 
 async def keys_in(store: ObjectStore) -> set[str]:
-    """Those of data: the journal's objects come and go with time."""
+    """Keys of data, without the journal's objects, which come and go with time."""
     journal = (journal_prefix(CLUSTER), checkpoints_prefix(CLUSTER))
     return {info.key for info in await listed(store) if not info.key.startswith(journal)}
 
@@ -92,7 +96,7 @@ async def is_there(store: ObjectStore, segment: Segment) -> bool:
     return True
 
 
-def settings(**changed: float) -> HousekeeperSettings:
+def settings(**changed: Any) -> HousekeeperSettings:
     """The defaults, in small steps, so that tests take more than one."""
     return HousekeeperSettings.model_validate(
         {

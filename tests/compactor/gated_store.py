@@ -9,7 +9,9 @@ from storage.stores.object_store import ObjectInfo, ObjectStore, TaggedObject
 
 
 class GatedStore:
-    """Stops at the `at`-th call of "get", "put" or "after put" (done, and not told of), until `opened` is set."""
+    """Stops at the `at`-th call of "get", "put" or "after put" (done, but the caller does not know), until
+    `opened` is set.
+    """
 
     def __init__(self, store: ObjectStore, step: str, at: int = 1) -> None:
         self._store = store

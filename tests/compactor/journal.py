@@ -1,4 +1,4 @@
-"""What tests of the journal share: a writer, the database rebuilt from the bucket, and what both databases hold."""
+"""For tests of the journal: a writer, a database rebuilt from the bucket, and both databases' content."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from psycopg import AsyncConnection, sql
 
-from compactor.journal_writer import JournalWriter, Written
+from compactor.journal_writer import JournalWrite, JournalWriter
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.database.database import Database, Row
@@ -22,15 +22,15 @@ from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER
 
 NOT_COMPARED = ("agents", "merge_candidates", "topic_changes")
-"""Entries do not have the first two; the last one counts on."""
+"""Entries do not have the first two. The last one is a counter."""
 
 
-def a_writer(sequencer: Sequencer, store: ObjectStore, **changed: float) -> JournalWriter:
+def a_writer(sequencer: Sequencer, store: ObjectStore, **changed: Any) -> JournalWriter:
     return JournalWriter(sequencer, store, CLUSTER, HousekeeperSettings.model_validate(changed))
 
 
-async def write_all(sequencer: Sequencer, writer: JournalWriter) -> Written:
-    """An entry with all that came, whatever reading it took the last time."""
+async def write_all(sequencer: Sequencer, writer: JournalWriter) -> JournalWrite:
+    """Writes an entry with everything new, however long the last reading took."""
     await sequencer.database.run(
         "UPDATE journal SET families = coalesce("
         """(SELECT jsonb_object_agg(key, value || '{"took_s": 0}') FROM jsonb_each(families)), '{}')"""
@@ -46,7 +46,7 @@ async def found_in(store: ObjectStore) -> JournalFound:
 
 @asynccontextmanager
 async def rebuilt(store: ObjectStore, url: str) -> AsyncIterator[tuple[Sequencer, list[RunLeftOut]]]:
-    """The database of this URL, made what the journal in the bucket says."""
+    """Makes the database of this URL what the journal in the bucket says."""
     opened = await Sequencer.open(url, SequencerSettings())
     try:
         async with opened.database.transaction() as connection:
@@ -57,9 +57,11 @@ async def rebuilt(store: ObjectStore, url: str) -> AsyncIterator[tuple[Sequencer
 
 
 async def contents(sequencer: Sequencer) -> dict[str, list[tuple[Any, ...]]]:
-    """All rows of all tables that a rebuilt database has, as text in one order."""
+    """All rows of all tables that a rebuilt database has, as text, in a fixed order."""
     async with sequencer.database.connection() as connection:
-        return {table: await _rows(connection, table) for table in CHECKPOINT_TABLES if table not in NOT_COMPARED}
+        return {
+            table: await _rows(connection, table) for table in CHECKPOINT_TABLES if table not in NOT_COMPARED
+        }
 
 
 async def _rows(connection: AsyncConnection[Any], table: str) -> list[tuple[Any, ...]]:
@@ -68,7 +70,9 @@ async def _rows(connection: AsyncConnection[Any], table: str) -> list[tuple[Any,
 
 
 class PausingDatabase:
-    """A real database whose readers stop after BEGIN, before Postgres takes their snapshot, until `opened` is set."""
+    """A real database whose readers stop after BEGIN, before Postgres takes their snapshot, until `opened` is
+    set.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -101,7 +105,7 @@ class _PausingConnection:
 
 
 class DyingStore(MemoryStore):
-    """The writer dies at one of its puts: before it, or after it and before it learns of it."""
+    """The writer dies at one of its puts: before the put, or after it but before it gets the answer."""
 
     def __init__(self) -> None:
         super().__init__()

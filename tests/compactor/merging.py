@@ -1,14 +1,14 @@
-"""What the tests of merging share: logs of small real segments, mergers that find plenty to do, the log read back."""
+"""For tests of merging: logs of small real segments, mergers with low thresholds, and the log read back."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from compactor.merge_jobs import MergeDiscoveryJob
-from compactor.merge_metrics import MergeMetrics
-from compactor.merging import Merger
-from compactor.observer import bounds_of
+from compactor.housekeeper import bounds_of
+from compactor.merging import MergeDiscoveryJob, Merger
+from compactor.metrics import MergeMetrics
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.commits.coordinates import CoordinateRequest, PartitionCoordinates
@@ -18,15 +18,15 @@ from storage.batches.record_batch import index_batches
 from storage.identifiers import Offset, Partition, SegmentId
 from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER, pending, settings, written
-from tests.sequencer.housekeeping import observed
+from tests.sequencer.housekeeping.housekeeping import observed
 
 FAN_IN = 4
 OBJECT_BYTES = 4_600
 RUN_BYTES = 4_000
 
 
-def merge_settings(**changed: float) -> HousekeeperSettings:
-    """In bytes where the defaults count in MiB, so that a few records fill several objects and tiers."""
+def merge_settings(**changed: Any) -> HousekeeperSettings:
+    """Bytes in place of the defaults' MiB, so that a few records fill several objects and tiers."""
     return settings(
         **{
             "merge_fan_in": FAN_IN,
@@ -50,10 +50,12 @@ def a_merger(
     async def measured_just_now() -> Backlog:
         return (await observed(sequencer, bounds_of(chosen))).backlog
 
-    return Merger(sequencer, store, CLUSTER, chosen, MergeMetrics(CollectorRegistry()), measured_just_now, load)
+    return Merger(
+        sequencer, store, CLUSTER, chosen, MergeMetrics(CollectorRegistry()), measured_just_now, load
+    )
 
 
-async def discover(sequencer: Sequencer, **changed: float) -> None:
+async def discover(sequencer: Sequencer, **changed: Any) -> None:
     chosen = merge_settings(**changed)
     job = MergeDiscoveryJob(sequencer, chosen, Merger.policy_of(chosen))
     progress, more = None, True
@@ -62,8 +64,8 @@ async def discover(sequencer: Sequencer, **changed: float) -> None:
         progress, more = step.progress, step.more
 
 
-async def merge_everything(sequencer: Sequencer, store: ObjectStore, **changed: float) -> int:
-    """Until no tier has enough; how many merges that took."""
+async def merge_everything(sequencer: Sequencer, store: ObjectStore, **changed: Any) -> int:
+    """Merges until no tier has enough. Returns the number of merges."""
     await discover(sequencer, **changed)
     merger = a_merger(sequencer, store, **changed)
     merges = 0
@@ -76,7 +78,7 @@ async def merge_everything(sequencer: Sequencer, store: ObjectStore, **changed: 
 async def a_log(
     sequencer: Sequencer, store: ObjectStore, topic: Topic, segments: int, *, records: int = 2, first: int = 0
 ) -> list[SegmentId]:
-    """Segments with a run in each partition of the topic; every record's time says in which."""
+    """Segments with a run in each partition of the topic. A record's time tells its partition."""
     return [
         (
             await written(
@@ -94,7 +96,7 @@ async def a_log(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBack:
-    """A partition as a reader finds it: each batch's offset and its bytes behind the prefix that is patched."""
+    """A partition as a reader finds it: each batch's offset, and its bytes after the patched prefix."""
 
     batches: tuple[tuple[int, bytes], ...]
     runs: int
@@ -115,7 +117,7 @@ async def read_back(sequencer: Sequencer, store: ObjectStore, topic: Topic, part
             batches.append((offset, data[position + 16 : position + size_bytes]))
             offset += int(batch["last_offset_delta"]) + 1
         assert offset == run.last_offset + 1
-        expected = offset
+        expected = Offset(offset)
     assert expected == found.high_watermark
     return ReadBack(batches=tuple(batches), runs=len(found.runs), high_watermark=found.high_watermark)
 

@@ -1,4 +1,4 @@
-"""The doctor: a sound log is called healthy, also while it changes, and every planted fault is found."""
+"""The doctor calls a sound log healthy, even while it changes, and finds every planted fault."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,9 @@ async def look(sequencer: Sequencer, store: ObjectStore, *, verify_contents: boo
 
 
 async def a_sound_log(sequencer: Sequencer, store: ObjectStore) -> list[Segment]:
-    """Two partitions over five segments; one segment is emptied, one reserved and uploaded, one reserved only."""
+    """Two partitions over five segments; one segment is emptied, one reserved and uploaded, one reserved
+    only.
+    """
     topic = await sequencer.topics.create("orders", 2, {})
     segments = [
         await written(sequencer, store, pending(topic, 2), pending(topic, 3, partition=1), pending(topic, 1))
@@ -68,7 +70,10 @@ async def test_an_empty_cluster_is_healthy(sequencer: Sequencer, local_store: Ob
 
 async def test_backups_of_postgres_are_no_orphans(sequencer: Sequencer, any_store: ObjectStore) -> None:
     likely_mistaken = f"{backups_prefix(CLUSTER)}segments/{new_segment_id().hex[:2]}/{new_segment_id()}"
-    for key in (f"{backups_prefix(CLUSTER)}7711/wals/0000000100000000/000000010000000000000001.lz4", likely_mistaken):
+    for key in (
+        f"{backups_prefix(CLUSTER)}7711/wals/0000000100000000/000000010000000000000001.lz4",
+        likely_mistaken,
+    ):
         await any_store.put(ObjectKey(key), [b"not Tidelog's"])
 
     found = await look(sequencer, any_store)
@@ -106,7 +111,9 @@ async def run_sql(sequencer: Sequencer, text: str) -> object:
 
 
 FAULTS = {
-    "missing object": Planted(fault=Fault.MISSING_OBJECT, plant=lambda _, store, segment: store.delete([segment.key])),
+    "missing object": Planted(
+        fault=Fault.MISSING_OBJECT, plant=lambda _, store, segment: store.delete([segment.key])
+    ),
     "truncated object": Planted(
         fault=Fault.CORRUPT_OBJECT, plant=lambda _, store, segment: replace(store, segment, cut_the_end)
     ),
@@ -117,14 +124,19 @@ FAULTS = {
     ),
     "orphan segment": Planted(
         fault=Fault.ORPHAN_OBJECT,
-        plant=lambda _, store, segment: store.put(segment_key(CLUSTER, new_segment_id()), segment.sealed.chunks),
+        plant=lambda _, store, segment: store.put(
+            segment_key(CLUSTER, new_segment_id()), segment.sealed.chunks
+        ),
     ),
     "segment under another key": Planted(
         fault=Fault.ORPHAN_OBJECT,
-        plant=lambda _, store, segment: store.put(ObjectKey(f"{CLUSTER}/segments/zz/{segment.segment_id}"), [b"x"]),
+        plant=lambda _, store, segment: store.put(
+            ObjectKey(f"{CLUSTER}/segments/zz/{segment.segment_id}"), [b"x"]
+        ),
     ),
     "object of no kind": Planted(
-        fault=Fault.ORPHAN_OBJECT, plant=lambda _, store, __: store.put(ObjectKey(f"{CLUSTER}/notes.txt"), [b"x"])
+        fault=Fault.ORPHAN_OBJECT,
+        plant=lambda _, store, __: store.put(ObjectKey(f"{CLUSTER}/notes.txt"), [b"x"]),
     ),
     "orphan history file": Planted(
         fault=Fault.ORPHAN_OBJECT,
@@ -133,7 +145,8 @@ FAULTS = {
     "run of a segment without a row": Planted(
         fault=Fault.DANGLING_RUN,
         plant=lambda sequencer, *_: run_sql(
-            sequencer, "UPDATE runs SET segment_id = gen_random_uuid() WHERE base_offset = 3 AND partition = 0"
+            sequencer,
+            "UPDATE runs SET segment_id = gen_random_uuid() WHERE base_offset = 3 AND partition = 0",
         ),
     ),
     "run of a doomed segment": Planted(
@@ -148,19 +161,27 @@ FAULTS = {
     ),
     "gap": Planted(
         fault=Fault.GAP,
-        plant=lambda sequencer, *_: run_sql(sequencer, "DELETE FROM runs WHERE base_offset = 3 AND partition = 0"),
+        plant=lambda sequencer, *_: run_sql(
+            sequencer, "DELETE FROM runs WHERE base_offset = 3 AND partition = 0"
+        ),
     ),
     "missing end": Planted(
         fault=Fault.GAP,
-        plant=lambda sequencer, *_: run_sql(sequencer, "UPDATE partitions SET high_watermark = high_watermark + 1"),
+        plant=lambda sequencer, *_: run_sql(
+            sequencer, "UPDATE partitions SET high_watermark = high_watermark + 1"
+        ),
     ),
     "wrong size of a partition": Planted(
         fault=Fault.WRONG_SIZE,
-        plant=lambda sequencer, *_: run_sql(sequencer, "UPDATE partitions SET size_bytes = 7 WHERE high_watermark = 2"),
+        plant=lambda sequencer, *_: run_sql(
+            sequencer, "UPDATE partitions SET size_bytes = 7 WHERE high_watermark = 2"
+        ),
     ),
     "run at another place": Planted(
         fault=Fault.CORRUPT_OBJECT,
-        plant=lambda sequencer, *_: run_sql(sequencer, "UPDATE runs SET position = position + 1 WHERE base_offset = 3"),
+        plant=lambda sequencer, *_: run_sql(
+            sequencer, "UPDATE runs SET position = position + 1 WHERE base_offset = 3"
+        ),
         needs_contents=True,
     ),
     "run that is too short": Planted(
@@ -183,7 +204,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("planted", FAULTS.values(), ids=FAULTS.keys())
-async def test_a_planted_fault_is_found(sequencer: Sequencer, local_store: ObjectStore, planted: Planted) -> None:
+async def test_a_planted_fault_is_found(
+    sequencer: Sequencer, local_store: ObjectStore, planted: Planted
+) -> None:
     segment = (await a_sound_log(sequencer, local_store))[1]
 
     await planted.plant(sequencer, local_store, segment)
@@ -196,7 +219,9 @@ async def test_a_planted_fault_is_found(sequencer: Sequencer, local_store: Objec
     assert quick.is_healthy == planted.needs_contents
 
 
-async def test_a_lost_or_damaged_object_is_found_in_every_store(sequencer: Sequencer, any_store: ObjectStore) -> None:
+async def test_a_lost_or_damaged_object_is_found_in_every_store(
+    sequencer: Sequencer, any_store: ObjectStore
+) -> None:
     segments = await a_sound_log(sequencer, any_store)
     await any_store.delete([segments[0].key])
     await replace(any_store, segments[1], flip_a_byte_of_the_first_run)
@@ -228,7 +253,8 @@ async def test_missing_history_is_found(sequencer: Sequencer, local_store: Objec
     prefix = f"{CLUSTER}/history/{topic.topic_id}"
     async with sequencer.database.transaction() as connection:
         await connection.execute(
-            "INSERT INTO history_tables (topic_id, metadata_key) VALUES (%s, %s)", (topic.topic_id, f"{prefix}/m.json")
+            "INSERT INTO history_tables (topic_id, metadata_key) VALUES (%s, %s)",
+            (topic.topic_id, f"{prefix}/m.json"),
         )
         await connection.execute(
             "INSERT INTO history_objects (object_key, topic_id)"
@@ -255,7 +281,9 @@ async def test_live_traffic_is_no_fault(sequencer: Sequencer, any_store: ObjectS
     async def produce() -> None:
         nonlocal segments
         while not stop.is_set():
-            if segments >= 20 * (len(diagnoses) + 1):  # else a log may grow faster than a slow machine looks at it
+            if segments >= 20 * (
+                len(diagnoses) + 1
+            ):  # otherwise a log may grow faster than a slow machine reads it
                 await asyncio.sleep(0.01)
                 continue
             await written(sequencer, any_store, pending(topic, 2), pending(topic, 1, partition=1))

@@ -1,5 +1,5 @@
-"""The garbage collector's jobs on real stores: what is deleted, when, and what a crash or a late upload changes
-(nothing).
+"""The garbage collector's jobs on real stores: what is deleted, when, and what a crash or a late upload
+changes (nothing).
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,7 +30,7 @@ from tests.compactor.builders import (
     written,
 )
 from tests.compactor.journal import a_writer
-from tests.sequencer.housekeeping import count, ready_to_doom, segment_row, state_of, time_passes
+from tests.sequencer.housekeeping.housekeeping import count, ready_to_doom, segment_row, state_of, time_passes
 
 GRACE_S = 600.0
 LATE_S = 3600.0
@@ -38,7 +38,7 @@ DAY_S = 86_400.0
 
 
 async def finish(job: Job) -> dict[str, int]:
-    """Steps until nothing is left, as the housekeeper does it; what was done in all."""
+    """Steps until nothing is left, as the housekeeper does. Returns what was done in all."""
     done: dict[str, int] = {}
     progress = None
     while True:
@@ -107,7 +107,9 @@ async def test_backups_of_postgres_outlive_every_job(sequencer: Sequencer, any_s
     assert await keys_in(any_store) == {backup, alike}
 
 
-async def test_more_garbage_than_one_step_takes_goes_in_several(sequencer: Sequencer, local_store: ObjectStore) -> None:
+async def test_more_garbage_than_one_step_takes_goes_in_several(
+    sequencer: Sequencer, local_store: ObjectStore
+) -> None:
     topic = await sequencer.topics.create("orders", 1, {})
     for _ in range(9):
         await written(sequencer, local_store, pending(topic))
@@ -141,7 +143,9 @@ async def test_an_upload_that_arrives_after_the_deletion_is_deleted_again(
     assert late.is_healthy
     assert not await is_there(any_store, stalled)
     assert await state_of(sequencer, stalled.segment_id) == "gone"
-    assert (await examine(sequencer, any_store, CLUSTER, verify_contents=True, settings=DoctorSettings())).orphans == ()
+    assert (
+        await examine(sequencer, any_store, CLUSTER, verify_contents=True, settings=DoctorSettings())
+    ).orphans == ()
 
 
 async def test_the_outcome_of_a_commit_is_known_for_as_long_as_an_agent_may_pause(
@@ -175,7 +179,7 @@ async def after_dooming(sequencer: Sequencer, store: ObjectStore, segment: Segme
 
 
 async def after_the_first_deletion(sequencer: Sequencer, store: ObjectStore, segment: Segment) -> None:
-    """The object is deleted, and nothing says so."""
+    """The object is deleted, but the answer is lost."""
     await after_dooming(sequencer, store, segment)
     await store.delete([segment.key])
 
@@ -190,7 +194,7 @@ async def after_recording_it(sequencer: Sequencer, store: ObjectStore, segment: 
 
 
 async def after_the_second_deletion(sequencer: Sequencer, store: ObjectStore, segment: Segment) -> None:
-    """Deleted again, and the row is still there; meanwhile a late upload arrived."""
+    """The object was deleted again, its row is still there, and a late upload arrived meanwhile."""
     await after_recording_it(sequencer, store, segment)
     await time_passes(sequencer, DAY_S + 1)
     await store.delete([segment.key])
@@ -208,7 +212,9 @@ async def test_a_crash_between_two_steps_leaves_work_and_no_fault(
     segment = await emptied(sequencer, local_store)
 
     await crash(sequencer, local_store, segment)
-    meanwhile = await examine(sequencer, local_store, CLUSTER, verify_contents=True, settings=DoctorSettings())
+    meanwhile = await examine(
+        sequencer, local_store, CLUSTER, verify_contents=True, settings=DoctorSettings()
+    )
     for seconds in (0, GRACE_S + 1, DAY_S + 1):
         await time_passes(sequencer, seconds)
         await collect(sequencer, local_store)
@@ -238,7 +244,9 @@ async def test_retention_drops_what_is_old_in_every_partition_past_several_steps
     bounds = await sequencer.coordinates.bounds([(aged.topic_id, Partition(p)) for p in range(5)])
     assert {(each.log_start_offset, each.high_watermark) for each in bounds.values()} == {(12, 12)}
     assert await count(sequencer, "runs") == 12
-    assert (await examine(sequencer, local_store, CLUSTER, verify_contents=True, settings=DoctorSettings())).is_healthy
+    assert (
+        await examine(sequencer, local_store, CLUSTER, verify_contents=True, settings=DoctorSettings())
+    ).is_healthy
 
 
 async def test_retention_takes_a_transaction_for_many_partitions_and_none_for_those_with_nothing_to_drop(
@@ -255,7 +263,9 @@ async def test_retention_takes_a_transaction_for_many_partitions_and_none_for_th
         return await expire(before, cap)
 
     monkeypatch.setattr(sequencer.retention, "expire", counted)
-    chosen = settings(retention_partitions_per_step=200, retention_partitions_at_once=15, retention_runs_per_step=500)
+    chosen = settings(
+        retention_partitions_per_step=200, retention_partitions_at_once=15, retention_runs_per_step=500
+    )
     done = await finish(RetentionJob(sequencer, chosen))
 
     assert done["runs"] == 90
@@ -356,7 +366,9 @@ async def test_what_history_jobs_left_is_swept_by_their_prefix_and_published_fil
     assert left[0] == left[1] == set(names)
     assert left[2] == {"published/a.parquet", "killed/1.parquet", "killed/2.parquet"}
     assert left[3] == {"published/a.parquet"}
-    assert (await examine(sequencer, any_store, CLUSTER, verify_contents=True, settings=DoctorSettings())).orphans == ()
+    assert (
+        await examine(sequencer, any_store, CLUSTER, verify_contents=True, settings=DoctorSettings())
+    ).orphans == ()
 
 
 async def test_history_files_that_no_snapshot_names_wait_for_readers_and_go(
@@ -408,7 +420,9 @@ async def test_what_was_committed_once_stays_for_the_restore_horizon(
 async def test_what_the_last_checkpoint_refers_to_stays_until_the_next(
     sequencer: Sequencer, local_store: ObjectStore
 ) -> None:
-    """[raced] Checkpoints failed for longer than the horizon: a rebuild from the last one still finds every object."""
+    """[raced] Checkpoints failed for longer than the horizon: a rebuild from the last one still finds every
+    object.
+    """
     horizon = settings(restore_horizon_s=3600)
     writer = a_writer(sequencer, local_store, checkpoint_interval_s=1e-6, checkpoint_pace=0)
     topic = await sequencer.topics.create("orders", 1, {})

@@ -2,16 +2,16 @@
 
 import asyncio
 
-from compactor.group_jobs import IdleGroupsJob, OffsetExpiryJob
 from compactor.housekeeper import Housekeeper
 from compactor.job import Job, Step
+from compactor.retention_jobs import IdleGroupsJob, OffsetExpiryJob
 from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.topics.topics import Topic
 from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import settings
-from tests.sequencer.groups import a_change, a_commit, a_topic, claimed, offsets_of, with_members
-from tests.sequencer.housekeeping import count, time_passes
+from tests.sequencer.groups.groups import a_change, a_commit, a_topic, claimed, offsets_of, with_members
+from tests.sequencer.housekeeping.housekeeping import count, time_passes
 
 WEEK_S = 7 * 86_400.0
 SMALL_STEPS = settings(offsets_per_step=3, groups_per_step=2)
@@ -31,7 +31,7 @@ def total(steps: list[Step], what: str) -> int:
 
 
 async def simple_groups(sequencer: Sequencer, topic: Topic, *names: str, partitions: int = 2) -> None:
-    """Groups that nobody joined, each with some offsets."""
+    """Groups without members, each with some offsets."""
     for name in names:
         epoch = (await claimed(sequencer, name)).coordinator_epoch
         await sequencer.committed_offsets.commit(
@@ -39,7 +39,9 @@ async def simple_groups(sequencer: Sequencer, topic: Topic, *names: str, partiti
         )
 
 
-async def test_what_nobody_uses_for_a_week_goes_first_the_offsets_then_the_groups(sequencer: Sequencer) -> None:
+async def test_what_nobody_uses_for_a_week_goes_first_the_offsets_then_the_groups(
+    sequencer: Sequencer,
+) -> None:
     topic = await a_topic(sequencer)
     names = ("a/b", 'strange "\\ü🦀', "x", "y", "z")
     await simple_groups(sequencer, topic, *names)

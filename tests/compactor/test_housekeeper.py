@@ -1,4 +1,4 @@
-"""The housekeeper: its loops do the jobs, share them, survive what is away, and stop."""
+"""The housekeeper: its loops do the jobs, share them, survive outages, and stop."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
@@ -23,10 +23,13 @@ from storage.stores.object_store import ObjectStore, StoreSettings
 from storage.stores.open_store import open_store
 from tests.compactor.builders import CLUSTER, keys_in, pending, reserved, settings, upload, written
 from tests.compactor.journal import rebuilt
-from tests.sequencer.housekeeping import count, observed, time_passes
+from tests.sequencer.housekeeping.housekeeping import count, observed, time_passes
 
 QUICK = settings(
-    **{f"{name}_interval_s": 0.05 for name in ("retention", "topic_sweep", "producer_expiry", "dooming", "garbage")},
+    **{
+        f"{name}_interval_s": 0.05
+        for name in ("retention", "topic_sweep", "producer_expiry", "dooming", "garbage")
+    },
     ownership_ratchet_s=0.5,
     garbage_grace_s=1.01,
     late_write_window_s=1.01,
@@ -134,7 +137,9 @@ async def test_a_job_is_not_run_more_often_than_half_its_interval(
     assert await bob.run_once(bob.jobs[0])
 
 
-async def test_jobs_export_the_age_of_their_last_success(sequencer: Sequencer, local_store: ObjectStore) -> None:
+async def test_jobs_export_the_age_of_their_last_success(
+    sequencer: Sequencer, local_store: ObjectStore
+) -> None:
     housekeeper = Housekeeper(sequencer, local_store, settings())
     for job in housekeeper.jobs:
         await housekeeper.run_once(job)
@@ -175,7 +180,7 @@ async def test_a_store_that_is_away_is_logged_once_and_retried_until_it_is_back(
 
 
 class BrokenJob:
-    """A job with a mistake in it."""
+    """A job with a bug."""
 
     name = "broken"
     interval_s = 0.05
@@ -211,12 +216,16 @@ async def test_a_job_with_a_mistake_in_it_stops_no_other(
 async def test_a_database_that_is_away_stops_no_loop_and_pauses_dooming(
     local_store: ObjectStore, sequencer: Sequencer
 ) -> None:
-    patience = SequencerSettings.model_validate({"database_pool_timeout_s": 0.2, "database_connect_timeout_s": 2})
+    patience = SequencerSettings.model_validate(
+        {"database_pool_timeout_s": 0.2, "database_connect_timeout_s": 2}
+    )
     nobody = await Sequencer.open("postgresql://127.0.0.1:9/tidelog", patience)
     housekeeper = Housekeeper(nobody, local_store, QUICK)
 
     async def has_failed_often() -> bool:
-        return all(metric(housekeeper, "tidelog_job_failures_total", job=job.name) >= 2 for job in housekeeper.jobs)
+        return all(
+            metric(housekeeper, "tidelog_job_failures_total", job=job.name) >= 2 for job in housekeeper.jobs
+        )
 
     async with running(housekeeper):
         await eventually(has_failed_often)
@@ -246,7 +255,10 @@ def test_settings_that_do_not_fit_are_refused_by_name(given: dict[str, float], n
 def test_defaults_fit_the_agents_waits() -> None:
     """An object outlives every coordinate an agent may still use; a tombstone outlives every upload
     (docs/design/read-path.md#coordinates)."""
-    housekeeping, agent = HousekeeperSettings(), AgentSettings(database_url="postgresql://", store_url="memory://test")
+    housekeeping, agent = (
+        HousekeeperSettings(),
+        AgentSettings(database_url=SecretStr("postgresql://"), store_url="memory://test"),
+    )
     longest_upload_s = agent.upload_attempts * agent.upload_timeout_s
 
     assert housekeeping.garbage_grace_s > 2 * ReadPathSettings().coordinate_max_age_s
@@ -254,7 +266,9 @@ def test_defaults_fit_the_agents_waits() -> None:
     assert housekeeping.late_write_window_s > longest_upload_s + agent.reservation_lease_s
 
 
-async def test_two_housekeepers_under_traffic_leave_a_sound_log(sequencer: Sequencer, local_store: ObjectStore) -> None:
+async def test_two_housekeepers_under_traffic_leave_a_sound_log(
+    sequencer: Sequencer, local_store: ObjectStore
+) -> None:
     """The fixture fails this test for any deadlock."""
     kept = await sequencer.topics.create("kept", 2, {"retention.ms": "-1"})
     busy = asyncio.Event()
@@ -275,7 +289,9 @@ async def test_two_housekeepers_under_traffic_leave_a_sound_log(sequencer: Seque
         diagnoses = []
         while not busy.is_set():
             diagnoses.append(
-                await examine(sequencer, local_store, CLUSTER, verify_contents=True, settings=DoctorSettings())
+                await examine(
+                    sequencer, local_store, CLUSTER, verify_contents=True, settings=DoctorSettings()
+                )
             )
         return diagnoses
 
@@ -288,7 +304,9 @@ async def test_two_housekeepers_under_traffic_leave_a_sound_log(sequencer: Seque
     bounds = await sequencer.coordinates.bounds([(kept.topic_id, Partition(p)) for p in range(2)])
     assert {(each.log_start_offset, each.high_watermark) for each in bounds.values()} == {(0, 48)}
     assert [finding for diagnosis in diagnoses for finding in diagnosis.findings] == []
-    assert (await examine(sequencer, local_store, CLUSTER, verify_contents=True, settings=DoctorSettings())).is_healthy
+    assert (
+        await examine(sequencer, local_store, CLUSTER, verify_contents=True, settings=DoctorSettings())
+    ).is_healthy
 
 
 class SlowJob:
@@ -313,7 +331,9 @@ class SlowJob:
 QUICK_LEASES = settings(job_lease_s=0.3, job_run_s=0.1)
 
 
-async def test_a_step_that_outlasts_its_lease_keeps_its_claim(sequencer: Sequencer, local_store: ObjectStore) -> None:
+async def test_a_step_that_outlasts_its_lease_keeps_its_claim(
+    sequencer: Sequencer, local_store: ObjectStore
+) -> None:
     ann, bob = (Housekeeper(sequencer, local_store, QUICK_LEASES) for _ in range(2))
     job = SlowJob()
     task = asyncio.create_task(ann.run_once(job))

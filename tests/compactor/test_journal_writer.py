@@ -17,22 +17,31 @@ from sequencer.housekeeping.garbage import PartitionRules
 from sequencer.housekeeping.retention import TO_HIGH_WATERMARK
 from sequencer.journal.journal import CHECKPOINT_TABLES, FAMILIES, NOT_IN_THE_JOURNAL, Journal
 from sequencer.journal.loading import IN_TIME_PARTITIONS, KEYS
-from sequencer.journal.readings import Mark, Moment, next_marks
+from sequencer.journal.readings import JournalMoment, Mark, next_marks
 from sequencer.topics.topics import SQL as TOPICS_SQL
 from sequencer.topics.topics import Topic
-from storage.identifiers import NodeId, Offset, Partition, TopicId
+from storage.identifiers import NodeId, ObjectKey, Offset, Partition, TopicId
 from storage.segments.journal_format import encode, read_container
 from storage.segments.keys import checkpoint_object_of, journal_entry_of
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER, listed, pending, reserved, written
 from tests.compactor.gated_store import GatedStore
-from tests.compactor.journal import Died, DyingStore, PausingDatabase, a_writer, contents, found_in, rebuilt, write_all
-from tests.seeds import seeds
+from tests.compactor.journal import (
+    Died,
+    DyingStore,
+    PausingDatabase,
+    a_writer,
+    contents,
+    found_in,
+    rebuilt,
+    write_all,
+)
 from tests.sequencer.builders import ABatch, committed
 from tests.sequencer.builders import reserved as reserved_only
-from tests.sequencer.housekeeping import observed
+from tests.sequencer.housekeeping.housekeeping import observed
 from tests.sequencer.races import commit_within
+from tests.support.seeds import seeds
 
 
 @pytest.fixture
@@ -45,7 +54,9 @@ async def a_topic(sequencer: Sequencer, name: str = "orders", partitions: int = 
 
 
 async def a_commit(sequencer: Sequencer, topic: Topic, *, partition: int = 0, records: int = 2) -> None:
-    await committed(sequencer, [ABatch(topic_id=topic.topic_id, partition=Partition(partition), records=records)])
+    await committed(
+        sequencer, [ABatch(topic_id=topic.topic_id, partition=Partition(partition), records=records)]
+    )
 
 
 async def entries_in(store: ObjectStore) -> list[tuple[int, int]]:
@@ -158,7 +169,9 @@ async def test_a_journal_that_is_far_behind_begins_again_with_a_checkpoint(
     await assert_rebuilt_alike(sequencer, store, empty_database_url)
 
 
-async def test_an_idle_cluster_writes_nothing_until_its_heartbeat(sequencer: Sequencer, store: MemoryStore) -> None:
+async def test_an_idle_cluster_writes_nothing_until_its_heartbeat(
+    sequencer: Sequencer, store: MemoryStore
+) -> None:
     writer = a_writer(sequencer, store)
     await writer.write_entry()
     await writer.write_entry()  # the families are read for the first time
@@ -194,8 +207,8 @@ async def test_a_commit_held_open_over_several_entries_is_in_the_first_one_after
             (held.segment_id,),
         )
         await sequencer.database.run(
-            "UPDATE journal SET mark_times = ARRAY(SELECT t - interval '21 minutes' FROM unnest(mark_times) t LIMIT 1)"
-            " || mark_times[2:]"
+            "UPDATE journal SET mark_times = ARRAY(SELECT t - interval '21 minutes' FROM "
+            "unnest(mark_times) t LIMIT 1) || mark_times[2:]"
         )
     await a_commit(sequencer, orders)
     wrote = await write_all(sequencer, writer)
@@ -207,8 +220,9 @@ async def test_a_commit_held_open_over_several_entries_is_in_the_first_one_after
 async def test_an_entry_that_began_before_a_checkpoint_and_shows_more_is_loaded(
     sequencer: Sequencer, store: MemoryStore, empty_database_url: str
 ) -> None:
-    """[raced] Between the two snapshots a transaction ends that is not the last one that began. So both snapshots have
-    the same greatest id, and the entry's transaction is the older one."""
+    """[raced] Between the two snapshots a transaction ends that is not the last one that began. So both
+    snapshots have the same greatest id, and the entry's transaction is the older one.
+    """
     orders = await a_topic(sequencer)
     await a_writer(sequencer, store).write_entry()
     gated = GatedStore(store, "put")
@@ -218,7 +232,8 @@ async def test_an_entry_that_began_before_a_checkpoint_and_shows_more_is_loaded(
     entries._journal = Journal(paused)  # type: ignore[arg-type]
 
     async with sequencer.database.transaction() as connection:
-        later = {"topic_id": uuid4(), "name": "later", "partition_count": 1, "config": "{}"}
+        later_id = TopicId(uuid4())
+        later = {"topic_id": later_id, "name": "later", "partition_count": 1, "config": "{}"}
         await connection.execute(TOPICS_SQL["create_topic"], later)
         await a_commit(sequencer, orders)
         entry = asyncio.create_task(entries.write_entry())
@@ -229,15 +244,15 @@ async def test_an_entry_that_began_before_a_checkpoint_and_shows_more_is_loaded(
     assert (await entry).objects == 1
     gated.opened.set()
     assert not (await checkpoint).overtaken
-    await committed(sequencer, [ABatch(topic_id=TopicId(later["topic_id"]), partition=Partition(0), records=5)])
+    await committed(sequencer, [ABatch(topic_id=later_id, partition=Partition(0), records=5)])
     await write_all(sequencer, a_writer(sequencer, store))
 
     assert (await found_in(store)).checkpoint.number == 2
     await assert_rebuilt_alike(sequencer, store, empty_database_url)
 
 
-def a_moment(second: int, *, xmin: int, next_xid: int) -> Moment:
-    return Moment(
+def a_moment(second: int, *, xmin: int, next_xid: int) -> JournalMoment:
+    return JournalMoment(
         taken_at=datetime.fromtimestamp(second),
         snapshot="",
         xmin=xmin,
@@ -345,7 +360,9 @@ async def test_of_two_writers_at_once_one_goes_on_and_the_other_is_left_aside(
     await assert_rebuilt_alike(sequencer, store, empty_database_url)
 
 
-async def test_nothing_is_written_without_a_confirmed_ownership(unowned: Sequencer, store: MemoryStore) -> None:
+async def test_nothing_is_written_without_a_confirmed_ownership(
+    unowned: Sequencer, store: MemoryStore
+) -> None:
     writer = a_writer(unowned, store)
 
     for attempt in (writer.write_entry, writer.write_checkpoint_if_due, writer.remove_old):
@@ -357,7 +374,11 @@ async def test_nothing_is_written_without_a_confirmed_ownership(unowned: Sequenc
 
 @pytest.mark.parametrize(
     "change",
-    ["ownership SET epoch = epoch + 1", "journal SET timeline = timeline - 1", "journal SET system_identifier = 1"],
+    [
+        "ownership SET epoch = epoch + 1",
+        "journal SET timeline = timeline - 1",
+        "journal SET system_identifier = 1",
+    ],
 )
 async def test_a_take_over_or_a_failover_begins_with_a_checkpoint(
     sequencer: Sequencer, store: MemoryStore, empty_database_url: str, change: str
@@ -366,7 +387,7 @@ async def test_a_take_over_or_a_failover_begins_with_a_checkpoint(
     await a_writer(sequencer, store).write_entry()
     await a_commit(sequencer, orders)
     await a_writer(sequencer, store).write_entry()
-    await sequencer.database.write(f"UPDATE {change}")  # type: ignore[arg-type]
+    await sequencer.database.write(f"UPDATE {change}")
     await a_commit(sequencer, orders)
 
     await a_writer(sequencer, store).write_entry()
@@ -383,7 +404,7 @@ async def test_an_entry_of_a_lost_postgres_under_the_next_number_is_passed_over(
 ) -> None:
     orders = await a_topic(sequencer)
     await a_writer(sequencer, store).write_entry()
-    await store.put(f"{CLUSTER}/journal/0000000000/000000000001", [b"something else"])  # type: ignore[arg-type]
+    await store.put(ObjectKey(f"{CLUSTER}/journal/0000000000/000000000001"), [b"something else"])
     await a_commit(sequencer, orders)
 
     await write_all(sequencer, a_writer(sequencer, store))
@@ -420,7 +441,9 @@ async def test_a_missing_entry_cuts_the_journal_there_and_is_named(
 async def test_runs_that_were_merged_since_replace_those_they_cover(
     sequencer: Sequencer, store: MemoryStore, empty_database_url: str
 ) -> None:
-    """The journal stood still while merging went on: an entry has a long run of which the end alone is new."""
+    """The journal stood still while merging went on: an entry has a long run of which the end alone is
+    new.
+    """
     orders = await a_topic(sequencer)
     await a_writer(sequencer, store).write_entry()
     for _ in range(3):
@@ -433,8 +456,8 @@ async def test_runs_that_were_merged_since_replace_those_they_cover(
         "WITH merged AS (DELETE FROM runs RETURNING *), newest AS ("
         " SELECT max(committed_at) AS at FROM segments),"
         " output AS (INSERT INTO segments (segment_id, object_key, size_bytes, state, writer, lease_until,"
-        " committed_at, tier) SELECT '00000000-0000-0000-0000-000000000001', 'merged', 1, 'committed', 'merge', now(),"
-        " at, 1 FROM newest)"
+        " committed_at, tier) SELECT '00000000-0000-0000-0000-000000000001', 'merged', 1, 'committed', "
+        "'merge', now(), at, 1 FROM newest)"
         " INSERT INTO runs SELECT topic_id, partition, min(base_offset), max(last_offset),"
         " '00000000-0000-0000-0000-000000000001', 1, sum(length), 'batches', min(min_timestamp_ms),"
         " max(max_timestamp_ms), max(running_max_timestamp_ms) FROM merged GROUP BY topic_id, partition"
@@ -505,14 +528,17 @@ async def test_loading_an_entry_twice_changes_nothing(
 
 async def test_every_table_that_entries_hold_can_be_loaded_by_its_primary_key(sequencer: Sequencer) -> None:
     rows = await sequencer.database.run(
-        "SELECT c.relname, array_agg(a.attname::text ORDER BY array_position(i.indkey::int2[], a.attnum)) AS key"
+        "SELECT c.relname, array_agg(a.attname::text ORDER BY array_position(i.indkey::int2[], a.attnum)) "
+        "AS key"
         " FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indrelid"
         " JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey::int2[])"
         " WHERE i.indisprimary AND c.relnamespace = 'public'::regnamespace GROUP BY c.relname"
     )
 
     primary_keys = {row.relname: tuple(row.key) for row in rows}
-    assert {table: primary_keys[table] for table in CHECKPOINT_TABLES if table not in IN_TIME_PARTITIONS} == KEYS
+    assert {
+        table: primary_keys[table] for table in CHECKPOINT_TABLES if table not in IN_TIME_PARTITIONS
+    } == KEYS
     assert not {*IN_TIME_PARTITIONS} & {table for tables in FAMILIES.values() for table in tables}
 
 
@@ -527,9 +553,10 @@ async def test_every_table_is_in_the_journal_or_known_not_to_be(sequencer: Seque
 
 
 async def test_no_function_of_the_database_writes_in_a_subtransaction(sequencer: Sequencer) -> None:
-    """Snapshots do not list the ids of subtransactions that go on. So a row written in one would look old to the
-    first entry that shows it, and would be in none. The two exceptions write only to catalogs and to
-    `time_partitions`, which is in no entry."""
+    """Snapshots do not list the ids of subtransactions that go on. So a row written in one would look old to
+    the first entry that shows it, and would be in none. The two exceptions write only to catalogs and to
+    `time_partitions`, which is in no entry.
+    """
     rows = await sequencer.database.run(
         "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
         r" AND prosrc ~* '\mexception\s+when\M'"
@@ -586,7 +613,9 @@ async def test_half_written_checkpoints_go_too(sequencer: Sequencer) -> None:
 
     await writer.remove_old()
 
-    numbers = {place.number for info in await listed(store) if (place := checkpoint_object_of(info.key)) is not None}
+    numbers = {
+        place.number for info in await listed(store) if (place := checkpoint_object_of(info.key)) is not None
+    }
     assert numbers == {3, 4}
 
 
@@ -601,7 +630,9 @@ async def test_whatever_happens_the_bucket_makes_an_empty_database_equal(
     chance = random.Random(seed)
     store = DyingStore()
     topics = [await a_topic(sequencer, f"topic-{number}", chance.randint(1, 4)) for number in range(3)]
-    writer = a_writer(sequencer, store, journal_batches_per_entry=3, checkpoint_interval_s=1e-6, checkpoint_pace=0)
+    writer = a_writer(
+        sequencer, store, journal_batches_per_entry=3, checkpoint_interval_s=1e-6, checkpoint_pace=0
+    )
     async with contextlib.AsyncExitStack() as held:
         blocked: set[tuple[object, int]] = set()
         for _ in range(60):
@@ -619,7 +650,9 @@ async def test_whatever_happens_the_bucket_makes_an_empty_database_equal(
                 case 2 | 3 | 4 | 5 if (topic.topic_id, partition) not in blocked:
                     await a_commit(sequencer, topic, partition=partition, records=chance.randint(1, 5))
                 case 6 if (topic.topic_id, partition) not in blocked:
-                    await sequencer.retention.delete_records(topic.topic_id, Partition(partition), TO_HIGH_WATERMARK)
+                    await sequencer.retention.delete_records(
+                        topic.topic_id, Partition(partition), TO_HIGH_WATERMARK
+                    )
                 case 7:
                     with contextlib.suppress(Died):
                         await writer.write_entry()
@@ -627,7 +660,9 @@ async def test_whatever_happens_the_bucket_makes_an_empty_database_equal(
                     store.die(in_puts=chance.randint(1, 3), is_done_first=chance.random() < 0.5)
                     await asyncio.gather(writer.write_entry(), writer.write_entry(), return_exceptions=True)
                 case 9:
-                    await asyncio.gather(writer.write_checkpoint_if_due(), writer.write_entry(), return_exceptions=True)
+                    await asyncio.gather(
+                        writer.write_checkpoint_if_due(), writer.write_entry(), return_exceptions=True
+                    )
     store.dies_in = None
     # The entries of a writer that lost or died may be the youngest until the next entry of the one that won.
     await a_commit(sequencer, topics[0])

@@ -34,8 +34,12 @@ def test_the_effort_is_never_negative_nor_above_its_ceiling(
     assert 0 <= effort <= ceiling_bytes_per_s(now, limits) <= limits.most_bytes_per_s
 
 
-def modelled(inflow: list[float], mergers: int = 1, step_s: float = 5.0, merge_bytes: int = 32 * MIB) -> list[float]:
-    """The backlog after each step. Every merger looks once per step and merges `merge_bytes` when it owes nothing."""
+def modelled(
+    inflow: list[float], mergers: int = 1, step_s: float = 5.0, merge_bytes: int = 32 * MIB
+) -> list[float]:
+    """The backlog after each step. Every merger looks once per step and merges `merge_bytes` when it owes
+    nothing.
+    """
     backlog, now_s = 0.0, 0.0
     debts = [CopyDebt(0.0, saving_s=2 * step_s) for _ in range(mergers)]
     seen = []
@@ -87,7 +91,9 @@ def test_an_overloaded_agent_gives_way_but_not_for_ever() -> None:
     backlog = 1 << 40
 
     calm, busy, full = (effort_bytes_per_s(situation(backlog, load=load), LIMITS) for load in (0.3, 0.9, 1.0))
-    patient = effort_bytes_per_s(situation(backlog, load=1.0, oldest_s=PATIENCE * LIMITS.target_s + 1), LIMITS)
+    patient = effort_bytes_per_s(
+        situation(backlog, load=1.0, oldest_s=PATIENCE * LIMITS.target_s + 1), LIMITS
+    )
 
     assert calm == LIMITS.most_bytes_per_s
     assert 0 < busy < calm / 2

@@ -30,7 +30,13 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def a_run(
-    base: int, length: int = 100, *, records: int = 1, segment: int = 1, partition: int = 0, aged_ms: int = NOW_MS
+    base: int,
+    length: int = 100,
+    *,
+    records: int = 1,
+    segment: int = 1,
+    partition: int = 0,
+    aged_ms: int = NOW_MS,
 ) -> RunToMerge:
     return RunToMerge(
         topic_id=TOPIC,
@@ -155,12 +161,18 @@ def test_long_runs_move_where_they_would_keep_an_object_that_is_mostly_dead() ->
 def test_what_expires_soon_is_left_to_expire() -> None:
     runs = [a_run(0, aged_ms=NOW_MS - 950), a_run(1, aged_ms=NOW_MS - 850), a_run(2, aged_ms=NOW_MS)]
 
-    assert lengths_of(planned(runs, RetentionLimits(retention_ms=1_000, longest_span_ms=None))) == [[100, 100]]
-    assert lengths_of(planned(runs, RetentionLimits(retention_ms=1_000, longest_span_ms=100))) == [[100], [100]]
+    assert lengths_of(planned(runs, RetentionLimits(retention_ms=1_000, longest_span_ms=None))) == [
+        [100, 100]
+    ]
+    assert lengths_of(planned(runs, RetentionLimits(retention_ms=1_000, longest_span_ms=100))) == [
+        [100],
+        [100],
+    ]
 
 
 def test_a_run_spans_no_more_than_a_tenth_of_its_retention_nor_segment_ms() -> None:
     assert RetentionLimits.of({"retention.ms": "-1"}) == FOR_EVER
+    assert RetentionLimits.of({"retention.ms": "1000", "cleanup.policy": "compact"}) == FOR_EVER
     assert RetentionLimits.of({"retention.ms": "1000"}).longest_span_ms == 100
     assert RetentionLimits.of({"retention.ms": "100000", "segment.ms": "2000"}).longest_span_ms == 2_000
 
@@ -191,7 +203,9 @@ def test_a_merge_takes_the_oldest_and_units_whole(sizes: list[int], per_unit: in
     chosen = choose_inputs(given_, POLICY, cap)
 
     assert list(chosen) == [each.segment_id for each in given_[: len(chosen)]]
-    units = [[each.segment_id for each in unit] for _, unit in groupby(given_, key=lambda each: each.committed_at)]
+    units = [
+        [each.segment_id for each in unit] for _, unit in groupby(given_, key=lambda each: each.committed_at)
+    ]
     if len(units) > 1:
         assert all(set(unit) <= set(chosen) or not set(unit) & set(chosen) for unit in units)
 

@@ -1,4 +1,6 @@
-"""Merging with a real Postgres and real stores: the log is the same before and after, whatever happens meanwhile."""
+"""Merging with a real Postgres and real stores: the log is the same before and after, whatever happens
+meanwhile.
+"""
 
 import asyncio
 import logging
@@ -30,7 +32,7 @@ from tests.compactor.merging import (
     read_back,
 )
 from tests.compactor.test_garbage_jobs import DAY_S, GRACE_S, finish
-from tests.sequencer.housekeeping import ready_to_doom, time_passes, waits_for_a_lock
+from tests.sequencer.housekeeping.housekeeping import ready_to_doom, time_passes, waits_for_a_lock
 
 LEASE_S = 60.0
 
@@ -96,7 +98,9 @@ async def test_a_merged_segments_footer_holds_the_offsets_of_its_runs(
     for key in await keys_in(local_store):
         for run in read_footer(await local_store.get(ObjectKey(key))).runs:
             if is_merged(ObjectKey(key)):
-                in_footers.add((key, run.partition, run.base_offset, run.last_offset, run.position, run.length))
+                in_footers.add(
+                    (key, run.partition, run.base_offset, run.last_offset, run.position, run.length)
+                )
             else:
                 assert (run.base_offset, run.last_offset) == (None, None)
     in_database = {
@@ -125,7 +129,9 @@ async def test_merged_segments_become_garbage_and_go_and_the_log_stays(
     assert await is_healthy(sequencer, local_store)
 
 
-async def test_what_was_merged_is_counted_by_tier(sequencer: Sequencer, local_store: ObjectStore, topic: Topic) -> None:
+async def test_what_was_merged_is_counted_by_tier(
+    sequencer: Sequencer, local_store: ObjectStore, topic: Topic
+) -> None:
     await a_log(sequencer, local_store, topic, segments=34)
     await merge_everything(sequencer, local_store)
 
@@ -137,13 +143,17 @@ async def test_what_was_merged_is_counted_by_tier(sequencer: Sequencer, local_st
     assert uploaded.bytes_out < first.bytes_out + second.bytes_out < 2 * uploaded.bytes_out
 
 
-async def test_too_few_segments_are_left_alone(sequencer: Sequencer, local_store: ObjectStore, topic: Topic) -> None:
+async def test_too_few_segments_are_left_alone(
+    sequencer: Sequencer, local_store: ObjectStore, topic: Topic
+) -> None:
     await a_log(sequencer, local_store, topic, segments=3)
 
     assert await merge_everything(sequencer, local_store) == 0
 
 
-async def test_tiers_end_where_the_setting_says(sequencer: Sequencer, local_store: ObjectStore, topic: Topic) -> None:
+async def test_tiers_end_where_the_setting_says(
+    sequencer: Sequencer, local_store: ObjectStore, topic: Topic
+) -> None:
     await a_log(sequencer, local_store, topic, segments=34)
 
     assert await merge_everything(sequencer, local_store, merge_tiers=0) == 0
@@ -192,11 +202,15 @@ async def test_what_changes_during_a_merge_fails_its_swaps_and_nothing_else(
     await asyncio.wait_for(merging, 60)
     await merge_everything(sequencer, local_store)
 
-    assert [each.batches for each in await read_all(sequencer, local_store, kept)] == [each.batches for each in before]
+    assert [each.batches for each in await read_all(sequencer, local_store, kept)] == [
+        each.batches for each in before
+    ]
     for partition, each in enumerate(changed):
         now = await read_back(sequencer, local_store, topic, partition)
         start = (await coordinates(sequencer, topic, partition)).log_start_offset
-        assert [batch for batch in now.batches if batch[0] >= start] == [b for b in each.batches if b[0] >= start]
+        assert [batch for batch in now.batches if batch[0] >= start] == [
+            b for b in each.batches if b[0] >= start
+        ]
     assert await is_healthy(sequencer, local_store)
 
 
@@ -338,7 +352,9 @@ async def test_a_damaged_run_stays_as_it_is_and_the_rest_is_merged(
 
     after = await read_all(sequencer, local_store, topic)
     assert [each.runs for each in after] == [1, 8, 1]
-    assert [after[partition].batches for partition in (0, 2)] == [before[partition].batches for partition in (0, 2)]
+    assert [after[partition].batches for partition in (0, 2)] == [
+        before[partition].batches for partition in (0, 2)
+    ]
     assert (await totals(sequencer, 1)).done.runs_damaged == 1
     [alarm] = [record for record in caplog.records if "not what it should be" in record.getMessage()]
     assert alarm.__dict__["object_key"] == damaged.object_key
@@ -378,7 +394,9 @@ async def test_a_merge_whose_time_is_over_goes_on_with_the_next_claim(
     assert await sequencer.database.run("SELECT 1 FROM merge_candidates") == []
 
 
-async def test_an_overloaded_agent_does_not_merge(sequencer: Sequencer, local_store: ObjectStore, topic: Topic) -> None:
+async def test_an_overloaded_agent_does_not_merge(
+    sequencer: Sequencer, local_store: ObjectStore, topic: Topic
+) -> None:
     await a_log(sequencer, local_store, topic, segments=8)
     await discover(sequencer)
     load = 1.0

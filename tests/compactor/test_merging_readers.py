@@ -1,11 +1,13 @@
-"""Readers while segments are merged: the read side of real agents over a real store sees every record once, in order.
+"""Readers while segments are merged: the read side of real agents over a real store sees every record once,
+in order.
 
-Merging raises no coordinate epoch, so what an agent knows of a partition and what the sequencer says may be cut
-differently: a merged run may begin below a reader's offset, or below the end that its agent knows of.
+Merging raises no coordinate epoch. So the runs that an agent knows and those of the sequencer may have
+different borders: a merged run may begin below a reader's offset, or below the end that its agent knows.
 """
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -18,10 +20,10 @@ from storage.stores.object_store import ObjectStore
 from tests.agent.read_path.a_log import ALog, an_agent_reading, read_now, values_of
 from tests.agent.read_path.wired import ReadSide
 from tests.compactor.merging import a_merger, discover
-from tests.waiting import until
+from tests.support.waiting import until
 
 NEVER_POLLS = ReadPathSettings(coordinate_poll_s=3600.0)
-MERGES = {"merge_object_bytes": 1_024, "merge_run_bytes": 1_024}
+MERGES: dict[str, Any] = {"merge_object_bytes": 1_024, "merge_run_bytes": 1_024}
 SMALL = {"partition_max_bytes": 1, "max_bytes": 1}
 
 
@@ -39,7 +41,7 @@ async def write(log: ALog, count: int, first: int = 0) -> None:
 
 
 async def merge(log: ALog) -> int:
-    """Everything that can be; returns how many merges."""
+    """Merges everything possible. Returns the number of merges."""
     await discover(log.sequencer, **MERGES)
     merger: Merger = a_merger(log.sequencer, log.store, **MERGES)
     merges = 0
@@ -48,7 +50,7 @@ async def merge(log: ALog) -> int:
     return merges
 
 
-async def read_on(agent: ReadSide, log: ALog, offset: int, end: int, **limits: int) -> list[tuple[int, str]]:
+async def read_on(agent: ReadSide, log: ALog, offset: int, end: int, **limits: Any) -> list[tuple[int, str]]:
     """As a consumer does: fetch after fetch, dropping what lies before its position."""
     found: list[tuple[int, str]] = []
     async with asyncio.timeout(60):
@@ -64,7 +66,9 @@ async def read_on(agent: ReadSide, log: ALog, offset: int, end: int, **limits: i
 
 async def run_at(log: ALog, offset: int) -> int:
     """The last offset of the run that begins below an offset, as the sequencer says."""
-    request = CoordinateRequest(topic_id=log.topic_id, partition=Partition(0), from_offset=Offset(offset), max_runs=1)
+    request = CoordinateRequest(
+        topic_id=log.topic_id, partition=Partition(0), from_offset=Offset(offset), max_runs=1
+    )
     [found] = (await log.sequencer.coordinates.read([request])).values()
     assert found.runs[0].base_offset < offset
     return found.runs[0].last_offset
@@ -92,7 +96,7 @@ async def test_a_reader_in_the_middle_goes_on_through_merged_runs(log: ALog, off
 
 
 async def test_the_end_that_an_agent_knows_may_lie_inside_a_merged_run(log: ALog) -> None:
-    """It hears of what came since only when the run that holds it has been merged with what it knows."""
+    """It learns of new records only after their run was merged with runs that it knows."""
     await write(log, 3)
     async with an_agent_reading(log.sequencer, log.store, reads=NEVER_POLLS) as agent:
         known = await read_on(agent, log, 0, 6)
@@ -110,7 +114,9 @@ async def test_the_end_that_an_agent_knows_may_lie_inside_a_merged_run(log: ALog
 
 
 async def test_tail_and_catch_up_read_on_while_everything_is_written_and_merged(log: ALog) -> None:
-    """Polling agents, one at the tail and one from the beginning, with merges of tier after tier meanwhile."""
+    """Polling agents, one at the tail and one from the beginning, with merges of tier after tier
+    meanwhile.
+    """
     total = 60
     async with (
         an_agent_reading(log.sequencer, log.store) as first,

@@ -1,4 +1,4 @@
-"""One housekeeper measures for all: the others read, take over when it dies, and do not believe what is old."""
+"""One housekeeper measures for all. The others read, take over when it dies, and ignore old results."""
 
 import asyncio
 from uuid import uuid4
@@ -6,18 +6,17 @@ from uuid import uuid4
 import pytest
 from prometheus_client import CollectorRegistry
 
-from compactor.housekeeper import Housekeeper
-from compactor.merge_metrics import MergeMetrics
+from compactor.housekeeper import Housekeeper, LastObservation, ObserverJob
 from compactor.merging import Merger
-from compactor.observer import LastObservation, ObserverJob
+from compactor.metrics import MergeMetrics
 from sequencer.client import Sequencer
 from sequencer.database.database import SequencerUnavailable
 from sequencer.settings import SequencerSettings
 from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER, settings
 from tests.compactor.merging import FAN_IN, a_log, discover, merge_settings
-from tests.sequencer.housekeeping import observed, time_passes, waits_for_a_lock
-from tests.waiting import until
+from tests.sequencer.housekeeping.housekeeping import observed, time_passes, waits_for_a_lock
+from tests.support.waiting import until
 
 QUICK = settings(observation_interval_s=0.05, job_lease_s=60.0)
 
@@ -78,7 +77,9 @@ async def test_an_observer_that_dies_while_it_measures_is_replaced_when_its_leas
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_an_observer_that_is_stopped_is_replaced_at_once(sequencer: Sequencer, local_store: ObjectStore) -> None:
+async def test_an_observer_that_is_stopped_is_replaced_at_once(
+    sequencer: Sequencer, local_store: ObjectStore
+) -> None:
     ann, bob = (Housekeeper(sequencer, local_store, QUICK) for _ in range(2))
     running = [asyncio.create_task(each.run()) for each in (ann, bob)]
     try:
@@ -102,7 +103,9 @@ def _measured(housekeeper: Housekeeper) -> float:
     return _done(housekeeper, ObserverJob.name, "measured") or 0.0
 
 
-async def test_nothing_is_merged_by_a_stale_observation(sequencer: Sequencer, local_store: ObjectStore) -> None:
+async def test_nothing_is_merged_by_a_stale_observation(
+    sequencer: Sequencer, local_store: ObjectStore
+) -> None:
     chosen = merge_settings()
     topic = await sequencer.topics.create("orders", 1, {})
     await a_log(sequencer, local_store, topic, 16 * FAN_IN)

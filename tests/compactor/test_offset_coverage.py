@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.offset_coverage import OffsetCoverage
+from compactor.doctor import OffsetCoverage
 from sequencer.housekeeping.inspection import ChunkRun, LogChunk
 from storage.identifiers import Offset, new_segment_id
 

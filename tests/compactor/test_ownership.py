@@ -1,4 +1,4 @@
-"""Without a confirmed ownership nothing is doomed or deleted, and no job of the cluster runs once it is lost."""
+"""Without a confirmed ownership nothing is doomed or deleted. Once it is lost, no job of the cluster runs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,9 +8,8 @@ import pytest
 from compactor.diagnosis import Fault
 from compactor.doctor import DoctorSettings, examine
 from compactor.garbage_jobs import DoomingJob, GarbageDeletionJob, GarbageScanJob, HistoryGarbageJob
-from compactor.housekeeper import Housekeeper
+from compactor.housekeeper import Housekeeper, OwnershipJob
 from compactor.job import Job
-from compactor.ownership_job import OwnershipJob
 from sequencer.client import Sequencer
 from sequencer.cluster.ownership import OwnershipUnconfirmed
 from sequencer.housekeeping.garbage import PartitionRules
@@ -21,7 +20,7 @@ from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER, is_there, pending, settings, written
 from tests.compactor.gated_store import GatedStore
 from tests.compactor.test_garbage_jobs import finish
-from tests.sequencer.housekeeping import count, ready_to_doom, state_of, time_passes
+from tests.sequencer.housekeeping.housekeeping import count, ready_to_doom, state_of, time_passes
 
 GRACE_S, LATE_S, DAY_S = 600.0, 3600.0, 86_400.0
 
@@ -29,7 +28,9 @@ Take = Callable[[Sequencer], Awaitable[object]]
 
 
 async def let_it_lapse(sequencer: Sequencer) -> None:
-    await sequencer.database.run("UPDATE ownership SET confirmed_at = confirmed_at - interval '2 minutes 1 second'")
+    await sequencer.database.run(
+        "UPDATE ownership SET confirmed_at = confirmed_at - interval '2 minutes 1 second'"
+    )
 
 
 async def find_another_owner(sequencer: Sequencer) -> None:
@@ -37,7 +38,9 @@ async def find_another_owner(sequencer: Sequencer) -> None:
 
 
 async def restart_postgres(sequencer: Sequencer) -> None:
-    await sequencer.database.run("UPDATE ownership SET postmaster_started_at = postmaster_started_at - interval '1s'")
+    await sequencer.database.run(
+        "UPDATE ownership SET postmaster_started_at = postmaster_started_at - interval '1s'"
+    )
 
 
 @pytest.fixture
@@ -103,7 +106,9 @@ async def test_a_tombstones_second_deletion_and_historys_wait_for_the_ownership(
     assert await count(owned, "tombstones") == 1
 
 
-async def test_no_job_runs_while_another_database_owns_the_bucket(owned: Sequencer, local_store: ObjectStore) -> None:
+async def test_no_job_runs_while_another_database_owns_the_bucket(
+    owned: Sequencer, local_store: ObjectStore
+) -> None:
     housekeeper = Housekeeper(owned, local_store, settings())
     [before] = [info async for info in local_store.list(ownership_key(CLUSTER))]
     await find_another_owner(owned)
@@ -128,10 +133,14 @@ async def test_a_ratchet_costs_three_requests_and_several_housekeepers_no_more(
 async def test_the_doctor_says_that_another_database_owns_the_bucket(
     owned: Sequencer, local_store: ObjectStore
 ) -> None:
-    assert (await examine(owned, local_store, CLUSTER, verify_contents=False, settings=DoctorSettings())).is_healthy
+    assert (
+        await examine(owned, local_store, CLUSTER, verify_contents=False, settings=DoctorSettings())
+    ).is_healthy
     await find_another_owner(owned)
 
-    [finding] = (await examine(owned, local_store, CLUSTER, verify_contents=False, settings=DoctorSettings())).findings
+    [finding] = (
+        await examine(owned, local_store, CLUSTER, verify_contents=False, settings=DoctorSettings())
+    ).findings
 
     assert (finding.fault, finding.what) == (Fault.NOT_OWNED, "another database owns the bucket")
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.retention_policy import RetentionPolicy, has_work, keep_from
+from compactor.retention_jobs import RetentionPolicy, has_work, keep_from
 from sequencer.housekeeping.retention import AgedRun, PartitionLog
 from storage.identifiers import Offset, Partition, TopicId
 from storage.identifiers import new_segment_id as new_id
@@ -52,6 +52,20 @@ def test_bytes_beyond_the_limit_go_while_what_is_left_still_fills_it() -> None:
     ]  # fmt: skip
 
 
+def test_the_limits_of_a_topic_count_where_its_policy_deletes() -> None:
+    limits = {"retention.ms": "100", "retention.bytes": "7"}
+
+    policies = {
+        policy: RetentionPolicy.of(a_log(config={**limits, "cleanup.policy": policy}))
+        for policy in ("delete", "compact", "compact,delete", "")
+    }
+
+    limited, unlimited = by(retention_ms=100, retention_bytes=7), by()
+    assert policies == {
+        "delete": limited, "compact": unlimited, "compact,delete": limited, "": unlimited,
+    }  # fmt: skip
+
+
 def test_runs_left_below_the_log_start_are_work_whatever_the_policy() -> None:
     log = a_log((0, 1), (0, 1), log_start=10)
 
@@ -61,7 +75,9 @@ def test_runs_left_below_the_log_start_are_work_whatever_the_policy() -> None:
 
 def test_the_policy_of_a_topic_has_kafkas_defaults() -> None:
     assert RetentionPolicy.of(a_log()) == by(retention_ms=7 * 86_400_000)
-    assert RetentionPolicy.of(a_log(config={"retention.ms": "-1", "retention.bytes": "5"})) == by(retention_bytes=5)
+    assert RetentionPolicy.of(a_log(config={"retention.ms": "-1", "retention.bytes": "5"})) == by(
+        retention_bytes=5
+    )
 
 
 @given(

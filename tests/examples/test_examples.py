@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tidelog.devstack.ports import picked_ports
 from tidelog.devstack.stack import Stack
 
@@ -20,7 +20,12 @@ ALONE = {
     "idempotent_writes.py": "100000 records acknowledged",
     "zones.py": "zone b read: from zone a",
 }
-ON_HISTORY = {"history_by_pyiceberg.py": '"to": "OSL"', "history_by_pandas.py": "300 flights in"}
+ON_HISTORY = {
+    "history_by_pyiceberg.py": '"to": "OSL"',
+    "history_by_pandas.py": "300 flights in",
+    "history_by_duckdb.py": "300 flights to",
+    "history_by_polars.py": "300 flights to",
+}
 OTHERS = {"history_by_spark.py", "web_service.py", "stack_store.py"}
 Run = Callable[[str], str]
 
@@ -64,7 +69,7 @@ def test_a_program_does_what_it_says(run: Run, program: str) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_topic_becomes_a_table_for_spark_pyiceberg_and_pandas(run: Run) -> None:
+def test_a_topic_becomes_a_table_for_every_engine(run: Run) -> None:
     assert "OSL" in run("history_by_spark.py")
     for program, expected in ON_HISTORY.items():
         assert expected in run(program), program
@@ -72,7 +77,16 @@ def test_a_topic_becomes_a_table_for_spark_pyiceberg_and_pandas(run: Run) -> Non
 
 def test_the_web_service_answers_with_the_offset_of_its_event(environment: dict[str, str]) -> None:
     with picked_ports(1) as [port]:
-        command = [sys.executable, "-m", "uvicorn", "web_service:app", "--port", str(port), "--app-dir", str(EXAMPLES)]
+        command = [
+            sys.executable,
+            "-m",
+            "uvicorn",
+            "web_service:app",
+            "--port",
+            str(port),
+            "--app-dir",
+            str(EXAMPLES),
+        ]
         with subprocess.Popen(command, env=environment) as service:
             try:
                 url = f"http://127.0.0.1:{port}/clicks"

@@ -1,1 +1,1 @@
-"""The stack under kills, outages and hostile input; what was acknowledged is compared record by record."""
+"""The stack under kills, outages and hostile input. Tests compare acknowledged records one by one."""

@@ -1,8 +1,8 @@
-"""Record batches that must be refused, each with the errors that a client may be told.
+"""Record batches that must be refused, each with the errors that a client may get.
 
-The errors are Apache Kafka 4.1's where it names the cause. Where Kafka says only UNKNOWN_SERVER_ERROR (a compression
-that does not exist, compressed bytes that are none) or accepts what can never be Parquet, the nearest code that says
-what is wrong is wanted.
+The errors are Apache Kafka 4.1's where it names the cause. Where Kafka says only UNKNOWN_SERVER_ERROR (a
+compression that does not exist, compressed bytes that are none) or accepts what can never be Parquet, the
+nearest code that says what is wrong is wanted.
 """
 
 import gzip
@@ -66,7 +66,9 @@ def bad_batches() -> Mapping[str, Bad]:
         "magic negative": _bad(good.but(magic=-2).encoded(), CORRUPT, INVALID, FORMAT),
         "no records": _bad(good.but(count=0, records=b"", last_offset_delta=0).encoded(), INVALID),
         "fewer records than counted": _bad(good.but(count=2).encoded(), INVALID),
-        "more records than counted": _bad(good.but(records=record(b"a") + record(b"b", delta=1)).encoded(), *BAD_BYTES),
+        "more records than counted": _bad(
+            good.but(records=record(b"a") + record(b"b", delta=1)).encoded(), *BAD_BYTES
+        ),
         "negative count": _bad(good.but(count=-1, last_offset_delta=-2).encoded(), INVALID),
         "two billion records": _bad(good.but(count=2**31 - 1).encoded(), INVALID),
         "last offset delta disagrees": _bad(good.but(last_offset_delta=5).encoded(), INVALID),
@@ -75,7 +77,9 @@ def bad_batches() -> Mapping[str, Bad]:
             good.but(count=2, records=record(b"a", delta=1) + record(b"b", delta=0)).encoded(), INVALID
         ),
         "control batch": _bad(good.but(attributes=0x20).encoded(), INVALID),
-        "transactional without a transaction": Bad(data=good.but(attributes=0x10).encoded(), errors=TRANSACTION),
+        "transactional without a transaction": Bad(
+            data=good.but(attributes=0x10).encoded(), errors=TRANSACTION
+        ),
         "sequence missing": _bad(good.but(producer_id=5, producer_epoch=0).encoded(), INVALID),
         "timestamp before all time": _bad(good.but(base_timestamp=-5).encoded(), TIMESTAMP),
         "timestamp after all time": _bad(good.but(base_timestamp=253_402_300_800_000).encoded(), TIMESTAMP),
@@ -90,21 +94,25 @@ def bad_batches() -> Mapping[str, Bad]:
         ),
         "negative headers": _bad(good.but(records=record(b"a", headers=varint(-1))).encoded(), *BAD_BYTES),
         "header without a name": _bad(
-            good.but(records=record(b"a", headers=_header_section(1, varint(-1), varint(-1)))).encoded(), *BAD_BYTES
+            good.but(records=record(b"a", headers=_header_section(1, varint(-1), varint(-1)))).encoded(),
+            *BAD_BYTES,
         ),
         "header name that is no text": _bad(
-            good.but(records=record(b"a", headers=_header_section(1, varint(1), b"\xff", varint(-1)))).encoded(),
+            good.but(
+                records=record(b"a", headers=_header_section(1, varint(1), b"\xff", varint(-1)))
+            ).encoded(),
             INVALID,
         ),
         "larger than the topic allows": _bad(good.but(records=record(b"x" * 2 * _MIB)).encoded(), TOO_LARGE),
     }
-    return bad | _badly_compressed() | _bombs()
+    return {**bad, **_badly_compressed(), **_bombs()}
 
 
 def _badly_compressed() -> Mapping[str, Bad]:
     garbage = {"gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
     unknown = {
-        f"compression {code}": _bad(GOOD.but(attributes=code).encoded(), COMPRESSION, INVALID) for code in (5, 6, 7)
+        f"compression {code}": _bad(GOOD.but(attributes=code).encoded(), COMPRESSION, INVALID)
+        for code in (5, 6, 7)
     }
     none = {
         f"no {name} at all": _bad(GOOD.but(attributes=code, records=b"\x00garbage" * 9).encoded(), *BAD_BYTES)
@@ -119,7 +127,8 @@ def _badly_compressed() -> Mapping[str, Bad]:
             GOOD.but(attributes=1, records=gzip.compress(record(b"v" * 900))[:-9]).encoded(), *BAD_BYTES
         ),
         "zstd cut short": _bad(
-            GOOD.but(attributes=4, records=bytes(cramjam.zstd.compress(record(b"v" * 900)))[:-3]).encoded(), *BAD_BYTES
+            GOOD.but(attributes=4, records=bytes(cramjam.zstd.compress(record(b"v" * 900)))[:-3]).encoded(),
+            *BAD_BYTES,
         ),
     }
     return unknown | none | empty | cut

@@ -1,7 +1,8 @@
-"""What a recovery may and may not do to a log, record by record: the ledger of a drill.
+"""The ledger of a drill: checks record by record what a recovery did to the log.
 
-Promises of `check`: every record acknowledged before the last journal entry is at its offset; none of an idempotent
-producer's is there twice; every acknowledged record is there or was listed; what was sent is what is read.
+Promises of `check`: every record acknowledged before the last journal entry is at its offset; none of an
+idempotent producer's is there twice; every acknowledged record is there or was listed; what was sent is what
+is read.
 """
 
 import time
@@ -25,8 +26,11 @@ class DrillLedger(Ledger):
     """Also notes when each record was acknowledged, by the machine's clock."""
 
     def __init__(self, contents: Contents, unordered: Sequence[int] = ()) -> None:
-        """`unordered`: producers without idempotence. When leaders change, or an answer says that the outcome is not
-        known, their clients may send a record again: Kafka promises neither its order nor that it is there once."""
+        """`unordered`: producers without idempotence. When leaders change, or an answer says that the outcome
+        is not known, their clients may send a record again: Kafka promises neither its order nor that it is
+        there
+        once.
+        """
         super().__init__(contents)
         self._unordered = tuple(
             f"{fault}: ({producer}, " for producer in unordered for fault in ("disorder", "duplicate")
@@ -38,9 +42,16 @@ class DrillLedger(Ledger):
         self._times[producer, sequence] = time.time()
 
     def check(
-        self, log: Mapping[int, Sequence[ReadRecord]], *, journaled_at: float, ends: Mapping[int, int], listed: int
+        self,
+        log: Mapping[int, Sequence[ReadRecord]],
+        *,
+        journaled_at: float,
+        ends: Mapping[int, int],
+        listed: int,
     ) -> Checked:
-        """`ends`: of each partition, where the journal ended; `listed`: records that the recovery said it lost."""
+        """`ends`: of each partition, where the journal ended; `listed`: records that the recovery said it
+        lost.
+        """
         faults: list[str] = []
         places: dict[tuple[int, int], tuple[int, int]] = {}
         for partition, records in log.items():
@@ -53,7 +64,9 @@ class DrillLedger(Ledger):
             acknowledged = dict(self._acknowledged)
         lost = [name for name in acknowledged if name not in places]
         if len(lost) > listed:
-            faults += [f"lost, and not listed: {name} acknowledged at {acknowledged[name]}" for name in lost[:5]]
+            faults += [
+                f"lost, and not listed: {name} acknowledged at {acknowledged[name]}" for name in lost[:5]
+            ]
         moved = 0
         for name, (partition, offset) in acknowledged.items():
             is_journaled = self._times[name] < journaled_at

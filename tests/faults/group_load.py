@@ -1,6 +1,8 @@
-"""Groups at work while a test does harm: a producer, consumers of either group protocol, and a watch on the offsets.
+"""Groups at work while a test does harm: a producer, consumers of both group protocols, and a watch on
+offsets.
 
-Promises that what is reported as lost, moved backwards or fatal was so, and that every thread ends within its deadline.
+Promises that every reported loss, step backwards or fatal error is real, and that every thread ends within
+its deadline.
 """
 
 import contextlib
@@ -14,6 +16,8 @@ from typing import Any, Self
 import confluent_kafka
 import confluent_kafka.admin
 import psycopg
+
+from tests.support.messages import place_of
 
 _PATIENT: dict[str, Any] = {"reconnect.backoff.max.ms": 500, "socket.timeout.ms": 10_000, "log_level": 0}
 
@@ -32,12 +36,12 @@ class GroupLoadSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """What the threads saw; each list is appended to by one thread or under the lock."""
+    """What the threads saw. One thread appends to each list, or several under the lock."""
 
     acknowledged: set[tuple[int, int]] = field(default_factory=set)
     consumed: list[tuple[int, int]] = field(default_factory=list)
     assignments: dict[int, int] = field(default_factory=dict)
-    """How often each consumer was told an assignment."""
+    """How often each consumer got an assignment."""
     holds: dict[int, int] = field(default_factory=dict)
     """How many partitions each consumer has now."""
     backwards: list[str] = field(default_factory=list)
@@ -46,7 +50,9 @@ class Seen:
 
 
 class GroupLoad:
-    """`with GroupLoad(settings) as load:` runs it; `finish` stops the producer and waits until all was consumed."""
+    """`with GroupLoad(settings) as load:` runs it; `finish` stops the producer and waits until all was
+    consumed.
+    """
 
     def __init__(self, settings: GroupLoadSettings) -> None:
         self.settings = settings
@@ -55,7 +61,8 @@ class GroupLoad:
         self._running = threading.Event()
         self._threads = [threading.Thread(target=self._produce, daemon=True)]
         self._threads += [
-            threading.Thread(target=self._consume, args=(number,), daemon=True) for number in range(settings.members)
+            threading.Thread(target=self._consume, args=(number,), daemon=True)
+            for number in range(settings.members)
         ]
         self._threads.append(threading.Thread(target=self._watch, daemon=True))
 
@@ -83,12 +90,14 @@ class GroupLoad:
             time.sleep(0.05)
 
     def wait_for_progress(self, records: int, timeout_s: float) -> None:
-        """Until so many more records were consumed than now."""
+        """Waits until this many more records were consumed."""
         goal = len(self.seen.consumed) + records
         self.wait_until(lambda: len(self.seen.consumed) >= goal, timeout_s, f"{goal} records are consumed")
 
     def wait_until_shared(self, timeout_s: float) -> None:
-        """Until each consumer has its whole part: nothing is on its way to it, or has to be given up for another."""
+        """Waits until each consumer has its whole part: no partition is on its way, and none must be given
+        up.
+        """
         part = self.settings.partitions // self.settings.members
         parts = dict.fromkeys(range(self.settings.members), part)
         self.wait_until(lambda: self.seen.holds == parts, timeout_s, f"every consumer has {part} partitions")
@@ -111,7 +120,7 @@ class GroupLoad:
             return dict(rows.fetchall())
 
     def coordinator_epoch(self) -> int:
-        """One more for each claim of the group: it is the only one of its database."""
+        """Grows by one with each claim, because the database has only this group."""
         with psycopg.connect(self.settings.database_url, autocommit=True) as connection:
             row = connection.execute(
                 "SELECT coordinator_epoch FROM groups WHERE group_id = %s", [self.settings.group_id]
@@ -123,7 +132,8 @@ class GroupLoad:
         seen = self.seen
         missing = sorted(self.missing())
         return (
-            f"acknowledged {len(seen.acknowledged)}, consumed {len(seen.consumed)}, assignments {seen.assignments},"
+            f"acknowledged {len(seen.acknowledged)}, consumed {len(seen.consumed)}, assignments "
+            f"{seen.assignments},"
             f" holds {seen.holds}, missing {len(missing)} {missing[:5]}, members {self.members()}"
         )
 
@@ -138,7 +148,7 @@ class GroupLoad:
         def delivered(error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
             if error is None:
                 with self.seen.lock:
-                    self.seen.acknowledged.add((message.partition(), message.offset()))
+                    self.seen.acknowledged.add(place_of(message))
 
         number = 0
         while self._producing.is_set():
@@ -174,7 +184,7 @@ class GroupLoad:
             seen.holds[number] = len(consumer.assignment())
             if found:
                 with seen.lock:
-                    seen.consumed += [(message.partition(), message.offset()) for message in found]
+                    seen.consumed += [place_of(message) for message in found]
                 # A rebalance, or no coordinator for now: what was not committed is read again.
                 with contextlib.suppress(confluent_kafka.KafkaException):
                     consumer.commit(asynchronous=False)

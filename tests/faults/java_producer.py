@@ -1,4 +1,5 @@
-"""Apache Kafka's own producer at work beside a test that does harm: `SteadyProducer.java`, watched through its output.
+"""Apache Kafka's own producer, running during a test that does harm: `SteadyProducer.java`, watched through
+its output.
 
 Promises that the program ends with the block, and that every wait has a timeout.
 """
@@ -12,19 +13,31 @@ from types import TracebackType
 from typing import Self
 
 from tests.clients.adapters import Read
-from tests.fixtures.java import Java
+from tests.support.java import Java
 
 _SOURCE = Path(__file__).with_name("SteadyProducer.java")
 _POLL_S = 0.02
 
 
 class JavaProducer:
-    """`with JavaProducer(java, servers, topic, partitions) as producer:`; `finish` ends it and returns what it says."""
+    """`with JavaProducer(java, servers, topic, partitions) as producer:`; `finish` ends it and returns what
+    it says.
+    """
 
     def __init__(self, java: Java, servers: str, topic: str, partitions: int, **settings: str) -> None:
         compiled = java.compiled(_SOURCE)
-        given = {"bootstrap.servers": servers, **{name.replace("_", "."): value for name, value in settings.items()}}
-        self._command = ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", compiled.classpath]
+        given = {
+            "bootstrap.servers": servers,
+            **{name.replace("_", "."): value for name, value in settings.items()},
+        }
+        self._command = [
+            "java",
+            "-Xmx128m",
+            "-XX:TieredStopAtLevel=1",
+            "-XX:+UseSerialGC",
+            "-cp",
+            compiled.classpath,
+        ]
         self._command += ["SteadyProducer", topic, str(partitions), "200"]
         self._command += [f"{name}={value}" for name, value in given.items()]
         self.acknowledged: dict[int, tuple[int, int]] = {}
@@ -36,7 +49,9 @@ class JavaProducer:
     def __enter__(self) -> Self:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_output, self._read_errors)]
+        self._readers = [
+            threading.Thread(target=read, daemon=True) for read in (self._read_output, self._read_errors)
+        ]
         for reader in self._readers:
             reader.start()
         return self
@@ -69,7 +84,9 @@ class JavaProducer:
         wanted, until = len(self.acknowledged) + more, time.monotonic() + timeout_s
         while len(self.acknowledged) < wanted:
             if time.monotonic() > until or self._process.poll() is not None:
-                raise TimeoutError(f"Java has {len(self.acknowledged)} of {wanted}: {''.join(self._errors[-20:])}")
+                raise TimeoutError(
+                    f"Java has {len(self.acknowledged)} of {wanted}: {''.join(self._errors[-20:])}"
+                )
             time.sleep(_POLL_S)
 
     def finish(self, timeout_s: float) -> Mapping[int, tuple[int, int]]:
@@ -85,10 +102,13 @@ class JavaProducer:
 
 
 def check_log(acknowledged: Mapping[int, tuple[int, int]], log: Mapping[int, Sequence[Read]]) -> None:
-    """Each number once, in order within its partition, at the offset told (where one was)."""
+    """Checks that each number is there once, in order within its partition, at the acknowledged offset if one
+    is known.
+    """
     partitions = len(log)
     numbers = {
-        partition: [int(record.value) for record in records if record.value] for partition, records in log.items()
+        partition: [int(record.value) for record in records if record.value]
+        for partition, records in log.items()
     }
     for partition, found in numbers.items():
         assert found == list(range(partition, partition + partitions * len(found), partitions)), partition

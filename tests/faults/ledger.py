@@ -1,9 +1,9 @@
-"""What producers sent and were told, and whether what consumers read agrees.
+"""What producers sent, what was acknowledged, and whether it agrees with what consumers read.
 
-Content is a function of (seed, producer, sequence), so that nothing need be kept but acknowledgements, and a failing
-seed can be run again. Promises of `check_log`: every acknowledged record is at the partition and offset acknowledged,
-with the key, value, headers and timestamp that were sent; none of a producer's records is there twice; in a partition a
-producer's records stand in the order sent.
+Content is a function of (seed, producer, sequence), so that nothing need be kept but acknowledgements, and a
+failing seed can be run again. Promises of `check_log`: every acknowledged record is at the partition and
+offset acknowledged, with the key, value, headers and timestamp that were sent; none of a producer's records
+is there twice; in a partition a producer's records stand in the order sent.
 """
 
 import random
@@ -40,7 +40,7 @@ class ReadRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """One entry of a producer's sequence: where it goes and what it is."""
+    """One entry of a producer's sequence: its partition and its content."""
 
     producer: int
     sequence: int
@@ -49,7 +49,7 @@ class Written:
 
 
 class Contents:
-    """What the producers of one run send, by seed."""
+    """The records that the producers of one run send, by seed."""
 
     def __init__(self, seed: int, partitions: int, largest_value_bytes: int = 1_500) -> None:
         self.seed = seed
@@ -57,16 +57,19 @@ class Contents:
         self._largest_value_bytes = largest_value_bytes
 
     def written(self, producer: int, sequence: int) -> Written:
-        """The same for the same arguments, always."""
+        """Always the same for the same arguments."""
         chance = random.Random(f"{self.seed}/{producer}/{sequence}")
         names = chance.sample(_HEADER_NAMES, chance.choice((0, 0, 1, 3)))
         record = Record(
             key=chance.choice((None, b"", chance.randbytes(8), b"%d" % (sequence % 97))),
-            value=b"%d %d " % (producer, sequence) + chance.randbytes(chance.randint(0, self._largest_value_bytes)),
+            value=b"%d %d " % (producer, sequence)
+            + chance.randbytes(chance.randint(0, self._largest_value_bytes)),
             headers=tuple((name, chance.choice((None, b"", chance.randbytes(5)))) for name in names),
             timestamp_ms=_FIRST_TIMESTAMP_MS + chance.randint(0, 10_000_000_000),
         )
-        return Written(producer=producer, sequence=sequence, partition=chance.randrange(self.partitions), record=record)
+        return Written(
+            producer=producer, sequence=sequence, partition=chance.randrange(self.partitions), record=record
+        )
 
     @staticmethod
     def identify(record: Record) -> tuple[int, int]:
@@ -117,7 +120,9 @@ class Ledger:
             return dict(self._refused)
 
     def places(self) -> Mapping[tuple[int, int], Place]:
-        """Where each acknowledged record is, by producer and sequence; without those whose answer named no place."""
+        """The place of each acknowledged record, by producer and sequence, without those whose answer named
+        no place.
+        """
         with self._lock:
             return {name: place for name, place in self._acknowledged.items() if place[1] >= 0}
 
@@ -130,7 +135,7 @@ class Ledger:
             return ends
 
     def check_log(self, log: Mapping[int, Sequence[ReadRecord]]) -> list[str]:
-        """What is wrong with `log` (per partition, in reading order), in words; nothing if it is right."""
+        """The faults of `log` (per partition, in reading order), in words. Empty if there are none."""
         faults: list[str] = []
         places: dict[tuple[int, int], tuple[int, int]] = {}
         for partition, records in log.items():
@@ -142,7 +147,9 @@ class Ledger:
             told = {n: place for n, place in self._acknowledged.items() if place[1] >= 0}
         moved = [n for n, place in told.items() if n in places and places[n] != place]
         faults += [f"lost: {name} acknowledged at {self._acknowledged[name]}" for name in sorted(lost)]
-        faults += [f"moved: {n} acknowledged at {self._acknowledged[n]}, read at {places[n]}" for n in sorted(moved)]
+        faults += [
+            f"moved: {n} acknowledged at {self._acknowledged[n]}, read at {places[n]}" for n in sorted(moved)
+        ]
         return faults
 
     def _check_partition(
@@ -173,4 +180,9 @@ def _gaps(partition: int, records: Sequence[ReadRecord]) -> list[str]:
     if offsets == list(range(len(offsets))):
         return []
     at = next(index for index, offset in enumerate(offsets) if offset != index)
-    return [f"gap or repetition: partition {partition} at reading position {at}: {offsets[max(0, at - 2) : at + 3]}"]
+    return [
+        (
+            f"gap or repetition: partition {partition} at reading position {at}: "
+            f"{offsets[max(0, at - 2) : at + 3]}"
+        )
+    ]

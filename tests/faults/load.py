@@ -1,8 +1,9 @@
 """Three producers and three consumers at work, in threads, while a test does harm.
 
-Promises that a producer never has more than about `MOST_IN_FLIGHT` records unanswered, nor sends on while a consumer
-has more than about `MOST_UNREAD` before it (a slow machine would not catch up), that consumers end when they have read
-all that was acknowledged or say how far they came, and that every thread ends within its deadline.
+Promises that a producer never has more than about `MOST_IN_FLIGHT` records unanswered, nor sends on while a
+consumer has more than about `MOST_UNREAD` before it (a slow machine would not catch up), that consumers end
+when they have read all that was acknowledged or say how far they came, and that every thread ends within its
+deadline.
 """
 
 import logging
@@ -17,6 +18,7 @@ from typing import Self
 import confluent_kafka
 
 from tests.faults.ledger import Ledger, ReadRecord, Record
+from tests.support.messages import headers_of, place_of, value_of
 
 MOST_IN_FLIGHT = 2_000
 MOST_UNREAD = 15_000
@@ -74,14 +76,16 @@ class Producer:
         self._thread.start()
 
     def stop(self) -> None:
-        """No more records; those sent wait for their answers."""
+        """Sends no more records. Those in flight wait for their answers."""
         self._stopping.set()
 
     def join(self, deadline_s: float) -> None:
         """Raises `TimeoutError` when answers are missing at the deadline (monotonic)."""
         self._thread.join(max(0.0, deadline_s - time.monotonic()))
         if self._thread.is_alive():
-            raise TimeoutError(f"producer {self.name} waits for {len(self._ledger.in_flight(self.name))} answers")
+            raise TimeoutError(
+                f"producer {self.name} waits for {len(self._ledger.in_flight(self.name))} answers"
+            )
 
     def _on_error(self, error: confluent_kafka.KafkaError) -> None:
         if error.fatal():
@@ -110,7 +114,7 @@ class Producer:
 
         def delivered(error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
             if error is None:
-                self._ledger.acknowledged(self.name, sequence, message.partition(), message.offset())
+                self._ledger.acknowledged(self.name, sequence, *place_of(message))
             else:
                 self._ledger.refused(self.name, sequence, str(error))
 
@@ -137,9 +141,11 @@ class _LastLines(logging.Handler):
 
 
 class Consumer:
-    """Reads every partition from its beginning until it has all that the ledger holds acknowledged after `finish`.
+    """Reads every partition from its beginning until it has all that the ledger holds acknowledged after
+    `finish`.
 
-    One that does not arrive says what its client did last, and how far another client of its zone came from there.
+    One that does not arrive says what its client did last, and how far another client of its zone came from
+    there.
     """
 
     def __init__(self, name: int, settings: LoadSettings, ledger: Ledger) -> None:
@@ -181,13 +187,15 @@ class Consumer:
 
     def _read_by_another(self, reached: Mapping[int, int]) -> dict[int, int]:
         client = self._client()
-        client.assign([confluent_kafka.TopicPartition(self._settings.topic, p, start) for p, start in reached.items()])
+        client.assign(
+            [confluent_kafka.TopicPartition(self._settings.topic, p, start) for p, start in reached.items()]
+        )
         found = dict.fromkeys(reached, 0)
         until = time.monotonic() + _ANOTHER_READS_S
         while time.monotonic() < until:
             for message in client.consume(500, timeout=0.2):
                 if message.error() is None:
-                    found[message.partition()] += 1
+                    found[place_of(message)[0]] += 1
         client.close()
         return found
 
@@ -221,7 +229,7 @@ class Consumer:
             while not self._finished() and not self._abandoned.is_set():
                 for message in client.consume(500, timeout=0.2):
                     if message.error() is None:
-                        self.log[message.partition()].append(read_message(message))
+                        self.log[place_of(message)[0]].append(read_message(message))
                     else:
                         self.errors.append(str(message.error()))
         finally:
@@ -232,24 +240,31 @@ def read_message(message: confluent_kafka.Message) -> ReadRecord:
     """A record as a client of this library hands it out."""
     record = Record(
         key=message.key(),
-        value=message.value(),
-        headers=tuple(message.headers() or ()),
+        value=value_of(message),
+        headers=headers_of(message),
         timestamp_ms=message.timestamp()[1],
     )
-    return ReadRecord(partition=message.partition(), offset=message.offset(), record=record)
+    partition, offset = place_of(message)
+    return ReadRecord(partition=partition, offset=offset, record=record)
 
 
 class Load:
-    """`with Load(settings, ledger) as load:` runs the clients; `finish` ends them in order and checks everything."""
+    """`with Load(settings, ledger) as load:` runs the clients; `finish` ends them in order and checks
+    everything.
+    """
 
     def __init__(self, settings: LoadSettings, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.producers = [Producer(name, settings, ledger, self._unread) for name in range(len(settings.zones))]
+        self.producers = [
+            Producer(name, settings, ledger, self._unread) for name in range(len(settings.zones))
+        ]
         self.consumers = [Consumer(name, settings, ledger) for name in range(len(settings.zones))]
 
     def __enter__(self) -> Self:
-        for client in (*self.consumers, *self.producers):
-            client.start()
+        for consumer in self.consumers:
+            consumer.start()
+        for producer in self.producers:
+            producer.start()
         return self
 
     def __exit__(
@@ -261,13 +276,15 @@ class Load:
             consumer.finish({})
 
     def _unread(self) -> int:
-        """What the slowest consumer has before it."""
+        """The number of records that the slowest consumer has not read."""
         acknowledged = sum(self.ledger.acknowledged_count(producer.name) for producer in self.producers)
         return acknowledged - min(consumer.read_count for consumer in self.consumers)
 
     def wait_for_acknowledgements(self, more: int, timeout_s: float) -> None:
-        """Until each producer has `more` than now. Raises `TimeoutError`."""
-        wanted = {producer.name: self.ledger.acknowledged_count(producer.name) + more for producer in self.producers}
+        """Waits until each producer has this many more acknowledged records. Raises `TimeoutError`."""
+        wanted = {
+            producer.name: self.ledger.acknowledged_count(producer.name) + more for producer in self.producers
+        }
         until = time.monotonic() + timeout_s
         while any(self.ledger.acknowledged_count(name) < count for name, count in wanted.items()):
             if time.monotonic() > until:
@@ -279,7 +296,9 @@ class Load:
         return [producer.fatal for producer in self.producers if producer.fatal is not None]
 
     def finish(self, timeout_s: float) -> None:
-        """Ends the producers, then the consumers; raises `AssertionError` with what is wrong, or `TimeoutError`."""
+        """Ends the producers, then the consumers; raises `AssertionError` with what is wrong, or
+        `TimeoutError`.
+        """
         deadline_s = time.monotonic() + timeout_s
         for producer in self.producers:
             producer.stop()
@@ -296,4 +315,6 @@ class Load:
             consumer.join(deadline_s)
         for consumer in self.consumers:
             faults = self.ledger.check_log(consumer.log)
-            assert not faults, f"consumer {consumer.name}: {len(faults)} faults, the first: " + "; ".join(faults[:5])
+            assert not faults, f"consumer {consumer.name}: {len(faults)} faults, the first: " + "; ".join(
+                faults[:5]
+            )

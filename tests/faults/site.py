@@ -1,7 +1,7 @@
-"""A cluster whose database may be destroyed, backed up and set back, over a bucket that outlives it.
+"""A cluster whose database tests destroy, back up and set back, over a bucket that outlives it.
 
-Promises that the database, wherever it comes from, is found at one URL, so that agents and clients go on when it is
-back; and that everything ends with the context.
+Promises that the database, wherever it comes from, is found at one URL, so that agents and clients go on when
+it is back; and that everything ends with the context.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg
@@ -29,8 +30,8 @@ from sequencer.client import Sequencer
 from sequencer.settings import MigrationSettings, SequencerSettings
 from storage.stores.object_store import ObjectStore, StoreSettings
 from storage.stores.open_store import open_store
-from tidelog.devstack.agent_process import AgentAddress, AgentProcess
 from tidelog.devstack.ports import picked_ports
+from tidelog.devstack.stack import AgentEndpoints, AgentProcess
 from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresSettings
 from tidelog.embedded.s3_endpoint import S3Endpoint
 
@@ -76,7 +77,7 @@ class Site:
         ports = self._exits.enter_context(picked_ports(3 * self.agent_count))
         for index in range(self.agent_count):
             kafka_port, http_port, peer_port = ports[3 * index : 3 * index + 3]
-            address = AgentAddress(
+            address = AgentEndpoints(
                 name=f"agent-{index}",
                 zone="ab"[index % 2],
                 host="127.0.0.1",
@@ -168,10 +169,10 @@ class Site:
 
     # --- the tools
 
-    def recover(self, **settings: float) -> Report:
+    def recover(self, **settings: Any) -> Report:
         return asyncio.run(self._recover(rehearses=False, settings=settings))
 
-    def rehearse(self, **settings: float) -> Report:
+    def rehearse(self, **settings: Any) -> Report:
         return asyncio.run(self._recover(rehearses=True, settings=settings))
 
     async def _recover(self, *, rehearses: bool, settings: Mapping[str, float]) -> Report:
@@ -208,7 +209,9 @@ class Site:
         sequencer = await Sequencer.open(self.database_url, SequencerSettings())
         try:
             async with self.store() as store:
-                return await examine(sequencer, store, CLUSTER, verify_contents=True, settings=DoctorSettings())
+                return await examine(
+                    sequencer, store, CLUSTER, verify_contents=True, settings=DoctorSettings()
+                )
         finally:
             await sequencer.close()
 
@@ -227,11 +230,13 @@ class Site:
             await opened.close()
 
     def _store_settings(self) -> StoreSettings:
-        return StoreSettings(s3_access_key=self.endpoint.access_key, s3_secret_key=SecretStr(self.endpoint.secret_key))
+        return StoreSettings(
+            s3_access_key=self.endpoint.access_key, s3_secret_key=SecretStr(self.endpoint.secret_key)
+        )
 
     def sql(self, statement: str) -> list[tuple[object, ...]]:
         with psycopg.connect(self.database_url, autocommit=True) as connection:
-            cursor = connection.execute(statement)  # type: ignore[call-overload]
+            cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
 
 

@@ -1,7 +1,7 @@
 """Strangers at a port: `python -m tests.faults.strangers HOST PORT STRANGERS SECONDS`.
 
-Each sends all it can, in one of several tongues, and comes back as soon as it is hung up on. Prints a line when all
-have come once, and at the end how often they came.
+Each sends as much as it can, in one of several protocols, and reconnects as soon as it is disconnected.
+Prints a line when all have connected once, and at the end the number of connections.
 """
 
 import asyncio

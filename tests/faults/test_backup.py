@@ -1,5 +1,6 @@
-"""The restore drill: Postgres is backed up while clients work, then its disk is gone. The backup brings back what was
-archived, `tidelog recover` what came after."""
+"""The restore drill: Postgres is backed up while clients work, then its disk is gone. The backup brings back
+what was archived, `tidelog recover` what came after.
+"""
 
 import os
 import pwd
@@ -17,7 +18,8 @@ import pytest
 from tests.faults.conftest import LEASES, create_topic, wait_until_doctor_finds_nothing
 from tests.faults.ledger import Contents, Ledger, Place, Record
 from tests.faults.load import Load, LoadSettings
-from tests.seeds import seeds
+from tests.support.messages import place_of, value_of
+from tests.support.seeds import seeds
 from tidelog.devstack.stack import Stack
 from tidelog.embedded.postgres import SYSTEM_USER
 
@@ -30,10 +32,12 @@ pytestmark = pytest.mark.faults
 
 
 def tidelog(stack: Stack, *arguments: str) -> str:
-    """What the command says."""
+    """The output of the command."""
     command = [sys.executable, "-m", "tidelog", *arguments]
     environment = {**os.environ, **stack.addresses.as_environment(), **QUICK_RATCHETS}
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    said = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert said.returncode == 0, f"{said.stdout}\n{said.stderr}"
     return said.stdout
 
@@ -53,7 +57,7 @@ _IS_ARCHIVED = "SELECT coalesce(last_archived_wal, '') >= %s FROM pg_stat_archiv
 
 
 def lose_the_database(stack: Stack, data: Path) -> None:
-    """At once, with all agents, and with an empty directory left in its place."""
+    """Kills all agents and Postgres, and leaves an empty directory in place of its data."""
     for index in range(len(stack.agents)):
         stack.kill(index)
     stack.postgres.kill()
@@ -74,13 +78,15 @@ def wait_until_open(stack: Stack) -> None:
 
 
 def read(servers: str, topic: str) -> dict[tuple[int, int], list[Place]]:
-    """Where each record of a producer's sequence is."""
+    """The place of each record of a producer's sequence."""
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": servers, "group.id": "unused", "enable.auto.commit": False}
     )
     try:
         partitions = [confluent_kafka.TopicPartition(topic, number, 0) for number in range(PARTITIONS)]
-        ends = {each.partition: consumer.get_watermark_offsets(each, timeout=PATIENCE_S)[1] for each in partitions}
+        ends = {
+            each.partition: consumer.get_watermark_offsets(each, timeout=PATIENCE_S)[1] for each in partitions
+        }
         consumer.assign(partitions)
         found: dict[tuple[int, int], list[Place]] = {}
         until = time.monotonic() + PATIENCE_S
@@ -88,14 +94,16 @@ def read(servers: str, topic: str) -> dict[tuple[int, int], list[Place]]:
             assert time.monotonic() < until, f"read {sum(map(len, found.values()))} records, ends {ends}"
             for message in consumer.consume(500, timeout=0.2):
                 assert message.error() is None, message.error()
-                record = Record(key=message.key(), value=message.value(), headers=(), timestamp_ms=0)
-                found.setdefault(Contents.identify(record), []).append((message.partition(), message.offset()))
+                record = Record(key=message.key(), value=value_of(message), headers=(), timestamp_ms=0)
+                found.setdefault(Contents.identify(record), []).append(place_of(message))
         return found
     finally:
         consumer.close()
 
 
-def wrong(acknowledged: Mapping[tuple[int, int], Place], found: Mapping[tuple[int, int], list[Place]]) -> list[str]:
+def wrong(
+    acknowledged: Mapping[tuple[int, int], Place], found: Mapping[tuple[int, int], list[Place]]
+) -> list[str]:
     return [f"{name}: {place}, read at {found.get(name)}" for name, place in acknowledged.items()
             if found.get(name) != [place]]  # fmt: skip
 
@@ -135,12 +143,15 @@ def test_a_database_that_is_lost_is_back_from_its_backup(new_stack: Callable[...
     found = read(stack.addresses.bootstrap, topic)
 
     print(
-        f"{len(durable):,} records acknowledged before the last archived WAL; base backup {backed_up_s:.1f} s,"
+        f"{len(durable):,} records acknowledged before the last archived WAL; base backup "
+        f"{backed_up_s:.1f} s,"
         f" restored in {unpacked_s:.1f} s, open after {open_s:.1f} s, recovered after {recovered_s:.1f} s,"
         f" agents after {time.monotonic() - began_s:.1f} s;"
         f" {len(ledger.places()) - len(durable):,} records acknowledged since"
     )
     assert len(durable) >= 300
     assert wrong(durable, found) == []
-    assert [name for name in ledger.places() if len(found.get(name, ())) != 1] == [], "younger than the backup"
+    assert [name for name in ledger.places() if len(found.get(name, ())) != 1] == [], (
+        "younger than the backup"
+    )
     wait_until_doctor_finds_nothing(stack, timeout_s=120.0)

@@ -1,7 +1,9 @@
-"""The database is copied while it works, and the copies are started on the same bucket: production loses nothing.
+"""The database is copied while it works, and the copies are started on the same bucket: production loses
+nothing.
 
-A copy of the files (`pg_basebackup`, started in place) and a restored dump, each with an agent that keeps house in a
-hurry. Before the bucket knew its owner, such a copy deleted objects that production had acknowledged.
+A copy of the files (`pg_basebackup`, started in place) and a restored dump, each with an agent that runs
+jobs with short pauses. Before the bucket knew its owner, such a copy deleted objects that production had
+acknowledged.
 """
 
 import asyncio
@@ -27,16 +29,17 @@ from storage.stores.open_store import open_store
 from tests.faults.conftest import LEASES, create_topic, wait_until_doctor_finds_nothing
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Consumer, Load, LoadSettings
-from tests.seeds import seeds
-from tidelog.devstack.agent_process import AgentAddress, AgentProcess
+from tests.support.seeds import seeds
 from tidelog.devstack.ports import picked_ports
-from tidelog.devstack.stack import Stack
+from tidelog.devstack.stack import AgentEndpoints, AgentProcess, Stack
 from tidelog.embedded.postgres import POSTGRES_VERSION, EmbeddedPostgres
 
 PARTITIONS = 4
 LEASE_S, GRACE_S, RATCHET_S = 6.0, 4.1, 2.0
 AT_WORK_S = 18.0
-"""Longer than the copy's agents need to doom what they know reserved (two leases) and to delete it (the grace)."""
+"""Longer than the copy's agents need to doom what they know reserved (two leases) and to delete it (the
+grace).
+"""
 BINARIES = POSTGRES_VERSIONS[POSTGRES_VERSION]
 
 IN_A_HURRY: Mapping[str, str] = {
@@ -74,7 +77,10 @@ def test_copies_of_the_database_delete_nothing_and_a_take_over_turns_the_roles(
     ):
         files_s = until_not_ready(of_files, "another database owns the bucket")
         dump_s = until_not_ready(of_dump, "restored dump")
-        print(f"seconds until the copies said why they are not ready: {files_s:.1f} (files), {dump_s:.1f} (dump)")
+        print(
+            f"seconds until the copies said why they are not ready: {files_s:.1f} (files), {dump_s:.1f} "
+            "(dump)"
+        )
         watch(stack, (of_files, of_dump), AT_WORK_S)
         load.wait_for_acknowledgements(50, 60.0)
         load.finish(90.0)
@@ -93,7 +99,9 @@ def test_copies_of_the_database_delete_nothing_and_a_take_over_turns_the_roles(
         for agent in stack.agents:
             until_not_ready(agent, "another database owns the bucket")
         stopped_s = time.monotonic() - began_s
-        print(f"taken over: the copy serves after {ready_s:.1f} s, production stopped after {stopped_s:.1f} s")
+        print(
+            f"taken over: the copy serves after {ready_s:.1f} s, production stopped after {stopped_s:.1f} s"
+        )
 
 
 def read_again(settings: LoadSettings, ledger: Ledger) -> None:
@@ -135,7 +143,9 @@ def restored(stack: Stack, server_url: str) -> Iterator[str]:
     dump = subprocess.run(
         [BINARIES / "pg_dump", "-Fc", stack.postgres.url()], check=True, timeout=60, capture_output=True
     )
-    subprocess.run([BINARIES / "pg_restore", "--no-owner", "-d", url], input=dump.stdout, check=True, timeout=60)
+    subprocess.run(
+        [BINARIES / "pg_restore", "--no-owner", "-d", url], input=dump.stdout, check=True, timeout=60
+    )
     yield url
 
 
@@ -143,8 +153,13 @@ def restored(stack: Stack, server_url: str) -> Iterator[str]:
 def agent_on(stack: Stack, database_url: str) -> Iterator[AgentProcess]:
     """An agent of the copy, with production's store and settings."""
     with picked_ports(3) as [kafka_port, http_port, peer_port]:
-        address = AgentAddress(
-            name="copy", zone="a", host="127.0.0.1", kafka_port=kafka_port, http_port=http_port, peer_port=peer_port
+        address = AgentEndpoints(
+            name="copy",
+            zone="a",
+            host="127.0.0.1",
+            kafka_port=kafka_port,
+            http_port=http_port,
+            peer_port=peer_port,
         )
         agent = AgentProcess(
             address, environment_of(stack, database_url), stack.data_dir / "logs" / f"copy-{kafka_port}.log"
@@ -171,7 +186,7 @@ def socket_of(database_url: str) -> str:
 
 
 def not_ready_because(agent: AgentProcess) -> str | None:
-    """What /ready says; None if the agent is ready, empty if it does not answer."""
+    """The answer of /ready. None if the agent is ready, empty if it does not answer."""
     try:
         answer = httpx.get(f"{agent.address.http_url}/ready", timeout=5.0)
     except httpx.TransportError:

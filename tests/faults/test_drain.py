@@ -1,4 +1,6 @@
-"""SIGTERM under load: every request that an agent has taken is answered, and no acknowledged record is lost."""
+"""SIGTERM under load: every request that an agent has taken is answered, and no acknowledged record is
+lost.
+"""
 
 import random
 import signal
@@ -13,10 +15,9 @@ from tests.faults.conftest import LEASES, create_topic
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
 from tests.faults.wire import Batch, ConnectionEnded, Wire, fetch, produce, record
-from tests.seeds import seeds
-from tests.waiting import wait_until
-from tidelog.devstack.agent_process import AgentProcess
-from tidelog.devstack.stack import Stack
+from tests.support.seeds import seeds
+from tests.support.waiting import wait_until
+from tidelog.devstack.stack import AgentProcess, Stack
 
 PARTITIONS = 4
 IN_FLIGHT = 50
@@ -43,8 +44,14 @@ def test_drains_under_load_lose_nothing_and_refuse_nothing(new_stack: Callable[.
 
 
 def test_every_request_taken_before_the_drain_is_answered(new_stack: Callable[..., Stack]) -> None:
-    """A long linger keeps all of them waiting when the signal comes; a fetch that waits for records is among them."""
-    slow = {"TIDELOG_LINGER_MS": "100000", "TIDELOG_PUT_BUDGET_BURST": "1", "TIDELOG_PUT_BUDGET_PER_S": "0.001"}
+    """A long linger keeps all of them waiting when the signal comes; a fetch that waits for records is among
+    them.
+    """
+    slow = {
+        "TIDELOG_LINGER_MS": "100000",
+        "TIDELOG_PUT_BUDGET_BURST": "1",
+        "TIDELOG_PUT_BUDGET_PER_S": "0.001",
+    }
     stack = new_stack(agents=1, zones=("a",), agent_environment={**PATIENT, **slow})
     topic = create_topic(stack.addresses.bootstrap, PARTITIONS)
     kafka = stack.agents[0].address
@@ -60,7 +67,9 @@ def test_every_request_taken_before_the_drain_is_answered(new_stack: Callable[..
         stack.agents[0].signal(signal.SIGTERM)
 
         offsets = [producer.answer(response).responses[0].partition_responses[0] for _ in range(IN_FLIGHT)]
-        assert [(answer.error_code, answer.base_offset) for answer in offsets] == [(0, n) for n in range(IN_FLIGHT)]
+        assert [(answer.error_code, answer.base_offset) for answer in offsets] == [
+            (0, n) for n in range(IN_FLIGHT)
+        ]
         assert consumer.answer(fetched).responses[0].partitions[0].error_code == 0
         with pytest.raises(ConnectionEnded):
             producer.receive()

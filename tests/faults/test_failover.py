@@ -1,13 +1,16 @@
-"""Postgres fails over under load while the old primary lives on; its standby stalls; its settings are weakened.
+"""Postgres fails over under load while the old primary lives on; its standby stalls; its settings are
+weakened.
 
-Replication is synchronous, so the claims are those of any other fault: every acknowledged record is read back once, at
-its offset, in order; no consumer sees a record twice or a watermark that goes back; the doctor finds nothing.
+Replication is synchronous, so the claims are those of any other fault: every acknowledged record is read back
+once, at its offset, in order; no consumer sees a record twice or a watermark that goes back; the doctor finds
+nothing.
 """
 
 import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import httpx
 import pytest
@@ -15,9 +18,9 @@ import pytest
 from tests.faults.conftest import LEASES, create_topic, wait_until_doctor_finds_nothing
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
-from tests.fixtures.replication import Replication
-from tests.seeds import seeds
-from tests.waiting import wait_until
+from tests.support.replication import Replication
+from tests.support.seeds import seeds
+from tests.support.waiting import wait_until
 from tidelog.devstack.stack import Stack
 
 PARTITIONS = 4
@@ -59,6 +62,10 @@ def no_watermark_went_back(stack: Stack) -> None:
 def why_not_ready(stack: Stack) -> list[str]:
     answers = [httpx.get(f"{agent.address.http_url}/ready", timeout=20) for agent in stack.agents]
     return [answer.text for answer in answers if answer.status_code != 200]
+
+
+def two_say(stack: Stack, reason: str) -> bool:
+    return sum(reason in why for why in why_not_ready(stack)) == 2
 
 
 def test_failovers_beside_an_old_primary_that_lives_on_lose_and_repeat_nothing(
@@ -113,10 +120,12 @@ def test_a_standby_that_stalls_cancelled_waits_and_weak_settings_lose_and_repeat
             ),
         ):
             pair.primary.configure(**weak)
-            wait_until(lambda reason=reason: sum(reason in why for why in why_not_ready(stack)) == 2)  # type: ignore[misc]
+            wait_until(partial(two_say, stack, reason))
             [(committed,)] = pair.primary.ask("SELECT max(committed_at) FROM segments")
             time.sleep(1.0)
-            assert pair.primary.ask("SELECT max(committed_at) FROM segments") == [(committed,)], "nothing is committed"
+            assert pair.primary.ask("SELECT max(committed_at) FROM segments") == [(committed,)], (
+                "nothing is committed"
+            )
             pair.primary.configure(**strong)
             began_s = time.monotonic()
             load.wait_for_acknowledgements(200, 60.0)

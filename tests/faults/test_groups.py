@@ -1,5 +1,6 @@
-"""Coordinators killed and frozen under consuming groups: offsets never go backwards, nothing is left unread, members of
-the new protocol stay who they are, and an agent that slept through its lease answers for no group."""
+"""Coordinators killed and frozen under consuming groups: offsets never go backwards, nothing is left unread,
+members of the new protocol stay who they are, and an agent that slept through its lease answers for no group.
+"""
 
 import asyncio
 import contextlib
@@ -27,8 +28,7 @@ from tests.agent.read_path.wire import request
 from tests.agent.running import Wire, a_metadata, until_answered
 from tests.faults.conftest import LEASES, create_topic
 from tests.faults.group_load import GroupLoad, GroupLoadSettings
-from tidelog.devstack.agent_process import AgentProcess
-from tidelog.devstack.stack import Stack
+from tidelog.devstack.stack import AgentProcess, Stack
 
 PARTITIONS = 6
 KILLS = 2
@@ -47,7 +47,9 @@ def coordinator_of(stack: Stack, group_id: str) -> int:
     while True:
         named = {asyncio.run(_coordinator_port(agent, group_id)) for agent in stack.agents}
         if len(named) == 1 and (port := named.pop()) is not None:
-            return next(number for number, agent in enumerate(stack.agents) if agent.address.kafka_port == port)
+            return next(
+                number for number, agent in enumerate(stack.agents) if agent.address.kafka_port == port
+            )
         assert time.monotonic() < until, "the agents do not agree on a coordinator"
         time.sleep(0.1)
 
@@ -96,8 +98,9 @@ def test_a_killed_coordinator_costs_a_pause(new_stack: Callable[..., Stack], pro
             if protocol == "consumer":
                 assert load.seen.assignments == told, "partitions moved"
             else:
-                # At most one rejoin for the death, and one as the agent comes back and takes its groups again. On a
-                # busy machine the group changes hands more often: an agent may lose its short lease.
+                # At most one rejoin for the death, and one as the agent comes back and takes its groups
+                # again. On a busy machine the group changes hands more often: an agent may lose its short
+                # lease.
                 most = max(2 * kills, load.coordinator_epoch() - claimed)
                 assert all(load.seen.assignments[number] - count <= most for number, count in told.items()), (
                     load.summary()
@@ -141,7 +144,9 @@ def _kill_coordinator(stack: Stack, load: GroupLoad) -> None:
 
 
 def _assert_stayed(load: GroupLoad, members: Mapping[str, int]) -> None:
-    """The group has as many members as before; in the new protocol they are the same ones, with their epochs."""
+    """The group has as many members as before; in the new protocol they are the same ones, with their
+    epochs.
+    """
     after = load.members()
     assert len(after) == len(members)
     if load.settings.protocol == "consumer":
@@ -150,8 +155,10 @@ def _assert_stayed(load: GroupLoad, members: Mapping[str, int]) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_coordinator_that_slept_through_its_lease_answers_for_no_group(new_stack: Callable[..., Stack]) -> None:
-    """What lay in its socket while it slept comes from a generation of the past."""
+def test_a_coordinator_that_slept_through_its_lease_answers_for_no_group(
+    new_stack: Callable[..., Stack],
+) -> None:
+    """Requests that waited in its socket while it was frozen belong to an old generation."""
     stack = new_stack(agents=2, store="local", agent_environment=QUICK_GROUPS)
     for number in range(3):
         group_id = f"sleeper-{number}"
@@ -223,7 +230,9 @@ async def _codes(wire: Wire, sent: Sequence[Any]) -> list[ErrorCode]:
     try:
         for one in sent:
             answer = await wire.receive(one)
-            codes.append(answer.topics[0].partitions[0].error_code if hasattr(answer, "topics") else answer.error_code)
+            codes.append(
+                answer.topics[0].partitions[0].error_code if hasattr(answer, "topics") else answer.error_code
+            )
     except (asyncio.IncompleteReadError, ConnectionError):
         pass
     print(f"answers after the sleep: {[code.name for code in codes]}", flush=True)

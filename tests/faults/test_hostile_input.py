@@ -1,4 +1,4 @@
-"""Bad input gets the protocol's answer, harms nobody else, and costs no memory."""
+"""Bad input gets the protocol's answer, harms no other client, and costs no memory."""
 
 import random
 import socket
@@ -20,8 +20,8 @@ from tests.faults.conftest import create_topic
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
 from tests.faults.wire import ConnectionEnded, Wire, fetch, framed, header, list_offsets, produce
-from tests.fixtures.stack import HERE
-from tests.seeds import seeds
+from tests.support.seeds import seeds
+from tests.support.stack import HERE
 from tidelog.devstack.stack import Stack, StackSettings
 
 Address = tuple[str, int]
@@ -57,7 +57,9 @@ def topic(stack: Stack) -> str:
 
 @contextmanager
 def others_go_on(stack: Stack, topic: str, *, most_wait_s: float = 60.0) -> Iterator[None]:
-    """Honest clients work all the while, on the same agents; afterwards all is there that was acknowledged to them."""
+    """Honest clients work all the while, on the same agents; afterwards all is there that was acknowledged to
+    them.
+    """
     honest_topic = create_topic(stack.addresses.bootstrap, PARTITIONS)
     ledger = Ledger(Contents(seeds(1)[0], PARTITIONS))
     settings = LoadSettings(servers=stack.addresses.bootstrap, topic=honest_topic, records_per_s=100.0)
@@ -127,7 +129,8 @@ def test_a_newer_client_is_told_which_versions_there_are(address: Address) -> No
         assert {key.api_key for key in answer.api_keys} >= {0, 1, 2, 3, 18, 19, 22}
 
         again = wire.ask(
-            ApiVersionsRequest[3](client_software_name="t", client_software_version="1"), ApiVersionsResponse[3]
+            ApiVersionsRequest[3](client_software_name="t", client_software_version="1"),
+            ApiVersionsResponse[3],
         )
         assert again.error_code == 0
 
@@ -149,7 +152,9 @@ FRAMES: dict[str, bytes] = {
     "client id of negative length": framed(struct.pack(">hhih", 3, 9, 1, -77) + b"abc"),
     "body missing": framed(header(0, 9, 1) + b"\x00"),
     "body of ones": framed(header(0, 9, 1) + b"\xff" * 100),
-    "array of two billion": framed(header(0, 3, 1) + struct.pack(">hhii", -1, -1, 1000, 2**31 - 1) + bytes(50)),
+    "array of two billion": framed(
+        header(0, 3, 1) + struct.pack(">hhii", -1, -1, 1000, 2**31 - 1) + bytes(50)
+    ),
     "array of negative length": framed(header(0, 3, 1) + struct.pack(">hhii", -1, -1, 1000, -9) + bytes(50)),
 }
 
@@ -167,7 +172,9 @@ def test_a_frame_never_finished_ends_its_connection_in_time(address: Address) ->
         assert wire.is_closed_by_the_agent()
 
 
-def test_frames_announced_and_never_sent_keep_nobody_waiting(stack: Stack, address: Address, topic: str) -> None:
+def test_frames_announced_and_never_sent_keep_nobody_waiting(
+    stack: Stack, address: Address, topic: str
+) -> None:
     """Together they announce several times the memory for requests."""
     with others_go_on(stack, topic):
         announced = [Wire(address) for _ in range(40)]
@@ -181,7 +188,9 @@ def test_frames_announced_and_never_sent_keep_nobody_waiting(stack: Stack, addre
             wire.close()
 
 
-def test_a_client_that_reads_no_answer_keeps_nobody_waiting(stack: Stack, address: Address, topic: str) -> None:
+def test_a_client_that_reads_no_answer_keeps_nobody_waiting(
+    stack: Stack, address: Address, topic: str
+) -> None:
     with others_go_on(stack, topic):
         deaf = socket.create_connection(address, timeout=5)
         deaf.settimeout(0.5)
@@ -207,7 +216,10 @@ def test_ten_thousand_bad_requests_cost_no_memory(stack: Stack, address: Address
         )
 
     assert sum(answered) == BAD_REQUESTS
-    print(f"RSS {peak.first_bytes >> 20} MiB, at most {peak.most_bytes >> 20} MiB over {BAD_REQUESTS} bad requests")
+    print(
+        f"RSS {peak.first_bytes >> 20} MiB, at most {peak.most_bytes >> 20} MiB over {BAD_REQUESTS} bad "
+        "requests"
+    )
     assert peak.most_bytes - peak.first_bytes < ALLOWED_GROWTH_BYTES
 
 

@@ -1,4 +1,4 @@
-"""One client that asks for much, and what it costs the others. The measured figures are printed."""
+"""What one greedy client costs the others. The tests print the measured figures."""
 
 import asyncio
 import itertools
@@ -16,8 +16,8 @@ import pytest
 from tests.agent.read_path.wire import a_list_offsets
 from tests.agent.running import Wire
 from tests.faults.conftest import create_topic
-from tests.fixtures.stack import HERE
-from tests.waiting import wait_until
+from tests.support.stack import HERE
+from tests.support.waiting import wait_until
 from tidelog.devstack.stack import Stack, StackSettings
 
 PRODUCERS = 4
@@ -53,7 +53,9 @@ class Writer:
         self.latencies_s: list[float] = []
         self.failures: list[str] = []
         self._stopping = threading.Event()
-        self._client = confluent_kafka.Producer({"bootstrap.servers": servers, "linger.ms": 0, "log_level": 0})
+        self._client = confluent_kafka.Producer(
+            {"bootstrap.servers": servers, "linger.ms": 0, "log_level": 0}
+        )
         self._topics = [create_topic(servers, 1) for _ in range(TOPICS_EACH)]
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -109,7 +111,9 @@ def writers_at_work(stack: Stack) -> Iterator[Callable[[float], float]]:
 
 @contextmanager
 def topics_being_made(stack: Stack) -> Iterator[list[str]]:
-    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": stack.addresses.bootstrap, "client.id": "churn"})
+    admin = confluent_kafka.admin.AdminClient(
+        {"bootstrap.servers": stack.addresses.bootstrap, "client.id": "churn"}
+    )
     made: list[str] = []
     stopping = threading.Event()
 
@@ -175,7 +179,8 @@ def test_a_flood_of_list_offsets_costs_no_lease_and_no_flood_of_log_lines(stack:
     lines = agent.log_file.read_text().splitlines()[lines_before:]
     refused = sum(code != 0 for code in answers)
     print(
-        f"{len(answers) / FLOOD_S:.0f} ListOffsets/s answered, {refused} refused; ack p50 {quiet_s * 1000:.0f} ms,"
+        f"{len(answers) / FLOOD_S:.0f} ListOffsets/s answered, {refused} refused; ack p50 "
+        f"{quiet_s * 1000:.0f} ms,"
         f" {busy_s * 1000:.0f} ms meanwhile; {len(lines)} log lines"
     )
     assert len(answers) > CONNECTIONS * PIPELINED

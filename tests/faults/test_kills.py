@@ -1,8 +1,9 @@
-"""Agents killed while clients work: nothing acknowledged is lost, nothing is there twice, every reader arrives.
+"""Agents killed while clients work: nothing acknowledged is lost, nothing is there twice, every reader
+arrives.
 
-Each seed has a topic of its own, three idempotent producers (in zone a, in zone b, and without a zone) and three
-consumers. A kill falls while the producer of the victim's zone waits for answers; sometimes the other agent is killed
-before the first is back.
+Each seed has a topic of its own, three idempotent producers (in zone a, in zone b, and without a zone) and
+three consumers. A kill falls while the producer of the victim's zone waits for answers; sometimes the other
+agent is killed before the first is back.
 """
 
 import random
@@ -15,9 +16,8 @@ import pytest
 from tests.faults.conftest import LEASES, create_topic, leaders, wait_until_doctor_finds_nothing
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
-from tests.seeds import seeds
-from tidelog.devstack.agent_process import AgentProcess
-from tidelog.devstack.stack import Stack
+from tests.support.seeds import seeds
+from tidelog.devstack.stack import AgentProcess, Stack
 
 SEEDS = 5
 KILLS_PER_SEED = 4
@@ -71,7 +71,9 @@ def _kill_and_restart(stack: Stack, load: Load, topic: str, chance: random.Rando
 
 
 def _wait_for_leaders_everywhere(stack: Stack, topic: str) -> None:
-    """Until each zone's clients are sent to its own agent, so that each agent has work in flight when it is killed."""
+    """Waits until each zone's clients are sent to its own agent, so that each agent has work in flight when
+    it is killed.
+    """
     until = time.monotonic() + 90.0
     while any(leaders(agent, topic) != {agent.address.bootstrap} for agent in stack.agents):
         assert time.monotonic() < until, "the zones' agents are not named as leaders"
@@ -80,9 +82,10 @@ def _wait_for_leaders_everywhere(stack: Stack, topic: str) -> None:
 
 
 def _kill(stack: Stack, load: Load, victim: int) -> None:
-    """At a moment when the victim's producer has records both acknowledged and without an answer.
+    """Waits for a moment at which the victim's producer has acknowledged and unanswered records.
 
-    The victim is frozen before it is killed: at a moment only looked at, all may be answered before the signal arrives.
+    The victim is frozen before it is killed: at a moment only looked at, all may be answered before the
+    signal arrives.
     """
     (producer,) = (p for p in load.producers if p.zone == stack.agents[victim].address.zone)
     assert load.ledger.acknowledged_count(producer.name) > 0
@@ -93,7 +96,9 @@ def _kill(stack: Stack, load: Load, victim: int) -> None:
 
 
 def _freeze_at_work(agent: AgentProcess, ledger: Ledger, producer: int) -> bool:
-    """Whether `agent`, now frozen, holds records of `producer` that it did not answer; otherwise it runs on."""
+    """Whether `agent`, now frozen, holds records of `producer` that it did not answer; otherwise it runs
+    on.
+    """
     if not ledger.in_flight(producer):
         time.sleep(0.001)
         return False

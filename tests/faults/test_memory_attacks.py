@@ -1,7 +1,7 @@
-"""What a client does to take the memory or the time of all others: each attack is repeated on a fresh agent.
+"""Attacks of a client on the memory or time of all others. Each attack is repeated on a new agent.
 
-Printed for each: RSS before and at most, what the agent says it may take, and the longest that an honest client waited
-meanwhile.
+Printed for each: RSS before and at most, what the agent says it may take, and the longest that an honest
+client waited meanwhile.
 """
 
 import threading
@@ -18,7 +18,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
 from tests.faults.conftest import create_topic
 from tests.faults.wire import Batch, Wire, fetch, list_offsets, produce, record
-from tests.fixtures.stack import HERE
+from tests.support.stack import HERE
 from tidelog.devstack.stack import Stack, StackSettings
 
 Address = tuple[str, int]
@@ -36,8 +36,10 @@ def zstd(records: bytes) -> bytes:
 
 BOMB = Batch(attributes=4, records=zstd(record(bytes(BOMB_BYTES)))).encoded()
 """A sound batch of one record."""
-TIMED_BOMB = Batch(attributes=4, count=2, records=zstd(record(b"") + record(bytes(BOMB_BYTES), delta=1))).encoded()
-"""One of two records: its header does not say when they were made."""
+TIMED_BOMB = Batch(
+    attributes=4, count=2, records=zstd(record(b"") + record(bytes(BOMB_BYTES), delta=1))
+).encoded()
+"""A batch of two records whose header does not say when they were made."""
 AT_MS = Batch().base_timestamp
 HONEST = Batch(
     attributes=4, count=9_000, records=zstd(b"".join(record(b"%d" % n * 40, delta=n) for n in range(9_000)))
@@ -67,8 +69,9 @@ def address(stack: Stack) -> Address:
 
 
 class _Watched:
-    """The largest resident size of an agent, looked at fifty times a second, and the longest wait of a client that
-    produces a batch and looks a time up, again and again."""
+    """The largest resident size of an agent, looked at fifty times a second, and the longest wait of a client
+    that produces a batch and looks a time up, again and again.
+    """
 
     def __init__(self, stack: Stack, address: Address) -> None:
         agent = stack.agents[0]
@@ -181,7 +184,7 @@ def test_requests_that_nobody_waits_for(stack: Stack, address: Address) -> None:
 
 
 def test_partitions_without_number(stack: Stack, address: Address) -> None:
-    """Each partition that is read takes a place among the cached coordinates and those that are polled."""
+    """Each partition that is read takes a place in the cache of coordinates and in the poll."""
     partitions = 10_000
     topics = [create_topic(stack.addresses.bootstrap, partitions) for _ in range(3)]
 

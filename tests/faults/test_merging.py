@@ -1,6 +1,8 @@
-"""Agents killed and frozen while they merge, under load: no record is lost, moved or there twice for any reader.
+"""Agents killed and frozen while they merge, under load: no record is lost, moved or there twice for any
+reader.
 
-Everything about merging is made small and quick, so that in each second several merges are at some step of theirs.
+Everything about merging is made small and quick, so that in each second several merges are at some step of
+theirs.
 """
 
 import asyncio
@@ -17,7 +19,7 @@ from sequencer.settings import SequencerSettings
 from tests.faults.conftest import LEASES, create_topic, wait_until_doctor_finds_nothing
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Consumer, Load, LoadSettings
-from tests.seeds import seeds
+from tests.support.seeds import seeds
 from tidelog.devstack.stack import Stack
 
 PARTITIONS = 6
@@ -52,7 +54,9 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.mark.timeout(600)
-def test_agents_killed_and_frozen_while_they_merge_lose_and_repeat_nothing(new_stack: Callable[..., Stack]) -> None:
+def test_agents_killed_and_frozen_while_they_merge_lose_and_repeat_nothing(
+    new_stack: Callable[..., Stack],
+) -> None:
     stack = new_stack(agents=2, agent_environment={**LEASES, **MERGES, **QUICK_GARBAGE})
     topic = create_topic(stack.addresses.bootstrap, PARTITIONS)
     [seed] = seeds(1)
@@ -96,7 +100,9 @@ def _totals_once_merged(stack: Stack) -> tuple[TierTotals, ...]:
     until = time.monotonic() + 90.0
     while True:
         totals = asyncio.run(_totals(stack))
-        if sum(tier.merges for tier in totals if tier.tier > 0) > HARMS and {tier.tier for tier in totals} >= {1, 2}:
+        if sum(tier.merges for tier in totals if tier.tier > 0) > HARMS and {
+            tier.tier for tier in totals
+        } >= {1, 2}:
             return totals
         assert time.monotonic() < until, totals
         time.sleep(0.5)

@@ -1,8 +1,8 @@
-"""Idempotent producers of two libraries, five requests in flight each, while the agents that their partitions lead to
-come and go: drained, added, killed, and stopped for longer than their lease.
+"""Idempotent producers of two libraries, five requests in flight each, while the agents that their partitions
+lead to come and go: drained, added, killed, and stopped for longer than their lease.
 
-Afterwards every acknowledged record is there once and in order, and no producer saw an error: not one that it gives up
-on, not one that it takes for the end of its sequence.
+Afterwards every acknowledged record is there once and in order, and no producer saw an error: not one that it
+gives up on, not one that it takes for the end of its sequence.
 """
 
 import signal
@@ -16,8 +16,8 @@ from tests.faults.conftest import LEASES, create_topic
 from tests.faults.java_producer import JavaProducer, check_log
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
-from tests.fixtures.java import Java
-from tests.seeds import seeds
+from tests.support.java import Java
+from tests.support.seeds import seeds
 from tidelog.devstack.stack import Stack
 
 PARTITIONS = 6
@@ -42,7 +42,9 @@ def kill_and_restart(stack: Stack, index: int) -> None:
 
 
 def stop_for_longer_than_its_lease(stack: Stack, index: int) -> None:
-    """What it holds, it may commit when it goes on: its clients have sent all of it to others by then."""
+    """When it continues, it may commit what it holds, although its clients have sent all of it to others by
+    then.
+    """
     stack.agents[index].signal(signal.SIGSTOP)
     time.sleep(STOPPED_S)
     stack.agents[index].signal(signal.SIGCONT)
@@ -61,7 +63,10 @@ def test_producers_with_five_in_flight_bear_agents_that_come_and_go(
         servers=servers, topic=topic, zones=("a", "a"), records_per_s=200.0, burst=2, client_settings=timeouts
     )
     refresh = {"metadata_max_age_ms": "500", "request_timeout_ms": str(REQUEST_TIMEOUT_MS)}
-    with Load(settings, ledger) as load, JavaProducer(java, servers, of_java, PARTITIONS, **refresh) as producer:
+    with (
+        Load(settings, ledger) as load,
+        JavaProducer(java, servers, of_java, PARTITIONS, **refresh) as producer,
+    ):
         for harm, victim in (
             (drain_and_add, 0),
             (kill_and_restart, 1),
@@ -76,5 +81,7 @@ def test_producers_with_five_in_flight_bear_agents_that_come_and_go(
         acknowledged = producer.finish(60.0)
     read = Confluent().consume(servers, [of_java])
 
-    print(f"librdkafka {[ledger.acknowledged_count(p.name) for p in load.producers]}, Java {len(acknowledged)}")
+    print(
+        f"librdkafka {[ledger.acknowledged_count(p.name) for p in load.producers]}, Java {len(acknowledged)}"
+    )
     check_log(acknowledged, {partition: records for (_, partition), records in read.items()})

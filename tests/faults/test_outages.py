@@ -1,4 +1,6 @@
-"""Postgres or the object store away for a while, under load: nothing acknowledged is lost, and clients go on."""
+"""Postgres or the object store away for a while, under load: nothing acknowledged is lost, and clients go
+on.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +11,7 @@ import pytest
 from tests.faults.conftest import LEASES, create_topic
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
-from tests.seeds import seeds
+from tests.support.seeds import seeds
 from tidelog.devstack.stack import Stack
 
 PARTITIONS = 4
@@ -39,7 +41,9 @@ def test_postgres_away_and_back_loses_nothing(crash: bool, new_stack: Callable[.
         time.sleep(AWAY_S)
         stack.postgres.start()
 
-    assert all(agent.exit_status is None for agent in stack.agents), "an agent ended because its database was away"
+    assert all(agent.exit_status is None for agent in stack.agents), (
+        "an agent ended because its database was away"
+    )
 
 
 def test_the_object_store_away_and_back_loses_nothing(new_stack: Callable[..., Stack]) -> None:
@@ -49,4 +53,6 @@ def test_the_object_store_away_and_back_loses_nothing(new_stack: Callable[..., S
         time.sleep(AWAY_S)
         stack.start_store()
 
-    assert all(agent.exit_status is None for agent in stack.agents), "an agent ended because its store was away"
+    assert all(agent.exit_status is None for agent in stack.agents), (
+        "an agent ended because its store was away"
+    )

@@ -1,9 +1,9 @@
 """The drill: Postgres is destroyed under load at a random moment, and the bucket alone brings the log back.
 
-Each seed is a cluster with a Postgres and agents, a few at a time over one S3 endpoint. Idempotent and plain producers,
-an assigned consumer, a consumer group and somebody who creates topics are at work while segments are merged and old
-records go. Then Postgres is killed and its data removed; the agents die a moment later. `tidelog recover` on an empty
-Postgres brings the log back, and the clients go on.
+Each seed is a cluster with a Postgres and agents, a few at a time over one S3 endpoint. Idempotent and plain
+producers, an assigned consumer, a consumer group and somebody who creates topics are at work while segments
+are merged and old records go. Then Postgres is killed and its data removed; the agents die a moment later.
+`tidelog recover` on an empty Postgres brings the log back, and the clients go on.
 """
 
 import asyncio
@@ -28,8 +28,9 @@ from tests.faults.drill_ledger import DrillLedger
 from tests.faults.ledger import Contents, ReadRecord
 from tests.faults.load import Consumer, LoadSettings, Producer, read_message
 from tests.faults.site import Site, empty_template
-from tests.fixtures.directories import new_directory
-from tests.seeds import seeds
+from tests.support.directories import new_directory
+from tests.support.messages import place_of
+from tests.support.seeds import seeds
 from tidelog.embedded.s3_endpoint import S3Endpoint
 
 SEEDS = 20
@@ -64,9 +65,12 @@ class Figures:
     def __str__(self) -> str:
         report = self.report
         return (
-            f"seed {self.seed}: {self.acknowledged} records acknowledged, last entry {self.entry_age_s:.1f} s before"
-            f" the crash; {report.journal_rows} rows from the journal, {report.young_segments} young segments:"
-            f" {report.appended} records appended, {self.moved} of them reordered, {report.records_refused} refused,"
+            f"seed {self.seed}: {self.acknowledged} records acknowledged, last entry "
+            f"{self.entry_age_s:.1f} s before"
+            f" the crash; {report.journal_rows} rows from the journal, {report.young_segments} young "
+            "segments:"
+            f" {report.appended} records appended, {self.moved} of them reordered, "
+            f"{report.records_refused} refused,"
             f" {report.gone} gone, {self.topics_lost} topics lost; recovered in {self.recovery_s:.1f} s"
         )
 
@@ -74,7 +78,11 @@ class Figures:
 @pytest.mark.timeout(900)
 def test_the_bucket_alone_brings_back_what_was_acknowledged() -> None:
     began_s = time.monotonic()
-    with new_directory("drill") as directory, _endpoint(directory) as endpoint, empty_template(directory) as template:
+    with (
+        new_directory("drill") as directory,
+        _endpoint(directory) as endpoint,
+        empty_template(directory) as template,
+    ):
 
         def drill(numbered: tuple[int, int]) -> Figures:
             number, seed = numbered
@@ -131,7 +139,10 @@ def _drill(site: Site, seed: int) -> Figures:
     assert report.last_entry_at is not None
     journaled_at = report.last_entry_at.timestamp()
     checked = ledger.check(
-        _read_all(site, topic), journaled_at=journaled_at, ends=_ends(report, topic), listed=report.records_refused
+        _read_all(site, topic),
+        journaled_at=journaled_at,
+        ends=_ends(report, topic),
+        listed=report.records_refused,
     )
     site.wait_until_healthy(30.0)
     return Figures(
@@ -154,7 +165,7 @@ def _wait_for_the_journal(site: Site) -> None:
 
 
 def _ends(report: Report, topic: str) -> dict[int, int]:
-    """Where the journal ended."""
+    """The offsets at which the journal ended."""
     return {
         key[1]: (change.high_watermark_after or 0) - change.appended
         for key, change in report.partitions.items()
@@ -165,7 +176,12 @@ def _ends(report: Report, topic: str) -> dict[int, int]:
 def _read_all(site: Site, topic: str) -> dict[int, list[ReadRecord]]:
     """By a client that was never there before, to the end of the log."""
     client = confluent_kafka.Consumer(
-        {"bootstrap.servers": site.bootstrap, "group.id": "reader", "enable.auto.commit": False, "log_level": 0}
+        {
+            "bootstrap.servers": site.bootstrap,
+            "group.id": "reader",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
     )
     log: dict[int, list[ReadRecord]] = {partition: [] for partition in range(PARTITIONS)}
     parts = [confluent_kafka.TopicPartition(topic, partition, 0) for partition in log]
@@ -176,7 +192,7 @@ def _read_all(site: Site, topic: str) -> dict[int, list[ReadRecord]]:
         assert time.monotonic() < until, f"read { ({p: len(log[p]) for p in log}) } of {ends}"
         for message in client.consume(1000, timeout=0.5):
             if message.error() is None:
-                log[message.partition()].append(read_message(message))
+                log[place_of(message)[0]].append(read_message(message))
     client.close()
     return log
 
@@ -231,8 +247,10 @@ class _AtWork:
 
     def __enter__(self) -> "_AtWork":
         self._consumer.start()
-        for one in (*self._producers, *self._threads):
-            one.start()
+        for producer in self._producers:
+            producer.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -254,7 +272,7 @@ class _AtWork:
             time.sleep(0.05)
 
     def finish(self, report: Report, timeout_s: float) -> tuple[int, list[str]]:
-        """Until the consumers have all there is; topics that are lost, and what is wrong."""
+        """Waits until the consumers have read everything. Returns lost topics, and faults."""
         deadline_s = time.monotonic() + timeout_s
         for producer in self._producers:
             producer.stop()
@@ -314,16 +332,20 @@ class _AtWork:
         while not self._stopping.is_set():
             for message in client.consume(500, timeout=0.1):
                 if message.error() is None:
-                    self._group_read.add((message.partition(), message.offset()))
+                    self._group_read.add(place_of(message))
         client.close()
 
     def _create_topics(self) -> None:
-        """One a second, with a record or two; small topics, of which retention keeps little."""
+        """Creates a topic a second, with a record or two. The topics are small, and retention keeps little of
+        them.
+        """
         number = 0
         while not self._stopping.wait(1.0):
             number += 1
             name = f"small-{number}"
-            admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": self._site.bootstrap, "log_level": 0})
+            admin = confluent_kafka.admin.AdminClient(
+                {"bootstrap.servers": self._site.bootstrap, "log_level": 0}
+            )
             new = confluent_kafka.admin.NewTopic(name, 1, 1, config={"retention.bytes": "300"})
             try:
                 admin.create_topics([new], request_timeout=2)[name].result(3)
@@ -331,11 +353,18 @@ class _AtWork:
                 continue  # it may exist, without a record
             self._small[name] = topic = _SmallTopic(created_at=time.time())
             producer = confluent_kafka.Producer(
-                {"bootstrap.servers": self._site.bootstrap, "message.timeout.ms": 1500, "retries": 0, "log_level": 0}
+                {
+                    "bootstrap.servers": self._site.bootstrap,
+                    "message.timeout.ms": 1500,
+                    "retries": 0,
+                    "log_level": 0,
+                }
             )
 
             def delivered(
-                error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message, topic: _SmallTopic = topic
+                error: confluent_kafka.KafkaError | None,
+                _: confluent_kafka.Message,
+                topic: _SmallTopic = topic,
             ) -> None:
                 if error is None:
                     topic.acknowledged_at.append(time.time())

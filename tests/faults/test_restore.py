@@ -1,5 +1,5 @@
-"""Backups of several ages are restored while the bucket went on: within the horizon nothing is lost, beyond it what
-still exists comes back at its offset and the rest is listed.
+"""Backups of several ages are restored while the bucket went on: within the horizon nothing is lost, beyond
+it what still exists comes back at its offset and the rest is listed.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ from sequencer.migrate import migrate
 from sequencer.settings import MigrationSettings
 from tests.faults.conftest import create_topic
 from tests.faults.site import CLUSTER, Site, empty_template
-from tests.fixtures.directories import new_directory
+from tests.support.directories import new_directory
+from tests.support.messages import place_of
 from tidelog.embedded.s3_endpoint import S3Endpoint
 
 OLD, NEW = 80, 30
@@ -64,7 +65,12 @@ def template(folder: Path) -> Iterator[Path]:
     ],
 )
 def test_a_restored_backup_has_every_record_that_still_exists(
-    folder: Path, endpoint: S3Endpoint, template: Path, name: str, environment: Mapping[str, str], keeps_journal: bool
+    folder: Path,
+    endpoint: S3Endpoint,
+    template: Path,
+    name: str,
+    environment: Mapping[str, str],
+    keeps_journal: bool,
 ) -> None:
     place = name.replace(" ", "-").replace(",", "")
     with Site(
@@ -112,7 +118,9 @@ def _produce(site: Site, topic: str, numbers: range) -> None:
     client = confluent_kafka.Producer({"bootstrap.servers": site.bootstrap, "log_level": 0, "linger.ms": 0})
     failures: list[object] = []
     for number in numbers:
-        client.produce(topic, b"%d" % number, partition=0, on_delivery=lambda error, _: failures.append(error))
+        client.produce(
+            topic, b"%d" % number, partition=0, on_delivery=lambda error, _: failures.append(error)
+        )
         client.flush(DEADLINE_S)
     assert failures == [None] * len(numbers)
 
@@ -126,7 +134,9 @@ def _wait_until_merged(site: Site, *, deleted: bool) -> None:
     )
     until = time.monotonic() + DEADLINE_S
     while (found := site.sql(statement)) < [(64,)]:
-        assert time.monotonic() < until, f"only {found} were merged: {site.sql('SELECT name, last_error FROM jobs')}"
+        assert time.monotonic() < until, (
+            f"only {found} were merged: {site.sql('SELECT name, last_error FROM jobs')}"
+        )
         time.sleep(0.2)
 
 
@@ -137,7 +147,9 @@ async def _delete_journal(site: Site) -> None:
 
 
 async def _missing(site: Site) -> int:
-    """Objects that the backup refers to and the bucket has not: one blocks its partition's readers for ever."""
+    """Objects that the backup refers to and the bucket has not: one blocks its partition's readers for
+    ever.
+    """
     keys = {str(key) for (key,) in site.sql("SELECT object_key FROM segments JOIN runs USING (segment_id)")}
     async with site.store() as store:
         there = {info.key async for info in store.list(f"{CLUSTER}/")}
@@ -146,7 +158,12 @@ async def _missing(site: Site) -> int:
 
 def _read(site: Site, topic: str) -> list[bytes]:
     client = confluent_kafka.Consumer(
-        {"bootstrap.servers": site.bootstrap, "group.id": "reader", "enable.auto.commit": False, "log_level": 0}
+        {
+            "bootstrap.servers": site.bootstrap,
+            "group.id": "reader",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
     )
     part = confluent_kafka.TopicPartition(topic, 0, 0)
     end = client.get_watermark_offsets(part, timeout=30)[1]
@@ -158,6 +175,6 @@ def _read(site: Site, topic: str) -> list[bytes]:
         for message in client.consume(500, timeout=0.5):
             if message.error() is None:
                 values.append(bytes(message.value() or b""))
-                reached = message.offset() + 1
+                reached = place_of(message)[1] + 1
     client.close()
     return values

@@ -28,8 +28,8 @@ from storage.segments.keys import segment_key
 from tests.faults.conftest import create_topic
 from tests.faults.ledger import Contents, Ledger
 from tests.faults.load import Load, LoadSettings
-from tests.fixtures.stack import HERE
-from tests.seeds import seeds
+from tests.support.seeds import seeds
+from tests.support.stack import HERE
 from tidelog.devstack.stack import Stack, StackSettings
 
 STRANGERS = 500
@@ -59,7 +59,9 @@ async def secrets_of(stack: Stack) -> Secrets:
 
 async def is_answered(host: str, port: int, secrets: Secrets) -> bool:
     """Comes as a peer does, and asks for a page."""
-    wanted = ReadRange(object_key=segment_key("tidelog", new_segment_id()), object_size_bytes=10, start=0, end=10)
+    wanted = ReadRange(
+        object_key=segment_key("tidelog", new_segment_id()), object_size_bytes=10, start=0, end=10
+    )
     reader, writer = await open_peer_stream(host, port, secrets)
     try:
         writer.write(PREFACE + encode_read(wanted))
@@ -73,7 +75,9 @@ async def is_answered(host: str, port: int, secrets: Secrets) -> bool:
 
 
 @pytest.mark.timeout(300)
-async def test_five_hundred_strangers_that_send_all_they_can_cost_little_and_keep_no_peer_out(stack: Stack) -> None:
+async def test_five_hundred_strangers_that_send_all_they_can_cost_little_and_keep_no_peer_out(
+    stack: Stack,
+) -> None:
     agent = stack.agent_in("a")
     process, address = psutil.Process(agent.pid), agent.address
     secrets = await secrets_of(stack)
@@ -113,7 +117,8 @@ async def test_five_hundred_strangers_that_send_all_they_can_cost_little_and_kee
 
     print(
         f"RSS {before >> 20} MiB, at most {peak >> 20} MiB with {STRANGERS} strangers who came {came} times; "
-        f"{len(waits)} peers got in after {1000 * max(waits, default=0):.0f} ms at most, {refused} had to come again; "
+        f"{len(waits)} peers got in after {1000 * max(waits, default=0):.0f} ms at most, {refused} had to "
+        "come again; "
         f"CPU {spent_s:.1f} s in {ATTACK_S:.0f} s"
     )
     assert peak - before < ALLOWED_GROWTH_BYTES

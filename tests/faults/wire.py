@@ -1,6 +1,8 @@
-"""Kafka's wire by hand, so that a test may send what no client would: frames, requests, batches with any field wrong.
+"""Kafka's wire by hand, so that a test may send what no client would: frames, requests, batches with any
+field wrong.
 
-Requests and answers are encoded and decoded by kafka-python's message classes: not the library that the agent uses.
+Requests and answers are encoded and decoded by kafka-python's message classes: not the library that the agent
+uses.
 """
 
 import socket
@@ -132,7 +134,7 @@ class Wire:
         return answer
 
     def is_closed_by_the_agent(self) -> bool:
-        """Whether the agent hangs up, without a further answer, within the timeout."""
+        """True if the agent closes the connection within the timeout, without another answer."""
         until = time.monotonic() + self._timeout_s
         try:
             while time.monotonic() < until:
@@ -158,7 +160,9 @@ class Wire:
         return b"".join(parts)
 
 
-def produce(topic: str, batches: Sequence[tuple[int, bytes]], version: int = 9, acks: int = -1) -> tuple[Any, Any]:
+def produce(
+    topic: str, batches: Sequence[tuple[int, bytes]], version: int = 9, acks: int = -1
+) -> tuple[Any, Any]:
     """A Produce request of one topic, and the class of its answer."""
     topic_data = ProduceRequest.TopicProduceData
     partitions = [topic_data.PartitionProduceData(index=index, records=data) for index, data in batches]
@@ -167,7 +171,9 @@ def produce(topic: str, batches: Sequence[tuple[int, bytes]], version: int = 9, 
     return request, ProduceResponse[version]
 
 
-def fetch(topic: str, partition: int, offset: int, version: int = 12, max_wait_ms: int = 0) -> tuple[Any, Any]:
+def fetch(
+    topic: str, partition: int, offset: int, version: int = 12, max_wait_ms: int = 0
+) -> tuple[Any, Any]:
     """A Fetch request of one partition, and the class of its answer."""
     topic_class = FetchRequest.FetchTopic
     asked = topic_class.FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20)

@@ -1,9 +1,10 @@
-"""A recovery with real parts: a database that is copied and restored, a bucket, and what is compared afterwards."""
+"""A recovery with real parts: a database that is copied and restored, a bucket, and a comparison."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -43,13 +44,13 @@ class Place:
         return copy
 
     def restore(self, backup: str) -> None:
-        """The database is as it was then; the bucket is as it is."""
+        """Sets the database back to the copy. The bucket stays as it is."""
         with psycopg.connect(self.server.url(), autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {self.name} WITH (FORCE)")
         self._copy(backup, self.name)
 
     def server_without(self, name: str) -> None:
-        """The database is there, and has no table."""
+        """Leaves an empty database without tables."""
         with psycopg.connect(self.server.url(), autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
             connection.execute(f"CREATE DATABASE {name}")
@@ -57,13 +58,20 @@ class Place:
     def _copy(self, old: str, new: str) -> None:
         with psycopg.connect(self.server.url(), autocommit=True) as connection:
             connection.execute(f"ALTER DATABASE {old} ALLOW_CONNECTIONS false")
-            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (old,))
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (old,)
+            )
             connection.execute(f"CREATE DATABASE {new} TEMPLATE {old} STRATEGY FILE_COPY")
             connection.execute(f"ALTER DATABASE {old} ALLOW_CONNECTIONS true")
             connection.execute(f"ALTER DATABASE {new} ALLOW_CONNECTIONS true")
 
-    def task(self, *, take_over: bool = True, **settings: float) -> Task:
-        chosen = {"ownership_ratchet_s": 0.05, "recovery_requests": 3, "recovery_holes_per_step": 2, **settings}
+    def task(self, *, take_over: bool = True, **settings: Any) -> Task:
+        chosen = {
+            "ownership_ratchet_s": 0.05,
+            "recovery_requests": 3,
+            "recovery_holes_per_step": 2,
+            **settings,
+        }
         return Task(
             database_url=self.database_url,
             store_url=self.store_url,
@@ -75,10 +83,10 @@ class Place:
             migration_settings=MigrationSettings(),
         )
 
-    async def recover(self, *, take_over: bool = True, **settings: float) -> Report:
+    async def recover(self, *, take_over: bool = True, **settings: Any) -> Report:
         return await recover(self.task(take_over=take_over, **settings), self.store)
 
-    async def rehearse(self, **settings: float) -> Report:
+    async def rehearse(self, **settings: Any) -> Report:
         return await rehearse(self.task(**settings), self.store)
 
 
@@ -88,7 +96,9 @@ async def place(
 ) -> AsyncIterator[Place]:
     store_url = f"file://{tmp_path}"
     store = await open_store(store_url, StoreSettings())
-    place = Place(server=postgres, database_url=database_url, store_url=store_url, store=store, sequencer=sequencer)
+    place = Place(
+        server=postgres, database_url=database_url, store_url=store_url, store=store, sequencer=sequencer
+    )
     yield place
     await store.close()
     with _quietly(postgres) as connection:

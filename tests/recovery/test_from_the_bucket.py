@@ -1,6 +1,7 @@
 """A log rebuilt from the bucket alone: the journal, and the segments that are younger."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,10 +17,10 @@ from storage.segments.journal_format import encode, read_container
 from storage.segments.keys import checkpoints_prefix, journal_prefix, merged_prefix
 from tests.compactor.builders import CLUSTER, pending, settings, written
 from tests.compactor.merging import a_log, read_all, read_back
-from tests.fixtures.postgres import TEMPLATE
 from tests.recovery.conftest import Place
 from tests.recovery.test_old_backups import merge_and_delete
 from tests.recovery.test_recover import idempotent, is_healthy
+from tests.support.postgres import TEMPLATE
 
 
 @pytest.fixture
@@ -27,11 +28,14 @@ async def topic(place: Place) -> Topic:
     return await place.sequencer.topics.create("orders", 2, {"retention.ms": "-1"})
 
 
-async def journal(place: Place, *, checkpoint: bool = False, **changed: float) -> None:
+async def journal(place: Place, *, checkpoint: bool = False, **changed: Any) -> None:
     """An entry, or the checkpoint that comes first."""
     await place.sequencer.ownership.ratchet(place.store, CLUSTER)
     writer = JournalWriter(
-        place.sequencer, place.store, CLUSTER, settings(checkpoint_interval_s=0.001, checkpoint_pace=0, **changed)
+        place.sequencer,
+        place.store,
+        CLUSTER,
+        settings(checkpoint_interval_s=0.001, checkpoint_pace=0, **changed),
     )
     await writer.write_entry()
     if checkpoint:
@@ -44,7 +48,7 @@ async def begin(place: Place) -> None:
 
 
 def destroy(place: Place) -> None:
-    """An empty database is all there is."""
+    """Only an empty database is left."""
     place.restore(TEMPLATE)
     with psycopg.connect(place.database_url) as connection:
         connection.execute("UPDATE ownership SET confirmed_at = NULL, system_identifier = NULL")
@@ -59,7 +63,10 @@ async def test_what_the_journal_knows_is_back_at_its_offsets_and_what_is_younger
     other = await place.sequencer.topics.create("later", 1, {"retention.ms": "-1"})
     await written(place.sequencer, place.store, pending(other, 3))
     await journal(place)
-    known = [*await read_all(place.sequencer, place.store, topic), *await read_all(place.sequencer, place.store, other)]
+    known = [
+        *await read_all(place.sequencer, place.store, topic),
+        *await read_all(place.sequencer, place.store, other),
+    ]
     await a_log(place.sequencer, place.store, topic, segments=2, first=5)
     all_of_it = await read_all(place.sequencer, place.store, topic)
 
@@ -78,7 +85,7 @@ async def test_what_the_journal_knows_is_back_at_its_offsets_and_what_is_younger
 async def test_segments_of_a_reading_whose_last_entries_were_not_written_are_appended(
     place: Place, topic: Topic
 ) -> None:
-    """However long ago they were uploaded: a journal that was late reads much at once."""
+    """However long ago they were uploaded, because a late journal reads much at once."""
     await begin(place)
     await a_log(place.sequencer, place.store, topic, segments=6)
     before = await read_all(place.sequencer, place.store, topic)
@@ -174,7 +181,9 @@ async def test_an_entry_whose_rows_cannot_be_read_ends_the_journal_and_is_named(
 
 @pytest.mark.usefixtures("topic")
 @pytest.mark.parametrize("lost_tables", [("topics", "partitions"), ("partitions",)])
-async def test_runs_of_a_partition_that_no_entry_has_are_listed(place: Place, lost_tables: Sequence[str]) -> None:
+async def test_runs_of_a_partition_that_no_entry_has_are_listed(
+    place: Place, lost_tables: Sequence[str]
+) -> None:
     await begin(place)
     other = await place.sequencer.topics.create("later", 1, {})
     await written(place.sequencer, place.store, pending(other, 5))
@@ -219,7 +228,9 @@ async def test_a_database_that_is_newer_than_the_journal_stays(place: Place, top
     assert await read_all(place.sequencer, place.store, topic) == before
 
 
-async def test_a_backup_older_than_the_journal_goes_on_where_the_journal_ends(place: Place, topic: Topic) -> None:
+async def test_a_backup_older_than_the_journal_goes_on_where_the_journal_ends(
+    place: Place, topic: Topic
+) -> None:
     await begin(place)
     await a_log(place.sequencer, place.store, topic, segments=2)
     await journal(place)
@@ -255,11 +266,15 @@ async def test_a_retry_of_a_batch_that_the_journal_knows_is_a_duplicate(place: P
     assert isinstance(outcomes[0], Duplicate)
     assert outcomes[0].base_offset == 11
     assert (await read_back(place.sequencer, place.store, topic)).high_watermark == 13
-    diagnosis = await examine(place.sequencer, place.store, CLUSTER, verify_contents=True, settings=DoctorSettings())
+    diagnosis = await examine(
+        place.sequencer, place.store, CLUSTER, verify_contents=True, settings=DoctorSettings()
+    )
     assert diagnosis.is_healthy, diagnosis.summary()
 
 
-async def test_a_dry_run_on_an_empty_database_reads_the_journal_and_leaves_it_empty(place: Place, topic: Topic) -> None:
+async def test_a_dry_run_on_an_empty_database_reads_the_journal_and_leaves_it_empty(
+    place: Place, topic: Topic
+) -> None:
     await begin(place)
     await a_log(place.sequencer, place.store, topic, segments=2)
     await journal(place)
@@ -301,7 +316,9 @@ async def test_the_journal_goes_on_after_a_recovery(place: Place, topic: Topic) 
 async def test_an_old_backup_on_which_an_agents_jobs_ran_is_not_taken_for_newer_than_the_journal(
     place: Place, topic: Topic
 ) -> None:
-    """Agents that were not stopped find the restored database, whose jobs succeed until the ownership is found lost."""
+    """Agents that were not stopped find the restored database, whose jobs succeed until the ownership is
+    found lost.
+    """
     await begin(place)
     await a_log(place.sequencer, place.store, topic, segments=2)
     await journal(place)

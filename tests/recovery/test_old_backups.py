@@ -1,4 +1,6 @@
-"""Backups whose objects have been merged and deleted since: what still exists anywhere comes back at its offset."""
+"""Backups whose objects have been merged and deleted since: what still exists anywhere comes back at its
+offset.
+"""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -16,10 +18,10 @@ from storage.stores.object_store import ObjectStore, StoreSettings
 from storage.stores.open_store import open_store
 from tests.compactor.builders import pending, written
 from tests.compactor.merging import a_log, merge_everything, read_all, read_back
-from tests.fixtures.minio import MinioEndpoint
-from tests.fixtures.postgres import OWN_FOR_YEARS
 from tests.recovery.conftest import Place
 from tests.recovery.test_recover import idempotent, is_healthy
+from tests.support.minio import MinioEndpoint
+from tests.support.postgres import OWN_FOR_YEARS
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ async def topic(place: Place) -> Topic:
 
 
 async def merge_and_delete(place: Place) -> int:
-    """Everything that may be merged is, and what was merged is deleted; how many objects went."""
+    """Merges everything possible and deletes the inputs. Returns the number of deleted objects."""
     await place.sequencer.database.run(OWN_FOR_YEARS)
     assert await merge_everything(place.sequencer, place.store) > 0
     rows = await place.sequencer.database.run(
@@ -83,7 +85,7 @@ async def test_a_merged_object_that_is_damaged_proves_nothing(place: Place, topi
 async def test_what_was_written_and_merged_after_the_backup_comes_back_at_its_offsets(
     place: Place, topic: Topic
 ) -> None:
-    """Without a journal, footers are all that says where it was."""
+    """Without a journal, only footers say where it was."""
     await a_log(place.sequencer, place.store, topic, segments=10)
     await written(place.sequencer, place.store, idempotent(topic, 0))
     backup = place.back_up()
@@ -115,7 +117,9 @@ async def test_what_was_written_and_merged_after_the_backup_comes_back_at_its_of
 async def test_a_killed_recovery_leaves_nothing_that_the_next_one_appends_again(
     place: Place, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Merged objects brought back what also lies in young segments, whose batches have no producer that tells."""
+    """Merged objects brought back what also lies in young segments, whose batches have no producer that
+    tells.
+    """
     await a_log(place.sequencer, place.store, topic, segments=10)
     backup = place.back_up()
     await a_log(place.sequencer, place.store, topic, segments=70, first=10)
@@ -153,7 +157,9 @@ def versioned_bucket(minio_endpoint: MinioEndpoint) -> str:
 
 @pytest.fixture
 def minio_settings(minio_endpoint: MinioEndpoint) -> StoreSettings:
-    return StoreSettings(s3_access_key=minio_endpoint.access_key, s3_secret_key=SecretStr(minio_endpoint.secret_key))
+    return StoreSettings(
+        s3_access_key=minio_endpoint.access_key, s3_secret_key=SecretStr(minio_endpoint.secret_key)
+    )
 
 
 @pytest.fixture
@@ -164,7 +170,11 @@ async def versioned_store(versioned_bucket: str, minio_settings: StoreSettings) 
 
 
 async def test_objects_come_back_from_a_bucket_with_versions(
-    place: Place, topic: Topic, versioned_bucket: str, versioned_store: ObjectStore, minio_settings: StoreSettings
+    place: Place,
+    topic: Topic,
+    versioned_bucket: str,
+    versioned_store: ObjectStore,
+    minio_settings: StoreSettings,
 ) -> None:
     """MinIO with versioning: the delete markers of deleted objects are passed by."""
     segments = [await written(place.sequencer, versioned_store, pending(topic, 5)) for _ in range(6)]

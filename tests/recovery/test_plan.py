@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from recovery.plan import (
     Hole,
+    HolePart,
     JournalPosition,
-    Part,
     ProvenBatch,
     ProvenRun,
     Side,
@@ -77,7 +77,11 @@ def test_the_parts_of_a_hole_tile_it_and_leave_out_nothing_that_is_proven(
             assert (part.run in holders) if part.run is not None else not holders
 
 
-@given(deltas=st.lists(st.integers(1, 5), min_size=1, max_size=12), most_bytes=st.integers(1, 400), data=st.data())
+@given(
+    deltas=st.lists(st.integers(1, 5), min_size=1, max_size=12),
+    most_bytes=st.integers(1, 400),
+    data=st.data(),
+)
 def test_a_part_is_cut_between_batches_into_runs_that_tile_its_offsets_and_its_bytes(
     deltas: list[int], most_bytes: int, data: st.DataObject
 ) -> None:
@@ -89,7 +93,7 @@ def test_a_part_is_cut_between_batches_into_runs_that_tile_its_offsets_and_its_b
     run = a_run(0, bases[-1] - 1)
     first = data.draw(st.integers(0, len(deltas) - 1))
     end = data.draw(st.integers(first + 1, len(deltas)))
-    part = Part(base_offset=Offset(bases[first]), last_offset=Offset(bases[end] - 1), run=run)
+    part = HolePart(base_offset=Offset(bases[first]), last_offset=Offset(bases[end] - 1), run=run)
 
     chosen = chosen_batches(part, batches)
     assert chosen is not None
@@ -108,13 +112,15 @@ def test_a_part_is_cut_between_batches_into_runs_that_tile_its_offsets_and_its_b
 def test_a_part_that_ends_within_a_batch_is_not_taken() -> None:
     batches = [ProvenBatch(base_offset=Offset(0), start=0, end=60, header=_HEADER)]
 
-    part = Part(base_offset=Offset(0), last_offset=Offset(3), run=a_run(0, 9))
+    part = HolePart(base_offset=Offset(0), last_offset=Offset(3), run=a_run(0, 9))
 
     assert chosen_batches(part, batches) is None
 
 
 def a_side(epoch: int, number: int, minutes: int) -> Side:
-    return Side(position=JournalPosition(epoch=epoch, number=number), known_at=NOON + timedelta(minutes=minutes))
+    return Side(
+        position=JournalPosition(epoch=epoch, number=number), known_at=NOON + timedelta(minutes=minutes)
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Offsets that are gone stop no reader: every client goes on behind them, and so do merging and Spark."""
+"""Offsets that are gone stop no reader: every client continues after them, and so do merging and Spark."""
 
 import asyncio
 import contextlib
@@ -13,16 +13,16 @@ import pytest
 
 from sequencer.history.history_values import RunToCompact
 from sequencer.topics.topics import Topic
-from spark_compaction.run_decoding import DecodedRows, decode_run
+from spark_compaction.tasks import DecodedRows, decode_run
 from storage.batches.record_batch import MOST_EMPTY_OFFSETS, empty_batch, index_batches, read_header
 from storage.identifiers import SegmentId
 from tests.agent.running import running
 from tests.compactor.builders import pending, written
 from tests.compactor.merging import coordinates, merge_everything, read_back
-from tests.fixtures.java import Java
-from tests.fixtures.postgres import OWN_FOR_YEARS
 from tests.recovery.conftest import Place
 from tests.recovery.test_recover import is_healthy
+from tests.support.java import Java
+from tests.support.postgres import OWN_FOR_YEARS
 
 EXPECTED = [*range(5), *range(15, 20), *range(25, 30)]
 DEADLINE_S = 60.0
@@ -41,13 +41,17 @@ async def topic(place: Place) -> Topic:
 
 
 def _by_librdkafka(servers: str, topic: str) -> Iterator[int]:
-    client = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": "x", "enable.auto.commit": False})
+    client = confluent_kafka.Consumer(
+        {"bootstrap.servers": servers, "group.id": "x", "enable.auto.commit": False}
+    )
     client.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
     with contextlib.closing(client):
         while True:
             for message in client.consume(1, timeout=DEADLINE_S):
                 assert message.error() is None
-                yield message.offset()
+                offset = message.offset()
+                assert offset is not None
+                yield offset
 
 
 def _by_kafka_python(servers: str, topic: str) -> Iterator[int]:
@@ -159,7 +163,9 @@ async def test_history_leaves_what_is_gone_out_and_goes_on(place: Place, topic: 
             length=run.length,
         )
         decoded = decode_run(asked, data, partial(_part, data))
-        pieces += [(piece.first_offset, piece.end_offset, isinstance(piece, DecodedRows)) for piece in decoded]
+        pieces += [
+            (piece.first_offset, piece.end_offset, isinstance(piece, DecodedRows)) for piece in decoded
+        ]
 
     gone = [(first, end) for first, end, is_there in pieces if not is_there]
     assert gone == [(5, 15), (20, 25)]

@@ -31,7 +31,9 @@ async def topic(place: Place) -> Topic:
 
 
 async def is_healthy(place: Place) -> bool:
-    diagnosis = await examine(place.sequencer, place.store, CLUSTER, verify_contents=True, settings=DoctorSettings())
+    diagnosis = await examine(
+        place.sequencer, place.store, CLUSTER, verify_contents=True, settings=DoctorSettings()
+    )
     assert diagnosis.is_healthy, diagnosis.summary()
     return True
 
@@ -47,7 +49,9 @@ async def unknown(place: Place, *batches: PendingBatch) -> Segment:
 
 def idempotent(topic: Topic, sequence: int, producer_id: int = 7, epoch: int = 0) -> PendingBatch:
     data = produced(b"value %d" % sequence, producer=(producer_id, epoch, sequence))
-    return PendingBatch(topic_id=topic.topic_id, partition=Partition(0), batch=validate_produced(data, BatchLimits()))
+    return PendingBatch(
+        topic_id=topic.topic_id, partition=Partition(0), batch=validate_produced(data, BatchLimits())
+    )
 
 
 async def test_a_log_that_is_whole_stays_as_it_is(place: Place, topic: Topic) -> None:
@@ -73,7 +77,10 @@ async def test_ranges_without_any_object_are_skipped_and_recorded(place: Place, 
     assert read.high_watermark == 30
     assert (report.missing_objects, report.gone) == (3, 15)
     gone = await place.sequencer.gone_ranges.first(10)
-    assert [(one.topic, one.base_offset, one.last_offset) for one in gone] == [("orders", 5, 14), ("orders", 20, 24)]
+    assert [(one.topic, one.base_offset, one.last_offset) for one in gone] == [
+        ("orders", 5, 14),
+        ("orders", 20, 24),
+    ]
     assert "not in the bucket" in gone[0].reason
     assert await is_healthy(place)
 
@@ -90,7 +97,9 @@ async def test_young_segments_are_appended_in_the_order_of_their_ids(place: Plac
     assert await is_healthy(place)
 
 
-async def test_batches_of_a_producer_that_came_in_another_order_are_all_appended(place: Place, topic: Topic) -> None:
+async def test_batches_of_a_producer_that_came_in_another_order_are_all_appended(
+    place: Place, topic: Topic
+) -> None:
     await written(place.sequencer, place.store, idempotent(topic, 0))
     later = await unknown(place, idempotent(topic, 2), idempotent(topic, 0, producer_id=8))
     await unknown(place, idempotent(topic, 1, producer_id=8), idempotent(topic, 1))
@@ -146,7 +155,9 @@ async def test_what_cannot_be_appended_is_listed(place: Place, topic: Topic) -> 
 async def test_an_agents_trial_upload_is_not_listed(place: Place, topic: Topic) -> None:
     await written(place.sequencer, place.store, pending(topic))
     unknown_id, reserved_id = new_segment_id(), new_segment_id()
-    await place.sequencer.reservations.reserve({reserved_id: segment_key(CLUSTER, reserved_id)}, 60.0, "agent")
+    await place.sequencer.reservations.reserve(
+        {reserved_id: segment_key(CLUSTER, reserved_id)}, 60.0, "agent"
+    )
     for segment_id in (unknown_id, reserved_id):
         await place.store.put(segment_key(CLUSTER, segment_id), [empty_segment(segment_id)])
 
@@ -193,7 +204,9 @@ def _everything(place: Place) -> dict[str, list[object]]:
             " SELECT schemaname || '.' || sequencename FROM pg_sequences"
         ).fetchall()
         return {
-            name: connection.execute(f"SELECT (t.*)::text FROM (SELECT * FROM {name}) AS t ORDER BY 1").fetchall()
+            name: list[object](
+                connection.execute(f"SELECT (t.*)::text FROM (SELECT * FROM {name}) AS t ORDER BY 1")
+            )
             for (name,) in names
         }
 
@@ -259,7 +272,9 @@ async def test_agents_find_nothing_as_it_was(place: Place, topic: Topic, sequenc
     assert min(after[2:]) > 1000
 
 
-async def test_a_late_upload_of_a_deleted_object_is_not_taken_for_a_young_segment(place: Place, topic: Topic) -> None:
+async def test_a_late_upload_of_a_deleted_object_is_not_taken_for_a_young_segment(
+    place: Place, topic: Topic
+) -> None:
     segment = await written(place.sequencer, place.store, pending(topic, 3))
     await place.sequencer.retention.delete_records(topic.topic_id, Partition(0), TO_HIGH_WATERMARK)
     await place.sequencer.database.run("UPDATE segments SET state = 'doomed', doomed_at = clock_timestamp()")

@@ -1,1 +1,1 @@
-"""The sequencer on a real Postgres: claims, races, and a state machine against a model."""
+"""The sequencer on a real Postgres: single claims, races, and a random history against a model."""

@@ -1,4 +1,4 @@
-"""Builders for what a claim does not depend on: batches, segments, reserved segments."""
+"""Builders for tests: batches, segments, reserved segments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +55,9 @@ def a_segment(batches: Sequence[ABatch], segment_id: SegmentId | None = None) ->
         )
         position += batch.length
     return SegmentToCommit(
-        segment_id=segment_id or new_segment_id(), size_bytes=position + HEADER_BYTES, batches=PlacedBatches.of(placed)
+        segment_id=segment_id or new_segment_id(),
+        size_bytes=position + HEADER_BYTES,
+        batches=PlacedBatches.of(placed),
     )
 
 

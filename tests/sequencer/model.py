@@ -1,7 +1,7 @@
-"""What the sequencer must answer, as a small pure model: one batch at a time, one operation after another, no SQL, no
-chains, no skipping.
+"""The right answers of the sequencer, as a small pure model: one batch at a time, one operation after
+another, without SQL, chains or shortcuts.
 
-It shares with the code under test the types of questions and answers, and nothing else.
+It shares only the types of questions and answers with the code under test.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,9 @@ SEQUENCES = 2**31
 REMEMBERED_BATCHES = 10
 HALF_THE_SEQUENCES = 2**30
 NEVER_FORGOTTEN = ProducerId(2**53)
-"""From this id on: given out in the year 2248, after every topic was created and after all that expiry removed."""
+"""From this id on: given out in the year 2248, after every topic was created and after all that expiry
+removed.
+"""
 
 
 @dataclass(slots=True)
@@ -106,6 +108,7 @@ class ModelSequencer:
             topic_id=key[0],
             partition=key[1],
             log_start_offset=Offset(partition.log_start),
+            local_start_offset=Offset(0),
             high_watermark=Offset(partition.end),
             last_stable_offset=Offset(partition.end),
             coordinate_epoch=partition.epoch,
@@ -118,6 +121,7 @@ class ModelSequencer:
             return None
         return PartitionBounds(
             log_start_offset=Offset(partition.log_start),
+            local_start_offset=Offset(0),
             high_watermark=Offset(partition.end),
             last_stable_offset=Offset(partition.end),
             max_timestamp_ms=partition.max_timestamp_ms,
@@ -126,7 +130,9 @@ class ModelSequencer:
     def first_run_at(self, key: PartitionKey, timestamp_ms: int, from_offset: int) -> RunCoordinate | None:
         partition = self.partitions[key]
         for run in partition.runs if partition.live else ():
-            if run.max_timestamp_ms >= timestamp_ms and run.last_offset >= max(from_offset, partition.log_start):
+            if run.max_timestamp_ms >= timestamp_ms and run.last_offset >= max(
+                from_offset, partition.log_start
+            ):
                 return run
         return None
 

@@ -1,4 +1,4 @@
-"""What the tests of plans share: the statement inside a function, its generic plan, and the pages that it touches."""
+"""For tests of plans: the statement inside a function, its generic plan, and the pages that it touches."""
 
 import re
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ _BUFFERS = re.compile(r"Buffers: shared hit=(\d+)(?: read=(\d+))?")
 
 
 async def work_statement(connection: AsyncConnection[Any], function: str) -> str:
-    """What a function answers with, after its locks: EXPLAIN does not look into functions. Its parameters become ours,
-    under their names.
+    """What a function answers with, after its locks: EXPLAIN does not look into functions. Its parameters
+    become ours, under their names.
     """
     cursor = await connection.execute(
         "SELECT prosrc, proargnames[:pronargs] AS names, proargtypes::regtype[]::text[] AS types"
@@ -31,7 +31,9 @@ async def work_statement(connection: AsyncConnection[Any], function: str) -> str
     return statement
 
 
-async def generic_plan(connection: AsyncConnection[Any], statement: str, parameters: Mapping[str, Any]) -> str:
+async def generic_plan(
+    connection: AsyncConnection[Any], statement: str, parameters: Mapping[str, Any]
+) -> str:
     """The plan of a prepared statement, as it ran; what it did is rolled back. It scans no table."""
     names = [name for name in parameters if f"%({name})s" in statement]
     text = statement
@@ -44,7 +46,9 @@ async def generic_plan(connection: AsyncConnection[Any], statement: str, paramet
         await connection.execute("SET LOCAL enable_seqscan = off")
         await connection.execute(f"PREPARE explained AS {text}".encode(), prepare=False)
         cursor = await connection.execute(
-            f"EXPLAIN (ANALYZE, BUFFERS) EXECUTE explained ({arguments})".encode(), prepare=False, binary=False
+            f"EXPLAIN (ANALYZE, BUFFERS) EXECUTE explained ({arguments})".encode(),
+            prepare=False,
+            binary=False,
         )
         plan = "\n".join(row[0] for row in await cursor.fetchall())
         await connection.execute("DEALLOCATE explained")

@@ -1,4 +1,4 @@
-"""What the races share: a commit left open in its transaction, and the commit as it would be in one statement."""
+"""For race tests: a commit with an open transaction, and a wrong commit in one statement."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,8 +7,7 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from sequencer.client import Sequencer
-from sequencer.commits.commit_request import commit_request
-from sequencer.commits.commits import BatchOutcome, SegmentToCommit
+from sequencer.commits.commits import BatchOutcome, SegmentToCommit, commit_request
 from sequencer.commits.outcomes import decode_outcomes
 
 IN_TURN, JUDGED = "sequence_segments", "commit_segments"
@@ -19,8 +18,8 @@ IN_ONE_STATEMENT = "commit_in_one_statement"
 async def commit_within(
     connection: AsyncConnection[Any], segments: Sequence[SegmentToCommit], function: str = IN_TURN
 ) -> list[BatchOutcome]:
-    """Commits segments of one partition in this connection's transaction, which stays open; the outcomes one after
-    another.
+    """Commits segments of one partition in this connection's transaction, which stays open; the outcomes one
+    after another.
     """
     cursor = await connection.execute(
         "SELECT proargnames[:pronargs] AS names FROM pg_proc WHERE proname = %s", (function,)
@@ -43,7 +42,8 @@ async def is_kept_waiting(sequencer: Sequencer, task: asyncio.Task[Any]) -> bool
     async with asyncio.timeout(60):
         while not task.done():
             rows = await sequencer.database.run(
-                "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+                "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = "
+                "current_database()"
             )
             if rows:
                 return True
@@ -52,8 +52,9 @@ async def is_kept_waiting(sequencer: Sequencer, task: asyncio.Task[Any]) -> bool
 
 
 async def create_commit_in_one_statement(sequencer: Sequencer) -> None:
-    """The variant that docs/design/commit.md#locks-first-then-work warns of: it takes its locks in the statement that
-    does the work."""
+    """The variant that docs/design/commit.md#locks-first-then-work warns of: it takes its locks in the
+    statement that does the work.
+    """
     async with sequencer.database.connection() as connection:
         cursor = await connection.execute("SELECT pg_get_functiondef('commit_segments'::regproc) AS source")
         row = await cursor.fetchone()
@@ -62,7 +63,10 @@ async def create_commit_in_one_statement(sequencer: Sequencer) -> None:
         source = before + rest[rest.index("    RETURN QUERY") :]
         for found, changed in (
             ("commit_segments", IN_ONE_STATEMENT),
-            ("s.segment_id = given.segment_id OFFSET 0", "s.segment_id = given.segment_id OFFSET 0 FOR NO KEY UPDATE"),
+            (
+                "s.segment_id = given.segment_id OFFSET 0",
+                "s.segment_id = given.segment_id OFFSET 0 FOR NO KEY UPDATE",
+            ),
             ("p.state = 'live' OFFSET 0", "p.state = 'live' OFFSET 0 FOR NO KEY UPDATE"),
             ("segments.ctid = segment.row", "segments.segment_id = segment_ids[segment.segment]"),
             (

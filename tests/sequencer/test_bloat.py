@@ -16,14 +16,21 @@ FEW_PAGES = 30
 """Without pruning the versions of partitions would fill 43, those of producers 160."""
 
 
-async def test_updates_of_partitions_and_producers_stay_on_their_pages(sequencer: Sequencer, database_url: str) -> None:
+async def test_updates_of_partitions_and_producers_stay_on_their_pages(
+    sequencer: Sequencer, database_url: str
+) -> None:
     topic = await sequencer.topics.create("hot", WRITERS * PARTITIONS, {})
 
     async def write(writer: int, commits: range) -> None:
         mine = range(writer * PARTITIONS, (writer + 1) * PARTITIONS)
         for sequence in commits:
             batches = [
-                ABatch(topic_id=topic.topic_id, partition=Partition(p), producer_id=ProducerId(1), sequence=sequence)
+                ABatch(
+                    topic_id=topic.topic_id,
+                    partition=Partition(p),
+                    producer_id=ProducerId(1),
+                    sequence=sequence,
+                )
                 for p in mine
             ]
             await committed(sequencer, batches)
@@ -34,9 +41,8 @@ async def test_updates_of_partitions_and_producers_stay_on_their_pages(sequencer
     in_the_end = await _sizes(sequencer)
     await sequencer.close()
 
-    reader = await Sequencer.open(
-        database_url, SequencerSettings()
-    )  # the statistics of connections that ended are complete
+    # The statistics of connections that ended are complete.
+    reader = await Sequencer.open(database_url, SequencerSettings())
     try:
         updates = {row.relname: row for row in await _updates_once_counted(reader)}
     finally:

@@ -14,16 +14,18 @@ from sequencer.database.database import SequencerUnavailable
 from sequencer.migrate import Migration, MigrationRefused, migrate, migrations
 from sequencer.settings import MigrationSettings
 from tests.sequencer.builders import accepted, reserved
-from tests.sequencer.housekeeping import records_of
+from tests.sequencer.housekeeping.housekeeping import records_of
 
-QUICK = MigrationSettings(migration_lock_timeout_ms=20, migration_pause_s=0.05, migration_longest_pause_s=0.05)
+QUICK = MigrationSettings(
+    migration_lock_timeout_ms=20, migration_pause_s=0.05, migration_longest_pause_s=0.05
+)
 LOCKING = "ALTER TABLE segments ADD COLUMN tried integer; "
 A_STEP = (
     "WITH done AS MATERIALIZED (SELECT FROM segments WHERE tried = 1 OFFSET 3 LIMIT 1),"
     " gate AS MATERIALIZED (SELECT pg_advisory_xact_lock(7) FROM done),"
     " chosen AS (SELECT segment_id FROM segments LEFT JOIN gate ON true WHERE tried IS NULL LIMIT 2),"
-    " changed AS (UPDATE segments AS s SET tried = 1 FROM chosen WHERE s.segment_id = chosen.segment_id RETURNING 1)"
-    " SELECT count(*) FROM changed"
+    " changed AS (UPDATE segments AS s SET tried = 1 FROM chosen WHERE s.segment_id = chosen.segment_id "
+    "RETURNING 1) SELECT count(*) FROM changed"
 )
 """Two rows at a time. Once four are done, it waits at a gate."""
 
@@ -56,7 +58,7 @@ async def test_commits_go_on_while_a_migration_waits_for_a_lock(
         waiting = asyncio.create_task(migrate(database_url, QUICK))
         async with asyncio.timeout(60):
             for tried, segment in enumerate(segments, start=1):
-                while caplog.text.count("waits for a lock") < tried:  # noqa: ASYNC110 - log lines set no event
+                while caplog.text.count("waits for a lock") < tried:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
                 accepted((await sequencer.commits.commit([segment]))[0])
     assert not waiting.done()
@@ -91,7 +93,9 @@ async def test_a_migration_that_was_killed_between_its_steps_goes_on_where_it_wa
     await connection.execute("SELECT pg_advisory_lock(7)")
     at_the_gate = "FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
 
-    killed = asyncio.create_task(migrate(database_url, QUICK.model_copy(update={"migration_lock_timeout_ms": 60_000})))
+    killed = asyncio.create_task(
+        migrate(database_url, QUICK.model_copy(update={"migration_lock_timeout_ms": 60_000}))
+    )
     async with asyncio.timeout(60):
         while not await sequencer.database.run(  # noqa: ASYNC110 - Postgres sets no event
             f"SELECT pg_terminate_backend(pid) {at_the_gate}"

@@ -1,5 +1,6 @@
 """Random histories from several connections, every answer compared with the model's.
- A step runs one to three operations at once. Their answers, and the partitions they leave, must be those of the model
+ A step runs one to three operations at once. Their answers, and the partitions they leave, must be those of
+ the model
 for at least one order of the operations: that is what "sequencer" means.
 """
 
@@ -23,10 +24,16 @@ from hypothesis.stateful import (
 )
 
 from sequencer.client import Sequencer
-from sequencer.commits.commit_request import PARAMETERS, CommitRequest, commit_request
-from sequencer.commits.commits import Committed, SegmentRefused, SegmentToCommit
+from sequencer.commits.commits import (
+    PARAMETERS,
+    RESERVATIONS_SQL,
+    CommitRequest,
+    Committed,
+    SegmentRefused,
+    SegmentToCommit,
+    commit_request,
+)
 from sequencer.commits.coordinates import CoordinateRequest, KnownEnd, PartitionKey
-from sequencer.commits.reservations import SQL as RESERVATIONS_SQL
 from sequencer.database.array_parameters import encoded_ints
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.settings import SequencerSettings
@@ -72,7 +79,9 @@ BATCH_SPECS = st.builds(
     epoch_step=st.sampled_from([0] * 8 + [1, 1, -1]),
     timestamp_ms=st.integers(-1, 40),
 )
-OPERATIONS = ["commit"] * 8 + ["again"] * 4 + ["cut"] * 2 + ["doom", "doom", "log start", "log start", "delete"]
+OPERATIONS = (
+    ["commit"] * 8 + ["again"] * 4 + ["cut"] * 2 + ["doom", "doom", "log start", "log start", "delete"]
+)
 SEGMENT_SPECS = st.lists(BATCH_SPECS, min_size=1, max_size=6)
 LEASES_S = st.sampled_from([600.0, 600.0, 600.0, -1.0])
 
@@ -81,7 +90,8 @@ LEASES_S = st.sampled_from([600.0, 600.0, 600.0, -1.0])
 class Commit:
     segments: tuple[SegmentToCommit, ...]
     interrupted_after_ms: float | None
-    """When to cut all connections to Postgres while it runs; it is then repeated until its outcome is known."""
+    """When to cut all connections to Postgres while it runs; it is then repeated until its outcome is known.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +172,8 @@ def log_starts_in(answer: Any) -> list[list[int | None]]:
 
 
 def expected(model: ModelSequencer, operation: Operation, answer: Any) -> Any:
-    """Applies the operation to the model; the model's answer. (Which reservations a doom skips is for Postgres to
-    say.)
+    """Applies the operation to the model; the model's answer. (Which reservations a doom skips is for
+    Postgres to say.)
     """
     match operation:
         case Commit(segments=segments):
@@ -192,7 +202,9 @@ def all_partitions(model: ModelSequencer) -> list[Any]:
 
 
 class SequencerMachine(RuleBasedStateMachine):
-    """Topics, segments and operations of one example; the database is shared, so names and ids are new each time."""
+    """Topics, segments and operations of one example; the database is shared, so names and ids are new each
+    time.
+    """
 
     def __init__(self, runner: asyncio.Runner, clients: Clients) -> None:
         super().__init__()
@@ -288,7 +300,9 @@ class SequencerMachine(RuleBasedStateMachine):
             if difference is None:
                 self.model = model
                 break
-            differences.append(f"in order {order} the model says\n{difference[0]}\nand Postgres\n{difference[1]}")
+            differences.append(
+                f"in order {order} the model says\n{difference[0]}\nand Postgres\n{difference[1]}"
+            )
         else:
             raise AssertionError("\n".join(differences))
         self._forget(operations)
@@ -307,7 +321,9 @@ class SequencerMachine(RuleBasedStateMachine):
     def read_from_anywhere(self, place: int, back: int, max_runs: int) -> None:
         key = self.places[place % len(self.places)]
         from_offset = Offset(max(0, self.model.partitions[key].end - back))
-        request = CoordinateRequest(topic_id=key[0], partition=key[1], from_offset=from_offset, max_runs=max_runs)
+        request = CoordinateRequest(
+            topic_id=key[0], partition=key[1], from_offset=from_offset, max_runs=max_runs
+        )
         answer = self.runner.run(self.sequencer.coordinates.read([request]))
         assert answer.get(key) == self.model.read(key, from_offset, max_runs)
 
@@ -361,13 +377,15 @@ class SequencerMachine(RuleBasedStateMachine):
         if kind == "again" and (self.tried or self.uncommitted):
             older = [*self.tried[-8:], *self.uncommitted]
             picked = [
-                older[i] for i in sorted(data.draw(st.sets(st.integers(0, len(older) - 1), min_size=1, max_size=3)))
+                older[i]
+                for i in sorted(data.draw(st.sets(st.integers(0, len(older) - 1), min_size=1, max_size=3)))
             ]
         if kind != "again" or not picked or data.draw(st.booleans()):
             specs = data.draw(st.lists(SEGMENT_SPECS, min_size=1, max_size=2))
             picked.extend(self._reserved(batches, data.draw(LEASES_S)) for batches in specs)
         if data.draw(st.integers(0, 19)) == 0:
-            picked.append(a_segment([self._batch(spec) for spec in data.draw(SEGMENT_SPECS)]))  # never reserved
+            # Never reserved.
+            picked.append(a_segment([self._batch(spec) for spec in data.draw(SEGMENT_SPECS)]))
         cut_after = data.draw(st.floats(0, 4)) if kind == "cut" else None
         return Commit(segments=tuple(picked), interrupted_after_ms=cut_after)
 
@@ -375,12 +393,16 @@ class SequencerMachine(RuleBasedStateMachine):
         key = self.places[spec.place % len(self.places)]
         producer_id = self.producers[spec.producer]
         if producer_id == NO_PRODUCER_ID:
-            return ABatch(topic_id=key[0], partition=key[1], records=spec.records, timestamp_ms=spec.timestamp_ms)
+            return ABatch(
+                topic_id=key[0], partition=key[1], records=spec.records, timestamp_ms=spec.timestamp_ms
+            )
         everything = self.everything_sent.setdefault((key, producer_id), [])
         if spec.sequence == "again" and everything:
             return everything[-1 - spec.timestamp_ms % min(7, len(everything))]
         sent = self.sent.setdefault((key, producer_id), [])
-        epoch, following = (sent[-1].epoch, (sent[-1].sequence + sent[-1].records) % SEQUENCES) if sent else (0, 0)
+        epoch, following = (
+            (sent[-1].epoch, (sent[-1].sequence + sent[-1].records) % SEQUENCES) if sent else (0, 0)
+        )
         epoch = max(0, epoch + spec.epoch_step)
         sequence = 0 if spec.epoch_step > 0 else following
         sequence = {"skip": (sequence + 5) % SEQUENCES, "zero": 0, "none": -1}.get(spec.sequence, sequence)
@@ -413,7 +435,10 @@ class SequencerMachine(RuleBasedStateMachine):
 
     def _forget(self, operations: Sequence[Operation]) -> None:
         tried = {
-            s.segment_id: s for operation in operations if isinstance(operation, Commit) for s in operation.segments
+            s.segment_id: s
+            for operation in operations
+            if isinstance(operation, Commit)
+            for s in operation.segments
         }
         self.uncommitted = [segment for segment in self.uncommitted if segment.segment_id not in tried]
         known = {segment.segment_id for segment in self.tried}
@@ -444,7 +469,9 @@ def judged_request(segments: Sequence[SegmentToCommit]) -> CommitRequest:
     return replace(request, arrays=list(arrays.values()))
 
 
-@pytest.mark.parametrize("request_of", [commit_request, judged_request], ids=["in turn where it can be", "judged"])
+@pytest.mark.parametrize(
+    "request_of", [commit_request, judged_request], ids=["in turn where it can be", "judged"]
+)
 def test_every_answer_is_the_models_whatever_the_connections_do(
     database_url: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -469,7 +496,11 @@ def test_every_answer_is_the_models_whatever_the_connections_do(
                     stateful_step_count=STEPS,
                     deadline=None,
                     print_blob=True,
-                    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes; add it by hand
+                    phases=[
+                        Phase.explicit,
+                        Phase.reuse,
+                        Phase.generate,
+                    ],  # shrinking takes minutes; add it by hand
                     suppress_health_check=list(HealthCheck),
                 ),
             )

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 
 from sequencer.client import Sequencer
-from sequencer.commits.commit_request import commit_request
 from sequencer.commits.commits import SQL as COMMITS_SQL
+from sequencer.commits.commits import Reservations, commit_request
 from sequencer.commits.coordinates import SQL as COORDINATES_SQL
-from sequencer.commits.reservations import Reservations
 from storage.identifiers import Partition, ProducerId, SegmentId, TopicId, new_segment_id
 from tests.sequencer.builders import ABatch, reserved
 from tests.sequencer.plans import generic_plan, pages_touched, work_statement
@@ -21,7 +20,8 @@ async def test_the_work_of_a_commit_and_of_a_poll_does_not_grow_with_the_log(seq
     await _fill(sequencer, topic.topic_id)
     large = await _pages_touched(sequencer, topic.topic_id)
 
-    # An index over 100,000 runs is a level or two deeper than one over none; a scan would touch their 1,500 pages.
+    # An index over 100,000 runs is a level or two deeper than one over none; a scan would touch their 1,500
+    # pages.
     for statement, pages in large.items():
         assert pages < small[statement] + 60, (statement, small, large)
         assert pages < 200, (statement, large)

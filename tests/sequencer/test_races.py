@@ -1,5 +1,7 @@
-"""One test per sentence of docs/design/commit.md marked [raced]: one transaction is held open while another races it.
- Dooming, topic deletion, holds and retention race in `test_garbage.py`, `test_retention.py` and `test_holds.py`;
+"""One test per sentence of docs/design/commit.md marked [raced]: one transaction is held open while another
+races it.
+ Dooming, topic deletion, holds and retention race in `test_garbage.py`, `test_retention.py` and
+ `test_holds.py`;
 pushes between agents in `tests/cache_ring`.
 """
 
@@ -25,7 +27,7 @@ from sequencer.settings import SequencerSettings
 from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition, ProducerId
 from tests.sequencer.builders import ABatch, accepted, committed, reserved
-from tests.sequencer.housekeeping import records_of, waits_for_a_lock
+from tests.sequencer.housekeeping.housekeeping import records_of, waits_for_a_lock
 from tests.sequencer.races import (
     IN_ONE_STATEMENT,
     IN_TURN,
@@ -47,7 +49,11 @@ async def topic(sequencer: Sequencer) -> Topic:
 def sent(topic: Topic, sequence: int, partition: int = 0) -> ABatch:
     """One record of the idempotent producer."""
     return ABatch(
-        topic_id=topic.topic_id, partition=Partition(partition), producer_id=PRODUCER, epoch=0, sequence=sequence
+        topic_id=topic.topic_id,
+        partition=Partition(partition),
+        producer_id=PRODUCER,
+        epoch=0,
+        sequence=sequence,
     )
 
 
@@ -71,13 +77,18 @@ async def raced(
 
 
 @BOTH_WAYS
-async def test_raced_a_retried_first_batch_is_assigned_once(sequencer: Sequencer, topic: Topic, function: str) -> None:
+async def test_raced_a_retried_first_batch_is_assigned_once(
+    sequencer: Sequencer, topic: Topic, function: str
+) -> None:
     by_one_agent = await reserved(sequencer, [sent(topic, 0)])
     by_another = await reserved(sequencer, [sent(topic, 0)])
 
     outcomes = await raced(sequencer, by_one_agent, by_another, function=function)
 
-    assert outcomes == ([Assigned(base_offset=Offset(0))], [Duplicate(base_offset=Offset(0), max_timestamp_ms=1_000)])
+    assert outcomes == (
+        [Assigned(base_offset=Offset(0))],
+        [Duplicate(base_offset=Offset(0), max_timestamp_ms=1_000)],
+    )
 
 
 async def test_in_one_statement_a_retried_first_batch_would_be_assigned_twice(
@@ -103,7 +114,9 @@ async def test_raced_the_next_batch_is_in_order(sequencer: Sequencer, topic: Top
     assert outcomes == ([Assigned(base_offset=Offset(1))], [Assigned(base_offset=Offset(2))])
 
 
-async def test_in_one_statement_the_next_batch_would_be_called_out_of_order(sequencer: Sequencer, topic: Topic) -> None:
+async def test_in_one_statement_the_next_batch_would_be_called_out_of_order(
+    sequencer: Sequencer, topic: Topic
+) -> None:
     await create_commit_in_one_statement(sequencer)
     await committed(sequencer, [sent(topic, 0)])
     this = await reserved(sequencer, [sent(topic, 1)])
@@ -128,12 +141,16 @@ async def test_raced_every_partition_goes_on_from_where_the_last_commit_left_it(
         [Assigned(base_offset=Offset(0))] * 3,
         [Assigned(base_offset=Offset(records)) for records in (1, 2, 3)],
     )
-    rows = await sequencer.database.run("SELECT high_watermark, size_bytes FROM partitions ORDER BY partition")
+    rows = await sequencer.database.run(
+        "SELECT high_watermark, size_bytes FROM partitions ORDER BY partition"
+    )
     assert [(row.high_watermark, row.size_bytes) for row in rows] == [(2, 200), (4, 200), (6, 200)]
 
 
 @BOTH_WAYS
-async def test_raced_the_same_segment_is_applied_once(sequencer: Sequencer, topic: Topic, function: str) -> None:
+async def test_raced_the_same_segment_is_applied_once(
+    sequencer: Sequencer, topic: Topic, function: str
+) -> None:
     segment = await reserved(sequencer, [records_of(topic, 2), sent(topic, 0), sent(topic, 9)])
 
     first, second = await raced(sequencer, segment, segment, function=function)
@@ -168,7 +185,9 @@ async def test_raced_a_rejected_batch_does_not_hide_the_right_one_behind_it(
 ) -> None:
     await committed(sequencer, [sent(topic, 0)])
     this = await reserved(sequencer, [sent(topic, 1)])
-    mixed = await reserved(sequencer, [sent(topic, 5), sent(topic, 6), sent(topic, 1), sent(topic, 2), sent(topic, 7)])
+    mixed = await reserved(
+        sequencer, [sent(topic, 5), sent(topic, 6), sent(topic, 1), sent(topic, 2), sent(topic, 7)]
+    )
 
     outcomes = await raced(sequencer, this, mixed, function=function)
 
@@ -185,8 +204,8 @@ async def test_raced_a_rejected_batch_does_not_hide_the_right_one_behind_it(
 async def test_raced_a_lock_that_the_work_does_not_need_is_taken_all_the_same(
     sequencer: Sequencer, topic: Topic
 ) -> None:
-    """A repeat changes nothing, and a rejected batch touches no partition: a lock in a CTE that nothing reads would
-    be dropped.
+    """A repeat changes nothing, and a rejected batch touches no partition: a lock in a CTE that nothing reads
+    would be dropped.
     """
     again = await reserved(sequencer, [records_of(topic)])
     await sequencer.commits.commit([again])
@@ -207,7 +226,9 @@ async def test_raced_two_commits_in_flight_overtake_each_other_and_one_commit_of
 ) -> None:
     first, second = [await reserved(sequencer, [records_of(topic)]) for _ in range(2)]
     async with sequencer.database.transaction() as held:
-        await held.execute("SELECT 1 FROM segments WHERE segment_id = %s FOR NO KEY UPDATE", (first.segment_id,))
+        await held.execute(
+            "SELECT 1 FROM segments WHERE segment_id = %s FOR NO KEY UPDATE", (first.segment_id,)
+        )
         waiting = await waits_for_a_lock(sequencer, lambda: sequencer.commits.commit([first]))
         overtook = await sequencer.commits.commit([second])
     assert accepted(overtook[0]).outcomes == (Assigned(base_offset=Offset(0)),)
@@ -215,7 +236,9 @@ async def test_raced_two_commits_in_flight_overtake_each_other_and_one_commit_of
 
     third, fourth = [await reserved(sequencer, [records_of(topic)]) for _ in range(2)]
     async with sequencer.database.transaction() as held:
-        await held.execute("SELECT 1 FROM segments WHERE segment_id = %s FOR NO KEY UPDATE", (third.segment_id,))
+        await held.execute(
+            "SELECT 1 FROM segments WHERE segment_id = %s FOR NO KEY UPDATE", (third.segment_id,)
+        )
         both = await waits_for_a_lock(sequencer, lambda: sequencer.commits.commit([third, fourth]))
     assert [accepted(answer).outcomes for answer in await both] == [
         (Assigned(base_offset=Offset(2)),),
@@ -252,9 +275,13 @@ async def test_raced_a_late_committer_is_found_by_the_poll(sequencer: Sequencer,
     assert [run.base_offset for run in found.runs] == [0]
 
 
-async def test_raced_locks_are_taken_in_one_order_whatever_the_order_given(sequencer: Sequencer, topic: Topic) -> None:
+async def test_raced_locks_are_taken_in_one_order_whatever_the_order_given(
+    sequencer: Sequencer, topic: Topic
+) -> None:
     """Segments by id, then partitions by key: who waits for the first of them holds none of the others."""
-    segments = [await reserved(sequencer, [records_of(topic, partition=p) for p in (2, 1, 0)]) for _ in range(2)]
+    segments = [
+        await reserved(sequencer, [records_of(topic, partition=p) for p in (2, 1, 0)]) for _ in range(2)
+    ]
     segments.sort(key=lambda segment: segment.segment_id.bytes, reverse=True)
     for first_lock, later_lock in (
         (
@@ -273,14 +300,19 @@ async def test_raced_locks_are_taken_in_one_order_whatever_the_order_given(seque
         async with sequencer.database.transaction() as held:
             await held.execute(first_lock[0], (first_lock[1],))
             waiting = await waits_for_a_lock(sequencer, lambda: sequencer.commits.commit(segments))
-            await held.execute(later_lock[0], (later_lock[1],))  # raises LockNotAvailable if the commit has it
+            # Raises LockNotAvailable if the commit has it.
+            await held.execute(later_lock[0], (later_lock[1],))
         await waiting
 
 
-async def test_raced_many_commits_of_the_same_partitions_never_deadlock(sequencer: Sequencer, topic: Topic) -> None:
+async def test_raced_many_commits_of_the_same_partitions_never_deadlock(
+    sequencer: Sequencer, topic: Topic
+) -> None:
     async def write(order: tuple[int, ...]) -> None:
         for _ in range(12):
-            segments = [await reserved(sequencer, [records_of(topic, partition=p) for p in order]) for _ in range(2)]
+            segments = [
+                await reserved(sequencer, [records_of(topic, partition=p) for p in order]) for _ in range(2)
+            ]
             await sequencer.commits.commit(segments[:: 1 if order[0] else -1])
 
     await asyncio.gather(*(write(order) for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0), (0, 2, 1))))
@@ -323,7 +355,8 @@ async def test_with_a_foreign_key_the_same_would_deadlock(
 ) -> None:
     await sequencer.database.run("ALTER TABLE runs ADD FOREIGN KEY (topic_id) REFERENCES topics (topic_id)")
     name = database_url.split("?")[0].rsplit("/", 1)[1]
-    await sequencer.database.run(f"ALTER DATABASE {name} SET deadlock_timeout = '1min'")  # the deletion finds it
+    # The deletion finds it.
+    await sequencer.database.run(f"ALTER DATABASE {name} SET deadlock_timeout = '1min'")
     committer = await Sequencer.open(database_url, SequencerSettings())
 
     with pytest.raises(errors.DeadlockDetected):
@@ -332,8 +365,8 @@ async def test_with_a_foreign_key_the_same_would_deadlock(
 
 
 async def test_raced_coordinates_and_watermarks_are_of_one_moment(sequencer: Sequencer, topic: Topic) -> None:
-    """Read in two statements, runs pass the high watermark read before them, or are gone above the log start read
-    before.
+    """Read in two statements, runs pass the high watermark read before them, or are gone above the log start
+    read before.
     """
     await committed(sequencer, [records_of(topic, 2)])
     before = await sequencer.coordinates.bounds([(topic.topic_id, Partition(0))])

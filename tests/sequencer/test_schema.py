@@ -1,4 +1,6 @@
-"""A database that migrations made is the one that `schema.sql`, `functions/` and `first_rows.sql` describe."""
+"""A database that migrations made is the one that `schema.sql`, `functions/` and `first_rows.sql`
+describe.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -53,7 +55,9 @@ async def test_migrations_make_what_the_files_describe(two_databases: tuple[str,
         described.execute(text().encode())
         migrated.execute("DROP TABLE migrations")
         for what, query in _CATALOG.items():
-            assert _found(migrated, query) == _found(described, query), f"{what}: a migration and the files disagree"
+            assert _found(migrated, query) == _found(described, query), (
+                f"{what}: a migration and the files disagree"
+            )
         assert _rows(migrated) == _rows(described)
         described.execute("ALTER TABLE runs ADD COLUMN other integer")
         assert _found(migrated, _CATALOG["columns"]) != _found(described, _CATALOG["columns"])
@@ -70,6 +74,8 @@ def _rows(connection: Connection[Any]) -> dict[str, int]:
     )
     counts = {}
     for (table,) in tables.fetchall():
-        [(count,)] = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))).fetchall()
+        [(count,)] = connection.execute(
+            sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))
+        ).fetchall()
         counts[table] = count
     return counts

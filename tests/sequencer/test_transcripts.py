@@ -1,11 +1,13 @@
-"""A plan that changes is seen, and the functions' plans are the same whatever the tables held when they were made."""
+"""A plan that changes is seen, and the functions' plans are the same whatever the tables held when they were
+made.
+"""
 
 import difflib
 
 from sequencer.client import Sequencer
 from tests.sequencer.transcripts import FUNCTIONS, PLANS, fill, transcripts
 
-AGAIN = "If this is meant, write the plans anew: python -m tests.sequencer.transcripts"
+AGAIN = "If this is intended, write the plans again: python -m tests.sequencer.transcripts"
 
 
 async def test_the_plans_of_hot_statements_are_those_written_down(sequencer: Sequencer) -> None:
@@ -24,4 +26,6 @@ async def test_the_plans_of_hot_statements_are_those_written_down(sequencer: Seq
     ]
     assert not differences, "\n".join([*differences, AGAIN])
     for function in FUNCTIONS:
-        assert while_empty[function] == found[function], f"{function} was planned otherwise while the tables were empty"
+        assert while_empty[function] == found[function], (
+            f"{function} was planned otherwise while the tables were empty"
+        )

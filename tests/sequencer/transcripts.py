@@ -1,9 +1,9 @@
 """The plans of the statements on hot paths, written down in `plans/*.txt`.
 
-`python -m tests.sequencer.transcripts` writes them anew.
+`python -m tests.sequencer.transcripts` writes them again.
 
-Of every statement its generic plan without costs, in a small database that is always the same. A statement within a
-function is found in the function's source, with the function's settings.
+Of every statement its generic plan without costs, in a small database that is always the same. A statement
+within a function is found in the function's source, with the function's settings.
 """
 
 import asyncio
@@ -27,8 +27,11 @@ CONCERNS = (
     "agents",
     "committed_offsets",
     "coordinates",
+    "cleanings",
+    "erasures",
     "garbage",
     "groups",
+    "history_log",
     "holds",
     "jobs",
     "journal",
@@ -69,13 +72,19 @@ async def transcripts(sequencer: Sequencer) -> dict[str, str]:
             statements = await _statements_within(connection, function)
             written[function] = {f"statement {n}": statement for n, statement in enumerate(statements, 1)}
         return {
-            name: "\n".join([f"-- {title}\n{await _plan(connection, s)}\n" for title, s in statements.items()])
+            name: "\n".join(
+                [f"-- {title}\n{await _plan(connection, s)}\n" for title, s in statements.items()]
+            )
             for name, statements in written.items()
         }
 
 
 def _named(statements: Mapping[str, str]) -> dict[str, Statement]:
-    return {name: Statement(text=text) for name, text in statements.items() if _STATEMENT.match(_uncommented(text))}
+    return {
+        name: Statement(text=text)
+        for name, text in statements.items()
+        if _STATEMENT.match(_uncommented(text))
+    }
 
 
 def _uncommented(text: str) -> str:

@@ -27,7 +27,9 @@ def log(sequencer: Sequencer, store: ObjectStore) -> Log:
 
 
 @pytest.fixture
-def settings(database_url: str, store_url: str, store_settings: StoreSettings, catalog_url: str) -> CompactionSettings:
+def settings(
+    database_url: str, store_url: str, store_settings: StoreSettings, catalog_url: str
+) -> CompactionSettings:
     """Small bounds, so that a test's few records make several tasks."""
     return CompactionSettings(
         **store_settings.model_dump(),

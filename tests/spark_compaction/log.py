@@ -1,4 +1,6 @@
-"""Builders: a log with real segments in the bucket and real runs in the sequencer, and what must be read back of it."""
+"""Builders: a log with real segments in the bucket and real runs in the sequencer, and what must be read back
+of it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -48,7 +50,8 @@ class Log:
     store: ObjectStore
     topic_ids: dict[str, TopicId] = field(default_factory=dict)
     expected: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
-    """Per topic the rows of its history: partition, offset, timestamp, timestamp type, key, value, headers."""
+    """Per topic the rows of its history: partition, offset, timestamp, timestamp type, key, value, headers.
+    """
 
     async def topic(self, name: str, partitions: int = 1, **config: str) -> TopicId:
         settings = {name.replace("_", "."): value for name, value in config.items()}
@@ -77,7 +80,8 @@ class Log:
 def records(count: int, start: int = 0, **fields: Any) -> tuple[Sent, ...]:
     """Plain records, numbered by `start`."""
     return tuple(
-        Sent(key=f"key-{n % 7}".encode(), value=f"value-{n}".encode(), **fields) for n in range(start, start + count)
+        Sent(key=f"key-{n % 7}".encode(), value=f"value-{n}".encode(), **fields)
+        for n in range(start, start + count)
     )
 
 
@@ -90,7 +94,7 @@ def time_of(timestamp_ms: int) -> datetime | None:
 
 
 def _pending(topic_id: TopicId, batch: SentBatch) -> PendingBatch:
-    columns = {
+    columns: dict[str, list[Any]] = {
         "offset": list(range(len(batch.records))),
         "timestamp": [time_of(sent.timestamp_ms) for sent in batch.records],
         "timestamp_type": [0] * len(batch.records),

@@ -54,7 +54,8 @@ def written_rows(log: Log, topic: str) -> Rows:
 
 def _scan(http_url: str, topic: str) -> pa.Table:
     catalog = RestCatalog("tidelog", uri=f"{http_url}/iceberg")
-    return catalog.load_table(("topics", topic)).scan().to_arrow()
+    table: pa.Table = catalog.load_table(("topics", topic)).scan().to_arrow()
+    return table
 
 
 def _in_order(rows: Rows) -> Rows:

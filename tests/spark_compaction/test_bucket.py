@@ -18,7 +18,9 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BucketAd
     if request.param == "file":
         yield BucketAddress.of(f"file://{tmp_path}", StoreSettings())
     else:
-        yield BucketAddress.of(request.getfixturevalue("store_url"), request.getfixturevalue("store_settings"))
+        yield BucketAddress.of(
+            request.getfixturevalue("store_url"), request.getfixturevalue("store_settings")
+        )
 
 
 @pytest.fixture
@@ -54,7 +56,11 @@ def test_a_missing_bucket_is_not_a_missing_object(store_url: str, store_settings
 
 def test_an_endpoint_that_is_away_is_an_error_within_its_attempts() -> None:
     settings = StoreSettings(
-        s3_access_key="a", s3_secret_key=SecretStr("b"), s3_attempts=2, s3_retry_base_s=0.01, s3_connect_timeout_s=1
+        s3_access_key="a",
+        s3_secret_key=SecretStr("b"),
+        s3_attempts=2,
+        s3_retry_base_s=0.01,
+        s3_connect_timeout_s=1,
     )
 
     with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1.*TIDELOG_STORE_URL"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +19,14 @@ from storage.batches.record_batch import Compression
 from storage.identifiers import Offset, Partition
 from storage.stores.object_store import ObjectStore
 from tests.spark_compaction.log import Log, Sent, one, records
-from tests.spark_compaction.reading import compact, compact_one, iceberg_rows, spark_rows, the_table, written_rows
+from tests.spark_compaction.reading import (
+    compact,
+    compact_one,
+    iceberg_rows,
+    spark_rows,
+    the_table,
+    written_rows,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
 
@@ -29,7 +37,9 @@ async def test_every_field_of_every_record_is_read_back(log: Log, settings: Comp
     await log.write(
         topic,
         one(0, Sent(key=None, value=None), Sent(key=b"", value=b""), Sent(value=b"\x00\xff" * 300)),
-        one(2, Sent(headers=(("a", b"1"), ("a", None), ("b", b""), ("a", b"1"))), compression=Compression.NONE),
+        one(
+            2, Sent(headers=(("a", b"1"), ("a", None), ("b", b""), ("a", b"1"))), compression=Compression.NONE
+        ),
         one(2, Sent(timestamp_ms=-1), Sent(timestamp_ms=0), Sent(timestamp_ms=253402300799999)),
     )
     await log.write(topic, one(0, *records(5), append_time_ms=1_700_000_123_456))
@@ -43,7 +53,9 @@ async def test_every_field_of_every_record_is_read_back(log: Log, settings: Comp
     assert await iceberg_rows(settings, topic) == written_rows(log, topic)
 
 
-async def test_only_what_is_new_is_compacted(log: Log, settings: CompactionSettings, sequencer: Sequencer) -> None:
+async def test_only_what_is_new_is_compacted(
+    log: Log, settings: CompactionSettings, sequencer: Sequencer
+) -> None:
     await log.topic("orders", partitions=2)
     await log.write("orders", one(0, *records(30)), one(1, *records(20)))
     await compact(settings)
@@ -83,7 +95,12 @@ async def test_small_jobs_and_files_make_the_same_history(log: Log, settings: Co
     for start in range(0, 120, 20):
         await log.write("orders", one(0, *records(20, start)), one(1, *records(10, start)))
     small = settings.model_copy(
-        update={"compact_job_bytes": 1, "compact_task_bytes": 1, "parquet_file_bytes": 1, "parquet_row_group_bytes": 64}
+        update={
+            "compact_job_bytes": 1,
+            "compact_task_bytes": 1,
+            "parquet_file_bytes": 1,
+            "parquet_row_group_bytes": 64,
+        }
     )
     stages: list[CompactionProgress] = []
 
@@ -120,19 +137,28 @@ async def test_a_call_compacts_what_was_there_when_it_began_however_fast_a_topic
     assert published == [("busy", "small"), ("busy",), ("busy",)]
 
 
+@pytest.mark.parametrize(
+    ("off", "on"),
+    [
+        ({"tidelog.history": "off"}, {"tidelog.history": "table"}),
+        ({"cleanup.policy": "compact,delete"}, {"cleanup.policy": "delete"}),
+    ],
+    ids=["off", "compacted"],
+)
 async def test_a_topic_whose_history_is_off_is_left_out_and_goes_on_when_it_is_on_again(
-    log: Log, settings: CompactionSettings, sequencer: Sequencer
+    log: Log, settings: CompactionSettings, sequencer: Sequencer, off: dict[str, str], on: dict[str, str]
 ) -> None:
     await log.topic("orders")
     await log.write("orders", one(0, *records(10)))
     await compact(settings)
-    await sequencer.topics.alter_config("orders", {"tidelog.history": "off"})
+    await sequencer.topics.alter_config("orders", off)
     await log.write("orders", one(0, *records(10)))
     assert (await compact(settings)).topics == ()
+    assert await spark_rows(settings, "orders") == written_rows(log, "orders")[:10]
     key = (log.topic_ids["orders"], Partition(0))
     moved = (await sequencer.retention.expire({key: Offset(20)}, cap=100))[key]
     await log.write("orders", one(0, *records(10)))
-    await sequencer.topics.alter_config("orders", {"tidelog.history": "table"})
+    await sequencer.topics.alter_config("orders", on)
 
     await compact(settings)
 
@@ -169,10 +195,12 @@ async def test_a_files_footer_alone_says_what_of_the_log_it_holds(
         if info.key.endswith(".parquet"):
             metadata = pq.read_metadata(pa.BufferReader(await store.get(info.key)))
             assert metadata.metadata is not None
-            topic, partition, first, last = (metadata.metadata[name.encode()].decode() for name in METADATA_KEYS)
+            topic, partition, first, last = (
+                metadata.metadata[name.encode()].decode() for name in METADATA_KEYS
+            )
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-            bounds = [group.column(1).statistics for group in groups]
-            assert all(group.column(0).statistics.min == int(partition) for group in groups)
+            partitions, bounds = ([_statistics(group, column) for group in groups] for column in (0, 1))
+            assert all(found.min == int(partition) for found in partitions)
             assert (bounds[0].min, bounds[-1].max) == (int(first), int(last))
             assert all(after.min == before.max + 1 for before, after in itertools.pairwise(bounds))
             held[topic, int(partition)] = (int(first), int(last))
@@ -197,11 +225,13 @@ async def test_what_is_not_compacted_stays_out_of_retentions_reach(
     assert await spark_rows(settings, "orders") == written_rows(log, "orders")
 
 
-async def test_deleted_records_are_left_out(log: Log, settings: CompactionSettings, sequencer: Sequencer) -> None:
+async def test_deleted_records_are_left_out(
+    log: Log, settings: CompactionSettings, sequencer: Sequencer
+) -> None:
     topic_id = await log.topic("orders")
     await log.write("orders", one(0, *records(10)))
     await log.write("orders", one(0, *records(10)))
-    await sequencer.retention.delete_records(topic_id, Partition(0), before_offset=4)
+    await sequencer.retention.delete_records(topic_id, Partition(0), before_offset=Offset(4))
 
     await compact(settings)
 
@@ -246,7 +276,9 @@ async def test_sql_answers_in_values_and_says_what_is_wrong(log: Log, settings: 
         query, settings, "SELECT `partition`, count(*) AS n, max(offset) FROM orders GROUP BY 1 ORDER BY 1"
     )
     few = await asyncio.to_thread(
-        query, settings.model_copy(update={"sql_max_rows": 3}), "SELECT CAST(key AS string) FROM topics.orders"
+        query,
+        settings.model_copy(update={"sql_max_rows": 3}),
+        "SELECT CAST(key AS string) FROM topics.orders",
     )
 
     assert counted.columns == ("partition", "n", "max(offset)")
@@ -258,3 +290,9 @@ async def test_sql_answers_in_values_and_says_what_is_wrong(log: Log, settings: 
         await asyncio.to_thread(query, settings, "SELEC")
     with pytest.raises(QueryFailed, match="does not support endpoint: DELETE"):
         await asyncio.to_thread(query, settings, "DROP TABLE topics.orders")
+
+
+def _statistics(group: pq.RowGroupMetaData, column: int) -> Any:
+    found = group.column(column).statistics
+    assert found is not None
+    return found

@@ -1,4 +1,6 @@
-"""Compaction killed, raced, answered too late, or given bytes that do not decode (docs/design/history.md#tasks)."""
+"""Compaction killed, raced, answered too late, or given bytes that do not decode
+(docs/design/history.md#tasks).
+"""
 
 import asyncio
 from dataclasses import replace
@@ -8,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from sequencer.client import Sequencer
 from sequencer.history.history_values import Begun, Publication, Published, PublishRefused
@@ -15,16 +18,23 @@ from spark_compaction import compact as compact_module
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.compact import expected_file
 from spark_compaction.iceberg_table import Change, HistoryTableFiles
-from spark_compaction.job import SparkJobFailed, publish_staged
+from spark_compaction.job import SparkJobFailed, publish_staged, run_in_spark
 from spark_compaction.manifest import ManifestRefused, verify_manifest
 from spark_compaction.planner import plan_tasks
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.tasks import TaskContext, manifest_rows, run_tasks, task_table
 from spark_compaction.ttl import expire_history
-from storage.identifiers import ObjectKey, Partition
+from storage.identifiers import ObjectKey, Offset, Partition
 from storage.stores.object_store import ObjectStore
 from tests.spark_compaction.log import EPOCH, Log, one, records
-from tests.spark_compaction.reading import compact, compact_one, iceberg_rows, spark_rows, the_table, written_rows
+from tests.spark_compaction.reading import (
+    compact,
+    compact_one,
+    iceberg_rows,
+    spark_rows,
+    the_table,
+    written_rows,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
 
@@ -40,7 +50,9 @@ async def begun(settings: CompactionSettings, sequencer: Sequencer, topic: str, 
 
 
 def staged(settings: CompactionSettings, begun: Begun) -> Publication:
-    """All of a compaction but its publish, without Spark: what a job has done when it is killed at the worst moment."""
+    """All of a compaction but its publish, without Spark: what a job has done when it is killed at the worst
+    moment.
+    """
     address = BucketAddress.of(settings.store_url, settings)
     context = TaskContext(
         address=address,
@@ -96,7 +108,9 @@ async def test_a_publish_whose_answer_was_lost_is_published_once(
     assert await iceberg_rows(settings, "orders") == written_rows(log, "orders")
 
 
-async def test_two_compactions_at_once_publish_each_record_once(log: Log, settings: CompactionSettings) -> None:
+async def test_two_compactions_at_once_publish_each_record_once(
+    log: Log, settings: CompactionSettings
+) -> None:
     await log.topic("orders", partitions=2)
     await log.write("orders", one(0, *records(40)), one(1, *records(40)))
 
@@ -151,11 +165,13 @@ async def test_the_objects_that_a_job_reads_are_held_until_it_ends(
     await log.write("orders", one(0, *records(10)))
 
     async def held() -> int:
-        [row] = await sequencer.database.run("SELECT count(*) AS n FROM holds WHERE lease_until > clock_timestamp()")
+        [row] = await sequencer.database.run(
+            "SELECT count(*) AS n FROM holds WHERE lease_until > clock_timestamp()"
+        )
         return int(row.n)
 
     job = await begun(settings, sequencer, "orders", lease_s=60)
-    await sequencer.retention.delete_records(topic_id, Partition(0), before_offset=10)
+    await sequencer.retention.delete_records(topic_id, Partition(0), before_offset=Offset(10))
     while_running = await held()
     await sequencer.history.abandon(job.job.job_id)
 
@@ -166,13 +182,17 @@ async def test_a_batch_that_does_not_decode_stays_raw_and_blocks_nothing(
     log: Log, settings: CompactionSettings, sequencer: Sequencer, store: ObjectStore
 ) -> None:
     topic_id = await log.topic("orders", partitions=2)
-    await log.write("orders", one(0, *records(10)), one(0, *records(10)), one(0, *records(10)), one(1, *records(5)))
+    await log.write(
+        "orders", one(0, *records(10)), one(0, *records(10)), one(0, *records(10)), one(1, *records(5))
+    )
     await log.write("orders", one(0, *records(10)))
     await corrupt_batch(store, sequencer, topic_id, at_fraction=0.5)
 
     report = await compact_one(settings, "orders")
 
-    assert [(each.partition, each.base_offset, each.last_offset) for each in report.raw_ranges] == [(0, 10, 19)]
+    assert [(each.partition, each.base_offset, each.last_offset) for each in report.raw_ranges] == [
+        (0, 10, 19)
+    ]
     assert "crc" in report.raw_ranges[0].reason.lower()
     assert await sequencer.history.raw_ranges(topic_id) == report.raw_ranges
     kept = [row for row in written_rows(log, "orders") if row[0] == 1 or not 10 <= row[1] < 20]
@@ -219,13 +239,15 @@ async def test_a_file_that_is_not_the_one_written_is_not_published(
     tasks = plan_tasks(job.runs, task_bytes=1, job_bytes=1 << 30)
     table = task_table([(job.job, task) for task in tasks])
     batches = await asyncio.to_thread(lambda: list(run_tasks(context, table.to_batches())))
-    first, second = verify_manifest(tasks, manifest_rows([row for batch in batches for row in batch.to_pylist()])).files
+    first, second = verify_manifest(
+        tasks, manifest_rows([row for batch in batches for row in batch.to_pylist()])
+    ).files
 
     await asyncio.to_thread(bucket.put, first.row.object_key, bucket.get(second.row.object_key))
 
-    table = HistoryTableFiles(address, bucket, job.job, job.job.table)
+    files = HistoryTableFiles(address, bucket, job.job, job.job.table)
     with pytest.raises(ManifestRefused, match="footer"):
-        await asyncio.to_thread(partial(table.describe, [expected_file(first, 1 << 30)]))
+        await asyncio.to_thread(partial(files.describe, [expected_file(first, 1 << 30)]))
 
 
 async def test_a_topic_whose_task_fails_keeps_no_other_from_being_published(
@@ -234,9 +256,8 @@ async def test_a_topic_whose_task_fails_keeps_no_other_from_being_published(
     for name in ("bad", "good"):
         await log.topic(name)
         await log.write(name, one(0, *records(10)))
-    run_in_spark = compact_module.run_in_spark
 
-    async def fail_one(session: object, rows: pa.Table, **how: Any) -> object:
+    async def fail_one(session: SparkSession, rows: pa.Table, **how: Any) -> object:
         """The first task gets a partition that it cannot write."""
         position = rows.schema.get_field_index("partition")
         broken = pa.array([None, 0], pa.int32())
@@ -261,7 +282,9 @@ async def test_a_store_that_cannot_be_reached_is_named(log: Log, settings: Compa
     assert (await compact_one(settings, "orders")).rows == 10
 
 
-async def corrupt_batch(store: ObjectStore, sequencer: Sequencer, topic_id: object, at_fraction: float) -> None:
+async def corrupt_batch(
+    store: ObjectStore, sequencer: Sequencer, topic_id: object, at_fraction: float
+) -> None:
     """Flips a byte in the middle of the first run of partition 0."""
     [run] = await sequencer.database.run(
         "SELECT s.object_key, r.position, r.length FROM runs r JOIN segments s USING (segment_id)"

@@ -1,9 +1,11 @@
 """A Parquet file that is not what was added is never put."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,7 +27,7 @@ class Puts:
 
 
 def rows(count: int = 10) -> pa.RecordBatch:
-    columns = {
+    columns: dict[str, list[Any]] = {
         "offset": list(range(count)),
         "timestamp": [None] * count,
         "timestamp_type": [0] * count,
@@ -54,6 +56,40 @@ def test_what_is_put_reads_back_as_what_was_added() -> None:
     assert found.equals(pa.Table.from_batches([rows(20)]))
 
 
+def test_an_engine_may_skip_pages_by_offset_and_row_groups_by_key(tmp_path: Path) -> None:
+    bucket = Puts()
+    file = a_file(bucket)
+    file.add(rows(20))
+
+    stored = tmp_path / "file.parquet"
+    stored.write_bytes(bucket.objects[file.close().object_key])
+    read = pq.ParquetFile(stored).metadata.row_group(0)
+    groups = pq.ParquetFile(stored).num_row_groups
+
+    assert read.column(1).has_offset_index
+    assert read.column(1).has_column_index
+    assert _skipped(stored, b"absent") == groups
+    assert _skipped(stored, b"key-1") < groups
+
+
+def test_a_file_without_keys_has_no_filter() -> None:
+    bucket = Puts()
+    file = a_file(bucket)
+    without = rows().set_column(3, RECORD_SCHEMA.field("key"), pa.nulls(10, pa.binary()))
+    file.add(without)
+
+    read = pq.ParquetFile(pa.BufferReader(bucket.objects[file.close().object_key]))
+
+    keys: Any = read.metadata.row_group(0).column(4)  # pyarrow's stubs do not know bloom filters yet
+    assert keys.bloom_filter_offset is None
+
+
+def _skipped(file: Path, key: bytes) -> int:
+    """The number of row groups that cannot hold the key."""
+    found = duckdb.execute("SELECT * FROM parquet_bloom_probe($1, 'key', $2)", [str(file), key]).fetchall()
+    return sum(excludes for _, _, excludes in found)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -65,7 +101,15 @@ def test_what_is_put_reads_back_as_what_was_added() -> None:
         lambda table: _with(table, "value", lambda column: [value or b"" for value in column]),
         lambda table: _with(table, "key", lambda column: [None, *column[1:]]),
     ],
-    ids=["first row gone", "last row gone", "shifted", "another partition", "swapped", "null as empty", "key gone"],
+    ids=[
+        "first row gone",
+        "last row gone",
+        "shifted",
+        "another partition",
+        "swapped",
+        "null as empty",
+        "key gone",
+    ],
 )
 def test_a_file_that_differs_is_not_put(
     monkeypatch: pytest.MonkeyPatch, damage: Callable[[pa.Table], pa.Table]

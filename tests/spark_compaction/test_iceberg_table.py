@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -15,8 +16,7 @@ from pyiceberg.types import IntegerType, LongType
 
 from sequencer.history.history_values import HistoryJob, TableFile, TableVersion
 from spark_compaction.bucket import BucketAddress
-from spark_compaction.iceberg_io import BucketIO
-from spark_compaction.iceberg_table import AddedFile, Change, FilesGone, HistoryTableFiles
+from spark_compaction.iceberg_table import AddedFile, BucketIO, Change, FilesGone, HistoryTableFiles
 from storage.identifiers import ObjectKey, Offset, Partition, TopicId
 from storage.stores.object_store import StoreSettings
 
@@ -35,7 +35,9 @@ class ATable:
     let_go_in: dict[ObjectKey, int | None] = field(default_factory=dict)
     garbage: set[ObjectKey] = field(default_factory=set)
 
-    def change(self, add: int = 0, remove: tuple[ObjectKey, ...] = (), expire_before: datetime = NEVER) -> None:
+    def change(
+        self, add: int = 0, remove: tuple[ObjectKey, ...] = (), expire_before: datetime = NEVER
+    ) -> None:
         job = HistoryJob(
             job_id=uuid4(),
             topic_id=self.topic_id,
@@ -45,7 +47,9 @@ class ATable:
         table = HistoryTableFiles(self.address, self.address.open(), job, self.version)
         added = [a_file(self.address, job.prefix, number) for number in range(add)]
         removed = [self.files[key] for key in remove]
-        staged = table.stage(Change(added=added, removed=removed, summary={}, expire_snapshots_before=expire_before))
+        staged = table.stage(
+            Change(added=added, removed=removed, summary={}, expire_snapshots_before=expire_before)
+        )
         number = staged.on.number + 1
         for file in removed:
             del self.files[file.object_key]
@@ -55,7 +59,9 @@ class ATable:
             )
         self.let_go_in |= dict.fromkeys([*staged.written, *(each.file.object_key for each in added)])
         self.let_go_in |= dict.fromkeys([*staged.let_go, *remove], number)
-        self.garbage |= {key for key, gone in self.let_go_in.items() if gone and gone <= staged.oldest_version}
+        self.garbage |= {
+            key for key, gone in self.let_go_in.items() if gone and gone <= staged.oldest_version
+        }
         self.version = TableVersion(number=number, metadata_key=staged.metadata_key)
 
     @property
@@ -63,10 +69,14 @@ class ATable:
         return BucketIO(self.address, self.address.open())
 
     def named(self) -> tuple[set[ObjectKey], set[ObjectKey]]:
-        """What the metadata says, read in full: the current data files, and every object of a retained snapshot."""
+        """What the metadata says, read in full: the current data files, and every object of a retained
+        snapshot.
+        """
         assert self.version.metadata_key is not None
         file_io = self.io
-        metadata = FromInputFile.table_metadata(file_io.new_input(self.address.location(self.version.metadata_key)))
+        metadata = FromInputFile.table_metadata(
+            file_io.new_input(self.address.location(self.version.metadata_key))
+        )
         current: set[str] = set()
         objects = {self.address.location(self.version.metadata_key)}
         objects |= {entry.metadata_file for entry in metadata.metadata_log}
@@ -83,17 +93,22 @@ class ATable:
                 current = files
                 assert snapshot.summary is not None
                 assert snapshot.summary["total-data-files"] == str(len(files))
-        return ({self.address.key_of(each) for each in current}, {self.address.key_of(each) for each in objects})
+        return (
+            {self.address.key_of(each) for each in current},
+            {self.address.key_of(each) for each in objects},
+        )
 
     def manifests(self) -> int:
         assert self.version.metadata_key is not None
         file_io = self.io
-        metadata = FromInputFile.table_metadata(file_io.new_input(self.address.location(self.version.metadata_key)))
+        metadata = FromInputFile.table_metadata(
+            file_io.new_input(self.address.location(self.version.metadata_key))
+        )
         snapshot = metadata.current_snapshot()
         return len(snapshot.manifests(file_io)) if snapshot is not None else 0
 
 
-def _values(file: TableFile) -> dict[str, object]:
+def _values(file: TableFile) -> dict[str, Any]:
     return {name: getattr(file, name) for name in TableFile.__dataclass_fields__}
 
 
@@ -102,13 +117,16 @@ def a_file(address: BucketAddress, prefix: str, number: int) -> AddedFile:
     bounds = {1: to_bytes(IntegerType(), 0), 2: to_bytes(LongType(), number)}
     entry = DataFile.from_args(
         content=DataFileContent.DATA, file_path=address.location(key), file_format=FileFormat.PARQUET,
-        partition=Record(), file_size_in_bytes=1000, sort_order_id=1, spec_id=0, equality_ids=None, key_metadata=None,
+        partition=Record(), file_size_in_bytes=1000, sort_order_id=1, spec_id=0, equality_ids=None,
+        key_metadata=None,
         record_count=1, column_sizes={}, value_counts={1: 1, 2: 1}, null_value_counts={1: 0, 2: 0},
         nan_value_counts={}, lower_bounds=bounds, upper_bounds=bounds, split_offsets=[4],
     )  # fmt: skip
     file = TableFile(
-        object_key=key, partition=Partition(0), first_offset=Offset(number), last_offset=Offset(number), row_count=1,
+        object_key=key, partition=Partition(0), first_offset=Offset(number), last_offset=Offset(number),
+        row_count=1,
         size_bytes=1000, is_full=False, oldest=None, newest=None, has_untimed=True,
+        row_groups=(),
     )  # fmt: skip
     return AddedFile(file=file, entry=entry)
 
@@ -123,7 +141,9 @@ def table(tmp_path: Path) -> ATable:
 def test_a_table_names_what_was_added_and_not_removed_and_garbage_is_what_it_names_no_more(
     table: ATable, seed: int
 ) -> None:
-    """Changes at random. Read in full after each few: data files, and every object that a retained snapshot names."""
+    """Changes at random. Read in full after each few: data files, and every object that a retained snapshot
+    names.
+    """
     choose = random.Random(seed)
     for step in range(60):
         remove = tuple(choose.sample(sorted(table.files), min(len(table.files), choose.choice((0, 0, 1, 3)))))
@@ -157,7 +177,7 @@ def test_a_change_reads_no_more_of_a_large_table_than_of_a_small_one(
         reads.append(location)
         return counted(self, location)
 
-    def reads_of_a_change(**change: int) -> int:
+    def reads_of_a_change(**change: Any) -> int:
         reads.clear()
         table.change(**change)
         return len(reads)

@@ -1,5 +1,6 @@
 """A manifest is published only if every planned offset is accounted for, once."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,10 +89,25 @@ GOOD = [row(0, "file", 0, 10), row(1, "file", 10, 20), row(2, "file", 5, 10)]
         ([*GOOD, row(7, "file", 0, 1)], "not planned"),
         ([row(0, "file", 0, 9), *GOOD[1:]], "up to 9 of 10"),
         ([row(0, "file", 0, 4), row(0, "file", 5, 10), *GOOD[1:]], r"covers \[5, 10\) after 4"),
-        ([row(0, "file", 0, 10, rows=9), *GOOD[1:]], "9 rows for 10 offsets"),
+        ([row(0, "file", 0, 10, rows=9), *GOOD[1:]], "9 rows for 10 records"),
         ([row(0, "missing", 0, 4), row(0, "file", 4, 10), *GOOD[1:]], "went on"),
     ],
 )
 def test_what_does_not_tile_the_plan_is_refused(rows: list[ManifestRow], complaint: str) -> None:
     with pytest.raises(ManifestRefused, match=complaint):
         verify_manifest(TASKS, rows)
+
+
+def test_erased_offsets_are_counted_and_a_dropped_row_is_still_found() -> None:
+    others = [row(1, "file", 10, 20), row(2, "file", 5, 10)]
+    first = replace(row(0, "file", 0, 6, 4), empty_offsets=2)
+    last = replace(row(0, "empty", 6, 10, 0), empty_offsets=4)
+
+    manifest = verify_manifest(TASKS, [first, last, *others])
+
+    assert advanced(manifest) == {0: (0, 20), 1: (5, 10)}
+    assert len(manifest.files) == 3
+    with pytest.raises(ManifestRefused, match="has 3 rows for 4 records"):
+        verify_manifest(TASKS, [replace(first, row_count=3), last, *others])
+    with pytest.raises(ManifestRefused, match="wrote no file for 1 records"):
+        verify_manifest(TASKS, [first, replace(last, empty_offsets=3), *others])

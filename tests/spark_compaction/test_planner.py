@@ -58,7 +58,9 @@ def test_the_tasks_of_a_partition_tile_a_prefix_of_its_runs(
 
 
 @given(runs=runs_of_partitions(), task_bytes=bounds, job_bytes=bounds)
-def test_only_a_single_run_may_exceed_a_bound(runs: list[RunToCompact], task_bytes: int, job_bytes: int) -> None:
+def test_only_a_single_run_may_exceed_a_bound(
+    runs: list[RunToCompact], task_bytes: int, job_bytes: int
+) -> None:
     tasks = plan_tasks(runs, task_bytes=task_bytes, job_bytes=job_bytes)
 
     assert all(task.size_bytes <= task_bytes or len(task.runs) == 1 for task in tasks)

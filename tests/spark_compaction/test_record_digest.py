@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_compaction.record_digest import RecordDigest
+from spark_compaction.history_file import RecordDigest
 from storage.arrow.arrow_schema import RECORD_SCHEMA
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -18,7 +18,8 @@ ROWS = st.lists(
     st.fixed_dictionaries(
         {
             "offset": st.integers(0, 2**63 - 1),
-            "timestamp": st.none() | st.integers(0, 10**12).map(lambda ms: EPOCH + timedelta(milliseconds=ms)),
+            "timestamp": st.none()
+            | st.integers(0, 10**12).map(lambda ms: EPOCH + timedelta(milliseconds=ms)),
             "timestamp_type": st.integers(0, 1),
             "key": MAYBE_BYTES,
             "value": MAYBE_BYTES,
@@ -51,7 +52,14 @@ def test_other_rows_have_another_one(rows: list[dict[str, Any]], others: list[di
 
 
 def a_row(offset: int, **fields: Any) -> dict[str, Any]:
-    row = {"offset": offset, "timestamp": EPOCH, "timestamp_type": 0, "key": b"k", "value": b"v", "headers": []}
+    row = {
+        "offset": offset,
+        "timestamp": EPOCH,
+        "timestamp_type": 0,
+        "key": b"k",
+        "value": b"v",
+        "headers": [],
+    }
     return row | fields
 
 

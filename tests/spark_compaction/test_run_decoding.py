@@ -1,21 +1,23 @@
 """A run's offsets come out whole: as rows, or as ranges that would not decode."""
 
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 import pytest
 
 from sequencer.history.history_values import RunToCompact
-from spark_compaction.run_decoding import DecodedRows, UndecodableRange, decode_run
+from spark_compaction.tasks import DecodedRows, UndecodableRange, decode_run
 from storage.arrow.arrow_columns import RECORD_SCHEMA, encode_batch
-from storage.batches.record_batch import Compression
+from storage.arrow.erased_batches import ErasedKeys, erase_keys
+from storage.batches.record_batch import Compression, empty_batch
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId
 
 BASE = 100
 
 
 def batch(records: int) -> bytes:
-    columns = {
+    columns: dict[str, list[Any]] = {
         "offset": list(range(records)),
         "timestamp": [None] * records,
         "timestamp_type": [0] * records,
@@ -50,7 +52,9 @@ def decoded(run: RunToCompact, data: bytes, in_store: bytes | None = None) -> li
     for event in decode_run(run, data, lambda start, end: stored[start:end]):
         kind = "rows" if isinstance(event, DecodedRows) else "raw"
         if isinstance(event, DecodedRows):
-            assert event.rows.column("offset").to_pylist() == list(range(event.first_offset, event.end_offset))
+            assert event.rows.column("offset").to_pylist() == list(
+                range(event.first_offset, event.end_offset)
+            )
         events.append((kind, event.first_offset, event.end_offset))
     return events
 
@@ -96,3 +100,48 @@ def test_a_run_that_cannot_be_walked_stays_raw_whole(data: bytes) -> None:
 
 def test_a_run_whose_batches_are_not_as_many_offsets_stays_raw() -> None:
     assert decoded(run(last_offset=BASE + 10), DATA) == [("raw", 100, 111)]
+
+
+def _erased(*batches: bytes) -> bytes:
+    """The batches without the records of the key `gone`."""
+    data = b"".join(batches)
+    erased = erase_keys(data, BASE, ErasedKeys([b"gone"]), before=1 << 62)
+    return data if erased is None else erased.data
+
+
+def _keyed(*keys: bytes) -> bytes:
+    columns: dict[str, list[Any]] = {
+        "offset": list(range(len(keys))),
+        "timestamp": [None] * len(keys),
+        "timestamp_type": [0] * len(keys),
+        "key": list(keys),
+        "value": [b"value"] * len(keys),
+        "headers": [[]] * len(keys),
+    }
+    return encode_batch(pa.RecordBatch.from_pydict(columns, schema=RECORD_SCHEMA), Compression.NONE)
+
+
+@pytest.mark.parametrize("from_offset", range(BASE, BASE + 6))
+def test_erased_records_are_gaps_that_batches_account_for(from_offset: int) -> None:
+    data = _erased(_keyed(b"gone", b"a", b"gone"), _keyed(b"gone"), _keyed(b"b", b"gone"))
+
+    [event] = decode_run(
+        run(from_offset=from_offset, last_offset=BASE + 5, length=len(data)), data, lambda _, __: data
+    )
+
+    assert isinstance(event, DecodedRows)
+    left = [offset for offset in (BASE + 1, BASE + 4) if offset >= from_offset]
+    assert event.rows.column("offset").to_pylist() == left
+    assert (event.first_offset, event.end_offset) == (from_offset, BASE + 6)
+    assert event.empty_offsets == BASE + 6 - from_offset - len(left)
+
+
+def test_an_empty_batch_that_no_erasure_left_stays_raw() -> None:
+    data = _erased(_keyed(b"gone", b"a")) + empty_batch(3, -1)
+
+    events = list(decode_run(run(last_offset=BASE + 4, length=len(data)), data, lambda s, e: data[s:e]))
+
+    assert [(type(each), each.first_offset, each.end_offset) for each in events] == [
+        (DecodedRows, BASE, BASE + 2),
+        (UndecodableRange, BASE + 2, BASE + 5),
+    ]

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.once import alone
 from spark_compaction.java import JavaMissing, java_version, require_java
-from tests.fixtures.spark import SPARK_STARTING
-from tests.waiting import wait_until
+from tests.support.once import alone
+from tests.support.spark import SPARK_STARTING
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,9 @@ def test_an_old_java_is_refused_with_its_release(tmp_path: Path, monkeypatch: py
     fake_java(tmp_path, 'openjdk version "11.0.2"')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-    with pytest.raises(JavaMissing, match=r"is Java 11\. Spark needs Java 17 or newer: install it, or point JAVA_HOME"):
+    with pytest.raises(
+        JavaMissing, match=r"is Java 11\. Spark needs Java 17 or newer: install it, or point JAVA_HOME"
+    ):
         require_java()
 
 
@@ -51,7 +53,9 @@ def test_a_new_enough_java_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     require_java()
 
 
-def test_a_machine_without_java_is_told_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_java_is_told_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
 
@@ -81,7 +85,66 @@ def test_a_start_that_is_interrupted_leaves_no_jvm() -> None:
 
     assert "KeyboardInterrupt" in started.stderr
     # A process that was killed is there for a moment longer.
-    wait_until(lambda: not any(mark.items() <= _environment(process).items() for process in psutil.process_iter()))
+    wait_until(
+        lambda: not any(mark.items() <= _environment(process).items() for process in psutil.process_iter())
+    )
+
+
+KILLED_JVM = """
+import asyncio, os, signal
+import pyarrow as pa
+from pyspark import SparkContext
+from spark_compaction.job import SparkJobFailed, run_in_spark
+from spark_compaction.session import spark_session, stop_spark
+from spark_compaction.settings import CompactionSettings
+
+def slowly(batches):
+    import time
+    for batch in batches:
+        time.sleep(0.5)
+        yield batch
+
+def kill(_):
+    os.kill(SparkContext._active_spark_context._gateway.proc.pid, signal.SIGKILL)
+
+async def run(on_tasks_done):
+    settings = CompactionSettings(spark_packages="")
+    session = await asyncio.to_thread(spark_session, settings)
+    table = pa.table({"number": [1, 2]})
+    columns = "number long"
+    return await run_in_spark(
+        session,
+        table,
+        function=slowly,
+        result_columns=columns,
+        on_tasks_done=on_tasks_done,
+        executor_wait_s=60.0,
+    )
+
+async def main():
+    try:
+        await run(kill)
+    except SparkJobFailed as failed:
+        print("failed:", failed)
+    print("again:", sorted(row["number"] for row in await run(lambda _: None)))
+    kill(0)
+
+asyncio.run(main())
+stop_spark()
+print("stopped")
+"""
+
+
+def test_a_killed_jvm_fails_its_job_and_the_next_job_starts_another() -> None:
+    with alone(SPARK_STARTING):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED_JVM], capture_output=True, text=True, timeout=200, check=False
+        )
+
+    assert "failed: Spark does not answer" in done.stdout, done.stderr
+    assert "again: [1, 2]" in done.stdout
+    assert "stopped" in done.stdout
+    assert done.returncode == 0
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:

@@ -64,7 +64,9 @@ async def test_compaction_goes_on_where_it_was_after_ttl(log: Log, settings: Com
     assert await spark_rows(settings, "orders") == written_rows(log, "orders")[10:]
 
 
-async def test_without_a_limit_nothing_expires(log: Log, settings: CompactionSettings, sequencer: Sequencer) -> None:
+async def test_without_a_limit_nothing_expires(
+    log: Log, settings: CompactionSettings, sequencer: Sequencer
+) -> None:
     await log.topic("orders", retention_ms="-1")
     await log.write("orders", one(0, Sent(timestamp_ms=0), Sent(timestamp_ms=-1)))
     await compact(settings)
@@ -104,7 +106,9 @@ async def test_what_only_expired_snapshots_name_is_left_to_the_garbage_collector
     await expire(settings, "orders", now)
     assert await sequencer.history.garbage.unreferenced(grace_s=0, cap=100) == ()
 
-    await expire(settings.model_copy(update={"history_snapshot_grace_s": 0}), "orders", now + timedelta(minutes=1))
+    await expire(
+        settings.model_copy(update={"history_snapshot_grace_s": 0}), "orders", now + timedelta(minutes=1)
+    )
 
     garbage = await sequencer.history.garbage.unreferenced(grace_s=0, cap=100)
     assert len([key for key in garbage if key.endswith(".parquet")]) == 1

@@ -1,5 +1,5 @@
-"""Builders for storage tests. `a_batch` writes record batches byte by byte, apart from the code under test, so that
-wrong ones can be written.
+"""Builders for storage tests. `a_batch` writes record batches byte by byte, without the code under test, so
+that it can write wrong ones.
 """
 
 import struct
@@ -50,8 +50,12 @@ def record_bytes(record: ARecord, index: int) -> bytes:
     if record.encoded is not None:
         return record.encoded
     delta = index if record.offset_delta is None else record.offset_delta
-    body = b"\0" + varint(record.timestamp_delta) + varint(delta) + nullable(record.key) + nullable(record.value)
-    body += varint(len(record.headers)) + b"".join(nullable(key) + nullable(value) for key, value in record.headers)
+    body = (
+        b"\0" + varint(record.timestamp_delta) + varint(delta) + nullable(record.key) + nullable(record.value)
+    )
+    body += varint(len(record.headers)) + b"".join(
+        nullable(key) + nullable(value) for key, value in record.headers
+    )
     return varint(len(body)) + body
 
 
@@ -67,9 +71,13 @@ def a_batch(
     magic: int = 2,
     body: bytes | None = None,
 ) -> bytes:
-    """One batch; whatever is not given is what a correct client would write. `body` replaces the records' bytes."""
+    """Returns one batch. Fields that are not given are those of a correct client. `body` replaces the
+    records' bytes.
+    """
     rows = records or (ARecord(),)
-    content = b"".join(record_bytes(record, index) for index, record in enumerate(rows)) if body is None else body
+    content = (
+        b"".join(record_bytes(record, index) for index, record in enumerate(rows)) if body is None else body
+    )
     latest = base_timestamp_ms + max(record.timestamp_delta for record in rows)
     checked = struct.pack(
         ">hiqqqhii",

@@ -1,4 +1,4 @@
-"""The four object stores of the contract suite, and a way to put faults between us and a real endpoint."""
+"""The four object stores of the contract suite, and a link to a real endpoint that can fail."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -11,15 +11,15 @@ from storage.segments.keys import checked_key
 from storage.stores.object_store import ObjectChanged, ObjectStore, StoreSettings, StoreUrl
 from storage.stores.open_store import open_store
 from storage.stores.s3_store import S3Store
-from tests.fixtures.s3 import BUCKET
-from tests.storage.unreliable_link import UnreliableLink
+from tests.storage.stores.unreliable_link import UnreliableLink
+from tests.support.s3 import BUCKET
 from tidelog.embedded.s3_endpoint import S3Endpoint
 
 _numbers = itertools.count(1)
 
 
 async def ignores_conditions(store: ObjectStore) -> bool:
-    """Whether the store writes whatever the condition is, as rclone does."""
+    """True if the store writes whatever the condition is, as rclone does."""
     key = checked_key(f"conditions/{next(_numbers)}")
     await store.put_if(key, [b"first"], None)
     try:
@@ -40,7 +40,9 @@ async def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
         url = f"file://{tmp_path}/store"
     else:
         endpoint = request.getfixturevalue("s3_endpoint" if request.param == "rclone" else "minio_endpoint")
-        settings = StoreSettings(s3_access_key=endpoint.access_key, s3_secret_key=SecretStr(endpoint.secret_key))
+        settings = StoreSettings(
+            s3_access_key=endpoint.access_key, s3_secret_key=SecretStr(endpoint.secret_key)
+        )
         url = endpoint.store_url(BUCKET, prefix)
     store = await open_store(url, settings)
     if isinstance(store, S3Store):
@@ -51,7 +53,7 @@ async def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
 
 @pytest.fixture
 async def link(s3_endpoint: S3Endpoint) -> AsyncIterator[UnreliableLink]:
-    """A TCP link to the real endpoint that can be told to fail."""
+    """A TCP link to the real endpoint that can be made to fail."""
     async with UnreliableLink.to(s3_endpoint.url) as opened:
         yield opened
 

@@ -1,4 +1,4 @@
-"""Keys from the usual AWS chain: profiles, a `credential_process`, and what happens without any."""
+"""Keys from the usual AWS chain: profiles, a `credential_process`, and a chain without keys."""
 
 import json
 import subprocess
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from storage.credentials import ChainedKeys, ChainedKeysForMinio, NoKeys
-from storage.stores.minio_client import minio_client
+from storage.credentials import ChainedKeys, NoKeys
+from storage.stores.minio_client import ChainedKeysForMinio, minio_client
 from storage.stores.object_store import StoreSettings, StoreUrl
 from storage.stores.open_store import open_store
-from tests.storage.conftest import BUCKET
+from tests.support.s3 import BUCKET
 from tidelog.embedded.s3_endpoint import S3Endpoint
 
 KEY = "tidelog/segments/00/x"
@@ -23,18 +23,22 @@ Chain = Callable[[str], None]
 
 @pytest.fixture
 def chain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Chain:
-    """`chain(text)`: this is the file of profiles, and nothing else gives keys."""
+    """`chain(text)` makes this the file of profiles. Nothing else gives keys."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     profiles = tmp_path / "config"
     monkeypatch.setenv("AWS_CONFIG_FILE", str(profiles))
-    return lambda text: profiles.write_text(text) and None
+
+    def write(text: str) -> None:
+        profiles.write_text(text)
+
+    return write
 
 
 def a_process(folder: Path, endpoint: S3Endpoint, life: timedelta) -> str:
-    """A program that gives out the endpoint's keys for a while, and counts how often it was asked."""
+    """A program that gives out the endpoint's keys for a while, and counts its calls."""
     said = {"Version": 1, "AccessKeyId": endpoint.access_key, "SecretAccessKey": endpoint.secret_key}
     script = folder / "give_keys.py"
     script.write_text(
@@ -71,7 +75,9 @@ async def test_a_profile_whose_keys_come_from_a_process_serves_agents_and_execut
     await store.close()
 
 
-async def test_keys_are_renewed_before_they_expire(s3_endpoint: S3Endpoint, chain: Chain, tmp_path: Path) -> None:
+async def test_keys_are_renewed_before_they_expire(
+    s3_endpoint: S3Endpoint, chain: Chain, tmp_path: Path
+) -> None:
     chain(f"[default]\ncredential_process = {a_process(tmp_path, s3_endpoint, timedelta(minutes=9))}\n")
     keys = ChainedKeys()
 
@@ -83,11 +89,14 @@ async def test_keys_are_renewed_before_they_expire(s3_endpoint: S3Endpoint, chai
     assert asked(tmp_path) >= 2
 
 
-async def test_keys_of_an_assumed_role_are_asked_of_the_source_profile(chain: Chain) -> None:
-    """As far as it goes without a token service: the chain reads the profile, and fails at the service's address."""
+async def test_keys_of_an_assumed_role_come_from_the_source_profile(chain: Chain) -> None:
+    """As far as possible without a token service: the chain reads the profile, and fails at the service's
+    address.
+    """
     chain(
         "[default]\nrole_arn = arn:aws:iam::1:role/log\nsource_profile = base\nregion = us-east-1\n"
-        "endpoint_url = http://127.0.0.1:9\n[profile base]\naws_access_key_id = a\naws_secret_access_key = b\n"
+        "endpoint_url = http://127.0.0.1:9\n[profile base]\naws_access_key_id = a\naws_secret_access_key "
+        "= b\n"
     )
 
     with pytest.raises(Exception, match=r"127\.0\.0\.1:9"):
@@ -103,11 +112,14 @@ async def test_a_chain_without_keys_says_what_to_set(chain: Chain) -> None:
         ChainedKeysForMinio().retrieve()
 
 
-def test_the_chain_is_imported_when_it_is_asked_and_not_before() -> None:
+def test_the_chain_is_imported_only_when_it_is_needed() -> None:
     script = (
-        "import sys, json, storage.stores.s3_store, storage.stores.minio_client; print(json.dumps(sorted(sys.modules)))"
+        "import sys, json, storage.stores.s3_store, storage.stores.minio_client; "
+        "print(json.dumps(sorted(sys.modules)))"
     )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
 
     imported: list[Any] = json.loads(ran.stdout)
     assert not {"botocore", "aiobotocore"} & set(imported)

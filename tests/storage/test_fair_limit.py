@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.fair_limit import FairLimit
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 async def test_clients_take_turns_however_many_pieces_one_waits_with() -> None:
@@ -27,7 +27,7 @@ async def test_clients_take_turns_however_many_pieces_one_waits_with() -> None:
     assert order == list("ABCABAAAA")
 
 
-async def test_who_was_charged_least_goes_next() -> None:
+async def test_the_client_charged_least_goes_next() -> None:
     limit, order = FairLimit(1), list[str]()
     await limit.take("other")
     limit.charge("costly", 10.0)
@@ -46,7 +46,7 @@ async def test_who_was_charged_least_goes_next() -> None:
     assert order == ["cheap", "cheap", "cheap", "costly", "cheap"]
 
 
-async def test_who_comes_late_is_not_owed_what_it_did_not_use() -> None:
+async def test_a_late_client_has_no_credit_for_what_it_did_not_use() -> None:
     limit, order = FairLimit(1), list[str]()
     await limit.take("other")
     limit.charge("old", 10.0)
@@ -102,7 +102,7 @@ async def test_a_piece_that_does_not_fit_is_not_overtaken_for_ever() -> None:
     await small
 
 
-async def test_whoever_is_cancelled_while_waiting_holds_up_no_other() -> None:
+async def test_a_cancelled_waiter_delays_no_other() -> None:
     limit = FairLimit(10)
     await limit.take("a", 6)
     large = asyncio.create_task(limit.take("b", 10))
@@ -118,7 +118,7 @@ async def test_whoever_is_cancelled_while_waiting_holds_up_no_other() -> None:
     assert (limit.taken, limit.waiting) == (0, 0)
 
 
-async def test_whoever_is_cancelled_as_its_turn_comes_gives_it_on() -> None:
+async def test_a_waiter_cancelled_at_its_turn_passes_it_on() -> None:
     limit = FairLimit(1)
     await limit.take("a")
     unlucky = asyncio.create_task(limit.take("b"))
@@ -135,7 +135,7 @@ async def test_whoever_is_cancelled_as_its_turn_comes_gives_it_on() -> None:
     assert (limit.taken, limit.waiting) == (0, 0)
 
 
-async def test_clients_that_are_gone_are_forgotten_though_the_queue_is_never_empty() -> None:
+async def test_clients_that_are_gone_are_forgotten_even_if_the_queue_is_never_empty() -> None:
     limit = FairLimit(1)
     await limit.take(-1)
     for client in range(3_000):

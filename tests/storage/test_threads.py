@@ -1,4 +1,4 @@
-"""Calls beside the event loop are bounded, fair, and end before their thread is free."""
+"""Calls in threads are bounded and fair, and end before their thread is free."""
 
 import asyncio
 import threading
@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from storage.threads import Threads
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 async def test_no_more_calls_run_at_once_than_there_are_threads() -> None:
@@ -26,7 +26,7 @@ async def test_no_more_calls_run_at_once_than_there_are_threads() -> None:
     threads.close()
 
 
-async def test_a_call_that_nobody_waits_for_any_more_keeps_its_thread_until_it_ends() -> None:
+async def test_an_abandoned_call_keeps_its_thread_until_it_ends() -> None:
     threads, gate, begun = Threads("test", 1), threading.Event(), threading.Event()
 
     def call() -> None:
@@ -47,7 +47,9 @@ async def test_a_call_that_nobody_waits_for_any_more_keeps_its_thread_until_it_e
 
 
 @pytest.mark.parametrize("cancelled", ["not", "while it runs", "while it waits"])
-async def test_what_a_call_holds_is_given_back_once_it_has_ended_or_can_no_longer_begin(cancelled: str) -> None:
+async def test_a_calls_resources_are_freed_once_it_ended_or_can_no_longer_begin(
+    cancelled: str,
+) -> None:
     threads, gate, begun = Threads("test", 1), threading.Event(), threading.Event()
     ends: list[bool] = []
 
@@ -86,7 +88,7 @@ async def test_a_call_cancelled_while_it_waits_never_runs() -> None:
     threads.close()
 
 
-async def test_what_a_call_raises_is_raised() -> None:
+async def test_an_error_of_a_call_is_raised_to_its_caller() -> None:
     threads = Threads("test", 1)
 
     with pytest.raises(ZeroDivisionError):

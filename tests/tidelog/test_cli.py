@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from spark_compaction.job import SparkJobFailed
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tidelog.cli import Commands, app
 from tidelog.devstack.ports import picked_ports
 from tidelog.devstack.stack_file import StackAddresses, locked, read_stack_file, write_stack_file
@@ -28,7 +28,17 @@ from tidelog.spark_errors import spark_command
 
 ANSWERS = 3
 """Of /ready, each after a look at the database: by then the agent has tried its database many times."""
-HEAVY = ("pyspark", "confluent_kafka", "pandas", "pyarrow", "numba", "fastapi", "psycopg", "pydantic", "httpx")
+HEAVY = (
+    "pyspark",
+    "confluent_kafka",
+    "pandas",
+    "pyarrow",
+    "numba",
+    "fastapi",
+    "psycopg",
+    "pydantic",
+    "httpx",
+)
 ADDRESSES = StackAddresses(
     database_url="postgresql://stack",
     store_url="s3://stack/",
@@ -50,7 +60,9 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def run_process(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tidelog", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False, input=stdin)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False, input=stdin
+    )
 
 
 def test_help_lists_every_command_without_importing_what_they_need() -> None:
@@ -75,7 +87,9 @@ def test_an_agent_without_options_starts_without_the_command_lines_library(tmp_p
         "except SystemExit as ended: print('status', ended.code, 'typer', 'typer' in sys.modules)"
     )
 
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
 
     assert "TIDELOG_DATABASE_URL is not set" in ran.stderr
     assert "status 1 typer False" in ran.stdout
@@ -263,7 +277,9 @@ def test_an_http_address_without_a_scheme_is_told_how_to_be_written() -> None:
 
 
 @pytest.mark.parametrize(("typed", "meant"), [(("topcis",), "topics"), (("topics", "creat"), "create")])
-def test_a_command_that_is_misspelt_is_answered_with_the_one_like_it(typed: tuple[str, ...], meant: str) -> None:
+def test_a_command_that_is_misspelt_is_answered_with_the_one_like_it(
+    typed: tuple[str, ...], meant: str
+) -> None:
     result = CliRunner().invoke(app, [*typed])
 
     assert result.exit_code == 2
@@ -272,7 +288,11 @@ def test_a_command_that_is_misspelt_is_answered_with_the_one_like_it(typed: tupl
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("tidelog to", {"topics"}), ("tidelog topics de", {"describe", "delete"}), ("tidelog consume --id", {"--idle-s"})],
+    [
+        ("tidelog to", {"topics"}),
+        ("tidelog topics de", {"describe", "delete"}),
+        ("tidelog consume --id", {"--idle-s"}),
+    ],
 )
 def test_the_shell_completes_commands_and_options(tmp_path: Path, typed: str, offered: set[str]) -> None:
     asked = {"_TIDELOG_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
@@ -306,8 +326,10 @@ def test_an_agents_options_stand_in_groups_that_fit_a_screen() -> None:
 def test_a_stack_starts_in_a_directory_with_folders_named_as_ours(stack_directory: Path) -> None:
     for name in ("agent", "storage", "tidelog"):
         (stack_directory / name).mkdir()
-        (stack_directory / name / "__init__.py").write_text(f"raise ImportError('the {name} of another project')\n")
-    command = [Path(sys.executable).with_name("tidelog"), "dev", "--agents", "1", "--store", "local"]
+        (stack_directory / name / "__init__.py").write_text(
+            f"raise ImportError('the {name} of another project')\n"
+        )
+    command = [str(Path(sys.executable).with_name("tidelog")), "dev", "--agents", "1", "--store", "local"]
 
     running = subprocess.Popen(
         [*command, "--kafka-port", "0", "--http-port", "0"],
@@ -321,7 +343,9 @@ def test_a_stack_starts_in_a_directory_with_folders_named_as_ours(stack_director
             running.send_signal(signal.SIGINT)
     status = running.wait(60)
 
-    assert said[0] == "Making a database and starting Postgres ...\n", "a pipe hears what is done while it is done"
+    assert said[0] == "Making a database and starting Postgres ...\n", (
+        "a pipe hears what is done while it is done"
+    )
     assert "Tidelog is ready.\n" in said, "".join(said)
     assert status == 0
 
@@ -329,7 +353,8 @@ def test_a_stack_starts_in_a_directory_with_folders_named_as_ours(stack_director
 def test_an_agent_whose_database_stays_away_says_so_once(tmp_path: Path) -> None:
     quick = {
         "TIDELOG_DATABASE_URL": "postgresql://127.0.0.1:1/x", "TIDELOG_STORE_URL": "memory://x",
-        "TIDELOG_CONNECT_BACKOFF_S": "0.01", "TIDELOG_DATABASE_POOL_TIMEOUT_S": "0.1", "TIDELOG_KAFKA_PORT": "0",
+        "TIDELOG_CONNECT_BACKOFF_S": "0.01", "TIDELOG_DATABASE_POOL_TIMEOUT_S": "0.1",
+        "TIDELOG_KAFKA_PORT": "0",
         "TIDELOG_LOG_FORMAT": "json",
     }  # fmt: skip
     with picked_ports(1) as [port]:
@@ -348,7 +373,9 @@ def test_an_agent_whose_database_stays_away_says_so_once(tmp_path: Path) -> None
         if line["level"] in ("warning", "error")
     ]
     assert len(told) == len(set(told)), told
-    assert any(event.startswith("agent waits") and "cannot reach Postgres" in reason for event, reason in told), told
+    assert any(
+        event.startswith("agent waits") and "cannot reach Postgres" in reason for event, reason in told
+    ), told
 
 
 def is_not_ready(port: int) -> bool:

@@ -19,6 +19,8 @@ def test_every_settings_class_is_on_the_page() -> None:
 
 
 def test_every_setting_says_what_it_is_for() -> None:
-    silent = [line for line in document().splitlines() if line.startswith("| `TIDELOG_") and line.endswith("|  |")]
+    silent = [
+        line for line in document().splitlines() if line.startswith("| `TIDELOG_") and line.endswith("|  |")
+    ]
 
     assert silent == []

@@ -1,6 +1,7 @@
 """Lag, and where a reset sets a group: within the log, whatever is asked for."""
 
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,10 +29,17 @@ TARGETS = st.one_of(
 )
 
 
-def unread(committed: int | None, log_start: int = 10, end: int = 30, first_unread_ms: int | None = None) -> Unread:
+def unread(
+    committed: int | None, log_start: int = 10, end: int = 30, first_unread_ms: int | None = None
+) -> Unread:
     bounds = Bounds(log_start=log_start, end=end)
     return Unread(
-        topic="t", partition=0, committed=committed, bounds=bounds, first_unread_ms=first_unread_ms, member_id=None
+        topic="t",
+        partition=0,
+        committed=committed,
+        bounds=bounds,
+        first_unread_ms=first_unread_ms,
+        member_id=None,
     )
 
 
@@ -58,7 +66,9 @@ def test_lag_in_seconds_is_the_age_of_the_first_unread_record() -> None:
     ],
 )  # fmt: skip
 def test_a_reset_goes_where_it_is_told(to: ResetTo, offset: int, was_bounded: bool) -> None:
-    [planned] = plan_reset(to, [("t", 0)], {("t", 0): 20}, {("t", 0): Bounds(log_start=10, end=30)}, {("t", 0): 17})
+    [planned] = plan_reset(
+        to, [("t", 0)], {("t", 0): 20}, {("t", 0): Bounds(log_start=10, end=30)}, {("t", 0): 17}
+    )
 
     assert (planned.now, planned.new, planned.was_bounded) == (20, offset, was_bounded)
 
@@ -86,9 +96,16 @@ def test_a_planned_offset_lies_within_the_log(
     assert bounds.log_start <= planned.new <= bounds.end
 
 
-def reset(**given: object) -> ResetTo:
-    nothing = {"earliest": False, "latest": False, "offset": None, "shift": None, "moment": None, "duration": None}
-    return parse_reset(**{**nothing, **given}, now=NOW)  # type: ignore[arg-type]
+def reset(**given: Any) -> ResetTo:
+    nothing = {
+        "earliest": False,
+        "latest": False,
+        "offset": None,
+        "shift": None,
+        "moment": None,
+        "duration": None,
+    }
+    return parse_reset(**{**nothing, **given}, now=NOW)
 
 
 def test_what_the_command_line_says_is_one_target() -> None:
@@ -102,7 +119,13 @@ def test_what_the_command_line_says_is_one_target() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{}, {"earliest": True, "latest": True}, {"offset": -1}, {"moment": "yesterday"}, {"duration": "a while"}],
+    [
+        {},
+        {"earliest": True, "latest": True},
+        {"offset": -1},
+        {"moment": "yesterday"},
+        {"duration": "a while"},
+    ],
 )
 def test_what_is_no_target_is_refused(given: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"."):
@@ -115,7 +138,11 @@ def test_a_moment_is_utc_unless_it_names_a_zone() -> None:
 
 
 def test_topics_are_named_whole_or_by_partitions() -> None:
-    assert parse_topics(["a", "b:0,2", "b:3", "c:1", "c"]) == {"a": None, "b": frozenset({0, 2, 3}), "c": None}
+    assert parse_topics(["a", "b:0,2", "b:3", "c:1", "c"]) == {
+        "a": None,
+        "b": frozenset({0, 2, 3}),
+        "c": None,
+    }
 
 
 @pytest.mark.parametrize("text", ["", ":1", "a:", "a:x", "a:1,", "a:-1"])

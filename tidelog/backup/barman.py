@@ -1,7 +1,8 @@
 """Barman's commands for backups in object stores (barman-cloud-*), run as processes.
 
-Promises that keys and passwords go by the environment, which other users cannot read, and that what a command says
-when it fails is in the error.
+Promises:
+- Keys and passwords are passed in the environment, which other users cannot read.
+- If a command fails, the error has what it printed.
 """
 
 import json
@@ -54,12 +55,12 @@ def program(name: str) -> str:
 
 
 def program_or_name(name: str) -> str:
-    """As `program`, or the bare name: for settings that are printed for another machine."""
+    """Like `program`, but without the path if it is not installed: for settings of another machine."""
     return _find(name) or name
 
 
 class Barman:
-    """Runs the commands for one archive, each with `variables` and the keys in its environment."""
+    """Runs the commands for one archive. Each gets `variables` and the keys in its environment."""
 
     def __init__(
         self, archive: Archive, store: StoreSettings, variables: Mapping[str, str], *, timeout_s: float
@@ -72,9 +73,13 @@ class Barman:
             self._environment["AWS_SECRET_ACCESS_KEY"] = store.s3_secret_key.get_secret_value()
 
     def backups(self, server: str) -> list[BaseBackup]:
-        """All whole base backups of a server, the oldest first."""
-        said = self._run("barman-cloud-backup-list", [*self._where(server, "--format", "json")], self._timeout_s)
-        found = [_base_backup(each, server) for each in json.loads(said)["backups_list"] if each["status"] == _DONE]
+        """All complete base backups of a server, oldest first."""
+        said = self._run(
+            "barman-cloud-backup-list", [*self._where(server, "--format", "json")], self._timeout_s
+        )
+        found = [
+            _base_backup(each, server) for each in json.loads(said)["backups_list"] if each["status"] == _DONE
+        ]
         return sorted(found, key=lambda backup: backup.ended_at)
 
     def back_up(self, server: str, database_url: str, jobs: int, on_read: Callable[[int], None]) -> None:
@@ -105,7 +110,7 @@ class Barman:
     ) -> str:
         """What the command printed. Raises UserError."""
         command = [program(name), *options]
-        # Files: a full pipe would hold the command up.
+        # Files, because a full pipe would block the command.
         with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(
                 command,
@@ -136,8 +141,16 @@ _REACHABLE = "Can this machine reach the bucket? Checked TIDELOG_STORE_URL and T
 def libpq_environment(database_url: str) -> dict[str, str]:
     """The URL as the variables that every client of Postgres reads (PGHOST, PGPASSWORD, ...)."""
     given = conninfo_to_dict(database_url)
-    names = {default.keyword.decode(): default.envvar.decode() for default in Conninfo.get_defaults() if default.envvar}
-    return {names[keyword]: str(value) for keyword, value in given.items() if keyword in names and value is not None}
+    names = {
+        default.keyword.decode(): default.envvar.decode()
+        for default in Conninfo.get_defaults()
+        if default.envvar
+    }
+    return {
+        names[keyword]: str(value)
+        for keyword, value in given.items()
+        if keyword in names and value is not None
+    }
 
 
 def _find(name: str) -> str | None:
@@ -145,7 +158,9 @@ def _find(name: str) -> str | None:
     return str(here) if here.exists() else shutil.which(name)
 
 
-def _wait(process: subprocess.Popen[bytes], timeout_s: float | None, on_read: Callable[[int], None] | None) -> None:
+def _wait(
+    process: subprocess.Popen[bytes], timeout_s: float | None, on_read: Callable[[int], None] | None
+) -> None:
     if on_read is None:
         process.wait(timeout_s)
         return

@@ -24,23 +24,29 @@ SETTINGS = (
     "synchronous_standby_names",
     "wal_level",
 )
-LEFT_BY_A_RESTORE = ("recovery_target_action", "recovery_target_time", "recovery_target_timeline", "restore_command")
+LEFT_BY_A_RESTORE = (
+    "recovery_target_action",
+    "recovery_target_time",
+    "recovery_target_timeline",
+    "restore_command",
+)
 
 _STATE = """
 SELECT pg_is_in_recovery() AS in_recovery,
        (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,
        extract(epoch FROM pg_postmaster_start_time())::bigint AS started_at_s,
        (SELECT sum(pg_database_size(oid))::bigint FROM pg_database) AS size_bytes,
-       archiver.last_archived_wal, archiver.last_archived_time, archiver.last_failed_wal, archiver.last_failed_time,
-       archiver.archived_count, now() AS now,
-       (SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')) AS synchronous_standbys
+       archiver.last_archived_wal, archiver.last_archived_time, archiver.last_failed_wal,
+       archiver.last_failed_time, archiver.archived_count, now() AS now,
+       (SELECT count(*) FROM pg_stat_replication
+        WHERE sync_state IN ('sync', 'quorum')) AS synchronous_standbys
 FROM pg_stat_archiver archiver
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """`settings` has the names in SETTINGS; a name that this role may not read has the value None."""
+    """`settings` has the names in SETTINGS. If this role may not read one, its value is None."""
 
     settings: Mapping[str, str | None]
     pending_restart: frozenset[str]
@@ -59,7 +65,7 @@ class ServerState:
 
     @property
     def is_archiving(self) -> bool:
-        """Archive mode is on. Whether the command works is another question."""
+        """Archive mode is on. This does not say that the command works."""
         return self.settings["archive_mode"] in ("on", "always")
 
     @property
@@ -70,7 +76,7 @@ class ServerState:
         return self.last_archived_at is None or self.last_failed_at > self.last_archived_at
 
     def runs_here(self) -> bool:
-        """Whether Postgres runs on this machine, and not with a data directory of the same path elsewhere."""
+        """True if Postgres runs on this machine. (Elsewhere, a data directory may have the same path.)"""
         directory = self.settings["data_directory"]
         if directory is None:
             return False
@@ -82,7 +88,7 @@ class ServerState:
 
 
 class Server:
-    """One connection. Close it."""
+    """One connection. The caller closes it."""
 
     def __init__(self, connection: psycopg.Connection[psycopg.rows.TupleRow]) -> None:
         self._connection = connection
@@ -93,7 +99,9 @@ class Server:
             "SELECT name, setting, unit, pending_restart FROM pg_settings WHERE name = ANY(%s)",
             [[*SETTINGS, *LEFT_BY_A_RESTORE]],
         ).fetchall()
-        settings: dict[str, str | None] = dict.fromkeys(SETTINGS) | {name: value for name, value, _, _ in rows}
+        settings: dict[str, str | None] = dict.fromkeys(SETTINGS) | {
+            name: value for name, value, _, _ in rows
+        }
         with self._connection.cursor(row_factory=psycopg.rows.namedtuple_row) as cursor:
             found: Any = cursor.execute(_STATE).fetchone()
         return ServerState(
@@ -113,7 +121,7 @@ class Server:
         )
 
     def change(self, settings: Mapping[str, str], resets: tuple[str, ...] = ()) -> None:
-        """Writes them into postgresql.auto.conf and has Postgres read it. Needs a superuser."""
+        """Writes settings into postgresql.auto.conf and makes Postgres read it. Needs a superuser."""
         for name, value in settings.items():
             self._connection.execute(sql.SQL("ALTER SYSTEM SET {} = {}").format(sql.Identifier(name), value))
         for name in resets:
@@ -121,22 +129,26 @@ class Server:
         self._connection.execute("SELECT pg_reload_conf()")
 
     def switch_wal(self) -> None:
-        """Ends the current WAL file, so that it is archived now. A switch needs something written before it."""
+        """Ends the current WAL file, so that it is archived now. A switch needs something written before
+        it.
+        """
         self._connection.execute("SELECT pg_logical_emit_message(false, 'tidelog', 'backup')")
         self._connection.execute("SELECT pg_switch_wal()")
 
 
 @contextmanager
 def connected(database_url: str, timeout_s: float) -> Iterator[Server]:
-    """Raises UserError for whatever Postgres refuses."""
+    """Raises UserError if Postgres refuses."""
     try:
-        with psycopg.connect(database_url, autocommit=True, connect_timeout=max(1, round(timeout_s))) as connection:
+        with psycopg.connect(
+            database_url, autocommit=True, connect_timeout=max(1, round(timeout_s))
+        ) as connection:
             yield Server(connection)
     except psycopg.errors.InsufficientPrivilege as refused:
         raise UserError(
             f"Postgres refuses: {' '.join(str(refused).split())}.",
-            "Backups need a superuser: set TIDELOG_DATABASE_URL to one for this command. A managed Postgres that has"
-            " none makes its own backups; use those.",
+            "Backups need a superuser: set TIDELOG_DATABASE_URL to one for this command. A managed "
+            "Postgres that has none makes its own backups; use those.",
         ) from None
     except psycopg.OperationalError as away:
         raise UserError(

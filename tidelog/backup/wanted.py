@@ -1,4 +1,4 @@
-"""Which settings of Postgres a backup needs, and what is missing now.
+"""Which settings of Postgres a backup needs, and which of them are missing now.
 
 Pure: time is a parameter.
 """
@@ -39,8 +39,8 @@ class WantedSetting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One line of the status. `fix` is empty where all is well."""
+class StatusLine:
+    """One line of the status. `fix` is empty if nothing is wrong."""
 
     what: str
     now: str
@@ -49,7 +49,7 @@ class Check:
 
 
 def wanted_settings(state: ServerState, archive_command: str, archive_timeout_s: int) -> list[WantedSetting]:
-    """What postgresql.conf should say."""
+    """The lines that postgresql.conf should have."""
     level, mode = state.settings["wal_level"], state.settings["archive_mode"]
     timeout, commits = state.settings["archive_timeout"], state.settings["synchronous_commit"]
     return [
@@ -80,7 +80,7 @@ def checks(
     last_wal_is_in_bucket: bool | None,
     *,
     max_age_s: float,
-) -> list[Check]:
+) -> list[StatusLine]:
     """Everything that an operator looks at, including faults."""
     return [
         _settings_check(wanted, state),
@@ -96,20 +96,24 @@ def _setting(name: str, now: str | None, wanted: str, effect: Effect, *, is_righ
     )
 
 
-def _settings_check(wanted: Iterable[WantedSetting], state: ServerState) -> Check:
+def _settings_check(wanted: Iterable[WantedSetting], state: ServerState) -> StatusLine:
     if waiting := sorted(state.pending_restart):
-        return Check(what="settings", now=f"{', '.join(waiting)} changed", fix="restart Postgres", is_fault=True)
+        return StatusLine(
+            what="settings", now=f"{', '.join(waiting)} changed", fix="restart Postgres", is_fault=True
+        )
     if wrong := [setting.name for setting in wanted if not setting.is_right]:
-        return Check(what="settings", now=f"not set: {', '.join(wrong)}", fix="tidelog backup configure", is_fault=True)
-    return Check(what="settings", now="as they should be")
+        return StatusLine(
+            what="settings", now=f"not set: {', '.join(wrong)}", fix="tidelog backup configure", is_fault=True
+        )
+    return StatusLine(what="settings", now="as they should be")
 
 
-def _archiving_checks(state: ServerState, last_wal_is_in_bucket: bool | None) -> Sequence[Check]:
+def _archiving_checks(state: ServerState, last_wal_is_in_bucket: bool | None) -> Sequence[StatusLine]:
     if not state.is_archiving:
-        return [Check(what="WAL archiving", now="off", fix="tidelog backup configure", is_fault=True)]
+        return [StatusLine(what="WAL archiving", now="off", fix="tidelog backup configure", is_fault=True)]
     if state.is_failing:
         return [
-            Check(
+            StatusLine(
                 what="WAL archiving",
                 now=f"fails: {state.last_failed_wal}",
                 fix="see Postgres's own log; WAL fills its disk until this is mended",
@@ -117,12 +121,16 @@ def _archiving_checks(state: ServerState, last_wal_is_in_bucket: bool | None) ->
             )
         ]
     if state.last_archived_at is None:
-        return [Check(what="WAL archiving", now="nothing archived yet", fix="tidelog backup run", is_fault=True)]
+        return [
+            StatusLine(
+                what="WAL archiving", now="nothing archived yet", fix="tidelog backup run", is_fault=True
+            )
+        ]
     age = state.now - state.last_archived_at
     timeout_s = int(state.settings["archive_timeout"] or 0)
     late = age > timedelta(seconds=max(_MOST_ARCHIVE_TIMEOUTS * timeout_s, _ARCHIVES_SOON_S))
     found = [
-        Check(
+        StatusLine(
             what="WAL archiving",
             now=f"{state.last_archived_wal}, {age.total_seconds():.0f} s ago",
             fix="if Tidelog's agents run, see Postgres's own log" if late else "",
@@ -131,7 +139,7 @@ def _archiving_checks(state: ServerState, last_wal_is_in_bucket: bool | None) ->
     ]
     if last_wal_is_in_bucket is False:
         found.append(
-            Check(
+            StatusLine(
                 what="WAL in this bucket",
                 now=f"{state.last_archived_wal} is missing",
                 fix="archive_command writes elsewhere: tidelog backup configure",
@@ -141,28 +149,28 @@ def _archiving_checks(state: ServerState, last_wal_is_in_bucket: bool | None) ->
     return found
 
 
-def _backup_check(now: datetime, newest_backup_at: datetime | None, max_age_s: float) -> Check:
+def _backup_check(now: datetime, newest_backup_at: datetime | None, max_age_s: float) -> StatusLine:
     if newest_backup_at is None:
-        return Check(what="base backup", now="none", fix="tidelog backup run", is_fault=True)
+        return StatusLine(what="base backup", now="none", fix="tidelog backup run", is_fault=True)
     age = now - newest_backup_at
     old = age.total_seconds() > max_age_s
     shown = f"{newest_backup_at:%Y-%m-%d %H:%M} UTC, {age.total_seconds() / 3600:.1f} h ago"
-    return Check(what="base backup", now=shown, fix="tidelog backup run" if old else "", is_fault=old)
+    return StatusLine(what="base backup", now=shown, fix="tidelog backup run" if old else "", is_fault=old)
 
 
-def _standby_check(state: ServerState) -> Check:
+def _standby_check(state: ServerState) -> StatusLine:
     names = state.settings["synchronous_standby_names"]
     if not names:
-        return Check(
+        return StatusLine(
             what="synchronous standby",
             now="none",
             fix="a lost primary loses what was acknowledged since the last archived WAL; see docs/backup.md",
         )
     if state.synchronous_standbys == 0:
-        return Check(
+        return StatusLine(
             what="synchronous standby",
             now=f"'{names}' is not connected",
             fix="start it: commits wait for it",
             is_fault=True,
         )
-    return Check(what="synchronous standby", now=f"{state.synchronous_standbys} connected")
+    return StatusLine(what="synchronous standby", now=f"{state.synchronous_standbys} connected")

@@ -1,4 +1,4 @@
-"""`tidelog agent`: one agent in the foreground. What a container runs."""
+"""`tidelog agent`: one agent in the foreground, as a container runs it."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ _GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
         "auto_create_topics": "Topics and routing",
         "segment_size_bytes": "Writing",
         "max_decompressed_bytes": "Checking batches",
-        "gone_ranges_look_s": "What clients are told",
+        "gone_ranges_look_s": "Answers to clients",
         "telemetry_metrics": "Metrics",
         "connect_backoff_s": "Start and end",
     },
@@ -53,11 +53,11 @@ _GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
         "job_lease_s": "Jobs",
     },
 }
-"""Of each part, the first setting of each group of options in `--help`."""
+"""The first setting of each group of options in `--help`, by part."""
 
 
 @app.command(cls=GroupedCommand)
 @with_settings(*_GROUPS, groups=_GROUPS)
 def agent(environment: Environment) -> None:
-    """Run one agent until SIGTERM or SIGINT, which drain it. Every option is also a variable, named in brackets."""
+    """Run one agent. SIGTERM or SIGINT drains it. Every option is also a variable, named in brackets."""
     start_agent(environment)

@@ -1,5 +1,5 @@
-"""`tidelog backup`: status, configure, run, list, restore, prune. Backups of the sequencer's Postgres, in Tidelog's own
-bucket, made and read by Barman's commands.
+"""`tidelog backup`: status, configure, run, list, restore, prune. Backups of the sequencer's Postgres, in
+Tidelog's own bucket, made and read by Barman's commands.
 """
 
 import asyncio
@@ -25,10 +25,17 @@ from tidelog.backup.archive import (
     keys_text,
 )
 from tidelog.backup.barman import Barman, program, program_or_name
-from tidelog.backup.contents import ServerArchive, archived
 from tidelog.backup.server import LEFT_BY_A_RESTORE, Server, ServerState, connected
 from tidelog.backup.settings import BackupSettings
-from tidelog.backup.shown import progress, show_checks, show_restored, show_wanted, size
+from tidelog.backup.shown import (
+    ServerArchive,
+    archived,
+    progress,
+    show_checks,
+    show_restored,
+    show_wanted,
+    size,
+)
 from tidelog.backup.wanted import Effect, WantedSetting, checks, wanted_settings
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
@@ -52,7 +59,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """The bucket, and what reads its backups."""
+    """The bucket, and the commands that read its backups."""
 
     archive: Archive
     client: ClientSettings
@@ -64,18 +71,25 @@ class _Place:
     @classmethod
     def find(cls, environment: Environment) -> "_Place":
         found = find_cluster(environment)
-        client, store, settings = found.read(ClientSettings), found.read(StoreSettings), found.read(BackupSettings)
+        client, store, settings = (
+            found.read(ClientSettings),
+            found.read(StoreSettings),
+            found.read(BackupSettings),
+        )
         store_url = require(client, "store_url")
         try:
             archive = Archive.of(store_url, client.cluster, store)
         except NoArchive as refused:
             raise UserError(
-                f"No place for backups: {refused}.", "Set TIDELOG_STORE_URL to s3://bucket/prefix?endpoint=..."
+                f"No place for backups: {refused}.",
+                "Set TIDELOG_STORE_URL to s3://bucket/prefix?endpoint=...",
             ) from None
         except ValueError as wrong:
             raise UserError(f"TIDELOG_STORE_URL: {wrong}.") from None
         barman = Barman(archive, store, found.variables, timeout_s=settings.backup_list_timeout_s)
-        return cls(archive=archive, client=client, store_url=store_url, store=store, settings=settings, barman=barman)
+        return cls(
+            archive=archive, client=client, store_url=store_url, store=store, settings=settings, barman=barman
+        )
 
     def archived(self) -> Mapping[str, ServerArchive]:
         return asyncio.run(self._archived())
@@ -91,7 +105,9 @@ class _Place:
             raise UserError(str(failed)) from None
 
     def keys_file(self, state: ServerState) -> str:
-        return self.settings.backup_keys_file or default_keys_file(state.settings["data_directory"] or "postgres")
+        return self.settings.backup_keys_file or default_keys_file(
+            state.settings["data_directory"] or "postgres"
+        )
 
     def wanted(self, state: ServerState) -> list[WantedSetting]:
         command = self.archive.archive_command(
@@ -120,7 +136,9 @@ def status(environment: Environment, *, as_json: AsJson = False) -> None:
         is_there, max_age_s=place.settings.backup_max_age_s,
     )  # fmt: skip
     if as_json:
-        print_json([{"what": each.what, "now": each.now, "fix": each.fix, "fault": each.is_fault} for each in seen])
+        print_json(
+            [{"what": each.what, "now": each.now, "fix": each.fix, "fault": each.is_fault} for each in seen]
+        )
     else:
         show_checks(seen, place.archive.url, Console())
     if any(each.is_fault for each in seen):
@@ -135,7 +153,9 @@ def status(environment: Environment, *, as_json: AsJson = False) -> None:
 def configure(
     environment: Environment,
     *,
-    apply: Annotated[bool, typer.Option("--apply", help="Set it; else only show what to set.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Change the settings. Without it, only show them.")
+    ] = False,
 ) -> None:
     """Show what Postgres needs so that it archives its WAL into the bucket. --apply sets it."""
     place = _Place.find(environment)
@@ -201,7 +221,9 @@ def list_backups(environment: Environment, *, as_json: AsJson = False) -> None:
     if not backups:
         console.print(f"No base backup in {place.archive.url}. Make one: `tidelog backup run`.")
         return
-    table = Table("backup", "of server", "ended (UTC)", "size", "timeline", "Postgres", header_style="bold cyan")
+    table = Table(
+        "backup", "of server", "ended (UTC)", "size", "timeline", "Postgres", header_style="bold cyan"
+    )
     for backup in backups:
         table.add_row(
             f"[bold]{backup.backup_id}[/]", backup.server, f"{backup.ended_at:%Y-%m-%d %H:%M:%S}",
@@ -221,13 +243,21 @@ def restore(
     to: Annotated[Path, typer.Option("--to", help="An empty data directory.", show_default=False)],
     target_time: Annotated[
         str | None,
-        typer.Option(help="Replay up to this time (UTC without an offset); all archived WAL by default."),
+        typer.Option(
+            help="Replay up to this time (UTC if it has no offset). By default, replay all archived WAL."
+        ),
     ] = None,
     server: Annotated[
-        str | None, typer.Option(help="Which server's backups; that of the newest by default.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Which server's backups. By default, those of the server with the newest backup.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
-    """Unpack a base backup into an empty directory, and let Postgres replay archived WAL when it starts there."""
+    """Unpack a base backup into an empty directory, and let Postgres replay archived WAL when it starts
+    there.
+    """
     place = _Place.find(environment)
     replay = program(RESTORE_PROGRAM)
     target = recovery.parse_target(target_time) if target_time else None
@@ -240,7 +270,8 @@ def restore(
     newest_wal_at = servers[backup.server].newest_wal_at
     if target is not None and newest_wal_at is not None and target > newest_wal_at:
         raise UserError(
-            f"WAL is archived until {newest_wal_at.isoformat()} only.", "Leave --target-time out to replay all of it."
+            f"WAL is archived until {newest_wal_at.isoformat()} only.",
+            "Leave --target-time out to replay all of it.",
         )
     recovery.require_empty(directory)
     began_s = time.monotonic()
@@ -260,17 +291,22 @@ def restore(
 def prune(
     *,
     environment: Environment,
-    keep: Annotated[int, typer.Option("--keep", min=1, help="How many base backups stay.", show_default=False)],
+    keep: Annotated[
+        int, typer.Option("--keep", min=1, help="How many base backups to keep.", show_default=False)
+    ],
     server: Annotated[
-        str | None, typer.Option(help="Which server's backups; the database's by default.", show_default=False)
+        str | None,
+        typer.Option(help="Which server's backups. By default, the database's.", show_default=False),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
 ) -> None:
     """Delete all but the newest base backups, and WAL that none of those needs."""
     place = _Place.find(environment)
     name = server
     if name is None:
-        with connected(require(place.client, "database_url"), place.settings.backup_list_timeout_s) as connection:
+        with connected(
+            require(place.client, "database_url"), place.settings.backup_list_timeout_s
+        ) as connection:
             name = connection.state().system_identifier
     before = place.barman.backups(name)
     going = before[:-keep]
@@ -283,10 +319,13 @@ def prune(
         with console.status(f"Deleting {counted(len(going), 'base backup')}"):
             place.barman.prune(name, keep)
         freed = size_bytes - place.archived()[name].size_bytes
-        console.print(f"[green]Deleted[/] {counted(len(going), 'base backup')}, {size(freed)} with their WAL.")
+        console.print(
+            f"[green]Deleted[/] {counted(len(going), 'base backup')}, {size(freed)} with their WAL."
+        )
         return
     console.print(
-        f"Would delete {', '.join(backup.backup_id for backup in going)}, and WAL before {before[-keep].begin_wal}."
+        f"Would delete {', '.join(backup.backup_id for backup in going)}, and WAL before "
+        f"{before[-keep].begin_wal}."
     )
 
 
@@ -299,43 +338,54 @@ def _apply(
     if keys is not None and not state.runs_here():
         raise UserError(
             "Postgres runs on another machine, and its file of keys can be written only there.",
-            "Run this command on the database's machine; without --apply it shows all there is to set by hand.",
+            (
+                "Run this command on the database's machine; without --apply it shows all there is to set by "
+                "hand."
+            ),
         )
     program(ARCHIVE_PROGRAM)
     if keys is not None:
         recovery.write_keys(Path(keys_file), keys, Path(state.settings["data_directory"] or ""))
-        console.print(f"Keys are in {keys_file}, readable by Postgres's user.", highlight=False, soft_wrap=True)
+        console.print(
+            f"Keys are in {keys_file}, readable by Postgres's user.", highlight=False, soft_wrap=True
+        )
     changed = {setting.name: setting.wanted for setting in wanted if not setting.is_right}
     server.change(changed, LEFT_BY_A_RESTORE)
     for name in changed:
         console.print(f"[green]Set[/] {name}")
-    restarts = [setting.name for setting in wanted if setting.name in changed and setting.effect is Effect.RESTART]
+    restarts = [
+        setting.name for setting in wanted if setting.name in changed and setting.effect is Effect.RESTART
+    ]
     if restarts:
         console.print(f"[yellow]Restart Postgres[/] for {', '.join(restarts)}; then `tidelog backup run`.")
     elif not changed:
-        console.print("Postgres was set up already.")
+        console.print("Postgres is already set up.")
 
 
 def _require_here(state: ServerState) -> None:
     """Raises UserError unless a base backup can be read from this machine's disk."""
     if state.in_recovery:
-        raise UserError("This server is a standby, or is being restored.", "Run this command on the primary's machine.")
+        raise UserError(
+            "This server is a standby, or is being restored.", "Run this command on the primary's machine."
+        )
     if not state.runs_here():
         raise UserError(
-            f"The data directory {state.settings['data_directory'] or ''} of this Postgres is not readable here."
-            " A base backup copies its files.",
+            f"The data directory {state.settings['data_directory'] or ''} of this Postgres is not "
+            "readable here. A base backup copies its files.",
             "Run this command on the database's machine (in its container), as root or as Postgres's user."
             " A managed Postgres makes its own backups; use those.",
         )
     if not state.is_archiving:
         raise UserError(
-            "Postgres does not archive its WAL, and a base backup cannot be restored without.",
+            "Postgres does not archive its WAL, and a base backup cannot be restored without it.",
             "Run `tidelog backup configure --apply`, and restart Postgres.",
         )
 
 
 def _prove_archiving(server: Server, before: ServerState, timeout_s: float) -> None:
-    """A base backup ends when its WAL is archived: where that fails, it would wait for ever. Raises UserError."""
+    """Check this first: a base backup ends when its WAL is archived, and would otherwise wait for ever.
+    Raises UserError.
+    """
     server.switch_wal()
     until = time.monotonic() + timeout_s
     while server.state().archived_count <= before.archived_count:

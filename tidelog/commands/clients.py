@@ -1,7 +1,7 @@
 """`tidelog clients`: who is connected to the cluster's agents, with which library and version.
 
-Each live agent is asked for its connections over HTTP; one that does not answer is named, and the others are shown.
-A client keeps several connections: they are shown together unless `--connections` asks for each.
+It asks each live agent for its connections over HTTP. If an agent does not answer, it shows the others and
+names that agent. It shows the connections of a client together, or one by one with `--connections`.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from tidelog.agents_client import ask
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
-from tidelog.http_client import ask
 from tidelog.output import as_text, counted, print_json
 from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
@@ -56,7 +56,9 @@ def clients(
     *,
     environment: Environment,
     each: Annotated[bool, typer.Option("--connections", help="Show each connection of a client.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs: an object per connection.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON for programs: an object per connection.")
+    ] = False,
 ) -> None:
     """Show who is connected: library and version, address, zone, agent, groups."""
     settings = find_cluster(environment).read(ClientSettings)
@@ -108,17 +110,23 @@ def _show_clients(connections: list[Connection]) -> None:
 
 def _show_connections(connections: list[Connection]) -> None:
     table = _table(counted(len(connections), "connection"), "address")
-    for connection in sorted(connections, key=lambda connection: (*_names(connection), connection["connected_at"])):
+    for connection in sorted(
+        connections, key=lambda connection: (*_names(connection), connection["connected_at"])
+    ):
         table.add_row(
-            *map(escape, (*_names(connection), connection["address"])), connection["zone"] or "-", _agent(connection),
-            _age(connection["connected_at"]), f"{connection['requests']:,}", escape(", ".join(connection["groups"])),
+            *map(escape, (*_names(connection), connection["address"])), connection["zone"] or "-",
+            _agent(connection),
+            _age(connection["connected_at"]), f"{connection['requests']:,}",
+            escape(", ".join(connection["groups"])),
         )  # fmt: skip
     _print(table, connections)
 
 
 def _show_advice(connections: list[Connection]) -> None:
-    """For producers that are slower than they need be, a line each."""
-    advised = {(*_names(connection), str(connection["advice"])) for connection in connections if connection["advice"]}
+    """A line for each producer that its own settings slow down."""
+    advised = {
+        (*_names(connection), str(connection["advice"])) for connection in connections if connection["advice"]
+    }
     for client_id, library, version, advice in sorted(advised):
         line = f"[yellow]{escape(client_id)}[/] ({escape(library)} {escape(version)}): {escape(advice)}."
         Console(soft_wrap=True).print(line, highlight=False)
@@ -146,7 +154,7 @@ def _print(table: Table, connections: list[Connection]) -> None:
 
 
 def _print_narrow(table: Table, console: Console) -> None:
-    """For a terminal too narrow for the table: a few lines for each of its rows."""
+    """For a terminal that is too narrow for the table: a few lines per row."""
     console.print(table.title, style="table.title")
     names = [str(column.header) for column in table.columns[1:]]
     for first, *cells in zip(*(column.cells for column in table.columns), strict=True):
@@ -164,7 +172,11 @@ def _print_narrow(table: Table, console: Console) -> None:
 
 def _names(connection: Connection) -> tuple[str, str, str]:
     name = connection["client_id"]
-    return ("-" if name is None else name, connection["software_name"] or "-", connection["software_version"] or "-")
+    return (
+        "-" if name is None else name,
+        connection["software_name"] or "-",
+        connection["software_version"] or "-",
+    )
 
 
 def _host(connection: Connection) -> str:

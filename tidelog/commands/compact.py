@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from spark_compaction.compact import CompactionProgress, CompactionReport, TopicCompaction, compact_topics
@@ -23,9 +31,11 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @with_settings(ClientSettings, CompactionSettings)
 def compact(
     environment: Environment,
-    topics: Annotated[list[str] | None, typer.Argument(help="Which; by default all.", show_default=False)] = None,
+    topics: Annotated[
+        list[str] | None, typer.Argument(help="Which topics. By default all.", show_default=False)
+    ] = None,
 ) -> None:
-    """Compact topics into Parquet with Spark; one without new records costs nothing."""
+    """Compact topics into Parquet with Spark. A topic without new records costs nothing."""
     console = Console()
     columns = (
         SpinnerColumn(),
@@ -46,7 +56,7 @@ def compact(
 
         report = compact_topics(settings, topics or None, show)
     console.print(_table(report))
-    if any(topic.stopped or topic.raw_ranges or topic.failed for topic in report.topics):
+    if any(topic.stopped or topic.raw_ranges or topic.failed or topic.waits for topic in report.topics):
         raise typer.Exit(1)
 
 
@@ -56,7 +66,9 @@ def _named(topics: Sequence[str]) -> str:
 
 def _table(report: CompactionReport) -> Table:
     title = f"{counted(report.rows, 'record')} in {counted(report.files, 'file')}"
-    table = Table("topic", "records", "files", "raw bytes", "Parquet bytes", "", title=title, header_style="bold cyan")
+    table = Table(
+        "topic", "records", "files", "raw bytes", "Parquet bytes", "", title=title, header_style="bold cyan"
+    )
     for column in table.columns[1:5]:
         column.justify = "right"
     for topic in report.topics:
@@ -71,6 +83,8 @@ def _remark(topic: TopicCompaction) -> str:
         return f"[bold red]{stopped} stopped: an object is missing; see `tidelog doctor`[/]"
     if topic.failed:
         return f"[bold red]a task failed, to be tried again: {topic.failed[0].reason}[/]"
+    if topic.waits:
+        return f"[bold red]waits: {escape(topic.waits)}[/]"
     if topic.raw_ranges:
         return f"[red]{len(topic.raw_ranges)} ranges would not decode and stay raw[/]"
     if topic.busy:

@@ -1,7 +1,8 @@
 """`tidelog consume TOPIC`: print records, from the beginning or from now on.
 
-By itself it assigns every partition and belongs to no group. With `--group` it is a member of that group: it reads on
-where the group stopped, shares the partitions with the other members, and commits what it has printed.
+Without `--group` it reads every partition and belongs to no group. With `--group` it is a member of that
+group: it continues where the group stopped, shares the partitions with the other members, and commits what it
+has printed.
 """
 
 import base64
@@ -38,8 +39,10 @@ class GroupProtocol(StrEnum):
     CONSUMER = "consumer"
 
 
-class Format(StrEnum):
-    """`value`: the bytes and a line break; `full`: where, when, key and value; `json`: one object per line."""
+class RecordFormat(StrEnum):
+    """`value`: the bytes and a line break. `full`: partition, offset, time, key and value. `json`: an object
+    per line.
+    """
 
     VALUE = "value"
     FULL = "full"
@@ -52,35 +55,47 @@ def consume(
     environment: Environment,
     topic: Annotated[str, typer.Argument(help="The topic's name.", show_default=False)],
     *,
-    from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Start at the oldest record.")] = False,
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="Start at the oldest record.")
+    ] = False,
     max_messages: Annotated[
-        int | None, typer.Option(min=1, help="End after so many records.", show_default=False)
+        int | None, typer.Option(min=1, help="End after this many records.", show_default=False)
     ] = None,
     idle_s: Annotated[
         float | None,
         typer.Option(
             min=0.0,
-            help="End when partitions are assigned and no record has come for so long; else Ctrl-C ends.",
+            help="End when no record has come for this long. It counts once partitions are assigned.",
             show_default=False,
         ),
     ] = None,
     output: Annotated[
-        Format, typer.Option("--format", help="value: bytes; full: where, when, key, value; json: an object per line.")
-    ] = Format.VALUE,
+        RecordFormat,
+        typer.Option(
+            "--format",
+            help="value: bytes; full: partition, offset, time, key, value; json: an object per line.",
+        ),
+    ] = RecordFormat.VALUE,
     group: Annotated[
         str | None,
-        typer.Option(help="Join this group: read on where it stopped, and commit what is printed.", show_default=False),
+        typer.Option(
+            help="Join this group: continue where it stopped, and commit what is printed.", show_default=False
+        ),
     ] = None,
     group_protocol: Annotated[
         GroupProtocol, typer.Option(help="The group's protocol; consumer is the new one (KIP-848).")
     ] = GroupProtocol.CLASSIC,
     zone: Annotated[
-        str | None, typer.Option(help="The zone to consume from; by default any agent's.", show_default=False)
+        str | None, typer.Option(help="The zone to consume from. By default any zone.", show_default=False)
     ] = None,
 ) -> None:
     """Print the records of a topic. With --group, --from-beginning is for a group that has no offsets yet."""
     settings = find_cluster(environment).read(ClientSettings)
-    more: dict[str, Any] = {"group.id": "unused", "enable.auto.commit": False, "allow.auto.create.topics": False}
+    more: dict[str, Any] = {
+        "group.id": "unused",
+        "enable.auto.commit": False,
+        "allow.auto.create.topics": False,
+    }
     if group is not None:
         more |= _membership(group, group_protocol, from_beginning)
     bootstrap = require(settings, "bootstrap")
@@ -88,19 +103,23 @@ def consume(
     idle = _Idle(idle_s, settings.client_timeout_s)
     try:
         if group is None:
-            consumer.assign(from_offsets(consumer, bootstrap, topic, from_beginning, settings.client_timeout_s))
+            consumer.assign(
+                from_offsets(consumer, bootstrap, topic, from_beginning, settings.client_timeout_s)
+            )
             idle.assigned()
         else:
-            # A topic that is not there is told at once.
+            # Report a missing topic at once.
             assigned_partitions(consumer, bootstrap, topic, settings.client_timeout_s)
             consumer.subscribe([topic], on_assign=lambda *_: idle.assigned())
-        _print_records(consumer, bootstrap, topic, _printer(output), max_messages, idle, commits=group is not None)
+        _print_records(
+            consumer, bootstrap, topic, _printer(output), max_messages, idle, commits=group is not None
+        )
     finally:
         consumer.close()
 
 
 def _membership(group: str, protocol: GroupProtocol, from_beginning: bool) -> dict[str, Any]:
-    """What was printed is stored, and committed every few seconds and at the end."""
+    """Stores the offsets of printed records. They are committed every few seconds and at the end."""
     return {
         "group.id": group,
         "group.protocol": protocol.value,
@@ -111,7 +130,7 @@ def _membership(group: str, protocol: GroupProtocol, from_beginning: bool) -> di
 
 
 class _Idle:
-    """The time without a record, which counts from when the partitions are known: a group may give them late."""
+    """The time without a record. It counts once partitions are assigned, which may take a group a while."""
 
     def __init__(self, idle_s: float | None, assign_s: float) -> None:
         self._idle_s = idle_s
@@ -142,7 +161,14 @@ class _Idle:
 
 
 def _print_records(
-    consumer: Consumer, bootstrap: str, topic: str, show: Any, max_messages: int | None, idle: _Idle, *, commits: bool
+    consumer: Consumer,
+    bootstrap: str,
+    topic: str,
+    show: Any,
+    max_messages: int | None,
+    idle: _Idle,
+    *,
+    commits: bool,
 ) -> None:
     left = max_messages
     is_empty = True
@@ -177,14 +203,16 @@ def _store(consumer: Consumer, bootstrap: str, message: Message) -> None:
     try:
         consumer.store_offsets(message)
     except KafkaException as failed:
-        if failed.args[0].code() != KafkaError._STATE:  # the partition went to another member, who prints it again
+        if (
+            failed.args[0].code() != KafkaError._STATE
+        ):  # another member owns the partition now, and prints the record again
             raise as_user_error(failed.args[0], bootstrap) from None
 
 
-def _printer(output: Format) -> Any:
-    if output is Format.VALUE:
+def _printer(output: RecordFormat) -> Any:
+    if output is RecordFormat.VALUE:
         return lambda message: sys.stdout.buffer.write((message.value() or b"") + b"\n")
-    if output is Format.JSON:
+    if output is RecordFormat.JSON:
         return lambda message: sys.stdout.write(json.dumps(_as_json(message)) + "\n")
     console = Console(soft_wrap=True, highlight=False)
     return lambda message: console.print(_as_text(message))
@@ -204,7 +232,7 @@ def _as_json(message: Message) -> dict[str, Any]:
 
 
 def _headers(message: Message) -> list[tuple[str, bytes | str | None]]:
-    return list(message.headers() or ())  # type: ignore[arg-type]  # its stub also allows a dict, which only producers pass
+    return list(message.headers() or ())  # type: ignore[arg-type]  # producers may pass a dict
 
 
 def _readable(data: bytes | str | None) -> str | dict[str, str] | None:

@@ -18,17 +18,25 @@ def demo(
     *,
     environment: Environment,
     flights: Annotated[
-        int | None, typer.Option(min=10_000, help="Only the first so many; by default all.", show_default=False)
+        int | None,
+        typer.Option(
+            min=10_000, help="Only this many flights, from the first. By default all.", show_default=False
+        ),
     ] = None,
     picture: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, help="Write the last screen into this file, as SVG.", show_default=False),
+        typer.Option(
+            dir_okay=False, help="Write the last screen into this file, as SVG.", show_default=False
+        ),
     ] = None,
 ) -> None:
-    """Start a stack, produce, consume and compare 336,776 flights, compact them with Spark, ask SQL, check, stop."""
+    """Start a stack, produce, consume and compare 336,776 flights, compact them with Spark, ask SQL, check,
+    stop.
+    """
     console = Console()
     console.print("Loading Tidelog, Spark and Arrow ...")
-    from tidelog.demo.run import run_demo  # seconds of imports, during which there is already something to see
+    # The imports take seconds: show something before.
+    from tidelog.demo.run import run_demo
 
     if not run_demo(console, environment, flights, picture):
         raise typer.Exit(1)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from compactor.diagnosis import Diagnosis
 from compactor.doctor import DoctorSettings, examine
-from compactor.merge_metrics import write_amplification
+from compactor.metrics import write_amplification
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.cluster.agents import LiveAgent
 from sequencer.cluster.ownership import read_owner
@@ -23,6 +23,7 @@ from sequencer.housekeeping.merge_values import TierTotals
 from sequencer.journal.recovery import GoneRange
 from storage.stores.object_store import StoreSettings, StoreUnavailable
 from storage.stores.open_store import open_store
+from tidelog.agents_client import complaints
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted
@@ -30,7 +31,6 @@ from tidelog.owner_text import owner_text
 from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
-from tidelog.readiness import complaints
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -40,10 +40,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def doctor(
     *,
     environment: Environment,
-    verify: Annotated[bool, typer.Option("--verify", help="Also read every object, and check every byte.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Also read every object, and check every byte.")
+    ] = False,
 ) -> None:
-    """Check the log and the bucket against each other, both ways. Changes nothing; exit status 1 if anything is
-    wrong.
+    """Check the log and the bucket against each other, both ways. Changes nothing. Exit status 1 if anything
+    is wrong.
     """
     found = find_cluster(environment)
     client = found.read(ClientSettings)
@@ -90,7 +92,8 @@ class _Place:
 async def _examine(
     place: _Place, verify: bool, settings: DoctorSettings
 ) -> tuple[WrongStore | None, Diagnosis, Sequence[TierTotals], str, Sequence[GoneRange], Sequence[LiveAgent]]:
-    """All is looked at in a store that is not the database's, too: it may only have lost what says so."""
+    """Also checks everything in a store that does not name this database: it may only have lost its
+    identity object."""
     sequencer, wrong = await Sequencer.open(place.database_url, place.sequencer), None
     try:
         store = await open_store(place.store_url, place.store)
@@ -112,7 +115,7 @@ async def _examine(
 
 
 def _show_merging(tiers: Sequence[TierTotals], console: Console) -> None:
-    """What merging has done since the cluster began, if anything."""
+    """What merging has done since the cluster began. Empty if nothing."""
     amplification = write_amplification(tiers)
     if amplification is None or len(tiers) < 2:
         return
@@ -128,7 +131,8 @@ def _show_merging(tiers: Sequence[TierTotals], console: Console) -> None:
 
 
 def _show_gone(gone: Sequence[GoneRange], console: Console) -> None:
-    """Offsets that consumers skip: no fault of the log any more, and yet worth to be known."""
+    """Offsets that consumers skip. They are no fault of the log any more, but an operator should know of
+    them."""
     if not gone:
         return
     shown = Table("offsets that are gone", "found at", "why", header_style="bold yellow")

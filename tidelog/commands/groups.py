@@ -49,7 +49,9 @@ def list_groups(environment: Environment, *, as_json: AsJson = False) -> None:
         print_json([{"group": row.name, "type": row.kind, "state": row.state} for row in groups])
         return
     if not groups:
-        Console().print("No groups yet. A consumer that subscribes makes one: `tidelog consume TOPIC --group NAME`.")
+        Console().print(
+            "No groups yet. A consumer that subscribes makes one: `tidelog consume TOPIC --group NAME`."
+        )
         return
     table = Table("group", "type", "state", title=counted(len(groups), "group"), header_style="bold cyan")
     for row in groups:
@@ -87,25 +89,39 @@ def reset_offsets(
     *,
     topic: Annotated[
         list[str] | None,
-        typer.Option("--topic", help="TOPIC, or TOPIC:0,2 for some partitions; repeatable.", show_default=False),
+        typer.Option(
+            "--topic", help="TOPIC, or TOPIC:0,2 for some partitions; repeatable.", show_default=False
+        ),
     ] = None,
-    all_topics: Annotated[bool, typer.Option("--all-topics", help="All that the group has offsets for.")] = False,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the oldest record there is.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="Past the newest record.")] = False,
+    all_topics: Annotated[
+        bool, typer.Option("--all-topics", help="All topics that the group has offsets for.")
+    ] = False,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the oldest record.")] = False,
+    to_latest: Annotated[
+        bool, typer.Option("--to-latest", help="To the end, after the newest record.")
+    ] = False,
     to_offset: Annotated[int | None, typer.Option(help="To this offset.", show_default=False)] = None,
     shift_by: Annotated[
-        int | None, typer.Option(help="So many records on, or back if negative.", show_default=False)
+        int | None,
+        typer.Option(help="This many records forwards, or backwards if negative.", show_default=False),
     ] = None,
     to_datetime: Annotated[
-        str | None, typer.Option(help="To a time such as 2026-11-21T18:30:00 (UTC unless it says).", show_default=False)
+        str | None,
+        typer.Option(
+            help="To a time such as 2026-11-21T18:30:00 (UTC if it has no offset).", show_default=False
+        ),
     ] = None,
     by_duration: Annotated[
         str | None, typer.Option(help="Back in time from now: PT1H30M, or 1h30m.", show_default=False)
     ] = None,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it; else only show what would be done.")] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Change the offsets. Without it, only show the plan.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set where a group reads on. Shows the plan; --execute carries it out. The group must have no members."""
+    """Set where a group continues. Shows the plan; --execute carries it out. The group must have no
+    members.
+    """
     try:
         to = parse_reset(
             earliest=to_earliest, latest=to_latest, offset=to_offset, shift=shift_by, moment=to_datetime,
@@ -154,7 +170,7 @@ def _client(environment: Environment) -> GroupsClient:
     return GroupsClient(require(settings, "bootstrap"), settings.client_timeout_s)
 
 
-# --- what is asked of the cluster
+# --- reads from the cluster
 
 
 def _unread(client: GroupsClient, group: GroupView) -> list[Unread]:
@@ -199,13 +215,15 @@ def _places(client: GroupsClient, topics: Mapping[str, Collection[int] | None]) 
     return places
 
 
-def _plan(client: GroupsClient, to: ResetTo, places: set[Place], committed: Mapping[Place, int]) -> list[PlannedOffset]:
+def _plan(
+    client: GroupsClient, to: ResetTo, places: set[Place], committed: Mapping[Place, int]
+) -> list[PlannedOffset]:
     bounds: dict[Place, Bounds] = client.bounds(places)
     at_time = {} if to.time_ms is None else client.offsets_at(bounds, to.time_ms)
     return plan_reset(to, bounds.keys(), committed, bounds, at_time)
 
 
-# --- what is shown
+# --- output
 
 
 def _show_members(group: GroupView, console: Console) -> None:
@@ -215,7 +233,7 @@ def _show_members(group: GroupView, console: Console) -> None:
     columns = ("member", "client id", "host", "instance", "partitions")
     table = Table(*columns, title=counted(len(group.members), "member"), header_style="bold cyan")
     for column in table.columns[1:4]:
-        column.no_wrap = True  # a narrow terminal cuts the member's id, which says the least
+        column.no_wrap = True  # a narrow terminal cuts the member's id, the least useful column
     for member in group.members:
         owned: dict[str, list[int]] = {}
         for topic, partition in sorted(member.places):
@@ -223,7 +241,14 @@ def _show_members(group: GroupView, console: Console) -> None:
         partitions = "; ".join(f"{topic}: {', '.join(map(str, numbers))}" for topic, numbers in owned.items())
         table.add_row(
             *map(
-                escape, (member.member_id, member.client_id, member.host, member.instance_id or "-", partitions or "-")
+                escape,
+                (
+                    member.member_id,
+                    member.client_id,
+                    member.host,
+                    member.instance_id or "-",
+                    partitions or "-",
+                ),
             )
         )
     console.print(table)
@@ -234,13 +259,16 @@ def _show_unread(group: GroupView, unread: list[Unread], now_ms: int, console: C
         console.print("No committed offsets.")
         return
     clients = {member.member_id: member.client_id for member in group.members}
-    table = Table("topic", "partition", "committed", "end", "lag", "behind", "member", header_style="bold cyan")
+    table = Table(
+        "topic", "partition", "committed", "end", "lag", "behind", "member", header_style="bold cyan"
+    )
     for column in table.columns[1:6]:
         column.justify = "right"
     for entry in unread:
         table.add_row(
             escape(entry.topic), str(entry.partition), _number(entry.committed),
-            _number(None if entry.bounds is None else entry.bounds.end), _lag(entry.lag), _behind(entry, now_ms),
+            _number(None if entry.bounds is None else entry.bounds.end), _lag(entry.lag), _behind(entry,
+            now_ms),
             escape(clients.get(entry.member_id or "", "-")),
         )  # fmt: skip
     console.print(table)
@@ -265,7 +293,9 @@ def _as_json(group: GroupView, unread: list[Unread], now_ms: int) -> dict[str, A
                 "client_id": member.client_id,
                 "host": member.host,
                 "instance_id": member.instance_id,
-                "partitions": [{"topic": topic, "partition": partition} for topic, partition in sorted(member.places)],
+                "partitions": [
+                    {"topic": topic, "partition": partition} for topic, partition in sorted(member.places)
+                ],
             }
             for member in group.members
         ],
@@ -302,7 +332,9 @@ def _show_plan(name: str, plan: list[PlannedOffset], executed: bool, as_json: bo
         table.add_column("note")
     for planned in plan:
         note = ["[yellow]as far as the log goes[/]"] if planned.was_bounded else []
-        table.add_row(escape(planned.topic), str(planned.partition), _number(planned.now), _number(planned.new), *note)
+        table.add_row(
+            escape(planned.topic), str(planned.partition), _number(planned.now), _number(planned.new), *note
+        )
     for column in table.columns[1:4]:
         column.justify = "right"
     console.print(table)

@@ -2,17 +2,22 @@
 
 import asyncio
 import signal
+import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 from prometheus_client import REGISTRY, start_http_server
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.filesize import decimal
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 
 from sequencer.client import Sequencer
 from sequencer.database.database import SequencerUnavailable
-from sequencer.history.history_values import TopicBehind, TopicShown
+from sequencer.history.history_values import ShownJob, TopicBehind, TopicShown
 from sequencer.settings import SequencerSettings
 from sequencer.topics.topic_config import TopicConfig
 from spark_compaction.service import lateness, run_service
@@ -37,7 +42,7 @@ app = typer.Typer(
 @app.command()
 @with_settings(ClientSettings, CompactionSettings, ProcessSettings)
 def run(environment: Environment) -> None:
-    """Compact the topics as they are written, merge their files and apply TTL, until it is told to stop."""
+    """Compact the topics as they are written, merge their files and apply TTL, until a signal ends it."""
     with spark_command(environment, "database_url", "store_url") as settings:
         process = environment.read(ProcessSettings)
         configure_logs(process.log_format, process.log_level)
@@ -58,18 +63,25 @@ async def _until_stopped(settings: CompactionSettings) -> None:
 @with_settings(ClientSettings, only=("database_url", "data_dir"))
 def show(
     environment: Environment,
-    topic: Annotated[str | None, typer.Argument(help="Which; by default all.", show_default=False)] = None,
+    topic: Annotated[
+        str | None, typer.Argument(help="Which topics. By default all.", show_default=False)
+    ] = None,
 ) -> None:
     """Show what the topics' tables have, and how far they are behind."""
     found = find_cluster(environment)
-    database_url, settings = require(found.read(ClientSettings), "database_url"), found.read(SequencerSettings)
+    database_url, settings = (
+        require(found.read(ClientSettings), "database_url"),
+        found.read(SequencerSettings),
+    )
     try:
         shown, behind = asyncio.run(_ask(database_url, settings, topic))
     except SequencerUnavailable as away:
         raise UserError(" ".join(str(away).split())) from None
     if topic is not None and not shown:
         raise UserError(f"There is no topic '{topic}'.", "`tidelog topics list` shows those there are.")
-    Console().print(_table(shown, {each.topic_name: each for each in behind}))
+    console = Console(width=None if sys.stdout.isatty() else _WIDEST)
+    for part in _shown(shown, {each.topic_name: each for each in behind}, console.width):
+        console.print(part)
 
 
 async def _ask(
@@ -82,31 +94,64 @@ async def _ask(
         await sequencer.close()
 
 
-def _table(shown: tuple[TopicShown, ...], behind: dict[str, TopicBehind]) -> Table:
-    table = Table(
-        "topic", "history", "raw", "Parquet", "files", "records", "behind", "backlog", header_style="bold cyan"
-    )
-    for column in table.columns:
+_WIDEST = 500
+_COLUMNS = (
+    *("topic", "history", "raw", "Parquet", "ratio", "files", "records", "behind", "backlog"),
+    "last job",
+)
+
+
+def _shown(
+    shown: tuple[TopicShown, ...], behind: dict[str, TopicBehind], width: int
+) -> Iterator[RenderableType]:
+    """One table of all topics, or of each topic where they do not fit side by side."""
+    rows = [_row(topic, behind.get(topic.topic_name)) for topic in shown]
+    table = Table(*_COLUMNS, header_style="bold cyan")
+    for column in table.columns[:-1]:
         column.no_wrap = True
-    for column in table.columns[2:]:
+    for column in table.columns[2:-1]:
         column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    needed = Measurement.get(Console(width=_WIDEST), Console(width=_WIDEST).options, table).maximum
+    if needed <= width:
+        yield table
+    else:
+        for row in rows:
+            facts = Table.grid(padding=(0, 2))
+            for name, value in zip(_COLUMNS, row, strict=True):
+                facts.add_row(f"[cyan]{name}[/]", value)
+            yield Padding(facts, (0, 0, 1, 0))
     for topic in shown:
-        late = behind.get(topic.topic_name)
-        table.add_row(
-            f"[bold]{topic.topic_name}[/]",
-            TopicConfig.of(topic.config).history,
-            decimal(topic.raw_bytes),
-            decimal(topic.parquet_bytes),
-            f"{topic.files:,}",
-            f"{topic.records:,}",
-            _age(topic, late),
-            f"{late.records:,}" if late else "0",
-        )
+        if topic.waits:
+            yield f"[red]{topic.topic_name} waits: {escape(topic.waits)}[/]"
     broken = [topic for topic in shown if topic.raw_ranges]
     if broken:
         ranges = ", ".join(f"{topic.topic_name}: {topic.raw_ranges}" for topic in broken)
-        table.caption = f"[red]Ranges that would not decode and stay raw: {ranges}[/]"
-    return table
+        yield f"[red]Ranges that would not decode and stay raw: {ranges}[/]"
+
+
+def _row(topic: TopicShown, late: TopicBehind | None) -> tuple[str, ...]:
+    return (
+        f"[bold]{topic.topic_name}[/]",
+        TopicConfig.of(topic.config).history,
+        decimal(topic.raw_bytes),
+        decimal(topic.parquet_bytes),
+        "" if topic.ratio is None else f"{topic.ratio:.2f}",
+        f"{topic.files:,}",
+        f"{topic.records:,}",
+        _age(topic, late),
+        f"{late.records:,}" if late else "0",
+        _job(topic.last_job),
+    )
+
+
+def _job(job: ShownJob | None) -> str:
+    """What it was, how it ended or that it runs, when and how long."""
+    if job is None:
+        return ""
+    state = {"published": "ended", "running": "[cyan]runs[/]", "abandoned": "[red]gave up[/]"}[job.state]
+    return f"{job.kind} {state}, {as_text(job.age_s)} ago, took {as_text(job.took_s)}"
 
 
 def _age(topic: TopicShown, behind: TopicBehind | None) -> str:

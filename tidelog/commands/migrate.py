@@ -19,11 +19,16 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command("migrate")
-@with_settings(ClientSettings, MigrationSettings, only=("database_url", "data_dir", *MigrationSettings.model_fields))
+@with_settings(
+    ClientSettings, MigrationSettings, only=("database_url", "data_dir", *MigrationSettings.model_fields)
+)
 def migrate_database(environment: Environment) -> None:
     """Apply the migrations that the database lacks."""
     found = find_cluster(environment)
-    database_url, settings = require(found.read(ClientSettings), "database_url"), found.read(MigrationSettings)
+    database_url, settings = (
+        require(found.read(ClientSettings), "database_url"),
+        found.read(MigrationSettings),
+    )
     try:
         applied = asyncio.run(migrate(database_url, settings))
     except SequencerUnavailable as away:
@@ -31,6 +36,8 @@ def migrate_database(environment: Environment) -> None:
     except MigrationRefused as refused:
         raise UserError(f"{refused}.") from None
     if applied:
-        Console().print(f"[green]Applied[/] {counted(len(applied), 'migration')}: {', '.join(map(str, applied))}.")
+        Console().print(
+            f"[green]Applied[/] {counted(len(applied), 'migration')}: {', '.join(map(str, applied))}."
+        )
     else:
         Console().print("The schema is up to date.")

@@ -1,4 +1,4 @@
-"""`tidelog peers`: what agents share with each other and with no one else."""
+"""`tidelog peers`: the secret by which agents know each other."""
 
 import asyncio
 
@@ -23,24 +23,29 @@ app = typer.Typer(
 
 @app.callback()
 def peers() -> None:
-    """Makes a group of the one command."""
+    """Makes `tidelog peers` a group, although it has one command."""
 
 
 @app.command("renew-secret")
 @with_settings(ClientSettings, only=("database_url", "data_dir"))
 def renew_secret(environment: Environment) -> None:
-    """Make a new secret for the agents' peer port. The one before stays valid until the next renewal."""
+    """Make a new secret for the agents' peer port. The old one stays valid until the next renewal."""
     found = find_cluster(environment)
-    database_url, settings = require(found.read(ClientSettings), "database_url"), found.read(SequencerSettings)
+    database_url, settings = (
+        require(found.read(ClientSettings), "database_url"),
+        found.read(SequencerSettings),
+    )
     try:
         asyncio.run(_renew(database_url, settings))
     except SequencerUnavailable as away:
         raise UserError(" ".join(str(away).split())) from None
     except CommitOutcomeUnknown:
-        raise UserError("The connection was lost; the secret may be renewed.", "Run the command again.") from None
+        raise UserError(
+            "The connection was lost; the secret may be renewed.", "Run the command again."
+        ) from None
     Console().print(
-        "[green]Renewed.[/] Agents use the new secret within seconds. The one before is still valid: if it may be "
-        "known to others, run this again after a minute."
+        "[green]Renewed.[/] Agents use the new secret within seconds. The old one is still valid: if "
+        "it has leaked, run this again after a minute."
     )
 
 

@@ -21,7 +21,7 @@ _REPORT_S = 5.0
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-class Compression(StrEnum):
+class CompressionOption(StrEnum):
     """Kafka's."""
 
     NONE = "none"
@@ -38,7 +38,7 @@ class _Deliveries:
         self.acknowledged = 0
         self.failure: KafkaError | None = None
 
-    def __call__(self, error: KafkaError | None, message: Message) -> None:  # noqa: ARG002 - librdkafka's signature
+    def __call__(self, error: KafkaError | None, message: Message) -> None:  # noqa: ARG002
         if error is None:
             self.acknowledged += 1
         elif self.failure is None:
@@ -53,14 +53,18 @@ def produce(
     *,
     key_separator: Annotated[
         str | None,
-        typer.Option(help="What parts a line into key and value; a line without it has no key.", show_default=False),
+        typer.Option(
+            help="Splits a line into key and value. A line without it has no key.", show_default=False
+        ),
     ] = None,
-    compression: Annotated[Compression, typer.Option(help="How batches are compressed.")] = Compression.ZSTD,
+    compression: Annotated[
+        CompressionOption, typer.Option(help="How batches are compressed.")
+    ] = CompressionOption.ZSTD,
     zone: Annotated[
-        str | None, typer.Option(help="The zone to produce from; by default any agent's.", show_default=False)
+        str | None, typer.Option(help="The zone to produce from. By default any zone.", show_default=False)
     ] = None,
 ) -> None:
-    """Produce lines from standard input; exactly once each, even over retries (idempotence is on)."""
+    """Produce lines from standard input, each exactly once, even over retries (idempotence is on)."""
     settings = find_cluster(environment).read(ClientSettings)
     bootstrap = require(settings, "bootstrap")
     more = {
@@ -76,23 +80,31 @@ def produce(
     deliveries = _Deliveries()
     separator = key_separator.encode() if key_separator else None
     if sys.stdin.isatty():
-        Console(stderr=True).print("One record per line; Ctrl-D ends.", style="dim")
+        Console(stderr=True).print("One record per line. Ctrl-D ends.", style="dim")
     for line in sys.stdin.buffer:
         _send(producer, bootstrap, topic, line.rstrip(b"\r\n"), separator, deliveries)
         if deliveries.failure is not None:
             break
-    # librdkafka looks once a second for records whose time is over, and then says why.
+    # librdkafka checks once a second for records whose time is over, and then reports the reason.
     unsent = producer.flush(settings.client_timeout_s + _REPORT_S)
     if deliveries.failure is not None:
         raise not_acknowledged(producer, settings, topic, deliveries.failure)
     if unsent:
-        waited = f"{counted(unsent, 'record')} not acknowledged within {settings.client_timeout_s + _REPORT_S:g} s."
+        waited = (
+            f"{counted(unsent, 'record')} not acknowledged within "
+            f"{settings.client_timeout_s + _REPORT_S:g} s."
+        )
         raise UserError(waited, "Does an agent run at TIDELOG_BOOTSTRAP?")
     Console(stderr=True).print(f"[green]{counted(deliveries.acknowledged, 'record')} acknowledged[/]")
 
 
 def _send(
-    producer: Producer, bootstrap: str, topic: str, line: bytes, separator: bytes | None, deliveries: _Deliveries
+    producer: Producer,
+    bootstrap: str,
+    topic: str,
+    line: bytes,
+    separator: bytes | None,
+    deliveries: _Deliveries,
 ) -> None:
     key: bytes | None = None
     value = line

@@ -1,4 +1,4 @@
-"""`tidelog recover`: the log comes back after a database was restored, copied or lost."""
+"""`tidelog recover`: brings the log back after a database was restored, copied or lost."""
 
 import asyncio
 import sys
@@ -9,7 +9,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from recovery.plan import JournalPosition, Source
@@ -36,7 +43,7 @@ from tidelog.process.settings import ClientSettings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _LOSSES = 2
-"""The exit status if something that was written once is not in the log now."""
+"""The exit status if records were lost."""
 
 
 @app.command("recover")
@@ -44,7 +51,9 @@ _LOSSES = 2
 def recover_command(
     *,
     environment: Environment,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen; write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would happen, and write nothing.")
+    ] = False,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Take the bucket from the database that owns it.")
     ] = False,
@@ -82,7 +91,7 @@ def recover_command(
             typer.confirm("Do it?", abort=True)
         report = run(is_rehearsal=False)
     except (SequencerUnavailable, StoreUnavailable, CommitOutcomeUnknown) as failed:
-        raise UserError(f"{failed}.", "Run `tidelog recover` again: it goes on.") from None
+        raise UserError(f"{failed}.", "Run `tidelog recover` again: it continues.") from None
     except (
         CannotRecover,
         RecoveryAtWork,
@@ -117,7 +126,7 @@ def _task(found: Environment, *, take_over: bool) -> Task:
 
 
 async def _owner(task: Task) -> str:
-    """What bucket and database say about the bucket's owner; a database without tables says nothing."""
+    """What bucket and database say about the bucket's owner. A database without tables says nothing."""
     database = Database(task.database_url, task.sequencer_settings)
     await database.open()
     store = await open_store(task.store_url, task.store_settings)
@@ -149,7 +158,10 @@ def _show(report: Report, settings: RecoverySettings, console: Console) -> None:
     verdict = (
         f"[bold green]{counted(report.appended, 'record')} {would}appended; nothing is lost[/]"
         if report.is_lossless
-        else f"[bold red]{counted(report.gone, 'offset')} gone, {counted(report.records_refused, 'record')} refused[/]"
+        else (
+            f"[bold red]{counted(report.gone, 'offset')} gone, "
+            f"{counted(report.records_refused, 'record')} refused[/]"
+        )
     )
     console.print(verdict + ("  [dim](dry run: nothing was written)[/]" if report.is_rehearsal else ""))
 
@@ -162,10 +174,14 @@ def _show_sides(report: Report, console: Console) -> None:
     if report.source is Source.JOURNAL:
         shown.add_row("rows read from the journal", f"{report.journal_rows:,}")
     shown.add_row("known up to", _age(report.last_entry_at))
-    shown.add_row("objects in the bucket", f"{report.uploaded_objects:,} uploaded, {report.merged_objects:,} merged")
-    shown.add_row("objects missing", f"{report.missing_objects:,}, {report.undeleted_objects:,} of them undeleted")
+    shown.add_row(
+        "objects in the bucket", f"{report.uploaded_objects:,} uploaded, {report.merged_objects:,} merged"
+    )
+    shown.add_row(
+        "objects missing", f"{report.missing_objects:,}, {report.undeleted_objects:,} of them undeleted"
+    )
     shown.add_row("young segments", f"{report.young_segments:,}")
-    shown.add_row("objects that nothing names", f"{report.leftovers:,} (garbage from now on)")
+    shown.add_row("objects that no row names", f"{report.leftovers:,} (garbage from now on)")
     for fault in report.journal_faults:
         shown.add_row("[red]the journal is damaged[/]", fault.replace("[", "\\["))
     for step, seconds in report.seconds.items():
@@ -187,7 +203,16 @@ def _show_partitions(report: Report, listed: int, console: Console) -> None:
     changed = [change for change in report.partitions.values() if change.is_changed]
     if not changed:
         return
-    names = ("partition", "end before", "end after", "appended", "in the log already", "from merged", "gone", "refused")
+    names = (
+        "partition",
+        "end before",
+        "end after",
+        "appended",
+        "in the log already",
+        "from merged",
+        "gone",
+        "refused",
+    )
     shown = Table(*names, header_style="bold cyan")
     for column in shown.columns[1:]:
         column.justify = "right"
@@ -199,7 +224,10 @@ def _show_partitions(report: Report, listed: int, console: Console) -> None:
 
 
 def _cells(change: PartitionChange) -> tuple[str, ...]:
-    ends = ["" if end is None else f"{end:,}" for end in (change.high_watermark_before, change.high_watermark_after)]
+    ends = [
+        "" if end is None else f"{end:,}"
+        for end in (change.high_watermark_before, change.high_watermark_after)
+    ]
     counts = (change.appended, change.duplicates, change.replaced)
     lost = [f"[bold red]{count:,}[/]" if count else "0" for count in (change.gone, change.refused)]
     return f"[bold]{change.name}[/]", *ends, *(f"{count:,}" for count in counts), *lost
@@ -211,7 +239,9 @@ def _show_losses(report: Report, console: Console) -> None:
     shown = Table("lost", "records", "why", header_style="bold red")
     shown.columns[1].justify = "right"
     for gone in report.gone_ranges:
-        shown.add_row(f"{gone.name} [{gone.base_offset}, {gone.last_offset}]", f"{gone.offsets:,}", gone.reason)
+        shown.add_row(
+            f"{gone.name} [{gone.base_offset}, {gone.last_offset}]", f"{gone.offsets:,}", gone.reason
+        )
     for refused in report.refused:
         records = "?" if refused.records is None else f"{refused.records:,}"
         shown.add_row(refused.what, records, refused.reason)

@@ -1,77 +1,134 @@
-"""`tidelog sql "SELECT ..."`: Spark SQL over the topics that were compacted."""
+"""`tidelog sql`: SQL over topics, as one command, from a file, or as a shell."""
 
-import base64
-import json
-from datetime import datetime
-from enum import StrEnum
-from typing import Annotated, Any
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from spark_compaction.settings import CompactionSettings
-from spark_compaction.sql import QueryResult, query
-from tidelog.output import counted
+from spark_source.settings import SourceSettings
+from tidelog.errors import UserError
+from tidelog.find_cluster import find_cluster
+from tidelog.output import as_text, counted
 from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
-from tidelog.spark_errors import spark_command
+from tidelog.sql.choose_engine import Ask, EngineChoice, SqlSession, require_http
+from tidelog.sql.engine import Answer, StatementCancelled
+from tidelog.sql.output import Format, Output, Written
+from tidelog.sql.settings import SqlSettings
+from tidelog.sql.statements import Statement, split
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-class Format(StrEnum):
-    """`table` for people, `json` (an object per line) for programs."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
 @app.command()
-@with_settings(ClientSettings, CompactionSettings)
+@with_settings(ClientSettings, SqlSettings)
 def sql(
     environment: Environment,
-    text: Annotated[str, typer.Argument(help='For example "SELECT count(*) FROM topics.flights".', show_default=False)],
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            help='For example "SELECT count(*) FROM topics.flights"; by default a shell.', show_default=False
+        ),
+    ] = None,
     *,
-    output: Annotated[Format, typer.Option("--format", help="table or json.")] = Format.TABLE,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", "-f", help="A file of statements; - is standard input.", show_default=False),
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="table, csv, json or parquet.")] = Format.TABLE,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="A file for the answer, instead of the terminal.", show_default=False
+        ),
+    ] = None,
+    engine: Annotated[
+        EngineChoice, typer.Option("--engine", help="duckdb, spark, or auto: DuckDB for small questions.")
+    ] = EngineChoice.AUTO,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="With the newest records, which are not in history yet.")
+    ] = False,
 ) -> None:
-    """Run one statement; the namespace of topics is `topics`."""
-    with spark_command(environment, "http_url") as settings, Console(stderr=True).status("Asking Spark"):
-        found = query(settings, text)
-    if output is Format.JSON:
-        for row in found.rows:
-            typer.echo(json.dumps(dict(zip(found.columns, map(_plain, row), strict=True)), default=str))
-    else:
-        Console().print(_table(found))
-    if found.truncated:
-        Console(stderr=True).print(f"[yellow]Only the first {len(found.rows):,} rows; see TIDELOG_SQL_MAX_ROWS.[/]")
+    """Run statements, separated by semicolons, or a shell; the namespace of topics is `topics`."""
+    if text is not None and file is not None:
+        raise UserError("There are statements and a file of statements.", "Leave out one of them.")
+    found = find_cluster(environment)
+    settings = found.read(SqlSettings)
+    require_http(settings)
+    _show_warnings()
+
+    with SqlSession(settings, lambda: found.read(SourceSettings), note) as session:
+        if text is None and file is None and sys.stdin.isatty():
+            from tidelog.sql.shell import Shell, history_path  # a prompt takes a fifth of a second to import
+
+            past = history_path(found.variables)
+            Shell(session, settings, form=form, path=output, engine=engine, fresh=fresh, past=past).run()
+            return
+        statements = split(
+            text if text is not None else _read(file or "-"),
+            backslash_escapes=engine is EngineChoice.SPARK,
+        )
+        if not statements:
+            raise UserError(
+                "There is no statement.", 'For example: tidelog sql "SELECT * FROM topics.flights".'
+            )
+        answers = Output(form, output, settings.sql_max_rows)
+        ask = Ask(engine=engine, fresh=fresh, most_rows=answers.most_rows)
+        try:
+            with answers.opened():
+                run_all(session, statements, ask, answers)
+        except StatementCancelled:
+            raise KeyboardInterrupt from None
 
 
-def _table(found: QueryResult) -> Table:
-    table = Table(title=counted(len(found.rows), "row"), header_style="bold cyan")
-    for index, name in enumerate(found.columns):
-        numbers = bool(found.rows) and all(isinstance(row[index], int | float | None) for row in found.rows)
-        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
-    for row in found.rows:
-        table.add_row(*("[dim]null[/]" if value is None else _shown(value) for value in row))
-    return table
+def run_all(session: SqlSession, statements: Sequence[Statement], ask: Ask, output: Output) -> None:
+    """One call: its statements see one snapshot of each table. Raises for the first that fails."""
+    session.begin()
+    for statement in statements:
+        began_s = time.monotonic()
+        run = session.ask(statement, ask)
+        try:
+            answer = run.answer()
+            written = output.write(answer)
+        except KeyboardInterrupt:
+            raise StatementCancelled from None
+        finally:
+            run.stop()
+        note(_summary(answer, written, time.monotonic() - began_s))
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, bytes):
-        text = value.decode(errors="backslashreplace")
-    elif isinstance(value, datetime) and value.microsecond % 1000 == 0:  # Kafka's timestamps have no more
-        text = value.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
-    else:
-        text = str(value)
-    return text.replace("[", "\\[")
+def _summary(answer: Answer, written: Written, took_s: float) -> str:
+    cut = " (there are more; see TIDELOG_SQL_MAX_ROWS, or --format csv)" if written.is_cut else ""
+    took = f"{took_s:.2f} s" if took_s < 10 else as_text(took_s)
+    return f"{counted(written.rows, 'row')}{cut} by {answer.engine} in {took}: {answer.reason}"
 
 
-def _plain(value: Any) -> Any:
-    if not isinstance(value, bytes):
-        return value
+def note(words: str) -> None:
+    """To a person, not into the answer."""
+    sys.stdout.flush()
+    dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    sys.stderr.write(f"{dim}{words}{plain}\n")
+
+
+def _read(file: str) -> str:
     try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(value).decode()}
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read: {error}.") from None
+
+
+class _Notes(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
+
+
+def _show_warnings() -> None:
+    """What is missing of a tail, as its reader logs it."""
+    reader = logging.getLogger("spark_source")
+    if not reader.handlers:
+        reader.addHandler(_Notes(logging.WARNING))

@@ -1,6 +1,8 @@
 """`tidelog topics`: list, create, describe, alter, set, unset, delete, through an agent's HTTP side."""
 
+import base64
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,13 +11,13 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from tidelog.agents_client import TopicsClient
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted, print_json
 from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
-from tidelog.topics_client import TopicsClient
 
 app = typer.Typer(
     add_completion=False,
@@ -28,7 +30,8 @@ _USED = ("http_url", "data_dir", "client_timeout_s")
 Name = Annotated[str, typer.Argument(help="The topic's name.", show_default=False)]
 Partitions = Annotated[int | None, typer.Option(min=1, help="Partitions in all.", show_default=False)]
 Config = Annotated[
-    list[str] | None, typer.Option("--config", "-c", help="A setting, NAME=VALUE; may be repeated.", show_default=False)
+    list[str] | None,
+    typer.Option("--config", "-c", help="A setting, NAME=VALUE. May be repeated.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -49,7 +52,10 @@ def list_topics(environment: Environment, *, as_json: AsJson = False) -> None:
     table = Table("topic", "partitions", "settings", "created", title=title, header_style="bold cyan")
     for topic in topics:
         table.add_row(
-            f"[bold]{topic['name']}[/]", str(topic["partitions"]), _settings_of(topic), topic["created_at"][:19]
+            f"[bold]{topic['name']}[/]",
+            str(topic["partitions"]),
+            _settings_of(topic),
+            topic["created_at"][:19],
         )
     Console().print(table)
 
@@ -70,7 +76,9 @@ def create(
     if as_json:
         print_json(topic)
     else:
-        Console().print(f"[green]Created[/] [bold]{topic['name']}[/] with {counted(topic['partitions'], 'partition')}.")
+        Console().print(
+            f"[green]Created[/] [bold]{topic['name']}[/] with {counted(topic['partitions'], 'partition')}."
+        )
 
 
 @app.command()
@@ -79,7 +87,7 @@ def describe(
     environment: Environment,
     name: Name,
     *,
-    explain: Annotated[bool, typer.Option("--explain", help="Say what each config is.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain each config.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a topic's settings and the offsets of its partitions."""
@@ -89,7 +97,9 @@ def describe(
         print_json(topic)
         return
     title = f"[bold]{topic['name']}[/]  {topic['topic_id']}"
-    table = Table("partition", "log start", "high watermark", "records", title=title, header_style="bold cyan")
+    table = Table(
+        "partition", "log start", "high watermark", "records", title=title, header_style="bold cyan"
+    )
     for column in table.columns:
         column.justify = "right"
     for partition in topic["offsets"]:
@@ -113,7 +123,8 @@ def alter(
     partitions: Partitions = None,
     config: Config = None,
     remove: Annotated[
-        list[str] | None, typer.Option("--remove", help="A setting to return to its default.", show_default=False)
+        list[str] | None,
+        typer.Option("--remove", help="A setting to return to its default.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -150,7 +161,9 @@ def unset_configs(
         known = {config["name"] for config in client.describe(name)["configs"]}
     for config in configs:
         if config not in known:
-            raise UserError(f"There is no config {config}.", f"`tidelog topics describe {name}` shows those there are.")
+            raise UserError(
+                f"There is no config {config}.", f"`tidelog topics describe {name}` shows those there are."
+            )
     _alter(_client(environment), name, None, {}, configs, as_json)
 
 
@@ -213,7 +226,22 @@ def _parse(config: list[str] | None) -> dict[str, str]:
     for name, equals, _ in pairs:
         if not name or not equals:
             raise UserError(f"{name!r} is not a setting.", "Write it as NAME=VALUE: retention.ms=3600000.")
-    return {name: value for name, _, value in pairs}
+    return {name: _of_file(value) if name.endswith(".schema") else value for name, _, value in pairs}
+
+
+def _of_file(value: str) -> str:
+    """A schema, or with `@FILE` that of a file. What is no text, such as descriptors, becomes base64."""
+    if not value.startswith("@"):
+        return value
+    try:
+        data = Path(value[1:]).read_bytes()
+    except OSError as error:
+        raise UserError(f"{value[1:]} cannot be read: {error.strerror}.") from None
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = ""
+    return text if text.lstrip()[:1] in ("{", "[", '"') else base64.b64encode(data).decode()
 
 
 def _settings_of(topic: dict[str, Any]) -> str:

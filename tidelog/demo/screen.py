@@ -1,4 +1,4 @@
-"""What the demonstration shows: steps while it runs, one screen at its end."""
+"""What the demonstration shows: its steps while it runs, and one screen at its end."""
 
 import io
 import re
@@ -11,7 +11,14 @@ from typing import Final
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -21,8 +28,8 @@ _FETCHED_FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # rich's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """A claim that was tested; `detail` says by what."""
+class DemoCheck:
+    """A claim that was tested. `detail` says how."""
 
     name: str
     passed: bool
@@ -30,8 +37,8 @@ class Check:
 
 
 @dataclass(slots=True)
-class Step:
-    """What a running step tells; `detail` is shown when it is done."""
+class DemoStep:
+    """The text of a running step. `detail` is shown when the step is done."""
 
     progress: Progress
     detail: str = ""
@@ -42,7 +49,7 @@ class Step:
         self.progress.update(self.progress.task_ids[self.task], completed=done)
 
     def say(self, text: str) -> None:
-        """Replaces the step's description while it runs; a line where there is no terminal."""
+        """Replaces the step's description while it runs. Without a terminal, prints a line."""
         if self.progress.disable:
             self.progress.console.print(f"[dim]…[/]     {text}", soft_wrap=True)
         self.progress.update(self.progress.task_ids[self.task], description=text)
@@ -50,15 +57,15 @@ class Step:
 
 @dataclass(slots=True)
 class Screen:
-    """Prints a line per step, also where there is no terminal (a log of CI)."""
+    """Prints a line per step. Also works without a terminal, as in a log of CI."""
 
     console: Console
-    checks: list[Check] = field(default_factory=list)
+    checks: list[DemoCheck] = field(default_factory=list)
     _lasting: list[RenderableType] = field(default_factory=list)
 
     @contextmanager
-    def step(self, number: int, title: str, total: int | None = None) -> Iterator[Step]:
-        """A bar while the step runs, and a line of what it came to afterwards."""
+    def step(self, number: int, title: str, total: int | None = None) -> Iterator[DemoStep]:
+        """Shows a bar while the step runs, and then a line with its result."""
         began = time.monotonic()
         label = f"[bold]{number}/{_STEPS}[/] {title}"
         columns = (
@@ -73,24 +80,28 @@ class Screen:
             self.console.print(f"[dim]…[/] {label}", soft_wrap=True)
         with Progress(*columns, console=self.console, transient=True, disable=not is_live) as progress:
             progress.add_task(label, total=total)
-            running = Step(progress)
+            running = DemoStep(progress)
             yield running
         took = f"[dim]({time.monotonic() - began:.1f} s)[/]"
         self._print_lasting(f"[green]✓[/] {label}: {running.detail} {took}")
 
     def check(self, name: str, passed: bool, detail: str) -> None:
-        """Notes a check; a failed one is also told at once."""
-        self.checks.append(Check(name=name, passed=passed, detail=detail))
+        """Records a check. A failed check is also printed at once."""
+        self.checks.append(DemoCheck(name=name, passed=passed, detail=detail))
         if not passed:
             self._print_lasting(f"[bold red]✗ {name}[/]: {detail}")
 
     @property
     def all_passed(self) -> bool:
-        """Whether there were checks and none failed."""
+        """True if there were checks and none failed."""
         return bool(self.checks) and all(check.passed for check in self.checks)
 
     def show_result(
-        self, figures: Mapping[str, str], answer: Mapping[str, float], expected: Mapping[str, float], seconds: float
+        self,
+        figures: Mapping[str, str],
+        answer: Mapping[str, float],
+        expected: Mapping[str, float],
+        seconds: float,
     ) -> None:
         """The one screen."""
         top = Table.grid(padding=(0, 4))
@@ -102,12 +113,18 @@ class Screen:
         )
         title = Text.assemble(verdict, f" in {seconds:.0f} s")
         style = "green" if self.all_passed else "red"
-        self._print_lasting(Panel(Group(top, _checks(self.checks)), title=title, border_style=style, expand=False))
+        self._print_lasting(
+            Panel(Group(top, _checks(self.checks)), title=title, border_style=style, expand=False)
+        )
 
     def save_picture(self, file: Path) -> None:
-        """Write the screen at the demonstration's end as an SVG file: what was printed, without the moving bars."""
+        """Write the last screen as an SVG file: what was printed, without the moving bars."""
         console = Console(
-            record=True, file=io.StringIO(), width=_PICTURE_COLUMNS, force_terminal=True, color_system="truecolor"
+            record=True,
+            file=io.StringIO(),
+            width=_PICTURE_COLUMNS,
+            force_terminal=True,
+            color_system="truecolor",
         )
         for renderable in self._lasting:
             console.print(renderable)
@@ -128,7 +145,9 @@ def _figures(figures: Mapping[str, str]) -> Table:
 
 
 def _answer(answer: Mapping[str, float], expected: Mapping[str, float]) -> Table:
-    table = Table("carrier", "Spark SQL", "source", title="mean arrival delay (minutes)", header_style="bold cyan")
+    table = Table(
+        "carrier", "Spark SQL", "source", title="mean arrival delay (minutes)", header_style="bold cyan"
+    )
     table.columns[1].justify = table.columns[2].justify = "right"
     for carrier in sorted(expected, key=lambda name: expected[name]):
         found = answer.get(carrier)
@@ -136,7 +155,7 @@ def _answer(answer: Mapping[str, float], expected: Mapping[str, float]) -> Table
     return table
 
 
-def _checks(checks: list[Check]) -> Table:
+def _checks(checks: list[DemoCheck]) -> Table:
     table = Table(title="checks", header_style="bold cyan", show_header=False)
     for check in checks:
         mark = "[green]✓[/]" if check.passed else "[bold red]✗[/]"

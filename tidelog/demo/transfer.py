@@ -1,8 +1,8 @@
 """Produces the flights through one zone, consumes them through another, and compares record by record.
 
-The producer's acknowledgements say where each record went (partition, offset); the consumer must find exactly those
-records there, at offsets without gaps, and records of one partition must lie in the order in which they were
-produced.
+The producer's acknowledgements say where each record went (partition, offset); the consumer must find exactly
+those records there, at offsets without gaps, and records of one partition must lie in the order in which they
+were produced.
 """
 
 import time
@@ -22,7 +22,9 @@ Progress = Callable[[int], None]
 
 @dataclass(slots=True)
 class Produced:
-    """What was acknowledged: per partition, the records' digests by offset, in the order of acknowledgement."""
+    """What was acknowledged: for each partition the records' digests by offset, in order of
+    acknowledgement.
+    """
 
     records: int = 0
     value_bytes: int = 0
@@ -34,7 +36,7 @@ class Produced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What the consumer found against what was acknowledged."""
+    """What the consumer found, compared with what was acknowledged."""
 
     records: int
     missing: int
@@ -45,14 +47,21 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether every record came once, in its place, unchanged."""
+        """True if every record came once, unchanged, at its offset."""
         return not (self.missing or self.unexpected or self.different or self.out_of_order)
 
 
 def produce_flights(
-    flights: Iterable[Flight], *, bootstrap: str, zone: str, topic: str, on_progress: Progress = lambda _: None
+    flights: Iterable[Flight],
+    *,
+    bootstrap: str,
+    zone: str,
+    topic: str,
+    on_progress: Progress = lambda _: None,
 ) -> Produced:
-    """Idempotent, zstd, keyed; returns when every record is acknowledged. Raises `UserError` on a failed delivery."""
+    """Idempotent, zstd, keyed; returns when every record is acknowledged. Raises `UserError` on a failed
+    delivery.
+    """
     produced = Produced()
     more = {
         "enable.idempotence": True,
@@ -84,7 +93,9 @@ def produce_flights(
         delivered = acknowledge(digest(flight.key, flight.value))
         while True:
             try:
-                producer.produce(topic, flight.value, flight.key, timestamp=flight.timestamp_ms, on_delivery=delivered)
+                producer.produce(
+                    topic, flight.value, flight.key, timestamp=flight.timestamp_ms, on_delivery=delivered
+                )
                 break
             except BufferError:  # the queue is full: wait for acknowledgements
                 producer.poll(0.2)
@@ -124,7 +135,7 @@ def consume_and_compare(
                 heard = time.monotonic()
                 on_progress(tally.records)
             elif time.monotonic() - heard > _SILENCE_S:
-                break  # what has not come is counted as missing
+                break  # records that did not come count as missing
     finally:
         consumer.close()
     return Comparison(
@@ -147,7 +158,7 @@ class _Tally:
     out_of_order: int = 0
 
     def take(self, message: Message, waiting: dict[int, dict[int, bytes]]) -> None:
-        """Crosses one record off."""
+        """Compares one record and takes it off the list."""
         error = message.error()
         if error is not None:
             raise as_user_error(error, self.bootstrap)
@@ -165,7 +176,7 @@ class _Tally:
 
 
 def _assign_all(consumer: Consumer, bootstrap: str, topic: str) -> dict[int, int]:
-    """Assigns every partition from offset 0; returns each one's end."""
+    """Assigns every partition from offset 0. Returns the end of each."""
     partitions = assigned_partitions(consumer, bootstrap, topic, _SILENCE_S)
     ends = {
         partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_SILENCE_S)[1]

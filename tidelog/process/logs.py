@@ -1,7 +1,7 @@
 """Log lines: one event with fields per line, on stderr, as key=value or JSON.
 
-Fields are what the caller passes as `extra`. A secret must never be a field: settings hold them as `SecretStr`, which
-prints as stars.
+The caller passes fields as `extra`. A secret must never be a field. Settings hold secrets as `SecretStr`,
+which prints as stars.
 """
 
 import json
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-_QUIET = ("urllib3", "httpx", "httpcore", "asyncio", "uvicorn", "numba", "pyiceberg")
+_QUIET = ("py4j", "urllib3", "httpx", "httpcore", "asyncio", "uvicorn", "numba", "pyiceberg")
 
 _MOST_AT_ONCE, _KIND_AGAIN_AFTER_S = 20, 10.0
 _STATE_AGAIN_AFTER_S = 60.0
@@ -22,7 +22,7 @@ _NUMBERS = re.compile(r"\d+")
 
 
 class _Allowance:
-    """Lets `most` lines through per `again_after_s`, and one as long as more than that keep coming."""
+    """Lets `most` lines through per `again_after_s`, then one per `again_after_s` while more keep coming."""
 
     __slots__ = ("_again_after_s", "_allowed", "_count", "_most", "_since_s")
 
@@ -33,7 +33,7 @@ class _Allowance:
         self._count = 0
 
     def take(self, now_s: float) -> int | None:
-        """How many lines were kept back before this one, or None to keep this one back."""
+        """None to drop this line, otherwise the number of lines that were dropped before it."""
         kept_back = 0
         if now_s - self._since_s >= self._again_after_s:
             kept_back = max(0, self._count - self._allowed)
@@ -44,23 +44,23 @@ class _Allowance:
 
 
 class FewerRepeats(logging.Filter):
-    """Keeps a state that lasts, and a client that tries again and again, from filling the log.
+    """Keeps a state that lasts, or a client that retries for ever, from filling the log.
 
-    - A warning that is the same as one before, but for its numbers, is written once a minute. When its module says
-      something that is no warning, the state is over: the next such warning is news.
-    - Of one kind, 20 lines are written in ten seconds, then one every ten seconds while they keep coming. A kind is a
-      message before its values are put in.
-    - The next line says how many were kept back.
+    - A warning that differs from an earlier one only in numbers is written once a minute. If its module logs
+      a line that is not a warning, the state is over, and the next such warning is written.
+    - Of one kind, 20 lines are written in ten seconds, then one every ten seconds while they keep coming. A
+      kind is a message before its values are filled in.
+    - The next line says how many were dropped.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._kinds: dict[tuple[str, str], _Allowance] = {}
         self._states: dict[str, dict[str, _Allowance]] = {}
-        """By module: all of Tidelog's have one logger."""
+        """By module, because all modules of Tidelog share one logger."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if len(self._kinds) > _MOST_KINDS:  # a library that puts values into its messages
+        if len(self._kinds) > _MOST_KINDS:  # some libraries put values into their messages
             self._kinds.clear()
             self._states.clear()
         of_state = self._take_state(record)
@@ -91,7 +91,10 @@ class FewerRepeats(logging.Filter):
 
 
 def _but_for_numbers(record: logging.LogRecord) -> str:
-    texts = [record.getMessage(), *(str(value) for name, value in vars(record).items() if name not in _STANDARD)]
+    texts = [
+        record.getMessage(),
+        *(str(value) for name, value in vars(record).items() if name not in _STANDARD),
+    ]
     if record.exc_info is not None:
         texts.append(repr(record.exc_info[1]))
     return _NUMBERS.sub("", " ".join(texts))
@@ -131,7 +134,7 @@ class JsonLines(_Lines):
 
 
 def configure_logs(form: str, level: str) -> None:
-    """Sets this process's log handlers; libraries are heard from `warning` on."""
+    """Sets this process's log handlers. Of libraries, only warnings and errors are written."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else KeyValueLines())
     handler.addFilter(FewerRepeats())

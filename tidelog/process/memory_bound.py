@@ -1,8 +1,8 @@
 """How much memory a process of `tidelog agent` may take: the sum of its settings (pure).
 
-Promises that everything which grows with what clients, the store or peers send is in the sum: settings in bytes, and
-settings that count entries, with what one entry takes at most. What the process takes besides (code, the interpreter,
-small objects) is `PROCESS_BYTES`.
+Promises that the sum has everything that grows with what clients, the store or peers send: settings in bytes,
+and settings that count entries, times the most that one entry takes. `PROCESS_BYTES` is the rest: code, the
+interpreter, small objects.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,10 @@ from typing import Final
 from tidelog.process.settings_fit import AllSettings
 
 PROCESS_BYTES: Final = 200 << 20
-"""Measured: 180 MiB when everything is imported and used."""
+"""Measured: 180 MiB when all modules are imported and used."""
 
-# What an entry takes, measured (tests/tidelog/test_memory_bound.py): itself, its key and its place in its table.
+# What an entry takes: itself, its key and its slot in the table. Measured in
+# tests/tidelog/process/test_memory_bound.py.
 CONNECTION_BYTES: Final = 10 << 10
 CACHED_COORDINATE_BYTES: Final = 480
 INDEXED_BATCH_BYTES: Final = 64
@@ -22,12 +23,14 @@ PAGE_AHEAD_BYTES: Final = 1 << 10
 SUBSCRIPTION_BYTES: Final = 420
 TOPIC_BYTES: Final = 2 << 10
 SEQUENCE_GAP_BYTES: Final = 380
+DECODED_ROW_GROUP_BYTES: Final = 64 << 20
+"""A row group of 8 MiB as Arrow columns, as records and as batches."""
 THREAD_BYTES: Final = 256 << 10
-"""What of a thread's stack and of its allocator's cache is used."""
+"""What a thread uses of its stack and of its allocator's cache."""
 
 
 def byte_settings(settings: AllSettings) -> Mapping[str, int]:
-    """What may be held at once, by the settings that bound it."""
+    """The most bytes that may be held at once, by the settings that bound them."""
     roles = settings.process.role_set
     of_jobs = _of_jobs(settings) if "jobs" in roles else {}
     if "kafka" not in roles:
@@ -39,7 +42,7 @@ def _of_jobs(settings: AllSettings) -> dict[str, int]:
     housekeeper = settings.housekeeper
     return {
         "merge_memory_bytes": housekeeper.merge_memory_bytes,
-        # As it comes from Postgres, and joined or compressed.
+        # Once as Postgres sends it, and once joined or compressed.
         "checkpoint_part_bytes": 2 * housekeeper.checkpoint_part_bytes,
     }
 
@@ -54,8 +57,9 @@ def _of_requests(settings: AllSettings) -> dict[str, int]:
         "unreserved_frame_bytes of max_connections": agent.unreserved_frame_bytes * agent.max_connections,
         "write_buffer_bytes of max_connections": agent.write_buffer_bytes * agent.max_connections,
         "large_answer_bytes": agent.large_answer_bytes,
-        "max_decompressed_bytes of validation_threads": agent.max_decompressed_bytes * agent.validation_threads,
-        # A push as it came, decompressed, and read.
+        "max_decompressed_bytes of validation_threads": agent.max_decompressed_bytes
+        * agent.validation_threads,
+        # A push as received, decompressed, and parsed.
         "telemetry_max_bytes": 3 * agent.telemetry_max_bytes,
         "telemetry_bytes": agent.telemetry_bytes,
         "threads": THREAD_BYTES * (agent.validation_threads + settings.store.file_store_threads),
@@ -66,11 +70,15 @@ def _of_reads(settings: AllSettings) -> dict[str, int]:
     ring, read_path = settings.ring, settings.read_path
     return {
         "fetch_answer_bytes": read_path.fetch_answer_bytes,
-        # A run's pages, and joined where it lies in several.
+        # A run's pages, and a joined copy if it lies in several.
         "time_lookup_bytes": 2 * read_path.time_lookup_bytes,
         "page_cache_bytes": ring.page_cache_bytes,
         "peer_range_cache_bytes": ring.peer_range_cache_bytes,
         "catch_up_cache_bytes": ring.catch_up_cache_bytes,
+        "row_group_cache_bytes": ring.row_group_cache_bytes,
+        # As they are in their files, and a joined copy.
+        "row_group_load_bytes": 2 * ring.row_group_load_bytes,
+        "row_group_threads": DECODED_ROW_GROUP_BYTES * ring.row_group_threads,
         "tail_load_bytes": ring.tail_load_bytes,
         "catch_up_load_bytes": ring.catch_up_load_bytes,
         "peer_response_bytes": ring.peer_response_bytes,
@@ -92,5 +100,5 @@ def _of_entries(settings: AllSettings) -> dict[str, int]:
 
 
 def memory_bound_bytes(settings: AllSettings) -> int:
-    """What to give the process."""
+    """The memory to give the process."""
     return PROCESS_BYTES + sum(byte_settings(settings).values())

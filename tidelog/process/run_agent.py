@@ -1,9 +1,15 @@
-"""The process of `tidelog agent`: an agent, the housekeeper's jobs, or both, on one event loop until SIGTERM or SIGINT.
+"""The process of `tidelog agent`: an agent, the housekeeper's jobs, or both, on one event loop until SIGTERM
+or SIGINT.
 
-Promises that the first signal drains (what is in flight is answered, the agent leaves the ring), that a second one
-ends the process at once, and that a database or store that is away when it starts is waited for, not a crash
-(docs/design/failure-rules.md#start-and-stop). How much memory the process may take, and whether it may open as many
-files as it has connections, is said when it starts.
+Promises (docs/design/failure-rules.md#start-and-stop):
+- The first signal drains: requests in flight are answered, and the agent leaves the ring. A second signal
+  ends the process at once.
+- If the database or the store is away at the start, the process waits for it and does not crash.
+- At its start it logs how much memory it may take, and warns if it may open too few files.
+
+How busy this process keeps a core. An agent has one event loop, so it can use one core well.
+
+Pure: the caller owns both clocks.
 """
 
 import asyncio
@@ -15,6 +21,7 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Callable
 
 import uvloop
 from prometheus_client import Gauge
@@ -28,21 +35,43 @@ from storage.stores.object_store import StoreUnavailable
 from storage.stores.open_store import open_store
 from tidelog.devstack.ports import is_free
 from tidelog.errors import UserError
-from tidelog.process.cpu_share import CpuShare
 from tidelog.process.memory_bound import memory_bound_bytes
 from tidelog.process.settings_fit import AllSettings
 
+_LEAST_SPAN_S = 1.0
+
+
+class CpuShare:
+    """`cpu_s` and `now_s` are clocks in seconds: of the process' CPU time, and monotonic."""
+
+    def __init__(self, cpu_s: Callable[[], float], now_s: Callable[[], float]) -> None:
+        self._cpu_s = cpu_s
+        self._now_s = now_s
+        self._since = (now_s(), cpu_s())
+        self._share = 0.0
+
+    def share(self) -> float:
+        """From 0 to 1, since the last call that was at least a second ago."""
+        began_s, spent_s = self._since
+        now_s = self._now_s()
+        if now_s - began_s >= _LEAST_SPAN_S:
+            cpu_s = self._cpu_s()
+            self._share = min(1.0, (cpu_s - spent_s) / (now_s - began_s))
+            self._since = (now_s, cpu_s)
+        return self._share
+
+
 _FILES_BESIDE_CONNECTIONS = 256
 _JOBS_AFTER_S = 5.0
-"""The housekeeper begins this long after the start, though Kafka is not served yet."""
+"""The housekeeper begins this long after the start, even if Kafka is not served yet."""
 _COLLECT_EVERY_S = 5.0
 
 log = logging.getLogger("tidelog")
 
 
 def run_agent(settings: AllSettings) -> None:
-    """Returns when the agent has drained; the two roles fail together. Raises `UserError` for an address it cannot
-    bind.
+    """Returns when the agent has drained. If one role fails, both end. Raises `UserError` for an address that
+    it cannot bind.
     """
     _allow_files(settings.agent)
     try:
@@ -52,7 +81,7 @@ def run_agent(settings: AllSettings) -> None:
 
 
 def _allow_files(settings: AgentSettings) -> None:
-    """A connection is an open file, of which processes may have 1,024 unless they ask for more."""
+    """Raise the limit of open files: each connection is one, and the default limit is 1,024."""
     wanted = settings.max_connections + settings.max_forwarded_connections + _FILES_BESIDE_CONNECTIONS
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and wanted > most:
@@ -77,10 +106,14 @@ def _cannot_listen(failed: BaseExceptionGroup[OSError], settings: AgentSettings)
     )
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         taken = [
-            f"{host}:{port} (TIDELOG_{part}_PORT)" for part, host, port in wanted if port and not is_free(port, host)
+            f"{host}:{port} (TIDELOG_{part}_PORT)"
+            for part, host, port in wanted
+            if port and not is_free(port, host)
         ]
         if taken:
-            return UserError(f"In use by another program: {', '.join(taken)}.", "Choose another; 0 takes a free one.")
+            return UserError(
+                f"In use by another program: {', '.join(taken)}.", "Choose another; 0 takes a free one."
+            )
     return UserError(
         f"The agent cannot listen: {error}.",
         "Correct TIDELOG_KAFKA_HOST or _PORT, TIDELOG_HTTP_HOST or _PORT, TIDELOG_PEER_HOST or _PORT.",
@@ -116,10 +149,10 @@ async def _run(settings: AllSettings) -> None:
 
 
 async def _spare_collections(app: App, stopping: asyncio.Event) -> None:
-    """Classes and code are here to stay: no collection need look at them again, nor the process when it ends.
+    """Exclude classes and code from garbage collections, because they live as long as the process.
 
-    What is young is looked at by the clock as well: collections that come by the number of objects do not see that the
-    few of a failed upload hold a segment.
+    Young objects are also collected by the clock. A failed upload leaves few objects that hold a whole
+    segment, so collections by the number of objects would come too late.
     """
     imported, stopped = asyncio.ensure_future(app.imported.wait()), asyncio.ensure_future(stopping.wait())
     await asyncio.wait({imported, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -135,14 +168,16 @@ async def _spare_collections(app: App, stopping: asyncio.Event) -> None:
 
 def _stop(stopping: asyncio.Event, number: signal.Signals) -> None:
     if stopping.is_set():
-        log.warning("stopped by a second signal; requests in flight are dropped", extra={"signal": number.name})
+        log.warning(
+            "stopped by a second signal; requests in flight are dropped", extra={"signal": number.name}
+        )
         os._exit(128 + number)
     log.info("draining", extra={"signal": number.name})
     stopping.set()
 
 
 async def _keep_house(settings: AllSettings, app: App, stopping: asyncio.Event) -> None:
-    """Connections of its own, so that jobs never wait behind, or delay, the agent's."""
+    """Separate connections, so that jobs neither wait for the agent's statements nor delay them."""
     async with asyncio.TaskGroup() as group:
         jobs = group.create_task(_run_jobs(settings, app), name="housekeeper")
         await stopping.wait()
@@ -154,7 +189,8 @@ async def _run_jobs(settings: AllSettings, app: App) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_JOBS_AFTER_S):
                 await app.started.wait()
-    from compactor.housekeeper import Housekeeper  # what clients need comes first (see agent/deferred_imports.py)
+    # First what clients need (see agent/deferred_imports.py).
+    from compactor.housekeeper import Housekeeper
 
     agent = settings.agent
     busy = CpuShare(time.process_time, time.monotonic)
@@ -178,6 +214,10 @@ async def _run_jobs(settings: AllSettings, app: App) -> None:
                 await housekeeper.run()
         except (SequencerUnavailable, StoreUnavailable, WrongStore) as error:
             level = logging.ERROR if isinstance(error, WrongStore) else logging.WARNING
-            log.log(level, "jobs wait for the database and its store", extra={"reason": str(error), "retry_s": pause_s})
+            log.log(
+                level,
+                "jobs wait for the database and its store",
+                extra={"reason": str(error), "retry_s": pause_s},
+            )
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 5.0)

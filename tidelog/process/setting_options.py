@@ -1,8 +1,8 @@
-"""Settings as command-line options: every field of a `Settings` class is an option and the environment variable
-`TIDELOG_<FIELD>`.
+"""Settings as command-line options: every field of a `Settings` class is an option and the environment
+variable `TIDELOG_<FIELD>`.
 
-An option is its environment variable said on the command line. The command gets both as one `Environment`, from which
-it reads the settings of each part and hands them down.
+An option sets its environment variable for one command. The command gets both as one `Environment`, reads
+the settings of each part from it, and hands them down.
 """
 
 import inspect
@@ -17,14 +17,13 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from agent.setting_texts import described
-from storage.settings import Settings
+from storage.settings import Settings, described
 from tidelog.process.environment import Environment
 from tidelog.process.settings import text_of, variable_of
 
 
 class GroupedCommand(typer.core.TyperCommand):
-    """A command whose help has a section for each group of options, in the order of the groups' first options."""
+    """A command whose help has a section per group of options, in the order of their first options."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -42,12 +41,12 @@ def with_settings(
     only: Collection[str] | None = None,
     groups: Mapping[type[Settings], Mapping[str, str]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds an option for every setting of `models` to a command, or for those named in `only`.
+    """Adds an option to a command for every setting of `models`, or for those named in `only`.
 
-    The command's parameter `environment` gets the variables of the process, completed by those options.
+    The command's parameter `environment` gets the variables of the process, completed by the options.
 
-    A setting that two models share is one option. `groups` names, of a model, the first setting of each group of
-    options and the group's title in the help of a `GroupedCommand`.
+    A setting that two models share is one option. `groups` has for each model the first setting of each group
+    of options, and the group's title in the help of a `GroupedCommand`.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:

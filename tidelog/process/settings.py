@@ -1,6 +1,6 @@
-"""Settings of the command line itself: where things are, and what an agent's process does beside serving.
+"""The settings of the command line itself: where things are, and what an agent's process does.
 
-The parts have settings of their own (agent/settings.py, ...), all in the same `TIDELOG_*` name space.
+Each part has its own settings (agent/settings.py, ...). All share the names `TIDELOG_*`.
 """
 
 from typing import Literal
@@ -18,7 +18,7 @@ def variable_of(setting: str) -> str:
 
 
 def text_of(value: object) -> str:
-    """A setting's value as its variable holds it."""
+    """A setting's value as the text of its variable."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -36,7 +36,7 @@ class ClientSettings(Settings):
     cluster: str = "tidelog"
     """The first part of every object key."""
     data_dir: str = ".tidelog"
-    """Where `tidelog dev` keeps its data; other commands use its stack when nothing names a cluster."""
+    """Where `tidelog dev` keeps its data. Other commands use its stack if nothing names a cluster."""
     client_timeout_s: float = Field(default=30.0, gt=0)
     """The longest a command waits for an agent."""
 
@@ -45,7 +45,8 @@ class ProcessSettings(Settings):
     """What the process of `tidelog agent` does, and how it logs."""
 
     roles: str = Field(default="kafka,jobs", pattern=r"^(kafka|jobs)(,(kafka|jobs))*$")
-    """What this process does: `kafka` serves clients, `jobs` runs retention, garbage collection and merging."""
+    """What this process does: `kafka` serves clients, `jobs` runs retention, garbage collection and merging.
+    """
     log_format: Literal["keyvalue", "json"] = "keyvalue"
     """The form of log lines on stderr."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -53,5 +54,5 @@ class ProcessSettings(Settings):
 
     @property
     def role_set(self) -> frozenset[str]:
-        """The roles, taken apart."""
+        """The roles, split."""
         return frozenset(self.roles.split(","))

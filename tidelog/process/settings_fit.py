@@ -1,8 +1,9 @@
-"""All settings of `tidelog agent`, and which of different parts must fit each other, checked before anything starts.
+"""All settings of `tidelog agent`, and the checks of settings of different parts that must fit each other.
 
-Each part checks its own; what spans two is known to neither. Pure. Promises that an agent does not start with settings
-under which it would lose what it promises to keep, or never serve what it takes, and that the error names every
-variable concerned and what to set it to.
+Each part checks its own settings; this module checks what concerns two parts. Pure. Promises:
+- An agent does not start with settings under which it would break a promise, or could never serve what it
+  takes.
+- The error names every variable concerned and says what to set it to.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from tidelog.process.settings import ProcessSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllSettings(AppSettings):
-    """What one process of `tidelog agent` runs with. Nothing in it reads a setting from anywhere else."""
+    """All settings of one process of `tidelog agent`. The process reads no setting from anywhere else."""
 
     housekeeper: HousekeeperSettings
     process: ProcessSettings
@@ -45,7 +46,7 @@ class AllSettings(AppSettings):
 
 
 def check_settings_fit(settings: AllSettings) -> None:
-    """Raises UserError with all that does not fit."""
+    """Raises UserError with everything that does not fit."""
     faults = list(_faults(settings))
     if faults:
         raise UserError("; ".join(faults) + ".", "These variables must fit each other.")
@@ -56,41 +57,49 @@ def _faults(settings: AllSettings) -> Iterator[str]:
     if 2 * settings.read_path.coordinate_max_age_s >= housekeeper.garbage_grace_s:
         yield (
             f"TIDELOG_GARBAGE_GRACE_S ({housekeeper.garbage_grace_s:g}) must be more than twice "
-            f"TIDELOG_COORDINATE_MAX_AGE_S ({settings.read_path.coordinate_max_age_s:g}): objects would be deleted "
-            "that agents still read"
+            f"TIDELOG_COORDINATE_MAX_AGE_S ({settings.read_path.coordinate_max_age_s:g}): objects would "
+            "be deleted that agents still read"
         )
     longest_upload_s = agent.upload_attempts * (agent.upload_timeout_s + LONGEST_PAUSE_S)
     if housekeeper.late_write_window_s <= longest_upload_s:
         yield (
             f"TIDELOG_LATE_WRITE_WINDOW_S ({housekeeper.late_write_window_s:g}) must be more than "
-            f"{longest_upload_s:g}, the longest upload (TIDELOG_UPLOAD_ATTEMPTS times TIDELOG_UPLOAD_TIMEOUT_S and a "
+            f"{longest_upload_s:g}, the longest upload (TIDELOG_UPLOAD_ATTEMPTS times "
+            "TIDELOG_UPLOAD_TIMEOUT_S and a "
             "pause): what arrives later would stay in the bucket for ever"
         )
     if housekeeper.outcome_retention_s <= agent.reservation_lease_s:
         yield (
             f"TIDELOG_OUTCOME_RETENTION_S ({housekeeper.outcome_retention_s:g}) must be more than "
-            f"TIDELOG_RESERVATION_LEASE_S ({agent.reservation_lease_s:g}): a commit could be repeated when nobody "
-            "knows its outcome any more"
+            f"TIDELOG_RESERVATION_LEASE_S ({agent.reservation_lease_s:g}): a commit could be repeated "
+            "after its outcome is forgotten"
         )
-    if settings.sequencer.database_answer_timeout_s <= settings.sequencer.database_statement_timeout_ms / 1000:
+    if (
+        settings.sequencer.database_answer_timeout_s
+        <= settings.sequencer.database_statement_timeout_ms / 1000
+    ):
         yield (
-            f"TIDELOG_DATABASE_ANSWER_TIMEOUT_S ({settings.sequencer.database_answer_timeout_s:g}) must be more than "
-            f"TIDELOG_DATABASE_STATEMENT_TIMEOUT_MS ({settings.sequencer.database_statement_timeout_ms}) in seconds: "
+            f"TIDELOG_DATABASE_ANSWER_TIMEOUT_S ({settings.sequencer.database_answer_timeout_s:g}) must "
+            "be more than "
+            f"TIDELOG_DATABASE_STATEMENT_TIMEOUT_MS ({settings.sequencer.database_statement_timeout_ms}) "
+            "in seconds: "
             "connections would be given up that Postgres is about to answer on"
         )
     if agent.linger_ms / 1000 >= agent.max_produce_timeout_s:
         yield (
             f"TIDELOG_LINGER_MS ({agent.linger_ms:g}) must be less than TIDELOG_MAX_PRODUCE_TIMEOUT_S "
-            f"({agent.max_produce_timeout_s:g}) in milliseconds: requests would time out before they are written"
+            f"({agent.max_produce_timeout_s:g}) in milliseconds: requests would time out before they are "
+            "written"
         )
     if settings.ring.max_page_bytes < agent.segment_size_bytes:
         yield (
-            f"TIDELOG_MAX_PAGE_BYTES ({settings.ring.max_page_bytes}) must be at least TIDELOG_SEGMENT_SIZE_BYTES "
+            f"TIDELOG_MAX_PAGE_BYTES ({settings.ring.max_page_bytes}) must be at least "
+            "TIDELOG_SEGMENT_SIZE_BYTES "
             f"({agent.segment_size_bytes}): no agent could have a segment from another"
         )
     if settings.ring.page_load_timeout_s < settings.store.s3_call_timeout_s:
         yield (
             f"TIDELOG_PAGE_LOAD_TIMEOUT_S ({settings.ring.page_load_timeout_s:g}) must be at least "
-            f"TIDELOG_S3_CALL_TIMEOUT_S ({settings.store.s3_call_timeout_s:g}): reads would be given up that the store "
-            "is about to answer"
+            f"TIDELOG_S3_CALL_TIMEOUT_S ({settings.store.s3_call_timeout_s:g}): reads would be given up "
+            "that the store is about to answer"
         )

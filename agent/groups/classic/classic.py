@@ -1,25 +1,31 @@
-"""The classic consumer group protocol: a group as its coordinator has it (`machine.py`), and how it answers JoinGroup,
-SyncGroup, Heartbeat and LeaveGroup (KIP-62, 134, 345, 389, 394, 814).
+"""The classic consumer group protocol, as a state machine: JoinGroup, SyncGroup, Heartbeat and LeaveGroup
+(KIP-62, 134, 345, 389, 394, 814).
 
-Pure: events and the time come in, answers and changes go out. `classic_rounds.py` says how generations follow each
-other, `classic_stored.py` what must be in Postgres before the answers go out.
+Pure: events and the time come in, answers and changes go out. `classic_rounds.py` decides how generations
+follow each other.
 
-Requests are answered as Kafka's coordinator answers them, code by code, but for these, on purpose:
-- Where Kafka leaves a waiting request without an answer, there is one: the earlier of two joins or syncs of one member
-  is told REBALANCE_IN_PROGRESS, and a member that is removed while it syncs UNKNOWN_MEMBER.
-- A static member that returns with other topics than it left with begins a rebalance; Kafka leaves that to the client.
-- A static member that returns to a full group is let in: it replaces itself. Ids given out are bounded by the group's
-  limit too, and one that is turned away is not waited for any longer.
-- Where Kafka's choice falls as its hash tables lie, equal votes are settled by name, and the longest-standing of the
-  members that came leads.
+Postgres must have these changes before the answers go out:
+- Each new state with its generation. A coordinator that takes over then restarts an interrupted rebalance,
+  and never uses a generation twice.
+- The members, when a generation is assigned and when a static member is replaced.
+- The members that left, whenever the state is written.
+
+Requests are answered as Kafka's coordinator answers them, code by code, with these exceptions:
+- Where Kafka leaves a waiting request without an answer, this one answers. If a member joins or syncs twice,
+  the earlier request gets REBALANCE_IN_PROGRESS. A member that is removed while it syncs gets UNKNOWN_MEMBER.
+- A static member that returns with other topics begins a rebalance. Kafka leaves that to the client.
+- A static member that returns to a full group is let in, because it replaces itself. The group's limit also
+  bounds the ids that were given out. If a newcomer is turned away, the group stops waiting for its id.
+- Where Kafka's choice depends on its hash tables, equal votes are settled by name, and the longest-standing
+  of the present members leads.
 """
 
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from agent.groups.classic.classic_members import CONSUMER_PROTOCOL_TYPE, ClassicMember, subscribed_topics
 from agent.groups.classic.classic_rounds import Rounds
-from agent.groups.classic.classic_stored import WrittenGroup, restored_member
 from agent.groups.events import (
     Answered,
     CommitFence,
@@ -37,6 +43,7 @@ from agent.groups.events import (
     Leave,
     LeaveAnswer,
     LeavingMember,
+    OfferedProtocol,
     Sync,
     SyncAnswer,
     Token,
@@ -44,7 +51,97 @@ from agent.groups.events import (
     TopicsWanted,
 )
 from agent.groups.settings import GroupSettings
-from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup
+from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup, StoredMember
+
+
+class WrittenGroup:
+    """What Postgres has of a group once all changes taken so far are written. Documents hold bytes as base64,
+    because JSON has no bytes.
+    """
+
+    def __init__(self, stored: StoredGroup | None) -> None:
+        self._state = (GroupState.EMPTY.value, 0, "")
+        """State, generation and protocol type."""
+        if stored is not None:
+            self._state = (stored.state, stored.generation, stored.protocol_type)
+        self.member_ids = frozenset(stored.members if stored is not None else ())
+        self._members_due = False
+        """True if the members must be written although the state did not change."""
+
+    def write_members(self) -> None:
+        """The next change has the members that changed, whatever the state is."""
+        self._members_due = True
+
+    def replace_members(self, member_ids: Collection[str]) -> None:
+        """Postgres has these members, of the group in its other protocol. The next change writes the group's
+        own members and deletes the others.
+        """
+        self.member_ids = frozenset(member_ids)
+        self._members_due = True
+
+    def take_changes(self, rounds: Rounds) -> GroupChange | None:
+        roster = rounds.roster
+        state = (rounds.state.value, rounds.generation, rounds.protocol_type)
+        if state == self._state and not self._members_due:
+            return None
+        members: dict[str, StoredMember | None] = dict.fromkeys(sorted(self.member_ids - roster.by_id.keys()))
+        if rounds.state is GroupState.STABLE or self._members_due:
+            members |= {
+                member.member_id: stored_member(member, rounds.generation)
+                for member in roster
+                if member.member_id in roster.touched
+            }
+        roster.settle(members)
+        self.member_ids = frozenset(
+            member_id for member_id in self.member_ids | members.keys() if member_id in roster
+        )
+        self._state = state
+        self._members_due = False
+        return GroupChange(
+            kind="classic",
+            generation=rounds.generation,
+            state=rounds.state.value,
+            protocol_type=rounds.protocol_type,
+            document={"protocol_name": rounds.protocol_name, "leader": rounds.leader},
+            members=members,
+            is_empty=not len(roster),
+        )
+
+
+def stored_member(member: ClassicMember, generation: int) -> StoredMember:
+    return StoredMember(
+        epoch=generation,
+        document={
+            "instance_id": member.instance_id,
+            "client_id": member.client_id,
+            "client_host": member.client_host,
+            "session_timeout_ms": member.session_timeout_ms,
+            "rebalance_timeout_ms": member.rebalance_timeout_ms,
+            "protocols": [[offered.name, _text(offered.metadata)] for offered in member.protocols],
+            "assignment": _text(member.assignment),
+        },
+    )
+
+
+def restored_member(member_id: str, stored: StoredMember) -> ClassicMember:
+    document = stored.document
+    return ClassicMember(
+        member_id=member_id,
+        instance_id=document["instance_id"],
+        client_id=document["client_id"],
+        client_host=document["client_host"],
+        session_timeout_ms=document["session_timeout_ms"],
+        rebalance_timeout_ms=document["rebalance_timeout_ms"],
+        protocols=tuple(
+            OfferedProtocol(name=name, metadata=b64decode(metadata))
+            for name, metadata in document["protocols"]
+        ),
+        assignment=b64decode(document["assignment"]),
+    )
+
+
+def _text(content: bytes) -> str:
+    return b64encode(content).decode("ascii")
 
 
 class ClassicGroup:
@@ -75,10 +172,13 @@ class ClassicGroup:
         begin_rebalance: bool,
         now_ms: int,
     ) -> "ClassicGroup":
-        """A group that was of the new protocol until now: Stable with these members and their assignments, at this
-        generation, the first member leading; with a rebalance begun if asked (`False`: the event handled next begins
-        one). Without members it is Empty. `stored_member_ids` are those that Postgres has; the first change writes the
-        members and deletes the rest."""
+        """Makes a classic group of a group that had the new protocol until now.
+
+        With members it is Stable: they keep their assignments at this generation, and the first member leads.
+        `begin_rebalance` begins a rebalance. If it is False, the event that is handled next begins one.
+        Without members the group is Empty. `stored_member_ids` are the members that Postgres has; the first
+        change writes the members and deletes the others.
+        """
         group = cls(settings, new_id, None, now_ms)
         rounds = group._rounds
         rounds.settle_in(members, None, now_ms)
@@ -89,7 +189,9 @@ class ClassicGroup:
         return group
 
     def _take_over(self, stored: StoredGroup, now_ms: int) -> None:
-        """Every member has a session timeout to show that it is alive. A rebalance that was under way starts again."""
+        """Gives every member a session timeout to show that it is alive. Restarts a rebalance that was under
+        way.
+        """
         rounds = self._rounds
         members = [restored_member(member_id, member) for member_id, member in stored.members.items()]
         rounds.settle_in(members, stored.document.get("leader"), now_ms)
@@ -102,7 +204,7 @@ class ClassicGroup:
 
     @property
     def members(self) -> Mapping[str, ClassicMember]:
-        """By member id, without pending ones."""
+        """The members by id, without pending ones."""
         return self._rounds.roster.by_id
 
     @property
@@ -112,21 +214,22 @@ class ClassicGroup:
 
     @property
     def protocol_type(self) -> str:
-        """Empty while no member ever joined."""
+        """Empty until a member has joined."""
         return self._rounds.protocol_type
 
     @property
     def protocol_name(self) -> str | None:
-        """The assignor that the members voted for; None while there is none."""
+        """The assignor that the members voted for. None: there is none."""
         return self._rounds.protocol_name
 
     def dismiss(self, fault: GroupFault) -> list[Answered]:
-        """Answers every waiting JoinGroup and SyncGroup with this fault, and is Dead: before a conversion
-        (REBALANCE_IN_PROGRESS), or when the group is unloaded. What was known of the members can still be read."""
+        """Answers every waiting JoinGroup and SyncGroup with this fault, and makes the group Dead. The
+        members can still be read. For a conversion (REBALANCE_IN_PROGRESS), or when the group is unloaded.
+        """
         self._rounds.dismiss(fault)
         return self._rounds.take_answers()
 
-    # --- the interface of every machine (`machine.py`)
+    # --- the interface of every machine (`running_group.py`)
 
     @property
     def kind(self) -> GroupKind:
@@ -176,7 +279,7 @@ class ClassicGroup:
         return self._written.take_changes(self._rounds)
 
     def forget(self, token: Token) -> None:
-        """Its member stays and goes on waiting; the answer is dropped."""
+        """Drops the answer. The member stays and goes on waiting."""
         self._rounds.forget(token)
 
     def configure(self, settings: GroupSettings) -> None:
@@ -186,8 +289,10 @@ class ClassicGroup:
     def check_commit(
         self, member_id: str, instance_id: str | None, generation: int, now_ms: int
     ) -> CommitFence | GroupFault:
-        """A commit without a member is for a group that has none. While members gather they may still commit for their
-        old assignment. Members of a new generation may commit only after they know their assignment."""
+        """A commit without a member is accepted only in a group without members. While members gather they
+        may still commit for their old assignment. Members of a new generation may commit only after they got
+        their assignment.
+        """
         rounds = self._rounds
         if rounds.state is GroupState.DEAD:
             return GroupFault.COORDINATOR_UNAVAILABLE
@@ -206,7 +311,7 @@ class ClassicGroup:
         return CommitFence(generation=generation)
 
     def check_fetch(self, member_id: str | None, member_epoch: int) -> GroupFault | None:  # noqa: ARG002
-        """Anybody may read the offsets of a classic group."""
+        """Any client may read the offsets of a classic group."""
         return GroupFault.GROUP_NOT_FOUND if self._rounds.state is GroupState.DEAD else None
 
     def check_delete(self) -> GroupFault | None:
@@ -221,15 +326,21 @@ class ClassicGroup:
         return self.check_delete()
 
     def subscribed(self, topic: str) -> bool:
-        """Consumers that have no protocol yet, or whose subscription cannot be read, may subscribe to anything."""
+        """None: a consumer may subscribe to anything, because it has no protocol yet or its subscription
+        cannot be read.
+        """
         rounds = self._rounds
         if rounds.protocol_type != CONSUMER_PROTOCOL_TYPE or self.is_empty:
             return False
-        topics = None if rounds.protocol_name is None else rounds.roster.subscribed_topics(rounds.protocol_name)
+        topics = (
+            None if rounds.protocol_name is None else rounds.roster.subscribed_topics(rounds.protocol_name)
+        )
         return topics is None or topic in topics
 
     def describe(self) -> GroupDescription:
-        """Shows subscriptions only of a Stable group: before, its members have not agreed on a protocol."""
+        """Shows subscriptions only of a Stable group. Before that, its members have not agreed on a
+        protocol.
+        """
         rounds = self._rounds
         protocol = (rounds.protocol_name if rounds.state is GroupState.STABLE else None) or ""
         return GroupDescription(
@@ -279,8 +390,9 @@ class ClassicGroup:
         self._rounds.answer(join.token, JoinAnswer(fault=fault, member_id=told_id))
 
     def _has_room(self, join: Join) -> bool:
-        """While members gather, the waiting ones count, so the last to come are left out. Ids that were given out have
-        their own count."""
+        """While members gather, only the waiting ones count, so the last to come are left out. Ids that were
+        given out are counted separately.
+        """
         rounds = self._rounds
         most = self._settings.group_max_size
         member_id = join.member_id or rounds.roster.of_instance(join.instance_id or "") or ""
@@ -320,7 +432,7 @@ class ClassicGroup:
             rounds.admit(_member(join, member_id), join.protocol_type, join.token, now_ms)
 
     def _replace_static(self, join: Join, replaced_id: str, member_id: str, now_ms: int) -> None:
-        """A static member is back under a new id."""
+        """A static member returned under a new id."""
         rounds = self._rounds
         led_before = rounds.leader
         replaced = rounds.roster[replaced_id]
@@ -333,13 +445,14 @@ class ClassicGroup:
         answer = rounds.joined(member_id)
         if join.can_skip_assignment:
             answer = replace(answer, skip_assignment=rounds.leader == member_id)
-        else:  # it must not take itself for the leader: it would assign
+        else:  # It must not take itself for the leader, or it would assign.
             answer = replace(answer, leader=led_before or "", members=())
         rounds.answer(join.token, answer)
 
     def _needs_new_assignment(self, before: ClassicMember, now: ClassicMember) -> bool:
-        """True if the assignment no longer fits. Partitions that a consumer owned do not count: they differ after any
-        restart."""
+        """True if the assignment no longer fits. Partitions that a consumer owned do not count, because they
+        differ after any restart.
+        """
         rounds = self._rounds
         if rounds.roster.vote() != rounds.protocol_name:
             return True
@@ -351,9 +464,10 @@ class ClassicGroup:
     def _rejoin(self, join: Join, now_ms: int) -> None:
         rounds = self._rounds
         member = rounds.roster[join.member_id]
+        # The leader's join in Stable says that topics changed.
         knows_all = rounds.state is GroupState.COMPLETING_REBALANCE or (
             rounds.state is GroupState.STABLE and rounds.leader != join.member_id
-        )  # the leader's join in Stable says that topics changed
+        )
         if knows_all and member.protocols == join.protocols:
             rounds.answer(join.token, rounds.joined(join.member_id))
         else:
@@ -416,14 +530,14 @@ class ClassicGroup:
         left = tuple((leaving, self._leave_one(leaving)) for leaving in leave.members)
         if len(rounds.roster) < members_before:
             rounds.rebalance(now_ms)
-        else:  # an id that was given out may have been waited for
+        else:  # the group may have waited for an id that was given out
             rounds.end_joining_if_all_joined(now_ms)
         rounds.answer(leave.token, LeaveAnswer(members=left))
 
     def _leave_one(self, leaving: LeavingMember) -> GroupFault | None:
         rounds = self._rounds
         member_id = leaving.member_id
-        if not member_id:  # an administrator knows the instance alone
+        if not member_id:  # an administrator knows only the instance
             member_id = rounds.roster.of_instance(leaving.instance_id or "") or ""
         if member_id in rounds.pending:
             rounds.take_back(member_id)
@@ -456,5 +570,7 @@ def _member(join: Join, member_id: str) -> ClassicMember:
 
 
 def _updated(member: ClassicMember, join: Join) -> ClassicMember:
-    """The member as it describes itself now. Its id, instance and assignment stay."""
-    return replace(_member(join, member.member_id), instance_id=member.instance_id, assignment=member.assignment)
+    """Returns the member as it describes itself now. Its id, instance and assignment stay."""
+    return replace(
+        _member(join, member.member_id), instance_id=member.instance_id, assignment=member.assignment
+    )

@@ -1,7 +1,7 @@
-"""The members of a classic group, and what they support together.
+"""The members of a classic group, and the protocols that they share.
 
-A member is what the group knows of it between requests: who it is, what it offers and what it was assigned. Who waits
-for an answer and until when a member is believed alive is told elsewhere (`classic_rounds.py`).
+A member is what the group knows of it between requests: who it is, what it offers and what it was assigned.
+`classic_rounds.py` knows who waits for an answer, and until when a member counts as alive.
 """
 
 import struct
@@ -36,16 +36,17 @@ class ClassicMember:
     protocols: tuple[OfferedProtocol, ...]
     """In the member's order of preference."""
     assignment: bytes = b""
-    """What a leader gave it last, opaque to the broker. It stays until the next leader's is there."""
+    """The last assignment from a leader, opaque to the broker. It stays until the next leader assigns."""
 
     def metadata(self, protocol_name: str | None) -> bytes:
-        """The subscription that it offers under this name; empty if it offers none."""
+        """Returns the subscription that it offers under this name. Empty if it offers none."""
         return next((offered.metadata for offered in self.protocols if offered.name == protocol_name), b"")
 
 
 class ClassicRoster:
-    """The members in the order in which they came. Any two share a protocol that all share: who does not is not let
-    in (`supports`)."""
+    """The members in the order in which they came. All share at least one protocol: a member without a shared
+    one is not let in (`supports`).
+    """
 
     def __init__(self) -> None:
         self._members: dict[str, ClassicMember] = {}
@@ -70,7 +71,7 @@ class ClassicRoster:
         return MappingProxyType(self._members)
 
     def put(self, member: ClassicMember) -> None:
-        """A new member, or what is known of one from now on."""
+        """Adds a member, or replaces what is known of it."""
         known = self._members.get(member.member_id)
         if known is not None:
             self._supporters.subtract(_names(known.protocols))
@@ -88,12 +89,12 @@ class ClassicRoster:
         self._touched.add(member_id)
 
     def of_instance(self, instance_id: str) -> str | None:
-        """The member id that this instance has now."""
+        """Returns the member id that this instance has now."""
         return self._instances.get(instance_id)
 
     @property
     def touched(self) -> Set[str]:
-        """The ids of those that came, changed or went since `settle`."""
+        """The ids of members that came, changed or went since `settle`."""
         return self._touched
 
     def settle(self, member_ids: Iterable[str]) -> None:
@@ -101,24 +102,31 @@ class ClassicRoster:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The time that the slowest member may take to rejoin."""
+        """Returns the time that the slowest member may take to rejoin."""
         return max((member.rebalance_timeout_ms for member in self._members.values()), default=0)
 
     def supports(self, protocols: Iterable[OfferedProtocol]) -> bool:
-        """Whether one of these is supported by every member."""
+        """True if every member supports at least one of these."""
         return any(self._supporters[offered.name] == len(self._members) for offered in protocols)
 
     def vote(self) -> str:
-        """Each member votes for the first of its protocols that all support; equals are settled by name, so that the
-        order of members never matters. There must be a member."""
+        """Each member votes for the first of its protocols that all support. Equal votes are settled by name,
+        so the order of members does not matter. There must be a member.
+        """
         votes = Counter(
-            next(offered.name for offered in member.protocols if self._supporters[offered.name] == len(self._members))
+            next(
+                offered.name
+                for offered in member.protocols
+                if self._supporters[offered.name] == len(self._members)
+            )
             for member in self._members.values()
         )
         return min(votes, key=lambda name: (-votes[name], name))
 
     def subscribed_topics(self, protocol_name: str) -> frozenset[str] | None:
-        """What consumers subscribe to under this protocol; None if one of them cannot be read."""
+        """Returns the topics that consumers subscribe to under this protocol. None if one subscription cannot
+        be read.
+        """
         topics: set[str] = set()
         for member in self._members.values():
             subscribed = subscribed_topics(member.metadata(protocol_name))
@@ -129,7 +137,9 @@ class ClassicRoster:
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """The topics of a consumer's subscription, or None if it is none. Every version begins as version 0 does."""
+    """Returns the topics of a consumer's subscription. None: the bytes are not a subscription. Every version
+    begins as version 0 does.
+    """
     try:
         check_shape(metadata, _SUBSCRIPTION_VERSION.size, ConsumerProtocolSubscription)
         read, _ = _read_subscription(memoryview(metadata), _SUBSCRIPTION_VERSION.size)

@@ -1,15 +1,21 @@
-"""How a classic group goes from one generation to the next: members gather, a generation begins, its leader assigns.
+"""How a classic group goes from one generation to the next: members gather, a generation begins, its leader
+assigns.
 
-    Empty, Stable, CompletingRebalance --begin_rebalance--> PreparingRebalance: members rejoin and wait
-    PreparingRebalance --end_joining--> CompletingRebalance: a generation with a leader; all sync and wait
-    CompletingRebalance --the leader's sync--> Stable
+| from | on | to |
+|---|---|---|
+| Empty, Stable, CompletingRebalance | `begin_rebalance` | PreparingRebalance: members rejoin and wait |
+| PreparingRebalance | `end_joining` | CompletingRebalance: a generation with a leader; all sync and wait |
+| CompletingRebalance | the leader's sync | Stable |
 
-Pure. Where a member waits for an answer, its request waits with it; a member goes on waiting when its request is gone.
-One that joined and then lost its connection still takes part in the rebalance, as in Kafka; only the answer is dropped.
+Pure. A member that waits for an answer keeps its request. If the request is gone, the member goes on waiting.
+As in Kafka, a member that joined and then lost its connection still takes part in the rebalance; only its
+answer is dropped.
 
-Promises: every waiting request is answered within the rebalance timeout of the slowest member (a first generation
-waits for `group_initial_rebalance_delay_ms` after each newcomer, but no longer than that timeout); a rebalance ends
-within it, without those who did not come; generations only rise.
+Promises:
+- Every waiting request is answered within the rebalance timeout of the slowest member. A first generation
+  waits for `group_initial_rebalance_delay_ms` after each newcomer, but no longer than that timeout.
+- A rebalance ends within that timeout, without the members that did not come.
+- Generations only rise.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,11 +24,21 @@ from typing import Final
 
 from agent.groups.classic.classic_members import ClassicMember, ClassicRoster
 from agent.groups.coordinator.deadlines import Deadlines
-from agent.groups.events import Answer, Answered, GroupFault, GroupState, JoinAnswer, JoinedMember, SyncAnswer, Token
+from agent.groups.events import (
+    Answer,
+    Answered,
+    GroupFault,
+    GroupState,
+    JoinAnswer,
+    JoinedMember,
+    SyncAnswer,
+    Token,
+)
 
 NEWCOMER_TIMEOUT_MS: Final = 300_000
-"""A newcomer cannot send heartbeats while its first JoinGroup waits; one that waits for longer must ask again, so that
-clients that gave up do not gather in a long rebalance. Kafka's constant."""
+"""A newcomer cannot send heartbeats while its first JoinGroup waits. After this time it must ask again, so
+that clients that gave up do not gather in a long rebalance. Kafka's constant.
+"""
 
 LAST_GENERATION: Final = 2**31 - 1
 
@@ -34,9 +50,9 @@ class InitialDelay:
     step_ms: int
     """The length of the current wait."""
     remaining_ms: int
-    """What remains after it."""
+    """The time that remains after it."""
     newcomers: bool = False
-    """A member came during the wait: wait for another step."""
+    """A member came during the wait, so the group waits for another step."""
 
 
 class Waiting:
@@ -60,7 +76,7 @@ class Waiting:
         return earlier
 
     def take(self, member_id: str) -> Token | None:
-        """The member waits no more; the request to answer, if there still is one."""
+        """The member waits no more. Returns the request to answer, if there still is one."""
         token = self._tokens.pop(member_id, None)
         if token is not None:
             del self._members[token]
@@ -76,8 +92,9 @@ class Waiting:
 
 
 class Rounds:
-    """A group's members and the generation that they are in. The public attributes are for reading; only this class
-    changes them, but for `initial_delay_ms`."""
+    """A group's members and their generation. The public attributes are for reading: only this class changes
+    them, except `initial_delay_ms`.
+    """
 
     def __init__(self, initial_delay_ms: int) -> None:
         self.initial_delay_ms = initial_delay_ms
@@ -96,7 +113,7 @@ class Rounds:
         self._unsynced: set[str] = set()
         """Members of this generation that did not sync yet."""
         self._sessions: Deadlines[str] = Deadlines()
-        """Of members and pending ids."""
+        """Deadlines of members and pending ids."""
         self._initial: InitialDelay | None = None
         self._join_due_ms: int | None = None
         self._sync_due_ms: int | None = None
@@ -105,7 +122,9 @@ class Rounds:
     # --- from outside: taken over, converted, unloaded
 
     def settle_in(self, members: Iterable[ClassicMember], leader: str | None, now_ms: int) -> None:
-        """The group is Stable with these members, if there are any; the first leads if `leader` is none of them."""
+        """Makes the group Stable with these members, if there are any. If `leader` is not one of them, the
+        first leads.
+        """
         for member in members:
             self.roster.put(member)
             self.keep_alive(member.member_id, now_ms)
@@ -119,7 +138,9 @@ class Rounds:
         self.protocol_name = protocol_name
 
     def dismiss(self, fault: GroupFault) -> None:
-        """Answers everyone who waits with this fault, and is Dead. What was known of the members can still be read."""
+        """Answers every waiting request with this fault, and makes the group Dead. The members can still be
+        read.
+        """
         self.state = GroupState.DEAD
         self._sessions = Deadlines()
         self._initial = self._join_due_ms = self._sync_due_ms = None
@@ -158,7 +179,9 @@ class Rounds:
             self._end_joining(now_ms)
             return
         step_ms = min(self.initial_delay_ms, initial.remaining_ms)
-        self._initial = InitialDelay(step_ms=step_ms, remaining_ms=max(initial.remaining_ms - initial.step_ms, 0))
+        self._initial = InitialDelay(
+            step_ms=step_ms, remaining_ms=max(initial.remaining_ms - initial.step_ms, 0)
+        )
         self._join_due_ms = now_ms + step_ms
 
     def _sync_time_is_up(self, now_ms: int) -> None:
@@ -168,13 +191,15 @@ class Rounds:
         self.begin_rebalance(now_ms)
 
     def _rebalance_timeout_ms(self) -> int:
-        """At least one millisecond, whatever members say, so that time goes on."""
+        """At least one millisecond, whatever members ask for, so that time advances."""
         return max(self.roster.rebalance_timeout_ms, 1)
 
     # --- rounds
 
     def rebalance(self, now_ms: int) -> None:
-        """A member came, went or changed: begin a rebalance, or end the joining if it waited for this member."""
+        """A member came, went or changed. Begins a rebalance, or ends the joining if it waited only for this
+        member.
+        """
         if self.state is GroupState.PREPARING_REBALANCE:
             self.end_joining_if_all_joined(now_ms)
         else:
@@ -208,8 +233,10 @@ class Rounds:
             self._end_joining(now_ms)
 
     def _end_joining(self, now_ms: int) -> None:
-        """Removes members that did not rejoin. A static one stays until its session ends (KIP-345): it may be
-        restarting, and finds its assignment when it is back. If no member came, the group waits for the static ones."""
+        """Removes members that did not rejoin. A static member stays until its session ends (KIP-345): it may
+        be restarting, and finds its assignment when it returns. If no member came, the group waits for the
+        static ones.
+        """
         self._initial = None
         self._join_due_ms = None
         for member in self.roster:
@@ -247,7 +274,7 @@ class Rounds:
             self.keep_alive(member_id, now_ms)
 
     def joined(self, member_id: str) -> JoinAnswer:
-        """The answer for a member of the current generation. The leader's has all members."""
+        """Returns the answer for a member of the current generation. The leader's answer has all members."""
         return JoinAnswer(
             member_id=member_id,
             generation=self.generation,
@@ -277,17 +304,19 @@ class Rounds:
     # --- members
 
     def give_out(self, member_id: str, session_timeout_ms: int, now_ms: int) -> None:
-        """An id for a newcomer, which is waited for until it joins with it."""
+        """Gives an id to a newcomer. The group waits until it joins with the id."""
         self.pending.add(member_id)
         self._sessions.set(member_id, now_ms + session_timeout_ms)
 
     def take_back(self, member_id: str) -> None:
-        """An id that was given out is no longer waited for."""
+        """Stops waiting for an id that was given out."""
         self.pending.discard(member_id)
         self._sessions.clear(member_id)
 
     def admit(self, member: ClassicMember, protocol_type: str, token: Token, now_ms: int) -> None:
-        """Adds a newcomer, which waits for the next generation. The first one sets the group's protocol type."""
+        """Adds a newcomer, which waits for the next generation. The first one sets the group's protocol
+        type.
+        """
         if not len(self.roster):
             self.leader = member.member_id
             self.protocol_type = protocol_type
@@ -301,7 +330,7 @@ class Rounds:
         self.rebalance(now_ms)
 
     def change(self, member: ClassicMember) -> None:
-        """What is known of a member from now on."""
+        """Replaces what is known of a member."""
         self.roster.put(member)
 
     def gather(self, member_id: str, token: Token, now_ms: int) -> None:
@@ -311,17 +340,17 @@ class Rounds:
         self.rebalance(now_ms)
 
     def await_assignment(self, member_id: str, token: Token) -> None:
-        """A member waits with its SyncGroup for what the leader assigns."""
+        """A member waits with its SyncGroup for its assignment."""
         earlier = self._syncing.put(member_id, token)
         self.answer(earlier, SyncAnswer(fault=GroupFault.REBALANCE_IN_PROGRESS))
 
     def forget(self, token: Token) -> None:
-        """Its member stays and goes on waiting; the answer is dropped."""
+        """Drops the answer. The member stays and goes on waiting."""
         self.joining.forget(token)
         self._syncing.forget(token)
 
     def replace_member(self, replaced_id: str, member: ClassicMember, now_ms: int) -> None:
-        """A static member has a new id. The one before, should it still run, is fenced from now on."""
+        """Gives a static member a new id. The old id is fenced from now on, even if its client still runs."""
         led_before = self.leader
         self._release(replaced_id, GroupFault.FENCED_INSTANCE, told_id=replaced_id)
         self.roster.put(member)
@@ -330,8 +359,9 @@ class Rounds:
             self.leader = member.member_id
 
     def remove(self, member_id: str) -> None:
-        """Removes a member; the caller begins a rebalance. A waiting request of the member gets UNKNOWN_MEMBER, so that
-        a client that is still alive joins again."""
+        """Removes a member. The caller begins a rebalance. A waiting request of the member gets
+        UNKNOWN_MEMBER, so that a client that is still alive joins again.
+        """
         self._release(member_id, GroupFault.UNKNOWN_MEMBER, told_id="")
         if self.leader == member_id:
             self.leader = next(iter(self.roster.by_id), None)
@@ -355,7 +385,7 @@ class Rounds:
     # --- answers
 
     def answer(self, token: Token | None, answer: Answer) -> None:
-        """None: no request waits for the answer any more."""
+        """None: there is no request to answer any more."""
         if token is not None:
             self._answers.append(Answered(token=token, answer=answer))
 

@@ -1,28 +1,155 @@
 """Server-side assignors of the new group protocol (KIP-848): `uniform` and `range`.
 
-Pure: subscriptions, partition counts and the previous target in, the new target out. Both promise that
-- every partition of a topic somebody subscribes to has exactly one owner, who subscribes to it;
-- the same input gives the same target, and a target that is still right is given again unchanged (sticky);
-- a partition moves only where balance asks for it: all others stay with whom they were.
+Pure: subscriptions, partition counts and the previous target come in, the new target goes out.
 
-`uniform` promises balance over all partitions: where all members subscribe to the same topics, their numbers of
-partitions differ by at most one, a member that leaves moves only its own partitions, and one that joins takes no more
-than its share. Where subscriptions differ, no chain of moves along subscriptions would bring two members nearer
-(`uneven_subscriptions.py`).
+Promises of both:
+- Every partition of a subscribed topic has exactly one owner, and the owner subscribes to the topic.
+- The same input gives the same target. A target that is still right stays unchanged (sticky).
+- A partition moves only if balance needs it. All others keep their owner.
 
-`range` promises it per topic: each subscriber has the topic's share, rounded down or up. Topics with the same number of
-partitions and the same subscribers are co-partitioned: who owns partition 3 of one owns it of all (for joins). Members
-come in the order of their instance ids, dynamic ones after them by member id, so that a static member that returns
-under a new member id stands where it stood.
+`uniform` balances over all partitions. If all members subscribe to the same topics, their numbers of
+partitions differ by at most one. A member that leaves moves only its own partitions, and one that joins takes
+no more than its share. If subscriptions differ, no chain of moves, each to a subscriber of the moved
+partition, could take a partition from one member and end at another that has two fewer. If that holds
+already, nothing moves.
+
+`range` balances per topic: each subscriber has the topic's share, rounded down or up. Topics with the same
+number of partitions and the same subscribers are co-partitioned (for joins): one member owns partition 3 of
+all of them. Members are ordered by instance id, then dynamic members by member id. So a static member that
+returns under a new member id keeps its place.
 """
 
+import heapq
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from agent.groups.consumer.uneven_subscriptions import even_out
 from agent.groups.events import Assignment
 from storage.identifiers import Partition, TopicId
+
+Held: TypeAlias = dict[str, dict[TopicId, set[Partition]]]
+
+
+def even_out(
+    kept: Held, subscribers: Mapping[TopicId, Sequence[str]], partition_counts: Mapping[TopicId, int]
+) -> dict[str, Assignment]:
+    """Returns a target for every member of `kept`, which has what each keeps if balance allows it."""
+    scales = _Scales(held=kept, subscribers=subscribers)
+    scales.hand_out(partition_counts)
+    scales.move_directly()
+    scales.move_in_chains()
+    return {
+        member: {topic: frozenset(partitions) for topic, partitions in mine.items()}
+        for member, mine in kept.items()
+    }
+
+
+@dataclass(slots=True)
+class _Scales:
+    held: Held
+    subscribers: Mapping[TopicId, Sequence[str]]
+    loads: dict[str, int] = field(init=False)
+    heaps: dict[TopicId, list[tuple[int, str]]] = field(init=False)
+    """The subscribers of each topic by load, the least loaded first. Entries may show a smaller load than the
+    member has by now.
+    """
+
+    def __post_init__(self) -> None:
+        self.loads = {member: sum(map(len, mine.values())) for member, mine in self.held.items()}
+        self.heaps = {
+            topic: sorted((self.loads[member], member) for member in members)
+            for topic, members in self.subscribers.items()
+        }
+
+    def hand_out(self, partition_counts: Mapping[TopicId, int]) -> None:
+        """Gives partitions without an owner to the least loaded subscriber. Topics with the fewest
+        subscribers go first.
+        """
+        free = {topic: set(range(count)) for topic, count in partition_counts.items()}
+        for mine in self.held.values():
+            for topic, partitions in mine.items():
+                free[topic] -= partitions
+        for topic in sorted(free, key=lambda topic: (len(self.subscribers[topic]), topic)):
+            for partition in sorted(free[topic]):
+                member = self._least_loaded(topic)
+                self.held[member].setdefault(topic, set()).add(Partition(partition))
+                self.loads[member] += 1
+
+    def move_directly(self) -> None:
+        for member in sorted(self.loads, key=lambda member: (-self.loads[member], member)):
+            for topic in sorted(self.held[member]):
+                while topic in self.held[member]:
+                    taker = self._least_loaded(topic)
+                    if self.loads[taker] + 1 >= self.loads[member]:
+                        break
+                    self._move(topic, member, taker)
+
+    def move_in_chains(self) -> None:
+        """From the most loaded member down, searches breadth-first for a member with two fewer. A failed
+        search leads nowhere for less loaded members either, so its members are not searched again.
+        """
+        in_vain: set[str] = set()
+        waiting = [(-load, member) for member, load in self.loads.items()]
+        heapq.heapify(waiting)
+        while waiting:
+            load, member = heapq.heappop(waiting)
+            if member in in_vain or -load != self.loads[member]:
+                continue
+            chain = self._chain_from(member, in_vain)
+            for topic, giver, taker in reversed(chain):
+                self._move(topic, giver, taker)
+            if chain:
+                taker = chain[-1][2]
+                for moved in (member, taker):
+                    heapq.heappush(waiting, (-self.loads[moved], moved))
+
+    def _chain_from(self, start: str, in_vain: set[str]) -> list[tuple[TopicId, str, str]]:
+        """Returns the moves (topic, giver, taker) from `start` to a member with two fewer. Empty if there is
+        no such chain: then everything that was searched is added to `in_vain`.
+        """
+        came: dict[str, tuple[TopicId, str] | None] = {start: None}
+        topics_done: set[TopicId] = set()
+        queue = deque([start])
+        while queue:
+            giver = queue.popleft()
+            for topic in sorted(self.held[giver].keys() - topics_done):
+                topics_done.add(topic)
+                for taker in self.subscribers[topic]:
+                    if taker in came or taker in in_vain:
+                        continue
+                    came[taker] = (topic, giver)
+                    if self.loads[taker] + 2 <= self.loads[start]:
+                        return _trace(came, taker)
+                    queue.append(taker)
+        in_vain.update(came)
+        return []
+
+    def _least_loaded(self, topic: TopicId) -> str:
+        heap = self.heaps[topic]
+        while heap[0][0] != self.loads[heap[0][1]]:
+            heapq.heapreplace(heap, (self.loads[heap[0][1]], heap[0][1]))
+        return heap[0][1]
+
+    def _move(self, topic: TopicId, giver: str, taker: str) -> None:
+        partition = max(self.held[giver][topic])
+        self.held[giver][topic].remove(partition)
+        if not self.held[giver][topic]:
+            del self.held[giver][topic]
+        self.held[taker].setdefault(topic, set()).add(partition)
+        self.loads[giver] -= 1
+        self.loads[taker] += 1
+
+
+def _trace(came: Mapping[str, tuple[TopicId, str] | None], end: str) -> list[tuple[TopicId, str, str]]:
+    chain = []
+    taker = end
+    while (step := came[taker]) is not None:
+        topic, giver = step
+        chain.append((topic, giver, taker))
+        taker = giver
+    chain.reverse()
+    return chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +159,9 @@ class Subscriber:
     member_id: str
     instance_id: str | None
     topics: frozenset[TopicId]
-    """Those that exist, by name or by regular expression."""
+    """The subscribed topics that exist, by name or by regular expression."""
     target: Assignment
-    """What it was to have until now; empty for a new member."""
+    """Its target until now. Empty for a new member."""
 
 
 Assignor: TypeAlias = Callable[[Sequence[Subscriber], Mapping[TopicId, int]], dict[str, Assignment]]
@@ -53,7 +180,9 @@ def uniform(members: Sequence[Subscriber], partition_counts: Mapping[TopicId, in
 
 
 def range_(members: Sequence[Subscriber], partition_counts: Mapping[TopicId, int]) -> dict[str, Assignment]:
-    ordered = sorted(members, key=lambda member: (member.instance_id is None, member.instance_id or member.member_id))
+    ordered = sorted(
+        members, key=lambda member: (member.instance_id is None, member.instance_id or member.member_id)
+    )
     targets: dict[str, dict[TopicId, frozenset[Partition]]] = {member.member_id: {} for member in ordered}
     by_id = {member.member_id: member for member in ordered}
     together: dict[tuple[int, tuple[str, ...]], list[TopicId]] = {}
@@ -61,7 +190,9 @@ def range_(members: Sequence[Subscriber], partition_counts: Mapping[TopicId, int
         together.setdefault((partition_counts[topic], tuple(member_ids)), []).append(topic)
     for (count, sharing), topics in together.items():
         shares = _share_numbers(
-            {member_id: by_id[member_id].target for member_id in sharing}, list(map(Partition, range(count))), topics
+            {member_id: by_id[member_id].target for member_id in sharing},
+            list(map(Partition, range(count))),
+            topics,
         )
         for member_id, numbers in shares.items():
             if numbers:
@@ -84,7 +215,9 @@ def _subscribers(members: Iterable[Subscriber]) -> dict[TopicId, list[str]]:
 def _keep_valid(
     members: Iterable[Subscriber], partition_counts: Mapping[TopicId, int]
 ) -> dict[str, dict[TopicId, set[Partition]]]:
-    """Of each member's target, what exists, is subscribed to and was not claimed by a member before it."""
+    """Returns for each member the part of its target that exists, is subscribed to and no earlier member
+    claimed.
+    """
     free = {topic: set(map(Partition, range(count))) for topic, count in partition_counts.items()}
     kept: dict[str, dict[TopicId, set[Partition]]] = {}
     for member in members:
@@ -98,8 +231,9 @@ def _keep_valid(
 
 
 def _quotas(sizes: Mapping[str, int], total: int) -> dict[str, int]:
-    """How many each may have, so that all `total` are had and nobody gives up more than it must: the odd ones go to
-    those who have them, then to the first."""
+    """Returns how many of `total` each member may have, so that no member gives up more than it must. The odd
+    ones go to members that have them already, then to the first members.
+    """
     share, odd = divmod(total, len(sizes))
     quotas = dict.fromkeys(sizes, share)
     by_need = [member for member in sizes if sizes[member] > share] + [
@@ -110,8 +244,10 @@ def _quotas(sizes: Mapping[str, int], total: int) -> dict[str, int]:
     return quotas
 
 
-def _share_all(members: Sequence[Subscriber], partition_counts: Mapping[TopicId, int]) -> dict[str, Assignment]:
-    """All partitions of all topics over members that subscribe to the same."""
+def _share_all(
+    members: Sequence[Subscriber], partition_counts: Mapping[TopicId, int]
+) -> dict[str, Assignment]:
+    """Shares all partitions of all topics among members that subscribe to the same topics."""
     kept = _keep_valid(members, partition_counts)
     sizes = {member: sum(map(len, mine.values())) for member, mine in kept.items()}
     quotas = _quotas(sizes, sum(partition_counts.values()))
@@ -135,12 +271,13 @@ def _share_all(members: Sequence[Subscriber], partition_counts: Mapping[TopicId,
             else:
                 turn += 1
     return {
-        member: {topic: frozenset(partitions) for topic, partitions in mine.items()} for member, mine in kept.items()
+        member: {topic: frozenset(partitions) for topic, partitions in mine.items()}
+        for member, mine in kept.items()
     }
 
 
 def _give_up(mine: dict[TopicId, set[Partition]], excess: int) -> None:
-    """The highest partition of the topic of which it has most, `excess` times."""
+    """Gives up the highest partition of the topic of which it has most, `excess` times."""
     for _ in range(excess):
         topic = max(mine, key=lambda topic: (len(mine[topic]), topic))
         mine[topic].remove(max(mine[topic]))
@@ -151,8 +288,9 @@ def _give_up(mine: dict[TopicId, set[Partition]], excess: int) -> None:
 def _share_numbers(
     targets: Mapping[str, Assignment], numbers: Sequence[Partition], topics: Sequence[TopicId]
 ) -> dict[str, set[Partition]]:
-    """Partition numbers, the same of all topics, over these members in this order. A number stays with whoever has it
-    of most topics; those without an owner go out in ranges."""
+    """Shares partition numbers, the same for all topics, among these members in this order. A number stays
+    with the member that has it of most topics. Numbers without an owner are given out in ranges.
+    """
     votes: dict[Partition, dict[str, int]] = {number: {} for number in numbers}
     for member, target in targets.items():
         for topic in topics:

@@ -1,25 +1,27 @@
 """A group of the new consumer group protocol (KIP-848), as a state machine.
 
-Pure: events and the time come in, answers and changes go out; no clock, no I/O. Promises:
-- a partition has one owner at a time: it goes to its next owner only after the one before said that it gave it up, or
-  was fenced;
-- a change of members, subscriptions or topics is answered with the fewest partitions moved that its assignor allows,
-  and a member that is not concerned is told nothing;
-- everything answered follows from what `take_changes` gave out before it; a coordinator that takes over goes on from
-  there;
-- a request that needs topics nobody asked for yet waits until they are seen, and is handled as if it had come then.
+Pure: events and the time come in, answers and changes go out.
+
+Promises:
+- A partition has one owner at a time. It goes to its next owner only after its owner said that it gave the
+  partition up, or was fenced.
+- After a change of members, subscriptions or topics, the fewest partitions move that the assignor allows. A
+  member that is not concerned hears nothing.
+- Every answer follows from what `take_changes` returned before it, so a coordinator that takes over goes on
+  from there.
+- A request that needs unknown topics waits until they are seen. It is then handled as if it had come at that
+  moment.
 """
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, assert_never
 
 from agent.groups.classic.classic_members import CONSUMER_PROTOCOL_TYPE
-from agent.groups.consumer import consumer_heartbeats
+from agent.groups.consumer import consumer_classic, consumer_heartbeats
 from agent.groups.consumer.consumer_members import ConsumerMember
 from agent.groups.consumer.consumer_membership import ConsumerMembership, MemberRefused
 from agent.groups.consumer.consumer_roster import ConsumerRoster
 from agent.groups.consumer.known_topics import KnownTopics, both
-from agent.groups.conversion import consumer_classic
 from agent.groups.events import (
     Answer,
     Answered,
@@ -80,10 +82,13 @@ class ConsumerGroup:
         seen: TopicsSeen,
         now_ms: int,
     ) -> "ConsumerGroup":
-        """A group that was of the classic protocol until now, with its members and their targets, at its generation.
-        Its epoch is above that if the targets leave partitions to nobody: then they are made anew. `seen` must show all
-        their topics. `stored_member_ids` are those that Postgres has; the first change writes the members and deletes
-        the rest."""
+        """Makes a new-protocol group of a group that was classic until now, with its members and their
+        targets, at its generation.
+
+        If the targets leave partitions without an owner, its epoch is one higher, and the targets are made
+        again. `seen` must show all its topics. `stored_member_ids` are the members that Postgres has; the
+        first change writes the members and deletes the others.
+        """
         group = cls(settings, new_id, None, now_ms)
         for member, target in members:
             group._group.settle_in(member, target, now_ms)
@@ -99,7 +104,7 @@ class ConsumerGroup:
 
     @property
     def has_classic_members_only(self) -> bool:
-        """Also true without any."""
+        """Also true for a group without members."""
         return self._roster.new_protocol_members == 0
 
     @property
@@ -112,7 +117,7 @@ class ConsumerGroup:
         return self._topics
 
     def take_parked(self) -> list[Request]:
-        """The requests that wait for topics; they are somebody else's now."""
+        """Hands over the requests that wait for topics. The caller now owns them."""
         parked, self._parked = self._parked, {}
         return list(parked.values())
 
@@ -140,7 +145,7 @@ class ConsumerGroup:
         return answered
 
     def tick(self, now_ms: int) -> list[Answered]:
-        """Nobody waits for time to pass."""
+        """Fences members whose timers are due. No answer waits for time to pass."""
         self._group.tick(now_ms)
         return []
 
@@ -166,7 +171,7 @@ class ConsumerGroup:
         member_id: str,
         instance_id: str | None,
         generation: int,
-        now_ms: int,  # noqa: ARG002  # a commit is no sign of life here
+        now_ms: int,  # noqa: ARG002  # a commit is not a sign of life here
     ) -> CommitFence | GroupFault:
         if generation < 0 and self.is_empty:
             return CommitFence()
@@ -187,7 +192,7 @@ class ConsumerGroup:
         return None if self.is_empty else GroupFault.GROUP_NOT_EMPTY
 
     def check_offset_delete(self) -> GroupFault | None:
-        """Offsets of topics that nobody subscribes to (`subscribed`) may always go."""
+        """Offsets of topics without subscribers (`subscribed`) may always be deleted."""
         return None
 
     def subscribed(self, topic: str) -> bool:

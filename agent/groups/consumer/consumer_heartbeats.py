@@ -1,36 +1,63 @@
-"""ConsumerGroupHeartbeat (KIP-848): join, stay, leave, and leave for a while, of a member of the new protocol.
+"""ConsumerGroupHeartbeat (KIP-848): a member of the new protocol joins, stays, leaves, or leaves for a while.
 
-Fields that can be judged without the group are judged by the API (`agent/kafka/apis`). Refused as by Kafka: an epoch
-that is neither the member's nor, with a part of its partitions in hand, the one before (whose answer may be lost); an
-instance id that another member uses; an unknown assignor; an expression that is not RE2's. Two departures: a static
-member that repeats its own join is let in again, and one that returns to a full group takes its old place.
+The API (`agent/kafka/apis`) checks fields that can be judged without the group.
+
+As in Kafka, these are refused:
+- An epoch that is not the member's. The epoch before is accepted if the member reports a part of its
+  partitions, because the answer with the new epoch may be lost.
+- An instance id that another member uses.
+- An unknown assignor.
+- An expression that is not RE2's.
+
+Two exceptions: a static member that repeats its own join is let in again, and a static member that returns to
+a full group takes its old place.
 """
 
 from dataclasses import replace
 
-from agent.groups.consumer.assignments import is_part
 from agent.groups.consumer.assignors import ASSIGNORS
-from agent.groups.consumer.consumer_members import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerMember
+from agent.groups.consumer.consumer_members import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    ConsumerMember,
+    is_part,
+)
 from agent.groups.consumer.consumer_membership import ConsumerMembership, MemberRefused
-from agent.groups.consumer.subscriptions import InvalidRegex, check_regex
-from agent.groups.events import Assignment, ConsumerHeartbeat, ConsumerHeartbeatAnswer, GroupFault, TopicsWanted
+from agent.groups.consumer.known_topics import InvalidRegex, check_regex
+from agent.groups.events import (
+    Assignment,
+    ConsumerHeartbeat,
+    ConsumerHeartbeatAnswer,
+    GroupFault,
+    TopicsWanted,
+)
 
 
 def topics_of(event: ConsumerHeartbeat) -> TopicsWanted:
-    """What must be known of topics before it is answered, besides what the group's members need."""
+    """Returns what must be known of topics before it is answered, in addition to what the group's members
+    need.
+    """
     if event.member_epoch < JOIN_EPOCH:
         return TopicsWanted()
-    return TopicsWanted(names=frozenset(event.subscribed_topics or ()), everything=bool(event.subscribed_regex))
+    return TopicsWanted(
+        names=frozenset(event.subscribed_topics or ()), everything=bool(event.subscribed_regex)
+    )
 
 
-def answer_heartbeat(group: ConsumerMembership, event: ConsumerHeartbeat, now_ms: int) -> ConsumerHeartbeatAnswer:
+def answer_heartbeat(
+    group: ConsumerMembership, event: ConsumerHeartbeat, now_ms: int
+) -> ConsumerHeartbeatAnswer:
     """Raises `MemberRefused`."""
     if event.member_epoch < JOIN_EPOCH:
         return _leave(group, event)
     if event.assignor is not None and event.assignor not in ASSIGNORS:
         raise MemberRefused(
             GroupFault.UNSUPPORTED_ASSIGNOR,
-            f"ServerAssignor {event.assignor} is not supported. Supported assignors: {', '.join(sorted(ASSIGNORS))}.",
+            (
+                f"ServerAssignor {event.assignor} is not supported. Supported assignors: "
+                f"{', '.join(sorted(ASSIGNORS))}."
+            ),
         )
     joins = event.member_epoch == JOIN_EPOCH
     member_id = event.member_id or group.new_id()
@@ -38,8 +65,8 @@ def answer_heartbeat(group: ConsumerMembership, event: ConsumerHeartbeat, now_ms
     before = found or ConsumerMember(member_id=member_id)
     _check_regex(group, before, event)
     if before.member_id != member_id:
-        before = group.take_place(before, member_id)
-    told = group.bring_nearer(before, _as_said(group, before, event), event.owned, now_ms)
+        before = group.replace_static(before, member_id)
+    told = group.step_to_target(before, _as_said(group, before, event), event.owned, now_ms)
     tells_all = (
         event.rebalance_timeout_ms != -1
         and (event.subscribed_topics is not None or event.subscribed_regex is not None)
@@ -53,8 +80,10 @@ def answer_heartbeat(group: ConsumerMembership, event: ConsumerHeartbeat, now_ms
     )
 
 
-def _find_joining(group: ConsumerMembership, event: ConsumerHeartbeat, member_id: str) -> ConsumerMember | None:
-    """The member it is already: by its id, or the static one whose place it takes."""
+def _find_joining(
+    group: ConsumerMembership, event: ConsumerHeartbeat, member_id: str
+) -> ConsumerMember | None:
+    """Returns the member if it exists already: by its id, or the static member whose place it takes."""
     if event.instance_id is None:
         group.admit(member_id)
         return group.roster.members.get(member_id)
@@ -82,13 +111,13 @@ def _find(group: ConsumerMembership, event: ConsumerHeartbeat) -> ConsumerMember
         return member
     raise MemberRefused(
         GroupFault.FENCED_MEMBER_EPOCH,
-        f"The member says epoch {event.member_epoch}, the coordinator knows it at {member.epoch}. It must give up all "
-        "its partitions and rejoin.",
+        f"The member says epoch {event.member_epoch}, the coordinator knows it at {member.epoch}. It must "
+        "give up all its partitions and rejoin.",
     )
 
 
 def _as_said(group: ConsumerMembership, before: ConsumerMember, event: ConsumerHeartbeat) -> ConsumerMember:
-    """The member with what the request says of it."""
+    """Returns the member as the request describes it."""
     topics, regex, timeout_ms = before.topics, before.regex, before.rebalance_timeout_ms
     if event.subscribed_topics is not None:
         topics = frozenset(event.subscribed_topics)
@@ -130,7 +159,7 @@ def _leave(group: ConsumerMembership, event: ConsumerHeartbeat) -> ConsumerHeart
     if event.member_epoch == LEAVE_EPOCH:
         group.fence([member.member_id])
     else:
-        group.leave_for_a_while(member)
+        group.leave_temporarily(member)
     return ConsumerHeartbeatAnswer(member_id=member.member_id, member_epoch=event.member_epoch)
 
 
@@ -148,7 +177,10 @@ def _static(group: ConsumerMembership, instance_id: str, member_id: str) -> Cons
     if member.member_id != member_id:
         raise MemberRefused(
             GroupFault.FENCED_INSTANCE,
-            f"Static member {member_id} with instance id {instance_id} was fenced by member {member.member_id}.",
+            (
+                f"Static member {member_id} with instance id {instance_id} was fenced by member "
+                f"{member.member_id}."
+            ),
         )
     return member
 

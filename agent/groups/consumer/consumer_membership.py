@@ -1,10 +1,16 @@
-"""What every request to a group of the new protocol comes to, whichever protocol its member speaks (KIP-848): a member
-joined, changed or went; the group's epoch rises if that changes who should have what; targets are made at that epoch;
-the member is brought one step nearer to its own.
+"""The common rules for every request to a group of the new protocol, whichever protocol its member speaks
+(KIP-848).
 
-Targets are made when the next member is heard of, not when the epoch rises, so that several changes cost one. A member
-is fenced (removed; its partitions are free) when its session is over, when it takes longer than its rebalance timeout
-to give partitions up, and, if it speaks the classic protocol, when it does not rejoin or sync within that time.
+A member joined, changed or left. If that changes who should have what, the group's epoch rises. Targets are
+made at that epoch, and the member is brought one step nearer to its own.
+
+Targets are made when the next request comes, not when the epoch rises, so several changes cost one
+computation.
+
+A member is fenced (removed, and its partitions are free) in these cases:
+- Its session is over.
+- It takes longer than its rebalance timeout to give partitions up.
+- It speaks the classic protocol and does not rejoin or sync within that time.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,9 +18,15 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import TypeAlias
 
-from agent.groups.consumer.assignments import chosen, partitions_of, without
 from agent.groups.consumer.assignors import ASSIGNORS, Subscriber
-from agent.groups.consumer.consumer_members import STATIC_LEAVE_EPOCH, ConsumerMember, reconciled
+from agent.groups.consumer.consumer_members import (
+    STATIC_LEAVE_EPOCH,
+    ConsumerMember,
+    chosen,
+    partitions_of,
+    reconciled,
+    without,
+)
 from agent.groups.consumer.consumer_roster import ConsumerRoster
 from agent.groups.consumer.known_topics import KnownTopics, wanted_by
 from agent.groups.coordinator.deadlines import Deadlines
@@ -24,7 +36,7 @@ from storage.identifiers import TopicId
 
 
 class MemberRefused(Exception):
-    """A member's request is answered with a fault; nothing has changed."""
+    """A member's request gets a fault. Nothing has changed."""
 
     def __init__(self, fault: GroupFault, message: str) -> None:
         super().__init__(message)
@@ -62,13 +74,13 @@ class ConsumerMembership:
         self._wanted = TopicsWanted()
         self._resubscribed = True
         for member in roster.members.values():
-            self.heard_of(member, now_ms)
+            self.restart_session(member, now_ms)
             self._time_revocation(member, now_ms)
 
     # --- topics
 
     def wanted(self) -> TopicsWanted:
-        """What the members' subscriptions need to know of topics."""
+        """Returns what the members' subscriptions need to know of topics."""
         if self._resubscribed:
             wanted = wanted_by(self.roster.members.values())
             if wanted != self._wanted:
@@ -89,19 +101,21 @@ class ConsumerMembership:
     # --- members
 
     def settle_in(self, member: ConsumerMember, target: Assignment, now_ms: int) -> None:
-        """A member of the group in its other protocol."""
+        """Adds a member that the group had in its other protocol."""
         self.roster.put(member)
         self.roster.set_target(member.member_id, target)
-        self.heard_of(member, now_ms)
+        self.restart_session(member, now_ms)
         self._resubscribed = True
 
     def start_at(self, generation: int, stored_member_ids: frozenset[str]) -> None:
-        """All members have settled in, and their topics are known."""
+        """Sets the generation once all members have settled in and their topics are known."""
         fingerprint = self._fingerprint()
         self.roster.start_at(generation, fingerprint, stored_member_ids)
         topics = frozenset[TopicId]().union(*map(self.topics.subscribed_ids, self.roster.members.values()))
         wanted = sum(self.topics.partition_counts(topics).values())
-        if wanted != sum(1 for member_id in self.roster.members for _ in partitions_of(self.roster.target(member_id))):
+        if wanted != sum(
+            1 for member_id in self.roster.members for _ in partitions_of(self.roster.target(member_id))
+        ):
             self.roster.raise_epoch(fingerprint)
 
     def admit(self, member_id: str) -> None:
@@ -112,8 +126,8 @@ class ConsumerMembership:
                 GroupFault.GROUP_FULL, f"The group has its maximum of {self.settings.group_max_size} members."
             )
 
-    def heard_of(self, member: ConsumerMember, now_ms: int) -> None:
-        """Its session begins anew."""
+    def restart_session(self, member: ConsumerMember, now_ms: int) -> None:
+        """Restarts the member's session."""
         session_ms = (
             self.settings.group_consumer_session_timeout_ms
             if member.classic is None
@@ -121,19 +135,22 @@ class ConsumerMembership:
         )
         self.deadlines.set((Timer.SESSION, member.member_id), now_ms + session_ms)
 
-    def take_place(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
-        """A static member is back under a new member id, with nothing in its hands: the same member, as yet at epoch
-        0. What it was giving up is given up."""
+    def replace_static(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
+        """A static member returned under a new member id and without partitions. It stays the same member, at
+        epoch 0 for now. It no longer owns what it was giving up.
+        """
         new = replace(old, member_id=member_id, epoch=0, previous_epoch=0, revoking={})
         self._stop_timers(old.member_id)
         self.roster.replace(old.member_id, new)
         return new
 
-    def bring_nearer(
+    def step_to_target(
         self, before: ConsumerMember, now: ConsumerMember, owned: Assignment | None, now_ms: int
     ) -> ConsumerMember:
-        """A member was heard of: it was `before` (perhaps not yet in the group) and says `now` who it is, and what it
-        still owns. Returns what it is told to be. All topics must be known."""
+        """Handles a sign of life of a member. `before` is the member as it was (perhaps not yet in the
+        group), `now` is the member as it describes itself, and `owned` are the partitions that it says it
+        still has. Returns the member as the answer should show it. All topics must be known.
+        """
         self.roster.put(now)
         resubscribed = before.topics != now.topics or before.regex != now.regex
         self._resubscribed = self._resubscribed or resubscribed
@@ -147,18 +164,19 @@ class ConsumerMembership:
         self.roster.put(nearer)
         if nearer != now or now.classic != before.classic:
             self._time_revocation(nearer, now_ms)
-        self.heard_of(nearer, now_ms)
+        self.restart_session(nearer, now_ms)
         return nearer
 
-    def leave_for_a_while(self, member: ConsumerMember) -> None:
+    def leave_temporarily(self, member: ConsumerMember) -> None:
         """A static member keeps what is assigned to it until its session is over."""
         self.deadlines.clear((Timer.REVOKE, member.member_id))
         self.roster.put(replace(member, epoch=STATIC_LEAVE_EPOCH, revoking={}))
 
     def fence(self, member_ids: Iterable[str]) -> None:
-        """They are members no more; what they had is free. If all others speak the classic protocol the epoch stays:
-        the group is about to be theirs (`group.py`), and a rebalance there, at the generation they know, costs
-        cooperative ones nothing."""
+        """Removes these members. Their partitions are free. If all other members speak the classic protocol,
+        the epoch stays: the group is about to become classic (`group.py`). A rebalance there, at the
+        generation that they know, costs cooperative members nothing.
+        """
         fenced = [member_id for member_id in dict.fromkeys(member_ids) if member_id in self.roster.members]
         for member_id in fenced:
             self.roster.remove(member_id)
@@ -172,7 +190,7 @@ class ConsumerMembership:
         self.fence(member_id for _, member_id in self.deadlines.take_due(now_ms))
 
     def waits_for_others(self, member: ConsumerMember) -> bool:
-        """Whether a partition of its target is still another's."""
+        """True if another member still owns a partition of its target."""
         missing = without(self.roster.target(member.member_id), member.assigned)
         free = chosen(missing, self.roster.is_free)
         return free != missing
@@ -189,7 +207,9 @@ class ConsumerMembership:
             )
             for member in self.roster.members.values()
         ]
-        counts = self.topics.partition_counts(frozenset[TopicId]().union(*{member.topics for member in members}))
+        counts = self.topics.partition_counts(
+            frozenset[TopicId]().union(*{member.topics for member in members})
+        )
         for member_id, target in ASSIGNORS[self.roster.assignor](members, counts).items():
             self.roster.set_target(member_id, target)
         self.roster.assigned_all()

@@ -1,9 +1,12 @@
-"""The embedded protocol of classic consumers: subscriptions and assignments inside JoinGroup's and SyncGroup's opaque
-bytes (`consumer` protocol type, versions 0 to 3), which only the client side reads until a group is converted.
+"""The embedded protocol of classic consumers (`consumer` protocol type, versions 0 to 3): subscriptions and
+assignments inside the opaque bytes of JoinGroup and SyncGroup. Only clients read them, until a group is
+converted.
 
-Promises that an assignment is written in a version that its reader knows, and that bytes of a newer version are read as
-the newest known, as clients do. Topics are named by name here and by id in the new protocol: what has no name or no id
-(any more) is left out.
+Promises:
+- An assignment is written in a version that its reader knows.
+- Bytes of a newer version are read as the newest known version, as clients do.
+
+Topics have names here and ids in the new protocol. A topic without a name or an id is left out.
 """
 
 import struct
@@ -41,7 +44,7 @@ class Malformed(Exception):
 class Subscription:
     topics: frozenset[str]
     owned: Names
-    """What a cooperative member still has when it joins; an eager one has given everything up."""
+    """The partitions that a cooperative member still has when it joins. An eager member has given all up."""
     rack_id: str | None = None
 
 
@@ -72,7 +75,9 @@ def read_assignment(data: bytes) -> EmbeddedAssignment:
 
 
 def write_assignment(partitions: Names, *, like: bytes) -> bytes:
-    """For the member that subscribed with the bytes `like`. All versions of an assignment have the same content."""
+    """Writes it for the member that subscribed with the bytes `like`. All versions of an assignment have the
+    same content.
+    """
     body = BytesIO()
     _write_assignment(
         body,
@@ -108,7 +113,9 @@ def by_name(assignment: Assignment, names: Callable[[TopicId], str | None]) -> N
 _SUBSCRIPTIONS: Final[tuple[Any, ...]] = (SubscriptionV0, SubscriptionV1, SubscriptionV2, SubscriptionV3)
 for _schema in _SUBSCRIPTIONS:
     complete(_schema, SubscriptionV3)
-_READERS: Final[Mapping[Any, Any]] = {schema: entity_reader(schema) for schema in (*_SUBSCRIPTIONS, AssignmentV0)}
+_READERS: Final[Mapping[Any, Any]] = {
+    schema: entity_reader(schema) for schema in (*_SUBSCRIPTIONS, AssignmentV0)
+}
 _write_assignment: Final = entity_writer(AssignmentV0)
 _NEWEST_ASSIGNMENT: Final = 3
 
@@ -126,13 +133,13 @@ def _parse(schema: Any, data: bytes) -> Any:
     try:
         check_shape(data, _VERSION.size, schema)
         value, _ = _READERS[schema](data, _VERSION.size)
-    except Exception as error:  # whatever a reader finds wrong with bytes from outside, they are wrong
+    except Exception as error:  # any failure of the reader means that the bytes from outside are wrong
         raise Malformed(str(error)) from error
     return value
 
 
 def _listed(array: Any) -> Any:
-    """An array that must be there: kio reads a null as None."""
+    """Returns an array that must not be null: kio reads a null as None."""
     if array is None:
         raise Malformed("no array")
     return array

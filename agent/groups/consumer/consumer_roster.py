@@ -1,20 +1,118 @@
-"""Who is in a group of the new protocol, what each has and is to have, and what of that Postgres does not know yet.
+"""The members of a group of the new protocol, what each has and should have, and which of that Postgres does
+not have yet.
 
-Promises that no partition has two owners (a breach is an AssertionError before it is told to anybody), that epochs only
-rise, and that a change holds the members that changed since the last one and no others.
+Promises:
+- No partition has two owners. A breach is an AssertionError before any client sees it.
+- Epochs only rise.
+- A change holds exactly the members that changed since the last one.
+
+Postgres keeps one document for the group and one per member (JSON). What is read equals what was written.
+Partitions are written as ranges ("0-5,7"), topic ids as 32 hex digits.
 """
 
+from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
 
 from agent.groups.classic.classic_members import CONSUMER_PROTOCOL_TYPE
-from agent.groups.consumer.assignments import NOTHING, partitions_of
 from agent.groups.consumer.assignors import DEFAULT_ASSIGNOR
-from agent.groups.consumer.consumer_documents import member_document, read_member
-from agent.groups.consumer.consumer_members import ConsumerMember, is_reconciled
-from agent.groups.events import Assignment, GroupState
+from agent.groups.consumer.consumer_members import (
+    NOTHING,
+    ClassicSide,
+    ConsumerMember,
+    is_reconciled,
+    partitions_of,
+)
+from agent.groups.events import Assignment, GroupState, OfferedProtocol
 from sequencer.groups.stored_groups import GroupChange, StoredGroup, StoredMember
 from storage.identifiers import Partition, TopicId
+
+
+def member_document(member: ConsumerMember, target: Assignment) -> StoredMember:
+    document: dict[str, Any] = {
+        "instance_id": member.instance_id,
+        "rack_id": member.rack_id,
+        "client_id": member.client_id,
+        "client_host": member.client_host,
+        "rebalance_timeout_ms": member.rebalance_timeout_ms,
+        "topics": sorted(member.topics),
+        "regex": member.regex,
+        "assignor": member.assignor,
+        "previous_epoch": member.previous_epoch,
+        "assigned": _write(member.assigned),
+        "revoking": _write(member.revoking),
+        "target": _write(target),
+    }
+    if member.classic is not None:
+        document["classic"] = {
+            "session_timeout_ms": member.classic.session_timeout_ms,
+            "protocols": [
+                [offered.name, b64encode(offered.metadata).decode()] for offered in member.classic.protocols
+            ],
+        }
+    return StoredMember(epoch=member.epoch, document=document)
+
+
+def read_member(member_id: str, stored: StoredMember) -> tuple[ConsumerMember, Assignment]:
+    """Returns the member and its target."""
+    document = stored.document
+    member = ConsumerMember(
+        member_id=member_id,
+        instance_id=document["instance_id"],
+        rack_id=document["rack_id"],
+        client_id=document["client_id"],
+        client_host=document["client_host"],
+        rebalance_timeout_ms=document["rebalance_timeout_ms"],
+        topics=frozenset(document["topics"]),
+        regex=document["regex"],
+        assignor=document["assignor"],
+        epoch=stored.epoch,
+        previous_epoch=document["previous_epoch"],
+        assigned=_read(document["assigned"]),
+        revoking=_read(document["revoking"]),
+        classic=_read_classic(document.get("classic")),
+    )
+    return member, _read(document["target"])
+
+
+def _read_classic(document: Mapping[str, Any] | None) -> ClassicSide | None:
+    if document is None:
+        return None
+    return ClassicSide(
+        session_timeout_ms=document["session_timeout_ms"],
+        protocols=tuple(
+            OfferedProtocol(name=name, metadata=b64decode(metadata))
+            for name, metadata in document["protocols"]
+        ),
+    )
+
+
+def _write(assignment: Assignment) -> dict[str, str]:
+    return {topic.hex: _ranges(partitions) for topic, partitions in sorted(assignment.items())}
+
+
+def _read(document: Mapping[str, str]) -> Assignment:
+    return {TopicId(UUID(topic)): frozenset(_numbers(ranges)) for topic, ranges in document.items()}
+
+
+def _ranges(partitions: frozenset[Partition]) -> str:
+    runs: list[list[int]] = []
+    for partition in sorted(partitions):
+        if runs and runs[-1][1] == partition - 1:
+            runs[-1][1] = partition
+        else:
+            runs.append([partition, partition])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _numbers(ranges: str) -> list[Partition]:
+    numbers: list[Partition] = []
+    for run in ranges.split(","):
+        first, _, last = run.partition("-")
+        numbers.extend(map(Partition, range(int(first), int(last or first) + 1)))
+    return numbers
 
 
 class ConsumerRoster:
@@ -22,7 +120,7 @@ class ConsumerRoster:
         self.epoch = 0
         self.assignment_epoch = 0
         self.fingerprint = ""
-        """Of the topics, as of the group's epoch (`KnownTopics.fingerprint`)."""
+        """The topics' fingerprint as of the group's epoch (`KnownTopics.fingerprint`)."""
         self.stored_member_ids: set[str] = set()
         """The members that Postgres has once the changes taken so far are written."""
         self.new_protocol_members = 0
@@ -76,14 +174,14 @@ class ConsumerRoster:
 
     @property
     def assignor(self) -> str:
-        """What most members that ask for one ask for."""
+        """The assignor that most members ask for, among those that ask for one."""
         asked = Counter(member.assignor for member in self._members.values() if member.assignor is not None)
         return min(asked, key=lambda name: (-asked[name], name)) if asked else DEFAULT_ASSIGNOR
 
     # --- changing
 
     def put(self, member: ConsumerMember) -> None:
-        """Add it, or take it as it is now."""
+        """Adds the member, or replaces what is known of it."""
         before = self._members.get(member.member_id)
         if before == member:
             return
@@ -104,7 +202,7 @@ class ConsumerRoster:
         self._changed.add(member_id)
 
     def replace(self, old_id: str, new: ConsumerMember) -> None:
-        """A static member returned under a new member id: what was the old one's is the new one's."""
+        """A static member returned under a new member id. The new id gets everything that the old one had."""
         target = self.target(old_id)
         self.remove(old_id)
         self.put(new)
@@ -121,12 +219,12 @@ class ConsumerRoster:
         self._group_changed = True
 
     def assigned_all(self) -> None:
-        """All targets are those of the group's epoch."""
+        """Marks all targets as those of the group's epoch."""
         self.assignment_epoch = self.epoch
         self._group_changed = True
 
     def start_at(self, generation: int, fingerprint: str, stored_member_ids: frozenset[str]) -> None:
-        """A group that was of the classic protocol until now, or empty."""
+        """Starts with a group that was classic until now, or is empty."""
         self.epoch = self.assignment_epoch = generation
         self.fingerprint = fingerprint
         self.stored_member_ids = set(stored_member_ids)

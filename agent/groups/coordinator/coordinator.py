@@ -1,23 +1,29 @@
-"""The group coordinator of an agent: which groups are loaded, since when it holds them, when they leave
-(docs/design/groups.md#coordinators).
+"""The group coordinator of an agent: which groups are loaded, since when it holds them, and when they leave
+memory (docs/design/groups.md#coordinators).
 
-Promises: only groups that the ring gives to this agent are answered for; a group is claimed in Postgres, which fences
-every coordinator before, ahead of its first answer; an agent that lost a group, its place in the ring or Postgres
-answers so within the group's lease, to waiting requests too; loaded groups, loads at a time and queued requests are
-bounded. A request to a loaded group touches no database unless it changes the group.
+Promises:
+- The agent answers only for groups that the ring gives to it.
+- A group is claimed in Postgres before its first answer. The claim fences every earlier coordinator.
+- If the agent loses a group, its place in the ring or Postgres, every request gets that answer within the
+  group's lease, also requests that wait.
+- Loaded groups, concurrent loads and queued requests are bounded.
+- A request to a loaded group touches no database unless it changes the group.
 """
 
 import asyncio
 import itertools
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import Context
 from typing import TypeVar
 
-from agent.groups.consumer.topics_of_groups import look_at
-from agent.groups.coordinator.machine import MachineMaker
-from agent.groups.coordinator.running_group import Request, RunningGroup, Surroundings
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from agent.groups.consumer.known_topics import look_at
+from agent.groups.coordinator.running_group import MachineMaker, Request, RunningGroup, SharedByGroups
 from agent.groups.events import Answer, GroupFault, Token
 from agent.groups.settings import GroupSettings
 from agent.metrics import Metrics
@@ -33,12 +39,13 @@ _Answer = TypeVar("_Answer", bound=Answer)
 
 _AWAY = (SequencerUnavailable, CommitOutcomeUnknown, TimeoutError)
 _LOOKS_FOR_ROOM = 64
-"""Groups looked at, oldest first, for one that may leave when another needs its place."""
+"""How many groups are tried, oldest first, to find one that may leave when another needs its place."""
 
 
 class Coordinator:
-    """`run` owns every group's task. Groups are asked through `ask`, or held by `group` for what needs no answer of the
-    machine."""
+    """`run` owns every group's task. Use `ask` for requests that the machine answers, and `group` for the
+    others.
+    """
 
     def __init__(
         self,
@@ -58,8 +65,9 @@ class Coordinator:
         self._metrics = metrics
         self._make_machine = make_machine
         self._clock = clock
-        self._around = Surroundings(
-            groups=groups, topics=topics, settings=settings, metrics=metrics, clock=clock, may_serve=self._may_serve
+        self._shared = SharedByGroups(
+            groups=groups, topics=topics, settings=settings, metrics=metrics, clock=clock,
+            may_serve=self._may_serve
         )  # fmt: skip
         self._loaded: OrderedDict[str, RunningGroup] = OrderedDict()
         self._loading: dict[str, tuple[bool, asyncio.Task[RunningGroup | GroupFault]]] = {}
@@ -69,7 +77,7 @@ class Coordinator:
         self._tasks: asyncio.TaskGroup | None = None
         self._draining = False
         self._changes = 0
-        """How often another Postgres answered than before."""
+        """How often a different Postgres became the primary."""
 
     # --- for handlers
 
@@ -77,11 +85,11 @@ class Coordinator:
         return Token(next(self._tokens))
 
     def coordinates(self, group_id: str) -> bool:
-        """Whether the ring gives the group to this agent."""
+        """True if the ring gives the group to this agent."""
         return self._is_ours(self._membership.ring, group_id)
 
     def loaded(self, group_id: str) -> RunningGroup | None:
-        """The group if it is in memory; nothing is loaded for this."""
+        """Returns the group if it is in memory. Loads nothing."""
         running = self._loaded.get(group_id)
         return None if running is None or running.ended else running
 
@@ -94,9 +102,10 @@ class Coordinator:
         create: bool = False,
         when_queued: Callable[[], None] | None = None,
     ) -> _Answer | GroupFault:
-        """The machine's answer, which may take minutes; or why there is none. Cancelled: nobody waits any more.
+        """Returns the machine's answer, which may take minutes, or why there is none. A cancelled caller
+        drops its request.
 
-        `when_queued` is called once the machine is sure to handle the event before all that come later.
+        `when_queued` is called once the machine is sure to handle the event before all later ones.
         """
         running = await self.group(group_id, create=create)
         if isinstance(running, GroupFault):
@@ -111,11 +120,15 @@ class Coordinator:
         except asyncio.CancelledError:
             running.forget(event.token)
             raise
-        assert isinstance(answered, answer | GroupFault), f"{type(event).__name__} got {type(answered).__name__}"
+        assert isinstance(answered, answer | GroupFault), (
+            f"{type(event).__name__} got {type(answered).__name__}"
+        )
         return answered
 
     async def group(self, group_id: str, *, create: bool = False) -> RunningGroup | GroupFault:
-        """The group, claimed and loaded; GROUP_NOT_FOUND if there is none and it is not to be created."""
+        """Returns the group, claimed and loaded. GROUP_NOT_FOUND if it does not exist and must not be
+        created.
+        """
         if not can_be_id(group_id):
             return GroupFault.INVALID_GROUP
         while True:
@@ -131,18 +144,20 @@ class Coordinator:
             creates, task = self._load_task(group_id, create)
             found = await asyncio.shield(task)
             if found is GroupFault.GROUP_NOT_FOUND and create and not creates:
-                continue  # whoever began the load did not want it created
+                continue  # the caller that began the load did not want the group created
             return found
 
     async def delete(self, group_id: str) -> GroupFault | None:
-        """Delete a group without members, and its offsets. None: it is gone."""
+        """Deletes a group without members, and its offsets. None: it is gone."""
         running = await self.group(group_id)
         if isinstance(running, GroupFault):
             return running
         fault = running.machine.check_delete()
         if fault is not None:
             return fault
-        self._end_loaded(group_id, GroupFault.NOT_COORDINATOR)  # whoever joins from now on makes a new group
+        self._end_loaded(
+            group_id, GroupFault.NOT_COORDINATOR
+        )  # members that join from now on make a new group
         try:
             outcome = await self._groups.delete(group_id, running.coordinator_epoch)
         except (SequencerUnavailable, CommitOutcomeUnknown) as error:
@@ -151,33 +166,37 @@ class Coordinator:
         return _DELETE_FAULTS[outcome]
 
     def lost(self, epochs: Mapping[str, int], fault: GroupFault) -> None:
-        """Unload groups that these epochs do not hold for certain any more: the next request claims them anew."""
+        """Unloads groups whose epochs may not hold any more. Their next request claims them again."""
         for group_id, epoch in epochs.items():
             running = self._loaded.get(group_id)
             if running is not None and running.coordinator_epoch == epoch:
                 self._end_loaded(group_id, fault)
 
     def forget_all(self) -> None:
-        """Another Postgres answers than before: the next request claims its group there."""
+        """Another Postgres became the primary: the next request of each group claims it there."""
         self._changes += 1
         self._drop(list(self._loaded), GroupFault.COORDINATOR_UNAVAILABLE)
 
     def count_by_state(self) -> Counter[tuple[str, str]]:
-        """Loaded groups by protocol and state."""
-        return Counter((running.machine.kind, running.machine.state.value) for running in self._loaded.values())
+        """Returns the loaded groups by protocol and state."""
+        return Counter(
+            (running.machine.kind, running.machine.state.value) for running in self._loaded.values()
+        )
 
     # --- for the composition root
 
     async def run(self) -> None:
-        """Keep what is loaded true until cancelled."""
+        """Keeps what is loaded true until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._watch_leases(), name="group leases")
             tasks.create_task(self._watch_topics(), name="group topics")
-            tasks.create_task(self._adopt(), name="orphaned groups")
+            tasks.create_task(self._adopt(), name="groups of dead coordinators")
 
     def drain(self) -> None:
-        """Answer whoever waits that the group is coordinated elsewhere, and all that come: clients move at once."""
+        """Answers all requests, now and later, that the group is coordinated elsewhere. So clients move at
+        once.
+        """
         self._draining = True
         self._drop(list(self._loaded), GroupFault.NOT_COORDINATOR)
 
@@ -196,8 +215,10 @@ class Coordinator:
         loading = self._loading.get(group_id)
         if loading is None:
             assert self._tasks is not None, "the coordinator runs"
-            # In a context of its own: it works for all members, and not for the client that came first.
-            task = self._tasks.create_task(self._load(group_id, create), name=f"load {group_id}", context=Context())
+            # A separate context: the load works for all members, not only for the client that came first.
+            task = self._tasks.create_task(
+                self._load(group_id, create), name=f"load {group_id}", context=Context()
+            )
             loading = self._loading[group_id] = (create, task)
             task.add_done_callback(lambda _: self._loading.pop(group_id, None))
         return loading
@@ -208,7 +229,9 @@ class Coordinator:
         failed_before = self._failed_loads
         async with self._loads:
             if self._failed_loads != failed_before:
-                return GroupFault.COORDINATOR_UNAVAILABLE  # one that was waited for failed: so would this one
+                return (
+                    GroupFault.COORDINATOR_UNAVAILABLE
+                )  # the one that was waited for failed, so this one would too
             try:
                 return await self._claim(group_id, create)
             except (SequencerUnavailable, CommitOutcomeUnknown) as error:
@@ -216,7 +239,7 @@ class Coordinator:
                 log.warning("group cannot be loaded", extra={"group": group_id, "error": str(error)})
                 return GroupFault.COORDINATOR_UNAVAILABLE
             except Exception:
-                log.exception("loading a group broke", extra={"group": group_id})
+                log.exception("group failed to load unexpectedly", extra={"group": group_id})
                 return GroupFault.COORDINATOR_UNAVAILABLE
 
     async def _claim(self, group_id: str, create: bool) -> RunningGroup | GroupFault:
@@ -235,7 +258,7 @@ class Coordinator:
             claimed.coordinator_epoch,
             self._make_machine(claimed.stored, int(self._clock() * 1000)),
             sent_s + self._settings.group_lease_s,
-            self._around,
+            self._shared,
         )
         running.configure(claimed.config)
         self._loaded[group_id] = running
@@ -251,7 +274,7 @@ class Coordinator:
                 del self._loaded[running.group_id]
 
     def _has_room(self) -> bool:
-        """Make room if need be: by the group that was longest not asked for, of those that may leave."""
+        """Makes room if necessary: the group that was idle longest leaves, of those that may leave."""
         if len(self._loaded) < self._settings.groups_loaded:
             return True
         oldest = itertools.islice(self._loaded.values(), _LOOKS_FOR_ROOM)
@@ -287,8 +310,9 @@ class Coordinator:
                 log.warning("leases of groups cannot be renewed", extra={"error": str(error)})
 
     async def _renew(self) -> None:
-        """Ask Postgres for all groups at once which of them are still this agent's. Those whose lease is over end, so
-        that no member's silence is counted while Postgres was away or this process stood still."""
+        """Asks Postgres for all groups at once which of them this agent still holds. Groups whose lease is
+        over end, so that no member's silence counts while Postgres was away or this process stood still.
+        """
         sent_s = self._clock()
         self._drop_overdue(sent_s)
         held = {group_id: running.coordinator_epoch for group_id, running in self._loaded.items()}
@@ -302,7 +326,8 @@ class Coordinator:
                         running.held_until_s = sent_s + self._settings.group_lease_s
                         running.configure(config)
                 self.lost(
-                    {group_id: held[group_id] for group_id in held.keys() - still.keys()}, GroupFault.NOT_COORDINATOR
+                    {group_id: held[group_id] for group_id in held.keys() - still.keys()},
+                    GroupFault.NOT_COORDINATOR,
                 )
         finally:
             self._drop_overdue(self._clock())
@@ -317,8 +342,9 @@ class Coordinator:
         self._drop([running.group_id for running in oldest if running.is_idle], GroupFault.NOT_COORDINATOR)
 
     async def _adopt(self) -> None:
-        """Load this agent's groups that have members: if those died together with the last coordinator, nobody else
-        would ever count their silence, and the group would never be empty."""
+        """Loads this agent's groups that have members. If those died together with the last coordinator, no
+        other event would ever time them out, and the group would never become empty.
+        """
         while True:
             await asyncio.sleep(self._settings.group_adopt_s)
             try:
@@ -352,3 +378,16 @@ _DELETE_FAULTS = {
     DeleteOutcome.NOT_EMPTY: GroupFault.GROUP_NOT_EMPTY,
     DeleteOutcome.NOT_COORDINATOR: GroupFault.NOT_COORDINATOR,
 }
+
+
+class GroupMetrics(Collector):
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def collect(self) -> Iterator[Metric]:
+        groups = GaugeMetricFamily(
+            "tidelog_groups", "Groups coordinated by this agent and in memory", labels=["protocol", "state"]
+        )
+        for (kind, state), count in sorted(self._coordinator.count_by_state().items()):
+            groups.add_metric([kind, state], count)
+        yield groups

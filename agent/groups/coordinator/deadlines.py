@@ -1,7 +1,8 @@
-"""When a group's timers are due: one deadline per key, moved often, asked for the next one often (pure).
+"""The deadlines of a group's timers, one per key. Deadlines move often, and the next one is read often. Pure.
 
-Promises that moving a deadline later costs no more than a dictionary entry, and that no more is kept than about twice
-what there are deadlines, however many were set and cleared.
+Promises:
+- Moving a deadline later costs no more than a dictionary entry.
+- At most about twice as many entries are kept as there are deadlines, however many were set and cleared.
 """
 
 import heapq
@@ -11,14 +12,14 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 _SPARE = 64
-"""Entries that a heap may have in vain before it is looked through."""
+"""Obsolete entries that a heap may have before it is cleaned."""
 
 
 class Deadlines(Generic[Key]):
     def __init__(self) -> None:
         self._due: dict[Key, int] = {}
         self._heap: list[tuple[int, int, Key]] = []
-        """Possibly too early; put right when an entry comes first."""
+        """Possibly too early. It is corrected when an entry comes first."""
         self._entries: dict[Key, int] = {}
         """The earliest entry of each key in the heap."""
         self._count = 0
@@ -49,14 +50,14 @@ class Deadlines(Generic[Key]):
         return None
 
     def take_next(self) -> Key:
-        """The key that is due next; it has no deadline any more. There must be one (`next_ms`)."""
+        """Returns the key that is due next and clears its deadline. There must be one (`next_ms`)."""
         assert self.next_ms() is not None
         key = self._heap[0][2]
         self.clear(key)
         return key
 
     def take_due(self, now_ms: int) -> list[Key]:
-        """The keys that are due, the earliest first; they have no deadline any more."""
+        """Returns the keys that are due, the earliest first, and clears their deadlines."""
         due = []
         while (next_ms := self.next_ms()) is not None and next_ms <= now_ms:
             key = self._heap[0][2]

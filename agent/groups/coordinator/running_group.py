@@ -1,24 +1,31 @@
-"""One loaded group: its requests go through its state machine, what changed goes to Postgres, then the answers go out.
+"""One loaded group: its requests go through its state machine, changes go to Postgres, then the answers go
+out.
 
-Promises: events are handled in the order in which they came; everything queued is handled before one write, offset
-commits that came before are in Postgres by then, and no answer leaves before the write it depends on; nothing is
-answered once the group's lease is over, the agent lost its place in the ring, or another coordinator fenced it; however
-the group ends, each waiting request gets an answer.
+Promises:
+- Events are handled in the order in which they came.
+- All queued events are handled before one write. Earlier offset commits are in Postgres by then. No answer
+  leaves before the write that it depends on.
+- After the group's lease is over, the agent lost its place in the ring, or another coordinator fenced the
+  group, nothing is answered from it.
+- However the group ends, each waiting request gets an answer.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
-from agent.groups.consumer.topics_of_groups import look_at
-from agent.groups.coordinator.machine import GroupMachine
+from agent.groups.consumer.known_topics import look_at
 from agent.groups.events import (
     Answer,
     Answered,
     CommitFence,
     ConsumerHeartbeat,
+    GroupDescription,
+    GroupEvent,
     GroupFault,
+    GroupState,
     Heartbeat,
     Join,
     Leave,
@@ -33,7 +40,58 @@ from agent.metrics import Metrics
 from agent.topic_directory import TopicDirectory
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.groups.groups import Groups
-from sequencer.groups.stored_groups import GroupChange
+from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup
+
+
+class GroupMachine(Protocol):
+    """What every group's state machine offers, whichever protocol it speaks. The coordinator knows no more of
+    it. Pure: time comes in with every call, as monotonic milliseconds; answers and changes go out.
+    """
+
+    @property
+    def state(self) -> GroupState: ...
+
+    @property
+    def is_empty(self) -> bool: ...
+
+    @property
+    def kind(self) -> GroupKind: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    def handle(self, event: GroupEvent, now_ms: int) -> list[Answered]: ...
+
+    def tick(self, now_ms: int) -> list[Answered]: ...
+
+    def next_deadline_ms(self) -> int | None: ...
+
+    def take_changes(self) -> GroupChange | None: ...
+
+    def forget(self, token: Token) -> None: ...
+
+    def topics_wanted(self) -> TopicsWanted: ...
+
+    def check_commit(
+        self, member_id: str, instance_id: str | None, generation: int, now_ms: int
+    ) -> CommitFence | GroupFault: ...
+
+    def check_fetch(self, member_id: str | None, member_epoch: int) -> GroupFault | None: ...
+
+    def check_delete(self) -> GroupFault | None: ...
+
+    def check_offset_delete(self) -> GroupFault | None: ...
+
+    def subscribed(self, topic: str) -> bool: ...
+
+    def describe(self) -> GroupDescription: ...
+
+    def configure(self, settings: GroupSettings) -> None: ...
+
+
+MachineMaker: TypeAlias = Callable[[StoredGroup | None, int], GroupMachine]
+"""Makes a machine from what Postgres has of a group, and the time."""
+
 
 log = logging.getLogger("tidelog")
 
@@ -43,8 +101,10 @@ _NOTHING = TopicsWanted()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What all loaded groups of an agent share. `may_serve` tells why the agent may not answer for groups, if so."""
+class SharedByGroups:
+    """What all loaded groups of an agent share. `may_serve` returns why the agent may not answer for groups,
+    or None if it may.
+    """
 
     groups: Groups
     topics: TopicDirectory
@@ -55,7 +115,9 @@ class Surroundings:
 
 
 class RunningGroup:
-    """Made with its claim; `run` is its one task, `end` its end. A group that ended is loaded anew."""
+    """Made with its claim. `run` is its one task, `end` ends it. A group that ended is loaded again at its
+    next request.
+    """
 
     def __init__(
         self,
@@ -63,17 +125,17 @@ class RunningGroup:
         coordinator_epoch: int,
         machine: GroupMachine,
         held_until_s: float,
-        surroundings: Surroundings,
+        shared: SharedByGroups,
     ) -> None:
         self.group_id = group_id
         self.coordinator_epoch = coordinator_epoch
         self.machine = machine
         self.held_until_s = held_until_s
-        """Until when, on the monotonic clock, Postgres is known to name this coordinator's epoch."""
-        self.touched_s = surroundings.clock()
+        """Until this time, on the monotonic clock, Postgres names this coordinator's epoch for certain."""
+        self.touched_s = shared.clock()
         self.seen: TopicsSeen | None = None
         self._config: Mapping[str, str] = {}
-        self._around = surroundings
+        self._shared = shared
         self._events: list[Request | TopicsSeen] = []
         self._waiting: dict[Token, asyncio.Future[Answer | GroupFault]] = {}
         self._commits: set[asyncio.Future[GroupFault | None]] = set()
@@ -84,10 +146,10 @@ class RunningGroup:
     # --- for the coordinator
 
     def configure(self, config: Mapping[str, str]) -> None:
-        """What an administrator has set for the group, as last heard."""
+        """Takes the group's configs as they were last read."""
         if config != self._config:
             self._config = config
-            self.machine.configure(settings_of_group(config, self._around.settings))
+            self.machine.configure(settings_of_group(config, self._shared.settings))
 
     @property
     def ended(self) -> bool:
@@ -95,32 +157,40 @@ class RunningGroup:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing but Postgres needs to know of it now."""
+        """True if the group may leave memory: Postgres has all of it."""
         return self.machine.is_empty and not self._waiting and not self._events and not self._writing
 
-    def standing(self) -> GroupFault | None:
-        """Why nothing may be answered for this group now, if so. Asked after the last await before an answer."""
+    def refusal_now(self) -> GroupFault | None:
+        """Returns why the group may not be answered for now, or None if it may. Check it after the last await
+        before an answer.
+        """
         if self._ended is not None:
             return self._ended
-        fault = self._around.may_serve()
+        fault = self._shared.may_serve()
         if fault is not None:
             return fault
-        return None if self._around.clock() < self.held_until_s else GroupFault.NOT_COORDINATOR
+        return None if self._shared.clock() < self.held_until_s else GroupFault.NOT_COORDINATOR
 
-    def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> CommitFence | GroupFault:
-        """What an offset commit must find in Postgres, or why it is refused."""
-        return self.standing() or self.machine.check_commit(member_id, instance_id, generation, self._now_ms())
+    def check_commit(
+        self, member_id: str, instance_id: str | None, generation: int
+    ) -> CommitFence | GroupFault:
+        """Returns what an offset commit must find in Postgres, or why it is refused."""
+        return self.refusal_now() or self.machine.check_commit(
+            member_id, instance_id, generation, self._now_ms()
+        )
 
     def note_commit(self, commit: asyncio.Future[GroupFault | None]) -> None:
-        """An offset commit that the machine let pass is on its way: what the group writes next waits for it."""
+        """Notes an offset commit that the machine accepted and that is on its way. The group's next write
+        waits for it.
+        """
         self._commits.add(commit)
         commit.add_done_callback(self._commits.discard)
 
     def submit(self, event: Request) -> asyncio.Future[Answer | GroupFault] | GroupFault:
-        """Queue a request; a fault if it cannot be."""
+        """Queues a request. Returns a fault if it cannot."""
         if self._ended is not None:
             return self._ended
-        if len(self._waiting) >= self._around.settings.group_queue_events:
+        if len(self._waiting) >= self._shared.settings.group_queue_events:
             return GroupFault.OVERLOADED
         future: asyncio.Future[Answer | GroupFault] = asyncio.get_running_loop().create_future()
         self._waiting[event.token] = future
@@ -129,23 +199,24 @@ class RunningGroup:
         return future
 
     def show(self, seen: TopicsSeen) -> None:
-        """Tell of topics that were looked at again."""
+        """Shows topics that were looked up again."""
         self._events.append(seen)
         self._due.set()
 
     def forget(self, token: Token) -> None:
-        """The client that sent this request hung up."""
+        """Drops the request, because its client hung up."""
         self._waiting.pop(token, None)
         waiting = [event for event in self._events if isinstance(event, TopicsSeen) or event.token != token]
         if len(waiting) < len(self._events):
             self._events = waiting
         elif self._ended is None:
             self.machine.forget(token)
-            self._due.set()  # it may now wait for less
+            self._due.set()  # the group may now wait for fewer topics
 
     def end(self, fault: GroupFault) -> None:
-        """Stop, and give this answer to everyone who waits. What is being written may still arrive in Postgres: the
-        next claim fences it or finds it."""
+        """Ends the group and gives this answer to every waiting request. A write in flight may still reach
+        Postgres: the next claim fences it or finds it.
+        """
         if self._ended is not None:
             return
         self._ended = fault
@@ -158,13 +229,15 @@ class RunningGroup:
     # --- its task
 
     async def run(self) -> None:
-        """Until it ends. Raises nothing but cancellation."""
+        """Runs until the group ends. Raises nothing but cancellation."""
         try:
             while self._ended is None:
                 await self._step()
                 await self._until_due()
         except (SequencerUnavailable, CommitOutcomeUnknown) as error:
-            log.warning("group is unloaded: Postgres is away", extra={"group": self.group_id, "error": str(error)})
+            log.warning(
+                "group is unloaded: Postgres is away", extra={"group": self.group_id, "error": str(error)}
+            )
             self.end(GroupFault.COORDINATOR_UNAVAILABLE)
         except Exception:
             log.exception("group broke", extra={"group": self.group_id})
@@ -188,9 +261,10 @@ class RunningGroup:
             timer.cancel()
 
     async def _step(self) -> None:
-        """Everything that is due, in one write. Before time is let pass for members, the lease must hold: after a pause
-        of this process their silence means nothing."""
-        fault = self.standing()
+        """Handles everything that is due, in one write. The lease must hold before time passes for members:
+        after a pause of this process, their silence means nothing.
+        """
+        fault = self.refusal_now()
         if fault is not None:
             self.end(fault)
             return
@@ -211,11 +285,11 @@ class RunningGroup:
         self._release(answered)
 
     async def _written(self, change: GroupChange) -> bool:
-        """Offset commits that came before go first, as in Kafka's one log: the change may end what fences them."""
+        """Earlier offset commits go first, as in Kafka's one log: the change may end what fences them."""
         self._writing = True
         if self._commits:
-            await asyncio.wait(set(self._commits), timeout=self._around.settings.group_lease_s)
-        held = await self._around.groups.write(self.group_id, self.coordinator_epoch, change)
+            await asyncio.wait(set(self._commits), timeout=self._shared.settings.group_lease_s)
+        held = await self._shared.groups.write(self.group_id, self.coordinator_epoch, change)
         self._writing = False
         return held
 
@@ -225,11 +299,11 @@ class RunningGroup:
         return self.machine.handle(event, now_ms)
 
     async def _shown_wanted_topics(self) -> list[Answered]:
-        """Requests may wait for topics that nobody asked for before."""
+        """Shows topics that no request needed before, if some are wanted now."""
         answered: list[Answered] = []
         wanted = self.machine.topics_wanted()
         while wanted is not self._asked and wanted != self._asked:
-            seen = (await look_at(self._around.topics, [wanted]))[wanted]
+            seen = (await look_at(self._shared.topics, [wanted]))[wanted]
             answered += self._handle(seen, self._now_ms())
             wanted = self.machine.topics_wanted()
         return answered
@@ -239,7 +313,7 @@ class RunningGroup:
         return _NOTHING if self.seen is None else self.seen.asked
 
     def _release(self, answered: list[Answered]) -> None:
-        fault = self.standing()
+        fault = self.refusal_now()
         if fault is not None:
             self.end(fault)
             return
@@ -250,7 +324,7 @@ class RunningGroup:
 
     def _note_generation(self, before: int) -> None:
         if self.machine.generation != before:
-            self._around.metrics.group_rebalances.labels(self.machine.kind).inc()
+            self._shared.metrics.group_rebalances.labels(self.machine.kind).inc()
 
     def _now_ms(self) -> int:
-        return int(self._around.clock() * 1000)
+        return int(self._shared.clock() * 1000)

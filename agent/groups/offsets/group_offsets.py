@@ -1,10 +1,11 @@
-"""Committed offsets of groups: who may commit, fetch and forget them, and that it is so when it is done
-(docs/design/groups.md#offset-commits).
+"""Committed offsets of groups: who may commit, fetch and delete them (docs/design/groups.md#offset-commits).
 
-Promises: a commit is judged by the group's machine and again by Postgres, under the epoch and the fence that the
-machine named; what a coordinator answers to a fetch was read together with its epoch; any other agent, and a
-coordinator that cannot load the group, answers a fetch from Postgres alone
-(docs/decisions/0112-any-agent-reads-offsets.md).
+Promises:
+- The group's machine judges a commit. Postgres judges it again, under the epoch and the fence that the
+  machine named.
+- A coordinator reads the offsets that it answers together with its epoch.
+- Any other agent, and a coordinator that cannot load the group, answers a fetch only from Postgres
+  (docs/decisions/0112-any-agent-reads-offsets.md).
 """
 
 import asyncio
@@ -30,14 +31,17 @@ log = logging.getLogger("tidelog")
 
 _FENCED = (GroupFault.ILLEGAL_GENERATION, GroupFault.STALE_MEMBER_EPOCH, GroupFault.UNKNOWN_MEMBER)
 _NO_SUCH_GROUP = (GroupFault.GROUP_NOT_FOUND, GroupFault.INVALID_GROUP)
-"""Whoever asks for offsets of a group that does not exist, or cannot, is told that there are none, as by Kafka."""
+"""As in Kafka, a fetch for a group that does not exist, or cannot exist, answers that there are no offsets.
+"""
 _NOT_HERE = (GroupFault.NOT_COORDINATOR, GroupFault.COORDINATOR_UNAVAILABLE, GroupFault.OVERLOADED)
-"""Why a group may not be loaded here: no reason to refuse a fetch, which librdkafka's consumers do not survive."""
+"""Why a group may not be loaded here. This is not a reason to refuse a fetch: librdkafka's consumers do not
+survive a refusal.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committing:
-    """Who commits. `generation_or_epoch` is negative for a consumer that is no member."""
+    """Who commits. `generation_or_epoch` is negative for a consumer that is not a member."""
 
     member_id: str
     instance_id: str | None
@@ -46,7 +50,7 @@ class Committing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetching:
-    """One group's part of an OffsetFetch. `partitions` None: all that it has."""
+    """One group's part of an OffsetFetch. `partitions` None: all that have an offset."""
 
     group_id: str
     member_id: str | None
@@ -66,9 +70,12 @@ class GroupOffsets:
         committing: Committing,
         offsets: Sequence[tuple[PartitionKey, CommittedOffset]],
     ) -> asyncio.Future[GroupFault | None] | GroupFault:
-        """Take a commit, without waiting: commits are applied in the order in which they were taken. The future is None
-        once they are in Postgres."""
-        fence = running.check_commit(committing.member_id, committing.instance_id, committing.generation_or_epoch)
+        """Takes a commit, without waiting. Commits are applied in the order in which they were taken. The
+        future is None once they are in Postgres.
+        """
+        fence = running.check_commit(
+            committing.member_id, committing.instance_id, committing.generation_or_epoch
+        )
         if isinstance(fence, GroupFault):
             return fence
         taken = self._batches.add(
@@ -86,18 +93,28 @@ class GroupOffsets:
         return taken
 
     async def outcome(
-        self, taken: asyncio.Future[GroupFault | None] | GroupFault, running: RunningGroup, committing: Committing
+        self,
+        taken: asyncio.Future[GroupFault | None] | GroupFault,
+        running: RunningGroup,
+        committing: Committing,
     ) -> GroupFault | None:
-        """What became of a commit that was taken; None: it is in Postgres. A fence that fell in the meantime is told in
-        the words of the protocol that the member speaks, which the machine knows."""
+        """Returns the outcome of a commit that was taken. None: it is in Postgres. If its fence was broken
+        meanwhile, the fault is of the protocol that the member speaks, which the machine knows.
+        """
         fault = taken if isinstance(taken, GroupFault) else await taken
         if taken is fault or fault not in _FENCED:
             return fault
-        again = running.check_commit(committing.member_id, committing.instance_id, committing.generation_or_epoch)
+        again = running.check_commit(
+            committing.member_id, committing.instance_id, committing.generation_or_epoch
+        )
         return again if isinstance(again, GroupFault) else fault
 
-    async def fetch(self, asked: Sequence[Fetching]) -> list[Mapping[PartitionKey, CommittedOffset] | GroupFault]:
-        """One answer per group, of what is loaded here in one statement; of a group that does not exist, nothing."""
+    async def fetch(
+        self, asked: Sequence[Fetching]
+    ) -> list[Mapping[PartitionKey, CommittedOffset] | GroupFault]:
+        """Returns one answer per group, read in one statement for the groups that are loaded here. A group
+        that does not exist has no offsets.
+        """
         held = await few_at_a_time(self._coordinator.group, [one.group_id for one in asked])
         answers: list[Mapping[PartitionKey, CommittedOffset] | GroupFault] = []
         reading: dict[int, OffsetQuery] = {}
@@ -123,7 +140,9 @@ class GroupOffsets:
         try:
             found = await self._offsets.fetch(list(reading.values()))
             lost = [number for number, answer in zip(reading, found, strict=True) if answer is None]
-            again = await self._offsets.fetch([replace(reading[number], coordinator_epoch=None) for number in lost])
+            again = await self._offsets.fetch(
+                [replace(reading[number], coordinator_epoch=None) for number in lost]
+            )
         except SequencerUnavailable as error:
             log.warning("offsets cannot be fetched", extra={"error": str(error)})
             return dict.fromkeys(reading, GroupFault.COORDINATOR_UNAVAILABLE)
@@ -131,13 +150,14 @@ class GroupOffsets:
         return {number: answer or {} for number, answer in answers.items()}
 
     async def delete(self, running: RunningGroup, partitions: Collection[PartitionKey]) -> GroupFault | None:
-        """Forget offsets. None: they are gone."""
+        """Deletes offsets. None: they are gone."""
         try:
             held = await self._offsets.delete(running.group_id, running.coordinator_epoch, partitions)
         except (SequencerUnavailable, CommitOutcomeUnknown) as error:
             log.warning("offsets cannot be deleted", extra={"group": running.group_id, "error": str(error)})
             if isinstance(error, CommitOutcomeUnknown):
-                # It may still be at work, and must not delete what is committed from now on: the next claim fences it.
+                # The statement may still run, and must not delete what is committed from now on. The next
+                # claim fences it.
                 self._coordinator.lost(
                     {running.group_id: running.coordinator_epoch}, GroupFault.COORDINATOR_UNAVAILABLE
                 )

@@ -1,9 +1,12 @@
-"""Offset commits of all groups, gathered into shared statements: the more wait, the more share the next one.
+"""Gathers offset commits of all groups into shared statements. The more commits wait, the more share the next
+statement.
 
-Promises: a group has one statement in flight at a time, and its commits are applied in the order in which they came;
-each gets its verdict, or a fault once its outcome cannot be known, and is then never repeated here: the groups
-concerned are `lost`, and only their next claim, which fences whatever the statement still does, lets them commit again.
-The queue is bounded.
+Promises:
+- A group has one statement in flight at a time. Its commits are applied in the order in which they came.
+- Each commit gets its verdict, or a fault if its outcome cannot be known. Such a commit is never repeated
+  here, and its group is `lost`. Only the group's next claim lets it commit again, and fences whatever the
+  statement still does.
+- The queue is bounded.
 """
 
 import asyncio
@@ -30,10 +33,12 @@ class _Queued:
 
 
 class OffsetBatches:
-    """`run` is its one task. `lost` is told the groups that must be claimed again, with the epochs that do not hold.
+    """`run` is its one task. `lost` gets the groups that must be claimed again, with the epochs that do not
+    hold.
 
-    A group's commits all go through one lane, and so in order; while one lane's statement is in Postgres, another's is
-    made up."""
+    A group's commits all go through one lane, and so in order. While one lane's statement is in Postgres,
+    another lane gathers.
+    """
 
     def __init__(
         self,
@@ -44,16 +49,22 @@ class OffsetBatches:
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
-        self._lanes = [_Lane(offsets, settings, metrics, lost, clock) for _ in range(settings.offset_commit_lanes)]
+        self._lanes = [
+            _Lane(offsets, settings, metrics, lost, clock) for _ in range(settings.offset_commit_lanes)
+        ]
 
     def add(self, commit: OffsetCommit) -> asyncio.Future[GroupFault | None] | GroupFault:
-        """Queue a commit; its future is None once the offsets are in Postgres. OVERLOADED: there is no place."""
+        """Queues a commit. Its future is None once the offsets are in Postgres. OVERLOADED: the queue is
+        full.
+        """
         if sum(len(lane) for lane in self._lanes) >= self._settings.offset_commit_queue:
             return GroupFault.OVERLOADED
         return self._lanes[crc32(commit.group_id.encode()) % len(self._lanes)].add(commit)
 
     async def run(self) -> None:
-        """Until cancelled; what waits then is answered that another agent is to be asked."""
+        """Runs until cancelled. Then every waiting commit is answered that another agent coordinates the
+        group.
+        """
         async with asyncio.TaskGroup() as tasks:
             for lane in self._lanes:
                 tasks.create_task(lane.run())
@@ -112,7 +123,7 @@ class _Lane:
         try:
             verdicts = await self._offsets.commit([queued.commit for queued in batch])
         except SequencerUnavailable as error:
-            # Nothing of it was written. What waits behind would wait as long in vain.
+            # Nothing of it was written. The commits behind it would wait as long, without success.
             log.warning("offsets cannot be committed", extra={"error": str(error), "commits": len(batch)})
             _settle(chain(batch, self._queue), GroupFault.COORDINATOR_UNAVAILABLE)
             self._queue.clear()
@@ -122,7 +133,7 @@ class _Lane:
             self._lose(batch)
             return
         except Exception:
-            log.exception("committing offsets broke", extra={"commits": len(batch)})
+            log.exception("commit of offsets failed unexpectedly", extra={"commits": len(batch)})
             self._lose(batch)
             return
         except asyncio.CancelledError:
@@ -132,11 +143,13 @@ class _Lane:
         self._metrics.offset_commits.observe(len(batch))
         for queued, verdict in zip(batch, verdicts, strict=True):
             if verdict is CommitVerdict.NOT_COORDINATOR:
-                self._lost({queued.commit.group_id: queued.commit.coordinator_epoch}, GroupFault.NOT_COORDINATOR)
+                self._lost(
+                    {queued.commit.group_id: queued.commit.coordinator_epoch}, GroupFault.NOT_COORDINATOR
+                )
             _settle([queued], _FAULTS[verdict])
 
     def _lose(self, batch: list[_Queued]) -> None:
-        """The statement may still be at work: nothing queued under the same epochs may overtake it."""
+        """The statement may still run: no commit queued under the same epochs may overtake it."""
         lost = {queued.commit.group_id: queued.commit.coordinator_epoch for queued in batch}
         behind = [queued for queued in self._queue if queued.commit.group_id in lost]
         self._queue = deque(queued for queued in self._queue if queued.commit.group_id not in lost)

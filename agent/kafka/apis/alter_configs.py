@@ -1,7 +1,8 @@
-"""Kafka API 33, AlterConfigs, v0-v2 (KIP-133), for topics and groups: what is named is set, all else returns to
-its default.
+"""Kafka API 33, AlterConfigs, v0-v2 (KIP-133), for topics and groups: sets the named configs and resets all
+others to their defaults.
 
-Deprecated in Kafka, since it overwrites what others set; IncrementalAlterConfigs does not. Refused: what that refuses.
+Deprecated in Kafka, because it overwrites what others set. IncrementalAlterConfigs does not. Refused:
+everything that IncrementalAlterConfigs refuses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +18,18 @@ from agent.kafka.context import RequestContext
 
 async def handle(request: AlterConfigsRequest, context: RequestContext[UsesConfigs]) -> AlterConfigsResponse:
     responses = await alter_all(request, context, _operations, _replacement)
-    return AlterConfigsResponse(throttle_time=NO_THROTTLE, responses=responses)  # type: ignore[arg-type]  # same fields
+    # These responses have the same fields.
+    return AlterConfigsResponse(throttle_time=NO_THROTTLE, responses=responses)  # type: ignore[arg-type]
 
 
 def _operations(resource: AlterConfigsResource) -> list[Operation]:
     return [Operation(name=config.name, kind=SET, value=config.value) for config in resource.configs]
 
 
-def _replacement(current: Mapping[str, str], operations: Sequence[Operation], rules: ConfigRules) -> ConfigChange:
-    del current  # whatever is set is replaced
-    return replaced({operation.name: operation.value for operation in operations if operation.value is not None}, rules)
+def _replacement(
+    current: Mapping[str, str], operations: Sequence[Operation], rules: ConfigRules
+) -> ConfigChange:
+    del current  # every config that is set is replaced
+    return replaced(
+        {operation.name: operation.value for operation in operations if operation.value is not None}, rules
+    )

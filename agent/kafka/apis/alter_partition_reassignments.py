@@ -1,8 +1,8 @@
 """Kafka API 45, AlterPartitionReassignments, v0-v1 (KIP-455, KIP-860).
 
-A reassignment to the replicas that Metadata names is taken, in any order: there is nothing to do. Refused, partition by
-partition: replicas cannot be moved, since no agent holds any (INVALID_REPLICA_ASSIGNMENT, with a message), and there is
-no move to cancel (NO_REASSIGNMENT_IN_PROGRESS).
+A reassignment to the replicas that Metadata names, in any order, is accepted and needs no work. Refused, per
+partition: other replicas, because no agent holds any (INVALID_REPLICA_ASSIGNMENT, with a message), and a
+cancellation, because there is no move to cancel (NO_REASSIGNMENT_IN_PROGRESS).
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,9 @@ class _Uses(UsesRouting, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
-_REFUSED: Final = "replicas cannot be moved: the object store holds the records and every agent serves every partition"
+_REFUSED: Final = (
+    "replicas cannot be moved: the object store holds the records and every agent serves every partition"
+)
 _NOTHING_TO_CANCEL: Final = "no reassignment is in progress: replicas are never moved here"
 
 
@@ -52,7 +54,9 @@ async def handle(
         responses=tuple(
             ReassignableTopicResponse(
                 name=topic.name,
-                partitions=tuple(_answer(topics.get(topic.name), partition, context) for partition in topic.partitions),
+                partitions=tuple(
+                    _answer(topics.get(topic.name), partition, context) for partition in topic.partitions
+                ),
             )
             for topic in request.topics
         )
@@ -74,9 +78,13 @@ def _answer(
         code, message = ErrorCode.none, None
     else:
         code, message = ErrorCode.invalid_replica_assignment, _REFUSED
-    return ReassignablePartitionResponse(partition_index=asked.partition_index, error_code=code, error_message=message)
+    return ReassignablePartitionResponse(
+        partition_index=asked.partition_index, error_code=code, error_message=message
+    )
 
 
-def _are_current(replicas: Sequence[int], topic: Topic, partition: Partition, context: RequestContext[_Uses]) -> bool:
+def _are_current(
+    replicas: Sequence[int], topic: Topic, partition: Partition, context: RequestContext[_Uses]
+) -> bool:
     current: Sequence[int] = route_of(context, topic.topic_id, partition).replicas
     return len(replicas) == len(current) and set(replicas) == set(current)

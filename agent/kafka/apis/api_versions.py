@@ -1,9 +1,9 @@
 """Kafka API 18, ApiVersions, v0-v4 (KIP-35, KIP-511).
 
-Advertises what Kafka 4 does. Produce v0-v2 are named but not served, as Kafka 4 does: librdkafka before 2.11 looks for
-Produce v0 to decide whether a broker takes compressed batches (KAFKA-18659, KIP-896), and picks the highest version
-both sides know anyway. The library and version that a client names are noted with its connection; names that KIP-511
-does not allow are refused.
+Advertises what Kafka 4 does. As in Kafka 4, Produce v0-v2 are advertised but not served: librdkafka before
+2.11 looks for Produce v0 to decide whether a broker takes compressed batches (KAFKA-18659, KIP-896), and then
+uses the highest version that both sides know. The connection notes the library and version that a client
+names. Names that KIP-511 does not allow are refused.
 """
 
 import re
@@ -22,7 +22,9 @@ _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _LONGEST_NOTED: Final = 64
 _FIRST_WITH_SOFTWARE: Final = 3
 _RANGES: Final = tuple(
-    ApiVersion(api_key=i16(api.key), min_version=i16(api.versions.start), max_version=i16(api.versions.stop - 1))
+    ApiVersion(
+        api_key=i16(api.key), min_version=i16(api.versions.start), max_version=i16(api.versions.stop - 1)
+    )
     for api in sorted(APIS, key=lambda api: api.key)
 )
 
@@ -39,7 +41,11 @@ async def handle(request: ApiVersionsRequest | None, context: RequestContext[obj
 def _note_software(request: ApiVersionsRequest, context: RequestContext[object]) -> ErrorCode:
     if context.api_version < _FIRST_WITH_SOFTWARE:
         return ErrorCode.none
-    connection, name, version = context.connection, request.client_software_name, request.client_software_version
+    connection, name, version = (
+        context.connection,
+        request.client_software_name,
+        request.client_software_version,
+    )
     if not (_SOFTWARE.fullmatch(name) and _SOFTWARE.fullmatch(version)):
         return ErrorCode.invalid_request
     connection.software_name, connection.software_version = name[:_LONGEST_NOTED], version[:_LONGEST_NOTED]

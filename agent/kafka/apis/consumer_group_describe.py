@@ -1,7 +1,7 @@
 """Kafka API 69, ConsumerGroupDescribe, v0-v1 (KIP-848; member types from v1 on, KIP-1099).
 
-A group that does not exist, or is of the classic protocol, is GROUP_ID_NOT_FOUND. Partitions of topics that are gone
-are left out. Authorized operations are all that there are: there is no authorizer.
+A group that does not exist, or has the classic protocol, is GROUP_ID_NOT_FOUND. Partitions of deleted topics
+are left out. All operations are authorized, because there is no authorizer.
 """
 
 import logging
@@ -23,10 +23,10 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i8, i32
 
-from agent.group_error_codes import group_code
+from agent.error_codes import group_code
 from agent.groups.events import Assignment, DescribedMember, GroupDescription, GroupFault
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.configs.authorized_operations import GROUP_OPERATIONS, told
+from agent.kafka.configs.authorized_operations import GROUP_OPERATIONS, reported_operations
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesCoordinator, UsesTopics
 from sequencer.database.database import SequencerUnavailable
@@ -39,7 +39,7 @@ class _Uses(UsesCoordinator, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _CLASSIC_MEMBER: Final = i8(0)
 _CONSUMER_MEMBER: Final = i8(1)
@@ -51,7 +51,7 @@ _Described = GroupDescription | tuple[ErrorCode, str | None]
 async def handle(
     request: ConsumerGroupDescribeRequest, context: RequestContext[_Uses]
 ) -> ConsumerGroupDescribeResponse:
-    operations = told(GROUP_OPERATIONS, asked=request.include_authorized_operations)
+    operations = reported_operations(GROUP_OPERATIONS, asked=request.include_authorized_operations)
     described = await few_at_a_time(partial(_describe, context=context), request.group_ids)
     try:
         topics = await _topics(described, context)

@@ -1,7 +1,8 @@
-"""Kafka API 68, ConsumerGroupHeartbeat, v0-v1 (KIP-848; regular expressions and member ids made by clients from v1 on).
+"""Kafka API 68, ConsumerGroupHeartbeat, v0-v1 (KIP-848; regular expressions and member ids made by clients
+from v1 on).
 
-Answered from memory unless it changes the group. What can be seen of a request alone to be wrong is INVALID_REQUEST
-with Kafka's message, besides ids that cannot be kept: with a NUL, or of more than about a kilobyte.
+Answered from memory unless it changes the group. A request that is wrong in itself gets INVALID_REQUEST with
+Kafka's message. So do ids that cannot be kept: with a NUL, or longer than about a kilobyte.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,7 @@ from kio.schema.consumer_group_heartbeat.v1.response import (
 )
 from kio.static.primitive import i32
 
-from agent.group_error_codes import group_code
+from agent.error_codes import group_code
 from agent.groups.events import Assignment, ConsumerHeartbeat, ConsumerHeartbeatAnswer, GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
@@ -65,8 +66,10 @@ async def handle(
     return _respond(answer)
 
 
-def _problems(request: ConsumerGroupHeartbeatRequest, context: RequestContext[UsesCoordinator]) -> Iterator[str]:
-    """What Kafka finds wrong before it looks at the group, in its words and order."""
+def _problems(
+    request: ConsumerGroupHeartbeatRequest, context: RequestContext[UsesCoordinator]
+) -> Iterator[str]:
+    """Returns what Kafka finds wrong before it looks at the group, in its words and order."""
     epoch = request.member_epoch
     names_itself = context.api_version >= _FIRST_WITH_CLIENTS_MEMBER_ID or epoch > _JOINS or epoch == _LEAVES
     if names_itself and not request.member_id.strip():
@@ -94,7 +97,7 @@ def _problems_of_joining(request: ConsumerGroupHeartbeatRequest) -> Iterator[str
         yield "RebalanceTimeoutMs must be provided in first request."
     if request.topic_partitions is None or request.topic_partitions:
         yield "TopicPartitions must be empty when (re-)joining."
-    # No names, or an empty expression, subscribe to nothing, and that is allowed.
+    # Empty names or an empty expression subscribe to nothing, which is allowed.
     if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
         yield "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
 
@@ -107,7 +110,9 @@ def _owned(topics: Iterable[OwnedPartitions] | None) -> Assignment | None:
     if topics is None:
         return None
     return {
-        TopicId(topic.topic_id or _NO_TOPIC): frozenset(Partition(partition) for partition in topic.partitions)
+        TopicId(topic.topic_id or _NO_TOPIC): frozenset(
+            Partition(partition) for partition in topic.partitions
+        )
         for topic in topics
     }
 
@@ -117,7 +122,9 @@ def _respond(answer: ConsumerHeartbeatAnswer) -> ConsumerGroupHeartbeatResponse:
     if answer.assignment is not None:
         assignment = AssignmentAnswer(
             topic_partitions=tuple(
-                TopicPartitions(topic_id=topic_id, partitions=tuple(i32(number) for number in sorted(partitions)))
+                TopicPartitions(
+                    topic_id=topic_id, partitions=tuple(i32(number) for number in sorted(partitions))
+                )
                 for topic_id, partitions in sorted(answer.assignment.items())
             )
         )

@@ -1,7 +1,7 @@
-"""Kafka API 37, CreatePartitions, v0-v3 (KIP-195, KIP-599 quota). Partitions are added, never taken away.
+"""Kafka API 37, CreatePartitions, v0-v3 (KIP-195, KIP-599 quota). Partitions can only be added.
 
-Assignments by hand are checked by Kafka's rules and decide nothing: every agent serves every partition. Refused: a
-number that is not a raise, a topic named twice.
+Manual assignments are checked by Kafka's rules and have no effect: every agent serves every partition.
+Refused: a count that is not higher, a topic named twice.
 """
 
 from typing import Protocol
@@ -27,7 +27,9 @@ class _Uses(UsesRouting, UsesMutations, UsesOverload, UsesTopics, Protocol):
 _REFUSED_FROM = 3
 
 
-async def handle(request: CreatePartitionsRequest, context: RequestContext[_Uses]) -> CreatePartitionsResponse:
+async def handle(
+    request: CreatePartitionsRequest, context: RequestContext[_Uses]
+) -> CreatePartitionsResponse:
     twice = named_twice(topic.name for topic in request.topics)
     results = []
     for topic in {topic.name: topic for topic in request.topics}.values():
@@ -55,11 +57,13 @@ async def _grow(topic: CreatePartitionsTopic, validate_only: bool, context: Requ
         raise InvalidPartitionCount(f"Topic already has {topic.count} partition(s).")
     if topic.count < found.partition_count:
         raise InvalidPartitionCount(
-            f"The topic {topic.name} currently has {found.partition_count} partition(s); {topic.count} would not be an "
-            "increase."
+            f"The topic {topic.name} currently has {found.partition_count} partition(s); {topic.count} "
+            "would not be an increase."
         )
     if topic.count > most:
-        raise InvalidPartitionCount(f"At most {most} partitions are allowed (TIDELOG_MAX_PARTITIONS_PER_TOPIC).")
+        raise InvalidPartitionCount(
+            f"At most {most} partitions are allowed (TIDELOG_MAX_PARTITIONS_PER_TOPIC)."
+        )
     if topic.assignments is not None:
         check_new_partitions(
             [assignment.broker_ids for assignment in topic.assignments],
@@ -71,5 +75,7 @@ async def _grow(topic: CreatePartitionsTopic, validate_only: bool, context: Requ
             await topics.add_partitions(topic.name, topic.count)
 
 
-def _result(topic: CreatePartitionsTopic, code: ErrorCode, message: str | None) -> CreatePartitionsTopicResult:
+def _result(
+    topic: CreatePartitionsTopic, code: ErrorCode, message: str | None
+) -> CreatePartitionsTopicResult:
     return CreatePartitionsTopicResult(name=topic.name, error_code=code, error_message=message)

@@ -1,17 +1,21 @@
-"""Kafka API 19, CreateTopics, v2-v7 (KIP-464 defaults by -1, KIP-525 configs in the answer, KIP-516 topic ids,
-KIP-599 quota).
+"""Kafka API 19, CreateTopics, v2-v7 (KIP-464 defaults by -1, KIP-525 configs in the answer, KIP-516 topic
+ids, KIP-599 quota).
 
-Any replication factor is accepted and means nothing: the object store replicates, and the answer names one replica per
-zone, as Metadata does. Assignments by hand are checked by Kafka's rules and decide nothing either: every agent serves
-every partition. Refused: configs this log does not honour, names that differ from another's in `.` and `_` alone, a
-name given twice.
+Any replication factor is accepted and has no effect: the object store replicates, and the answer names one
+replica per zone, as Metadata does. Manual assignments are checked by Kafka's rules and have no effect either:
+every agent serves every partition. Refused: configs that this log does not honour, names that differ from
+another only in `.` and `_`, a name given twice.
 """
 
 from collections.abc import Collection
 from typing import Protocol
 
 from kio.schema.create_topics.v7.request import CreatableTopic, CreateTopicsRequest
-from kio.schema.create_topics.v7.response import CreatableTopicConfigs, CreatableTopicResult, CreateTopicsResponse
+from kio.schema.create_topics.v7.response import (
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsResponse,
+)
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i16, i32
 
@@ -23,7 +27,7 @@ from agent.kafka.configs.replica_assignments import check_new_topic
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, endpoints_of
 from agent.kafka.uses import UsesMutations, UsesOverload, UsesTopics
-from sequencer.topics.topic_config import InvalidConfig, validate_config
+from sequencer.topics.topic_config import InvalidConfig, check_together, validate_config
 from sequencer.topics.topics import InvalidPartitionCount
 from storage.identifiers import TopicId
 
@@ -45,26 +49,34 @@ async def handle(request: CreateTopicsRequest, context: RequestContext[_Uses]) -
             results.append(_refused(topic, ErrorCode.invalid_request, "Duplicate topic name."))
             continue
         if topic.name in existing:
-            results.append(_refused(topic, ErrorCode.topic_already_exists, f"Topic '{topic.name}' already exists."))
+            results.append(
+                _refused(topic, ErrorCode.topic_already_exists, f"Topic '{topic.name}' already exists.")
+            )
             continue
         try:
             async with within(request.timeout, context):
                 results.append(await _create(topic, request.validate_only, context))
         except ADMINISTRATION_ERRORS as error:
             results.append(_refused(topic, administration_code(error), str(error)))
-    return CreateTopicsResponse(throttle_time=mutation_throttle(context, "CreateTopics"), topics=tuple(results))
+    return CreateTopicsResponse(
+        throttle_time=mutation_throttle(context, "CreateTopics"), topics=tuple(results)
+    )
 
 
 async def _existing(request: CreateTopicsRequest, context: RequestContext[_Uses]) -> Collection[str]:
-    """Of the names asked for. As in Kafka, that a topic exists counts before what else is wrong with the request."""
+    """Returns which of the requested names exist. As in Kafka, this counts before any other fault of the
+    request.
+    """
     try:
         async with within(request.timeout, context):
             return await context.parts.topics.fresh({topic.name for topic in request.topics})
     except ADMINISTRATION_ERRORS:
-        return ()  # the creation says so, too
+        return ()  # the creation would say so, too
 
 
-async def _create(topic: CreatableTopic, validate_only: bool, context: RequestContext[_Uses]) -> CreatableTopicResult:
+async def _create(
+    topic: CreatableTopic, validate_only: bool, context: RequestContext[_Uses]
+) -> CreatableTopicResult:
     """Raises one of ADMINISTRATION_ERRORS."""
     topics = context.parts.topics
     count = _partition_count(topic, context)
@@ -76,6 +88,7 @@ async def _create(topic: CreatableTopic, validate_only: bool, context: RequestCo
     await topics.check_name(topic.name)
     for name, value in config.items():
         validate_config(name, value)
+    check_together(config)
     return _created(topic, None, count, config, context)
 
 
@@ -91,14 +104,21 @@ def _partition_count(topic: CreatableTopic, context: RequestContext[_Uses]) -> i
     count = context.settings.default_partitions if topic.num_partitions == _DEFAULT else topic.num_partitions
     most = context.settings.max_partitions_per_topic
     if count <= 0:
-        raise InvalidPartitionCount("The number of partitions must be larger than 0, or -1 to use the default value.")
+        raise InvalidPartitionCount(
+            "The number of partitions must be larger than 0, or -1 to use the default value."
+        )
     if count > most:
-        raise InvalidPartitionCount(f"At most {most} partitions are allowed (TIDELOG_MAX_PARTITIONS_PER_TOPIC).")
+        raise InvalidPartitionCount(
+            f"At most {most} partitions are allowed (TIDELOG_MAX_PARTITIONS_PER_TOPIC)."
+        )
     return count
 
 
 def _assigned_count(topic: CreatableTopic, context: RequestContext[_Uses]) -> int:
-    for named, value in (("numPartitions", topic.num_partitions), ("replicationFactor", topic.replication_factor)):
+    for named, value in (
+        ("numPartitions", topic.num_partitions),
+        ("replicationFactor", topic.replication_factor),
+    ):
         if value != _DEFAULT:
             message = f"A manual partition assignment was specified, but {named} was not set to -1."
             raise AdministrationRefused(ErrorCode.invalid_request, message)
@@ -107,12 +127,14 @@ def _assigned_count(topic: CreatableTopic, context: RequestContext[_Uses]) -> in
         {endpoint.node_id for endpoint in endpoints_of(context)},
     )
     if len(topic.assignments) > context.settings.max_partitions_per_topic:
-        raise InvalidPartitionCount(f"At most {context.settings.max_partitions_per_topic} partitions are allowed.")
+        raise InvalidPartitionCount(
+            f"At most {context.settings.max_partitions_per_topic} partitions are allowed."
+        )
     return len(topic.assignments)
 
 
 def _config(topic: CreatableTopic) -> dict[str, str]:
-    """Of a name given twice the later value counts. Raises InvalidConfig."""
+    """If a name is given twice, the later value counts. Raises InvalidConfig."""
     nulls = [given.name for given in topic.configs if given.value is None]
     if nulls:
         raise InvalidConfig(f"Null value not supported for topic configs: {','.join(nulls)}")
@@ -120,7 +142,11 @@ def _config(topic: CreatableTopic) -> dict[str, str]:
 
 
 def _created(
-    topic: CreatableTopic, topic_id: TopicId | None, count: int, config: dict[str, str], context: RequestContext[_Uses]
+    topic: CreatableTopic,
+    topic_id: TopicId | None,
+    count: int,
+    config: dict[str, str],
+    context: RequestContext[_Uses],
 ) -> CreatableTopicResult:
     zones = {endpoint.zone for endpoint in endpoints_of(context)}
     return CreatableTopicResult(
@@ -144,4 +170,6 @@ def _created(
 
 
 def _refused(topic: CreatableTopic, code: ErrorCode, message: str) -> CreatableTopicResult:
-    return CreatableTopicResult(name=topic.name, topic_id=None, error_code=code, error_message=message, configs=())
+    return CreatableTopicResult(
+        name=topic.name, topic_id=None, error_code=code, error_message=message, configs=()
+    )

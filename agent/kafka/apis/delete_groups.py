@@ -1,18 +1,22 @@
-"""Kafka API 42, DeleteGroups, v0-v2 (KIP-229). Only groups without members are deleted, their offsets with them."""
+"""Kafka API 42, DeleteGroups, v0-v2 (KIP-229). Deletes groups without members, with their offsets. Groups
+with members are refused.
+"""
 
 from kio.schema.delete_groups.v2.request import DeleteGroupsRequest
 from kio.schema.delete_groups.v2.response import DeletableGroupResult, DeleteGroupsResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
 
-from agent.group_error_codes import group_code
+from agent.error_codes import group_code
 from agent.groups.events import GroupFault
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesCoordinator
 
 
-async def handle(request: DeleteGroupsRequest, context: RequestContext[UsesCoordinator]) -> DeleteGroupsResponse:
+async def handle(
+    request: DeleteGroupsRequest, context: RequestContext[UsesCoordinator]
+) -> DeleteGroupsResponse:
     results = [await _delete(group_id, context) for group_id in dict.fromkeys(request.groups_names)]
     return DeleteGroupsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
 

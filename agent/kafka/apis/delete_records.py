@@ -1,8 +1,9 @@
 """Kafka API 21, DeleteRecords, v0-v2 (KIP-107).
 
-The log start offset moves at once (other agents notice with their next poll); the runs below it are dropped, and the
-objects go once nothing refers to them. -1 stands for the high watermark. Of a partition named twice the later offset
-counts, as in Kafka. Refused: an offset beyond the high watermark or below -1 (OFFSET_OUT_OF_RANGE).
+The log start offset moves at once; other agents notice with their next poll. The runs below it are dropped,
+and objects are deleted once nothing refers to them. -1 stands for the high watermark. As in Kafka, the later
+offset counts if a partition is named twice. Refused: an offset beyond the high watermark or below -1
+(OFFSET_OUT_OF_RANGE); a topic whose cleanup policy does not have delete (POLICY_VIOLATION).
 """
 
 from typing import Final, Protocol
@@ -22,6 +23,7 @@ from agent.kafka.configs.administration import within
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesMembership, UsesReads, UsesSequencer, UsesTopics
 from sequencer.housekeeping.retention import BeyondHighWatermark, Moved
+from sequencer.topics.topic_config import TopicConfig
 from sequencer.topics.topics import Topic
 from storage.identifiers import NO_OFFSET, Offset, Partition
 
@@ -52,7 +54,9 @@ async def handle(request: DeleteRecordsRequest, context: RequestContext[_Uses]) 
                     code = administration_code(error)
             partitions.append(
                 DeleteRecordsPartitionResult(
-                    partition_index=partition.partition_index, low_watermark=i64(low_watermark), error_code=code
+                    partition_index=partition.partition_index,
+                    low_watermark=i64(low_watermark),
+                    error_code=code,
                 )
             )
         results.append(DeleteRecordsTopicResult(name=topic.name, partitions=tuple(partitions)))
@@ -62,16 +66,18 @@ async def handle(request: DeleteRecordsRequest, context: RequestContext[_Uses]) 
 async def _delete(
     topic: Topic | None, asked: DeleteRecordsPartition, context: RequestContext[_Uses]
 ) -> tuple[ErrorCode, Offset]:
-    """The code and where the log starts now. Raises one of ADMINISTRATION_ERRORS."""
+    """Returns the code and the new log start. Raises one of ADMINISTRATION_ERRORS."""
     if topic is None or not 0 <= asked.partition_index < topic.partition_count:
         return ErrorCode.unknown_topic_or_partition, NO_OFFSET
     if not context.parts.membership.is_serving():
         return ErrorCode.not_leader_or_follower, NO_OFFSET
+    if not TopicConfig.of(topic.config).is_deleted_by_retention:
+        return ErrorCode.policy_violation, NO_OFFSET
     if asked.offset < _LOWEST:
         return ErrorCode.offset_out_of_range, NO_OFFSET
     key = (topic.topic_id, Partition(asked.partition_index))
     outcome = await context.parts.sequencer.retention.delete_records(*key, Offset(asked.offset))
-    # This agent's readers see it with their next fetch, those of others with the next poll.
+    # This agent's readers see it with their next fetch, those of other agents with the next poll.
     context.parts.reads.coordinates.forget(key)
     if isinstance(outcome, Moved):
         return ErrorCode.none, outcome.log_start_offset

@@ -1,7 +1,7 @@
 """Kafka API 20, DeleteTopics, v1-v6 (KIP-516: by topic id from v6 on, KIP-599 quota).
 
-The name is free at once; the bytes go later. By id exactly the topic of that id is deleted, whatever its name is called
-by meanwhile. Refused: a topic named twice, by neither name nor id, or by both.
+The name is free at once; the bytes are deleted later. An id deletes exactly the topic of that id, whatever
+topic has its name by then. Refused: a topic named twice, by neither name nor id, or by both.
 """
 
 from collections.abc import Sequence
@@ -77,11 +77,15 @@ async def handle(request: DeleteTopicsRequest, context: RequestContext[_Uses]) -
                     error_message=None,
                 )
             )
-    return DeleteTopicsResponse(throttle_time=mutation_throttle(context, "DeleteTopics"), responses=tuple(results))
+    return DeleteTopicsResponse(
+        throttle_time=mutation_throttle(context, "DeleteTopics"), responses=tuple(results)
+    )
 
 
 async def _once(doomed: Sequence[_Doomed], context: RequestContext[_Uses]) -> dict[_Doomed, str | None]:
-    """Each topic once, with what is wrong with it if it is named more often: by name, by id, or by both in turn."""
+    """Returns each topic once, with the error if it is named more often: by name, by id, or by both in
+    turn.
+    """
     twice = named_twice(doomed)
     found: dict[_Doomed, str | None] = {}
     for topic in doomed:
@@ -92,7 +96,7 @@ async def _once(doomed: Sequence[_Doomed], context: RequestContext[_Uses]) -> di
     try:
         called = await context.parts.topics.fresh(names) if names and by_id else {}
     except ADMINISTRATION_ERRORS:
-        called = {}  # to delete them will fail for the same reason
+        called = {}  # their deletion fails for the same reason
     for name, topic_of_name in called.items():
         if topic_of_name.topic_id in by_id:
             del found[by_id[topic_of_name.topic_id]]
@@ -106,7 +110,9 @@ async def _delete(doomed: _Doomed, context: RequestContext[_Uses]) -> Topic:
     """Raises one of ADMINISTRATION_ERRORS."""
     topics = context.parts.topics
     if doomed.name is not None and doomed.topic_id is not None:
-        raise AdministrationRefused(ErrorCode.invalid_request, "You may not specify both topic name and topic id.")
+        raise AdministrationRefused(
+            ErrorCode.invalid_request, "You may not specify both topic name and topic id."
+        )
     if doomed.name is not None:
         return await topics.delete(doomed.name)
     if doomed.topic_id is None:
@@ -118,4 +124,6 @@ async def _delete(doomed: _Doomed, context: RequestContext[_Uses]) -> Topic:
 
 
 def _result(doomed: _Doomed, code: ErrorCode, message: str) -> DeletableTopicResult:
-    return DeletableTopicResult(name=doomed.name, topic_id=doomed.topic_id, error_code=code, error_message=message)
+    return DeletableTopicResult(
+        name=doomed.name, topic_id=doomed.topic_id, error_code=code, error_message=message
+    )

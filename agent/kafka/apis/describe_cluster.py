@@ -1,4 +1,4 @@
-"""Kafka API 60, DescribeCluster, v0-v2 (KIP-700, KIP-919). Controllers cannot be described: there are none."""
+"""Kafka API 60, DescribeCluster, v0-v2 (KIP-700, KIP-919). Refused: controllers, because there are none."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from kio.static.primitive import i8
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.apis.metadata import brokers
-from agent.kafka.configs.authorized_operations import CLUSTER_OPERATIONS, told
+from agent.kafka.configs.authorized_operations import CLUSTER_OPERATIONS, reported_operations
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, controller_of
 from agent.kafka.uses import UsesClusterId
@@ -37,11 +37,17 @@ async def handle(request: DescribeClusterRequest, context: RequestContext[_Uses]
         controller_id=BrokerId(controller_of(context)),
         brokers=tuple(
             DescribeClusterBroker(
-                broker_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack, is_fenced=False
+                broker_id=broker.node_id,
+                host=broker.host,
+                port=broker.port,
+                rack=broker.rack,
+                is_fenced=False,
             )
             for broker in (brokers(context) if is_brokers else ())
         ),
-        cluster_authorized_operations=told(CLUSTER_OPERATIONS, asked=request.include_cluster_authorized_operations),
+        cluster_authorized_operations=reported_operations(
+            CLUSTER_OPERATIONS, asked=request.include_cluster_authorized_operations
+        ),
     )
 
 
@@ -49,5 +55,8 @@ def _refusal(endpoint_type: i8) -> tuple[ErrorCode, str | None]:
     if endpoint_type == _BROKERS:
         return ErrorCode.none, None
     if endpoint_type == _CONTROLLERS:
-        return ErrorCode.mismatched_endpoint_type, "This cluster has no controllers to describe: ask for its brokers."
+        return (
+            ErrorCode.mismatched_endpoint_type,
+            "This cluster has no controllers to describe: ask for its brokers.",
+        )
     return ErrorCode.unsupported_endpoint_type, f"Unsupported endpoint type {endpoint_type}"

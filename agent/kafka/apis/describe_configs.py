@@ -1,9 +1,9 @@
 """Kafka API 32, DescribeConfigs, v1-v4 (KIP-226 sources and synonyms, KIP-569 types and documentation).
 
-Resources: topics, groups (KIP-848), and this agent as a broker, whose settings are shown under Kafka's names where one
-exists and are read-only. A broker without a name, Kafka's cluster-wide default, has none. A resource named twice is
-described once. Configs come in the order in which Kafka gives them. Refused: the id of another agent, and the other
-types of resource (loggers, client metrics), each for itself.
+Resources: topics, groups (KIP-848), and this agent as a broker. Its settings are read-only and have Kafka's
+names where they exist. A broker without a name, Kafka's cluster-wide default, has no configs. A resource
+named twice is described once. Configs come in Kafka's order. Refused, per resource: the id of another agent,
+and the other resource types (loggers, client metrics).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,6 @@ from kio.schema.errors import ErrorCode
 from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.configs.administration import check_group_name, configs_of
-from agent.kafka.configs.broker_config import broker_entries
 from agent.kafka.configs.config_changes import unknown_resource
 from agent.kafka.configs.config_entries import (
     BROKER_RESOURCE,
@@ -29,6 +28,7 @@ from agent.kafka.configs.config_entries import (
     TOPIC_RESOURCE,
     TYPES,
     ConfigEntry,
+    broker_entries,
     group_entries,
     topic_entries,
 )
@@ -47,7 +47,7 @@ class _Uses(UsesBrokerConfigs, UsesSequencer, UsesTopics, Protocol):
 
 
 _Configs: TypeAlias = Mapping[tuple[int, str], Mapping[str, str]]
-"""What is set, by the resource's type and name."""
+"""The configs that are set, by the resource's type and name."""
 
 
 async def handle(request: DescribeConfigsRequest, context: RequestContext[_Uses]) -> DescribeConfigsResponse:
@@ -75,7 +75,9 @@ def _describe(
         entries = _entries(resource.resource_type, resource.resource_name, configs, context)
     except ADMINISTRATION_ERRORS as error:
         return _result(resource, administration_code(error), str(error))
-    shown = tuple(_config(entry, synonyms, documented) for entry in _asked(entries, resource.configuration_keys))
+    shown = tuple(
+        _config(entry, synonyms, documented) for entry in _asked(entries, resource.configuration_keys)
+    )
     return _result(resource, ErrorCode.none, None, shown)
 
 
@@ -100,16 +102,20 @@ def _entries(
 
 
 def broker_configs(name: str, context: RequestContext[UsesBrokerConfigs]) -> Sequence[ConfigEntry]:
-    """The configs of this agent; none for the cluster-wide default, whose name is empty. Raises AdministrationRefused
-    if this is another's name."""
+    """Returns the configs of this agent, or none for the cluster-wide default, whose name is empty. Raises
+    AdministrationRefused if this is the name of another agent.
+    """
     if not name:
         return ()
     node_id = controller_of(context)
     if not name.lstrip("-").isdecimal() or not name.isascii():
-        raise AdministrationRefused(ErrorCode.invalid_request, f"Broker id must be an integer, but it is: {name[:100]}")
+        raise AdministrationRefused(
+            ErrorCode.invalid_request, f"Broker id must be an integer, but it is: {name[:100]}"
+        )
     if int(name) != node_id:
         raise AdministrationRefused(
-            ErrorCode.invalid_request, f"Unexpected broker id, expected {node_id} or empty string, but received {name}"
+            ErrorCode.invalid_request,
+            f"Unexpected broker id, expected {node_id} or empty string, but received {name}",
         )
     settings = context.settings
     own = next((endpoint for endpoint in endpoints_of(context) if endpoint.node_id == node_id), None)
@@ -132,7 +138,8 @@ def _config(entry: ConfigEntry, synonyms: bool, documented: bool) -> DescribeCon
         config_source=entry.source,
         is_sensitive=entry.is_sensitive,
         synonyms=tuple(
-            DescribeConfigsSynonym(name=step.name, value=step.value, source=step.source) for step in entry.steps
+            DescribeConfigsSynonym(name=step.name, value=step.value, source=step.source)
+            for step in entry.steps
         )
         if synonyms
         else (),

@@ -1,7 +1,7 @@
 """Kafka API 15, DescribeGroups, v0-v6 (KIP-345 instance ids, KIP-1043 errors for groups that do not exist).
 
-A group that does not exist, or is of the new protocol, is Dead; from v6 on an error says so too. Authorized operations
-are all that there are: there is no authorizer.
+A group that does not exist, or has the new protocol, is Dead; from v6 on an error says so too. All operations
+are authorized, because there is no authorizer.
 """
 
 from dataclasses import replace
@@ -9,11 +9,15 @@ from functools import partial
 from typing import Final
 
 from kio.schema.describe_groups.v6.request import DescribeGroupsRequest
-from kio.schema.describe_groups.v6.response import DescribedGroup, DescribedGroupMember, DescribeGroupsResponse
+from kio.schema.describe_groups.v6.response import (
+    DescribedGroup,
+    DescribedGroupMember,
+    DescribeGroupsResponse,
+)
 from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
 
-from agent.group_error_codes import group_code
+from agent.error_codes import group_code
 from agent.groups.events import DescribedMember, GroupDescription, GroupFault, GroupState
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.configs.authorized_operations import GROUP_OPERATIONS
@@ -33,11 +37,15 @@ _DEAD: Final = GroupDescription(
 )
 
 
-async def handle(request: DescribeGroupsRequest, context: RequestContext[UsesCoordinator]) -> DescribeGroupsResponse:
+async def handle(
+    request: DescribeGroupsRequest, context: RequestContext[UsesCoordinator]
+) -> DescribeGroupsResponse:
     groups = await few_at_a_time(partial(_describe, context=context), request.groups)
     if request.include_authorized_operations:
         groups = [
-            replace(group, authorized_operations=GROUP_OPERATIONS) if group.error_code is ErrorCode.none else group
+            replace(group, authorized_operations=GROUP_OPERATIONS)
+            if group.error_code is ErrorCode.none
+            else group
             for group in groups
         ]
     return DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))

@@ -1,8 +1,8 @@
 """Kafka API 35, DescribeLogDirs, v1-v4 (KIP-113, KIP-827 volume sizes).
 
-An agent has no disk. It shows one directory, the object store, with the partitions of which it is its zone's replica in
-Metadata, so that each agent's share shows, and the sum over agents is one size per zone. A size is the bytes of records
-that the log refers to. The volume's size is not known: a bucket has none.
+An agent has no disk. It shows one directory, the object store, with the partitions of which it is its zone's
+replica in Metadata. So each agent shows its share, and all agents together show one size per zone. A size is
+the bytes of records that the log refers to. The volume's size is unknown, because a bucket has none.
 """
 
 from collections import defaultdict
@@ -34,7 +34,7 @@ class _Uses(UsesRouting, UsesResponseMemory, UsesSequencer, UsesTopics, Protocol
 
 _UNKNOWN: Final = i64(-1)
 _PARTITION_BYTES: Final = 600
-"""While the answer is made."""
+"""Reserved while the answer is made."""
 
 
 async def handle(request: DescribeLogDirsRequest, context: RequestContext[_Uses]) -> DescribeLogDirsResponse:
@@ -54,14 +54,16 @@ async def handle(request: DescribeLogDirsRequest, context: RequestContext[_Uses]
 async def _found(
     request: DescribeLogDirsRequest, context: RequestContext[_Uses]
 ) -> dict[str, list[DescribeLogDirsPartition]]:
-    """By topic: what is asked for and shown by this agent. Raises one of ADMINISTRATION_ERRORS."""
+    """Returns by topic what is requested and shown by this agent. Raises one of ADMINISTRATION_ERRORS."""
     directory = context.parts.topics
     if request.topics is None:
         topics = {topic.name: topic for topic in await directory.all()}
         wanted = None
     else:
         topics = await directory.fresh([asked.topic for asked in request.topics])
-        wanted = {(str(asked.topic), int(partition)) for asked in request.topics for partition in asked.partitions}
+        wanted = {
+            (str(asked.topic), int(partition)) for asked in request.topics for partition in asked.partitions
+        }
     partitions = sum(topic.partition_count for topic in topics.values())
     await context.parts.response_memory.reserve(partitions * _PARTITION_BYTES, context)
     names = {topic.topic_id: topic.name for topic in topics.values()}
@@ -73,7 +75,10 @@ async def _found(
         if (wanted is None or (name, number) in wanted) and _is_shown_here(key, context):
             found[name].append(
                 DescribeLogDirsPartition(
-                    partition_index=i32(number), partition_size=i64(size_bytes), offset_lag=i64(0), is_future_key=False
+                    partition_index=i32(number),
+                    partition_size=i64(size_bytes),
+                    offset_lag=i64(0),
+                    is_future_key=False,
                 )
             )
         await slices.look()

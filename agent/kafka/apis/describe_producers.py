@@ -1,7 +1,8 @@
-"""Kafka API 61, DescribeProducers, v0 (KIP-664): the idempotent producers that are remembered per partition.
+"""Kafka API 61, DescribeProducers, v0 (KIP-664): the idempotent producers that the log knows of each
+partition.
 
-At most TIDELOG_DESCRIBE_PRODUCERS_LIMIT per partition, those that came last. A partition named twice is described once.
-No transaction is ever open: there are none yet.
+At most TIDELOG_DESCRIBE_PRODUCERS_LIMIT per partition, the latest ones. A partition named twice is described
+once. No transaction is ever open, because there are no transactions yet.
 """
 
 from typing import Final, Protocol
@@ -22,7 +23,7 @@ from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesSequencer, UsesTopics
 from sequencer.commits.coordinates import PartitionKey
-from sequencer.topics.administration import ActiveProducer
+from sequencer.topics.topics import ActiveProducer
 from storage.identifiers import NO_OFFSET, Partition
 
 
@@ -33,7 +34,9 @@ class _Uses(UsesSequencer, UsesTopics, Protocol):
 _NO_EPOCH: Final = -1
 
 
-async def handle(request: DescribeProducersRequest, context: RequestContext[_Uses]) -> DescribeProducersResponse:
+async def handle(
+    request: DescribeProducersRequest, context: RequestContext[_Uses]
+) -> DescribeProducersResponse:
     failure: ErrorCode = ErrorCode.unknown_topic_or_partition
     message: str | None = None
     found: dict[tuple[str, int], tuple[ActiveProducer, ...]] = {}
@@ -49,7 +52,9 @@ async def handle(request: DescribeProducersRequest, context: RequestContext[_Use
         topics=tuple(
             TopicResponse(
                 name=name,
-                partitions=tuple(_partition(index, found.get((name, index)), failure, message) for index in indexes),
+                partitions=tuple(
+                    _partition(index, found.get((name, index)), failure, message) for index in indexes
+                ),
             )
             for name, indexes in asked.items()
         ),

@@ -1,9 +1,10 @@
 """Kafka API 75, DescribeTopicPartitions, v0 (KIP-966), paged by a cursor.
 
-Topics come in order of their names, at most TIDELOG_DESCRIBE_PARTITIONS_LIMIT partitions at once. Routes are those of
-Metadata. There are no eligible leader replicas, since there is no leader that could be lost. Refused: a cursor at a
-topic that is not asked for or below its first partition (INVALID_REQUEST for each topic). When all topics are asked for
-while the sequencer is away, the connection is closed: an answer without topics would say that there are none.
+Topics come in the order of their names, at most TIDELOG_DESCRIBE_PARTITIONS_LIMIT partitions at once. Routes
+are those of Metadata. There are no eligible leader replicas, because no leader can be lost. Refused: a cursor
+at a topic that is not requested or below its first partition (INVALID_REQUEST for each topic). If all topics
+are requested while the sequencer is away, the connection is closed: an answer without topics would say that
+there are none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +25,7 @@ from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE, CloseConnection
 from agent.kafka.configs.authorized_operations import TOPIC_OPERATIONS
 from agent.kafka.context import RequestContext
-from agent.kafka.routing.leader_epochs import OUR_EPOCH
+from agent.kafka.routing.current_leaders import OUR_EPOCH
 from agent.kafka.routing.routing import NO_NODE, UsesRouting, route_of
 from agent.kafka.uses import UsesTopics
 from sequencer.topics.topics import InvalidTopicName, Topic, validate_topic_name
@@ -51,7 +52,9 @@ async def handle(
         if not names:
             raise CloseConnection(f"the topics cannot be listed: {error}") from error
         return _response([_failed(name, administration_code(error)) for name in names])
-    start_name, start_partition = ("", _FIRST) if cursor is None else (cursor.topic_name, cursor.partition_index)
+    start_name, start_partition = (
+        ("", _FIRST) if cursor is None else (cursor.topic_name, cursor.partition_index)
+    )
     asked = [name for name in names or sorted(found) if name >= start_name]
     limit = min(context.settings.describe_partitions_limit, max(1, request.response_partition_limit))
     described: list[DescribeTopicPartitionsResponseTopic] = []
@@ -132,4 +135,6 @@ def _partition(
 def _response(
     topics: Sequence[DescribeTopicPartitionsResponseTopic], next_cursor: Cursor | None = None
 ) -> DescribeTopicPartitionsResponse:
-    return DescribeTopicPartitionsResponse(throttle_time=NO_THROTTLE, topics=tuple(topics), next_cursor=next_cursor)
+    return DescribeTopicPartitionsResponse(
+        throttle_time=NO_THROTTLE, topics=tuple(topics), next_cursor=next_cursor
+    )

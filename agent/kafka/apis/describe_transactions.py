@@ -1,4 +1,6 @@
-"""Kafka API 65, DescribeTransactions, v0 (KIP-664): no id is found, for there are no transactions yet."""
+"""Kafka API 65, DescribeTransactions, v0 (KIP-664): every id is unknown, because there are no transactions
+yet.
+"""
 
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -16,11 +18,15 @@ _NO_TIME: Final = i32Timedelta.parse(timedelta(0))
 _NEVER: Final = TZAware.parse(datetime.fromtimestamp(0, UTC))
 
 
-async def handle(request: DescribeTransactionsRequest, context: RequestContext[object]) -> DescribeTransactionsResponse:
+async def handle(
+    request: DescribeTransactionsRequest, context: RequestContext[object]
+) -> DescribeTransactionsResponse:
     del context
     return DescribeTransactionsResponse(
         throttle_time=NO_THROTTLE,
-        transaction_states=tuple(_not_found(transactional_id) for transactional_id in request.transactional_ids),
+        transaction_states=tuple(
+            _not_found(transactional_id) for transactional_id in request.transactional_ids
+        ),
     )
 
 

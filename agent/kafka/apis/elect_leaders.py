@@ -1,7 +1,8 @@
 """Kafka API 43, ElectLeaders, v0-v2 (KIP-183, KIP-460).
 
-Refused: "leader" is a routing hint that the ring computes, so that there is never an election to hold, preferred or
-unclean. Each partition answers ELECTION_NOT_NEEDED, which tools show as such; all partitions at once answer with none.
+Refused: every election, preferred or unclean. A leader is only a routing hint that the ring computes. Each
+partition answers ELECTION_NOT_NEEDED, which tools show as such. A request for all partitions is answered
+without any.
 """
 
 from typing import Final
@@ -39,7 +40,9 @@ async def handle(request: ElectLeadersRequest, context: RequestContext[UsesTopic
         replica_election_results=tuple(
             ReplicaElectionResult(
                 topic=topic.topic,
-                partition_result=tuple(_result(topics.get(topic.topic), number) for number in topic.partitions),
+                partition_result=tuple(
+                    _result(topics.get(topic.topic), number) for number in topic.partitions
+                ),
             )
             for topic in asked
         ),

@@ -1,7 +1,7 @@
 """Kafka API 10, FindCoordinator, v0-v6 (KIP-699 batches of keys).
 
-A group's coordinator is the ring's choice among all agents; behind one address, that address is named. Refused:
-transactional ids and share groups, with a message.
+A group's coordinator is the ring's choice among all agents. Behind one address, that address is named.
+Refused: transactional ids and share groups, with a message.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from kio.schema.find_coordinator.v6.response import Coordinator, FindCoordinator
 from kio.schema.types import BrokerId
 from kio.static.primitive import i32
 
+from agent.error_codes import NO_TRANSACTIONS_CODE, TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, coordinator_of
-from agent.kafka.transactions import NO_TRANSACTIONS_CODE, TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
 
 _GROUP: Final = 0
 _TRANSACTION: Final = 1
@@ -35,7 +35,7 @@ class FindCoordinatorRequest(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OneCoordinator:
-    """The response of v0-v3, which name a single coordinator."""
+    """The response of v0-v3, which names a single coordinator."""
 
     throttle_time: timedelta
     error_code: ErrorCode
@@ -67,7 +67,9 @@ async def handle(
 def _find(key: str, key_type: int, context: RequestContext[UsesRouting]) -> Coordinator:
     if key_type == _TRANSACTION:
         is_batched = context.api_version >= _FIRST_BATCHED_VERSION
-        return _refused(key, NO_TRANSACTIONS_CODE if is_batched else TRANSACTIONS_REFUSED_CODE, TRANSACTIONS_REFUSED)
+        return _refused(
+            key, NO_TRANSACTIONS_CODE if is_batched else TRANSACTIONS_REFUSED_CODE, TRANSACTIONS_REFUSED
+        )
     if key_type != _GROUP:
         return _refused(key, ErrorCode.invalid_request, f"coordinators of key type {key_type} are not served")
     endpoint = coordinator_of(context, f"group/{key}")

@@ -1,7 +1,7 @@
 """Kafka API 71, GetTelemetrySubscriptions, v0 (KIP-714).
 
-Every client is asked for the same: TIDELOG_TELEMETRY_METRICS, every TIDELOG_TELEMETRY_PUSH_INTERVAL_S, as cumulative
-values. Refused: a client that asks more often than it may push (THROTTLING_QUOTA_EXCEEDED).
+Every client gets the same subscription: TIDELOG_TELEMETRY_METRICS, every TIDELOG_TELEMETRY_PUSH_INTERVAL_S,
+as cumulative values. Refused: a client that asks more often than it may push (THROTTLING_QUOTA_EXCEEDED).
 """
 
 from datetime import timedelta
@@ -21,7 +21,8 @@ from agent.telemetry.instances import TelemetryFault
 from storage.batches.record_batch import Compression
 
 _ACCEPTED: Final = tuple(
-    i8(compression) for compression in (Compression.ZSTD, Compression.LZ4, Compression.GZIP, Compression.SNAPPY)
+    i8(compression)
+    for compression in (Compression.ZSTD, Compression.LZ4, Compression.GZIP, Compression.SNAPPY)
 )
 _NO_SUBSCRIPTION: Final = i32(0)
 

@@ -3,7 +3,7 @@
 from kio.schema.heartbeat.v4.request import HeartbeatRequest
 from kio.schema.heartbeat.v4.response import HeartbeatResponse
 
-from agent.group_error_codes import heartbeat_code
+from agent.error_codes import heartbeat_code
 from agent.groups.events import GroupFault, Heartbeat, HeartbeatAnswer
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext

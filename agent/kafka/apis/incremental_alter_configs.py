@@ -1,16 +1,20 @@
-"""Kafka API 44, IncrementalAlterConfigs, v0-v1 (KIP-339), for topics and for groups of the new protocol (KIP-848).
+"""Kafka API 44, IncrementalAlterConfigs, v0-v1 (KIP-339), for topics and for groups of the new protocol
+(KIP-848).
 
-Set and delete for every config, append and subtract for lists. Refused: unknown names and values (INVALID_CONFIG, with
-the known ones), a resource or a name given twice, a value left out (INVALID_REQUEST); every change of a broker, whose
-configs are what an agent is started with; the other types of resource. A group need not exist to have configs; its
-coordinator goes by them within TIDELOG_GROUP_LEASE_RENEW_S.
+Set and delete for every config, append and subtract for lists. A group need not exist to have configs. Its
+coordinator uses them within TIDELOG_GROUP_LEASE_RENEW_S. Refused: unknown names and values (INVALID_CONFIG,
+with the known ones); a resource or a name given twice, a missing value (INVALID_REQUEST); every change of a
+broker, because its configs are the settings that an agent starts with; the other resource types.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
 from kio.schema.errors import ErrorCode
-from kio.schema.incremental_alter_configs.v1.request import AlterConfigsResource, IncrementalAlterConfigsRequest
+from kio.schema.incremental_alter_configs.v1.request import (
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 from kio.schema.incremental_alter_configs.v1.response import (
     AlterConfigsResourceResponse,
     IncrementalAlterConfigsResponse,
@@ -66,7 +70,7 @@ class AlteringRequest(Protocol[ResourceOut]):
 
 
 ChangeOf: TypeAlias = Callable[[Mapping[str, str], Sequence[Operation], ConfigRules], ConfigChange]
-"""From what a resource has set, what is asked, and what may be set."""
+"""Takes what a resource has set, the requested change, and the rules. Returns the change to make."""
 
 
 async def handle(
@@ -78,7 +82,8 @@ async def handle(
 
 def _operations(resource: AlterConfigsResource) -> list[Operation]:
     return [
-        Operation(name=config.name, kind=config.config_operation, value=config.value) for config in resource.configs
+        Operation(name=config.name, kind=config.config_operation, value=config.value)
+        for config in resource.configs
     ]
 
 
@@ -88,16 +93,22 @@ async def alter_all(
     operations_of: Callable[[Resource], Sequence[Operation]],
     change_of: ChangeOf,
 ) -> tuple[AlterConfigsResourceResponse, ...]:
-    """One answer per resource of a request of this API or of AlterConfigs, which differ in what their resources say."""
+    """Returns one answer per resource. This API and AlterConfigs differ only in what their resources say."""
     twice = named_twice((resource.resource_type, resource.resource_name) for resource in request.resources)
     try:
-        configs = await configs_of([(one.resource_type, one.resource_name) for one in request.resources], context)
+        configs = await configs_of(
+            [(one.resource_type, one.resource_name) for one in request.resources], context
+        )
     except ADMINISTRATION_ERRORS as error:
-        return tuple(_response(resource, administration_code(error), str(error)) for resource in request.resources)
+        return tuple(
+            _response(resource, administration_code(error), str(error)) for resource in request.resources
+        )
     responses = []
     for resource in request.resources:
         if (resource.resource_type, resource.resource_name) in twice:
-            responses.append(_response(resource, ErrorCode.invalid_request, "Each resource must appear at most once."))
+            responses.append(
+                _response(resource, ErrorCode.invalid_request, "Each resource must appear at most once.")
+            )
             continue
         try:
             current = configs.get((resource.resource_type, resource.resource_name))
@@ -117,7 +128,7 @@ def _checked(
     change_of: ChangeOf,
     context: RequestContext[UsesConfigs],
 ) -> ConfigChange | None:
-    """What is to change of a topic or a group; None for a broker, of which nothing does.
+    """Returns what to change of a topic or a group; None for a broker, which has no changes.
 
     Raises one of ADMINISTRATION_ERRORS.
     """
@@ -137,7 +148,7 @@ def _checked(
 async def _apply(resource: NamedResource, change: ConfigChange, context: RequestContext[UsesConfigs]) -> None:
     """Raises one of ADMINISTRATION_ERRORS."""
     if resource.resource_type == GROUP_RESOURCE:
-        known = [name for name in change.remove if name in GROUP_CONFIGS]  # no other was ever set
+        known = [name for name in change.remove if name in GROUP_CONFIGS]  # no other config was ever set
         await context.parts.sequencer.group_configs.alter(resource.resource_name, change.set, known)
     else:
         await context.parts.topics.alter_config(resource.resource_name, change.set, change.remove)

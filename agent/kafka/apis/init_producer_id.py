@@ -1,4 +1,5 @@
-"""Kafka API 22, InitProducerId, v0-v5 (KIP-98; KIP-360: a producer that names its id and epoch gets the next epoch).
+"""Kafka API 22, InitProducerId, v0-v5 (KIP-98; KIP-360: a producer that names its id and epoch gets the next
+epoch).
 
 Refused: a transactional id, with a code that clients take as final.
 """
@@ -9,16 +10,18 @@ from kio.schema.init_producer_id.v5.response import InitProducerIdResponse
 from kio.schema.types import ProducerId
 from kio.static.primitive import i16
 
+from agent.error_codes import TRANSACTIONS_REFUSED_CODE
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
-from agent.kafka.transactions import TRANSACTIONS_REFUSED_CODE
 from agent.kafka.uses import UsesSequencer
 from sequencer.database.database import SequencerUnavailable
 from storage.identifiers import NO_PRODUCER_ID
 from storage.identifiers import ProducerId as LogProducerId
 
 
-async def handle(request: InitProducerIdRequest, context: RequestContext[UsesSequencer]) -> InitProducerIdResponse:
+async def handle(
+    request: InitProducerIdRequest, context: RequestContext[UsesSequencer]
+) -> InitProducerIdResponse:
     if request.transactional_id is not None:
         return _refused(TRANSACTIONS_REFUSED_CODE)
     producer_id = LogProducerId(request.producer_id)

@@ -1,9 +1,10 @@
-"""Kafka API 11, JoinGroup, v0-v9 (KIP-62 rebalance timeout, KIP-345 static members, KIP-394 member ids, KIP-559
-protocol type, KIP-800 reasons, KIP-814 leaders that skip the assignment).
+"""Kafka API 11, JoinGroup, v0-v9 (KIP-62 rebalance timeout, KIP-345 static members, KIP-394 member ids,
+KIP-559 protocol type, KIP-800 reasons, KIP-814 leaders that skip the assignment).
 
-The answer waits for the group's other members, up to their rebalance timeouts. Refused: instance ids that are empty,
-hold a NUL or exceed 900 bytes (INVALID_REQUEST); protocol types with a NUL (INCONSISTENT_GROUP_PROTOCOL); member ids
-that nobody can have been given, with a NUL or of more than 1,024 bytes (UNKNOWN_MEMBER_ID).
+The answer waits for the group's other members, up to their rebalance timeouts. Refused: instance ids that are
+empty, contain a NUL or exceed 900 bytes (INVALID_REQUEST); protocol types with a NUL
+(INCONSISTENT_GROUP_PROTOCOL); member ids that no member can have, with a NUL or longer than 1,024 bytes
+(UNKNOWN_MEMBER_ID).
 """
 
 import logging
@@ -14,7 +15,7 @@ from kio.schema.join_group.v9.request import JoinGroupRequest
 from kio.schema.join_group.v9.response import JoinGroupResponse, JoinGroupResponseMember
 from kio.static.primitive import i32
 
-from agent.group_error_codes import member_code
+from agent.error_codes import member_code
 from agent.groups.events import GroupFault, Join, JoinAnswer, OfferedProtocol
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
@@ -36,7 +37,10 @@ async def handle(request: JoinGroupRequest, context: RequestContext[UsesCoordina
         return _respond(JoinAnswer(fault=refused, member_id=event.member_id), context)
     reason = request.reason
     if reason:
-        log.info("member joins", extra={"group": request.group_id, "member": event.member_id, "reason": reason[:255]})
+        log.info(
+            "member joins",
+            extra={"group": request.group_id, "member": event.member_id, "reason": reason[:255]},
+        )
     assert context.turn is not None, "JoinGroup is parked"
     answer = await context.parts.coordinator.ask(
         request.group_id, event, JoinAnswer, create=not event.member_id, when_queued=context.turn.done
@@ -47,7 +51,7 @@ async def handle(request: JoinGroupRequest, context: RequestContext[UsesCoordina
 
 
 def _fault(event: Join) -> GroupFault | None:
-    """What of it could not be kept in Postgres."""
+    """Returns the fault if Postgres could not keep a part of the request."""
     if not can_be_instance_id(event.instance_id):
         return GroupFault.INVALID_REQUEST
     if event.member_id and not can_be_id(event.member_id):
@@ -65,10 +69,13 @@ def _event(request: JoinGroupRequest, context: RequestContext[UsesCoordinator]) 
         client_id=client_id(context),
         client_host=client_host(context),
         session_timeout_ms=session_timeout_ms,
-        rebalance_timeout_ms=milliseconds(request.rebalance_timeout) if has_rebalance_timeout else session_timeout_ms,
+        rebalance_timeout_ms=milliseconds(request.rebalance_timeout)
+        if has_rebalance_timeout
+        else session_timeout_ms,
         protocol_type=request.protocol_type,
         protocols=tuple(
-            OfferedProtocol(name=protocol.name, metadata=bytes(protocol.metadata)) for protocol in request.protocols
+            OfferedProtocol(name=protocol.name, metadata=bytes(protocol.metadata))
+            for protocol in request.protocols
         ),
         requires_known_member_id=context.api_version >= _FIRST_WITH_REQUIRED_MEMBER_ID,
         can_skip_assignment=context.api_version >= _FIRST_WITH_SKIPPED_ASSIGNMENT,

@@ -1,6 +1,7 @@
-"""Kafka API 13, LeaveGroup, v0-v5 (KIP-345 many members at once, by instance id alone too; KIP-800 reasons).
+"""Kafka API 13, LeaveGroup, v0-v5 (KIP-345 many members at once, also by instance id alone; KIP-800 reasons).
 
-Carried out though its client hangs up, as closing clients do. In a group that does not exist nobody is a member.
+Carried out even if the client hangs up, as closing clients do. In a group that does not exist, every member
+is unknown.
 """
 
 import logging
@@ -11,7 +12,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.leave_group.v5.request import MemberIdentity
 from kio.schema.leave_group.v5.response import LeaveGroupResponse, MemberResponse
 
-from agent.group_error_codes import group_code, member_code
+from agent.error_codes import group_code, member_code
 from agent.groups.events import GroupFault, Leave, LeaveAnswer, LeavingMember
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
@@ -44,11 +45,14 @@ async def handle(request: LeaveGroupRequest, context: RequestContext[UsesCoordin
     return _respond(answer, context)
 
 
-def _members(request: LeaveGroupRequest, context: RequestContext[UsesCoordinator]) -> tuple[LeavingMember, ...]:
+def _members(
+    request: LeaveGroupRequest, context: RequestContext[UsesCoordinator]
+) -> tuple[LeavingMember, ...]:
     if context.api_version < _FIRST_WITH_MANY:
         return (LeavingMember(member_id=request.member_id, instance_id=None),)
     return tuple(
-        LeavingMember(member_id=member.member_id, instance_id=member.group_instance_id) for member in request.members
+        LeavingMember(member_id=member.member_id, instance_id=member.group_instance_id)
+        for member in request.members
     )
 
 
@@ -61,7 +65,9 @@ def _respond(answer: LeaveAnswer, context: RequestContext[UsesCoordinator]) -> L
         error_code=code,
         members=tuple(
             MemberResponse(
-                member_id=member.member_id, group_instance_id=member.instance_id, error_code=member_code(fault)
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                error_code=member_code(fault),
             )
             for member, fault in answer.members
         ),

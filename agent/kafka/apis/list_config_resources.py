@@ -1,7 +1,8 @@
 """Kafka API 74, ListConfigResources, v0-v1 (KIP-1142; until v0 ListClientMetricsResources, KIP-1000).
 
-Topics and brokers have configs here and are listed by name, and so are groups for which some were set; loggers and
-client metrics have none, so that their lists are empty. Refused: types that Kafka does not know (UNSUPPORTED_VERSION).
+Topics and brokers have configs and are listed by name, and so are groups for which some were set. Loggers and
+client metrics have no configs, so their lists are empty. Refused: types that Kafka does not know
+(UNSUPPORTED_VERSION).
 """
 
 from typing import Final, Protocol
@@ -29,11 +30,19 @@ class _Uses(UsesRouting, UsesSequencer, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
-_TYPES: Final = (TOPIC_RESOURCE, BROKER_RESOURCE, BROKER_LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE)
+_TYPES: Final = (
+    TOPIC_RESOURCE,
+    BROKER_RESOURCE,
+    BROKER_LOGGER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
+    GROUP_RESOURCE,
+)
 _FIRST_VERSION_WITH_TYPES: Final = 1
 
 
-async def handle(request: ListConfigResourcesRequest, context: RequestContext[_Uses]) -> ListConfigResourcesResponse:
+async def handle(
+    request: ListConfigResourcesRequest, context: RequestContext[_Uses]
+) -> ListConfigResourcesResponse:
     asked: tuple[int, ...] = (CLIENT_METRICS_RESOURCE,)
     if context.api_version >= _FIRST_VERSION_WITH_TYPES:
         asked = tuple(request.resource_types) or _TYPES

@@ -1,8 +1,8 @@
 """Kafka API 16, ListGroups, v0-v5 (KIP-518 states, KIP-848 types).
 
-Each agent lists the groups that the ring gives to it, so that asking all of them tells each group once; behind one
-address all groups are listed. States are those last written, and of loaded groups the present ones. An unknown state or
-type filters everything out.
+Each agent lists the groups that the ring gives to it, so all agents together list each group once. Behind one
+address, every agent lists all groups. The state of a loaded group is the present one, that of others was last
+written to Postgres. An unknown state or type matches no group.
 """
 
 import logging
@@ -28,7 +28,7 @@ class _Uses(UsesResponseMemory, UsesCoordinator, UsesSequencer, Protocol):
 log = logging.getLogger("tidelog")
 
 _GROUP_BYTES: Final = 700
-"""While the answer is made."""
+"""Reserved while the answer is made."""
 
 
 async def handle(request: ListGroupsRequest, context: RequestContext[_Uses]) -> ListGroupsResponse:
@@ -63,7 +63,7 @@ async def _list(request: ListGroupsRequest, context: RequestContext[_Uses]) -> l
 
 
 def _now(listed: StoredListing, context: RequestContext[_Uses]) -> ListedGroup | None:
-    """None: another agent's to list."""
+    """Returns None if another agent lists the group."""
     coordinator = context.parts.coordinator
     if context.settings.one_address is None and not coordinator.coordinates(listed.group_id):
         return None
@@ -72,5 +72,8 @@ def _now(listed: StoredListing, context: RequestContext[_Uses]) -> ListedGroup |
     if running is not None:
         kind, state = running.machine.kind, running.machine.state.value
     return ListedGroup(
-        group_id=GroupId(listed.group_id), protocol_type=listed.protocol_type, group_state=state, group_type=kind
+        group_id=GroupId(listed.group_id),
+        protocol_type=listed.protocol_type,
+        group_state=state,
+        group_type=kind,
     )

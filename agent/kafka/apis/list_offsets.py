@@ -1,16 +1,20 @@
 """Kafka API 2, ListOffsets, v1-v11 (KIP-79 times, KIP-98 isolation, KIP-734 latest record).
 
-Always answered by the sequencer, never from a cache: another agent may have committed since. One statement answers all
-who ask at the same time (`agent/shared_lookups.py`). A client that asks too fast waits, and is
-asked to pause (`agent/kafka/lookup_pace.py`).
+The sequencer always answers, never a cache, because another agent may have committed since. One statement
+answers all concurrent requests (`agent/shared_lookups.py`). A client that asks too fast waits, and is asked
+to pause (`agent/kafka/client_rates.py`).
 
-Without tiered storage, as in Kafka: the earliest local offset (-4) is the log start, the latest tiered (-5) and the
-earliest pending upload (-6) are none. A special time that the version does not know gets UNSUPPORTED_VERSION, a
-partition named twice INVALID_REQUEST."""
+*Local* is what consumers read from uploaded objects. *Tiered* is what they read from the Parquet files of a
+topic whose history is its log. The earliest local offset (-4) is the log start where nothing is tiered. The
+latest tiered offset (-5) is then none. The earliest pending upload (-6) is always none. A special time that
+the version does not know gets UNSUPPORTED_VERSION, a partition named twice INVALID_REQUEST.
+"""
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Protocol
@@ -27,25 +31,65 @@ from kio.static.primitive import i32, i32Timedelta, i64
 from agent.error_codes import read_failure_code
 from agent.kafka.configs.administration import named_twice
 from agent.kafka.context import RequestContext
-from agent.kafka.routing.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
-from agent.kafka.uses import UsesBounds, UsesLookupPace, UsesMembership, UsesOverload, UsesReads, UsesTimes, UsesTopics
+from agent.kafka.routing.current_leaders import NO_EPOCH, OUR_EPOCH, epoch_failure
+from agent.kafka.uses import (
+    UsesBounds,
+    UsesLookupPace,
+    UsesMembership,
+    UsesOverload,
+    UsesReads,
+    UsesTimes,
+    UsesTopics,
+)
 from agent.read_path.read_decisions import ReadFailure
 from agent.read_path.time_lookup import TimedOffset, TimeLookup
-from agent.recurring_log import RecurringLog
 from agent.slices import Slices
 from cache_ring.pages.store_pages import DamagedPage
 from sequencer.commits.coordinates import PartitionBounds, PartitionKey
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.database.errors import TooManyWait
-from storage.identifiers import NO_OFFSET, Partition
+from storage.identifiers import NO_OFFSET, Offset, Partition
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 
+EVERY_S = 10.0
 
-class _Uses(UsesBounds, UsesLookupPace, UsesMembership, UsesOverload, UsesReads, UsesTimes, UsesTopics, Protocol):
+
+class RecurringLog:
+    """One kind of log line that may be due thousands of times a second. It is written at most once in
+    `every_s`, with the number of lines that were left out since the last.
+    """
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        message: str,
+        *,
+        every_s: float = EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log = log
+        self._message = message
+        self._every_s = every_s
+        self._clock = clock
+        self._logged_s = -math.inf
+        self._left_out = 0
+
+    def warning(self, **fields: object) -> None:
+        now_s = self._clock()
+        if now_s - self._logged_s < self._every_s:
+            self._left_out += 1
+            return
+        self._log.warning(self._message, extra={**fields, "left_out": self._left_out})
+        self._logged_s, self._left_out = now_s, 0
+
+
+class _Uses(
+    UsesBounds, UsesLookupPace, UsesMembership, UsesOverload, UsesReads, UsesTimes, UsesTopics, Protocol
+):
     """The parts that this API uses."""
 
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("tidelog")
 _unanswered = RecurringLog(_log, "list offsets: the sequencer cannot be asked")
 _not_found = RecurringLog(_log, "list offsets: a time cannot be looked up")
 
@@ -104,7 +148,9 @@ async def handle(request: ListOffsetsRequest, context: RequestContext[_Uses]) ->
             key = keys.get(place)
             known = None if key is None else bounds.get(key)
             result = _Result(code=ErrorCode.invalid_request) if place in twice else None
-            result = result or _result_from_bounds(key, known, partition, context, read_committed=read_committed)
+            result = result or _result_from_bounds(
+                key, known, partition, context, read_committed=read_committed
+            )
             if result is None:
                 by_time.append((place, partition))
             else:
@@ -115,7 +161,9 @@ async def handle(request: ListOffsetsRequest, context: RequestContext[_Uses]) ->
     async def look_up(place: tuple[str, int], partition: ListOffsetsPartition) -> None:
         async with at_once:
             key = keys[place]
-            results[place] = await _result_by_time(key, bounds[key], partition, context, read_committed=read_committed)
+            results[place] = await _result_by_time(
+                key, bounds[key], partition, context, read_committed=read_committed
+            )
 
     async with asyncio.TaskGroup() as tasks:
         for one in by_time:
@@ -123,8 +171,10 @@ async def handle(request: ListOffsetsRequest, context: RequestContext[_Uses]) ->
     return _respond(request, results, pace.pause_ms())
 
 
-async def _keys(request: ListOffsetsRequest, context: RequestContext[_Uses]) -> dict[tuple[str, int], PartitionKey]:
-    """Topic ids in place of names; unknown topics are left out."""
+async def _keys(
+    request: ListOffsetsRequest, context: RequestContext[_Uses]
+) -> dict[tuple[str, int], PartitionKey]:
+    """Replaces names by topic ids. Unknown topics are left out."""
     topics = await context.parts.topics.by_name([topic.name for topic in request.topics])
     return {
         (asked.name, partition.partition_index): (topic.topic_id, Partition(partition.partition_index))
@@ -142,7 +192,7 @@ def _result_from_bounds(
     *,
     read_committed: bool,
 ) -> _Result | None:
-    """None: a time must be looked up, of a partition that there is."""
+    """None: a time must be looked up, in a partition that exists."""
     refused = _refusal(key, bounds, partition, context)
     if refused is not None or key is None or bounds is None:
         return _Result(code=refused or ErrorCode.unknown_topic_or_partition)
@@ -163,7 +213,13 @@ async def _result_by_time(
             found = await _look_up(key, partition.timestamp, bounds, context.parts.times, client)
     except TimeoutError:
         return _Result(code=ErrorCode.request_timed_out)
-    except (SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable, DamagedPage, ObjectNotFound) as error:
+    except (
+        SequencerUnavailable,
+        CommitOutcomeUnknown,
+        StoreUnavailable,
+        DamagedPage,
+        ObjectNotFound,
+    ) as error:
         _not_found.warning(topic_id=str(key[0]), partition=key[1], error=str(error))
         return _Result(code=read_failure_code(ReadFailure.UNAVAILABLE, by_id=False))
     end_offset = bounds.last_stable_offset if read_committed else bounds.high_watermark
@@ -175,7 +231,7 @@ async def _look_up(
 ) -> TimedOffset | None:
     if timestamp == _LATEST_RECORD:
         return await times.latest(key, bounds, client)
-    return await times.first_since(key, timestamp, bounds.log_start_offset, client)
+    return await times.first_since(key, timestamp, bounds, client)
 
 
 def _refusal(
@@ -197,11 +253,16 @@ def _refusal(
 
 
 def _edge(timestamp: int, bounds: PartitionBounds, *, read_committed: bool) -> _Result | None:
-    """The answer where the bounds alone give it."""
+    """Returns the answer if the bounds alone give it."""
     if timestamp == _LATEST:
         return _Result(offset=bounds.last_stable_offset if read_committed else bounds.high_watermark)
-    if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
+    local_start_offset = Offset(max(bounds.log_start_offset, bounds.local_start_offset))
+    if timestamp == _EARLIEST:
         return _Result(offset=bounds.log_start_offset)
+    if timestamp == _EARLIEST_LOCAL:
+        return _Result(offset=local_start_offset)
+    if timestamp == _LATEST_TIERED and local_start_offset > bounds.log_start_offset:
+        return _Result(offset=Offset(local_start_offset - 1))
     return _Result() if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD) else None
 
 
@@ -223,7 +284,9 @@ def _respond(
                 name=topic.name,
                 partitions=tuple(
                     _partition(partition, results.get((topic.name, partition.partition_index), nothing))
-                    for partition in {partition.partition_index: partition for partition in topic.partitions}.values()
+                    for partition in {
+                        partition.partition_index: partition for partition in topic.partitions
+                    }.values()
                 ),
             )
             for topic in request.topics

@@ -1,4 +1,6 @@
-"""Kafka API 46, ListPartitionReassignments, v0 (KIP-455): always empty, for nothing is ever moved between agents."""
+"""Kafka API 46, ListPartitionReassignments, v0 (KIP-455): always empty, because no partition ever moves
+between agents.
+"""
 
 from kio.schema.errors import ErrorCode
 from kio.schema.list_partition_reassignments.v0.request import ListPartitionReassignmentsRequest

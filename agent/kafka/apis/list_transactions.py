@@ -1,6 +1,7 @@
-"""Kafka API 66, ListTransactions, v0-v2 (KIP-664, KIP-994, KIP-1152): empty, for there are no transactions yet.
+"""Kafka API 66, ListTransactions, v0-v2 (KIP-664, KIP-994, KIP-1152): empty, because there are no
+transactions yet.
 
-Filters are checked as in Kafka: states that do not exist are named in the answer, and a pattern that is none is refused
+Filters are checked as in Kafka: the answer names unknown states, and an invalid pattern is refused
 (INVALID_REGULAR_EXPRESSION).
 """
 
@@ -28,7 +29,9 @@ _STATES: Final = frozenset(
 )
 
 
-async def handle(request: ListTransactionsRequest, context: RequestContext[object]) -> ListTransactionsResponse:
+async def handle(
+    request: ListTransactionsRequest, context: RequestContext[object]
+) -> ListTransactionsResponse:
     del context
     is_pattern = _is_pattern(request.transactional_id_pattern)
     return ListTransactionsResponse(

@@ -1,9 +1,9 @@
-"""Kafka API 8, OffsetCommit, v2-v10 (KIP-211 retention by group, KIP-320 leader epochs, KIP-345 static members, KIP-848
-member epochs and topic ids).
+"""Kafka API 8, OffsetCommit, v2-v10 (KIP-211 retention by group, KIP-320 leader epochs, KIP-345 static
+members, KIP-848 member epochs and topic ids).
 
-Commits of one connection are applied in request order. A generation below 0 commits for a consumer that is no member;
-the group is then created if need be. Refused: the retention time that v2-v4 may ask for is not looked at; a group id of
-no characters (INVALID_GROUP_ID, where Kafka takes it for old clients' sake).
+Commits of one connection are applied in request order. A generation below 0 commits for a consumer that is no
+member; the group is created if necessary. The retention time of v2-v4 is ignored. Refused: an empty group id
+(INVALID_GROUP_ID; Kafka accepts it for old clients).
 """
 
 import logging
@@ -17,7 +17,7 @@ from kio.schema.offset_commit.v10.request import OffsetCommitRequestPartition
 from kio.schema.offset_commit.v10.response import OffsetCommitResponse, OffsetCommitResponsePartition
 from kio.schema.types import TopicName
 
-from agent.group_error_codes import commit_code
+from agent.error_codes import commit_code
 from agent.groups.events import GroupFault
 from agent.groups.offsets.group_offsets import Committing
 from agent.kafka.api import NO_THROTTLE
@@ -34,7 +34,7 @@ class _Uses(UsesCoordinator, UsesGroupOffsets, UsesGroupSettings, UsesTopics, Pr
     """The parts that this API uses."""
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _FIRST_BY_TOPIC_ID: Final = 10
 _FIRST_WITH_GROUP_NOT_FOUND: Final = 9
@@ -61,7 +61,7 @@ class OffsetCommitRequest(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Topic:
-    """A topic of the answer, as the writers of all versions read it."""
+    """A topic of the response, as the writers of all versions read it."""
 
     name: TopicName
     topic_id: UUID | None
@@ -83,10 +83,14 @@ async def handle(request: OffsetCommitRequest, context: RequestContext[_Uses]) -
     offsets = [one for topic in judged for one in topic if not isinstance(one, ErrorCode)]
     fault = await _commit(request, offsets, context) if offsets else None
     code = commit_code(fault, says_group_not_found=context.api_version >= _FIRST_WITH_GROUP_NOT_FOUND)
-    return _respond(request, [[one if isinstance(one, ErrorCode) else code for one in topic] for topic in judged])
+    return _respond(
+        request, [[one if isinstance(one, ErrorCode) else code for one in topic] for topic in judged]
+    )
 
 
-def _judge(partition: OffsetCommitRequestPartition, topic: Topic | None, context: RequestContext[_Uses]) -> _Judged:
+def _judge(
+    partition: OffsetCommitRequestPartition, topic: Topic | None, context: RequestContext[_Uses]
+) -> _Judged:
     if topic is None:
         by_id = context.api_version >= _FIRST_BY_TOPIC_ID
         return ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
@@ -113,7 +117,9 @@ async def _commit(
         instance_id=request.group_instance_id,
         generation_or_epoch=request.generation_id_or_member_epoch,
     )
-    running = await context.parts.coordinator.group(request.group_id, create=committing.generation_or_epoch < 0)
+    running = await context.parts.coordinator.group(
+        request.group_id, create=committing.generation_or_epoch < 0
+    )
     assert context.turn is not None, "offset commits take turns"
     await context.turn.my_turn()
     if isinstance(running, GroupFault):

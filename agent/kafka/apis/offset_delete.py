@@ -1,7 +1,8 @@
 """Kafka API 47, OffsetDelete, v0 (KIP-496).
 
-Offsets of topics that a member subscribes to stay (GROUP_SUBSCRIBED_TO_TOPIC), and those of a group with members whose
-subscriptions cannot be read (NON_EMPTY_GROUP). To forget what was never committed is no error.
+Offsets that were never committed are deleted without an error. Refused: offsets of topics that a member
+subscribes to (GROUP_SUBSCRIBED_TO_TOPIC), and those of a group whose members' subscriptions cannot be read
+(NON_EMPTY_GROUP).
 """
 
 import logging
@@ -17,7 +18,7 @@ from kio.schema.offset_delete.v0.response import (
 )
 from kio.static.primitive import i32
 
-from agent.group_error_codes import group_code
+from agent.error_codes import group_code
 from agent.groups.coordinator.running_group import RunningGroup
 from agent.groups.events import GroupFault
 from agent.kafka.api import NO_THROTTLE
@@ -33,7 +34,7 @@ class _Uses(UsesCoordinator, UsesGroupOffsets, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _Judged = PartitionKey | ErrorCode
 
@@ -51,7 +52,10 @@ async def handle(request: OffsetDeleteRequest, context: RequestContext[_Uses]) -
         log.warning("offsets cannot be deleted", extra={"group": request.group_id, "error": str(error)})
         return _refused(GroupFault.COORDINATOR_UNAVAILABLE)
     judged = [
-        [_judge(partition.partition_index, asked, topics.get(asked.name), running) for partition in asked.partitions]
+        [
+            _judge(partition.partition_index, asked, topics.get(asked.name), running)
+            for partition in asked.partitions
+        ]
         for asked in request.topics
     ]
     keys = {one for topic in judged for one in topic if not isinstance(one, ErrorCode)}
@@ -65,7 +69,9 @@ async def handle(request: OffsetDeleteRequest, context: RequestContext[_Uses]) -
     )
 
 
-def _judge(partition: int, asked: OffsetDeleteRequestTopic, topic: Topic | None, running: RunningGroup) -> _Judged:
+def _judge(
+    partition: int, asked: OffsetDeleteRequestTopic, topic: Topic | None, running: RunningGroup
+) -> _Judged:
     if topic is None or not 0 <= partition < topic.partition_count:
         return ErrorCode.unknown_topic_or_partition
     if running.machine.subscribed(asked.name):

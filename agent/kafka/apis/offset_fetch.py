@@ -1,9 +1,9 @@
-"""Kafka API 9, OffsetFetch, v1-v10 (KIP-88 all topics, KIP-320 leader epochs, KIP-447 stable offsets, KIP-709 many
-groups, KIP-848 member epochs and topic ids).
+"""Kafka API 9, OffsetFetch, v1-v10 (KIP-88 all topics, KIP-320 leader epochs, KIP-447 stable offsets, KIP-709
+many groups, KIP-848 member epochs and topic ids).
 
-All groups of a request are read in one statement. Any agent answers for any group, so that nobody is told
-NOT_COORDINATOR. What was never committed, or in a group or topic that does not exist, is offset -1 without an error; a
-topic id that does not exist is told. There are no transactions yet, so every committed offset is stable.
+One statement reads all groups of a request. Any agent answers for any group, so no client gets
+NOT_COORDINATOR. An offset that was never committed, or that is in an unknown group or topic, is -1 without an
+error. An unknown topic id is an error. There are no transactions yet, so every committed offset is stable.
 """
 
 import logging
@@ -22,7 +22,7 @@ from kio.schema.offset_fetch.v10.response import (
 from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i32, i64
 
-from agent.group_error_codes import fetch_code
+from agent.error_codes import fetch_code
 from agent.groups.events import GroupFault
 from agent.groups.offsets.group_offsets import Fetching
 from agent.kafka.api import NO_THROTTLE
@@ -39,7 +39,7 @@ class _Uses(UsesGroupOffsets, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tidelog")
 
 _FIRST_WITH_GROUP_ERROR: Final = 2
 _FIRST_OF_MANY_GROUPS: Final = 8
@@ -62,14 +62,14 @@ class AskedGroup(Protocol):
 
 
 class OffsetFetchRequest(AskedGroup, Protocol):
-    """A request of any version: of one group until version 7, which is the request itself."""
+    """A request of any version. Until version 7 it names one group, by its own fields."""
 
     groups: Sequence[AskedGroup] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Topic:
-    """A topic of the answer, as the writers of all versions read it."""
+    """A topic of the response, as the writers of all versions read it."""
 
     name: TopicName
     topic_id: UUID | None
@@ -98,15 +98,24 @@ class _Asked:
 _Found = Mapping[PartitionKey, CommittedOffset] | GroupFault
 
 
-async def handle(request: OffsetFetchRequest, context: RequestContext[_Uses]) -> OffsetFetchResponse | _OneGroup:
+async def handle(
+    request: OffsetFetchRequest, context: RequestContext[_Uses]
+) -> OffsetFetchResponse | _OneGroup:
     asked = request.groups if context.api_version >= _FIRST_OF_MANY_GROUPS else (request,)
     groups = await _answers(asked, context)
     if context.api_version >= _FIRST_OF_MANY_GROUPS:
         return OffsetFetchResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
-    return _OneGroup(throttle_time=NO_THROTTLE, topics=groups[0].topics, error_code=groups[0].error_code)  # type: ignore[arg-type]
+    group = groups[0]
+    return _OneGroup(
+        throttle_time=NO_THROTTLE,
+        topics=group.topics,  # type: ignore[arg-type]
+        error_code=group.error_code,
+    )
 
 
-async def _answers(asked: Sequence[AskedGroup], context: RequestContext[_Uses]) -> list[OffsetFetchResponseGroup]:
+async def _answers(
+    asked: Sequence[AskedGroup], context: RequestContext[_Uses]
+) -> list[OffsetFetchResponseGroup]:
     try:
         groups = [await _with_topics(group, context) for group in asked]
         found = await context.parts.group_offsets.fetch([_fetching(group) for group in groups])
@@ -145,14 +154,17 @@ def _fetching(group: _Asked) -> Fetching:
             for partition in asked.partition_indexes
         ]
     return Fetching(
-        group_id=group.group_id, member_id=group.member_id, member_epoch=group.member_epoch, partitions=partitions
+        group_id=group.group_id,
+        member_id=group.member_id,
+        member_epoch=group.member_epoch,
+        partitions=partitions,
     )
 
 
 async def _topics_of(
     groups: Sequence[_Asked], found: Sequence[_Found], context: RequestContext[_Uses]
 ) -> Mapping[TopicId, Topic]:
-    """The names of what was found for groups that asked for everything."""
+    """Returns the names of the topics found for groups that asked for everything."""
     topic_ids = {
         topic_id
         for group, answer in zip(groups, found, strict=True)
@@ -192,13 +204,17 @@ def _topics(
     )
 
 
-def _refused(group: AskedGroup, fault: GroupFault, context: RequestContext[_Uses]) -> OffsetFetchResponseGroup:
-    """Version 1 has no error for a group, but for each partition."""
+def _refused(
+    group: AskedGroup, fault: GroupFault, context: RequestContext[_Uses]
+) -> OffsetFetchResponseGroup:
+    """Version 1 has no error for a group, but one for each partition."""
     code = fetch_code(fault)
     topics: tuple[_Topic, ...] = ()
     if context.api_version < _FIRST_WITH_GROUP_ERROR:
         topics = tuple(
-            _asked_topic(asked, [_partition(partition, NOT_COMMITTED, code) for partition in asked.partition_indexes])
+            _asked_topic(
+                asked, [_partition(partition, NOT_COMMITTED, code) for partition in asked.partition_indexes]
+            )
             for asked in group.topics or ()
         )
     return _group(group.group_id, topics, code)
@@ -207,7 +223,11 @@ def _refused(group: AskedGroup, fault: GroupFault, context: RequestContext[_Uses
 def _group(
     group_id: str, topics: tuple[_Topic, ...], code: ErrorCode = ErrorCode.none
 ) -> OffsetFetchResponseGroup:  # fmt: skip
-    return OffsetFetchResponseGroup(group_id=GroupId(group_id), topics=topics, error_code=code)  # type: ignore[arg-type]
+    return OffsetFetchResponseGroup(
+        group_id=GroupId(group_id),
+        topics=topics,  # type: ignore[arg-type]
+        error_code=code,
+    )
 
 
 def _asked_topic(asked: AskedTopic, partitions: Sequence[OffsetFetchResponsePartitions]) -> _Topic:

@@ -1,15 +1,18 @@
 """Kafka API 23, OffsetForLeaderEpoch, v2-v4 (KIP-320).
 
-There is one leader epoch, 0, which ends at the high watermark; an epoch that never was is answered with none (-1).
-Answered by the sequencer, never from a cache. Refused: a current leader epoch other than 0 (FENCED_LEADER_EPOCH,
-UNKNOWN_LEADER_EPOCH).
+There is one leader epoch, 0, which ends at the high watermark. An epoch that never existed is answered with
+none (-1). The sequencer always answers, never a cache. Refused: a current leader epoch other than 0
+(FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH).
 """
 
 from collections.abc import Mapping
 from typing import Protocol
 
 from kio.schema.errors import ErrorCode
-from kio.schema.offset_for_leader_epoch.v4.request import OffsetForLeaderEpochRequest, OffsetForLeaderPartition
+from kio.schema.offset_for_leader_epoch.v4.request import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+)
 from kio.schema.offset_for_leader_epoch.v4.response import (
     EpochEndOffset,
     OffsetForLeaderEpochResponse,
@@ -20,7 +23,7 @@ from kio.static.primitive import i32, i64
 from agent.error_codes import read_failure_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
-from agent.kafka.routing.leader_epochs import NO_EPOCH, OUR_EPOCH, epoch_failure
+from agent.kafka.routing.current_leaders import NO_EPOCH, OUR_EPOCH, epoch_failure
 from agent.kafka.uses import UsesMembership, UsesSequencer, UsesTopics
 from agent.read_path.read_decisions import ReadFailure
 from sequencer.commits.coordinates import PartitionBounds, PartitionKey
@@ -32,7 +35,9 @@ class _Uses(UsesMembership, UsesSequencer, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
-async def handle(request: OffsetForLeaderEpochRequest, context: RequestContext[_Uses]) -> OffsetForLeaderEpochResponse:
+async def handle(
+    request: OffsetForLeaderEpochRequest, context: RequestContext[_Uses]
+) -> OffsetForLeaderEpochResponse:
     failure: ReadFailure | None = None
     topic_ids: dict[str, TopicId] = {}
     bounds: Mapping[PartitionKey, PartitionBounds] = {}

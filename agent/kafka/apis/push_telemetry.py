@@ -1,8 +1,10 @@
-"""Kafka API 72, PushTelemetry, v0 (KIP-714): OpenTelemetry metrics of clients, shown in `/metrics`.
+"""Kafka API 72, PushTelemetry, v0 (KIP-714): takes OpenTelemetry metrics of clients and shows them in
+`/metrics`.
 
 Refused: a client that pushes too often (THROTTLING_QUOTA_EXCEEDED), for another subscription
-(UNKNOWN_SUBSCRIPTION_ID), more than TIDELOG_TELEMETRY_MAX_BYTES before or after decompression (TELEMETRY_TOO_LARGE),
-what is no MetricsData (INVALID_RECORD), anything after its last words or without an id (INVALID_REQUEST).
+(UNKNOWN_SUBSCRIPTION_ID), more than TIDELOG_TELEMETRY_MAX_BYTES before or after decompression
+(TELEMETRY_TOO_LARGE), bytes that are not MetricsData (INVALID_RECORD), a push after the client's last one or
+without an id (INVALID_REQUEST).
 """
 
 from typing import Final
@@ -21,7 +23,9 @@ from storage.batches.record_batch import Compression
 _COMPRESSIONS: Final = frozenset(int(compression) for compression in Compression)
 
 
-async def handle(request: PushTelemetryRequest, context: RequestContext[UsesTelemetry]) -> PushTelemetryResponse:
+async def handle(
+    request: PushTelemetryRequest, context: RequestContext[UsesTelemetry]
+) -> PushTelemetryResponse:
     push = Push(
         instance_id=request.client_instance_id,
         subscription_id=request.subscription_id,
@@ -29,7 +33,9 @@ async def handle(request: PushTelemetryRequest, context: RequestContext[UsesTele
         is_known_compression=request.compression_type in _COMPRESSIONS,
         size_bytes=len(request.metrics),
     )
-    fault = await context.parts.telemetry.push(push, request.compression_type, request.metrics, context.client_id)
+    fault = await context.parts.telemetry.push(
+        push, request.compression_type, request.metrics, context.client_id
+    )
     return PushTelemetryResponse(
         throttle_time=NO_THROTTLE, error_code=ErrorCode.none if fault is None else telemetry_code(fault)
     )

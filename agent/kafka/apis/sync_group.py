@@ -8,7 +8,7 @@ from typing import Final
 from kio.schema.sync_group.v5.request import SyncGroupRequest
 from kio.schema.sync_group.v5.response import SyncGroupResponse
 
-from agent.group_error_codes import sync_code
+from agent.error_codes import sync_code
 from agent.groups.events import GroupFault, Sync, SyncAnswer
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
@@ -30,7 +30,9 @@ async def handle(request: SyncGroupRequest, context: RequestContext[UsesCoordina
     )
 
 
-async def _answer(request: SyncGroupRequest, context: RequestContext[UsesCoordinator]) -> SyncAnswer | GroupFault:
+async def _answer(
+    request: SyncGroupRequest, context: RequestContext[UsesCoordinator]
+) -> SyncAnswer | GroupFault:
     has_protocol = request.protocol_type is not None and request.protocol_name is not None
     if context.api_version >= _FIRST_WITH_PROTOCOL and not has_protocol:
         return GroupFault.INCONSISTENT_PROTOCOL

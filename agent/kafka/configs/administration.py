@@ -1,4 +1,4 @@
-"""What administrative requests have in common: their timeouts, and what may be named only once in them."""
+"""Common rules of administrative requests: their timeouts, and names that may occur only once."""
 
 import asyncio
 from collections import Counter
@@ -17,7 +17,7 @@ from sequencer.groups.groups import can_be_id
 
 
 class UsesResources(UsesSequencer, UsesTopics, Protocol):
-    """What has configs that are kept in Postgres."""
+    """The parts that keep configs in Postgres."""
 
 
 _Name = TypeVar("_Name", bound=Hashable)
@@ -30,8 +30,8 @@ def named_twice(names: Iterable[_Name]) -> set[_Name]:
 async def configs_of(
     resources: Collection[tuple[int, str]], context: RequestContext[UsesResources]
 ) -> dict[tuple[int, str], Mapping[str, str]]:
-    """What is set, of those topics and groups among resources (type, name) that have configs: every topic, and groups
-    for which something was set. Raises one of ADMINISTRATION_ERRORS.
+    """Returns the configs that are set for the topics and groups among these resources (type, name). It has
+    every existing topic, and the groups for which some were set. Raises one of ADMINISTRATION_ERRORS.
     """
     names = {name for resource_type, name in resources if resource_type == TOPIC_RESOURCE}
     group_ids = {name for resource_type, name in resources if resource_type == GROUP_RESOURCE}
@@ -48,13 +48,15 @@ def check_group_name(name: str) -> None:
     if not name:
         raise AdministrationRefused(ErrorCode.invalid_request, "Group name must not be empty")
     if not can_be_id(name):
-        raise AdministrationRefused(ErrorCode.invalid_group_id, "A group's name is 1 to 1,024 bytes, none of them NUL")
+        raise AdministrationRefused(
+            ErrorCode.invalid_group_id, "A group's name is 1 to 1,024 bytes, none of them NUL"
+        )
 
 
 @asynccontextmanager
 async def within(timeout: timedelta, context: RequestContext[object]) -> AsyncIterator[None]:
-    """Raises AdministrationRefused with REQUEST_TIMED_OUT once the request's time is over: what it asked for may
-    be done all the same. A timeout of zero or less names no time; no request has longer than `max_admin_timeout_s`.
+    """Raises AdministrationRefused with REQUEST_TIMED_OUT once the request's time is over. Its work may be
+    done all the same. A timeout of zero or less is ignored. No request has longer than `max_admin_timeout_s`.
     """
     longest_s = context.settings.max_admin_timeout_s
     wait_s = min(timeout.total_seconds(), longest_s) if timeout > timedelta(0) else longest_s

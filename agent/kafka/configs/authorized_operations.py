@@ -1,7 +1,7 @@
-"""The operations that a client may carry out on a resource, as bit fields (KIP-430; pure).
+"""The operations that a client may carry out on a resource, as bit fields (KIP-430). Pure.
 
-Without an authorizer all that the resource supports is allowed, as in Kafka. Sources: Kafka's AclOperation (the bits)
-and AclEntry.supportedOperations.
+Without an authorizer, all operations of the resource are allowed, as in Kafka. Sources: Kafka's AclOperation
+(the bits) and AclEntry.supportedOperations.
 """
 
 from enum import IntEnum
@@ -41,7 +41,11 @@ TOPIC_OPERATIONS: Final = _bits(
     _Operation.ALTER_CONFIGS,
 )
 GROUP_OPERATIONS: Final = _bits(
-    _Operation.READ, _Operation.DELETE, _Operation.DESCRIBE, _Operation.DESCRIBE_CONFIGS, _Operation.ALTER_CONFIGS
+    _Operation.READ,
+    _Operation.DELETE,
+    _Operation.DESCRIBE,
+    _Operation.DESCRIBE_CONFIGS,
+    _Operation.ALTER_CONFIGS,
 )
 CLUSTER_OPERATIONS: Final = _bits(
     _Operation.CREATE,
@@ -54,5 +58,5 @@ CLUSTER_OPERATIONS: Final = _bits(
 )
 
 
-def told(operations: i32, *, asked: bool) -> i32:
+def reported_operations(operations: i32, *, asked: bool) -> i32:
     return operations if asked else UNKNOWN_OPERATIONS

@@ -1,7 +1,7 @@
-"""What a request to alter configs comes to: which configs are set, which return to their defaults (pure; KIP-133 whole
-replacement, KIP-339 single operations).
+"""Decides what a request to alter configs changes: which configs are set and which return to their defaults
+(KIP-133 whole replacement, KIP-339 single operations). Pure.
 
-Raises AdministrationRefused or InvalidConfig with Kafka's codes and a message that says what would be accepted.
+Raises AdministrationRefused or InvalidConfig with Kafka's codes and a message that says what is accepted.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,11 +11,11 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import AdministrationRefused
-from agent.groups.group_configs import GROUP_CONFIGS, refuse_unfit, validate_group_config
+from agent.groups.group_configs import GROUP_CONFIGS, check_fit, validate_group_config
 from agent.groups.settings import GroupSettings
 from agent.kafka.configs.administration import named_twice
 from agent.kafka.configs.config_entries import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOURCE
-from sequencer.topics.topic_config import KNOWN_CONFIGS, InvalidConfig, validate_config
+from sequencer.topics.topic_config import KNOWN_CONFIGS, InvalidConfig, check_together, validate_config
 
 SET: Final = 0
 DELETE: Final = 1
@@ -26,7 +26,7 @@ _NAMES: Final = {APPEND: "APPEND", SUBTRACT: "SUBTRACT"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One config's change, as asked."""
+    """The requested change of one config."""
 
     name: str
     kind: int
@@ -35,7 +35,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigChange:
-    """What is set, and what returns to its default."""
+    """The configs to set, and those that return to their defaults."""
 
     set: Mapping[str, str]
     remove: Collection[str]
@@ -43,22 +43,24 @@ class ConfigChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigRules:
-    """What the configs of one type of resource may say."""
+    """The rules for the configs of one type of resource."""
 
     names: Collection[str]
     lists: Mapping[str, str]
-    """Those that are lists, with their defaults."""
+    """The configs that are lists, with their defaults."""
     check: Callable[[str, str], None]
     """Raises InvalidConfig for a name and its value."""
     check_together: Callable[[Mapping[str, str]], None]
-    """Raises InvalidConfig for all that a resource would have set."""
+    """Raises InvalidConfig if the configs of a resource would not fit together."""
 
 
 TOPIC_RULES: Final = ConfigRules(
     names=KNOWN_CONFIGS,
-    lists={name: definition.default for name, definition in KNOWN_CONFIGS.items() if definition.kind == "list"},
+    lists={
+        name: definition.default for name, definition in KNOWN_CONFIGS.items() if definition.kind == "list"
+    },
     check=validate_config,
-    check_together=lambda _: None,
+    check_together=check_together,
 )
 
 
@@ -67,19 +69,23 @@ def group_rules(settings: GroupSettings) -> ConfigRules:
         names=GROUP_CONFIGS,
         lists={},
         check=lambda name, value: validate_group_config(name, value, settings),
-        check_together=lambda config: refuse_unfit(config, settings),
+        check_together=lambda config: check_fit(config, settings),
     )
 
 
 def check_form(resource_type: int, operations: Sequence[Operation]) -> None:
-    """What is refused whatever the resource has set. Raises AdministrationRefused."""
+    """Refuses what is wrong whatever the resource has set. Raises AdministrationRefused."""
     if resource_type not in (TOPIC_RESOURCE, BROKER_RESOURCE, GROUP_RESOURCE):
         raise unknown_resource(resource_type)
     if named_twice(operation.name for operation in operations):
         raise AdministrationRefused(ErrorCode.invalid_request, "Error due to duplicate config keys")
-    nulls = [operation.name for operation in operations if operation.value is None and operation.kind != DELETE]
+    nulls = [
+        operation.name for operation in operations if operation.value is None and operation.kind != DELETE
+    ]
     if nulls:
-        raise AdministrationRefused(ErrorCode.invalid_request, f"Null value not supported for : {', '.join(nulls)}")
+        raise AdministrationRefused(
+            ErrorCode.invalid_request, f"Null value not supported for : {', '.join(nulls)}"
+        )
 
 
 def unknown_resource(resource_type: int) -> AdministrationRefused:
@@ -91,7 +97,7 @@ def unknown_resource(resource_type: int) -> AdministrationRefused:
 
 
 def replaced(values: Mapping[str, str], rules: ConfigRules = TOPIC_RULES) -> ConfigChange:
-    """`values` and nothing else: what is not named returns to its default. Raises InvalidConfig."""
+    """Sets `values`. All other configs return to their defaults. Raises InvalidConfig."""
     for name, value in values.items():
         rules.check(name, value)
     rules.check_together(values)
@@ -101,7 +107,9 @@ def replaced(values: Mapping[str, str], rules: ConfigRules = TOPIC_RULES) -> Con
 def changed(
     current: Mapping[str, str], operations: Sequence[Operation], rules: ConfigRules = TOPIC_RULES
 ) -> ConfigChange:
-    """`operations` on a resource that has set `current`. Raises AdministrationRefused, InvalidConfig."""
+    """Applies `operations` to a resource that has set `current`. Raises AdministrationRefused,
+    InvalidConfig.
+    """
     to_set: dict[str, str] = {}
     remove = []
     for operation in operations:
@@ -112,7 +120,9 @@ def changed(
         if operation.kind in _NAMES:
             value = _amended(current, operation, rules)
         elif operation.kind != SET:
-            raise AdministrationRefused(ErrorCode.invalid_request, f"Unknown operations type {operation.kind}")
+            raise AdministrationRefused(
+                ErrorCode.invalid_request, f"Unknown operations type {operation.kind}"
+            )
         rules.check(operation.name, value)
         to_set[operation.name] = value
     kept = {name: value for name, value in current.items() if name not in remove}
@@ -121,9 +131,11 @@ def changed(
 
 
 def _amended(current: Mapping[str, str], operation: Operation, rules: ConfigRules) -> str:
-    """The list with items added or taken away; a default is amended as if it had been set."""
+    """Returns the list with items added or removed. A default is changed as if it had been set."""
     if operation.name in rules.names and operation.name not in rules.lists:
-        raise InvalidConfig(f"Can't {_NAMES[operation.kind]} to key {operation.name} because its type is not LIST.")
+        raise InvalidConfig(
+            f"Can't {_NAMES[operation.kind]} to key {operation.name} because its type is not LIST."
+        )
     present = _items(current.get(operation.name, rules.lists.get(operation.name, "")))
     given = _items(operation.value or "")
     if operation.kind == APPEND:
@@ -136,9 +148,10 @@ def _items(value: str) -> list[str]:
 
 
 def refuse_broker_change(operations: Sequence[Operation], known: Collection[str]) -> None:
-    """No broker config can be changed while the agent runs. Raises AdministrationRefused if any is asked to.
+    """Raises AdministrationRefused if any config would change: a broker's configs cannot change while the
+    agent runs.
 
-    To delete one is no change, since none was ever set; tools that clean up behind themselves do it unasked.
+    Deleting one is no change, because none was ever set. Some tools delete configs as a cleanup.
     """
     operations = [operation for operation in operations if operation.kind != DELETE]
     unknown = [operation.name for operation in operations if operation.name not in known]
@@ -151,5 +164,8 @@ def refuse_broker_change(operations: Sequence[Operation], known: Collection[str]
         names = ", ".join(operation.name for operation in operations)
         raise AdministrationRefused(
             ErrorCode.invalid_request,
-            f"Cannot update these configs dynamically: {names}. They are settings that an agent is started with.",
+            (
+                f"Cannot update these configs dynamically: {names}. They are settings that an agent is "
+                "started with."
+            ),
         )

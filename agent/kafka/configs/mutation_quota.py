@@ -1,10 +1,12 @@
 """How fast a client may create and delete topics (KIP-599, Kafka's controller mutation quota).
 
-Each client has a bucket of tokens (`token_buckets.py`), and every partition that it creates or deletes takes one.
+Each client has a bucket of tokens (`client_rates.py`), and every partition that it creates or deletes takes
+one.
 
 Promises:
-- A client over its rate is refused with THROTTLING_QUOTA_EXCEEDED in versions that know it. In older ones its request
-  waits for its turn, within its timeout. Answers carry the pause until the bucket is no longer overdrawn.
+- A client over its rate is refused with THROTTLING_QUOTA_EXCEEDED in versions that know it. In older ones its
+  request waits for its turn, within its timeout. Answers carry the pause until the bucket is no longer
+  overdrawn.
 - A client is a host and a client id. Another client's rate does not change.
 """
 
@@ -19,15 +21,15 @@ from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
 
 from agent.error_codes import AdministrationRefused
+from agent.kafka.client_rates import TokenBuckets
 from agent.kafka.context import RequestContext
-from agent.kafka.transport.token_buckets import TokenBuckets
 from agent.kafka.uses import UsesMutations, UsesOverload
 from agent.settings import AgentSettings
 from sequencer.topics.topics import TopicExists, UnknownTopic
 
 
 class UsesMutationQuota(UsesMutations, UsesOverload, Protocol):
-    """The quota, and where the pauses that it asks for are counted."""
+    """The quota, and the counters of the pauses that it asks for."""
 
 
 _LONGEST_CLIENT_ID: Final = 255
@@ -46,12 +48,16 @@ def mutation_quotas(settings: AgentSettings, clock: Callable[[], float]) -> Toke
 async def mutations_taken(
     mutations: int, context: RequestContext[UsesMutationQuota], *, refused_from: int
 ) -> AsyncIterator[None]:
-    """Counts so many partitions for the client of this request, unless the block makes out that there is nothing to do.
-    `refused_from`: the first version of the API whose clients know the refusal. Raises AdministrationRefused."""
+    """Counts this many partitions for the client of this request, unless the block finds that nothing
+    changes. `refused_from`: the first version of the API whose clients know the refusal. Raises
+    AdministrationRefused.
+    """
     quotas, client = context.parts.mutations, _client(context)
     while pause_s := quotas.pause_s(client):
         if context.api_version >= refused_from:
-            raise AdministrationRefused(ErrorCode.throttling_quota_exceeded, "The throttling quota has been exceeded.")
+            raise AdministrationRefused(
+                ErrorCode.throttling_quota_exceeded, "The throttling quota has been exceeded."
+            )
         await asyncio.sleep(pause_s)
     quotas.take(client, mutations)
     try:
@@ -62,12 +68,12 @@ async def mutations_taken(
 
 
 def count_mutations(mutations: int, context: RequestContext[UsesMutationQuota]) -> None:
-    """Counts so many more, once they were made."""
+    """Counts further partitions, after they were made."""
     context.parts.mutations.take(_client(context), mutations)
 
 
 def mutation_throttle(context: RequestContext[UsesMutationQuota], api: str) -> i32Timedelta:
-    """The pause that an answer asks this client for."""
+    """Returns the pause that the response asks this client for."""
     pause_ms = math.ceil(context.parts.mutations.pause_s(_client(context)) * 1000)
     context.parts.overload.count_pause(api, pause_ms)
     return i32Timedelta.parse(timedelta(milliseconds=pause_ms))

@@ -1,7 +1,6 @@
-"""Replica assignments that a client makes by hand (pure).
+"""Checks manual replica assignments by Kafka's rules. Pure.
 
-They are checked by Kafka's rules and decide nothing: the object store replicates, and an agent named for a partition
-serves it as every other agent does.
+They have no effect: the object store replicates, and every agent serves every partition.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,17 +11,18 @@ from agent.error_codes import AdministrationRefused
 
 
 def check_new_topic(assigned: Sequence[tuple[int, Sequence[int]]], agents: Collection[int]) -> None:
-    """(partition, node ids) for every partition of a topic. Raises AdministrationRefused."""
+    """Checks the (partition, node ids) of every partition of a topic. Raises AdministrationRefused."""
     if sorted(partition for partition, _ in assigned) != list(range(len(assigned))):
         raise _invalid("partitions should be a consecutive 0-based integer sequence")
     _check_replicas([replicas for _, replicas in assigned], agents)
 
 
 def check_new_partitions(assigned: Sequence[Sequence[int]], added: int, agents: Collection[int]) -> None:
-    """The node ids of each partition that is added. Raises AdministrationRefused."""
+    """Checks the node ids of each partition that is added. Raises AdministrationRefused."""
     if len(assigned) != added:
         raise _invalid(
-            f"Attempted to add {added} additional partition(s), but only {len(assigned)} assignment(s) were specified."
+            f"Attempted to add {added} additional partition(s), but only {len(assigned)} assignment(s) "
+            "were specified."
         )
     _check_replicas(assigned, agents)
 
@@ -36,11 +36,13 @@ def _check_replicas(assigned: Sequence[Sequence[int]], agents: Collection[int]) 
         for node_id in replicas:
             if node_id not in agents:
                 raise _invalid(
-                    f"The manual partition assignment includes broker {node_id}, but no such broker is registered."
+                    f"The manual partition assignment includes broker {node_id}, but no such broker is "
+                    "registered."
                 )
         if len(replicas) != len(assigned[0]):
             raise _invalid(
-                f"The manual partition assignment includes a partition with {len(replicas)} replica(s), but this is "
+                f"The manual partition assignment includes a partition with {len(replicas)} replica(s), "
+                "but this is "
                 f"not consistent with previous partitions, which have {len(assigned[0])} replica(s)."
             )
 

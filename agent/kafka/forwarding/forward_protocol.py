@@ -1,8 +1,11 @@
-"""How one agent hands a client's requests to another: the second protocol of the peer port. Pure: bytes in, values out.
+"""The second protocol of the peer port: one agent hands a client's requests to another. Pure: bytes in,
+values out.
 
-The asking agent opens with `PREFACE` and a `Hello` that says for whom it asks; the other answers `ACCEPTED`, or hangs
-up. Then Kafka's own frames follow, the client's bytes as they came. What comes this way is never passed on: one hop
-(docs/design/zones.md#forwarding). Promises that whatever bytes are given in, the outcome is a `Hello` or `BadHello`.
+The requesting agent opens with `PREFACE` and a `Hello` that names its client. The other agent answers
+`ACCEPTED`, or hangs up. Then Kafka's own frames follow, with the client's bytes. These requests are never
+forwarded again: one hop (docs/design/zones.md#forwarding).
+
+Promise: any bytes are either a `Hello` or BadHello.
 """
 
 import struct
@@ -20,13 +23,14 @@ _LONGEST_TEXT: Final = 255
 
 
 class BadHello(ProtocolViolation):
-    """The other side does not speak this protocol: close the connection."""
+    """The other side does not speak this protocol. Close the connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """`client` is the address of the client whose requests follow, `host:port`; `zone` that of the agent it came to,
-    `node_id` that agent."""
+    """`client` is the address of the client whose requests follow, `host:port`. `node_id` is the agent that
+    the client came to, `zone` that agent's zone.
+    """
 
     node_id: NodeId
     zone: str
@@ -34,14 +38,14 @@ class Hello:
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """With its length in front."""
+    """Returns the hello with its length in front."""
     zone, client = (_cut(text) for text in (hello.zone, hello.client))
     body = _HEAD.pack(hello.node_id, len(zone), len(client)) + zone + client
     return len(body).to_bytes(HELLO_LENGTH_BYTES, "big") + body
 
 
 def decode_hello(body: bytes) -> Hello:
-    """Without its length. Raises BadHello."""
+    """Reads a hello without its length. Raises BadHello."""
     try:
         node_id, zone_length, client_length = _HEAD.unpack_from(body)
         zone, client = body[_HEAD.size : _HEAD.size + zone_length], body[_HEAD.size + zone_length :]

@@ -1,17 +1,36 @@
-"""What NOT_LEADER_OR_FOLLOWER says besides: who takes the partition now, and at what address (KIP-951; Produce v10+,
-Fetch v16+), so that a client can move without asking for metadata.
+"""The agent that takes a partition now, and its address, for NOT_LEADER_OR_FOLLOWER (KIP-951; Produce v10+,
+Fetch v16+). A client can then move without asking for metadata.
 
-The leader epoch is 0, always: clients that believe only a newer epoch (Java's, librdkafka) ask for metadata as before.
-The same values serve the writers of both APIs, which read them by name.
+Every partition's leader epoch is 0, always (docs/design/zones.md#leader-epochs). A client that names another
+epoch gets an error (KIP-320). Clients that believe only a newer epoch (Java's, librdkafka) ask for metadata
+as before. The id of a topic, not an epoch, distinguishes a topic that was created again under an old name
+(KIP-516).
+
+The writers of both APIs read the same values by name.
 """
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import Final
 
 from agent.kafka.context import RequestContext
-from agent.kafka.routing.leader_epochs import OUR_EPOCH
 from agent.kafka.routing.routing import NO_NODE, UsesRouting, endpoints_of, route_of
+from agent.read_path.read_decisions import ReadFailure
 from storage.identifiers import NodeId, Partition, TopicId
+
+NO_EPOCH: Final = -1
+OUR_EPOCH: Final = 0
+
+
+def epoch_failure(current_leader_epoch: int) -> ReadFailure | None:
+    """Returns why a request with this current leader epoch is refused. None if it names no epoch or this
+    one.
+    """
+    if current_leader_epoch in (NO_EPOCH, OUR_EPOCH):
+        return None
+    if current_leader_epoch < OUR_EPOCH:
+        return ReadFailure.FENCED_LEADER_EPOCH
+    return ReadFailure.UNKNOWN_LEADER_EPOCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +48,7 @@ class NodeEndpoint:
 
 
 def node_endpoints(context: RequestContext[UsesRouting], leaders: Set[NodeId]) -> tuple[NodeEndpoint, ...]:
-    """The addresses of these agents."""
+    """Returns the addresses of these agents."""
     if not leaders:
         return ()
     return tuple(
@@ -39,8 +58,10 @@ def node_endpoints(context: RequestContext[UsesRouting], leaders: Set[NodeId]) -
     )
 
 
-def leader_elsewhere(context: RequestContext[UsesRouting], topic_id: TopicId, partition: Partition) -> NodeId | None:
-    """None if nobody takes the partition, or this agent itself does."""
+def leader_elsewhere(
+    context: RequestContext[UsesRouting], topic_id: TopicId, partition: Partition
+) -> NodeId | None:
+    """Returns None if no agent takes the partition, or this agent does."""
     leader = route_of(context, topic_id, partition).leader
     self_ = context.parts.membership.self_
     return None if leader == NO_NODE or (self_ is not None and leader == self_.node_id) else leader

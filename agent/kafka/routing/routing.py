@@ -1,13 +1,19 @@
-"""What clients are told of agents: which there are, which to ask for a partition or a group, and when a connection is
-told that a partition has moved (docs/design/zones.md#partitions-that-move).
+"""Which agents clients see, which agent to ask for a partition or a group, and when a connection is
+redirected because a partition moved (docs/design/zones.md#partitions-that-move).
 
-"Leader" is a routing hint: any agent serves any partition. The choice is the ring's, among the agents of the client's
-zone. Behind one address (`one_address`) there is one node for clients, whichever agents stand behind it, and nothing
-ever moves.
+A leader is only a routing hint: any agent serves any partition. The ring chooses it among the agents of the
+client's zone. Behind one address (`one_address`), clients see one node, whichever agents stand behind it, and
+no partition ever moves.
+
+A client names its zone in its `client.id` (docs/design/zones.md#the-choice-of-an-agent): `tidelog_zone=a`
+anywhere in the id, separated by one of `,;&|` or white space. The spellings for other diskless logs mean the
+same: `diskless_az=`, `ws_az=`, `warpstream_az=`. The first one counts.
 """
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from agent.kafka.context import RequestContext
@@ -17,6 +23,17 @@ from cache_ring.ring.ring import Ring
 from sequencer.cluster.agents import LiveAgent
 from storage.identifiers import NodeId, Partition, TopicId
 
+_ZONE = re.compile(
+    r"(?:^|[,;&|\s])(?:tidelog_zone|diskless_az|ws_az|warpstream_az)=([A-Za-z0-9._-]{1,64})(?![A-Za-z0-9._-])"
+)
+
+
+@lru_cache(maxsize=4096)
+def zone_of_client(client_id: str | None) -> str | None:
+    found = _ZONE.search(client_id or "")
+    return found.group(1) if found else None
+
+
 NO_NODE = NodeId(-1)
 ONE_NODE = NodeId(0)
 """The node that stands for all agents behind one address. Agents' own ids begin at 1."""
@@ -24,13 +41,13 @@ ONE_NODE = NodeId(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An agent, or all of them behind one address, as clients are told of it."""
+    """An agent, or all of them behind one address, as clients see it."""
 
     node_id: NodeId
     host: str
     port: int
     zone: str | None
-    """None: no zone in particular."""
+    """None: no particular zone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +84,10 @@ class RoutingTable:
     def leads_all(
         self, ring: Ring, zone: str, topic_id: TopicId, partitions: Collection[int], node_id: NodeId
     ) -> bool:  # fmt: skip
-        """Whether this agent is the choice for all of these, or no agent is."""
-        if ring is self._ring and self._led.get((zone, topic_id, node_id), frozenset()).issuperset(partitions):
+        """True if this agent is the choice for all of these partitions, or no agent is."""
+        if ring is self._ring and self._led.get((zone, topic_id, node_id), frozenset()).issuperset(
+            partitions
+        ):
             return True
         for partition in map(Partition, partitions):
             if self.route(ring, zone, topic_id, partition).leader not in (NO_NODE, node_id):
@@ -88,12 +107,13 @@ def _route(ring: Ring, zone: str, topic_id: TopicId, partition: Partition) -> Ro
     if leader is None:
         return Route(leader=NO_NODE, replicas=replicas)
     return Route(
-        leader=leader.node_id, replicas=replicas if leader.node_id in replicas else (leader.node_id, *replicas)
+        leader=leader.node_id,
+        replicas=replicas if leader.node_id in replicas else (leader.node_id, *replicas),
     )
 
 
 def endpoints_of(context: RequestContext[UsesRouting]) -> tuple[Endpoint, ...]:
-    """What a client may connect to."""
+    """Returns the nodes that a client may connect to."""
     one = _one_endpoint(context)
     if one is not None:
         return (one,)
@@ -101,7 +121,9 @@ def endpoints_of(context: RequestContext[UsesRouting]) -> tuple[Endpoint, ...]:
 
 
 def controller_of(context: RequestContext[UsesRouting]) -> NodeId:
-    """The agent itself: any agent takes administrative requests, and this one is known to be reachable."""
+    """Returns the agent itself: any agent takes administrative requests, and this one is known to be
+    reachable.
+    """
     if context.settings.one_address is not None:
         return ONE_NODE
     self_ = context.parts.membership.self_
@@ -109,13 +131,15 @@ def controller_of(context: RequestContext[UsesRouting]) -> NodeId:
 
 
 def coordinator_of(context: RequestContext[UsesRouting], key: str) -> Endpoint | None:
-    """Where to send what belongs to the coordinator of `key`; None while no agent is a member of the cluster."""
+    """Returns the node to ask for the coordinator of `key`. None until an agent is a member of the
+    cluster.
+    """
     agent = context.parts.membership.ring.coordinator(key)
     return None if agent is None else _one_endpoint(context) or _endpoint(context, agent)
 
 
 def route_of(context: RequestContext[UsesRouting], topic_id: TopicId, partition: Partition) -> Route:
-    """The agent for a partition among those of the client's zone, and one replica per zone."""
+    """Returns the agent for a partition among those of the client's zone, and one replica per zone."""
     if context.settings.one_address is not None:
         return _ONE_ROUTE
     return context.parts.routes.route(context.parts.membership.ring, context.client_zone, topic_id, partition)
@@ -124,36 +148,48 @@ def route_of(context: RequestContext[UsesRouting], topic_id: TopicId, partition:
 def preferred_replica_of(
     context: RequestContext[UsesRouting], rack: str, topic_id: TopicId, partition: Partition
 ) -> NodeId | None:
-    """The agent of the client's rack, when that is another zone than this agent's and has one (KIP-392)."""
+    """Returns the agent of the client's rack, if the rack is another zone than this agent's and has an agent
+    (KIP-392).
+    """
     membership = context.parts.membership
-    if context.settings.one_address is not None or rack == membership.zone or rack not in membership.ring.zones:
+    if (
+        context.settings.one_address is not None
+        or rack == membership.zone
+        or rack not in membership.ring.zones
+    ):
         return None
     agent = membership.ring.partition_leader(rack, topic_id, partition)
     return None if agent is None else agent.node_id
 
 
-def moved_partitions(context: RequestContext[UsesRouting], topic_id: TopicId, partitions: Collection[int]) -> set[int]:
-    """Those to answer NOT_LEADER_OR_FOLLOWER for; of many that have not moved, in little time."""
+def moved_partitions(
+    context: RequestContext[UsesRouting], topic_id: TopicId, partitions: Collection[int]
+) -> set[int]:
+    """Returns the partitions to answer NOT_LEADER_OR_FOLLOWER for. Fast if none of many has moved."""
     parts, self_ = context.parts, context.parts.membership.self_
     if context.settings.one_address is not None:
         return set()
     ring, zone = parts.membership.ring, context.client_zone
     refused = refused_to_refresh(context, topic_id, partitions)
     if self_ is None or (
-        not context.connection.redirected and parts.routes.leads_all(ring, zone, topic_id, partitions, self_.node_id)
+        not context.connection.redirected
+        and parts.routes.leads_all(ring, zone, topic_id, partitions, self_.node_id)
     ):
         return refused
-    return refused | {partition for partition in partitions if _has_moved(context, topic_id, Partition(partition))}
+    return refused | {
+        partition for partition in partitions if _has_moved(context, topic_id, Partition(partition))
+    }
 
 
 def refused_to_refresh(
     context: RequestContext[UsesRouting], topic_id: TopicId, partitions: Collection[int]
 ) -> set[int]:
-    """One partition, once per connection and agent that fell silent.
+    """Returns at most one partition to refuse, once per connection and agent that fell silent.
 
-    A client of a frozen agent hears nothing: no answer, no lost connection. It finds out by its request timeout, 30 to
-    60 s by default. Refused here, it asks for Metadata, which names new leaders for the silent agent's partitions. What
-    it has pipelined behind is refused too, for `refresh_window_s`.
+    A client of a frozen agent gets no answer and no lost connection. It notices only by its request timeout,
+    30 to 60 s by default. A refusal from this agent makes it ask for Metadata, which names new leaders for
+    the silent agent's partitions. Requests that it has pipelined behind are refused too, for
+    `refresh_window_s`.
     """
     if context.settings.one_address is not None:
         return set()
@@ -174,25 +210,25 @@ def refused_to_refresh(
 
 
 def _has_moved(context: RequestContext[UsesRouting], topic_id: TopicId, partition: Partition) -> bool:
-    """Whether the ring now names another agent, and this connection was not told so before.
+    """True if the partition moved and this connection has not been redirected for it yet.
 
-    It is told for `redirect_window_s`, since what it has pipelined behind the first such answer is better refused too
-    than written out of order. Afterwards it is served: views of the ring may differ, and a wrong route costs a little,
-    a refused client everything.
+    The connection is redirected for `redirect_window_s`: requests that it pipelined behind the first refusal
+    should be refused too, not written out of order. After that it is served, because views of the ring may
+    differ. A wrong route costs little; a client that is always refused makes no progress.
     """
     self_ = context.parts.membership.self_
     leader = route_of(context, topic_id, partition).leader
     redirected = context.connection.redirected
     if self_ is None or leader in (NO_NODE, self_.node_id):
-        redirected.pop((topic_id, partition), None)  # if it moves away again, that is news
+        redirected.pop((topic_id, partition), None)  # the next move is a new one
         return False
-    first_told_s = redirected.get((topic_id, partition))
-    if first_told_s is None:
+    first_redirected_s = redirected.get((topic_id, partition))
+    if first_redirected_s is None:
         if len(redirected) >= context.settings.max_redirects_per_connection:
             return False
         redirected[topic_id, partition] = context.received_at_s
         return True
-    return context.received_at_s < first_told_s + context.settings.redirect_window_s
+    return context.received_at_s < first_redirected_s + context.settings.redirect_window_s
 
 
 def _one_endpoint(context: RequestContext[UsesRouting]) -> Endpoint | None:
@@ -203,8 +239,10 @@ def _one_endpoint(context: RequestContext[UsesRouting]) -> Endpoint | None:
 
 
 def _endpoint(context: RequestContext[UsesRouting], agent: LiveAgent) -> Endpoint:
-    """As the client reaches the agent: from inside the network by the host that peers use."""
+    """Returns the agent's address for this client: inside the network, the host that peers use."""
     address, inside_port = agent.address, context.settings.inside_kafka_port
     if context.connection.is_inside and inside_port is not None:
         return Endpoint(node_id=agent.node_id, host=address.peer_host, port=inside_port, zone=address.zone)
-    return Endpoint(node_id=agent.node_id, host=address.kafka_host, port=address.kafka_port, zone=address.zone)
+    return Endpoint(
+        node_id=agent.node_id, host=address.kafka_host, port=address.kafka_port, zone=address.zone
+    )

@@ -1,15 +1,19 @@
-"""One Kafka connection: requests are handled and answered in order, as `Order` says
+"""One Kafka connection: handles requests and answers them in order, as `Order` says
 (docs/design/write-path.md#order-on-a-connection).
 
-Promises: a request starts once those before it are answered, except that Produce and OffsetCommit are pipelined, that
-reads run at the same time, and that a long poll holds up no request. An answer that is ready behind a long poll ends
-its wait. Bytes of requests in memory stay within the agent's and the connection's budgets (past them the socket
-is not read); bad input closes this connection, with one log line, and touches no other; answers leave in request order;
-a client that does not read its answers stops being read. When a client hangs up, what it asked for is cancelled, but
-for requests of APIs that are `carried_out`.
+Promises:
+- A request starts once those before it are answered. Exceptions: Produce and OffsetCommit are pipelined,
+  reads run at the same time, and a long poll delays no request. A response that is ready behind a long poll
+  ends its wait.
+- Responses leave in request order.
+- Bytes of requests in memory stay within the agent's and the connection's budgets. Past them the socket is
+  not read.
+- Bad input closes only this connection, with one log line.
+- If a client does not read its responses, its requests are not read.
+- When a client hangs up, its requests are cancelled, except those of APIs that are `carried_out`.
 
-A connection that does nothing has no task and no buffer: it is driven by the event loop's callbacks. A large request is
-received straight into its own buffer, whatever is small into one that all connections share.
+An idle connection has no task and no buffer: the event loop's callbacks drive it. A large request is received
+straight into its own buffer, a small one into a buffer that all connections share.
 """
 
 import asyncio
@@ -25,8 +29,8 @@ from agent.kafka.context import ConnectionState, RequestContext
 from agent.kafka.dispatch import BadRequest, Dispatch, Request
 from agent.kafka.forwarding.forward_protocol import Hello
 from agent.kafka.forwarding.forwarding import ConnectionForwards, Forwarding
-from agent.kafka.forwarding.group_requests import groups_of, is_coordinated
-from agent.kafka.routing.client_zone import zone_of_client
+from agent.kafka.forwarding.split_requests import groups_of, is_coordinated
+from agent.kafka.routing.routing import zone_of_client
 from agent.kafka.transport.frames import BadFrame, FrameReader, NeedData
 from agent.kafka.transport.memory import MemoryBudget, Reservation
 from agent.kafka.transport.request_order import Turn, Turns
@@ -41,8 +45,9 @@ log = logging.getLogger("tidelog")
 
 _SHARED_BUFFER_BYTES: Final = 65_536
 _LEAST_REQUEST_BYTES: Final = 5_120
-"""What a request takes until it is answered, however small it is: the objects that carry it are fifty times the bytes
-of one small record."""
+"""What a small request takes until it is answered: the objects that carry it are fifty times the bytes of one
+small record.
+"""
 _TAKES_TURNS: Final = (Order.PIPELINED, Order.PARKED)
 
 
@@ -56,9 +61,10 @@ class Shared:
     memory: MemoryBudget
     metrics: Metrics
     forwarding: Forwarding | None = None
-    """In one-address mode."""
+    """Set in one-address mode."""
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(_SHARED_BUFFER_BYTES)))
-    """What is received goes here, to be taken out at once: one callback of the event loop fills it, the next reads it.
+    """Received bytes go here and are taken out at once: one callback of the event loop fills it, the next
+    reads it.
     """
 
 
@@ -68,7 +74,7 @@ class _InFlight:
     reservation: Reservation
     response: asyncio.Future[list[Chunk] | None]
     holds_up: bool = False
-    """Whether it has started and the requests behind it wait for it."""
+    """True if it has started and the requests behind it wait for it."""
     turn: Turn | None = None
     watch: Watch | None = None
 
@@ -83,8 +89,9 @@ class _Waiting:
 
 
 class KafkaConnection(asyncio.BufferedProtocol):
-    """Driven by the event loop's callbacks. The listener hears of its opening, and of its end once everything of it has
-    ended."""
+    """Driven by the event loop's callbacks. The listener hears when it opens, and when all of it has
+    ended.
+    """
 
     def __init__(
         self,
@@ -112,20 +119,22 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._in_flight: deque[_InFlight] = deque()
         self._in_flight_bytes = 0
         self._holding_up = 0
-        """Requests that others wait for."""
-        self._beside: Api | Order | None = None
-        """What may start while requests hold others up: more of this API or of this order, or nothing."""
+        """The number of requests that others wait for."""
+        self._also_starts: Api | Order | None = None
+        """What may start while requests hold others up: more of this API or of this order. None: nothing."""
         self._waiting: list[_Waiting] = []
-        """Those in flight that have not started: the last."""
+        """The last requests in flight, which have not started."""
         self._is_sending = False
-        """Whether the answer of the first in flight is written and waits for its client to read."""
+        """True if the first response in flight is written and waits for its client to read."""
         self._reserved: Reservation | None = None
         self._starved: int | None = None
         self._admission: asyncio.Task[None] | None = None
         self._is_writable = True
         self._closing = False
         self._ended_s: float | None = None
-        """Since when all is answered, and the connection only waits for its client to take the last bytes."""
+        """The time since when all is answered and the connection only waits for its client to take the last
+        bytes.
+        """
         self._lost = self._has_ended = False
         self._last_received_s = self._last_active_s = self._last_writable_s = self._loop.time()
 
@@ -154,15 +163,15 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._start_requests()
 
     def eof_received(self) -> bool:
-        self.state.is_gone = True  # it may have closed its side alone: nothing tells
-        # A half-closed client still gets its answers; the last one closes. An agent that forwards closes only when its
-        # client is gone.
+        self.state.is_gone = True  # the client may have closed only its side, which is not visible here
+        # A half-closed client still gets its responses; the last one closes. An agent that forwards closes
+        # only when its client is gone.
         self._stop_reading()
         return self.state.forwarded_by is None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.state.is_gone = True
-        del exc  # a reset is as good a goodbye as any
+        del exc  # a reset ends the connection as well
         self._lost = self._closing = True
         if self._admission is not None:
             self._admission.cancel()
@@ -185,7 +194,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
     # --- for the listener
 
     def close(self, reason: str, **fields: str) -> None:
-        """Close at once, without the answers in flight."""
+        """Closes at once, without the responses in flight."""
         if self._transport is not None and not self._lost:
             self._shared.metrics.connections_closed.labels(reason).inc()
             log.warning("connection closed", extra={"reason": reason, "peer": self.state.peer, **fields})
@@ -193,11 +202,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def drain(self) -> None:
-        """Take no further request; close once everything in flight is answered."""
+        """Takes no further request. Closes once everything in flight is answered."""
         self._stop_reading()
 
     async def abandon(self) -> None:
-        """Hang up and cancel what is in flight; returns once it has ended."""
+        """Hangs up and cancels what is in flight. Returns once that has ended."""
         self._closing = True
         if self._transport is not None:
             self._transport.abort()
@@ -208,7 +217,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def overdue(self, now_s: float) -> str | None:
-        """Why the connection should be closed at the loop time `now_s`, if it should."""
+        """Returns why the connection should be closed at the loop time `now_s`, if it should."""
         settings = self._shared.settings
         if not self._is_writable and now_s - self._last_writable_s > settings.send_timeout_s:
             return "send_timeout"
@@ -225,7 +234,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         return None
 
     def _patience_s(self) -> float:
-        """How long a frame begun may make no progress: not long while others wait for the memory it holds."""
+        """Returns how long a partial frame may make no progress: not long while other requests wait for its
+        memory.
+        """
         settings = self._shared.settings
         if self._reserved is not None and self._shared.memory.waiters:
             return min(settings.receive_timeout_s, settings.receive_timeout_when_full_s)
@@ -239,8 +250,10 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 pass
         except (BadFrame, BadRequest) as error:
             self._shared.metrics.connections_closed.labels("bad_request").inc()
-            log.warning("connection closed for a bad request", extra={"peer": self.state.peer, "error": str(error)})
-            self._stop_reading()  # requests before the bad one still get their answers
+            log.warning(
+                "connection closed for a bad request", extra={"peer": self.state.peer, "error": str(error)}
+            )
+            self._stop_reading()  # requests before the bad one still get their responses
 
     def _start_one(self) -> bool:
         size_bytes = self._frames.next_frame_bytes()
@@ -248,7 +261,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return False
         if self._reserved is None:
             if self._frames.held_bytes < min(size_bytes, self._shared.settings.unreserved_frame_bytes):
-                return False  # a frame announced and not sent takes no memory from others
+                return False  # a frame that is announced and not sent takes no memory from others
             takes_bytes = max(size_bytes, min(_LEAST_REQUEST_BYTES, self._shared.memory.limit_bytes))
             if self._has_room(takes_bytes):
                 self._reserved = self._shared.memory.try_reserve(takes_bytes)
@@ -264,7 +277,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             request = self._shared.dispatch.decode(frame)
             groups = groups_of(request.api.key, request.payload)
         except BaseException:
-            reservation.release()  # nobody else knows of it yet
+            reservation.release()  # no other owner exists yet
             raise
         self.state.note_request(request.client_id, groups)
         self._take(request, reservation, frame)
@@ -291,12 +304,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._start(entry, now_s, frame)
 
     def _may_start(self, api: Api) -> bool:
-        return not self._holding_up or self._beside is api or self._beside is api.order
+        return not self._holding_up or self._also_starts is api or self._also_starts is api.order
 
     def _start_waiting(self) -> None:
         while self._waiting and self._may_start(self._waiting[0].entry.request.api):
             waiting = self._waiting.pop(0)
-            if not waiting.entry.response.done():  # else its client hung up
+            if not waiting.entry.response.done():  # otherwise its client hung up
                 self._start(waiting.entry, waiting.received_at_s, waiting.frame)
 
     def _start(self, entry: _InFlight, received_at_s: float, frame: bytes | memoryview) -> None:
@@ -308,7 +321,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         else:
             entry.holds_up = True
             self._holding_up += 1
-            self._beside = api if api.order is Order.PIPELINED else api.order if api.order is Order.READ else None
+            self._also_starts = (
+                api if api.order is Order.PIPELINED else api.order if api.order is Order.READ else None
+            )
             if api.order in _TAKES_TURNS:
                 entry.turn = self._turns.next()
         context = RequestContext(
@@ -325,20 +340,22 @@ class KafkaConnection(asyncio.BufferedProtocol):
             watch=entry.watch,
         )
         if not shared.dispatch.begin(request, context, entry.response):
-            entry.response = self._loop.create_task(self._handle(request, context, self._to_forward(request, frame)))
+            entry.response = self._loop.create_task(
+                self._handle(request, context, self._to_forward(request, frame))
+            )
         entry.response.add_done_callback(partial(self._answered, entry))
         if api.order is Order.PARKED and entry.turn is not None:
             entry.turn.passed().add_done_callback(lambda _: self._let_pass(entry))
 
     def _let_pass(self, entry: _InFlight) -> None:
-        """The requests behind it wait for it no longer."""
+        """Lets the requests behind it start."""
         if entry.holds_up:
             entry.holds_up = False
             self._holding_up -= 1
             self._start_waiting()
 
     def _to_forward(self, request: Request, frame: bytes | memoryview) -> bytes | None:
-        """The request's bytes, if another agent may have to answer it."""
+        """Returns the request's bytes if another agent may have to answer it."""
         return bytes(frame) if self._forwards is not None and is_coordinated(request.api.key) else None
 
     async def _handle(
@@ -350,7 +367,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         return await self._shared.dispatch.answer(request, context)
 
     def _starve(self, size_bytes: int) -> None:
-        """Stop reading until `_admit` has found room for the frame begun."""
+        """Stops reading until `_admit` has found room for the partial frame."""
         self._starved = size_bytes
         self._shared.metrics.request_memory_waits.inc()
         if self._transport is not None:
@@ -358,7 +375,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._admit()
 
     def _admit(self) -> None:
-        """See to it that a starved frame gets its memory, as soon as this connection may have more."""
+        """Reserves memory for a starved frame as soon as this connection may have more."""
         if (
             self._starved is not None
             and self._admission is None
@@ -391,7 +408,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._let_pass(entry)
 
     def _send_responses(self) -> None:
-        """Send what is ready, in order, as far as the client takes it; end if nothing more can come."""
+        """Sends the responses that are ready, in order, as far as the client takes them. Ends if nothing more
+        can come.
+        """
         while self._in_flight and not self._is_sending and self._in_flight[0].response.done():
             self._send_first()
             if self._is_writable:
@@ -404,7 +423,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._end()
 
     def _end_wait_of_first(self) -> None:
-        """If it is a long poll and an answer behind it is ready."""
+        """Ends the wait of a long poll if a response behind it is ready."""
         watch = self._in_flight[0].watch
         if watch is not None and any(entry.response.done() for entry in self._in_flight):
             watch.end_wait()
@@ -419,7 +438,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         elif error is not None:
             self._shared.metrics.request_failures.labels(entry.request.api.name).inc()
             fields = {"api": entry.request.api.name, "peer": self.state.peer}
-            log.error("request broke", extra=fields, exc_info=error)
+            log.error("request failed unexpectedly", extra=fields, exc_info=error)
             self.close("request_broke")
         elif (buffers := entry.response.result()) is not None and self._transport is not None:
             if self._lost or self._transport.is_closing():
@@ -449,7 +468,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._send_responses()
 
     def _end(self) -> None:
-        """Everything is answered, or will not be: hang up, and give back what the connection still holds."""
+        """Everything is answered, or will not be: hangs up and gives back what the connection still holds."""
         if self._reserved is not None:
             self._reserved.release()
             self._reserved = None
@@ -460,5 +479,5 @@ class KafkaConnection(asyncio.BufferedProtocol):
         elif not self._has_ended:
             self._has_ended = True
             if self._forwards is not None:
-                self._forwards.close()  # not before: what is carried out may still be forwarded
+                self._forwards.close()  # not earlier: a request that is carried out may still be forwarded
             self._on_end(self)

@@ -1,10 +1,14 @@
-"""Kafka's framing as a pure object: bytes in, frames out (the way h11 does it).
+"""Kafka's framing as a pure object, in the way of h11: bytes in, frames out.
 
-A frame is a big-endian int32 length followed by that many bytes. Promises: frames come out complete, in order and only
-once, whatever the chunks were; a length that is negative, below a request header's minimum or above the limit is an
-error at its fourth byte, before anything of the body is kept; bytes held are at most one frame's plus what came in the
-same chunk, and a frame handed out keeps no other bytes alive; taking frames from a stream costs O(bytes). Once there is
-memory for a frame (`allot`), the rest of it is received straight into its own buffer (`room`), uncopied.
+A frame is a big-endian int32 length followed by that many bytes. Promises:
+- Frames come out whole, in order and only once, whatever the chunks were.
+- A length that is negative, below a request header's minimum or above the limit is an error at its fourth
+  byte, before any byte of the body is kept.
+- At most one frame's bytes are held, plus those in the same chunk. A frame that was handed out keeps no other
+  bytes alive.
+- Taking frames from a stream costs O(bytes).
+- Once there is memory for a frame (`allot`), the rest of it is received straight into its own buffer
+  (`room`), without a copy.
 """
 
 from collections import deque
@@ -22,7 +26,7 @@ _TLS: Final = b"\x16\x03"
 
 
 def _guess(length: int) -> str:
-    """What the four bytes of a length are if they are no length."""
+    """Returns a guess at what the four bytes are if they are not a length."""
     first = length.to_bytes(LENGTH_BYTES, "big", signed=True)
     if first in _HTTP:
         return f": '{first.decode()}' looks like HTTP, which has a port of its own"
@@ -30,19 +34,22 @@ def _guess(length: int) -> str:
 
 
 class BadFrame(Exception):
-    """The stream cannot be a Kafka client's, or asks for more than is allowed. The connection is beyond repair."""
+    """The stream cannot be a Kafka client's, or asks for more than is allowed. The connection is unusable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedData:
-    """No complete frame is there. `missing_bytes` of the frame begun are still to come; None while its length is
-    unknown."""
+    """There is no whole frame. `missing_bytes` of the partial frame are still to come; None until its length
+    is known.
+    """
 
     missing_bytes: int | None
 
 
 class FrameReader:
-    """Collects chunks; `next_frame_bytes` tells the size of the frame begun, `next_frame` takes it once it is whole."""
+    """Collects chunks. `next_frame_bytes` returns the size of the next frame, `next_frame` takes it once it
+    is whole.
+    """
 
     def __init__(self, max_frame_bytes: int, min_frame_bytes: int = SMALLEST_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
@@ -51,16 +58,16 @@ class FrameReader:
         self._held_bytes = 0
         self._frame_bytes: int | None = None
         self._frame: memoryview | None = None
-        """The buffer of the frame begun, once it is allotted; `_held_bytes` of it are filled."""
+        """The buffer of the partial frame, once it is allotted. `_held_bytes` of it are filled."""
 
     @property
     def held_bytes(self) -> int:
-        """Bytes received that belong to no frame handed out."""
+        """The received bytes that belong to no frame handed out."""
         return self._held_bytes
 
     @property
     def in_frame(self) -> bool:
-        """Whether a frame has been begun and is not whole."""
+        """True if a frame has begun and is not whole."""
         return self._held_bytes > 0 or self._frame_bytes is not None
 
     def feed(self, chunk: bytes) -> None:
@@ -69,11 +76,13 @@ class FrameReader:
             self._held_bytes += len(chunk)
 
     def allot(self) -> None:
-        """There is memory for the frame begun, whose length is known: give it a buffer if it is not whole already."""
+        """There is memory for the partial frame, whose length is known: gives it a buffer unless it is whole
+        already.
+        """
         size_bytes = self._frame_bytes
         assert size_bytes is not None, "the frame's length is known"
         if self._frame is None and self._held_bytes < size_bytes:
-            self._frame = np.empty(size_bytes, np.uint8).data  # filled with zeros it would cost twice
+            self._frame = np.empty(size_bytes, np.uint8).data  # filling it with zeros would double its cost
             position = 0
             for chunk in self._chunks:
                 self._frame[position : position + len(chunk)] = chunk
@@ -82,21 +91,23 @@ class FrameReader:
 
     @property
     def room(self) -> memoryview | None:
-        """Where to receive what comes next, if the frame begun has a buffer; tell `filled` of it."""
+        """Returns where to receive the next bytes, if the partial frame has a buffer. Call `filled`
+        afterwards.
+        """
         return None if self._frame is None else self._frame[self._held_bytes :]
 
     def filled(self, count: int) -> None:
-        """So many bytes were received into `room`."""
+        """Notes bytes that were received into `room`."""
         self._held_bytes += count
 
     def next_frame_bytes(self) -> int | None:
-        """The length of the next frame, or None while it is not known. Raises BadFrame."""
+        """Returns the length of the next frame, or None until it is known. Raises BadFrame."""
         if self._frame_bytes is None and self._held_bytes >= LENGTH_BYTES:
             self._frame_bytes = self._checked(int.from_bytes(self._take(LENGTH_BYTES), "big", signed=True))
         return self._frame_bytes
 
     def next_frame(self) -> bytes | memoryview | NeedData:
-        """The next whole frame, without its length. Raises BadFrame."""
+        """Returns the next whole frame, without its length. Raises BadFrame."""
         frame_bytes = self.next_frame_bytes()
         if frame_bytes is None:
             return NeedData(missing_bytes=None)
@@ -112,14 +123,20 @@ class FrameReader:
         if length < self._min_frame_bytes:
             raise BadFrame(f"frame length {length} is less than a header takes")
         if length > self._max_frame_bytes:
-            raise BadFrame(f"frame length {length} exceeds max_request_bytes {self._max_frame_bytes}{_guess(length)}")
+            raise BadFrame(
+                f"frame length {length} exceeds max_request_bytes {self._max_frame_bytes}{_guess(length)}"
+            )
         return length
 
     def _take(self, count: int) -> bytes | memoryview:
-        """The first `count` bytes; copied unless they are a chunk of their own, as requests that come singly are."""
+        """Returns the first `count` bytes. They are copied unless they are a whole chunk, as a single request
+        is.
+        """
         self._held_bytes -= count
         first = self._chunks[0]
-        if len(first) == count and (isinstance(first, bytes) or memoryview(first.obj).nbytes <= count + LENGTH_BYTES):
+        if len(first) == count and (
+            isinstance(first, bytes) or memoryview(first.obj).nbytes <= count + LENGTH_BYTES
+        ):
             self._chunks.popleft()
             return first
         parts = []

@@ -1,8 +1,10 @@
-"""The Kafka listener: accepts connections, owns their tasks, closes those that are overdue, drains on the way out.
+"""The Kafka listener: accepts connections, owns their tasks, closes overdue ones, and drains before the end.
 
-Promises: at most `max_connections` of clients, and `max_forwarded_connections` that other agents open for theirs; no
-request outlives `run`; after `drain` no connection is accepted and each open one closes once its requests are
-answered.
+Promises:
+- There are at most `max_connections` of clients, and `max_forwarded_connections` that other agents open for
+  theirs.
+- No request outlives `run`.
+- After `drain` no connection is accepted, and each open one closes once its requests are answered.
 """
 
 import asyncio
@@ -21,7 +23,9 @@ _SWEEP_INTERVAL_S = 1.0
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket bound but not listening, so that its port is known before anyone can connect. Raises OSError."""
+    """Binds a socket without listening, so that its port is known before any client can connect. Raises
+    OSError.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -35,16 +39,16 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 class Listener:
-    """Serve with `run`; end with `drain`, then cancel `run`."""
+    """Serves with `run`. End with `drain`, then cancel `run`."""
 
     def __init__(self, shared: Shared, bound: socket.socket, inside: socket.socket | None = None) -> None:
-        """`inside` is for clients inside the agents' network, who are told of other addresses (routing.py)."""
+        """`inside` is for clients inside the agents' network, which get other addresses (routing.py)."""
         self._shared = shared
         self._bound = bound
         self._inside = inside
         self._ids = count(1)
         self._connections: dict[KafkaConnection, asyncio.Future[None]] = {}
-        """Those open, in the order in which they came, and what is done when each has ended."""
+        """The open connections in the order in which they came, and a callback for each once it has ended."""
         self._forwarded = 0
         self._servers: list[asyncio.Server] = []
         self._accepting = True
@@ -52,7 +56,7 @@ class Listener:
 
     @property
     def connections(self) -> int:
-        """Those of clients and those that other agents opened for theirs."""
+        """Connections of clients, and those that other agents opened for theirs."""
         return len(self._connections)
 
     def clients(self) -> Iterator[ConnectionState]:
@@ -60,7 +64,7 @@ class Listener:
         return (connection.state for connection in self._connections if connection.state.forwarded_by is None)
 
     async def run(self) -> None:
-        """Listen until cancelled; then abandon what is left."""
+        """Listens until cancelled, then abandons what is left."""
         loop = asyncio.get_running_loop()
         try:
             await self._serve(self._new_connection, self._bound)
@@ -75,7 +79,7 @@ class Listener:
             await asyncio.gather(*(connection.abandon() for connection in self._connections))
 
     async def drain(self) -> None:
-        """Stop accepting; return when everything in flight is answered and every connection closed."""
+        """Stops accepting. Returns when everything in flight is answered and every connection closed."""
         self._accepting = False
         self._close_servers()
         for connection in list(self._connections):
@@ -84,7 +88,7 @@ class Listener:
             await asyncio.wait(list(self._connections.values()))
 
     def suspend(self, reason: str) -> None:
-        """Hang up on everyone, and on whoever connects until `resume`: this agent may not serve now."""
+        """Hangs up on every client, and on new ones until `resume`: this agent may not serve now."""
         self._accepting = False
         for connection in list(self._connections):
             connection.close(reason)
@@ -93,8 +97,9 @@ class Listener:
         self._accepting = True
 
     async def take_forwarded(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection that another agent opened for one of its clients; returns when it has ended or was
-        refused. Raises BadHello and what the streams raise."""
+        """Serves a connection that another agent opened for one of its clients. Returns when it has ended or
+        was refused. Raises BadHello and what the streams raise.
+        """
         async with asyncio.timeout(self._shared.settings.forward_connect_timeout_s):
             length = int.from_bytes(await reader.readexactly(HELLO_LENGTH_BYTES), "big")
             hello = decode_hello(await reader.readexactly(length))
@@ -103,15 +108,18 @@ class Listener:
             writer.close()
             return
         connection = KafkaConnection(self._shared, next(self._ids), self._opened, self._ended, hello)
-        # The other side sends nothing before it is accepted, so nothing was read that belongs to the connection.
+        # The other side sends nothing before it is accepted, so no byte of the connection was read yet.
         writer.transport.set_protocol(connection)
         connection.connection_made(writer.transport)
         writer.transport.write(ACCEPTED)
-        await asyncio.wait({self._connections[connection]})  # the writer would close its transport, were it let go
+        # Without a reference, the writer would close its transport.
+        await asyncio.wait({self._connections[connection]})
 
     async def _serve(self, new_connection: Callable[[], KafkaConnection], bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        self._servers.append(await loop.create_server(new_connection, sock=bound, backlog=1024, start_serving=False))
+        self._servers.append(
+            await loop.create_server(new_connection, sock=bound, backlog=1024, start_serving=False)
+        )
         await self._servers[-1].start_serving()
 
     def _close_servers(self) -> None:

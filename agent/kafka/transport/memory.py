@@ -1,8 +1,10 @@
-"""The agent's budget for requests in memory, in bytes: from a frame's length to its answer and its commit
-(docs/design/write-path.md#request-memory, backpressure).
+"""The agent's budget for requests in memory, in bytes: from a frame's length to its response and its commit
+(docs/design/write-path.md#request-memory).
 
-Promises: reservations never exceed the limit; waiters are served first come, first served, so that a large request is
-not starved by small ones; a reservation is given back once all who retain it have released it.
+Promises:
+- Reservations never exceed the limit.
+- Waiters are served in the order of arrival, so small requests do not starve a large one.
+- A reservation is given back once all that retain it have released it.
 """
 
 import asyncio
@@ -11,7 +13,7 @@ from collections.abc import Callable
 
 
 class MemoryBudget:
-    """Bytes that requests may hold, all connections together. One owner per agent."""
+    """The bytes that requests of all connections may hold. One owner per agent."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -23,14 +25,16 @@ class MemoryBudget:
         return len(self._waiting)
 
     def try_reserve(self, size_bytes: int) -> "Reservation | None":
-        """Reserve now, or return None if there is no room or others wait."""
+        """Reserves now, or returns None if there is no room or others wait."""
         if self._waiting or self.used_bytes + size_bytes > self.limit_bytes:
             return None
         self.used_bytes += size_bytes
         return Reservation(self, size_bytes)
 
     async def reserve(self, size_bytes: int) -> "Reservation":
-        """Wait for room. The caller bounds `size_bytes` by the limit; a request above it would wait for ever."""
+        """Waits for room. The caller bounds `size_bytes` by the limit: a larger request would wait for
+        ever.
+        """
         if size_bytes > self.limit_bytes:
             raise ValueError(f"{size_bytes} bytes exceed the whole budget of {self.limit_bytes}")
         reserved = self.try_reserve(size_bytes)
@@ -63,7 +67,7 @@ class MemoryBudget:
 
 
 class Reservation:
-    """Bytes reserved. Made with one holder; each `retain` adds one, each `release` takes one away."""
+    """Reserved bytes. Made with one holder. Each `retain` adds one, each `release` removes one."""
 
     __slots__ = ("_budget", "_grown_bytes", "_holders", "_then", "size_bytes")
 
@@ -75,14 +79,14 @@ class Reservation:
         self.size_bytes = size_bytes
 
     def when_released(self, callback: Callable[[], None]) -> None:
-        """Call this once, when the bytes are given back: the answer is sent, or will never be."""
+        """Calls this once, when the bytes are given back: the response is sent, or will never be."""
         if self._holders <= 0:
             callback()
         else:
             self._then.append(callback)
 
     def try_grow(self, size_bytes: int) -> bool:
-        """Reserve so much more than `size_bytes`, if there is room now. It is given back with the rest."""
+        """Reserves this much more than `size_bytes`, if there is room now. It is given back with the rest."""
         if self._holders <= 0:
             raise ValueError("a reservation that was given back cannot grow")
         if self._budget.used_bytes + size_bytes > self._budget.limit_bytes:

@@ -1,8 +1,13 @@
-"""How long an overloaded agent asks a client to pause (KIP-219): its budgets, looked at when the answer is made.
+"""Decides how long an overloaded agent asks a client to pause (KIP-219), by its budgets when the response is
+made.
 
-An agent that is overloaded does not read its clients' sockets; that is what slows them down in the end. The pause comes
-before that, so that clients wait where they can show it. Promises of `throttle_ms`: there is no pause while every
-budget is used to less than `from_share`; it grows with the fullest one; it never exceeds `longest_ms`.
+An overloaded agent in the end stops reading its clients' sockets. The pause comes before that, so that
+clients wait where they can show it.
+
+Promises of `throttle_ms`:
+- There is no pause while every budget is used to less than `from_share`.
+- The pause grows with the fullest budget.
+- It never exceeds `longest_ms`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,28 +38,34 @@ class Overload:
         self._reads = reads
         self._lookups = lookups
         self._most_segments = settings.max_uploads + settings.max_segments_per_commit
-        self._policy = ThrottlePolicy(from_share=settings.throttle_from_share, longest_ms=settings.throttle_max_ms)
+        self._policy = ThrottlePolicy(
+            from_share=settings.throttle_from_share, longest_ms=settings.throttle_max_ms
+        )
         self._metrics = metrics
 
     def load(self) -> float:
-        """How full the fullest of these budgets is, from 0 to 1."""
+        """Returns how full the fullest of these budgets is, from 0 to 1."""
         return min(1.0, max(self._memory_share(), self._segments_share(), self._answers_share()))
 
     def of_produce(self) -> int:
-        """For requests' memory, which holds what is not committed, and for segments that wait for store or commit."""
+        """Returns the pause for the memory of requests, which holds what is not committed, and for segments
+        that wait for store or commit.
+        """
         return self._throttle("Produce", self._memory_share(), self._segments_share())
 
     def of_fetch(self) -> int:
-        """For requests' memory, and for answers that are not sent yet."""
+        """Returns the pause for the memory of requests, and for responses that are not sent yet."""
         return self._throttle("Fetch", self._memory_share(), self._answers_share())
 
     def of_lookup(self, api: str) -> int:
-        """For what the client of this request has waiting for the database, next to what others have."""
+        """Returns the pause for the client's requests that wait for the database, relative to those of
+        others.
+        """
         asker = ASKED_BY.get()
         return self._throttle(api, *(used_share(asker) for used_share in self._lookups))
 
     def of_refused(self, api: str) -> int:
-        """The longest pause: the client had too much waiting for the database."""
+        """Returns the longest pause: the client had too many requests waiting for the database."""
         return self._throttle(api, 1.0)
 
     def count_pause(self, api: str, pause_ms: int) -> None:
@@ -80,12 +91,14 @@ class Overload:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThrottlePolicy:
     from_share: float
-    """Of a budget, in [0, 1): used to more than this, clients are asked to pause."""
+    """A share of a budget, in [0, 1). Above it, clients are asked to pause."""
     longest_ms: int
 
 
 def throttle_ms(used_shares: Iterable[float], policy: ThrottlePolicy) -> int:
-    """The pause in milliseconds for budgets used to these shares: in proportion to what is beyond `from_share`."""
+    """Returns the pause in milliseconds for budgets used to these shares, in proportion to the part above
+    `from_share`.
+    """
     fullest = max(used_shares, default=0.0)
     beyond = (fullest - policy.from_share) / (1.0 - policy.from_share)
     return round(policy.longest_ms * min(1.0, max(0.0, beyond)))

@@ -1,8 +1,9 @@
-"""Turns on a connection: what must happen in request order, among requests that run at the same time
+"""Turns on a connection: the order in which requests that run at the same time take effect
 (docs/design/failure-rules.md#order-on-a-connection).
 
-Promises: `my_turn` returns for a request only after every earlier one of the connection took its turn or ended; a
-request that ends without having taken its turn gives it away, so no later one waits for ever.
+Promises:
+- `my_turn` returns for a request only after every earlier one of the connection took its turn or ended.
+- A request that ends without its turn passes it on, so no later one waits for ever.
 """
 
 import asyncio
@@ -16,21 +17,21 @@ class Turn:
     def __init__(self, earlier: "Turn | None") -> None:
         self._earlier = earlier
         self._passed: asyncio.Future[None] | None = None
-        """Made when somebody waits: most requests come alone."""
+        """Made at the first waiter: most requests come one at a time."""
         self.is_over = False
 
     @property
     def is_next(self) -> bool:
-        """Whether nobody has to be waited for."""
+        """True if the turn needs no wait."""
         return self._earlier is None or self._earlier.is_over
 
     async def my_turn(self) -> None:
-        """Wait for all earlier requests. Nothing may be awaited between this and `done`."""
+        """Waits for all earlier requests. Do not await anything between this and `done`."""
         if self._earlier is not None and not self._earlier.is_over:
             await asyncio.shield(self._earlier.passed())
 
     def done(self) -> None:
-        """Let the next one go as soon as all earlier ones went."""
+        """Lets the next request go as soon as all earlier ones went."""
         if self.is_over:
             return
         if self._earlier is None or self._earlier.is_over:
@@ -39,7 +40,7 @@ class Turn:
             self._earlier.passed().add_done_callback(self._pass_on)
 
     def passed(self) -> asyncio.Future[None]:
-        """Done when this turn is over."""
+        """Returns a future that is done when this turn is over."""
         if self._passed is None:
             self._passed = asyncio.get_running_loop().create_future()
         return self._passed

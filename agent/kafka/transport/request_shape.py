@@ -1,10 +1,16 @@
-"""Whether the arrays that a request announces can be in its bytes, looked at before it is decoded.
+"""Checks, before a request is decoded, that the arrays that it announces fit its bytes.
 
-kio takes memory for as many entries as an array's length says before it reads the first, and where the machine has not
-that much the process is aborted: a frame of thirty bytes would end the agent. So all lengths of arrays are checked
-here, along kio's own schema. Pure. Promises that what passes announces no more entries than there are bytes for, nor
-more in all than is allowed, since each keeps the event loop for some 20 to 50 µs when it is answered; and that no array
-is null which may not be (kio lets that through). What else may be wrong is left to the decoder.
+kio allocates as many entries as an array's length says before it reads the first one. If the machine does not
+have that much memory, the process is aborted: a frame of thirty bytes would end the agent. So this module
+checks all lengths of arrays along kio's own schema. Pure.
+
+Promises of a request that passes:
+- It announces no more entries than there are bytes for.
+- It announces no more entries in all than allowed, because each takes 20 to 50 µs of the event loop when it
+  is answered.
+- No array is null that must not be (kio accepts that).
+
+The decoder finds all other faults.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +36,7 @@ class _Kind(IntEnum):
     SIZED = auto()
     ARRAY = auto()
     NULLABLE = auto()
-    """A structure behind a byte that says whether it is there."""
+    """A structure behind a byte that says whether it is present."""
     TAGS = auto()
 
 
@@ -38,7 +44,7 @@ class _Kind(IntEnum):
 class _Step:
     kind: _Kind
     count: int = 0
-    """FIXED: the bytes. SIZED, ARRAY: those of the length, 0 for a varint."""
+    """FIXED: the number of bytes. SIZED, ARRAY: the bytes of the length, 0 for a varint."""
     inner: "_Shape" = ()
     tagged: "Mapping[int, _Shape] | None" = None
     may_be_null: bool = False
@@ -53,8 +59,8 @@ _Shape: TypeAlias = tuple[_Step, ...]
 
 
 def check_shape(data: bytes | memoryview, start: int, schema: Any, most_entries: int | None = None) -> None:
-    """`schema`: kio's class of a request, or of bytes within one; `most_entries`: of all its arrays together. Raises
-    ImpossibleShape.
+    """`schema` is kio's class of a request, or of bytes within one. `most_entries` bounds all its arrays
+    together. Raises ImpossibleShape.
     """
     shape = _shape_of(schema)
     if shape:
@@ -73,7 +79,7 @@ class _Walk:
         self._entries = 0
 
     def along(self, at: int, shape: _Shape) -> int:
-        """Where what has this shape ends."""
+        """Returns the end of what has this shape."""
         data = self._data
         for step in shape:
             if step.kind is _Kind.FIXED:
@@ -147,7 +153,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=512)
 def _shape_of(schema: Any) -> _Shape:
-    """As far as the last array; nothing if there is none."""
+    """The shape up to the last array. Empty if there is none."""
     shape = _shape_of_class(schema)
     while shape and not _has_array(shape[-1]):
         shape = shape[:-1]
@@ -174,7 +180,7 @@ def _shape_of_class(schema: Any) -> _Shape:
 
 
 def _joined(steps: Sequence[_Step]) -> _Shape:
-    """With one step for fields of fixed sizes that follow one another."""
+    """Joins fields of fixed sizes that follow one another into one step."""
     joined: list[_Step] = []
     for step in steps:
         if joined and joined[-1].kind is step.kind is _Kind.FIXED:

@@ -17,7 +17,7 @@ from agent.kafka.context import RequestContext
 from storage.fair_limit import FairLimit
 
 _SMALL_BYTES: Final = 65_536
-"""A response of no more takes no reserved memory."""
+"""A smaller response takes no reserved memory."""
 
 
 class ResponseMemory:
@@ -27,9 +27,11 @@ class ResponseMemory:
         self._limit_bytes = limit_bytes
         self._all = FairLimit(limit_bytes)
         self._hosts: dict[str, FairLimit] = {}
-        """Of those with responses in memory, or that wait."""
+        """Hosts with responses in memory, or with waiting ones."""
         self.all_groups_bytes = 0
-        """What the last response about all groups took: how many there are is known only once they are read."""
+        """The size of the last response about all groups: the number of groups is known only once they are
+        read.
+        """
 
     @property
     def taken_bytes(self) -> int:
@@ -41,7 +43,8 @@ class ResponseMemory:
 
     async def reserve(self, size_bytes: int, context: RequestContext[object]) -> None:
         """Waits for room for the response to this request. It is given back once the response is sent. Raises
-        CloseConnection."""
+        CloseConnection.
+        """
         if size_bytes <= _SMALL_BYTES:
             return
         connection = context.connection

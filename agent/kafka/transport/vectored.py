@@ -1,8 +1,12 @@
-"""A response as a list of buffers: what kio writes piece by piece is joined, record bytes are passed on uncopied.
+"""A response as a list of buffers: the pieces that kio writes are joined, record bytes are passed on without
+a copy.
 
-kio's writers only call `buffer.write(x)` and `len(x)`. So a `ResponseBuffer` stands in for the stream, and a handler
-may put a `RecordSlices` wherever the protocol has `records`. Promises: the buffers, joined, are the bytes kio would
-have written; a record slice is never copied.
+kio's writers only call `buffer.write(x)` and `len(x)`. So a `ResponseBuffer` replaces the stream, and a
+handler may put a `RecordSlices` wherever the protocol has `records`.
+
+Promises:
+- The joined buffers are the bytes that kio would have written.
+- A record slice is never copied.
 """
 
 from collections.abc import Sequence
@@ -13,7 +17,9 @@ Chunk: TypeAlias = bytes | bytearray | memoryview
 
 
 class RecordSlices:
-    """Record batches lying in several buffers, in the order in which they go out. `len()` is the number of bytes."""
+    """Record batches in several buffers, in the order in which they go out. `len()` is the number of
+    bytes.
+    """
 
     __slots__ = ("_size_bytes", "chunks")
 
@@ -25,19 +31,19 @@ class RecordSlices:
         return self._size_bytes
 
     def __bool__(self) -> bool:
-        return True  # zero bytes of records are not null records
+        return True  # empty records differ from null records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """A response's body in the bytes of the version asked: of an API that writes them itself, not by kio."""
+    """A response's body in the bytes of the request's version, written by the API and not by kio."""
 
     buffers: Sequence[Chunk]
     size_bytes: int
 
 
 class ResponseBuffer:
-    """Takes what kio's writers write, and gives it back as few buffers as it can."""
+    """Takes what kio's writers write, and returns it in as few buffers as possible."""
 
     __slots__ = ("_buffers", "_small", "size_bytes")
 
@@ -60,7 +66,7 @@ class ResponseBuffer:
         self.size_bytes += body.size_bytes
 
     def buffers(self) -> list[Chunk]:
-        """All that was written, in order, with the frame's length in front."""
+        """Returns all that was written, in order, with the frame's length in front."""
         self._join_small()
         return [self.size_bytes.to_bytes(4, "big"), *self._buffers]
 

@@ -1,1 +1,3 @@
-"""Consumer groups: transcripts for people, state machines of hypothesis, and the coordinator with real parts."""
+"""Consumer groups: transcripts for people, state machines of hypothesis, and the coordinator with real
+parts.
+"""

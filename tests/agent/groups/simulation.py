@@ -1,8 +1,9 @@
-"""Consumers of both protocols, a coordinator that dies, topics that they read: a group's whole world in virtual time.
+"""Simulates a group's world in virtual time: consumers of both protocols, a coordinator that dies, and the
+topics that they read.
 
-What is checked is what consumers see: `holders` says who may be consuming from a partition. A consumer does from when
-it is told to have the partition until it told the coordinator that it gave it up, or is no member any more (fenced or
-expired: its broker knows, and so will it).
+The checks use what consumers see: `holders` says which consumers may be consuming from a partition. A
+consumer does so from the moment when it gets the partition until it told the coordinator that it gave it up,
+or is no member any more (fenced or expired: its broker knows, and it will learn it).
 """
 
 from collections import Counter
@@ -11,10 +12,15 @@ from dataclasses import dataclass, field
 from itertools import count
 from uuid import UUID
 
-from agent.groups.consumer.assignments import partitions_of
-from agent.groups.consumer.consumer_protocol import by_id, by_name, read_assignment, read_subscription, write_assignment
-from agent.groups.consumer.subscriptions import matching
-from agent.groups.conversion.group import Group
+from agent.groups.consumer.consumer_members import partitions_of
+from agent.groups.consumer.consumer_protocol import (
+    by_id,
+    by_name,
+    read_assignment,
+    read_subscription,
+    write_assignment,
+)
+from agent.groups.consumer.known_topics import matching
 from agent.groups.events import (
     Answer,
     Answered,
@@ -38,10 +44,11 @@ from agent.groups.events import (
     TopicsSeen,
     TopicsWanted,
 )
+from agent.groups.group import Group
 from agent.groups.settings import GroupSettings
 from sequencer.groups.stored_groups import StoredGroup
 from storage.identifiers import Partition, TopicId
-from tests.agent.groups.consumer_transcript import subscription_with
+from tests.agent.groups.consumer.consumer_transcript import subscription_with
 from tests.agent.groups.transcript import written
 
 SESSION_MS = 10_000
@@ -59,7 +66,7 @@ def as_assignment(partitions: Iterable[One]) -> Assignment:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Consumer:
-    """A consumer's process. Dead ones stay in the world until nobody counts on them."""
+    """A consumer's process. Dead ones stay until no other part counts on them."""
 
     name: str
     world: "World"
@@ -86,7 +93,7 @@ class Consumer:
         raise NotImplementedError
 
     def lost(self) -> None:
-        """The answer it waits for will not come: the connection broke."""
+        """Its answer will not come: the connection broke."""
         self.waits = False
 
     def send(self, event: GroupEvent) -> None:
@@ -99,7 +106,9 @@ class Consumer:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class NewConsumer(Consumer):
-    """Of the new protocol, as Java's: owned partitions are told when they changed, all fields after any error."""
+    """A consumer of the new protocol, as Java's: it reports owned partitions when they changed, and all
+    fields after any error.
+    """
 
     regex: str | None = None
     epoch: int = 0
@@ -108,8 +117,9 @@ class NewConsumer(Consumer):
     """What it last said that it owns."""
     says_all: bool = True
     takes: bool = True
-    """Whether it may take what it was told to have. Not after it said what it owns, until it is answered: it gave the
-    rest up by that."""
+    """True if it may take what it was assigned. False between a request that names what it owns and the
+    answer, because it gave up the rest with that request.
+    """
 
     @property
     def holds(self) -> frozenset[One]:
@@ -185,15 +195,17 @@ class NewConsumer(Consumer):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ClassicConsumer(Consumer):
-    """Of the classic protocol, eager or cooperative. Its step is the next request that such a client sends."""
+    """A consumer of the classic protocol, eager or cooperative. Its step is the next request that such a
+    client sends.
+    """
 
     cooperative: bool
     generation: int = -1
     needs: str = "join"
     assigns: tuple[tuple[str, bytes], ...] | None = None
-    """Of the leader: the members and their subscriptions."""
+    """The leader's list of the members and their subscriptions."""
     leads: dict[str, TopicShape] | None = None
-    """Of the leader: the topics that it assigned. It rejoins when they change."""
+    """The topics that the leader assigned. It rejoins when they change."""
 
     def act(self) -> None:
         if self.waits or not self.alive:
@@ -247,7 +259,9 @@ class ClassicConsumer(Consumer):
                 rebalance_timeout_ms=REBALANCE_MS,
                 protocol_type="consumer",
                 protocols=(
-                    OfferedProtocol(name="cooperative-sticky" if self.cooperative else "range", metadata=metadata),
+                    OfferedProtocol(
+                        name="cooperative-sticky" if self.cooperative else "range", metadata=metadata
+                    ),
                 ),
                 requires_known_member_id=True,
                 can_skip_assignment=True,
@@ -276,13 +290,17 @@ class ClassicConsumer(Consumer):
                 self.member_id, self.generation, self.needs = answer.member_id, answer.generation, "sync"
                 leads = answer.leader == answer.member_id
                 assigns = leads and not answer.skip_assignment
-                self.assigns = tuple((one.member_id, one.metadata) for one in answer.members) if assigns else None
+                self.assigns = (
+                    tuple((one.member_id, one.metadata) for one in answer.members) if assigns else None
+                )
                 self.leads = {} if leads else None
             case JoinAnswer(fault=GroupFault.MEMBER_ID_REQUIRED):
                 self.member_id = answer.member_id
             case SyncAnswer(fault=None):
                 ids = {name: shape.topic_id for name, shape in self.world.topics.items()}
-                given = frozenset(partitions_of(by_id(read_assignment(answer.assignment).partitions, ids.get)))
+                given = frozenset(
+                    partitions_of(by_id(read_assignment(answer.assignment).partitions, ids.get))
+                )
                 gives_up = self.owned - given
                 self.owned = given
                 self.needs = "heartbeat"
@@ -354,7 +372,9 @@ class World:
     # --- topics
 
     def make_topic(self, name: str, partitions: int) -> None:
-        self.topics[name] = TopicShape(topic_id=TopicId(UUID(int=1_000 + next(self._ids))), partition_count=partitions)
+        self.topics[name] = TopicShape(
+            topic_id=TopicId(UUID(int=1_000 + next(self._ids))), partition_count=partitions
+        )
 
     def grow_topic(self, name: str, more: int) -> None:
         old = self.topics[name]
@@ -365,7 +385,9 @@ class World:
 
     def _look(self) -> list[Answered]:
         wanted = self._asked = self.group.topics_wanted()
-        shapes = {name: shape for name, shape in self.topics.items() if wanted.everything or name in wanted.names}
+        shapes = {
+            name: shape for name, shape in self.topics.items() if wanted.everything or name in wanted.names
+        }
         return self.group.handle(TopicsSeen(topics=shapes, asked=wanted), self.now_ms)
 
     # --- requests
@@ -423,8 +445,9 @@ class World:
                     holders[one] = consumer.name
 
     def unowned(self) -> list[str]:
-        """Of the topics that a living consumer subscribes to, the partitions that no consumer has, those that somebody
-        has who should not, and those that two have (one may not know yet that it is no member any more)."""
+        """Returns, of the topics that a living consumer subscribes to, the partitions without a consumer,
+        those with a wrong consumer, and those with two (one may not know yet that it is no member any more).
+        """
         wanted = {
             (shape.topic_id, Partition(number))
             for consumer in self.consumers
@@ -434,10 +457,14 @@ class World:
             for number in range(shape.partition_count)
         }
         had = Counter(one for consumer in self.consumers if consumer.alive for one in consumer.owned)
-        return sorted(map(str, wanted.symmetric_difference(had))) + [f"{one} twice" for one in had if had[one] > 1]
+        return sorted(map(str, wanted.symmetric_difference(had))) + [
+            f"{one} twice" for one in had if had[one] > 1
+        ]
 
     def assign(self, subscriptions: dict[str, bytes]) -> dict[str, bytes]:
-        """A leader's assignor: round robin, and cooperative: what somebody else still has is left out."""
+        """A leader's assignor: round robin. Cooperative: partitions that another member still has are left
+        out.
+        """
         read = {member: read_subscription(metadata) for member, metadata in sorted(subscriptions.items())}
         owners = {
             (topic, partition): member

@@ -1,6 +1,6 @@
-"""What consumers of the classic protocol say they subscribe to, as bytes of the wire and as text of a transcript.
+"""Subscriptions of classic consumers, as bytes of the wire and as text of a transcript.
 
-`orders+clicks` are two topics; `orders@x` carries user data; `!junk` is no subscription at all but these bytes.
+`orders+clicks` are two topics. `orders@x` carries user data. `!junk` is no subscription but these bytes.
 """
 
 import io

@@ -1,17 +1,32 @@
-"""Groups under everything that can happen to them, in random order: consumers of both protocols come, go, die, restart
-and change their minds, topics are made, grow and go, answers are lost and coordinators die at any moment.
+"""Groups under random events: consumers of both protocols come, leave, die, restart and change their
+subscriptions. Topics are created, grow and are deleted. Answers are lost, and coordinators die at any moment.
 
-Never: a partition held by two consumers, an epoch that goes down, a request answered twice. And once everybody is heard
-of again for a while, every consumer is a member, every partition of a subscribed topic is held, and nothing is written
-for heartbeats.
+These never happen: two consumers hold one partition, an epoch goes down, a request is answered twice. Once
+all consumers have been heard again for a while, every consumer is a member, every partition of a subscribed
+topic is held, and heartbeats write nothing.
 """
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, multiple, precondition, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    multiple,
+    precondition,
+    rule,
+)
 
 from agent.groups.events import GroupState
-from tests.agent.groups.simulation import REBALANCE_MS, SESSION_MS, ClassicConsumer, Consumer, NewConsumer, World
+from tests.agent.groups.simulation import (
+    REBALANCE_MS,
+    SESSION_MS,
+    ClassicConsumer,
+    Consumer,
+    NewConsumer,
+    World,
+)
 
 NAMES = ["apples", "pears", "plums"]
 REGEXES = ["p.*", ".*s", "none"]
@@ -106,16 +121,20 @@ class GroupMachine(RuleBasedStateMachine):
     def classic_consumer_comes(self, topics: frozenset[str], instance: str | None) -> Consumer:
         return self.classic_consumer(topics, instance)
 
-    @rule(steps=st.lists(st.tuples(st.integers(0, MOST_CONSUMERS - 1), st.booleans()), min_size=3, max_size=12))
+    @rule(
+        steps=st.lists(st.tuples(st.integers(0, MOST_CONSUMERS - 1), st.booleans()), min_size=3, max_size=12)
+    )
     def some_act(self, steps: list[tuple[int, bool]]) -> None:
-        """Consumers send what they have to say next, in any order; those of the new protocol do what they are told, or
-        not yet."""
+        """Consumers send their next requests, in any order. Those of the new protocol follow their
+        assignment, or do so later.
+        """
         for number, reconciles in steps:
             alive = self.alive()
             if number < len(alive):
-                alive[number].act()
-                if reconciles and isinstance(alive[number], NewConsumer):
-                    alive[number].reconcile()
+                consumer = alive[number]
+                consumer.act()
+                if reconciles and isinstance(consumer, NewConsumer):
+                    consumer.reconcile()
 
     @rule(consumer=consumers)
     def next_answer_is_lost(self, consumer: Consumer) -> None:
@@ -144,7 +163,9 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(target=consumers, consumer=consumes(consumers), classic=st.booleans(), leaves=st.booleans())
     def static_consumer_restarts(self, consumer: Consumer, classic: bool, leaves: bool) -> Consumer:
-        """Also with the other protocol. One of the new protocol that was killed must wait until its session is over."""
+        """A restart may change the protocol. A killed member of the new protocol must wait until its session
+        is over.
+        """
         if not consumer.alive or consumer.instance_id is None:
             return multiple(consumer)  # type: ignore[return-value]
         if leaves and not consumer.waits and isinstance(consumer, NewConsumer):
@@ -189,7 +210,7 @@ class GroupMachine(RuleBasedStateMachine):
             self.round()
 
     def unsettled(self) -> list[str]:
-        """What is not yet as it should be."""
+        """Returns what is not settled yet."""
         group = self.world.group
         members = {member.member_id for member in group.describe().members}
         waiting = [] if group.state in (GroupState.STABLE, GroupState.EMPTY) else [group.state.value]

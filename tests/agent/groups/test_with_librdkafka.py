@@ -1,4 +1,4 @@
-"""Groups of librdkafka, of both protocols, over two agents: they share a topic, commit, leave and come back."""
+"""Groups of librdkafka, of both protocols, over two agents: they share a topic, commit, leave and return."""
 
 import contextlib
 import uuid
@@ -9,8 +9,9 @@ import confluent_kafka
 import confluent_kafka.admin
 import pytest
 
-from tests.fixtures.stack import HERE
-from tests.waiting import wait_until
+from tests.support.messages import place_of
+from tests.support.stack import HERE
+from tests.support.waiting import wait_until
 from tidelog.devstack.stack import Stack, StackSettings
 
 PARTITIONS = 4
@@ -19,7 +20,7 @@ RECORDS = 200
 
 @pytest.fixture(scope="module")
 def servers(module_directory: Path) -> Iterator[str]:
-    """Two agents that know of each other."""
+    """Two agents that know each other."""
     environment = {
         "TIDELOG_GROUP_INITIAL_REBALANCE_DELAY_MS": "200",
         "TIDELOG_GROUP_CONSUMER_HEARTBEAT_INTERVAL_MS": "200",
@@ -66,7 +67,9 @@ def a_consumer(servers: str, group_id: str, topic: str, protocol: str) -> conflu
 
 
 def commit(consumer: confluent_kafka.Consumer) -> None:
-    """If there is something to commit, and no rebalance: then whoever has the partition next reads it again."""
+    """Commits if there is something to commit and no rebalance. Otherwise the next owner of the partition
+    reads it again.
+    """
     with contextlib.suppress(confluent_kafka.KafkaException):
         consumer.commit(asynchronous=False)
 
@@ -75,7 +78,7 @@ def read(consumer: confluent_kafka.Consumer) -> list[tuple[int, int]]:
     found = [message for message in consumer.consume(500, timeout=0.05) if message.error() is None]
     if found:
         commit(consumer)
-    return [(message.partition(), message.offset()) for message in found]
+    return [place_of(message) for message in found]
 
 
 def offsets_of(consumer: confluent_kafka.Consumer, topic: str) -> list[int]:
@@ -85,7 +88,9 @@ def offsets_of(consumer: confluent_kafka.Consumer, topic: str) -> list[int]:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_two_consumers_share_a_topic_and_a_third_goes_on_where_they_were(servers: str, protocol: str) -> None:
+def test_two_consumers_share_a_topic_and_a_third_continues_where_they_stopped(
+    servers: str, protocol: str
+) -> None:
     topic, group_id = a_topic(servers, RECORDS), f"group-{protocol}"
     each = RECORDS // PARTITIONS
     seen: set[tuple[int, int]] = set()
@@ -129,7 +134,9 @@ def test_a_group_is_listed_described_and_deleted(servers: str, protocol: str) ->
     consumer = a_consumer(servers, group_id, topic, protocol)
     wait_until(lambda: read(consumer))
 
-    listed = {group.group_id: group for group in admin.list_consumer_groups(request_timeout=30).result(30).valid}
+    listed = {
+        group.group_id: group for group in admin.list_consumer_groups(request_timeout=30).result(30).valid
+    }
     described = admin.describe_consumer_groups([group_id], request_timeout=30)[group_id].result(30)
     consumer.close()
     admin.delete_consumer_groups([group_id], request_timeout=30)[group_id].result(30)

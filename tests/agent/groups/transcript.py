@@ -1,17 +1,17 @@
-"""Plays a transcript against a group's state machine and compares every answer and every write, to the letter.
+"""Plays a transcript against a group's state machine and compares every answer and every write exactly.
 
-A transcript is a text file: what it shows in words, then one line per event,
+A transcript is a text file: its claim in words, then one line per event,
 
     <seconds>  <verb> [<client> ...] [<option>=<value> ...]     -> <outcome>; <outcome>; ...
 
-where a line that begins with `->` goes on with the outcomes of the line above, and `#` begins a comment. Clients are
-named freely; what one said last (protocols, time-outs) and was told last (member id, generation) is what it says next,
-unless an option says otherwise. Outcomes are answers that went out, in order, and `wrote ...` if the group asked for
-a write; a line without `->` says that there were none. No timer may be passed over: one that does something needs a
-`tick` line at its time. `python -m tests.agent.groups.transcript FILE` prints the file as it is played today.
+A line that begins with `->` continues the outcomes of the line above, and `#` begins a comment. Clients have
+any names. A client repeats what it last sent (protocols, time-outs) and last got (member id, generation),
+unless an option says otherwise. Outcomes are answers that went out, in order, and `wrote ...` if the group
+asked for a write. A line without `->` has none. No timer may be left out: one with an effect needs a `tick`
+line at its time. `python -m tests.agent.groups.transcript FILE` prints the file as it plays now.
 
-The verbs here are those of the classic protocol and of any group; another protocol's player adds its own as methods
-`do_<verb>` and its answers in `outcome`.
+The verbs here are those of the classic protocol and of any group. The player of another protocol adds its own
+as methods `do_<verb>`, and its answers in `outcome`.
 """
 
 import re
@@ -20,9 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from agent.groups.classic.classic import ClassicGroup
-from agent.groups.coordinator.machine import GroupMachine
+from agent.groups.coordinator.running_group import GroupMachine
 from agent.groups.events import (
     Answer,
     Answered,
@@ -47,6 +48,8 @@ from sequencer.groups.stored_groups import GroupChange, StoredGroup, StoredMembe
 from tests.agent.groups.subscriptions import subscription, subscription_text
 
 OUTCOME_COLUMN = 60
+_BELOW_COLUMN = 12
+COLUMNS = 110
 _STEP = re.compile(r"\s*(?P<at>\d+\.\d{3})\s+(?P<verb>[\w-]+)(?P<words>[^#]*?)(?:->(?P<outcomes>.*))?$")
 
 
@@ -66,7 +69,7 @@ class Step:
 
 @dataclass(slots=True, kw_only=True)
 class Client:
-    """What a client said and was told last."""
+    """The last requests and answers of a client."""
 
     name: str
     member_id: str = ""
@@ -123,11 +126,11 @@ class Player:
     def play(self, step: Step) -> list[str]:
         early = self._pass_time(step)
         self.now_ms = step.at_ms
-        outcomes = getattr(self, "do_" + step.verb.replace("-", "_"))(step)
+        outcomes: list[str] = getattr(self, "do_" + step.verb.replace("-", "_"))(step)
         return early + outcomes + self.write()
 
     def _pass_time(self, step: Step) -> list[str]:
-        """Lets timers go off that do nothing to be seen; others must have a line of their own."""
+        """Lets timers without a visible effect fire. All others must have their own line."""
         while (due_ms := self.group.next_deadline_ms()) is not None and due_ms <= step.at_ms:
             if step.verb == "tick" and due_ms == step.at_ms:
                 break
@@ -149,7 +152,9 @@ class Player:
             return []
         self.stored = written("g", self.stored, change)
         members = " ".join(
-            sorted(f"{'-' if member is None else ''}{member_id}" for member_id, member in change.members.items())
+            sorted(
+                f"{'-' if member is None else ''}{member_id}" for member_id, member in change.members.items()
+            )
         )
         empty = " empty" if change.is_empty else ""
         return [f"wrote {change.state} {change.generation}{empty}{': ' if members else ''}{members}"]
@@ -186,8 +191,14 @@ class Player:
             case HeartbeatAnswer():
                 return f"{client.name} {_name(answer.fault)}"
             case LeaveAnswer():
-                left = (f"{m.member_id or '@' + (m.instance_id or '')} {_name(fault)}" for m, fault in answer.members)
-                return f"{client.name} leave {'' if answer.fault is None else answer.fault.name} {', '.join(left)}"
+                left = (
+                    f"{m.member_id or '@' + (m.instance_id or '')} {_name(fault)}"
+                    for m, fault in answer.members
+                )
+                return (
+                    f"{client.name} leave {'' if answer.fault is None else answer.fault.name} "
+                    f"{', '.join(left)}"
+                )
         raise AssertionError(f"no outcome is written for {answer}")
 
     def _join_outcome(self, client: Client, answer: JoinAnswer) -> str:
@@ -204,9 +215,9 @@ class Player:
             for m in answer.members
         )
         return (
-            f"{client.name} joined {answer.generation} as {answer.member_id}, {role} {skips}{answer.protocol_name}"
-            + (f": {members}" if members else "")
-        )
+            f"{client.name} joined {answer.generation} as {answer.member_id}, {role} "
+            f"{skips}{answer.protocol_name}"
+        ) + (f": {members}" if members else "")
 
     # --- verbs of the classic protocol
 
@@ -217,15 +228,24 @@ class Player:
         return []
 
     def do_stable(self, step: Step) -> list[str]:
-        """These members (`name`, or `name@instance`) joined in the six seconds before and have what `to-<client>` says;
-        the first leads"""
+        """These members (`name`, or `name@instance`) joined in the six seconds before and have what
+        `to-<client>` says; the first leads
+        """
         names = [word.partition("@")[0] for word in step.words]
         self.now_ms = step.at_ms - 2 * self.settings.group_initial_rebalance_delay_ms
         for word, name in zip(step.words, names, strict=True):
             instance = word.partition("@")[2]
-            self.clients.setdefault(name, Client(name=name)).said |= {"instance": instance} if instance else {}
+            self.clients.setdefault(name, Client(name=name)).said |= (
+                {"instance": instance} if instance else {}
+            )
             join = Step(
-                verb="join", words=(name,), options={"version": "3"}, at_ms=self.now_ms, line=0, text="", outcomes=[]
+                verb="join",
+                words=(name,),
+                options={"version": "3"},
+                at_ms=self.now_ms,
+                line=0,
+                text="",
+                outcomes=[],
             )
             self.do_join(join)
             self.clients[name].said["version"] = "9"
@@ -235,7 +255,9 @@ class Player:
         self.now_ms = step.at_ms
         for name in names[1:] + names[:1]:
             options = step.options if name == names[0] else {}
-            self.do_sync(Step(verb="sync", words=(name,), options=options, at_ms=0, line=0, text="", outcomes=[]))
+            self.do_sync(
+                Step(verb="sync", words=(name,), options=options, at_ms=0, line=0, text="", outcomes=[])
+            )
         assert self.group.state is GroupState.STABLE
         return []
 
@@ -255,7 +277,9 @@ class Player:
                 session_timeout_ms=round(float(said.get("session", "45")) * 1000),
                 rebalance_timeout_ms=round(float(said.get("rebalance", "60")) * 1000),
                 protocol_type=said.get("type", "consumer"),
-                protocols=tuple(_offered(offer) for offer in said.get("offers", "range:orders").split(",") if offer),
+                protocols=tuple(
+                    _offered(offer) for offer in said.get("offers", "range:orders").split(",") if offer
+                ),
                 requires_known_member_id=version >= 4,
                 can_skip_assignment=version >= 9,
             ),
@@ -264,7 +288,9 @@ class Player:
     def do_sync(self, step: Step) -> list[str]:
         """to-<client>=<assignment> generation= member= instance= type= protocol="""
         client = self.clients[step.words[0]]
-        given = {key.removeprefix("to-"): value for key, value in step.options.items() if key.startswith("to-")}
+        given = {
+            key.removeprefix("to-"): value for key, value in step.options.items() if key.startswith("to-")
+        }
         return self.send(
             client,
             Sync(
@@ -297,7 +323,7 @@ class Player:
         asks = self.clients.setdefault(step.words[0].lstrip("@"), Client(name=step.words[0].lstrip("@")))
         return self.send(asks, Leave(token=self.token(), members=leaving))
 
-    def _identity(self, client: Client, step: Step) -> dict[str, object]:
+    def _identity(self, client: Client, step: Step) -> dict[str, Any]:
         return {
             "member_id": step.options.get("member", client.member_id),
             "instance_id": step.options.get("instance", client.said.get("instance")),
@@ -310,7 +336,7 @@ class Player:
         """Of a client, or of none (`-`)"""
         client = self.clients.get(step.words[0], Client(name="-"))
         identity = self._identity(client, step)
-        checked = self.group.check_commit(**identity, now_ms=self.now_ms)  # type: ignore[arg-type]
+        checked = self.group.check_commit(**identity, now_ms=self.now_ms)
         match checked:
             case CommitFence(generation=None, member_id=None):
                 return ["may commit to an empty group"]
@@ -354,7 +380,12 @@ class Player:
             f" {subscription_text(m.metadata) or '-'} has {m.assignment_bytes.decode() or 'nothing'}"
             for m in described.members
         ]
-        words = (described.state.value, str(described.generation), described.protocol_type, described.protocol)
+        words = (
+            described.state.value,
+            str(described.generation),
+            described.protocol_type,
+            described.protocol,
+        )
         return [" ".join(word for word in words if word), *members]
 
 
@@ -368,7 +399,7 @@ def _offered(text: str) -> OfferedProtocol:
 
 
 def written(group_id: str, stored: StoredGroup | None, change: GroupChange) -> StoredGroup:
-    """What Postgres has after this change."""
+    """Returns what Postgres has after this change."""
     members: dict[str, StoredMember] = dict(stored.members) if stored else {}
     for member_id, member in change.members.items():
         if member is None:
@@ -387,7 +418,7 @@ def written(group_id: str, stored: StoredGroup | None, change: GroupChange) -> S
 
 
 def played(text: str, player: Player) -> str:
-    """The transcript with the outcomes that there are."""
+    """Returns the transcript with the actual outcomes."""
     steps = {step.line: step for step in parse(text)}
     lines = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -399,14 +430,20 @@ def played(text: str, player: Player) -> str:
 
 
 def _rendered(step: Step, outcomes: list[str]) -> list[str]:
-    lines = [step.text.ljust(OUTCOME_COLUMN - 1) + " -> " + outcomes[0]] if outcomes else [step.text]
-    if step.comment:
-        lines[0] = lines[0].ljust(OUTCOME_COLUMN) + "  # " + step.comment
-    return lines + [" " * OUTCOME_COLUMN + "-> " + outcome for outcome in outcomes[1:]]
+    """One line per outcome, at OUTCOME_COLUMN. If that is too wide, the outcomes are below the event."""
+    comment = f"  # {step.comment}" if step.comment else ""
+    first, *others = [f"-> {outcome}" for outcome in outcomes] or [""]
+    lines = [f"{step.text.ljust(OUTCOME_COLUMN - 1)} {first}" if first else step.text]
+    if comment:
+        lines[0] = lines[0].ljust(OUTCOME_COLUMN) + comment
+    lines += [" " * OUTCOME_COLUMN + other for other in others]
+    if max(map(len, lines)) <= COLUMNS:
+        return lines
+    return [step.text + comment, *(" " * _BELOW_COLUMN + f"-> {outcome}" for outcome in outcomes)]
 
 
 def assert_plays(path: Path, make_player: Callable[[], Player] = Player) -> None:
-    """Fails with the line that differs, what the file says and what happened."""
+    """Fails with the line that differs, the expected outcome and the actual one."""
     player = make_player()
     steps = parse(path.read_text())
     assert steps, f"{path.name} has no events"

@@ -1,4 +1,6 @@
-"""Coordinators wired as in an agent, each with its own place in the ring, over one real Postgres; and their members."""
+"""Coordinators wired as in an agent, each with its own place in the ring, over one real Postgres, and their
+members.
+"""
 
 import asyncio
 import itertools
@@ -9,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from agent.groups.conversion.group import Group
 from agent.groups.coordinator.coordinator import Coordinator
 from agent.groups.coordinator.running_group import RunningGroup
 from agent.groups.events import (
@@ -24,6 +25,7 @@ from agent.groups.events import (
     Sync,
     SyncAnswer,
 )
+from agent.groups.group import Group
 from agent.groups.offsets.group_offsets import Committing, Fetching, GroupOffsets
 from agent.groups.offsets.offset_batches import OffsetBatches
 from agent.groups.settings import GroupSettings
@@ -36,7 +38,7 @@ from sequencer.client import Sequencer
 from sequencer.groups.committed_offsets import NOT_COMMITTED, CommittedOffset
 from storage.identifiers import Offset, Partition, TopicId
 from tests.cache_ring.builders import an_address
-from tests.waiting import until
+from tests.support.waiting import until
 
 QUICK_RING = CacheRingSettings(membership_lease_s=60.0, membership_renew_s=0.05, membership_margin_s=0.5)
 QUICK: Mapping[str, Any] = {
@@ -50,7 +52,7 @@ _ports = itertools.count(10_000)
 
 @dataclass(frozen=True, kw_only=True)
 class Coordinating:
-    """A coordinator and what it was wired with. `blind` it to let its view of the ring stay as it is."""
+    """A coordinator and its parts. `blind` it to freeze its view of the ring."""
 
     coordinator: Coordinator
     offsets: GroupOffsets
@@ -153,9 +155,15 @@ class Coordinating:
         return await self.offsets.outcome(taken, running, committing)
 
     async def committed(self, group_id: str, topic_id: TopicId) -> int | GroupFault:
-        asked = Fetching(group_id=group_id, member_id=None, member_epoch=-1, partitions=[(topic_id, Partition(0))])
+        asked = Fetching(
+            group_id=group_id, member_id=None, member_epoch=-1, partitions=[(topic_id, Partition(0))]
+        )
         [answer] = await self.offsets.fetch([asked])
-        return answer if isinstance(answer, GroupFault) else answer.get((topic_id, Partition(0)), NOT_COMMITTED).offset
+        return (
+            answer
+            if isinstance(answer, GroupFault)
+            else answer.get((topic_id, Partition(0)), NOT_COMMITTED).offset
+        )
 
 
 @asynccontextmanager
@@ -178,7 +186,9 @@ async def coordinating(sequencer: Sequencer, **settings: Any) -> AsyncIterator[C
         clock=time.monotonic,
     )
     sequencer.database.on_change(coordinator.forget_all)
-    batches = OffsetBatches(sequencer.committed_offsets, group_settings, metrics, coordinator.lost, time.monotonic)
+    batches = OffsetBatches(
+        sequencer.committed_offsets, group_settings, metrics, coordinator.lost, time.monotonic
+    )
     tasks = [asyncio.create_task(coordinator.run()), asyncio.create_task(batches.run()), watching]
     await asyncio.sleep(0)  # they have begun
     try:

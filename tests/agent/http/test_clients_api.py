@@ -1,4 +1,6 @@
-"""Who is connected, over HTTP and as a metric: what clients say of themselves, in pages and in bounds."""
+"""The connected clients, over HTTP and as a metric: what clients say of themselves, in pages and within
+bounds.
+"""
 
 from itertools import count
 
@@ -8,15 +10,15 @@ from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.http.app import create_http_app
-from agent.http.client_metrics import ClientMetrics
+from agent.http.collectors import ClientMetrics
 from agent.http.parts import HttpParts
 from agent.kafka.context import ConnectionState
-from agent.producer_notices import ProducerNotices
+from agent.notices import ProducerNotices
 from agent.settings import AgentSettings
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_metadata
 from tests.agent.write_path.test_producer_advice import a_window
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 async def clients_of(agent: Running) -> list[dict[str, object]]:
@@ -28,7 +30,7 @@ async def clients_of(agent: Running) -> list[dict[str, object]]:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_connection_is_listed_with_what_its_client_said_while_it_is_open(agent: Running) -> None:
+async def test_an_open_connection_is_listed_with_its_clients_name_and_version(agent: Running) -> None:
     wire = await Wire.connect(agent.app.kafka_port)
     about = request(18, 3, client_software_name="a-library", client_software_version="1.2.3-rc.4")
 
@@ -69,7 +71,8 @@ async def test_a_name_that_kip_511_does_not_allow_is_refused_and_not_noted(
 async def test_connections_come_in_pages() -> None:
     states = [ConnectionState(connection_id=number, peer=f"10.0.0.{number}:1") for number in range(1, 8)]
     parts = HttpParts(
-        sequencer=lambda: None, checks=(), cluster="test", zone="a", node_id=lambda: 7, clients=lambda: states,
+        sequencer=lambda: None, checks=(), cluster="test", zone="a", node_id=lambda: 7,
+        clients=lambda: states,
         registry=CollectorRegistry(),
     )  # fmt: skip
     transport = httpx.ASGITransport(app=create_http_app(parts))
@@ -106,14 +109,16 @@ async def test_a_producer_that_its_window_limits_is_advised_over_http_in_the_met
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     limited = ConnectionState(
-        connection_id=1, peer="x:1", client_id="slow", software_name="apache-kafka-java", software_version="4.1.0",
+        connection_id=1, peer="x:1", client_id="slow", software_name="apache-kafka-java",
+        software_version="4.1.0",
         window=a_window(5, 16_384),
     )  # fmt: skip
     states = [limited, ConnectionState(connection_id=2, peer="x:2", client_id="reader")]
     registry = CollectorRegistry()
     registry.register(ClientMetrics(lambda: states))
     parts = HttpParts(
-        sequencer=lambda: None, checks=(), cluster="test", zone="a", node_id=lambda: 7, clients=lambda: states,
+        sequencer=lambda: None, checks=(), cluster="test", zone="a", node_id=lambda: 7,
+        clients=lambda: states,
         registry=registry,
     )  # fmt: skip
     transport = httpx.ASGITransport(app=create_http_app(parts))

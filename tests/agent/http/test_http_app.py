@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -24,7 +25,7 @@ async def serve(sequencer: Sequencer) -> AsyncIterator[Serve]:
     """`serve(checks=...)` is a client of an application on the test's database."""
     clients: list[Client] = []
 
-    def start(**changes: object) -> Client:
+    def start(**changes: Any) -> Client:
         parts = HttpParts(
             **{
                 "sequencer": lambda: sequencer,
@@ -35,7 +36,7 @@ async def serve(sequencer: Sequencer) -> AsyncIterator[Serve]:
                 "registry": CollectorRegistry(),
                 "max_partitions_per_topic": 16,
                 **changes,
-            }  # type: ignore[arg-type]
+            }
         )
         transport = httpx.ASGITransport(app=create_http_app(parts))
         clients.append(Client(transport=transport, base_url="http://agent", timeout=60))
@@ -49,9 +50,12 @@ async def serve(sequencer: Sequencer) -> AsyncIterator[Serve]:
 async def test_a_topic_is_created_described_altered_and_deleted(serve: Serve) -> None:
     client = serve()
 
-    created = await client.post("/v1/topics", json={"name": "orders", "partitions": 2, "config": {"retention.ms": "1"}})
+    created = await client.post(
+        "/v1/topics", json={"name": "orders", "partitions": 2, "config": {"retention.ms": "1"}}
+    )
     altered = await client.patch(
-        "/v1/topics/orders", json={"partitions": 3, "set": {"retention.bytes": "9"}, "remove": ["retention.ms"]}
+        "/v1/topics/orders",
+        json={"partitions": 3, "set": {"retention.bytes": "9"}, "remove": ["retention.ms"]},
     )
     described = await client.get("/v1/topics/orders")
     deleted = await client.delete("/v1/topics/orders")
@@ -60,7 +64,8 @@ async def test_a_topic_is_created_described_altered_and_deleted(serve: Serve) ->
     assert altered.json()["partitions"] == 3
     assert described.json()["config"] == {"retention.bytes": "9"}
     assert described.json()["offsets"] == [
-        {"partition": number, "log_start_offset": 0, "high_watermark": 0} for number in range(3)
+        {"partition": number, "log_start_offset": 0, "high_watermark": 0, "history_start_offset": None}
+        for number in range(3)
     ]
     assert deleted.status_code == 200
     assert (await client.get("/v1/topics/orders")).status_code == 404
@@ -86,14 +91,21 @@ async def test_a_list_is_paged_by_name(serve: Serve) -> None:
         ({"name": ".."}, 400, "invalid_topic_name"),
         ({"name": "t", "partitions": 0}, 400, "invalid_request"),
         ({"name": "t", "partitions": 17}, 400, "invalid_request"),
-        ({"name": "t", "config": {"cleanup.policy": "compact"}}, 400, "invalid_config"),
+        ({"name": "t", "config": {"cleanup.policy": "squash"}}, 400, "invalid_config"),
+        (
+            {"name": "t", "config": {"cleanup.policy": "compact", "tidelog.history": "log"}},
+            400,
+            "invalid_config",
+        ),
         ({"name": "t", "config": {"no.such": "1"}}, 400, "invalid_config"),
         ({"name": "t", "replicas": 3}, 400, "invalid_request"),
         ({}, 400, "invalid_request"),
         ({"name": "taken"}, 409, "topic_exists"),
     ],
 )
-async def test_a_refused_creation_says_why_in_json(serve: Serve, body: object, status: int, error: str) -> None:
+async def test_a_refused_creation_says_why_in_json(
+    serve: Serve, body: object, status: int, error: str
+) -> None:
     client = serve()
     await client.post("/v1/topics", json={"name": "taken"})
 
@@ -133,7 +145,7 @@ async def test_every_error_is_json_with_a_message(serve: Serve, method: str, pat
     assert {"error", "message"} <= set(answer.json())
 
 
-async def test_a_body_without_its_content_type_is_told_to_name_it(serve: Serve) -> None:
+async def test_the_error_for_a_body_without_a_content_type_names_it(serve: Serve) -> None:
     client = serve()
 
     plain = await client.post("/v1/topics", content=b'{"name": "t"}')
@@ -144,7 +156,7 @@ async def test_a_body_without_its_content_type_is_told_to_name_it(serve: Serve) 
     assert "Content-Type" not in broken.json()["message"]
 
 
-async def test_the_first_page_says_where_the_rest_is_described(serve: Serve) -> None:
+async def test_the_first_page_links_to_the_documentation(serve: Serve) -> None:
     client = serve()
 
     described = await client.get((await client.get("/")).json()["described_at"])
@@ -160,7 +172,9 @@ async def test_a_body_that_is_too_large_is_refused_however_it_is_sent(serve: Ser
             yield b" " * 100
 
     declared = await client.post("/v1/topics", content=b" " * 1_001)
-    chunked = await client.post("/v1/topics", content=in_pieces(), headers={"content-type": "application/json"})
+    chunked = await client.post(
+        "/v1/topics", content=in_pieces(), headers={"content-type": "application/json"}
+    )
 
     assert (declared.status_code, chunked.status_code) == (413, 413)
     assert chunked.json()["error"] == "too_large"
@@ -194,7 +208,11 @@ async def test_ready_tells_every_reason(serve: Serve) -> None:
     async def passes() -> None:
         return None
 
-    checks = (Check(name="store", run=fails), Check(name="database", run=hangs), Check(name="lease", run=passes))
+    checks = (
+        Check(name="store", run=fails),
+        Check(name="database", run=hangs),
+        Check(name="lease", run=passes),
+    )
 
     answer = await serve(checks=checks, check_timeout_s=0.05).get("/ready")
 
@@ -227,8 +245,8 @@ async def test_metrics_are_prometheus_text(serve: Serve) -> None:
     assert "tidelog_things_total 3.0" in answer.text
 
 
-async def test_a_start_that_is_cancelled_lets_go_of_its_socket() -> None:
-    """Else the event loop is deaf to the next connection that gets the number of this socket."""
+async def test_a_cancelled_start_releases_its_socket() -> None:
+    """Otherwise the event loop does not hear the next connection that gets the number of this socket."""
     loop = asyncio.get_running_loop()
     for turns in range(6):
         bound = bound_socket("127.0.0.1", 0)
@@ -246,7 +264,9 @@ async def test_a_start_that_is_cancelled_lets_go_of_its_socket() -> None:
 
 
 def _app_without_sequencer() -> FastAPI:
-    return create_http_app(HttpParts(sequencer=lambda: None, checks=(), cluster="c", zone="a", node_id=lambda: None))
+    return create_http_app(
+        HttpParts(sequencer=lambda: None, checks=(), cluster="c", zone="a", node_id=lambda: None)
+    )
 
 
 async def test_the_listener_stops_with_a_client_connected() -> None:

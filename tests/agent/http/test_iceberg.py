@@ -1,5 +1,5 @@
-"""The Iceberg catalog's routes, as a client of the REST protocol sees them; that Spark and PyIceberg read through them
-is shown in `tests/spark_compaction`.
+"""The Iceberg catalog's routes, as a client of the REST protocol sees them. `tests/spark_compaction` shows
+that Spark and PyIceberg read through them.
 """
 
 import json
@@ -33,7 +33,7 @@ async def catalog(sequencer: Sequencer, store: ObjectStore) -> AsyncIterator[htt
 
 
 async def published(sequencer: Sequencer, store: ObjectStore, topic: str) -> dict[str, Any]:
-    """A topic whose history has this metadata, without the data that it would name."""
+    """A topic whose history has this metadata, without the data that the metadata would name."""
     created = await sequencer.topics.create(topic, 1, {})
     await sequencer.database.run("INSERT INTO history_tables (topic_id) VALUES (%(id)s)", id=created.topic_id)
     job = await sequencer.history.begin(created.topic_id, "expire", cluster="c", lease_s=60)
@@ -50,7 +50,9 @@ async def published(sequencer: Sequencer, store: ObjectStore, topic: str) -> dic
     return {"metadata": metadata, "location": f"s3://bucket/prefix/{key}"}
 
 
-async def test_the_catalog_tells_how_to_read_files_and_that_it_cannot_write(catalog: httpx.AsyncClient) -> None:
+async def test_the_catalog_says_how_to_read_files_and_that_it_is_read_only(
+    catalog: httpx.AsyncClient,
+) -> None:
     config = (await catalog.get("config")).json()
 
     assert config["defaults"] == FILE_IO
@@ -58,7 +60,7 @@ async def test_the_catalog_tells_how_to_read_files_and_that_it_cannot_write(cata
     assert (await catalog.get("namespaces")).json()["namespaces"] == [["topics"]]
     assert (await catalog.get("namespaces", params={"parent": "topics"})).json()["namespaces"] == []
     assert (await catalog.get("namespaces/topics")).json()["namespace"] == ["topics"]
-    assert (await catalog.head("namespaces/topics")).status_code == 200
+    assert (await catalog.head("namespaces/topics")).status_code == 204
     assert (await catalog.post("namespaces", json={"namespace": ["mine"]})).json()["error"]["code"] == 406
     assert (await catalog.delete("namespaces/topics/tables/x")).status_code == 406
 
@@ -76,11 +78,67 @@ async def test_a_table_is_the_topic_with_its_current_metadata(
     assert loaded["metadata-location"] == topic["location"]
     assert loaded["config"] == {}
     assert (await catalog.head("namespaces/topics/tables/orders.by-day_1")).status_code == 204
-    report = await catalog.post("namespaces/topics/tables/orders.by-day_1/metrics", json={"report-type": "scan-report"})
+    report = await catalog.post(
+        "namespaces/topics/tables/orders.by-day_1/metrics", json={"report-type": "scan-report"}
+    )
     assert report.status_code == 204
 
 
-async def test_what_is_not_there_is_told_in_the_catalogs_own_errors(
+async def test_tables_come_in_pages_if_the_client_asks_for_pages(
+    catalog: httpx.AsyncClient, sequencer: Sequencer, store: ObjectStore
+) -> None:
+    names = [f"topic-{number}" for number in range(5)]
+    for name in names:
+        await published(sequencer, store, name)
+
+    found: list[str] = []
+    token: str | None = ""
+    while token is not None:
+        parameters: dict[str, str | int] = {"pageToken": token, "pageSize": 2}
+        page = (await catalog.get("namespaces/topics/tables", params=parameters)).json()
+        assert len(page["identifiers"]) <= 2
+        found += [table["name"] for table in page["identifiers"]]
+        token = page["next-page-token"]
+
+    assert found == names
+    whole = (await catalog.get("namespaces/topics/tables", params={"pageSize": 2})).json()
+    assert [table["name"] for table in whole["identifiers"]] == names
+    assert whole["next-page-token"] is None
+
+
+async def test_topics_whose_names_differ_in_case_are_tables_of_different_names(
+    catalog: httpx.AsyncClient, sequencer: Sequencer, store: ObjectStore
+) -> None:
+    older = await published(sequencer, store, "Orders")
+    newer = await published(sequencer, store, "orders")
+    newer_id = newer["metadata"]["table-uuid"]
+
+    tables = (await catalog.get("namespaces/topics/tables")).json()["identifiers"]
+
+    names = [table["name"] for table in tables]
+    assert names == ["Orders", f"orders__{newer_id[:8]}"]
+    for name, topic in (("Orders", older), ("ORDERS", older), (names[1], newer), (names[1].upper(), newer)):
+        loaded = (await catalog.get(f"namespaces/topics/tables/{name}")).json()
+        assert loaded["metadata"] == topic["metadata"], name
+    assert older["metadata"]["location"] != newer["metadata"]["location"]
+
+
+async def test_a_table_that_did_not_change_is_not_sent_again(
+    catalog: httpx.AsyncClient, sequencer: Sequencer, store: ObjectStore
+) -> None:
+    await published(sequencer, store, "orders")
+    path = "namespaces/topics/tables/orders"
+    etag = (await catalog.get(path)).headers["ETag"]
+
+    again = await catalog.get(path, headers={"If-None-Match": etag})
+    other = await catalog.get(path, headers={"If-None-Match": etag}, params={"snapshots": "refs"})
+
+    assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", etag)
+    assert other.status_code == 200
+    assert other.json()["metadata"]["snapshots"] == []
+
+
+async def test_missing_tables_are_errors_in_the_catalogs_own_form(
     catalog: httpx.AsyncClient, sequencer: Sequencer, store: ObjectStore
 ) -> None:
     await sequencer.topics.create("new", 1, {})

@@ -1,4 +1,4 @@
-"""The page about Kafka's protocol says what the handlers do."""
+"""The page about Kafka's protocol agrees with the handlers."""
 
 from kio.schema.index import api_key_map
 

@@ -1,4 +1,4 @@
-"""Requests in, answers out, over every version served; whatever else comes in is a BadRequest and nothing worse."""
+"""Requests in, responses out, in every version served. Other bytes are a BadRequest and nothing worse."""
 
 import io
 import struct
@@ -15,7 +15,7 @@ from kio.serial import entity_reader, entity_writer
 
 from agent.error_codes import ProduceResult
 from agent.kafka.api import Api
-from agent.kafka.apis.produce.produce_response import ProduceResponse, ProduceResults, encode
+from agent.kafka.apis.produce.produce_bytes import ProduceResponse, ProduceResults, encode
 from agent.kafka.dispatch import BadRequest, Dispatch
 from agent.kafka.served import APIS
 from agent.kafka.transport.vectored import Encoded
@@ -28,7 +28,9 @@ BY_KEY = {api.key: api for api in DISPATCH.apis}
 EVERY_VERSION = [(api, version) for api in DISPATCH.apis for version in api.versions if api.serves(version)]
 
 
-def a_frame(api_key: int, version: int, body: bytes = b"", flexible: bool = True, client_id: bytes = b"me") -> bytes:
+def a_frame(
+    api_key: int, version: int, body: bytes = b"", flexible: bool = True, client_id: bytes = b"me"
+) -> bytes:
     header = struct.pack(">hhih", api_key, version, 7, len(client_id)) + client_id
     return header + (b"\x00" if flexible else b"") + body
 
@@ -42,7 +44,9 @@ def encoded(payload: Any) -> bytes:
 def a_produce(version: int, partitions: int, topics: int = 1) -> bytes:
     one = {"index": 0, "records": b"r"}
     asked = [{"name": "t", "topic_id": UUID(int=1), "partition_data": [one] * partitions}] * topics
-    payload = request(0, version, acks=-1, timeout=timedelta(seconds=1), topic_data=asked, transactional_id=None)
+    payload = request(
+        0, version, acks=-1, timeout=timedelta(seconds=1), topic_data=asked, transactional_id=None
+    )
     return a_frame(0, version, encoded(payload), payload.__flexible__)
 
 
@@ -121,7 +125,7 @@ def test_an_unknown_version_of_api_versions_is_answered_in_version_0() -> None:
 
 
 @pytest.mark.parametrize("version", range(3, 14))
-def test_a_produce_answer_says_in_every_version_what_it_means_and_no_more(version: int) -> None:
+def test_a_produce_response_has_every_versions_fields_and_no_others(version: int) -> None:
     asked = DISPATCH.decode(a_produce(version, partitions=2))
     results = ProduceResults(
         written={0: (Offset(5), 1_700_000_000_123, None)},
@@ -131,7 +135,7 @@ def test_a_produce_answer_says_in_every_version_what_it_means_and_no_more(versio
     body = encode(ProduceResponse(topics=asked.payload.topics, results=results, throttle_ms=0), version)
     wire = b"".join(DISPATCH.encode(asked, Encoded(buffers=[body], size_bytes=len(body))))
 
-    schema = load_response_schema(0, version)
+    schema: Any = load_response_schema(0, version)
     header_bytes = 9 if schema.__header_schema__.__flexible__ else 8
     read, size = entity_reader(schema)(wire, header_bytes)
     good, bad = read.responses[0].partition_responses
@@ -139,7 +143,7 @@ def test_a_produce_answer_says_in_every_version_what_it_means_and_no_more(versio
     assert (good.error_code, good.base_offset, good.log_append_time.timestamp()) == (0, 5, 1_700_000_000.123)
     assert (bad.error_code, bad.base_offset) == (ErrorCode.corrupt_message, -1)
     assert getattr(bad, "error_message", "it is broken") == "it is broken"
-    # A leader of -1 that is spelled out would be news to a client; a field left out is not.
+    # An explicit leader of -1 would be news to a client. A field left out is not.
     assert encoded(read) == wire[header_bytes:]
     assert len(wire) < 150
 

@@ -1,4 +1,4 @@
-"""Handlers read requests of every version they serve alike."""
+"""Handlers read requests of every version that they serve in the same way."""
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
@@ -12,7 +12,11 @@ from agent.kafka.older_requests import complete
 from agent.kafka.served import APIS
 
 EVERY_VERSION = [
-    (api, version) for api in APIS if api.code.decode is None for version in api.versions if api.serves(version)
+    (api, version)
+    for api in APIS
+    if api.code.decode is None
+    for version in api.versions
+    if api.serves(version)
 ]
 
 
@@ -24,7 +28,7 @@ def entity_in(of_type: Any) -> Any:
 
 
 def pairs(schema: Any, wanted: Any) -> Iterator[tuple[Any, Any]]:
-    """kio's classes of a version, each with the type that the handler reads it as."""
+    """kio's classes of a version, each with the type as which the handler reads it."""
     yield schema, wanted
     own_types = get_type_hints(schema)
     for name, of_type in get_type_hints(wanted).items():
@@ -55,7 +59,7 @@ def test_defaults_are_those_of_the_versions_that_have_the_field(api: Api, versio
                 assert default == field.default, f"{found}.{field.name}"
 
 
-def test_an_older_request_reads_as_one_of_the_newest_version_that_says_no_more() -> None:
+def test_an_older_request_reads_as_the_newest_version_with_defaults() -> None:
     heartbeat = next(api for api in APIS if api.name == "Heartbeat")
     schema = load_request_schema(heartbeat.key, 0)
     complete(schema, heartbeat.code.request)

@@ -1,9 +1,12 @@
-"""A log with real segments in a store and real runs in the sequencer, and agents' read sides over it."""
+"""A log with real segments in a store and real runs in the sequencer, and the read sides of agents over
+it.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -38,7 +41,7 @@ NOON_MS = 1_700_000_000_000
 
 @dataclass(kw_only=True)
 class Written:
-    """A segment in the store: its key, its bytes and the runs it was committed as."""
+    """A segment in the store: its key, its bytes and the runs as which it was committed."""
 
     object_key: ObjectKey
     data: bytes
@@ -65,8 +68,9 @@ class ALog:
         upload: bool = True,
         as_merged: bool = False,
     ) -> Written:
-        """One segment with these batches of values, uploaded, then sequenced; `more`: one batch for other
-        partitions; `as_merged`: under the key of a merged one."""
+        """One segment with these batches of values, uploaded, then sequenced. `more`: one batch for other
+        partitions. `as_merged`: under the key of a merged segment.
+        """
         pending = [self._pending(partition, values, timestamps_ms) for values in batches]
         pending += [self._pending(other, values, None) for other, values in (more or {}).items()]
         segment_id = new_segment_id()
@@ -81,7 +85,7 @@ class ALog:
         assert isinstance(committed, Committed)
         return Written(object_key=key, data=b"".join(sealed.chunks), runs=committed.runs)
 
-    def plan(self, *offsets: int, **limits: int) -> FetchPlan:
+    def plan(self, *offsets: int, **limits: Any) -> FetchPlan:
         """A fetch of partition 0, 1, ... from these offsets."""
         return FetchPlan(
             partitions=tuple(
@@ -98,7 +102,9 @@ class ALog:
             read_committed=False,
         )
 
-    def _pending(self, partition: int, values: Sequence[str], timestamps_ms: Sequence[int] | None) -> PendingBatch:
+    def _pending(
+        self, partition: int, values: Sequence[str], timestamps_ms: Sequence[int] | None
+    ) -> PendingBatch:
         encoded = a_batch(values, timestamps_ms or [NOON_MS] * len(values))
         return PendingBatch(
             topic_id=self.topic_id,
@@ -107,9 +113,11 @@ class ALog:
         )
 
 
-def a_batch(values: Sequence[str], timestamps_ms: Sequence[int], compression: Compression = Compression.NONE) -> bytes:
+def a_batch(
+    values: Sequence[str], timestamps_ms: Sequence[int], compression: Compression = Compression.NONE
+) -> bytes:
     count = len(values)
-    columns = {
+    columns: dict[str, list[Any]] = {
         "offset": list(range(count)),
         "timestamp": [timestamp * 1000 for timestamp in timestamps_ms],
         "timestamp_type": [0] * count,
@@ -162,7 +170,9 @@ async def an_agent_reading(
 
 
 def values_of(result: PartitionResult) -> list[tuple[int, str]]:
-    """Offset and value of every record, as a client decodes them: offsets come from the batches themselves."""
+    """Returns offset and value of every record, as a client decodes them: offsets come from the batches
+    themselves.
+    """
     data = b"".join(bytes(chunk) for chunk in result.chunks)
     assert len(data) == result.size_bytes
     found: list[tuple[int, str]] = []
@@ -172,7 +182,8 @@ def values_of(result: PartitionResult) -> list[tuple[int, str]]:
         size = int.from_bytes(data[position + 8 : position + 12], "big") + 12
         assert data[position + 12 : position + 16] == bytes(4), "the leader epoch is 0"
         records = decode_batches(data, position, position + size, base_offset)
-        offsets, values = records.column("offset").to_pylist(), records.column("value").to_pylist()
+        offsets: list[Any] = records.column("offset").to_pylist()
+        values: list[Any] = records.column("value").to_pylist()
         found += [(offset, value.decode()) for offset, value in zip(offsets, values, strict=True)]
         position += size
     return found

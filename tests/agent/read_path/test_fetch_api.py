@@ -1,4 +1,6 @@
-"""Fetch and ListOffsets of two running agents in zones a and b, by hand in every version and with confluent-kafka."""
+"""Fetch and ListOffsets of two running agents in zones a and b, by hand in every version and with
+confluent-kafka.
+"""
 
 import asyncio
 import itertools
@@ -6,7 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -20,14 +24,16 @@ from agent.settings import AgentSettings
 from sequencer.client import Sequencer
 from sequencer.settings import SequencerSettings
 from sequencer.topics.topics import Topic
+from storage.identifiers import TopicId
 from storage.stores.object_store import StoreSettings
 from storage.stores.open_store import open_store
 from tests.agent.read_path.a_log import NOON_MS, RING, ALog, a_batch
 from tests.agent.read_path.wire import a_fetch, a_list_offsets, ask
-from tests.fixtures.postgres import TEMPLATE
-from tests.fixtures.s3 import BUCKET, settings_of
-from tests.settings import all_settings
-from tests.waiting import until
+from tests.support.messages import place_of, value_of
+from tests.support.postgres import TEMPLATE
+from tests.support.s3 import BUCKET, settings_of
+from tests.support.settings import all_settings
+from tests.support.waiting import until
 from tidelog.embedded.postgres import EmbeddedPostgres
 from tidelog.embedded.s3_endpoint import S3Endpoint
 
@@ -81,7 +87,7 @@ async def running(database_url: str, store_url: str, store: StoreSettings, zone:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What the agents of this module stand on."""
+    """The database and the store of this module's agents."""
 
     database_url: str
     store_url: str
@@ -93,7 +99,9 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(postgres: EmbeddedPostgres, s3_endpoint: S3Endpoint) -> Iterator[Place]:
-    """A database and a prefix of this module alone, since starting agents takes longer than all its tests."""
+    """A database and a prefix for this module only, because starting agents takes longer than all its
+    tests.
+    """
     with psycopg.connect(postgres.url(), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE tidelog_fetch_api TEMPLATE {TEMPLATE}")
         yield Place(
@@ -108,13 +116,13 @@ def place(postgres: EmbeddedPostgres, s3_endpoint: S3Endpoint) -> Iterator[Place
 async def both(place: Place) -> AsyncIterator[tuple[App, App]]:
     async with place.running("a") as a, place.running("b") as b:
         for app in (a, b):
-            await until(lambda app=app: len(_ring(app).agents) == 2)
+            await until(partial(_sees_both, app))
         yield a, b
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def agents(both: tuple[App, App], place: Place) -> AsyncIterator[Agents]:
-    """Both agents, and a topic of this test alone."""
+    """Both agents, and a new topic for each test."""
     sequencer = await Sequencer.open(place.database_url, SequencerSettings())
     store = await open_store(place.store_url, place.store_settings)
     log = await ALog(sequencer=sequencer, store=store, name=f"orders-{next(_numbers)}").create(partitions=2)
@@ -149,7 +157,7 @@ async def test_every_version_of_fetch_returns_the_records(agents: Agents) -> Non
 
 async def test_errors_are_per_partition_with_offset_minus_one(agents: Agents) -> None:
     await agents.log.write(["a"])
-    nobody = Topic(topic_id=type(agents.topic.topic_id)(int=5), name="nobody", **_rest(agents.topic))
+    nobody = Topic(topic_id=TopicId(UUID(int=5)), name="nobody", **_rest(agents.topic))
 
     fine, past, missing = await agents.fetch(12, 0, 9, 0)
     by_name = (await ask(agents.a.kafka_port, a_fetch(12, nobody, 0))).responses[0].partitions[0]
@@ -207,7 +215,7 @@ async def test_a_client_of_another_zone_is_sent_to_that_zones_agent(agents: Agen
         assert (served.preferred_read_replica, len(served.records) > 0) == (-1, True)
 
 
-async def test_read_committed_is_told_that_nothing_was_aborted(agents: Agents) -> None:
+async def test_read_committed_gets_no_aborted_transactions(agents: Agents) -> None:
     await agents.log.write(["a"])
 
     [committed] = await agents.fetch(12, 0, isolation_level=1)
@@ -215,7 +223,7 @@ async def test_read_committed_is_told_that_nothing_was_aborted(agents: Agents) -
     assert (committed.aborted_transactions, len(committed.records) > 0) == ((), True)
 
 
-async def test_a_reader_of_an_epoch_that_never_was_is_told_where_it_diverges(agents: Agents) -> None:
+async def test_a_reader_with_an_unknown_epoch_gets_the_diverging_epoch(agents: Agents) -> None:
     await agents.log.write(["a"])
 
     [diverging] = await agents.fetch(12, 0, partition={"last_fetched_epoch": 4})
@@ -229,7 +237,9 @@ async def test_a_waiting_fetch_wakes_when_the_other_zone_writes_and_when_the_age
 ) -> None:
     patient = a_fetch(12, agents.topic, 0, max_wait=timedelta(seconds=100))
     waiting = asyncio.create_task(ask(agents.b.kafka_port, patient))
-    producer = Producer({"bootstrap.servers": f"127.0.0.1:{agents.a.kafka_port}", "client.id": "tidelog_zone=a"})
+    producer = Producer(
+        {"bootstrap.servers": f"127.0.0.1:{agents.a.kafka_port}", "client.id": "tidelog_zone=a"}
+    )
     producer.produce(agents.topic.name, b"value", partition=0)
     await asyncio.to_thread(producer.flush, 30)
 
@@ -284,7 +294,7 @@ async def test_times_below_the_log_start_are_not_found(agents: Agents) -> None:
     assert (latest.offset, latest.timestamp) == (3, NOON_MS + 2)
 
 
-async def test_list_offsets_of_what_does_not_exist(agents: Agents) -> None:
+async def test_list_offsets_of_unknown_partitions(agents: Agents) -> None:
     assert (await agents.list_offsets(7, -1, partition=9)).error_code is ErrorCode.unknown_topic_or_partition
     fenced = await agents.list_offsets(7, -1, current_leader_epoch=2)
 
@@ -334,10 +344,15 @@ def _consume(port: int, topic: str, count: int) -> dict[int, list[int]]:
         for _ in range(200):
             for message in consumer.consume(500, timeout=0.5):
                 assert message.error() is None, message.error()
-                assert message.offset() == len(values[message.partition()])
-                values[message.partition()].append(int(message.value().removeprefix(b"value-")))
+                place, offset = place_of(message)
+                assert offset == len(values[place])
+                values[place].append(int(value_of(message).removeprefix(b"value-")))
             if sum(map(len, values.values())) == count:
                 break
     finally:
         consumer.close()
     return values
+
+
+def _sees_both(app: App) -> bool:
+    return len(_ring(app).agents) == 2

@@ -1,4 +1,6 @@
-"""The runs of a fetch: a page that many of them share is asked for once, and each partition's trouble is its own."""
+"""The runs of a fetch: a page that many of them share is requested once, and a failure concerns only its
+partition.
+"""
 
 import asyncio
 
@@ -7,7 +9,7 @@ from agent.read_path.read_decisions import ReadFailure
 from sequencer.client import Sequencer
 from storage.stores.object_store import ObjectStore
 from tests.agent.read_path.a_log import RING, ALog, Written, an_agent_reading
-from tests.waiting import until
+from tests.support.waiting import until
 
 PARTITIONS = 3
 
@@ -33,7 +35,9 @@ async def test_runs_of_several_partitions_in_two_objects_take_two_gets(
     log = await ALog(sequencer=sequencer, store=store).create(PARTITIONS)
     one, two = await an_object(log, "a"), await an_object(log, "b")
     async with an_agent_reading(sequencer, store) as agent:
-        loaded = await load_runs(agent.pages, {place: [one.runs[place], two.runs[place]] for place in (2, 0, 1)})
+        loaded = await load_runs(
+            agent.pages, {place: [one.runs[place], two.runs[place]] for place in (2, 0, 1)}
+        )
 
         assert list(loaded) == [2, 0, 1]
         for place, found in loaded.items():
@@ -42,7 +46,9 @@ async def test_runs_of_several_partitions_in_two_objects_take_two_gets(
         assert await load_runs(agent.pages, {}) == {}
 
 
-async def test_of_two_fetches_of_one_page_the_first_may_be_cancelled(sequencer: Sequencer, store: ObjectStore) -> None:
+async def test_of_two_fetches_of_one_page_the_first_may_be_cancelled(
+    sequencer: Sequencer, store: ObjectStore
+) -> None:
     log = await ALog(sequencer=sequencer, store=store).create(PARTITIONS)
     written = await an_object(log, "a")
     selected = {place: [run] for place, run in enumerate(written.runs)}
@@ -53,7 +59,9 @@ async def test_of_two_fetches_of_one_page_the_first_may_be_cancelled(sequencer: 
 
         loaded = await second
 
-        assert [bytes_of(loaded[place]) for place in selected] == [[bytes_in(written, place)] for place in selected]
+        assert [bytes_of(loaded[place]) for place in selected] == [
+            [bytes_in(written, place)] for place in selected
+        ]
         assert first.cancelled()
         assert agent.pages.pages.counts.gets == 1
 
@@ -72,7 +80,7 @@ async def test_an_object_that_is_gone_is_missing_for_all_its_partitions_and_for_
         assert agent.pages.pages.counts.gets == 2
 
 
-async def test_a_run_whose_bytes_are_damaged_in_the_store_fails_alone(sequencer: Sequencer, store: ObjectStore) -> None:
+async def test_only_a_run_with_damaged_bytes_fails(sequencer: Sequencer, store: ObjectStore) -> None:
     log = await ALog(sequencer=sequencer, store=store).create(PARTITIONS)
     written, there = await an_object(log, "a"), await an_object(log, "b")
     at = written.runs[0].position
@@ -86,7 +94,9 @@ async def test_a_run_whose_bytes_are_damaged_in_the_store_fails_alone(sequencer:
         assert bytes_of(loaded[2]) == [bytes_in(written, 2)]
 
 
-async def test_a_page_too_large_to_be_kept_is_read_run_by_run(sequencer: Sequencer, store: ObjectStore) -> None:
+async def test_a_page_too_large_to_be_kept_is_read_run_by_run(
+    sequencer: Sequencer, store: ObjectStore
+) -> None:
     log = await ALog(sequencer=sequencer, store=store).create(PARTITIONS)
     written = await an_object(log, "a")
     tiny = RING.model_copy(update={"page_cache_bytes": 100, "catch_up_cache_bytes": 100})
@@ -94,6 +104,8 @@ async def test_a_page_too_large_to_be_kept_is_read_run_by_run(sequencer: Sequenc
     async with an_agent_reading(sequencer, store, ring=tiny) as agent:
         loaded = await load_runs(agent.pages, selected)
 
-        assert [bytes_of(loaded[place]) for place in selected] == [[bytes_in(written, place)] for place in selected]
+        assert [bytes_of(loaded[place]) for place in selected] == [
+            [bytes_in(written, place)] for place in selected
+        ]
         assert agent.pages.pages.counts.gets == PARTITIONS
         assert agent.pages.pages.counts.bytes_read == sum(run.length for run in written.runs)

@@ -1,4 +1,4 @@
-"""A fetch waits for `min_bytes`, and for nothing that it could not return."""
+"""A fetch waits for `min_bytes`, but not for bytes that it could not return."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from storage.stores.object_store import ObjectStore
 from tests.agent.read_path.a_log import ALog, an_agent_reading, read_now, values_of
 
 
-async def test_a_fetch_does_not_wait_for_bytes_that_its_limits_keep_out(
+async def test_a_fetch_does_not_wait_for_bytes_beyond_its_limits(
     sequencer: Sequencer, store: ObjectStore
 ) -> None:
     """Two batches are enough, one fits: waiting for a third would bring no more."""
@@ -22,10 +22,10 @@ async def test_a_fetch_does_not_wait_for_bytes_that_its_limits_keep_out(
         assert len(values_of(result)) == 1
 
 
-async def test_a_fetch_that_much_news_wakes_forgets_none_of_its_other_partitions(
+async def test_a_fetch_that_wakes_often_keeps_all_its_partitions_current(
     sequencer: Sequencer, store: ObjectStore
 ) -> None:
-    """One partition is heard of all the time and never enough: the other one has a reader all the while."""
+    """One partition has news all the time and never enough. The other one keeps its reader meanwhile."""
     log = await ALog(sequencer=sequencer, store=store).create(partitions=2)
     async with an_agent_reading(sequencer, store, reads=ReadPathSettings(recent_reader_s=0.5)) as agent:
         waiting = asyncio.create_task(read_now(agent, log.plan(0, 0, min_bytes=60_000), wait_s=120.0))

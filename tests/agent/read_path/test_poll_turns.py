@@ -1,11 +1,11 @@
-"""A partition whose commits are heard of rests between polls, and one of which a commit was missed never does."""
+"""A partition whose commits are pushed rests between polls. One with a missed commit does not."""
 
 from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.read_path.poll_turns import PollTurns
+from agent.read_path.known_coordinates import PollTurns
 from sequencer.commits.coordinates import PartitionKey
 from storage.identifiers import Partition, TopicId
 
@@ -18,21 +18,21 @@ def key(number: int) -> PartitionKey:
 
 
 def asked_by(turns: PollTurns, polls: int) -> list[int]:
-    """The numbers of the next polls that ask for partition 0."""
+    """Returns the numbers of the next polls that ask for partition 0."""
     return [poll for poll in range(1, polls + 1) if turns.due([key(0)])]
 
 
-def test_a_partition_never_heard_of_is_asked_for_by_every_poll() -> None:
+def test_every_poll_asks_for_a_partition_without_pushes() -> None:
     assert asked_by(PollTurns(LONGEST), 5) == [1, 2, 3, 4, 5]
 
 
-def test_one_heard_of_rests_for_one_poll_then_for_longer() -> None:
+def test_a_partition_with_pushes_rests_for_one_poll_and_then_longer() -> None:
     turns = PollTurns(LONGEST)
     turns.heard(key(0))
     assert asked_by(turns, 15) == [2, 4, 8, 12]
 
 
-def test_partitions_heard_of_at_different_times_are_asked_for_by_the_same_polls() -> None:
+def test_partitions_pushed_at_different_times_are_due_in_the_same_polls() -> None:
     turns, keys = PollTurns(LONGEST), [key(number) for number in range(3)]
     asked = {}
     for poll in range(1, 17):
@@ -43,7 +43,7 @@ def test_partitions_heard_of_at_different_times_are_asked_for_by_the_same_polls(
     assert asked[12] == asked[16] == keys
 
 
-def test_one_of_which_a_commit_was_missed_is_due_with_the_next_poll_whenever_that_was_to_be() -> None:
+def test_a_missed_commit_makes_its_partition_due_in_the_next_poll() -> None:
     turns, keys = PollTurns(LONGEST), [key(0), key(1)]
     for each in keys:
         turns.heard(each)
@@ -58,7 +58,7 @@ def test_one_of_which_a_commit_was_missed_is_due_with_the_next_poll_whenever_tha
     assert turns.due(keys) == keys
 
 
-def test_being_heard_of_again_changes_nothing() -> None:
+def test_a_further_push_changes_nothing() -> None:
     turns = PollTurns(LONGEST)
     asked = []
     for poll in range(1, 16):
@@ -67,7 +67,7 @@ def test_being_heard_of_again_changes_nothing() -> None:
     assert asked == [2, 4, 8, 12]
 
 
-def test_one_of_which_a_commit_was_missed_rests_no_more_until_it_is_heard_of() -> None:
+def test_a_partition_with_a_missed_commit_does_not_rest_until_the_next_push() -> None:
     turns = PollTurns(LONGEST)
     turns.heard(key(0))
     turns.due([key(0)])
@@ -77,7 +77,7 @@ def test_one_of_which_a_commit_was_missed_rests_no_more_until_it_is_heard_of() -
     assert asked_by(turns, 3) == [2]
 
 
-def test_after_a_poll_that_failed_all_are_asked_for_whatever_was_heard_of_meanwhile() -> None:
+def test_after_a_failed_poll_all_partitions_are_due_whatever_was_pushed_meanwhile() -> None:
     turns = PollTurns(LONGEST)
     turns.heard(key(0))
     turns.doubt_all()
@@ -85,13 +85,13 @@ def test_after_a_poll_that_failed_all_are_asked_for_whatever_was_heard_of_meanwh
     assert asked_by(turns, 1) == [1]
 
 
-def test_no_partition_rests_where_the_longest_rest_is_none() -> None:
+def test_no_partition_rests_if_the_longest_rest_is_zero() -> None:
     turns = PollTurns(1)
     turns.heard(key(0))
     assert asked_by(turns, 3) == [1, 2, 3]
 
 
-def test_partitions_that_are_read_no_more_are_forgotten() -> None:
+def test_partitions_that_are_no_longer_read_are_forgotten() -> None:
     turns = PollTurns(LONGEST)
     for number in range(3):
         turns.heard(key(number))

@@ -1,9 +1,10 @@
-"""Reading ahead: each page by one task at a time, and what was read gives its room back."""
+"""Reading ahead: one task loads each page, and pages that were read free their room."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -21,14 +22,14 @@ from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore, StoreUnavailable
 from tests.agent.read_path.a_log import RING, ALog, AReader, an_agent_reading, read_now, values_of
 from tests.cache_ring.builders import a_run, an_address
-from tests.waiting import until
+from tests.support.waiting import until
 
 OBJECT_BYTES = 1_000
 READER_PAGES = 6
 
 
 class GatedStore(MemoryStore):
-    """Answers once it is let to."""
+    """Answers once the test allows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class GatedStore(MemoryStore):
         self.asked: list[ObjectKey] = []
         self.is_away = False
 
-    async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes | memoryview:
+    async def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
         self.asked.append(key)
         await self.gate.wait()
         if self.is_away:
@@ -44,8 +45,10 @@ class GatedStore(MemoryStore):
         return await super().get(key, start, end)
 
 
-async def test_a_page_that_readers_of_two_partitions_come_to_is_loaded_ahead_by_one_task(sequencer: Sequencer) -> None:
-    """The second reader asks for the page while it is still being loaded ahead of the first."""
+async def test_a_page_for_readers_of_two_partitions_is_loaded_ahead_by_one_task(
+    sequencer: Sequencer,
+) -> None:
+    """The second reader requests the page while it is still being loaded ahead of the first."""
     store, key = GatedStore(), merged_key("tidelog", new_segment_id())
     await store.put(key, [bytes(2_000)])
     pages = StorePages(store, store, RING)
@@ -92,13 +95,13 @@ async def test_a_reader_that_has_read_all_leaves_the_whole_budget_to_the_next(
 
 @dataclass(kw_only=True)
 class Gated:
-    """Reading ahead at a store that answers once it is let to."""
+    """Reading ahead at a store that answers once the test allows it."""
 
     store: GatedStore
     ahead: ReadAhead
 
     async def objects(self, count: int, partition: int = 0) -> list[RunCoordinate]:
-        """A run each, of one partition."""
+        """Objects of one run each, of one partition."""
         keys = [merged_key("tidelog", new_segment_id()) for _ in range(count)]
         for key in keys:
             await self.store.put(key, [bytes(OBJECT_BYTES)])
@@ -120,7 +123,7 @@ class Gated:
 
 
 @asynccontextmanager
-async def gated(sequencer: Sequencer, **limits: int) -> AsyncIterator[Gated]:
+async def gated(sequencer: Sequencer, **limits: Any) -> AsyncIterator[Gated]:
     store = GatedStore()
     membership = Membership(sequencer.agents, an_address(), RING)
     pages = StorePages(store, store, RING)
@@ -159,7 +162,7 @@ async def test_reading_ahead_ends_when_the_connection_closes(sequencer: Sequence
         assert all_of.ahead.counts.bytes_wasted > 0
 
 
-async def test_a_reader_that_jumps_leaves_its_room_to_where_it_goes_on(sequencer: Sequencer) -> None:
+async def test_a_reader_that_jumps_frees_its_room_for_its_new_place(sequencer: Sequencer) -> None:
     async with gated(sequencer) as all_of:
         reader, runs = AReader(), await all_of.objects(40)
         all_of.store.gate.set()
@@ -173,7 +176,7 @@ async def test_a_reader_that_jumps_leaves_its_room_to_where_it_goes_on(sequencer
         assert all_of.ahead.counts.bytes_wasted == READER_PAGES * OBJECT_BYTES
 
 
-async def test_a_load_that_is_cancelled_before_it_began_leaves_its_place(sequencer: Sequencer) -> None:
+async def test_a_load_that_is_cancelled_before_it_began_frees_its_place(sequencer: Sequencer) -> None:
     """One fetch may name a partition twice, first further on."""
     async with gated(sequencer) as all_of:
         reader, runs = AReader(), await all_of.objects(40)
@@ -188,7 +191,9 @@ async def test_a_load_that_is_cancelled_before_it_began_leaves_its_place(sequenc
         assert {run.object_key for run in runs[20:]}.isdisjoint(all_of.store.asked)
 
 
-async def test_a_load_that_fails_leaves_the_page_to_the_reader_that_has_it_since(sequencer: Sequencer) -> None:
+async def test_a_failed_load_does_not_take_the_page_from_its_next_reader(
+    sequencer: Sequencer,
+) -> None:
     broken: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
     async with gated(sequencer) as all_of:
@@ -227,7 +232,9 @@ async def test_readers_take_turns_and_share_the_room(sequencer: Sequencer) -> No
         assert len(theirs.intersection(all_of.store.asked)) == 5
 
 
-async def test_every_object_is_got_once_and_before_its_reader_asks(sequencer: Sequencer, store: ObjectStore) -> None:
+async def test_every_object_is_got_once_and_before_its_reader_asks(
+    sequencer: Sequencer, store: ObjectStore
+) -> None:
     log = await ALog(sequencer=sequencer, store=store).create(partitions=2)
     for number in range(40):
         await log.write([str(number)])
@@ -273,7 +280,9 @@ async def test_answers_are_the_same_as_without_reading_ahead(
 ) -> None:
     log = await ALog(sequencer=sequencer, store=store).create()
     written = [await log.write([str(number)]) for number in range(12)]
-    history = RING.model_copy(update={"tail_age_s": 0.000_001, "catch_up_cache_bytes": 2 * len(written[0].data)})
+    history = RING.model_copy(
+        update={"tail_age_s": 0.000_001, "catch_up_cache_bytes": 2 * len(written[0].data)}
+    )
     answers = []
     async with (
         an_agent_reading(sequencer, store, zone="a", ring=history) as ahead,
@@ -291,8 +300,12 @@ async def test_answers_are_the_same_as_without_reading_ahead(
             for agent in (ahead, plain):
                 agent.reads.coordinates.forget((log.topic_id, Partition(0)))
         for agent in (ahead, plain):
-            results = [(await read_now(agent, log.plan(offset, partition_max_bytes=1)))[0] for offset in range(1, 12)]
-            answers.append([(result.failure, result.log_start_offset, values_of(result)) for result in results])
+            results = [
+                (await read_now(agent, log.plan(offset, partition_max_bytes=1)))[0] for offset in range(1, 12)
+            ]
+            answers.append(
+                [(result.failure, result.log_start_offset, values_of(result)) for result in results]
+            )
 
     assert answers[0] == answers[1]
     assert any(failure is not None for failure, _, _ in answers[0])

@@ -57,7 +57,7 @@ def decided(offset: int, view: PartitionView | None, *, read_committed: bool = F
     return decide(at(offset), view, NOW, read_committed)
 
 
-def test_what_is_not_known_is_asked_for() -> None:
+def test_unknown_coordinates_are_asked_for() -> None:
     assert decided(0, None) == Ask()
     assert decided(5, a_view(a_run(10, 19), end=20, covers=False)) == Ask()
 
@@ -69,18 +69,18 @@ def test_an_offset_below_the_log_start_is_out_of_range() -> None:
     assert decided(-1, view) == Refuse(failure=ReadFailure.OUT_OF_RANGE)
 
 
-def test_an_offset_past_the_end_is_out_of_range_only_on_what_was_said_since() -> None:
+def test_an_offset_past_the_end_is_out_of_range_only_by_a_later_answer() -> None:
     assert decided(11, a_view(end=10, confirmed_s=99.9)) == Ask()
     assert decided(11, a_view(end=10, confirmed_s=100.0)) == Refuse(failure=ReadFailure.OUT_OF_RANGE)
 
 
-def test_an_offset_past_the_end_is_out_of_range_only_where_the_primary_was_looked_for_since() -> None:
+def test_an_offset_past_the_end_is_out_of_range_only_after_the_primary_was_checked() -> None:
     unsure = Moment.of(began_s=100.0, now_s=100.0, freshness_s=1.0, primary_seen_s=99.9)
 
     assert decide(at(11), a_view(end=10, confirmed_s=100.0), unsure, False) == Ask()
 
 
-def test_at_the_end_there_is_nothing_unless_that_was_not_looked_at_for_long() -> None:
+def test_a_reader_at_the_end_gets_nothing_if_the_end_is_fresh() -> None:
     fresh, stale = a_view(end=10, confirmed_s=99.5), a_view(end=10, confirmed_s=98.0)
 
     assert decided(10, fresh) == Nothing(view=fresh)
@@ -114,7 +114,9 @@ def test_runs_selected_are_within_the_limits_but_never_too_few_for_a_first_batch
         runs = tuple(a_run(10 * place, 10 * place + 9, length=length) for place, length in enumerate(lengths))
         view = a_view(*runs)
         plans.append(at(0, number, partition_max_bytes))
-        decisions.append(Take(view=view, runs=runs, end_offset=view.high_watermark) if runs else Nothing(view=view))
+        decisions.append(
+            Take(view=view, runs=runs, end_offset=view.high_watermark) if runs else Nothing(view=view)
+        )
     plan = FetchPlan(partitions=tuple(plans), max_bytes=max(1, max_bytes), min_bytes=1, read_committed=False)
 
     selected = select_runs(plan, decisions, max_runs)

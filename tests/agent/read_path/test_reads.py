@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 from agent.read_path.read_decisions import ReadFailure
 from agent.read_path.settings import ReadPathSettings
@@ -11,8 +12,9 @@ from sequencer.settings import SequencerSettings
 from storage.identifiers import Partition
 from storage.stores.object_store import ObjectStore
 from tests.agent.read_path.a_log import RING, ALog, an_agent_reading, read_now, values_of
-from tests.fixtures.replication import Replication
-from tests.waiting import until
+from tests.agent.read_path.wired import ReadSide
+from tests.support.replication import Replication
+from tests.support.waiting import until
 
 NEVER_POLLS = ReadPathSettings(coordinate_poll_s=3600.0)
 
@@ -70,7 +72,7 @@ async def test_partitions_fail_one_by_one(sequencer: Sequencer, store: ObjectSto
         assert results[1].high_watermark == -1
 
 
-async def test_an_offset_past_what_the_agent_knows_is_asked_for_before_it_is_out_of_range(
+async def test_an_offset_past_the_known_end_is_checked_before_it_is_out_of_range(
     sequencer: Sequencer, store: ObjectStore
 ) -> None:
     log = await ALog(sequencer=sequencer, store=store).create()
@@ -87,7 +89,9 @@ async def test_an_offset_past_what_the_agent_knows_is_asked_for_before_it_is_out
         assert nowhere.failure is ReadFailure.OUT_OF_RANGE
 
 
-async def test_a_waiting_fetch_wakes_on_the_agents_own_commit(sequencer: Sequencer, store: ObjectStore) -> None:
+async def test_a_waiting_fetch_wakes_on_the_agents_own_commit(
+    sequencer: Sequencer, store: ObjectStore
+) -> None:
     log = await ALog(sequencer=sequencer, store=store).create()
     async with an_agent_reading(sequencer, store, reads=NEVER_POLLS) as agent:
         waiting = asyncio.create_task(read_now(agent, log.plan(0), wait_s=60.0))
@@ -123,7 +127,9 @@ async def test_a_waiting_fetch_wakes_on_a_push_from_the_agent_that_wrote(
 
 
 async def test_a_late_committer_is_found_by_the_poll(sequencer: Sequencer, store: ObjectStore) -> None:
-    """[raced] The first of two commits of different partitions becomes visible last: a cursor would be past it."""
+    """[raced] The first of two commits of different partitions becomes visible last: a cursor would skip
+    it.
+    """
     log = await ALog(sequencer=sequencer, store=store).create(partitions=2)
     async with an_agent_reading(sequencer, store) as agent:
         waiting = asyncio.create_task(read_now(agent, log.plan(0, 0, min_bytes=100), wait_s=60.0))
@@ -143,7 +149,7 @@ async def test_a_late_committer_is_found_by_the_poll(sequencer: Sequencer, store
         assert [values_of(result) for result in results] == [[(0, "late")], [(0, "early")]]
 
 
-async def test_a_commit_that_nobody_told_of_is_found_though_those_before_were_heard_of(
+async def test_a_commit_without_a_push_is_found_after_commits_with_pushes(
     sequencer: Sequencer, store: ObjectStore
 ) -> None:
     log = await ALog(sequencer=sequencer, store=store).create()
@@ -152,7 +158,7 @@ async def test_a_commit_that_nobody_told_of_is_found_though_those_before_were_he
         await read_now(agent, log.plan(0))
         known.heard((await log.write(["heard of"])).runs)
         for _ in range(20):
-            await known._poll_all()  # finds nothing, and rests ever longer
+            await known._poll_all()  # polls find nothing, so it rests for longer and longer
         await log.write(["missed"])
 
         ends = []
@@ -167,7 +173,9 @@ async def test_a_commit_that_nobody_told_of_is_found_though_those_before_were_he
         assert known.known_end(key) == 3, "no rest after a commit that was missed"
 
 
-async def test_a_push_overtaking_another_does_not_make_readers_skip(sequencer: Sequencer, store: ObjectStore) -> None:
+async def test_a_push_overtaking_another_does_not_make_readers_skip(
+    sequencer: Sequencer, store: ObjectStore
+) -> None:
     """[raced] The second commit's push arrives before, or instead of, the first one's."""
     log = await ALog(sequencer=sequencer, store=store).create()
     async with an_agent_reading(sequencer, store) as agent:
@@ -192,7 +200,9 @@ async def test_min_bytes_is_waited_for_until_the_deadline(sequencer: Sequencer, 
         assert agent.reads.counts.waits >= 1
 
 
-async def test_a_missing_object_is_asked_for_anew_and_then_an_alarm(sequencer: Sequencer, store: ObjectStore) -> None:
+async def test_a_missing_object_is_asked_for_again_and_is_then_an_alarm(
+    sequencer: Sequencer, store: ObjectStore
+) -> None:
     log = await ALog(sequencer=sequencer, store=store).create()
     await log.write(["a"], upload=False)
     async with an_agent_reading(sequencer, store) as agent:
@@ -212,10 +222,12 @@ async def test_coordinates_of_an_object_that_is_gone_are_replaced_by_fresh_ones(
         await agent.reads.coordinates.ask({(log.topic_id, Partition(0)): 0})
         second = await log.write(["b"])
         await store.delete([first.object_key])
-        async with sequencer.database.transaction() as connection:  # as a merge does: other object, raised epoch
+        async with (
+            sequencer.database.transaction() as connection
+        ):  # as a merge does: another object, a higher epoch
             await connection.execute(
-                "UPDATE runs SET segment_id = (SELECT segment_id FROM segments WHERE object_key = %s), position = %s, "
-                "length = %s WHERE base_offset = 0",
+                "UPDATE runs SET segment_id = (SELECT segment_id FROM segments WHERE object_key = %s), "
+                "position = %s, length = %s WHERE base_offset = 0",
                 (second.object_key, second.runs[0].position, second.runs[0].length),
             )
             await connection.execute("UPDATE partitions SET coordinate_epoch = coordinate_epoch + 1")
@@ -236,7 +248,7 @@ async def test_a_page_is_read_once_per_zone(sequencer: Sequencer, store: ObjectS
         an_agent_reading(sequencer, store, "a") as two,
     ):
         for agent in (one, two):
-            await until(lambda agent=agent: len(agent.membership.ring.agents) == 2)
+            await until(partial(_sees_both, agent))
 
         results = await asyncio.gather(*(read_now(agent, log.plan(0, 0, 0)) for agent in (one, two)))
 
@@ -263,7 +275,9 @@ async def test_a_peer_that_is_gone_costs_gets_and_no_error(sequencer: Sequencer,
         assert one.pages.pages.counts.gets == 8
 
 
-async def test_damaged_bytes_in_memory_are_read_again_from_the_store(sequencer: Sequencer, store: ObjectStore) -> None:
+async def test_damaged_bytes_in_memory_are_read_again_from_the_store(
+    sequencer: Sequencer, store: ObjectStore
+) -> None:
     log = await ALog(sequencer=sequencer, store=store).create()
     written = await log.write(["a"])
     async with an_agent_reading(sequencer, store) as agent:
@@ -274,7 +288,9 @@ async def test_damaged_bytes_in_memory_are_read_again_from_the_store(sequencer: 
         assert values_of(result) == [(0, "a")]
 
 
-async def test_an_object_larger_than_the_cache_is_served_by_range(sequencer: Sequencer, store: ObjectStore) -> None:
+async def test_an_object_larger_than_the_cache_is_served_by_range(
+    sequencer: Sequencer, store: ObjectStore
+) -> None:
     log = await ALog(sequencer=sequencer, store=store).create()
     await log.write(["x" * 100_000], ["y" * 100_000])
     tiny = RING.model_copy(update={"page_cache_bytes": 1000, "catch_up_cache_bytes": 1000})
@@ -297,7 +313,7 @@ async def test_a_merged_segment_is_read_page_by_page_each_once_in_a_zone(
         an_agent_reading(sequencer, store, "a", ring=small_pages) as two,
     ):
         for agent in (one, two):
-            await until(lambda agent=agent: len(agent.membership.ring.agents) == 2)
+            await until(partial(_sees_both, agent))
 
         for agent in (one, two):
             found: list[tuple[int, str]] = []
@@ -315,7 +331,7 @@ async def test_a_merged_segment_is_read_page_by_page_each_once_in_a_zone(
 async def test_coordinates_of_runs_whose_objects_were_merged_away_are_replaced(
     sequencer: Sequencer, store: ObjectStore
 ) -> None:
-    """A merge raises no epoch: what a slow reader knows may name objects that are gone."""
+    """A merge raises no epoch: the coordinates of a slow reader may name objects that are gone."""
     log = await ALog(sequencer=sequencer, store=store).create()
     small = [await log.write([f"{number}"]) for number in range(4)]
     async with an_agent_reading(sequencer, store, reads=NEVER_POLLS) as agent:
@@ -323,10 +339,12 @@ async def test_coordinates_of_runs_whose_objects_were_merged_away_are_replaced(
         other = await ALog(sequencer=sequencer, store=store, name="scratch").create()
         whole = await other.write(*([f"{number}"] for number in range(4)), as_merged=True)
         async with sequencer.database.transaction() as connection:
-            await connection.execute("DELETE FROM runs WHERE topic_id = %s AND base_offset > 0", (log.topic_id,))
             await connection.execute(
-                "UPDATE runs SET segment_id = (SELECT segment_id FROM segments WHERE object_key = %s), position = %s, "
-                "length = %s, last_offset = 3 WHERE topic_id = %s",
+                "DELETE FROM runs WHERE topic_id = %s AND base_offset > 0", (log.topic_id,)
+            )
+            await connection.execute(
+                "UPDATE runs SET segment_id = (SELECT segment_id FROM segments WHERE object_key = %s), "
+                "position = %s, length = %s, last_offset = 3 WHERE topic_id = %s",
                 (whole.object_key, whole.runs[0].position, whole.runs[0].length, log.topic_id),
             )
         await store.delete([written.object_key for written in small])
@@ -395,7 +413,9 @@ async def test_a_deleted_topic_is_unknown_to_its_readers(sequencer: Sequencer, s
         assert result.failure is ReadFailure.UNKNOWN_PARTITION
 
 
-async def test_what_is_cached_is_served_while_postgres_is_away(database_url: str, store: ObjectStore) -> None:
+async def test_cached_records_are_served_while_postgres_is_away(
+    database_url: str, store: ObjectStore
+) -> None:
     sequencer = await Sequencer.open(database_url, SequencerSettings())
     log = await ALog(sequencer=sequencer, store=store).create(partitions=2)
     await log.write(["a"])
@@ -459,7 +479,7 @@ async def test_partitions_that_do_not_exist_are_neither_polled_nor_subscribed_to
         assert agent.partitions_read.current() == [(log.topic_id, Partition(0))]
 
 
-async def test_another_postgres_than_before_empties_what_is_known(
+async def test_another_primary_empties_the_cache(
     new_replication: Callable[..., Replication], store: ObjectStore
 ) -> None:
     pair = new_replication(synchronous=True)
@@ -480,3 +500,7 @@ async def test_another_postgres_than_before_empties_what_is_known(
         [result] = await asyncio.wait_for(waiting, 30)
         assert values_of(result) == [(1, "b")]
     await sequencer.close()
+
+
+def _sees_both(agent: ReadSide) -> bool:
+    return len(agent.membership.ring.agents) == 2

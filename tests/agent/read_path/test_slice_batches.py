@@ -21,7 +21,9 @@ RUNS = st.lists(
 
 
 def some_runs(shapes: list[list[tuple[int, int]]]) -> tuple[list[RunBytes], list[tuple[int, int, int]]]:
-    """Runs of batches (records, value size) from offset 1000 on, and each batch's base offset, end offset and size."""
+    """Returns runs of batches (records, value size) from offset 1000 on, and each batch's base offset, end
+    offset and size.
+    """
     runs, batches, offset = [], [], 1000
     for shape in shapes:
         base = offset
@@ -49,7 +51,8 @@ def test_whole_batches_from_the_one_that_holds_the_offset_within_the_limit(
     offset = data.draw(st.integers(1000, first_run_end))
     end_offset = data.draw(st.sampled_from([batch[1] for batch in batches if batch[1] > offset]))
     limit = data.draw(st.integers(0, sum(batch[2] for batch in batches)))
-    expected, size = [], 0
+    expected: list[tuple[int, int]] = []
+    size = 0
     for base, end, batch_size in batches:
         if end <= offset:
             continue
@@ -107,10 +110,12 @@ def test_large_batches_are_views_of_the_page_and_not_copies() -> None:
 
     assert [type(chunk) for chunk in outgoing.chunks] == [bytes, memoryview] * 2
     assert all(len(chunk) == 16 for chunk in outgoing.chunks[::2])
-    assert all(chunk.obj is run.data().obj for chunk in outgoing.chunks[1::2] if isinstance(chunk, memoryview))
+    assert all(
+        chunk.obj is run.data().obj for chunk in outgoing.chunks[1::2] if isinstance(chunk, memoryview)
+    )
 
 
-def test_an_index_is_used_again_for_the_same_buffer_alone_and_few_are_kept() -> None:
+def test_an_index_is_reused_only_for_the_same_buffer_and_few_are_kept() -> None:
     [small], _ = some_runs([[(1, 1)] * 40])
     indexes = RunIndexes(most_batches=60)
 
@@ -128,7 +133,7 @@ def test_an_index_is_used_again_for_the_same_buffer_alone_and_few_are_kept() -> 
     assert indexes.batches == 40, "the one read longest ago went"
 
 
-def test_bytes_that_are_not_the_runs_are_told() -> None:
+def test_bytes_of_another_run_are_detected() -> None:
     [run], _ = some_runs([[(2, 1), (3, 1)]])
     data = run.data()
 

@@ -1,4 +1,4 @@
-"""A time is looked up by the headers of batches; only the batch that decides is decompressed."""
+"""A time is looked up by the headers of batches. Only the deciding batch is decompressed."""
 
 from collections.abc import Sequence
 from uuid import UUID
@@ -19,7 +19,7 @@ from storage.batches.record_batch import (
     read_header,
     with_log_append_time,
 )
-from storage.identifiers import ObjectKey, Offset, Partition, TopicId
+from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, TopicId
 from tests.faults.wire import Batch, varint
 
 BASE_OFFSET = 1_000
@@ -31,7 +31,9 @@ def a_record(delta: int, time_delta: int) -> bytes:
     return varint(len(body)) + body
 
 
-def of_times(times_ms: Sequence[int], compression: Compression = Compression.NONE, *, append_ms: int = -1) -> bytes:
+def of_times(
+    times_ms: Sequence[int], compression: Compression = Compression.NONE, *, append_ms: int = -1
+) -> bytes:
     records = b"".join(a_record(delta, time_ms - times_ms[0]) for delta, time_ms in enumerate(times_ms))
     batch = Batch(
         records=compress(records, compression),
@@ -58,7 +60,7 @@ def a_run(*batches: bytes) -> RunBytes:
         last_offset=Offset(BASE_OFFSET + records - 1),
         object_key=ObjectKey("a/segment"),
         object_size_bytes=len(data),
-        position=0,
+        position=BytePosition(0),
         length=len(data),
         min_timestamp_ms=0,
         max_timestamp_ms=1 << 40,
@@ -68,12 +70,14 @@ def a_run(*batches: bytes) -> RunBytes:
     return found
 
 
-def found_in(run: RunBytes, timestamp_ms: int, log_start_offset: int = 0, most: int = NO_LIMIT) -> TimedOffset | None:
+def found_in(
+    run: RunBytes, timestamp_ms: int, log_start_offset: int = 0, most: int = NO_LIMIT
+) -> TimedOffset | None:
     return first_of_run(run, timestamp_ms, log_start_offset, most)
 
 
 def unreadable(batch: bytes) -> bytes:
-    """The batch with nothing but its header left as it was."""
+    """Returns the batch with only its header intact."""
     return batch[:HEADER_BYTES] + b"\xff" * (len(batch) - HEADER_BYTES)
 
 
@@ -90,7 +94,9 @@ times = st.lists(st.integers(0, 50), min_size=1, max_size=6)
 def test_the_first_record_since_a_time_is_found(
     batches: list[tuple[list[int], Compression, int]], timestamp_ms: int, log_start: int
 ) -> None:
-    run = a_run(*[of_times(each, compression, append_ms=append_ms) for each, compression, append_ms in batches])
+    run = a_run(
+        *[of_times(each, compression, append_ms=append_ms) for each, compression, append_ms in batches]
+    )
     log_start_offset = BASE_OFFSET + log_start
     records = [time_ms if append_ms < 0 else append_ms for each, _, append_ms in batches for time_ms in each]
 
@@ -107,7 +113,7 @@ def test_the_first_record_since_a_time_is_found(
     assert found == expected
 
 
-def test_only_the_batch_that_decides_is_looked_into() -> None:
+def test_only_the_deciding_batch_is_decompressed() -> None:
     before, deciding, after = ([10, 20], [30, 50, 40], [60, 70])
     run = a_run(
         unreadable(of_times(before, Compression.ZSTD)),
@@ -118,12 +124,14 @@ def test_only_the_batch_that_decides_is_looked_into() -> None:
     assert found_in(run, 35) == TimedOffset(offset=BASE_OFFSET + 3, timestamp_ms=50)
 
 
-@pytest.mark.parametrize("batch", [of_times([30], Compression.ZSTD), of_times([1, 2], Compression.ZSTD, append_ms=30)])
-def test_a_batch_whose_header_tells_the_record_is_not_looked_into(batch: bytes) -> None:
+@pytest.mark.parametrize(
+    "batch", [of_times([30], Compression.ZSTD), of_times([1, 2], Compression.ZSTD, append_ms=30)]
+)
+def test_a_batch_whose_header_shows_the_record_is_not_decompressed(batch: bytes) -> None:
     assert found_in(a_run(unreadable(batch)), 30) == TimedOffset(offset=BASE_OFFSET, timestamp_ms=30)
 
 
-def test_a_batch_too_large_to_be_looked_into_is_answered_with_its_first_offset() -> None:
+def test_a_batch_too_large_to_decompress_is_answered_with_its_first_offset() -> None:
     run = a_run(of_times([1] * 5), of_times([10, 20, 30], Compression.ZSTD))
 
     assert found_in(run, 15, most=8) == TimedOffset(offset=BASE_OFFSET + 5, timestamp_ms=30)

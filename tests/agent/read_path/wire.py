@@ -1,4 +1,6 @@
-"""Kafka requests by hand, in any version, to an agent in this process; encoded and decoded by kio's classes."""
+"""Hand-made Kafka requests, in any version, to an agent in this process. kio's classes encode and decode
+them.
+"""
 
 import asyncio
 from dataclasses import fields
@@ -10,18 +12,19 @@ from kio.index import load_request_schema, load_response_schema
 from kio.schema.request_header.v1.header import RequestHeader as HeaderV1
 from kio.schema.request_header.v2.header import RequestHeader as HeaderV2
 from kio.serial import entity_reader, entity_writer
+from kio.static.primitive import i32
 
 FETCH, LIST_OFFSETS = 1, 2
 
 
 async def ask(port: int, request: Any, client_id: str = "test") -> Any:
-    """The agent's answer to one request on a connection of its own."""
+    """Returns the agent's answer to one request, on a separate connection."""
     flexible = request.__flexible__
     header_class = HeaderV2 if flexible else HeaderV1
     header = header_class(
         request_api_key=request.__api_key__,
         request_api_version=request.__version__,
-        correlation_id=7,
+        correlation_id=i32(7),
         client_id=client_id,
     )
     buffer = BytesIO()
@@ -42,14 +45,18 @@ async def ask(port: int, request: Any, client_id: str = "test") -> Any:
 
 
 def request(api_key: int, version: int, **values: Any) -> Any:
-    """A request of a version; values that the version does not know are left out, as a client of that version would."""
+    """Returns a request of a version. Values that the version does not know are left out, as a client of that
+    version would do.
+    """
     return _of(load_request_schema(api_key, version), values)
 
 
 def a_fetch(version: int, topic: Any, *offsets: int, **values: Any) -> Any:
-    """A fetch of partitions 0, 1, ... of one topic."""
+    """Returns a fetch of partitions 0, 1, ... of one topic."""
     partition = {"current_leader_epoch": -1, "partition_max_bytes": 1 << 20, **values.pop("partition", {})}
-    partitions = [dict(partition, partition=number, fetch_offset=offset) for number, offset in enumerate(offsets)]
+    partitions = [
+        dict(partition, partition=number, fetch_offset=offset) for number, offset in enumerate(offsets)
+    ]
     defaults = {"max_wait": timedelta(0), "min_bytes": 1, "forgotten_topics_data": (), "replica_id": -1}
     asked = [{"topic": topic.name, "topic_id": topic.topic_id, "partitions": partitions}]
     return request(FETCH, version, topics=asked, **{**defaults, **values})
@@ -57,7 +64,9 @@ def a_fetch(version: int, topic: Any, *offsets: int, **values: Any) -> Any:
 
 def a_list_offsets(version: int, name: str, timestamp: int, partition: int = 0, **values: Any) -> Any:
     asked = [{"name": name, "partitions": [{"partition_index": partition, "timestamp": timestamp, **values}]}]
-    return request(LIST_OFFSETS, version, replica_id=-1, isolation_level=0, timeout=timedelta(seconds=30), topics=asked)
+    return request(
+        LIST_OFFSETS, version, replica_id=-1, isolation_level=0, timeout=timedelta(seconds=30), topics=asked
+    )
 
 
 def _of(entity: Any, values: dict[str, Any]) -> Any:
@@ -66,12 +75,14 @@ def _of(entity: Any, values: dict[str, Any]) -> Any:
     for name, value in values.items():
         if name not in known:
             continue
-        taken[name] = tuple(_nested(entity, name, part) for part in value) if isinstance(value, list) else value
+        taken[name] = (
+            tuple(_nested(entity, name, part) for part in value) if isinstance(value, list) else value
+        )
     return entity(**taken)
 
 
 def _nested(entity: Any, name: str, value: Any) -> Any:
-    """The entity of a field that is an array of entities: its class is in the module of the entity."""
+    """Returns the entity of a field that is an array of entities. Its class is in the entity's module."""
     import sys
     from typing import get_args, get_type_hints
 

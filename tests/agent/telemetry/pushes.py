@@ -22,14 +22,17 @@ def a_sum(name: str, value: float, *, is_delta: bool = False, **attributes: str)
     temporality = AGGREGATION_TEMPORALITY_DELTA if is_delta else AGGREGATION_TEMPORALITY_CUMULATIVE
     return Metric(
         name=name,
-        sum=Sum(data_points=[_point(value, attributes)], aggregation_temporality=temporality, is_monotonic=True),
+        sum=Sum(
+            data_points=[_point(value, attributes)], aggregation_temporality=temporality, is_monotonic=True
+        ),
     )
 
 
 def a_payload(*metrics: Metric, **resource: str) -> bytes:
     found = ResourceMetrics(scope_metrics=[ScopeMetrics(metrics=metrics)])
     found.resource.attributes.extend(_attributes(resource))
-    return MetricsData(resource_metrics=[found]).SerializeToString()
+    payload: bytes = MetricsData(resource_metrics=[found]).SerializeToString()
+    return payload
 
 
 def _point(value: float, attributes: dict[str, str]) -> NumberDataPoint:

@@ -67,14 +67,14 @@ def test_a_push_of_another_subscription_is_refused_and_the_client_may_ask_at_onc
     assert instances.ask(ANN, uuid4, 1.2) is TelemetryFault.THROTTLED
 
 
-def test_what_cannot_be_read_is_refused() -> None:
+def test_unreadable_bytes_are_refused() -> None:
     assert some_instances().check(a_push(known=False), 0.0) is TelemetryFault.UNSUPPORTED_COMPRESSION
     assert some_instances().check(a_push(size=101), 0.0) is TelemetryFault.TOO_LARGE
     assert some_instances().check(a_push(None), 0.0) is TelemetryFault.INVALID_REQUEST
     assert some_instances().check(a_push(UUID(int=0)), 0.0) is TelemetryFault.INVALID_REQUEST
 
 
-def test_last_words_may_come_early_and_nothing_after_them() -> None:
+def test_a_final_push_may_come_early_and_is_the_last() -> None:
     instances = some_instances()
 
     assert instances.check(a_push(), 0.0) is None
@@ -89,7 +89,7 @@ def test_a_push_may_come_to_another_agent_than_the_one_asked() -> None:
     assert pushed.check(a_push(subscription_id=asked.subscription.id_for(ANN)), 0.0) is None
 
 
-def test_a_push_takes_the_place_of_the_one_before_and_deltas_add_up() -> None:
+def test_a_push_replaces_the_one_before_and_deltas_add_up() -> None:
     instances = some_instances()
 
     instances.take(ANN, "ann", [a_sample("gone", 1.0), a_sample("total", 2.0, is_delta=True)], 0.0)
@@ -109,19 +109,26 @@ def test_series_beyond_the_bound_are_dropped_and_counted() -> None:
     assert (beyond, len(values)) == (3, 2)
 
 
-def test_the_silent_are_forgotten_and_those_that_said_good_bye_sooner() -> None:
+def test_silent_instances_are_forgotten_and_sooner_after_a_final_push() -> None:
     instances = ClientInstances(Subscription(metrics=(), interval_s=100.0, max_bytes=1), 10, 3, 1 << 20)
     instances.take(ANN, "ann", [a_sample("m", 1.0)], 0.0)
     instances.take(UUID(int=88), "bob", [a_sample("m", 1.0)], 0.0)
     instances.check(
-        Push(instance_id=ANN, subscription_id=0, is_terminating=True, is_known_compression=True, size_bytes=0), 0.0
+        Push(
+            instance_id=ANN, subscription_id=0, is_terminating=True, is_known_compression=True, size_bytes=0
+        ),
+        0.0,
     )
 
     assert [client for _, client, _ in instances.current(61.0)] == ["bob"]
     assert [client for _, client, _ in instances.current(301.0)] == []
 
 
-@given(st.lists(st.tuples(st.integers(2, 40), st.sampled_from(["ask", "push", "take"]), st.floats(0, 30)), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.integers(2, 40), st.sampled_from(["ask", "push", "take"]), st.floats(0, 30)), max_size=60
+    )
+)
 def test_no_more_instances_are_remembered_than_allowed(steps: list[tuple[int, str, float]]) -> None:
     instances, now_s = some_instances(most=5), 0.0
     for number, step, pause_s in steps:
@@ -141,11 +148,16 @@ def test_a_subscription_id_is_a_signed_32_bit_number(instance_id: UUID) -> None:
     assert -(2**31) <= ASKED.id_for(instance_id) < 2**31
 
 
-def test_values_that_take_too_much_memory_push_out_those_of_the_client_longest_unheard() -> None:
-    instances, others = ClientInstances(ASKED, 1_000, 10, 100_000), [UUID(int=1_000 + number) for number in range(200)]
+def test_values_beyond_the_memory_push_out_those_of_the_most_silent_client() -> None:
+    instances, others = (
+        ClientInstances(ASKED, 1_000, 10, 100_000),
+        [UUID(int=1_000 + number) for number in range(200)],
+    )
     for number, instance_id in enumerate(others):
         assert instances.check(a_push(instance_id), float(number)) is None
-        instances.take(instance_id, "client", [Sample(series=("n" * 5_000, ()), value=1.0, is_delta=False)], number)
+        instances.take(
+            instance_id, "client", [Sample(series=("n" * 5_000, ()), value=1.0, is_delta=False)], number
+        )
         assert len(list(instances.current(float(number)))) <= 20
 
     assert [instance_id for instance_id, _, _ in instances.current(199.0)] == others[-len(instances) :]

@@ -30,13 +30,13 @@ def test_gauges_and_sums_become_samples_with_their_attributes() -> None:
     ]
 
 
-def test_other_kinds_are_passed_over() -> None:
+def test_other_kinds_are_skipped() -> None:
     histogram = Metric(name="h", histogram=Histogram(data_points=[HistogramDataPoint(count=1)]))
 
     assert [sample.series[0] for sample in read_samples(a_payload(histogram, a_gauge("g", 1.0)), 10)] == ["g"]
 
 
-def test_a_mean_of_nothing_is_passed_over() -> None:
+def test_a_mean_without_values_is_skipped() -> None:
     assert read_samples(a_payload(a_gauge("g", math.nan), a_gauge("h", math.inf)), 10) == []
 
 
@@ -51,8 +51,8 @@ def test_texts_are_cut_to_their_bound() -> None:
     assert len(name) == len(value) == LONGEST_TEXT
 
 
-def test_keys_that_begin_with_a_digit_stay_apart_where_labels_may_not_begin_so() -> None:
-    """Shown under one name, they would be a line that no scrape takes."""
+def test_keys_that_begin_with_a_digit_stay_distinct_labels() -> None:
+    """Under one name they would be a line that no scrape accepts."""
     [sample] = read_samples(a_payload(a_gauge("m", 1.0, **{"0a": "v", "1a": "w"})), 10)
 
     assert sample.series[1] == (("_0a", "v"), ("_1a", "w"))

@@ -16,8 +16,8 @@ from storage.batches.record_batch import Compression
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, running, until_answered
 from tests.agent.telemetry.pushes import a_gauge, a_payload, a_sum
-from tests.fixtures.java import Java
-from tests.waiting import wait_until
+from tests.support.java import Java
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -44,7 +44,9 @@ async def ask(wire: Wire, instance_id: UUID | None = None) -> Any:
     return await wire.ask(request(71, 0, client_instance_id=instance_id))
 
 
-async def push(wire: Wire, asked: Any, payload: bytes, *, compression: int = NONE, **values: Any) -> ErrorCode:
+async def push(
+    wire: Wire, asked: Any, payload: bytes, *, compression: int = NONE, **values: Any
+) -> ErrorCode:
     given = {
         "client_instance_id": asked.client_instance_id,
         "subscription_id": asked.subscription_id,
@@ -57,7 +59,7 @@ async def push(wire: Wire, asked: Any, payload: bytes, *, compression: int = NON
     return answer.error_code  # type: ignore[no-any-return]
 
 
-async def test_a_client_is_told_what_to_push(wire: Wire) -> None:
+async def test_a_client_gets_its_subscription(wire: Wire) -> None:
     asked = await ask(wire)
 
     assert asked.error_code is ErrorCode.none
@@ -69,7 +71,7 @@ async def test_a_client_is_told_what_to_push(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("compression", [NONE, GZIP, SNAPPY, LZ4, ZSTD])
-async def test_what_is_pushed_is_shown(pushed_to: Running, wire: Wire, compression: int) -> None:
+async def test_pushed_metrics_are_shown(pushed_to: Running, wire: Wire, compression: int) -> None:
     asked = await ask(wire)
     payload = a_payload(
         a_gauge("org.apache.kafka.producer.record.queue.time.avg", 1.5, node_id='3"\n'),
@@ -102,7 +104,9 @@ async def test_pushes_are_refused_by_the_rules(pushed_to: Running, wire: Wire) -
 
 
 async def test_asking_and_pushing_too_often_is_throttled(module_database_url: str) -> None:
-    async with running(module_database_url, zone="o", telemetry_metrics="*", telemetry_push_interval_s=60.0) as patient:
+    async with running(
+        module_database_url, zone="o", telemetry_metrics="*", telemetry_push_interval_s=60.0
+    ) as patient:
         wire = await Wire.connect(patient.app.kafka_port)
         asked, payload = await ask(wire), a_payload(a_gauge("m", 1.0))
 
@@ -116,12 +120,19 @@ async def test_asking_and_pushing_too_often_is_throttled(module_database_url: st
 
 async def test_a_client_cannot_fill_the_metrics(module_database_url: str) -> None:
     async with running(
-        module_database_url, zone="q", telemetry_series_per_client=5, telemetry_clients=3, telemetry_metrics="*"
+        module_database_url,
+        zone="q",
+        telemetry_series_per_client=5,
+        telemetry_clients=3,
+        telemetry_metrics="*",
     ) as bounded:
         wire = await Wire.connect(bounded.app.kafka_port)
         for _ in range(6):
             payload = a_payload(*[a_gauge(f"m{number}", 1.0) for number in range(20)])
-            assert await push(wire, await ask(wire), payload, subscription_id=0) is ErrorCode.unknown_subscription_id
+            assert (
+                await push(wire, await ask(wire), payload, subscription_id=0)
+                is ErrorCode.unknown_subscription_id
+            )
             assert await push(wire, await ask(wire, uuid4()), payload) is ErrorCode.none
         wire.close()
 
@@ -136,7 +147,9 @@ async def test_librdkafka_pushes_what_it_measures(pushed_to: Running) -> None:
             producer.poll(0.1)
             return _shows(pushed_to, "rdkafka-pushes")
 
-        producer = confluent_kafka.Producer({"bootstrap.servers": pushed_to.bootstrap, "client.id": "rdkafka-pushes"})
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": pushed_to.bootstrap, "client.id": "rdkafka-pushes"}
+        )
         producer.produce("pushed-by-librdkafka", b"v")
         assert producer.flush(60) == 0
         wait_until(is_shown)
@@ -161,5 +174,7 @@ async def _shown(agent: Running, client_id: str) -> Mapping[str, str]:
 
 def _shows(agent: Running, client_id: str) -> dict[str, str]:
     lines = agent.exposition().splitlines()
-    found = [line for line in lines if line.startswith("tidelog_pushed_") and f'client_id="{client_id}"' in line]
+    found = [
+        line for line in lines if line.startswith("tidelog_pushed_") and f'client_id="{client_id}"' in line
+    ]
     return dict(line.rsplit(" ", 1) for line in found)

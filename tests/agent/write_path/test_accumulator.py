@@ -1,10 +1,9 @@
-"""Batches leave the accumulator in the order they came, once each, cut by size."""
+"""Batches leave the accumulator in the order in which they came, once each, cut by size."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.write_path.accumulator import Accumulator
-from agent.write_path.seal import OpenSegment
+from agent.write_path.accumulator import Accumulator, OpenSegment
 
 SEGMENT_BYTES = 100
 
@@ -12,7 +11,7 @@ requests = st.lists(st.integers(1, 250), min_size=1, max_size=8)
 
 
 def batches_of(gathered: Accumulator[int]) -> list[tuple[int, int]]:
-    """The next segment: which request, and which of its batches."""
+    """Returns the next segment: its requests, and which of their batches."""
     return [(part.owner, index) for part in gathered.take() for index in range(part.start, part.end)]
 
 
@@ -46,7 +45,7 @@ def test_batches_come_out_in_order_each_once_and_cut_by_size(actions: list[list[
 
 
 @given(added=st.lists(requests, max_size=20), data=st.data())
-def test_what_was_removed_does_not_come_out(added: list[list[int]], data: st.DataObject) -> None:
+def test_removed_batches_do_not_come_out(added: list[list[int]], data: st.DataObject) -> None:
     gathered: Accumulator[int] = Accumulator(SEGMENT_BYTES)
     numbers = [gathered.add(owner, sizes, 0.0) for owner, sizes in enumerate(added)]
     out = batches_of(gathered) if data.draw(st.booleans()) else []

@@ -1,7 +1,10 @@
-"""Segments that are sealed early because waiting brings nothing: a real librdkafka, and what the budget pays for."""
+"""Segments that are sealed early because waiting brings nothing: with a real librdkafka, and within the
+budget.
+"""
 
 import asyncio
 from collections import deque
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -28,7 +31,7 @@ def seals(agent: Running, reason: str) -> float:
 
 
 async def keep_in_flight(writer: Writer, topic: Topic, requests: int, producer_id: int = 1) -> None:
-    """Requests of one connection, a few at a time; the next is sent as soon as one is answered."""
+    """Requests of one connection, a few at a time. The next is sent as soon as one is answered."""
     window, in_flight = ProducerWindow(), deque[Appended]()
     for number in range(requests):
         if len(in_flight) == _IN_FLIGHT:
@@ -56,8 +59,8 @@ def produce_small_batches(bootstrap: str, records: int) -> None:
 
 
 async def test_a_producer_limited_by_its_window_does_not_wait_for_the_linger(database_url: str) -> None:
-    """With two seconds of linger, each request waits so long."""
-    tokens = {"put_budget_burst": 16, "put_budget_per_s": 0.001}
+    """With two seconds of linger, each request would wait so long."""
+    tokens: dict[str, Any] = {"put_budget_burst": 16, "put_budget_per_s": 0.001}
     async with running(database_url, linger_ms=2_000, window_refill_ms=1_000, **tokens) as agent:
         await asyncio.to_thread(produce_small_batches, agent.bootstrap, 3_200)
 
@@ -65,11 +68,23 @@ async def test_a_producer_limited_by_its_window_does_not_wait_for_the_linger(dat
         assert seals(agent, "age") < 20
 
 
-async def test_full_windows_are_sealed_early_while_their_budget_lasts(sequencer: Sequencer, topic: Topic) -> None:
+async def test_full_windows_are_sealed_early_while_their_budget_lasts(
+    sequencer: Sequencer, topic: Topic
+) -> None:
     """It has 13 PUTs saved up: at five dollars a million, 13 per hour are 0.0468 dollars a month."""
-    tokens = {"put_budget_burst": 16, "put_budget_per_s": 0.001}
-    price = {"put_usd_per_million": 5.0, "window_seals_usd_per_month": 0.0468, "window_seals_saved_h": 1.0}
-    given = {"linger_ms": 20, "window_refill_ms": 10_000, "window_wait_ms": 0, **tokens, **price}
+    tokens: dict[str, Any] = {"put_budget_burst": 16, "put_budget_per_s": 0.001}
+    price: dict[str, Any] = {
+        "put_usd_per_million": 5.0,
+        "window_seals_usd_per_month": 0.0468,
+        "window_seals_saved_h": 1.0,
+    }
+    given: dict[str, Any] = {
+        "linger_ms": 20,
+        "window_refill_ms": 10_000,
+        "window_wait_ms": 0,
+        **tokens,
+        **price,
+    }
     async with writing(sequencer, MemoryStore(), **given) as writer:
         await keep_in_flight(writer, topic, 200)
 
@@ -80,9 +95,11 @@ async def test_full_windows_are_sealed_early_while_their_budget_lasts(sequencer:
 async def test_without_a_budget_for_it_no_segment_is_sealed_for_full_windows(
     sequencer: Sequencer, topic: Topic
 ) -> None:
-    tokens = {"put_budget_burst": 16, "put_budget_per_s": 0.001}
-    price = {"put_usd_per_million": 5.0, "window_seals_usd_per_month": 0.0}
-    async with writing(sequencer, MemoryStore(), linger_ms=5, window_refill_ms=10_000, **tokens, **price) as writer:
+    tokens: dict[str, Any] = {"put_budget_burst": 16, "put_budget_per_s": 0.001}
+    price: dict[str, Any] = {"put_usd_per_million": 5.0, "window_seals_usd_per_month": 0.0}
+    async with writing(
+        sequencer, MemoryStore(), linger_ms=5, window_refill_ms=10_000, **tokens, **price
+    ) as writer:
         await keep_in_flight(writer, topic, 150)
 
         assert writer.metric("tidelog_seals_total", reason="window") == 0
@@ -91,8 +108,13 @@ async def test_without_a_budget_for_it_no_segment_is_sealed_for_full_windows(
 async def test_producers_fall_into_step_so_that_one_put_takes_what_all_of_them_have(
     sequencer: Sequencer, topic: Topic
 ) -> None:
-    tokens = {"put_budget_burst": 16, "put_budget_per_s": 0.001}
-    given = {"linger_ms": 60_000, "window_refill_ms": 10_000, "window_wait_ms": 1_000, **tokens}
+    tokens: dict[str, Any] = {"put_budget_burst": 16, "put_budget_per_s": 0.001}
+    given: dict[str, Any] = {
+        "linger_ms": 60_000,
+        "window_refill_ms": 10_000,
+        "window_wait_ms": 1_000,
+        **tokens,
+    }
     async with writing(sequencer, MemoryStore(), **given) as writer:
         async with asyncio.TaskGroup() as tasks:
             for producer_id in range(1, 5):

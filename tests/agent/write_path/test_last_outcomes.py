@@ -1,6 +1,6 @@
-"""Whether uploads or commits work now, as the last ones showed."""
+"""Uploads or commits work or do not, as the last ones showed."""
 
-from agent.write_path.last_outcomes import LastOutcomes
+from agent.write_path.outcomes import LastOutcomes
 
 
 def some_outcomes() -> LastOutcomes:
@@ -25,14 +25,14 @@ def test_work_without_an_answer_is_a_complaint_and_idleness_is_none() -> None:
     outcomes.began(1_000.0)
     assert outcomes.complaint(1_009.0) is None
     assert outcomes.complaint(1_012.0) == "uploads have had no answer for 12 s"
-    outcomes.put_off(1_012.0)
+    outcomes.answered_busy(1_012.0)
     assert outcomes.complaint(1_013.0) is None
     outcomes.ended()
 
     assert outcomes.complaint(2_000.0) is None
 
 
-def test_another_upload_that_is_answered_shows_that_the_store_answers() -> None:
+def test_one_answered_upload_shows_that_the_store_answers() -> None:
     outcomes = some_outcomes()
     outcomes.began(0.0)
     outcomes.began(8.0)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from agent.write_path.producer_advice import advice
-from agent.write_path.producer_window import ProducerWindow, WindowPolicy
+from agent.write_path.producer_window import ProducerWindow, WindowPolicy, advice
 
 POLICY = WindowPolicy(refill_s=0.02, refill_wait_s=0.004)
 
@@ -22,7 +21,11 @@ def a_window(width: int, batch_bytes: int, refill_s: float = 0.001) -> ProducerW
 
 @pytest.mark.parametrize(
     ("library", "settings"),
-    [("apache-kafka-java", "batch.size=262144 and linger.ms=50"), ("kafka-python", "linger_ms=50"), ("", "256 KiB")],
+    [
+        ("apache-kafka-java", "batch.size=262144 and linger.ms=50"),
+        ("kafka-python", "linger_ms=50"),
+        ("", "256 KiB"),
+    ],
 )
 def test_a_limited_producer_is_advised_in_its_librarys_words(library: str, settings: str) -> None:
     said = advice(a_window(5, 16_384), library)
@@ -32,7 +35,7 @@ def test_a_limited_producer_is_advised_in_its_librarys_words(library: str, setti
     assert settings in said
 
 
-def test_one_that_waits_for_each_answer_is_told_so() -> None:
+def test_the_advice_for_a_producer_that_waits_for_each_answer() -> None:
     said = advice(a_window(1, 700), "librdkafka")
 
     assert said is not None
@@ -40,7 +43,9 @@ def test_one_that_waits_for_each_answer_is_told_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "window", [ProducerWindow(), a_window(5, 16_384, refill_s=0.06), a_window(5, 900_000)], ids=["new", "slow", "large"]
+    "window",
+    [ProducerWindow(), a_window(5, 16_384, refill_s=0.06), a_window(5, 900_000)],
+    ids=["new", "slow", "large"],
 )
-def test_nothing_is_said_of_producers_that_larger_batches_would_not_help(window: ProducerWindow) -> None:
+def test_there_is_no_advice_if_larger_batches_would_not_help(window: ProducerWindow) -> None:
     assert advice(window, "apache-kafka-java") is None

@@ -1,4 +1,4 @@
-"""Windows of producers: who has sent all that it ever sends, and who is waited for."""
+"""Windows of producers: which has sent all that it ever sends, and which to wait for."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,9 @@ class Producer:
 
 
 def after_cycles(producers: Sequence[Producer], cycles: int = 5) -> float:
-    """All in step, sealed together; the open segment is empty and everybody was just answered. Returns the time."""
+    """All cycles in step, sealed together. The open segment is empty and all were just answered. Returns the
+    time.
+    """
     now_s = 0.0
     for _ in range(cycles):
         for producer in producers:
@@ -68,7 +70,7 @@ def test_a_producer_that_fills_its_window_slowly_is_not_limited_by_it() -> None:
     assert windows.full_at_s(now_s + 1) is None
 
 
-def test_one_with_room_in_its_window_is_waited_for() -> None:
+def test_a_producer_with_room_in_its_window_is_waited_for() -> None:
     windows = some_windows()
     first, second = Producer(windows), Producer(windows)
     now_s = after_cycles([first, second])
@@ -81,7 +83,7 @@ def test_one_with_room_in_its_window_is_waited_for() -> None:
     assert windows.full_at_s(now_s) == now_s
 
 
-def test_one_that_was_just_answered_is_waited_for_a_moment_so_that_all_fall_into_step() -> None:
+def test_a_producer_that_was_just_answered_is_waited_for_a_moment() -> None:
     windows = some_windows()
     first, second = Producer(windows), Producer(windows)
     now_s = after_cycles([first, second])
@@ -93,7 +95,7 @@ def test_one_that_was_just_answered_is_waited_for_a_moment_so_that_all_fall_into
     assert windows.full_at_s(now_s) == now_s
 
 
-def test_who_sends_one_request_now_and_then_holds_up_no_limited_producer() -> None:
+def test_a_sporadic_producer_delays_no_limited_one() -> None:
     windows = some_windows()
     producer, seldom = Producer(windows), Producer(windows, width=1)
     now_s = after_cycles([producer])
@@ -104,7 +106,7 @@ def test_who_sends_one_request_now_and_then_holds_up_no_limited_producer() -> No
     assert windows.full_at_s(now_s) == now_s
 
 
-def test_requests_that_want_no_answer_are_never_all_that_come() -> None:
+def test_requests_without_answers_never_count_as_a_full_window() -> None:
     windows = some_windows()
     producer = Producer(windows)
     now_s = after_cycles([producer])
@@ -119,7 +121,7 @@ def test_requests_that_want_no_answer_are_never_all_that_come() -> None:
     assert windows.full_at_s(now_s) == now_s
 
 
-def test_nothing_is_said_of_a_segment_that_a_seal_left_behind() -> None:
+def test_batches_left_by_a_seal_are_not_sealed_early() -> None:
     windows = some_windows()
     producer = Producer(windows)
     now_s = after_cycles([producer])
@@ -141,7 +143,7 @@ def test_a_window_that_became_narrower_is_forgotten_with_its_history() -> None:
     assert producer.window.widest == 2
 
 
-def test_a_pause_of_a_limited_producer_is_forgiven() -> None:
+def test_a_single_pause_does_not_end_a_producers_limit() -> None:
     windows = some_windows()
     producer = Producer(windows)
     now_s = after_cycles([producer], 60)
@@ -153,8 +155,10 @@ def test_a_pause_of_a_limited_producer_is_forgiven() -> None:
     assert not producer.window.is_steadily_limited
 
 
-@given(steps=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["send", "answer", "seal"])), max_size=300))
-def test_what_is_counted_is_what_a_look_at_every_window_finds(steps: list[tuple[int, str]]) -> None:
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["send", "answer", "seal"])), max_size=300)
+)
+def test_the_counters_equal_a_full_recount_of_the_windows(steps: list[tuple[int, str]]) -> None:
     windows = some_windows()
     each = [ProducerWindow() for _ in range(4)]
     waiting: set[ProducerWindow] = set()

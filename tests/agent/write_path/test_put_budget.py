@@ -1,4 +1,6 @@
-"""The PUT budget: never above its burst, never below minus its burst, and early seals bounded over any span."""
+"""The PUT budget: never above its burst, never below minus its burst, and early seals bounded over any
+span.
+"""
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,9 @@ steps = st.lists(st.tuples(st.floats(0, 10, allow_nan=False), st.booleans()), ma
 
 
 @given(policy=policies, steps=steps)
-def test_tokens_stay_within_the_burst_both_ways(policy: PutBudgetPolicy, steps: list[tuple[float, bool]]) -> None:
+def test_tokens_stay_within_the_burst_both_ways(
+    policy: PutBudgetPolicy, steps: list[tuple[float, bool]]
+) -> None:
     now_s = 0.0
     budget = PutBudget.full(policy, now_s)
 
@@ -27,7 +31,9 @@ def test_tokens_stay_within_the_burst_both_ways(policy: PutBudgetPolicy, steps: 
 
 
 @given(policy=policies, pauses=st.lists(st.floats(0, 2, allow_nan=False), max_size=200))
-def test_early_seals_over_any_span_are_bounded_by_burst_and_rate(policy: PutBudgetPolicy, pauses: list[float]) -> None:
+def test_early_seals_over_any_span_are_bounded_by_burst_and_rate(
+    policy: PutBudgetPolicy, pauses: list[float]
+) -> None:
     now_s = 0.0
     budget = PutBudget.full(policy, now_s)
     spent_at_s = []
@@ -45,7 +51,7 @@ def test_early_seals_over_any_span_are_bounded_by_burst_and_rate(policy: PutBudg
 
 
 @given(policy=policies, spends=st.integers(0, 300))
-def test_a_token_is_there_when_it_was_said_to_be(policy: PutBudgetPolicy, spends: int) -> None:
+def test_a_token_is_there_at_the_predicted_time(policy: PutBudgetPolicy, spends: int) -> None:
     budget = PutBudget.full(policy, 0.0)
     for _ in range(spends):
         budget = budget.spend(0.0)
@@ -61,7 +67,7 @@ def test_dollars_a_month_are_puts_at_the_stores_price() -> None:
     assert policy.burst == pytest.approx(4e6 / 30)
 
 
-def test_where_puts_cost_nothing_there_is_no_bound_and_without_dollars_no_token() -> None:
+def test_free_puts_have_no_bound_and_zero_dollars_give_no_token() -> None:
     assert window_budget_policy(usd_per_month=20.0, usd_per_million_puts=0.0, saved_h=24.0) is None
 
     none = window_budget_policy(usd_per_month=0.0, usd_per_million_puts=5.0, saved_h=24.0)
@@ -69,7 +75,7 @@ def test_where_puts_cost_nothing_there_is_no_bound_and_without_dollars_no_token(
     assert PutBudget.full(none, 0.0).at(1e9).token_at_s() == float("inf")
 
 
-def test_time_that_runs_backwards_gives_and_takes_nothing() -> None:
+def test_time_that_runs_backwards_changes_nothing() -> None:
     budget = PutBudget.full(PutBudgetPolicy(per_s=1.0, burst=2.0), 10.0).spend(10.0)
 
     assert budget.at(5.0) == budget

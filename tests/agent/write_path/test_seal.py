@@ -1,10 +1,12 @@
-"""When a segment is sealed: full ones at once, old ones at linger, others as soon as the budget has a token."""
+"""When a segment is sealed: full ones at once, old ones at linger, others as soon as the budget has a
+token.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.write_path.accumulator import OpenSegment, SealDue, SealPolicy, SealReason, seal_due
 from agent.write_path.put_budget import PutBudget, PutBudgetPolicy
-from agent.write_path.seal import OpenSegment, SealDue, SealPolicy, SealReason, seal_due
 
 POLICY = SealPolicy(segment_size_bytes=1000, linger_s=0.25)
 BUDGET = PutBudgetPolicy(per_s=4.0, burst=16.0)
@@ -29,7 +31,7 @@ def test_sporadic_traffic_is_flushed_at_once() -> None:
     assert seal_due(a_segment(), POLICY, a_budget(1.0)) == SealDue(at_s=100.0, reason=SealReason.TOKEN)
 
 
-def test_without_a_token_the_next_one_is_waited_for_but_no_longer_than_linger() -> None:
+def test_without_a_token_a_seal_waits_for_the_next_one_at_most_the_linger() -> None:
     assert seal_due(a_segment(), POLICY, a_budget(0.5)) == SealDue(at_s=100.125, reason=SealReason.TOKEN)
     assert seal_due(a_segment(), POLICY, a_budget(-16)) == SealDue(at_s=100.25, reason=SealReason.AGE)
 

@@ -22,7 +22,9 @@ def a_segment(number: int) -> QueuedSegment[int]:
 
 
 @given(data=st.data(), count=st.integers(0, 8), most=st.integers(1, 4))
-def test_segments_are_committed_in_seal_order_and_failed_ones_never(data: st.DataObject, count: int, most: int) -> None:
+def test_segments_are_committed_in_seal_order_and_failed_ones_never(
+    data: st.DataObject, count: int, most: int
+) -> None:
     queue: SealQueue[int] = SealQueue()
     segments = [a_segment(number) for number in range(count)]
     for segment in segments:
@@ -46,7 +48,7 @@ def test_segments_are_committed_in_seal_order_and_failed_ones_never(data: st.Dat
     assert len(queue) == 0
 
 
-def test_what_is_left_can_be_taken_when_the_agent_gives_up() -> None:
+def test_the_remaining_segments_can_be_drained() -> None:
     queue: SealQueue[int] = SealQueue()
     segments = [a_segment(0), a_segment(1)]
     for segment in segments:

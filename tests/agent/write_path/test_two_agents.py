@@ -1,7 +1,8 @@
-"""One producer's batches split between two agents, in every order: a partition's leader moved with requests in flight.
+"""One producer's batches split between two agents, in every order: a partition's leader moved with requests
+in flight.
 
-Two write paths over one Postgres, each behind a gate at its store, so that a test says which of them gets on. A batch
-is one record, so that in the end every batch must be at the offset that is its sequence.
+Two write paths use one Postgres. A gate at each one's store lets a test say which of them continues. A batch
+is one record, so in the end every batch must be at the offset that equals its sequence.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from agent.write_path.outcomes import WriteFailed, WriteFailure, WriteOutcome
 from sequencer.client import Sequencer
 from sequencer.commits.commits import Assigned, Duplicate
 from sequencer.topics.topics import Topic
+from storage.batches.byte_arrays import Buffer
 from storage.identifiers import ObjectKey, ProducerId
 from storage.stores.memory_store import MemoryStore
 from tests.agent.write_path.wired import Writer, outcomes_of, writing
@@ -35,7 +38,7 @@ class GatedStore(MemoryStore):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def put(self, key: ObjectKey, chunks: Sequence[bytes | memoryview]) -> None:
+    async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None:
         await self.gate.wait()
         await super().put(key, chunks)
 
@@ -49,7 +52,7 @@ class Agent:
 @asynccontextmanager
 async def two_agents(sequencer: Sequencer) -> AsyncIterator[tuple[Agent, Agent]]:
     stores = GatedStore(), GatedStore()
-    settings = {"hedge_after_min_s": 60.0, "linger_ms": 1}
+    settings: dict[str, Any] = {"hedge_after_min_s": 60.0, "linger_ms": 1}
     async with (
         writing(sequencer, stores[0], **settings) as first,
         writing(sequencer, stores[1], **settings) as second,
@@ -64,13 +67,13 @@ async def topic(sequencer: Sequencer) -> Topic:
 
 @pytest.fixture
 async def producer_id(sequencer: Sequencer, topic: Topic) -> ProducerId:
-    """Given out after the topic was made, as to a producer that starts."""
+    """Assigned after the topic was created, as to a producer that starts."""
     assert topic.partition_count
     return (await sequencer.producers.initialize()).producer_id
 
 
-def offset_of(outcome: WriteOutcome) -> int | None:
-    """None: the client should try again. Anything else than that or an offset fails the test."""
+def offset_of(outcome: WriteOutcome | None) -> int | None:
+    """None: the client should try again. Anything but that or an offset fails the test."""
     if isinstance(outcome, Assigned | Duplicate):
         return outcome.base_offset
     assert isinstance(outcome, WriteFailed), f"a client would take this for the end: {outcome}"
@@ -81,7 +84,7 @@ def offset_of(outcome: WriteOutcome) -> int | None:
 async def test_a_new_producers_batches_may_be_split_anywhere(
     sequencer: Sequencer, topic: Topic, producer_id: ProducerId, moved_after: int
 ) -> None:
-    """The old leader is slow: what the new one gets first must wait, and everything repeated is known."""
+    """The old leader is slow. What the new one gets first must wait, and everything repeated is known."""
     async with two_agents(sequencer) as (old, new):
         old.gate.clear()
         early, late = range(moved_after), range(moved_after, IN_FLIGHT)
@@ -101,10 +104,12 @@ async def test_a_new_producers_batches_may_be_split_anywhere(
         assert await new.writer.high_watermark(topic) == IN_FLIGHT
 
 
-async def test_what_a_paused_agent_commits_late_was_written_once(
+async def test_batches_that_a_paused_agent_commits_late_are_written_once(
     sequencer: Sequencer, topic: Topic, producer_id: ProducerId
 ) -> None:
-    """More than twice as many batches later than are remembered, each of the paused agent's is known for a repeat."""
+    """After more than twice as many batches as are remembered, each of the paused agent's is still known as a
+    repeat.
+    """
     async with two_agents(sequencer) as (paused, other):
         paused.gate.clear()
         held = paused.writer.append(topic, *range(IN_FLIGHT), producer_id=producer_id)
@@ -119,7 +124,7 @@ async def test_what_a_paused_agent_commits_late_was_written_once(
 async def test_ten_in_flight_at_two_agents_are_all_answered_with_their_first_offsets(
     sequencer: Sequencer, topic: Topic, producer_id: ProducerId
 ) -> None:
-    """Five at the old leader, which dies between commit and answer; five at the new one, written by then."""
+    """Five at the old leader, which dies between commit and answer. Five at the new one, written by then."""
     async with two_agents(sequencer) as (old, new):
         await outcomes_of(old.writer.append(topic, *range(5), producer_id=producer_id))
         await outcomes_of(new.writer.append(topic, *range(5, 10), producer_id=producer_id))
@@ -131,8 +136,9 @@ async def test_ten_in_flight_at_two_agents_are_all_answered_with_their_first_off
 
 @dataclass(kw_only=True)
 class JavaLikeClient:
-    """Sends new batches to the leader of the moment without waiting for those in flight elsewhere; sends again what
-    failed or was lost with a connection, one at a time and the first first."""
+    """Sends new batches to the present leader without waiting for those in flight elsewhere. Sends again what
+    failed or was lost with a connection, one at a time, in order.
+    """
 
     topic: Topic
     producer_id: ProducerId
@@ -144,11 +150,16 @@ class JavaLikeClient:
     offsets: dict[int, int] = field(default_factory=dict)
 
     def send_new(self) -> None:
-        if sum(agent == self.leader for agent, _ in self.in_flight.values()) < IN_FLIGHT and not self.to_send_again:
+        if (
+            sum(agent == self.leader for agent, _ in self.in_flight.values()) < IN_FLIGHT
+            and not self.to_send_again
+        ):
             self._send(next(self.numbers))
 
     def send_again(self) -> None:
-        if self.to_send_again and min(self.to_send_again) <= min(self.in_flight, default=min(self.to_send_again)):
+        if self.to_send_again and min(self.to_send_again) <= min(
+            self.in_flight, default=min(self.to_send_again)
+        ):
             number = min(self.to_send_again)
             self.to_send_again.remove(number)
             self._send(number)
@@ -158,7 +169,7 @@ class JavaLikeClient:
         self.in_flight[number] = (self.leader, outcome)
 
     def hang_up(self, agent: int) -> None:
-        """What is in flight there goes on there; the client does not hear of it."""
+        """Requests in flight go on there, but the client does not hear of them."""
         lost = [number for number, (where, _) in self.in_flight.items() if where == agent]
         for number in lost:
             del self.in_flight[number]
@@ -191,12 +202,12 @@ async def test_whatever_the_order_each_batch_is_written_once_and_in_turn(sequenc
 
 
 async def _play(client: JavaLikeClient, chance: random.Random) -> None:
-    """Steps by chance; then both agents get on until everything is answered."""
+    """Takes random steps. Then both agents continue until everything is answered."""
     for _ in range(STEPS):
         agent = chance.randrange(2)
-        match chance.choices(("new", "again", "move", "hang up", "close", "open", "wait"), (30, 20, 6, 6, 8, 12, 18))[
-            0
-        ]:
+        match chance.choices(
+            ("new", "again", "move", "hang up", "close", "open", "wait"), (30, 20, 6, 6, 8, 12, 18)
+        )[0]:
             case "new":
                 client.send_new()
             case "again":

@@ -1,4 +1,6 @@
-"""Uploads to a store that stalls and fails as told: retries, the hedged second attempt, timeouts, their tokens."""
+"""Uploads to a store that stalls and fails on demand: retries, the hedged second attempt, timeouts, their
+tokens.
+"""
 
 import asyncio
 import gc
@@ -6,17 +8,19 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
 from agent.write_path.uploader import Uploader, UploadFailed
+from storage.batches.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import StoreUnavailable
-from tests.virtual_time import run_virtually
-from tests.waiting import until
+from tests.support.virtual_time import run_virtually
+from tests.support.waiting import until
 
 KEY = ObjectKey("a/segment")
 FOREVER_S = 60.0
@@ -25,22 +29,22 @@ UNTIL_JOINED = -1.0
 
 
 class StoreAway(MemoryStore):
-    """Keeps no hold of what it was given, nor of its errors."""
+    """Keeps neither the bytes that it was given nor its errors."""
 
-    async def put(self, key: ObjectKey, chunks: Sequence[bytes | memoryview]) -> None:
+    async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None:
         del key, chunks
         raise StoreUnavailable("away")
 
 
 class TroubledStore(MemoryStore):
-    """A memory store whose n-th PUT first waits, then fails if told to."""
+    """A memory store whose n-th PUT first waits, and then fails if it should."""
 
     def __init__(self, *troubles: float | Exception) -> None:
         super().__init__()
         self._troubles = list(troubles)
         self.puts_begun = 0
 
-    async def put(self, key: ObjectKey, chunks: Sequence[bytes | memoryview]) -> None:
+    async def put(self, key: ObjectKey, chunks: Sequence[Buffer]) -> None:
         number, self.puts_begun = self.puts_begun, self.puts_begun + 1
         trouble = self._troubles[number] if number < len(self._troubles) else 0.0
         if isinstance(trouble, Exception):
@@ -58,8 +62,10 @@ def an_uploader(
     metrics = Metrics()
     tokens = count(1)
     spent: list[int] = []
-    given = {"upload_backoff_s": 0.001, "hedge_after_min_s": 0.05, **settings}
-    uploader = Uploader(store, AgentSettings(**given), metrics, clock, on_put=lambda: spent.append(next(tokens)))
+    given: dict[str, Any] = {"upload_backoff_s": 0.001, "hedge_after_min_s": 0.05, **settings}
+    uploader = Uploader(
+        store, AgentSettings(**given), metrics, clock, on_put=lambda: spent.append(next(tokens))
+    )
     return uploader, metrics, spent
 
 
@@ -87,7 +93,7 @@ async def test_an_upload_that_fails_for_good_says_why() -> None:
     assert len(spent) == 3
 
 
-async def test_what_failed_to_be_uploaded_is_let_go_at_once() -> None:
+async def test_a_failed_upload_releases_its_bytes_at_once() -> None:
     uploader, _, _ = an_uploader(StoreAway())
     data = bytes(1000)
     held = sys.getrefcount(data)
@@ -96,7 +102,9 @@ async def test_what_failed_to_be_uploaded_is_let_go_at_once() -> None:
         with pytest.raises(UploadFailed):
             await uploader.upload(KEY, data)
         await asyncio.sleep(0)  # the event loop's last callback has the error, too
-        assert sys.getrefcount(data) == held, "only a search for cycles would free it, and nothing says when that comes"
+        assert sys.getrefcount(data) == held, (
+            "only a search for cycles would free it, and nothing says when that comes"
+        )
     finally:
         gc.enable()
 

@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
@@ -20,7 +22,7 @@ from storage.stores.object_store import StoreUnavailable
 from tests.agent.running import until_answered
 from tests.agent.write_path.test_uploader import FOREVER_S, UNTIL_JOINED, TroubledStore
 from tests.agent.write_path.wired import outcomes_of, pending, writing
-from tests.waiting import until
+from tests.support.waiting import until
 
 TOO_LATE = WriteFailed(failure=WriteFailure.TIMED_OUT, message="too late")
 
@@ -32,7 +34,7 @@ async def topic(sequencer: Sequencer) -> Topic:
 
 @asynccontextmanager
 async def partitions_locked(database_url: str) -> AsyncIterator[None]:
-    """Somebody holds every partition's row, so that commits wait."""
+    """Another session holds every partition's row, so that commits wait."""
     async with await psycopg.AsyncConnection.connect(database_url) as connection:
         await connection.execute("SELECT 1 FROM partitions FOR UPDATE")
         yield
@@ -66,7 +68,9 @@ async def terminate(database_url: str, backend: int) -> None:
 
 async def doom_everything(database_url: str) -> None:
     async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
-        await connection.execute("UPDATE segments SET state = 'doomed', doomed_at = now() WHERE state = 'reserved'")
+        await connection.execute(
+            "UPDATE segments SET state = 'doomed', doomed_at = now() WHERE state = 'reserved'"
+        )
 
 
 def assigned(*offsets: int) -> list[Assigned]:
@@ -77,7 +81,9 @@ def failures(outcomes: list[object]) -> list[WriteFailure]:
     return [outcome.failure for outcome in outcomes if isinstance(outcome, WriteFailed)]
 
 
-async def test_batches_are_sequenced_in_the_order_they_were_appended(sequencer: Sequencer, topic: Topic) -> None:
+async def test_batches_are_sequenced_in_the_order_they_were_appended(
+    sequencer: Sequencer, topic: Topic
+) -> None:
     async with writing(sequencer, MemoryStore(), segment_size_bytes=1024) as writer:
         futures = [future for number in range(200) for future in writer.append(topic, number)]
 
@@ -86,7 +92,7 @@ async def test_batches_are_sequenced_in_the_order_they_were_appended(sequencer: 
     assert outcomes == assigned(*range(200))
 
 
-async def test_what_was_written_is_told_to_the_read_path_and_lies_in_whole_segments(
+async def test_the_read_path_gets_written_batches_in_whole_segments(
     sequencer: Sequencer, topic: Topic
 ) -> None:
     store = MemoryStore()
@@ -95,16 +101,18 @@ async def test_what_was_written_is_told_to_the_read_path_and_lies_in_whole_segme
 
         counted = [writer.metric(f"tidelog_{name}_total") for name in ("batches", "records")]
         assert counted == [4, 4]
-        runs = sorted((run.partition, run.base_offset, run.last_offset) for run in writer.told.runs)
+        runs = sorted((run.partition, run.base_offset, run.last_offset) for run in writer.notified.runs)
         assert runs == [(0, 0, 2), (3, 0, 0)]
-        for run in writer.told.runs:
+        for run in writer.notified.runs:
             data = await store.get(run.object_key)
-            assert writer.told.objects[run.object_key] == data
+            assert writer.notified.objects[run.object_key] == data
             verify_segment(data)
 
 
-async def test_a_failed_upload_is_told_as_not_written_and_may_be_sent_again(sequencer: Sequencer, topic: Topic) -> None:
-    """The upload of the first segment fails for good; its client sends it again."""
+async def test_a_failed_upload_is_reported_as_not_written_and_may_be_sent_again(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    """The upload of the first segment fails for good. Its client sends it again."""
     store = TroubledStore(StoreUnavailable("away"))
     async with writing(sequencer, store, upload_attempts=1) as writer:
         first = await outcomes_of(writer.append(topic, 0))
@@ -129,7 +137,9 @@ async def test_a_batch_before_its_predecessor_may_be_sent_again_while_patience_l
         assert await outcomes_of(writer.append(topic, 7)) == [OutOfOrderSequence()]
 
 
-async def test_a_segment_is_not_committed_before_an_earlier_one_is_uploaded(sequencer: Sequencer, topic: Topic) -> None:
+async def test_a_segment_is_not_committed_before_an_earlier_one_is_uploaded(
+    sequencer: Sequencer, topic: Topic
+) -> None:
     store = TroubledStore(0.5)
     async with writing(sequencer, store, hedge_after_min_s=20, upload_timeout_s=100) as writer:
         done: list[str] = []
@@ -153,7 +163,7 @@ async def test_segments_uploaded_during_a_commit_are_committed_together(
             for number in range(1, 60):
                 futures += writer.append(topic, number)
             await until(lambda: writer.metric("tidelog_put_seconds_count") >= 5)
-            await until(lambda: len(writer.told.objects) == writer.metric("tidelog_put_seconds_count"))
+            await until(lambda: len(writer.notified.objects) == writer.metric("tidelog_put_seconds_count"))
 
         assert await outcomes_of(futures) == assigned(*range(60))
         assert writer.metric("tidelog_commits_total") < writer.metric("tidelog_put_seconds_count")
@@ -163,31 +173,47 @@ async def test_a_commit_whose_connection_was_lost_is_repeated_until_it_is_known(
     sequencer: Sequencer, topic: Topic, database_url: str
 ) -> None:
     async with writing(sequencer, MemoryStore()) as writer:
+
+        def has_repeated(times: int) -> bool:
+            return writer.metric("tidelog_commit_repeats_total", reason="unknown") == times
+
         async with partitions_locked(database_url):
             futures = writer.append(topic, 0, 1)
             for lost in range(1, 4):
                 await terminate(database_url, await a_commit_that_waits(database_url))
-                await until(lambda lost=lost: writer.metric("tidelog_commit_repeats_total", reason="unknown") == lost)
+                await until(partial(has_repeated, lost))
 
         assert await outcomes_of(futures) == assigned(0, 1)
         assert await writer.high_watermark(topic) == 2
 
 
-async def test_a_commit_longer_than_a_statement_may_take_is_repeated_in_parts(topic: Topic, database_url: str) -> None:
-    """Postgres takes 0.4 s for a segment, and at most a second for a statement; five segments are ready at once."""
+async def test_a_commit_longer_than_a_statement_may_take_is_repeated_in_parts(
+    topic: Topic, database_url: str
+) -> None:
+    """Postgres takes 0.4 s for a segment, and at most a second for a statement. Five segments are ready at
+    once.
+    """
     async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
         await connection.execute(
-            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.4); RETURN NEW; END'"
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.4); "
+            "RETURN NEW; END'"
         )
         await connection.execute(
             "CREATE TRIGGER slow BEFORE UPDATE ON segments"
             " FOR EACH ROW WHEN (NEW.state = 'committed') EXECUTE FUNCTION slow()"
         )
-    settings = {"segment_size_bytes": 1024, "linger_ms": 60_000, "put_budget_burst": 1, "put_budget_per_s": 0.001}
+    settings: dict[str, Any] = {
+        "segment_size_bytes": 1024,
+        "linger_ms": 60_000,
+        "put_budget_burst": 1,
+        "put_budget_per_s": 0.001,
+    }
     sequencer = await Sequencer.open(database_url, SequencerSettings(database_statement_timeout_ms=1_000))
     try:
         store = TroubledStore(0.2)
-        async with writing(sequencer, store, hedge_after_min_s=60, upload_timeout_s=100, **settings) as writer:
+        async with writing(
+            sequencer, store, hedge_after_min_s=60, upload_timeout_s=100, **settings
+        ) as writer:
             futures = [future for number in range(50) for future in writer.append(topic, number)]
             await writer.write_path.drain()
 
@@ -198,10 +224,12 @@ async def test_a_commit_longer_than_a_statement_may_take_is_repeated_in_parts(to
         await sequencer.close()
 
 
-async def test_acknowledged_records_survive_connections_that_are_killed_all_the_time(
+async def test_acknowledged_records_survive_repeatedly_killed_connections(
     sequencer: Sequencer, topic: Topic, database_url: str
 ) -> None:
-    """Every backend but ours is killed again and again; each record is then there once, at the offset that was told."""
+    """Every backend but the test's is killed again and again. Each record is then there once, at its
+    acknowledged offset.
+    """
     everyone = (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -246,8 +274,12 @@ async def test_a_refusal_of_a_repeat_means_that_the_outcome_is_unknown(
         assert writer.metric("tidelog_commit_refusals_total", reason="doomed") == 1
 
 
-async def test_a_batch_whose_request_gave_up_before_its_seal_is_not_written(sequencer: Sequencer, topic: Topic) -> None:
-    async with writing(sequencer, MemoryStore(), linger_ms=300, put_budget_burst=1, put_budget_per_s=0.01) as writer:
+async def test_a_batch_whose_request_gave_up_before_its_seal_is_not_written(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    async with writing(
+        sequencer, MemoryStore(), linger_ms=300, put_budget_burst=1, put_budget_per_s=0.01
+    ) as writer:
         await outcomes_of(writer.append(topic, 0))
         [given_up, kept] = writer.append(topic, 0, producer_id=2) + writer.append(topic, 0, producer_id=3)
 
@@ -277,20 +309,22 @@ async def test_a_request_that_gave_up_after_its_seal_is_done_when_its_batches_ar
         assert writer.write_path.unacknowledged_bytes == 0
 
 
-async def test_a_request_may_fill_several_segments_and_its_bytes_are_let_go_with_the_last(
+async def test_a_request_may_fill_several_segments_and_its_bytes_are_released_with_the_last(
     sequencer: Sequencer, topic: Topic
 ) -> None:
     store = MemoryStore()
     async with writing(sequencer, store, segment_size_bytes=1024) as writer:
-        batches = PendingBatches.of([pending(topic, number // 4, partition=number % 4) for number in range(40)])
+        batches = PendingBatches.of(
+            [pending(topic, number // 4, partition=number % 4) for number in range(40)]
+        )
 
         appended = writer.write_path.append(batches)
         assert appended.batches is batches
 
         assert await outcomes_of([appended]) == assigned(*(number // 4 for number in range(40)))
         assert not len(appended.batches)
-        assert len(writer.told.objects) >= 3
-        for data in writer.told.objects.values():
+        assert len(writer.notified.objects) >= 3
+        for data in writer.notified.objects.values():
             verify_segment(data)
 
 

@@ -25,8 +25,8 @@ from tests.cache_ring.builders import an_address
 
 
 @dataclass(kw_only=True)
-class Told:
-    """What the read path would have been told."""
+class Notified:
+    """What the read path would get."""
 
     objects: dict[ObjectKey, bytes] = field(default_factory=dict)
     runs: list[RunCoordinate] = field(default_factory=list)
@@ -35,19 +35,21 @@ class Told:
         self.objects[object_key] = data
 
     def committed(self, runs: Sequence[RunCoordinate]) -> None:
-        assert all(run.object_key in self.objects for run in runs), "a run was told before its bytes"
+        assert all(run.object_key in self.objects for run in runs), "a run was notified before its bytes"
         self.runs.extend(runs)
 
 
 @dataclass(kw_only=True)
 class Writer:
     write_path: WritePath
-    told: Told
+    notified: Notified
     metrics: Metrics
     sequencer: Sequencer
 
-    def append(self, topic: Topic, *sequences: int, producer_id: int = 1, partition: int = 0) -> list[Appended]:
-        """Idempotent batches of one record each, of these sequences; each as a request of its own."""
+    def append(
+        self, topic: Topic, *sequences: int, producer_id: int = 1, partition: int = 0
+    ) -> list[Appended]:
+        """Appends idempotent batches of one record each, of these sequences, each as one request."""
         return [
             self.write_path.append(
                 PendingBatches.of([pending(topic, sequence, producer_id=producer_id, partition=partition)])
@@ -66,12 +68,14 @@ class Writer:
 def pending(topic: Topic, sequence: int, *, producer_id: int = 1, partition: int = 0) -> PendingBatch:
     records = a_batch(b"record %d" % sequence, producer=(producer_id, 0, sequence))
     return PendingBatch(
-        topic_id=topic.topic_id, partition=Partition(partition), batch=validate_produced(records, BatchLimits())
+        topic_id=topic.topic_id,
+        partition=Partition(partition),
+        batch=validate_produced(records, BatchLimits()),
     )
 
 
 async def outcomes_of(appended: Sequence[Appended]) -> list[WriteOutcome | None]:
-    """Of all batches of all requests, once they are done."""
+    """Returns the outcomes of all batches of all requests, once they are done."""
     async with asyncio.timeout(60):
         await asyncio.gather(*(one.answered() for one in appended))
     assert all(one.is_done for one in appended), "not all outcomes came"
@@ -84,7 +88,7 @@ async def writing(
 ) -> AsyncIterator[Writer]:
     """A write path that runs until the block ends."""
     membership = Membership(sequencer.agents, an_address(), RING)
-    told, metrics = Told(), Metrics()
+    notified, metrics = Notified(), Metrics()
     given = {"linger_ms": 5, "upload_backoff_s": 0.001, "commit_backoff_s": 0.01, **settings}
     write_path = WritePath(
         sequencer=sequencer,
@@ -92,14 +96,14 @@ async def writing(
         membership=membership,
         settings=AgentSettings(**given),
         metrics=metrics,
-        written=told,
+        written=notified,
         clock=clock,
     )
     tasks = [asyncio.create_task(membership.run())]
     try:
         await membership.wait_joined(60.0)
         tasks.append(asyncio.create_task(write_path.run()))
-        yield Writer(write_path=write_path, told=told, metrics=metrics, sequencer=sequencer)
+        yield Writer(write_path=write_path, notified=notified, metrics=metrics, sequencer=sequencer)
     finally:
         for task in tasks:
             task.cancel()

@@ -1,5 +1,4 @@
-"""A whole cluster against what must be so: determinism, conservation, the cost model of
-docs/design/parts.md#cost-model."""
+"""A whole cluster: determinism, conservation, and the cost model of docs/design/parts.md#cost-model."""
 
 from dataclasses import replace
 
@@ -47,7 +46,9 @@ def test_every_batch_is_acknowledged_once(change: dict[str, object]) -> None:
 
 
 def test_puts_per_gib_are_a_gib_by_the_segment_size_under_load() -> None:
-    saturated = replace(_SMALL, bytes_per_s=300e6, segment_size_bytes=MIB, put_budget_per_s=0.01, put_budget_burst=1.0)
+    saturated = replace(
+        _SMALL, bytes_per_s=300e6, segment_size_bytes=MIB, put_budget_per_s=0.01, put_budget_burst=1.0
+    )
 
     result = _run(saturated)
 
@@ -72,7 +73,8 @@ def test_a_batch_waits_no_longer_than_linger_and_what_follows() -> None:
 
     result = simulate(steady, calibration, store=instant)
 
-    assert result.ack_p50_s == pytest.approx(steady.linger_s / 2, rel=0.2)  # the first of a segment waits twice as long
+    # The first of a segment waits twice as long.
+    assert result.ack_p50_s == pytest.approx(steady.linger_s / 2, rel=0.2)
     assert result.ack_p99_s < steady.linger_s + 0.05
 
 
@@ -82,7 +84,9 @@ def test_partitions_beyond_those_placed_follow_the_rings_shares() -> None:
     placement = place(scenario)
 
     for zone in ZONES:
-        assert sorted(np.unique(placement.leaders[zone])) == [n for n in range(9) if placement.zone_of[n] == zone]
+        assert sorted(np.unique(placement.leaders[zone])) == [
+            n for n in range(9) if placement.zone_of[n] == zone
+        ]
     assert sum(written.size for written in placement.written_by) == 3 * 70_000
     for number, written in enumerate(placement.written_by):
         assert (placement.leaders[placement.zone_of[number]][written] == number).all()

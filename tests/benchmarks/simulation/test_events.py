@@ -23,8 +23,8 @@ def test_events_of_one_moment_happen_in_the_order_in_which_they_were_asked_for()
 def test_cores_share_their_time_and_lose_none() -> None:
     loop, ended = EventLoop(), dict[str, float]()
     cores = Cores(loop, 1)
-    cores.submit(0.100, lambda: ended.setdefault("long", loop.now_s))
-    cores.submit(0.001, lambda: ended.setdefault("short", loop.now_s))
+    cores.submit(0.100, lambda: ended.update(long=loop.now_s))
+    cores.submit(0.001, lambda: ended.update(short=loop.now_s))
 
     loop.run_until(1.0)
 

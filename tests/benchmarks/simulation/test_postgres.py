@@ -1,5 +1,7 @@
 """Row locks, the log and failovers of the modelled Postgres."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -42,8 +44,12 @@ def test_a_waiter_holds_what_it_got_before_the_row_it_waits_for() -> None:
 def test_commits_of_one_partition_follow_one_another_and_those_of_others_do_not() -> None:
     loop, ended = EventLoop(), dict[str, float]()
     postgres = _postgres(loop, standby_s=0.1)
+
+    def note(name: str) -> None:
+        ended[name] = loop.now_s
+
     for name, rows in (("first", [1, 5]), ("second", [5, 9]), ("other", [7])):
-        postgres.commit(1, len(rows), rows, lambda name=name: ended.setdefault(name, loop.now_s))
+        postgres.commit(1, len(rows), rows, partial(note, name))
 
     loop.run_until(1.0)
 
@@ -67,7 +73,9 @@ def test_every_commit_is_known_once_after_a_failover() -> None:
     loop, known = EventLoop(), list[int]()
     postgres = _postgres(loop)
     for number in range(20):
-        loop.at(number * 0.01, postgres.commit, 1, 1, [number % 3], lambda number=number: known.append(number))
+        loop.at(
+            number * 0.01, postgres.commit, 1, 1, [number % 3], lambda number=number: known.append(number)
+        )
     loop.at(0.1, postgres.fail_over, 5.0)
 
     loop.run_until(5.0)
@@ -82,7 +90,9 @@ def test_one_committer_waits_for_no_lock() -> None:
     postgres = _postgres(loop, standby_s=0.05)
     combiner = Combiner(loop, postgres)
     for number in range(30):
-        loop.at(number * 0.002, combiner.commit, 1, 2, [0, number], lambda number=number: known.append(number))
+        loop.at(
+            number * 0.002, combiner.commit, 1, 2, [0, number], lambda number=number: known.append(number)
+        )
 
     loop.run_until(1.0)
 

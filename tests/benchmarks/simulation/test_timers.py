@@ -20,7 +20,11 @@ async def test_an_agent_comes_to_every_job(sequencer: Sequencer) -> None:
 def test_what_one_agent_does_for_all_is_counted_once() -> None:
     few, many = timers(100), timers(1_000)
 
-    assert (few.compared, few.measurement, few.lapsed_merges) == (many.compared, many.measurement, many.lapsed_merges)
+    assert (few.compared, few.measurement, few.lapsed_merges) == (
+        many.compared,
+        many.measurement,
+        many.lapsed_merges,
+    )
     assert many.shown == 10 * few.shown
 
 

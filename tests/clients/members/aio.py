@@ -66,7 +66,9 @@ async def _obey(order: list[str], consumer: aiokafka.AIOKafkaConsumer, told: Tel
             try:
                 positions = {each: await consumer.position(each) for each in consumer.assignment()}
                 await consumer.commit(positions)
-                told.committed((each.topic, each.partition, offset) for each, offset in positions.items() if offset)
+                told.committed(
+                    (each.topic, each.partition, offset) for each, offset in positions.items() if offset
+                )
             except aiokafka.errors.KafkaError as error:
                 told.error(error)
         case ["seek", topic, partition, offset]:

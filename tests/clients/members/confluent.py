@@ -3,6 +3,7 @@
 import confluent_kafka
 
 from tests.clients.members.program import Teller, arguments, end, orders
+from tests.support.messages import place_of, topic_of
 
 
 def main() -> None:
@@ -42,7 +43,7 @@ def main() -> None:
     while True:
         message = consumer.poll(0.05)
         if message is not None and message.error() is None:
-            told.record(message.topic(), message.partition(), message.offset(), message.value())
+            told.record(topic_of(message), *place_of(message), message.value())
         elif message is not None:
             told.error(message.error())
         while not waiting.empty():

@@ -16,7 +16,7 @@ _ASSIGNORS = {
 }
 
 
-class _Listener(kafka.ConsumerRebalanceListener):
+class _Listener(kafka.ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
     def __init__(self, told: Teller) -> None:
         self._told = told
 

@@ -1,4 +1,4 @@
-"""A member's process as a test holds it: its events so far, waits with a deadline, orders, and its end."""
+"""A member's process as a test uses it: its events so far, waits with a deadline, orders, and its end."""
 
 import contextlib
 import json
@@ -41,7 +41,9 @@ class Member:
                 cwd=_REPOSITORY,
             )
         )
-        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_events, self._read_errors)]
+        self._readers = [
+            threading.Thread(target=read, daemon=True) for read in (self._read_events, self._read_errors)
+        ]
         for reader in self._readers:
             reader.start()
 
@@ -66,7 +68,7 @@ class Member:
         return {(topic, partition) for event in events for topic, partition in event["removed"]}
 
     def until(self, condition: Callable[["Member"], object], what: str) -> None:
-        """Wait for it. Raises AssertionError with all that the member told."""
+        """Waits for the event. Raises AssertionError with all events of the member."""
         wait_until(lambda: bool(condition(self)), what, [self])
 
     def order(self, *words: object) -> None:
@@ -78,7 +80,9 @@ class Member:
         """What was committed."""
         before = len(self.events)
         self.order("commit")
-        self.until(lambda member: member.told("committed", before) or member.told("error", before), "an answer")
+        self.until(
+            lambda member: member.told("committed", before) or member.told("error", before), "an answer"
+        )
         assert not self.told("error", before), self.describe()
         (event,) = self.told("committed", before)
         return {(topic, partition): offset for topic, partition, offset in event["offsets"]}
@@ -130,7 +134,9 @@ class Member:
 
 
 def asked_again(start: Callable[[], T]) -> T:
-    """`start()`, which starts a program: of hundreds of starts of one program a machine may refuse a single one."""
+    """`start()`, which starts a program: of hundreds of starts of one program a machine may refuse a single
+    one.
+    """
     for _ in range(_REFUSALS):
         try:
             return start()
@@ -153,8 +159,12 @@ def members_of(command: Sequence[str], *common: str) -> Iterator[Callable[..., M
     """`start(name, **options)` runs a member: options are those of `program.py`, with underscores."""
     started: list[Member] = []
 
-    def start(name: str, **options: object) -> Member:
-        given = [part for option, value in options.items() for part in (f"--{option.replace('_', '-')}", str(value))]
+    def start(name: str, **options: Any) -> Member:
+        given = [
+            part
+            for option, value in options.items()
+            for part in (f"--{option.replace('_', '-')}", str(value))
+        ]
         member = Member(name, [*command, "member", *common, *given])
         started.append(member)
         return member

@@ -1,9 +1,9 @@
-"""What every member program shares: its arguments, the events it tells on stdout, the orders it takes on stdin.
+"""What all member programs share: arguments, events on stdout, orders on stdin.
 
-Events are JSON lines. `assigned` has `added` and `owned`, `revoked` and `lost` have `removed` and `owned`, each a list
-of [topic, partition]; `record` has `topic`, `partition`, `offset`, `value`; `committed` has `offsets` ([topic,
-partition, offset]); `error` has `message`. Orders are lines: `commit`, `seek TOPIC PARTITION OFFSET`, `leave` (also the
-end of stdin). A `--topics` that begins with ^ is a regular expression.
+Events are JSON lines. `assigned` has `added` and `owned`, `revoked` and `lost` have `removed` and `owned`,
+each a list of [topic, partition]; `record` has `topic`, `partition`, `offset`, `value`; `committed` has
+`offsets` ([topic, partition, offset]); `error` has `message`. Orders are lines: `commit`, `seek TOPIC
+PARTITION OFFSET`, `leave` (also the end of stdin). A `--topics` that begins with ^ is a regular expression.
 """
 
 import argparse
@@ -52,13 +52,13 @@ def orders() -> "queue.SimpleQueue[list[str]]":
 
 
 class Teller:
-    """Tells events, and keeps what the member owns."""
+    """Prints events, and keeps what the member owns."""
 
     def __init__(self) -> None:
         self._owned: set[Place] = set()
 
     def assigned(self, added: Iterable[Place], *, all_of_it: bool = False) -> None:
-        """`all_of_it`: the client says everything that it owns now, not what was added."""
+        """`all_of_it`: the client reports everything that it owns now, not what was added."""
         new = set(added)
         self._owned = new if all_of_it else self._owned | new
         self._tell("assigned", added=sorted(new), owned=sorted(self._owned))
@@ -83,6 +83,6 @@ class Teller:
 
 
 def end() -> None:
-    """Exit at once: what a client leaves running must not keep the process."""
+    """Exit at once, so that threads of a client do not keep the process alive."""
     sys.stdout.flush()
     os._exit(0)

@@ -6,15 +6,16 @@ from pathlib import Path
 
 from tests.clients.foreign import PROGRAMS
 from tests.clients.members.process import python
-from tests.fixtures.java import Java
+from tests.support.java import Java
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """`command`: how its program is started, given the Java of the fixtures. `keeps_partitions`: a rebalance takes from
-    a member only what moves. `static`: the client has static members (KIP-345). `patterns`: topics by a regular
-    expression, also ones that are made later. `seeks`: a member can go elsewhere in a partition. `foreign`: of another
-    language, played by `make test-clients`."""
+    """`command`: how its program is started, given the Java of the fixtures. `keeps_partitions`: a rebalance
+    takes from a member only what moves. `static`: the client has static members (KIP-345). `patterns`: topics
+    by a regular expression, also ones that are made later. `seeks`: a member can go elsewhere in a partition.
+    `foreign`: of another language, played by `make test-clients`.
+    """
 
     client: str
     protocol: str
@@ -77,7 +78,11 @@ VARIANTS = (
     ),
     Variant(client="aiokafka", protocol="classic", strategy="roundrobin", command=_python("aio")),
     Variant(
-        client="kafka-python", protocol="classic", strategy="range", command=_python("kafka_python"), patterns=False
+        client="kafka-python",
+        protocol="classic",
+        strategy="range",
+        command=_python("kafka_python"),
+        patterns=False,
     ),
     Variant(
         client="kafka-python",
@@ -88,11 +93,20 @@ VARIANTS = (
         patterns=False,
     ),
     Variant(client="kafka-clients", protocol="classic", strategy="range", command=_java),
-    Variant(client="kafka-clients", protocol="classic", strategy="cooperative", command=_java, keeps_partitions=True),
-    Variant(client="kafka-clients", protocol="consumer", strategy="uniform", command=_java, keeps_partitions=True),
+    Variant(
+        client="kafka-clients",
+        protocol="classic",
+        strategy="cooperative",
+        command=_java,
+        keeps_partitions=True,
+    ),
+    Variant(
+        client="kafka-clients", protocol="consumer", strategy="uniform", command=_java, keeps_partitions=True
+    ),
     _foreign("franz-go", "range"),
     _foreign("franz-go", "cooperative"),
-    # It says that a static member of the new protocol leaves for a while without saying which: refused, as by Kafka.
+    # It says that a static member of the new protocol leaves for a while without saying which: refused, as by
+    # Kafka.
     _foreign("franz-go", "uniform", static=False),
     _foreign("sarama", "range", patterns=False, seeks=False),
     _foreign("sarama", "cooperative", patterns=False, seeks=False),

@@ -29,4 +29,13 @@ SELECT segment_id, md5('job')::uuid, '2026-11-21' FROM segments WHERE state = 'c
 LIMIT 500;
 INSERT INTO merge_candidates (segment_id, tier, committed_at, size_bytes)
 SELECT segment_id, 0, committed_at, size_bytes FROM segments WHERE state = 'committed' ORDER BY 1 LIMIT 2000;
+INSERT INTO history_tables (topic_id, metadata_key, published_at)
+SELECT topic_id, name, '2026-11-21' FROM topics;
+INSERT INTO history_partitions (topic_id, partition, compacted_to)
+SELECT topic_id, partition, 40 FROM partitions ORDER BY 1, 2;
+INSERT INTO history_files (object_key, topic_id, partition, first_offset, last_offset, row_count, size_bytes,
+    is_full, sequence_number, written_at, has_untimed, begins_at, ends_at, row_groups)
+SELECT topic_id || '/' || partition || '/' || n, topic_id, partition, 20 * n, 20 * n + 19, 20, 1000, true, 1,
+    '2026-11-21', true, '2026-11-21', '2026-11-21', ARRAY[20 * n, 4, 900, -1]
+FROM partitions, generate_series(0, 1) AS n ORDER BY 2, 3, 4;
 VACUUM ANALYZE;

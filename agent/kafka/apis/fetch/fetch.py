@@ -1,28 +1,183 @@
-"""Kafka API 1, Fetch, v4-v18 (KIP-74 limits, KIP-98 isolation, KIP-392 rack, KIP-516 topic ids from v13 on, KIP-951
-the new leader of a partition that moved).
+"""Kafka API 1, Fetch, v4-v18 (KIP-74 limits, KIP-98 isolation, KIP-392 rack, KIP-516 topic ids from v13 on,
+KIP-951 the new leader of a partition that moved).
 
-v0-v3 carry formats older than v2 and are not served. Every request that asks for a new session (KIP-227) or ends one is
-answered in full with session id 0, which clients take as "send full requests". Refused: to continue a session, since
-none is ever opened; replication, since a replica id is taken for a consumer's. A partition whose client's rack is
-another zone is answered with that zone's agent and without records. The answer may come before `min_bytes` or
-`max_wait` are reached: when an answer behind it on its connection is ready, or the client stops sending.
+v0-v3 carry formats older than v2 and are not served. Every request that asks for a new session (KIP-227) or
+ends one is answered in full with session id 0, which clients take as "send full requests". If the client's
+rack is another zone, a partition is answered with that zone's agent and without records. The answer may come
+before `min_bytes` or `max_wait` are reached: when an answer behind it on its connection is ready, or the
+client stops sending. Refused: a request that continues a session, because no session is ever opened;
+replication, because a replica id is taken for a consumer's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 from typing import Final, Protocol
+from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from agent.kafka.apis.fetch.fetch_plan import FINAL_EPOCH, FetchRequest, UsesFetchPlan, plan_request
-from agent.kafka.apis.fetch.fetch_response import FetchResponse, TopicResults, write_response, write_tagged_response
+from agent.kafka.apis.fetch.fetch_response import (
+    FIRST_VERSION_WITH_TOPIC_IDS,
+    FetchResponse,
+    TopicResults,
+    write_response,
+    write_tagged_response,
+)
 from agent.kafka.context import RequestContext
-from agent.kafka.routing.current_leaders import leader_elsewhere, node_endpoints
+from agent.kafka.routing.current_leaders import (
+    NO_EPOCH,
+    OUR_EPOCH,
+    epoch_failure,
+    leader_elsewhere,
+    node_endpoints,
+)
+from agent.kafka.routing.routing import (
+    UsesRouting,
+    moved_partitions,
+    preferred_replica_of,
+    refused_to_refresh,
+)
 from agent.kafka.transport.vectored import Encoded
-from agent.kafka.uses import UsesOverload
+from agent.kafka.uses import UsesOverload, UsesReads, UsesTopics
 from agent.read_path.fetch_answer import PartitionResult
-from agent.read_path.read_decisions import ReadFailure
+from agent.read_path.read_decisions import FetchPlan, PartitionPlan, ReadFailure
+from cache_ring.ring.membership import Membership
 from sequencer.database.database import SequencerUnavailable
-from storage.identifiers import NodeId
+from sequencer.topics.topics import Topic
+from storage.identifiers import NodeId, Offset, Partition, TopicId
+
+
+class UsesFetchPlan(UsesRouting, UsesReads, UsesTopics, Protocol):
+    """The parts that planning uses."""
+
+
+FINAL_EPOCH: Final = -1
+"""The epoch of a request outside sessions: it asks for everything, and ends the session that it names."""
+_READ_COMMITTED: Final = 1
+_NOBODY: Final = TopicId(UUID(int=0))
+
+
+class FetchedPartition(Protocol):
+    partition: Partition
+    fetch_offset: Offset
+    partition_max_bytes: int
+    current_leader_epoch: int = NO_EPOCH
+    last_fetched_epoch: int = NO_EPOCH
+
+
+class FetchedTopic(Protocol):
+    topic: str = ""
+    """Until version 12."""
+    topic_id: TopicId | None = None
+    partitions: Sequence[FetchedPartition]
+
+
+class FetchRequest(Protocol):
+    """A request of any version."""
+
+    max_wait: timedelta
+    min_bytes: int
+    max_bytes: int
+    isolation_level: int
+    session_epoch: int = FINAL_EPOCH
+    rack_id: str = ""
+    topics: Sequence[FetchedTopic]
+
+
+async def plan_request(request: FetchRequest, context: RequestContext[UsesFetchPlan]) -> FetchPlan:
+    """Returns the plan, with the limits of this agent."""
+    reads = context.parts.reads
+    max_bytes = min(max(0, request.max_bytes), reads.settings.fetch_max_bytes)
+    failure, topics = None, {}
+    try:
+        topics = await _find_topics(request, context)
+    except SequencerUnavailable:
+        failure = ReadFailure.UNAVAILABLE
+    planner = _Planner(request, context)
+    partitions: list[PartitionPlan] = []
+    for asked in request.topics:
+        topic_id = _topic_id(asked, topics, context.api_version)
+        if topic_id is None:
+            partitions += _all_fail(asked.partitions, failure or ReadFailure.UNKNOWN_TOPIC)
+        else:
+            partitions += planner.topic(reads.coordinates.interned(topic_id), asked.partitions)
+    return FetchPlan(
+        partitions=tuple(partitions),
+        max_bytes=max(1, max_bytes),
+        min_bytes=min(request.min_bytes, max_bytes),
+        read_committed=request.isolation_level == _READ_COMMITTED,
+    )
+
+
+async def _find_topics(request: FetchRequest, context: RequestContext[UsesFetchPlan]) -> dict[str, Topic]:
+    """Looks up the topics that have names in the request. Topics with ids need no lookup."""
+    if context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS:
+        return {}
+    return await context.parts.topics.by_name([topic.topic for topic in request.topics])
+
+
+def _topic_id(asked: FetchedTopic, topics: dict[str, Topic], version: int) -> TopicId | None:
+    if version >= FIRST_VERSION_WITH_TOPIC_IDS:
+        return asked.topic_id
+    topic = topics.get(asked.topic)
+    return None if topic is None else topic.topic_id
+
+
+def _all_fail(asked: Sequence[FetchedPartition], failure: ReadFailure) -> list[PartitionPlan]:
+    return [
+        PartitionPlan(
+            topic_id=_NOBODY,
+            partition=partition.partition,
+            offset=partition.fetch_offset,
+            max_bytes=1,
+            failure=failure,
+        )
+        for partition in asked
+    ]
+
+
+class _Planner:
+    """Plans the partitions of one request."""
+
+    def __init__(self, request: FetchRequest, context: RequestContext[UsesFetchPlan]) -> None:
+        membership: Membership = context.parts.membership
+        self._context = context
+        self._rack = request.rack_id
+        self._is_serving = membership.is_serving()
+        self._follows_rack = self._rack == membership.zone
+        self._is_sent_on = self._rack in membership.ring.zones and not self._follows_rack
+
+    def topic(self, topic_id: TopicId, asked: Sequence[FetchedPartition]) -> list[PartitionPlan]:
+        moved = self._moved(topic_id, asked)
+        return [
+            PartitionPlan(
+                topic_id,
+                partition.partition,
+                partition.fetch_offset,
+                max(1, partition.partition_max_bytes),
+                self._refusal(partition, moved),
+                self._preferred_replica(topic_id, partition.partition) if self._is_sent_on else None,
+                partition.last_fetched_epoch > OUR_EPOCH,
+            )
+            for partition in asked
+        ]
+
+    def _moved(self, topic_id: TopicId, asked: Sequence[FetchedPartition]) -> Collection[int]:
+        if not self._is_serving:
+            return ()
+        refuse = refused_to_refresh if self._follows_rack else moved_partitions
+        return refuse(self._context, topic_id, [one.partition for one in asked if one.partition >= 0])
+
+    def _refusal(self, partition: FetchedPartition, moved: Collection[int]) -> ReadFailure | None:
+        if partition.partition < 0:
+            return ReadFailure.UNKNOWN_PARTITION
+        stale = epoch_failure(partition.current_leader_epoch)
+        if stale is not None:
+            return stale
+        return ReadFailure.MOVED if not self._is_serving or partition.partition in moved else None
+
+    def _preferred_replica(self, topic_id: TopicId, partition: Partition) -> NodeId | None:
+        return preferred_replica_of(self._context, self._rack, topic_id, partition)
 
 
 class _Uses(UsesFetchPlan, UsesOverload, Protocol):
@@ -46,7 +201,9 @@ async def _respond(request: FetchRequest, context: RequestContext[_Uses]) -> Fet
         return FetchResponse(error_code=refused)
     reads = context.parts.reads
     plan = await plan_request(request, context)
-    wait_s = context.remaining_s(context.deadline_s(request.max_wait.total_seconds(), reads.settings.fetch_max_wait_s))
+    wait_s = context.remaining_s(
+        context.deadline_s(request.max_wait.total_seconds(), reads.settings.fetch_max_wait_s)
+    )
     answer = await reads.fetch(plan, wait_s, context.watch, context.connection)
     context.memory.when_released(answer.release)
     results = await _named(answer.results, context) if answer.has_failure else answer.results
@@ -62,14 +219,20 @@ async def _respond(request: FetchRequest, context: RequestContext[_Uses]) -> Fet
 
 
 def _session_error(request: FetchRequest) -> ErrorCode | None:
-    """As in Kafka, epochs 0 and -1 ask for everything, whatever session the request names. No other session exists."""
+    """As in Kafka, epochs 0 and -1 ask for everything, whatever session the request names. There is no other
+    session.
+    """
     if request.session_epoch in (_INITIAL_EPOCH, FINAL_EPOCH):
         return None
     return ErrorCode.fetch_session_id_not_found
 
 
-async def _named(results: Sequence[PartitionResult], context: RequestContext[_Uses]) -> Sequence[PartitionResult]:
-    """Tell an unknown topic from an unknown partition, and let a topic that was made anew be looked up again."""
+async def _named(
+    results: Sequence[PartitionResult], context: RequestContext[_Uses]
+) -> Sequence[PartitionResult]:
+    """Distinguishes an unknown topic from an unknown partition. A topic that was created again is looked up
+    again.
+    """
     unknown = {result.plan.topic_id for result in results if result.failure is ReadFailure.UNKNOWN_PARTITION}
     if not unknown:
         return results
@@ -89,7 +252,7 @@ async def _named(results: Sequence[PartitionResult], context: RequestContext[_Us
 
 
 def _leaders(results: Sequence[PartitionResult], context: RequestContext[_Uses]) -> Mapping[int, NodeId]:
-    """Of each place whose partition moved, who serves it now (KIP-951)."""
+    """Returns for each place whose partition moved which agent serves it now (KIP-951)."""
     return {
         place: leader
         for place, result in enumerate(results)

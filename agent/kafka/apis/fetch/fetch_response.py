@@ -1,8 +1,14 @@
-"""A Fetch response as bytes, v4-v18, for responses of a thousand partitions.
+"""Writes a Fetch response as bytes, v4-v18, for responses of a thousand partitions.
 
-Written by hand, because kio's writer takes 9 µs of each partition where this takes half of one. Promises the bytes that
-kio would have written, and that record bytes are passed on uncopied unless they are few. What is rare (a partition that
-moved, KIP-951, or whose reader diverges, KIP-595) has tagged fields: such a response is left to kio."""
+Written by hand: kio's writer takes 9 µs per partition, this one half a microsecond.
+
+Promises:
+- The bytes are those that kio would have written.
+- Record bytes are passed on without a copy, unless they are few.
+
+A response with tagged fields is rare (a partition that moved, KIP-951, or a diverging reader, KIP-595). kio
+writes it.
+"""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -22,8 +28,7 @@ from kio.static.primitive import i32, i64
 
 from agent.error_codes import read_failure_code
 from agent.kafka.api import ABSENT
-from agent.kafka.routing.current_leaders import CurrentLeader, NodeEndpoint
-from agent.kafka.routing.leader_epochs import OUR_EPOCH
+from agent.kafka.routing.current_leaders import OUR_EPOCH, CurrentLeader, NodeEndpoint
 from agent.kafka.transport.vectored import Chunk, RecordSlices, ResponseBuffer
 from agent.read_path.fetch_answer import PartitionResult
 from storage.identifiers import NodeId, TopicId
@@ -35,7 +40,7 @@ _FIRST_VERSION_WITH_SESSIONS: Final = 7
 _FIRST_VERSION_WITH_LOG_START: Final = 5
 _NO_REPLICA: Final = -1
 _INLINE_BELOW_BYTES: Final = 4096
-"""Records of a partition that are fewer are copied: a buffer of their own costs more."""
+"""Records of a partition with fewer bytes are copied, because a separate buffer costs more."""
 _NO_TAGS: Final = b"\x00"
 _FETCH_KEY: Final = 1
 _INT: Final = struct.Struct(">i")
@@ -59,15 +64,15 @@ class FetchResponse:
     topics: Sequence[TopicResults] = ()
     read_committed: bool = False
     leaders: Mapping[int, NodeId] = field(default_factory=dict)
-    """Who serves those partitions that moved, by their places in the response."""
+    """The agents that serve partitions that moved, by the partitions' places in the response."""
     endpoints: Sequence[NodeEndpoint] = ()
     diverges: bool = False
-    """Whether a reader of a partition has to be told so."""
+    """True if a reader of a partition diverges."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Format:
-    """How a partition is laid out before its records, and whole without any."""
+    """The layout of a partition before its records, and of a whole partition without records."""
 
     flexible: bool
     by_id: bool
@@ -100,7 +105,7 @@ def _format(version: int) -> _Format:
 
 
 def write_response(response: FetchResponse, version: int) -> list[Chunk]:
-    """The body of a response without tagged fields."""
+    """Returns the body of a response without tagged fields."""
     layout = _format(version)
     pieces = _Pieces()
     pieces.small.append(_INT.pack(response.throttle_ms))
@@ -118,7 +123,7 @@ def write_response(response: FetchResponse, version: int) -> list[Chunk]:
 
 
 class _Pieces:
-    """Gathers buffers: what is small is joined."""
+    """Gathers buffers, and joins small ones."""
 
     __slots__ = ("_buffers", "small")
 
@@ -142,9 +147,16 @@ class _Pieces:
         self.small.clear()
 
 
-def _partitions(results: Sequence[PartitionResult], layout: _Format, pieces: _Pieces, *, read_committed: bool) -> None:
+def _partitions(
+    results: Sequence[PartitionResult], layout: _Format, pieces: _Pieces, *, read_committed: bool
+) -> None:
     aborted = layout.nothing_aborted if read_committed else layout.aborted_unknown
-    pack_empty, pack_head, no_records, small = layout.empty.pack, layout.head.pack, layout.no_records, pieces.small
+    pack_empty, pack_head, no_records, small = (
+        layout.empty.pack,
+        layout.head.pack,
+        layout.no_records,
+        pieces.small,
+    )
     for plan, failure, high_watermark, last_stable_offset, log_start_offset, chunks, size_bytes in results:
         code = 0 if failure is None else read_failure_code(failure, by_id=layout.by_id).value
         fields = [plan.partition, code, high_watermark, last_stable_offset]
@@ -172,7 +184,7 @@ def _topic(topic: TopicResults, layout: _Format) -> bytes:
 
 
 def _count(count: int, layout: _Format) -> bytes:
-    """The length of an array or of bytes."""
+    """Writes the length of an array or of bytes."""
     return _uvarint(count + 1) if layout.flexible else _INT.pack(count)
 
 
@@ -190,7 +202,7 @@ def _uvarint(number: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TaggedTopic:
-    """What the writers of all versions read: until v12 the name, from v13 on the id."""
+    """The fields that the writers of all versions read: until v12 the name, from v13 on the id."""
 
     topic: str
     topic_id: UUID | None
@@ -207,7 +219,7 @@ class _TaggedResponse:
 
 
 def write_tagged_response(response: FetchResponse, version: int) -> list[Chunk]:
-    """The body of a response with tagged fields, written by kio."""
+    """Returns the body of a response with tagged fields, written by kio."""
     places = iter(range(sum(len(topic.results) for topic in response.topics)))
     by_id = version >= FIRST_VERSION_WITH_TOPIC_IDS
     buffer = ResponseBuffer()
@@ -222,7 +234,9 @@ def write_tagged_response(response: FetchResponse, version: int) -> list[Chunk]:
                     topic=topic.name,
                     topic_id=topic.topic_id,
                     partitions=tuple(
-                        _tagged_partition(result, response.leaders.get(next(places)), by_id, response.read_committed)
+                        _tagged_partition(
+                            result, response.leaders.get(next(places)), by_id, response.read_committed
+                        )
                         for result in topic.results
                     ),
                 )
@@ -245,16 +259,19 @@ def _tagged_partition(
 ) -> PartitionData:
     plan = result.plan
     diverges = plan.diverges and result.failure is None
+    current_leader = ABSENT if leader is None else CurrentLeader(leader_id=leader)
     return PartitionData(
         partition_index=i32(plan.partition),
-        error_code=ErrorCode.none if result.failure is None else read_failure_code(result.failure, by_id=by_id),
+        error_code=ErrorCode.none
+        if result.failure is None
+        else read_failure_code(result.failure, by_id=by_id),
         high_watermark=i64(result.high_watermark),
         last_stable_offset=i64(result.last_stable_offset),
         log_start_offset=i64(result.log_start_offset),
         diverging_epoch=EpochEndOffset(epoch=i32(OUR_EPOCH), end_offset=i64(result.high_watermark))
         if diverges
         else ABSENT,
-        current_leader=ABSENT if leader is None else CurrentLeader(leader_id=leader),  # type: ignore[arg-type]
+        current_leader=current_leader,  # type: ignore[arg-type]
         snapshot_id=ABSENT,
         aborted_transactions=() if read_committed else None,
         preferred_read_replica=BrokerId(-1 if plan.preferred_replica is None else plan.preferred_replica),

@@ -1,10 +1,9 @@
-"""Kafka API 0, Produce, v3-v13 (KIP-98 idempotence, KIP-467 record errors, KIP-516 topic ids from v13 on, KIP-951
-the new leader of a partition that moved).
+"""Kafka API 0, Produce, v3-v13 (KIP-98 idempotence, KIP-467 record errors, KIP-516 topic ids from v13 on,
+KIP-951 the new leader of a partition that moved).
 
-v0-v2 are advertised and not served (see ApiVersions). Refused: a transactional id; batches of format v0 and v1; a
-partition named twice.
-`acks` 1 and -1 mean the same: an acknowledged record is in the store and in the sequencer. With `acks` 0 nothing is
-answered, and an error closes the connection, as in Kafka.
+v0-v2 are advertised and not served (see ApiVersions). `acks` 1 and -1 mean the same: an acknowledged record
+is in the store and in the sequencer. With `acks` 0 there is no answer, and an error closes the connection, as
+in Kafka. Refused: a transactional id; batches of format v0 and v1; a partition named twice.
 """
 
 import asyncio
@@ -17,14 +16,27 @@ from typing import Final, Protocol
 import numpy as np
 from kio.schema.errors import ErrorCode
 
-from agent.error_codes import ProduceResult, produce_result
+from agent.error_codes import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE, ProduceResult, produce_result
 from agent.kafka.api import CloseConnection, Respond
-from agent.kafka.apis.produce.produce_batches import Accepted, AskedBatches, ClientGone, UsesChecks, accept, accept_lone
-from agent.kafka.apis.produce.produce_request import FIRST_VERSION_WITH_TOPIC_IDS, ProduceRequest, read_request
-from agent.kafka.apis.produce.produce_response import ProduceResponse, ProduceResults, WrittenBatch, encode
+from agent.kafka.apis.produce.produce_batches import (
+    Accepted,
+    AskedBatches,
+    ClientGone,
+    UsesChecks,
+    accept,
+    accept_lone,
+)
+from agent.kafka.apis.produce.produce_bytes import (
+    FIRST_VERSION_WITH_TOPIC_IDS,
+    ProduceRequest,
+    ProduceResponse,
+    ProduceResults,
+    WrittenBatch,
+    encode,
+    read_request,
+)
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import node_endpoints
-from agent.kafka.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
 from agent.kafka.transport.vectored import Encoded
 from agent.kafka.uses import UsesMetrics, UsesOverload, UsesTopics, UsesWritePath
 from agent.settings import AgentSettings
@@ -50,7 +62,7 @@ _TIMED_OUT: Final = WriteFailed(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _UnderWay:
-    """Batches that were handed over, and what the answer needs of them: none of their bytes."""
+    """Batches that the write path has, and what the response needs to know of them, without their bytes."""
 
     appended: Appended
     numbers: Sequence[int]
@@ -60,13 +72,15 @@ class _UnderWay:
     refusals: Mapping[int, ProduceResult]
 
 
-def decode(frame: bytes | memoryview, body_start: int, version: int, settings: AgentSettings) -> ProduceRequest:
+def decode(
+    frame: bytes | memoryview, body_start: int, version: int, settings: AgentSettings
+) -> ProduceRequest:
     """Raises ValueError."""
     return read_request(frame, body_start, version, settings.max_partitions_per_request)
 
 
 def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Respond) -> bool:
-    """A request of one small batch that is sure to be accepted, and waits for nothing but its commit."""
+    """Handles a request of one small batch that is certainly accepted and waits only for its commit."""
     assert context.turn is not None, "produce requests take turns"
     if len(request.records) != 1 or request.acks == _NO_ACKS or _refusal(request) or not context.turn.is_next:
         return False
@@ -84,7 +98,8 @@ def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Resp
     def answer() -> None:
         respond(lambda: _respond(request, _results(under_way, context), context))
 
-    under_way.appended.when_answered(lambda: call_soon(answer))  # the commit's readers, woken before, come first
+    # Readers of the commit, which were woken before, come first.
+    under_way.appended.when_answered(lambda: call_soon(answer))
     return True
 
 
@@ -118,16 +133,20 @@ def _respond(request: ProduceRequest, results: ProduceResults, context: RequestC
 
 
 def _refusal(request: ProduceRequest) -> ProduceResult | None:
-    """The answer for every partition, if the request as a whole cannot be served."""
+    """Returns the response for every partition if the whole request cannot be served."""
     if request.transactional_id is not None:
         return ProduceResult(code=TRANSACTIONS_REFUSED_CODE, message=TRANSACTIONS_REFUSED)
     if request.acks not in (-1, 0, 1):
-        return ProduceResult(code=ErrorCode.invalid_required_acks, message=f"acks {request.acks} means nothing")
+        return ProduceResult(
+            code=ErrorCode.invalid_required_acks, message=f"acks {request.acks} is not valid"
+        )
     return None
 
 
 async def _accept(request: ProduceRequest, context: RequestContext[_Uses]) -> Accepted | ProduceResult:
-    """Everything that may wait: finding topics, checking batches. Or what is said of all of them. Raises ClientGone."""
+    """Does everything that may wait: finds topics, checks batches. Returns one result for all if the request
+    is refused. Raises ClientGone.
+    """
     try:
         topics = await _find_topics(request, context)
     except SequencerUnavailable as error:
@@ -137,18 +156,22 @@ async def _accept(request: ProduceRequest, context: RequestContext[_Uses]) -> Ac
         frame=frame,
         topics=topics,
         counts=[len(named.partitions) for named in request.topics],
-        partitions=np.array([partition for named in request.topics for partition in named.partitions], np.int64),
+        partitions=np.array(
+            [partition for named in request.topics for partition in named.partitions], np.int64
+        ),
         places=places,
         are_compressed=compressed(frame, places),
     )
-    has_acks = request.acks != _NO_ACKS  # without, the client hears nothing, and may hang up as soon as it has sent
+    # A client that wants no answer may hang up as soon as it has sent.
+    has_acks = request.acks != _NO_ACKS
     longest_s = context.settings.max_produce_timeout_s
     deadline_s = context.deadline_s(request.timeout_s if has_acks else longest_s, longest_s)
     try:
         return await accept(asked, _unknown_topic(context), context, deadline_s, needs_client=has_acks)
     except TimeoutError:
         return ProduceResult(
-            code=ErrorCode.request_timed_out, message="the request's timeout was over before its batches were checked"
+            code=ErrorCode.request_timed_out,
+            message="the request's timeout was over before its batches were checked",
         )
 
 
@@ -186,8 +209,10 @@ async def _write(
 
 
 def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestContext[_Uses]) -> _UnderWay:
-    """To the write path, whose alone the batches' bytes are from here on: it lets go of them as it seals them. The
-    request's bytes stay reserved until nothing of it is on its way, also when its time is over before."""
+    """Hands the batches to the write path, which now owns their bytes and drops them when it seals them. The
+    request's bytes stay reserved until none of its batches is on its way, also if its time is over before
+    that.
+    """
     assert context.turn is not None, "produce requests take turns"
     write_path = context.parts.write_path
     window = None if request.acks == _NO_ACKS else context.connection.window
@@ -210,12 +235,12 @@ def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestCont
 
 
 def _all(request: ProduceRequest, result: ProduceResult) -> ProduceResults:
-    """The same for every partition."""
+    """Returns the same result for every partition."""
     return ProduceResults(written={}, others=dict.fromkeys(range(len(request.records)), result))
 
 
 def _results(under_way: _UnderWay, context: RequestContext[_Uses]) -> ProduceResults:
-    """What came of a request's batches, all of which have an outcome."""
+    """Returns the outcomes of a request's batches. All must have one."""
     context.parts.metrics.produce_seconds.observe(time.monotonic() - context.received_at_s)
     written: dict[int, WrittenBatch] = {}
     for start, base_offsets, log_starts in under_way.appended.assigned:
@@ -224,7 +249,9 @@ def _results(under_way: _UnderWay, context: RequestContext[_Uses]) -> ProduceRes
         written.update(zip(under_way.numbers[start:end], each, strict=True))
     others = dict(under_way.refusals)
     for index, unassigned in under_way.appended.unassigned.items():
-        written.pop(under_way.numbers[index], None)  # its time was over before it was written
+        written.pop(
+            under_way.numbers[index], None
+        )  # the request's time was over before the batch was written
         others[under_way.numbers[index]] = _result_of(unassigned, under_way, index, context)
     return ProduceResults(written=written, others=others)
 
@@ -232,7 +259,7 @@ def _results(under_way: _UnderWay, context: RequestContext[_Uses]) -> ProduceRes
 def _result_of(
     unassigned: Unassigned, under_way: _UnderWay, index: int, context: RequestContext[_Uses]
 ) -> ProduceResult:
-    """Of a batch that was not written now."""
+    """Returns the result of a batch that was not written now."""
     result = produce_result(unassigned.outcome)
     if result.code is ErrorCode.none and unassigned.log_start_offset is not None:
         result = replace(result, log_start_offset=unassigned.log_start_offset)

@@ -1,9 +1,9 @@
-"""What a Produce request brings, checked: from bytes of a client to a `PendingBatch` or a refusal for each partition
-(docs/design/write-path.md#validation).
+"""Checks the batches of a Produce request: from a client's bytes to a `PendingBatch` or a refusal for each
+partition (docs/design/write-path.md#validation).
 
-Bad input gets the protocol's error for its partition alone. Plain batches are checked where they arrive, in a few
-native calls for all of them; what has to be decompressed, or is large, is checked beside the event loop. What is waited
-for here comes before the ordered hand-over.
+Bad input gets the protocol's error only for its partition. Plain batches are checked on the event loop, in a
+few native calls for all of them. Batches that must be decompressed, or are large, are checked in a thread.
+All waiting happens before the ordered hand-over.
 """
 
 import asyncio
@@ -26,7 +26,14 @@ from agent.kafka.uses import UsesChecking, UsesLoneCheck
 from agent.settings import AgentSettings
 from sequencer.topics.topic_config import TopicConfig
 from sequencer.topics.topics import Topic
-from storage.batches.batch_validation import LAST_TIMESTAMP_MS, NO_TIMESTAMP_MS, BatchLimits, InvalidBatch
+from storage.batches.batch_validation import (
+    LAST_TIMESTAMP_MS,
+    NO_TIMESTAMP_MS,
+    BatchFault,
+    BatchLimits,
+    InvalidBatch,
+    InvalidRecord,
+)
 from storage.batches.produced_batches import BatchChecks
 from storage.batches.record_batch import Compression
 from storage.identifiers import Partition, TopicId
@@ -37,19 +44,25 @@ class UsesChecks(UsesRouting, UsesChecking, UsesLoneCheck, Protocol):
     """The parts that the checks use."""
 
 
-_TWICE = ProduceResult(code=ErrorCode.invalid_request, message="the request names the partition more than once")
+_TWICE = ProduceResult(
+    code=ErrorCode.invalid_request, message="the request names the partition more than once"
+)
 _NO_ROOM = ProduceResult(
     code=ErrorCode.not_enough_replicas,
     message="there is no memory now for what the topic's compression.type makes of the batches: try again",
 )
 _PLAIN_IS_CHEAPER = 64
-"""Checking plain bytes takes about so many times less than checking bytes that have to be decompressed."""
+"""Checking plain bytes takes about this many times less than checking bytes that must be decompressed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AskedBatches:
-    """What a request brings: the topics that it names, None where there is no such topic; how many partitions it names
-    of each; their numbers, where in the frame the bytes for each are, and whether these have to be decompressed.
+    """The batches of a request.
+
+    `topics` are the topics that it names, None for an unknown one. `counts` has the number of its partitions
+    for each topic. For each of all partitions, `partitions` (int64) has its number, `places` (int64, shape
+    (partitions, 2)) the start and the end of its bytes in the frame, and `are_compressed` (bool) whether
+    these must be decompressed.
     """
 
     frame: memoryview
@@ -61,27 +74,27 @@ class AskedBatches:
 
     @property
     def topic_of(self) -> NDArray[np.int64]:
-        """For each partition the number of its topic."""
-        if len(self.counts) == 1:  # numpy takes its time, and most requests are small
+        """For each partition the index of its topic (int64)."""
+        if len(self.counts) == 1:  # numpy is slower for the most frequent case, one small batch
             return np.zeros(self.counts[0], np.int64)
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Accepted:
-    """The valid batches, and a refusal for each of the request's partitions that has none."""
+    """The valid batches, and a refusal for each of the request's partitions without one."""
 
     batches: PendingBatches
     numbers: Sequence[int]
-    """Which of the request's partitions each batch is for."""
+    """The request's partition of each batch."""
     times_ms: Sequence[int]
-    """The time that the log gave to each batch, if its topic says that it gives times."""
+    """The time that the log gave to each batch, if its topic uses LogAppendTime."""
     refusals: Mapping[int, ProduceResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rules:
-    """What a topic asks of batches now."""
+    """What a topic requires of batches now."""
 
     limits: BatchLimits
     log_append_time_ms: int
@@ -92,8 +105,9 @@ class _Rules:
 def accept_lone(
     topic: Topic, partition: int, records: memoryview, context: RequestContext[UsesChecks]
 ) -> Accepted | None:
-    """The one batch of a request that brings no other, if it is accepted beyond doubt and nothing has to be waited for:
-    found out in a tenth of the time that `accept` takes."""
+    """Returns the only batch of a request if it is certainly accepted and needs no wait. None: use `accept`,
+    which takes ten times as long.
+    """
     if not 0 <= partition < topic.partition_count or moved_partitions(context, topic.topic_id, (partition,)):
         return None
     rules = _rules_of(topic, context.settings.validation_loop_decompressed_bytes, _now_ms())
@@ -118,8 +132,9 @@ async def accept(
     *,
     needs_client: bool,
 ) -> Accepted | ProduceResult:
-    """`needs_client`: whether to stop once the client has hung up. Raises ClientGone, or TimeoutError at `deadline_s`
-    on the loop's clock."""
+    """`needs_client`: stop once the client has hung up. Raises ClientGone, or TimeoutError at `deadline_s` on
+    the loop's clock.
+    """
     settings = context.settings
     request = _Request(asked, _misplaced(asked, unknown_topic, context), settings)
     is_small = not request.recompresses and request.effort_bytes() < settings.validation_thread_bytes
@@ -132,7 +147,7 @@ async def accept(
     def step() -> bool:
         return is_unwanted() or request.checks.step(settings.validation_slice_bytes)
 
-    # Few bytes may decompress to many: those are not for the event loop, which everybody waits for.
+    # Few bytes may decompress to many. The event loop must not do that, because all clients wait for it.
     async with asyncio.timeout_at(deadline_s):
         while not await context.parts.checking.run_for(context.connection.connection_id, step):
             pass
@@ -151,7 +166,7 @@ def _without(refused: Collection[int], count: int) -> NDArray[np.int64]:
 def _misplaced(
     asked: AskedBatches, unknown_topic: ErrorCode, context: RequestContext[UsesChecks]
 ) -> dict[int, ProduceResult]:
-    """Why batches cannot go where they are sent, whatever they hold."""
+    """Returns refusals of batches that cannot go to their partitions, whatever their contents are."""
     refusals: dict[int, ProduceResult] = {}
     twice = _named_twice(asked)
     end = 0
@@ -180,21 +195,27 @@ def _misplaced(
 
 
 def _moved(topic: Topic, partition: Partition, context: RequestContext[UsesChecks]) -> ProduceResult:
-    """Without a leader if it is this agent itself: a client that is told one does not ask for Metadata."""
+    """Returns a refusal without a leader if the leader is this agent: a client that gets a leader does not
+    ask for Metadata.
+    """
     leader = leader_elsewhere(context, topic.topic_id, partition)
     return ProduceResult(
         code=ErrorCode.not_leader_or_follower,
-        message="another agent stopped answering" if leader is None else "another agent takes this partition now",
+        message="another agent stopped answering"
+        if leader is None
+        else "another agent takes this partition now",
         leader=leader,
     )
 
 
 def _named_twice(asked: AskedBatches) -> frozenset[int]:
-    """Those whose partition another one names, too."""
+    """Returns the entries whose partition another entry names, too."""
     if len(asked.partitions) == 1:
         return frozenset()
     firsts: dict[TopicId | None, int] = {}
-    numbers = [firsts.setdefault(None if topic is None else topic.topic_id, len(firsts)) for topic in asked.topics]
+    numbers = [
+        firsts.setdefault(None if topic is None else topic.topic_id, len(firsts)) for topic in asked.topics
+    ]
     places = list(zip(np.repeat(numbers, asked.counts).tolist(), asked.partitions.tolist(), strict=True))
     if len(set(places)) == len(places):
         return frozenset()
@@ -203,14 +224,16 @@ def _named_twice(asked: AskedBatches) -> frozenset[int]:
 
 
 class _Request:
-    """One request's batches, from where they lie in the frame to what is accepted."""
+    """One request's batches, from their bytes in the frame to the accepted batches."""
 
-    def __init__(self, asked: AskedBatches, refusals: dict[int, ProduceResult], settings: AgentSettings) -> None:
+    def __init__(
+        self, asked: AskedBatches, refusals: dict[int, ProduceResult], settings: AgentSettings
+    ) -> None:
         at_ms = _now_ms()
         self._asked = asked
         self._refusals = refusals
         self._wanted = _without(refusals, len(asked.places))
-        """The batches that are not refused, whatever they hold."""
+        """The batches that are not refused for their place."""
         self._rules = [_rules_of(topic, settings.max_decompressed_bytes, at_ms) for topic in asked.topics]
         self._topic_of = asked.topic_of[self._wanted]
         self.recompresses = any(rule.compression is not None for rule in self._rules)
@@ -227,14 +250,14 @@ class _Request:
         )
 
     def effort_bytes(self) -> int:
-        """What has to be checked, in bytes that have to be decompressed."""
+        """The effort of the checks, in bytes that must be decompressed."""
         places = self._asked.places
         sizes = places[:, 1] - places[:, 0]
         efforts = np.where(self._asked.are_compressed, sizes, sizes // _PLAIN_IS_CHEAPER)
         return int((efforts[self._wanted] if self._refusals else efforts).sum())
 
     def accepted(self) -> Accepted:
-        """Once all are checked."""
+        """Returns the outcome once all batches are checked."""
         asked, checked = self._asked, self.checks.checked
         wanted, topic_of = self._wanted, self._topic_of
         times_ms = np.array([rule.log_append_time_ms for rule in self._rules], np.int64)[topic_of]
@@ -248,10 +271,17 @@ class _Request:
             numbers = wanted
         used = [0] if len(asked.topics) == 1 else np.unique(topic_of).tolist()
         columns[TOPIC] = np.searchsorted(used, topic_of)
-        invalid = {int(wanted[index]): _invalid(refused) for index, refused in checked.refused.items()}
+        invalid = {
+            int(wanted[index]): _invalid(
+                refused, asked.topics[self._topic_of[index]], asked.partitions[wanted[index]]
+            )
+            for index, refused in checked.refused.items()
+        }
         return Accepted(
             batches=PendingBatches(
-                topic_ids=tuple([topic.topic_id for number in used if (topic := asked.topics[number]) is not None]),
+                topic_ids=tuple(
+                    [topic.topic_id for number in used if (topic := asked.topics[number]) is not None]
+                ),
                 columns=columns,
                 data=data,
             ),
@@ -261,8 +291,15 @@ class _Request:
         )
 
 
-def _invalid(refused: InvalidBatch) -> ProduceResult:
-    return ProduceResult(code=invalid_batch_code(refused.fault), message=refused.message, records=refused.records)
+def _invalid(refused: InvalidBatch, topic: Topic | None, partition: int) -> ProduceResult:
+    message, records = refused.message, refused.records
+    if refused.fault is BatchFault.NO_KEY and topic is not None:
+        # Kafka's words, which some tools look for.
+        message = (
+            f"Compacted topic cannot accept message without key in topic partition {topic.name}-{partition}."
+        )
+        records = tuple([InvalidRecord(index=record.index, message=message) for record in records])
+    return ProduceResult(code=invalid_batch_code(refused.fault), message=message, records=records)
 
 
 def _now_ms() -> int:
@@ -275,8 +312,8 @@ def _config_of(settings: tuple[tuple[str, str], ...]) -> TopicConfig:
 
 
 def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int) -> _Rules:
-    """Producers' times are bounded only where they count."""
-    if topic is None:  # its batches are refused before
+    """Producers' times are bounded only for topics that keep them."""
+    if topic is None:  # its batches are refused already
         return _Rules(limits=BatchLimits(), log_append_time_ms=NO_TIMESTAMP_MS)
     config = _config_of(tuple(topic.config.items()))
     gives_times = config.message_timestamp_type == "LogAppendTime"
@@ -287,6 +324,7 @@ def _rules_of(topic: Topic | None, max_decompressed_bytes: int, now_ms: int) -> 
         max_decompressed_bytes=max(max_decompressed_bytes, config.max_message_bytes),
         earliest_timestamp_ms=max(NO_TIMESTAMP_MS, earliest_ms),
         latest_timestamp_ms=min(LAST_TIMESTAMP_MS, latest_ms),
+        needs_keys=config.is_compacted,
     )
     return _Rules(
         limits=limits,

@@ -26,7 +26,7 @@ def a_join(group_id: str, member_id: str = "", *, version: int = 9, **values: An
 
 
 async def join(wire: Wire, group_id: str, member_id: str = "", *, version: int = 9, **values: Any) -> Any:
-    """Joins, with the member id that is given first where it is required (KIP-394)."""
+    """Joins. Uses the member id from the first answer where one is required (KIP-394)."""
     answer = await wire.ask(a_join(group_id, member_id, version=version, **values))
     if answer.error_code is ErrorCode.member_id_required:
         answer = await wire.ask(a_join(group_id, answer.member_id, version=version, **values))
@@ -65,7 +65,9 @@ async def beat(wire: Wire, group_id: str, member_id: str, generation: int, *, ve
     return answer.error_code  # type: ignore[no-any-return]
 
 
-async def leave(wire: Wire, group_id: str, member_id: str, *, version: int = 5, instance_id: str | None = None) -> Any:
+async def leave(
+    wire: Wire, group_id: str, member_id: str, *, version: int = 5, instance_id: str | None = None
+) -> Any:
     members = [{"member_id": member_id, "group_instance_id": instance_id, "reason": None}]
     return await wire.ask(request(13, version, group_id=group_id, member_id=member_id, members=members))
 
@@ -105,9 +107,15 @@ async def commit(wire: Wire, group_id: str, topic: Any, offset: int = 5, **value
 
 
 async def fetch(
-    wire: Wire, group_id: str, topic: Any, *partitions: int, version: int = 9, topics: Any = ..., **values: Any
+    wire: Wire,
+    group_id: str,
+    topic: Any,
+    *partitions: int,
+    version: int = 9,
+    topics: Any = ...,
+    **values: Any,
 ) -> Any:
-    """The group's part of the answer; in v1-v7 the answer."""
+    """Returns the group's part of the response. In v1-v7 that is the response."""
     named = [{"name": topic.name, "topic_id": topic.topic_id, "partition_indexes": partitions}]
     asked = named if topics is ... else topics
     if version >= 8:
@@ -117,7 +125,7 @@ async def fetch(
 
 
 def offsets(fetched: Any) -> dict[Any, tuple[int, str | None, ErrorCode]]:
-    """What was answered, by topic (name or id) and partition."""
+    """Returns the offsets by topic (name or id) and partition."""
     return {
         (getattr(topic, "name", None) or topic.topic_id, part.partition_index): (
             part.committed_offset,
@@ -140,7 +148,7 @@ async def delete(wire: Wire, *group_ids: str, version: int = 2) -> list[tuple[st
 
 
 async def consume(wire: Wire, group_id: str, epoch: int, *, version: int = 1, **values: Any) -> Any:
-    """A heartbeat of the new protocol; the first says everything."""
+    """Sends a heartbeat of the new protocol. The first one has all fields."""
     joins = epoch == 0
     given = {
         "member_id": "ann" if version else "",

@@ -1,5 +1,6 @@
-"""What a client asks first, in every version served: ApiVersions, Metadata, DescribeCluster, FindCoordinator and
-InitProducerId."""
+"""The requests that a client sends first, in every version served: ApiVersions, Metadata, DescribeCluster,
+FindCoordinator and InitProducerId.
+"""
 
 import asyncio
 from typing import Any
@@ -8,7 +9,7 @@ from uuid import UUID
 import pytest
 from kio.schema.errors import ErrorCode
 
-from tests.agent.kafka.apis.asking import TIMEOUT, create
+from tests.agent.kafka.apis.administrative_requests import TIMEOUT, create
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_metadata, running, until_answered
 
@@ -17,7 +18,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.mark.parametrize("version", range(5))
 async def test_api_versions_names_every_api(wire: Wire, version: int) -> None:
-    asked = request(18, version, client_software_name="test", client_software_version="1", cluster_id=None, node_id=-1)
+    asked = request(
+        18, version, client_software_name="test", client_software_version="1", cluster_id=None, node_id=-1
+    )
 
     answer = await wire.ask(asked)
 
@@ -26,7 +29,9 @@ async def test_api_versions_names_every_api(wire: Wire, version: int) -> None:
 
 
 async def test_api_versions_in_an_unknown_version_is_answered_in_version_0(wire: Wire) -> None:
-    wire.writer.write((14).to_bytes(4, "big") + b"\x00\x12\x00\x63\x00\x00\x00\x05\x00\x00" + b"\x00\x01\x02\x03")
+    wire.writer.write(
+        (14).to_bytes(4, "big") + b"\x00\x12\x00\x63\x00\x00\x00\x05\x00\x00" + b"\x00\x01\x02\x03"
+    )
 
     frame = await wire.receive_frame()
 
@@ -34,7 +39,9 @@ async def test_api_versions_in_an_unknown_version_is_answered_in_version_0(wire:
 
 
 @pytest.mark.parametrize("version", range(14))
-async def test_metadata_names_the_agent_as_leader_of_every_partition(agent: Running, wire: Wire, version: int) -> None:
+async def test_metadata_names_the_agent_as_leader_of_every_partition(
+    agent: Running, wire: Wire, version: int
+) -> None:
     topic = await create(wire, f"metadata-{version}", num_partitions=3)
 
     answer = await wire.ask(a_metadata(topic.name, version=version))
@@ -46,7 +53,13 @@ async def test_metadata_names_the_agent_as_leader_of_every_partition(agent: Runn
     [found] = answer.topics
     assert (found.error_code, found.name) == (ErrorCode.none, topic.name)
     assert [
-        (part.partition_index, part.leader_id, part.replica_nodes, part.isr_nodes, getattr(part, "leader_epoch", 0))
+        (
+            part.partition_index,
+            part.leader_id,
+            part.replica_nodes,
+            part.isr_nodes,
+            getattr(part, "leader_epoch", 0),
+        )
         for part in found.partitions
     ] == [(number, broker.node_id, (broker.node_id,), (broker.node_id,), 0) for number in range(3)]
 
@@ -54,7 +67,10 @@ async def test_metadata_names_the_agent_as_leader_of_every_partition(agent: Runn
 @pytest.mark.parametrize("version", [10, 12, 13])
 async def test_metadata_by_topic_id(wire: Wire, version: int) -> None:
     topic = await create(wire, f"by-id-{version}")
-    asked = [{"name": "", "topic_id": topic.topic_id}, {"name": None, "topic_id": UUID(int=5)}]  # "": as Java sends it
+    asked = [
+        {"name": "", "topic_id": topic.topic_id},
+        {"name": None, "topic_id": UUID(int=5)},
+    ]  # "": as Java sends it
 
     answer = await wire.ask(request(3, 12, topics=asked, include_topic_authorized_operations=False))
 
@@ -143,7 +159,9 @@ async def test_find_coordinator_names_the_agent_for_groups_and_refuses_transacti
     assert (group.error_code, group.port) == (ErrorCode.none, agent.app.kafka_port)
     if version >= 1:
         refused = await find(1)
-        final = ErrorCode.unsupported_version if version >= 4 else ErrorCode.transactional_id_authorization_failed
+        final = (
+            ErrorCode.unsupported_version if version >= 4 else ErrorCode.transactional_id_authorization_failed
+        )
         assert refused.error_code is final
         assert "transaction" in refused.error_message
         assert (await find(2)).error_code is ErrorCode.invalid_request

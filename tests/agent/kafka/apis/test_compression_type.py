@@ -1,4 +1,4 @@
-"""A topic's compression.type: what batches are kept in, whatever their producer sent."""
+"""A topic's compression.type: the form in which batches are kept, whatever their producer sent."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ from kio.schema.errors import ErrorCode
 
 from storage.batches.batch_validation import BatchLimits, plain_records
 from storage.batches.record_batch import Compression, TimestampType, index_batches, read_header
-from tests.agent.kafka.apis.asking import alter, create
+from tests.agent.kafka.apis.administrative_requests import alter, create
 from tests.agent.read_path.wire import a_fetch
 from tests.agent.running import Wire, a_batch, a_produce, partitions_of
 
@@ -40,7 +40,11 @@ async def _kept(wire: Wire, topic: Any, partition: int) -> list[memoryview]:
     """The batches of a partition."""
     async with asyncio.timeout(20):
         while True:
-            [found] = (await wire.ask(a_fetch(12, topic, *[0] * (partition + 1)))).responses[0].partitions[partition:]
+            [found] = (
+                (await wire.ask(a_fetch(12, topic, *[0] * (partition + 1))))
+                .responses[0]
+                .partitions[partition:]
+            )
             if found.records:
                 break
     data = memoryview(bytes(found.records))
@@ -71,7 +75,7 @@ async def test_batches_are_kept_in_the_topics_compression(wire: Wire, name: str)
             assert bytes(batch[21:]) == sent[codec][21:]
 
 
-async def test_a_change_of_the_compression_holds_for_what_comes_next(wire: Wire) -> None:
+async def test_a_change_of_the_compression_holds_for_later_batches(wire: Wire) -> None:
     topic = await _topic(wire, "compressed-later")
 
     await _produced(wire, topic.name, {0: a_batch(*VALUES)})
@@ -84,7 +88,7 @@ async def test_a_change_of_the_compression_holds_for_what_comes_next(wire: Wire)
     assert kept == [Compression.NONE, Compression.ZSTD, Compression.LZ4]
 
 
-async def test_a_log_that_gives_times_recompresses_too(wire: Wire) -> None:
+async def test_a_topic_with_log_append_time_recompresses_too(wire: Wire) -> None:
     topic = await _topic(wire, "timed", compression_type="zstd", message_timestamp_type="LogAppendTime")
 
     assert await _produced(wire, topic.name, {0: a_batch(*VALUES)}) == [ErrorCode.none]
@@ -94,9 +98,11 @@ async def test_a_log_that_gives_times_recompresses_too(wire: Wire) -> None:
     assert (header.compression, header.timestamp_type) == (Compression.ZSTD, TimestampType.LOG_APPEND_TIME)
 
 
-async def test_what_becomes_too_large_is_refused_alone(wire: Wire) -> None:
+async def test_only_the_batch_that_becomes_too_large_is_refused(wire: Wire) -> None:
     topic = await _topic(wire, "too-large-plain", compression_type="uncompressed", max_message_bytes="5000")
 
-    codes = await _produced(wire, topic.name, {0: a_batch(*VALUES, compression=Compression.GZIP), 1: a_batch(b"small")})
+    codes = await _produced(
+        wire, topic.name, {0: a_batch(*VALUES, compression=Compression.GZIP), 1: a_batch(b"small")}
+    )
 
     assert codes == [ErrorCode.message_too_large, ErrorCode.none]

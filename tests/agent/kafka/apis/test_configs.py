@@ -6,7 +6,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from sequencer.topics.topic_config import KNOWN_CONFIGS
-from tests.agent.kafka.apis.asking import alter, create, describe
+from tests.agent.kafka.apis.administrative_requests import alter, create, describe
 from tests.agent.read_path.wire import request
 from tests.agent.running import Wire, a_metadata
 
@@ -34,7 +34,10 @@ async def test_describe_configs_says_what_was_set_and_what_is_default(wire: Wire
     retention, policy = configs["retention.ms"], configs["cleanup.policy"]
     assert (retention.value, retention.config_source) == ("5", 1)
     assert (policy.value, policy.config_source) == ("delete", 5)
-    assert [(step.name, step.source) for step in retention.synonyms] == [("retention.ms", 1), ("log.retention.ms", 5)]
+    assert [(step.name, step.source) for step in retention.synonyms] == [
+        ("retention.ms", 1),
+        ("log.retention.ms", 5),
+    ]
     assert not any(config.read_only or config.is_sensitive for config in configs.values())
     if version >= 3:
         assert (retention.config_type, policy.config_type) == (5, 7)
@@ -81,7 +84,7 @@ async def test_a_broker_shows_its_settings_under_kafkas_names_and_no_secret(wire
     assert all(step.value is None for step in secret.synonyms)
 
 
-async def test_describe_configs_of_one_key_and_of_what_has_none(wire: Wire) -> None:
+async def test_describe_configs_of_one_key_and_of_resources_without_configs(wire: Wire) -> None:
     await create(wire, "described")
 
     one = await describe(wire, "described", keys=("retention.bytes",))
@@ -112,7 +115,9 @@ async def test_incremental_alter_configs(wire: Wire, version: int) -> None:
     await create(wire, name, configs=[{"name": "retention.bytes", "value": "7"}])
 
     answers = [
-        await alter(wire, name, ("retention.ms", SET, "9"), ("retention.bytes", DELETE, None), version=version),
+        await alter(
+            wire, name, ("retention.ms", SET, "9"), ("retention.bytes", DELETE, None), version=version
+        ),
         await alter(wire, name, ("retention.ms", SET, "10"), version=version, validate_only=True),
         await alter(wire, name, ("cleanup.policy", APPEND, "delete"), version=version),
         await alter(wire, name, ("max.message.bytes", SET, " 77 "), version=version),
@@ -120,7 +125,11 @@ async def test_incremental_alter_configs(wire: Wire, version: int) -> None:
 
     assert {answer.error_code for answer in answers} == {ErrorCode.none}
     configs = await _values(wire, name)
-    assert (configs["retention.ms"], configs["retention.bytes"], configs["max.message.bytes"]) == ("9", "-1", "77")
+    assert (configs["retention.ms"], configs["retention.bytes"], configs["max.message.bytes"]) == (
+        "9",
+        "-1",
+        "77",
+    )
 
 
 @pytest.mark.parametrize("validate_only", [False, True])
@@ -129,9 +138,11 @@ async def test_incremental_alter_configs(wire: Wire, version: int) -> None:
     [
         (("retention.ms", APPEND, "1"), ErrorCode.invalid_config, "not LIST"),
         (("retention.ms", SUBTRACT, "1"), ErrorCode.invalid_config, "not LIST"),
-        (("cleanup.policy", APPEND, "compact"), ErrorCode.invalid_config, "compact"),
-        (("cleanup.policy", SUBTRACT, "delete"), ErrorCode.invalid_config, "must be delete"),
-        (("cleanup.policy", SET, "compact"), ErrorCode.invalid_config, "compact"),
+        (("cleanup.policy", APPEND, "squash"), ErrorCode.invalid_config, "must be delete or compact"),
+        (("cleanup.policy", SET, "delete,"), ErrorCode.invalid_config, "must be delete or compact"),
+        (("max.compaction.lag.ms", SET, "4"), ErrorCode.invalid_config, "(5) > max.compaction.lag.ms (4)"),
+        (("remote.storage.enable", SET, "true"), ErrorCode.invalid_config, "cleanup.policy=delete"),
+        (("tidelog.history", SET, "log"), ErrorCode.invalid_config, "cleanup.policy=delete"),
         (("retention.ms", SET, "soon"), ErrorCode.invalid_config, "Not a number"),
         (("retention.ms", SET, None), ErrorCode.invalid_request, "Null value"),
         (("retention.ms", 9, "1"), ErrorCode.invalid_request, "Unknown operations type 9"),
@@ -142,7 +153,10 @@ async def test_incremental_alter_configs(wire: Wire, version: int) -> None:
 async def test_a_change_that_cannot_be_is_refused_with_a_reason(
     wire: Wire, change: tuple[str, int, str | None], code: ErrorCode, reason: str, validate_only: bool
 ) -> None:
-    await create(wire, "unaltered")
+    configs = {"cleanup.policy": "delete,compact", "min.compaction.lag.ms": "5"}
+    await create(
+        wire, "unaltered", configs=[{"name": name, "value": value} for name, value in configs.items()]
+    )
 
     answer = await alter(wire, "unaltered", change, validate_only=validate_only)
 
@@ -150,7 +164,19 @@ async def test_a_change_that_cannot_be_is_refused_with_a_reason(
     assert reason in answer.error_message
 
 
-async def test_what_is_named_twice_is_refused(wire: Wire) -> None:
+async def test_a_cleanup_policy_is_set_appended_to_and_emptied(wire: Wire) -> None:
+    name, seen = "policies", []
+    await create(wire, name, configs=[{"name": "cleanup.policy", "value": "compact"}])
+
+    for kind, value in ((APPEND, "delete"), (SUBTRACT, "compact"), (SUBTRACT, "delete"), (SET, " compact ")):
+        answer = await alter(wire, name, ("cleanup.policy", kind, value))
+        assert answer.error_code is ErrorCode.none, answer
+        seen.append((await _values(wire, name))["cleanup.policy"])
+
+    assert seen == ["compact,delete", "delete", "", "compact"]
+
+
+async def test_a_name_given_twice_is_refused(wire: Wire) -> None:
     await create(wire, "altered-twice")
     change = {"name": "retention.ms", "config_operation": SET, "value": "1"}
     resource = {"resource_type": 2, "resource_name": "altered-twice", "configs": [change]}
@@ -171,7 +197,9 @@ async def test_alter_configs_returns_to_the_default_what_it_does_not_name(wire: 
     async def replace(*configs: tuple[str, str | None], validate_only: bool = False, **resource: Any) -> Any:
         given = {"resource_type": 2, "resource_name": name, **resource}
         given["configs"] = [{"name": key, "value": value} for key, value in configs]
-        return (await wire.ask(request(33, version, resources=[given], validate_only=validate_only))).responses[0]
+        return (
+            await wire.ask(request(33, version, resources=[given], validate_only=validate_only))
+        ).responses[0]
 
     answers = [
         await replace(("retention.ms", "9")),
@@ -207,7 +235,10 @@ async def test_a_brokers_configs_are_not_changed_while_it_runs(wire: Wire) -> No
     nothing = await alter(wire, me, resource=broker)
     deleted = await alter(wire, me, ("leader.replication.throttled.rate", DELETE, None), resource=broker)
 
-    assert (read_only.error_code, "num.partitions" in read_only.error_message) == (ErrorCode.invalid_request, True)
+    assert (read_only.error_code, "num.partitions" in read_only.error_message) == (
+        ErrorCode.invalid_request,
+        True,
+    )
     assert (unknown.error_code, "Known: " in unknown.error_message) == (ErrorCode.invalid_config, True)
     assert another.error_code is ErrorCode.invalid_request
     assert nothing.error_code is deleted.error_code is ErrorCode.none

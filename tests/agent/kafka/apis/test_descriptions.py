@@ -1,5 +1,6 @@
-"""DescribeTopicPartitions, DescribeProducers, DescribeLogDirs, and what is empty or refused where Kafka moves replicas
-or runs transactions, by hand."""
+"""DescribeTopicPartitions, DescribeProducers, DescribeLogDirs, and the APIs that are empty or refused because
+Kafka moves replicas or runs transactions, by hand.
+"""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,14 +12,16 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 from kio.static.primitive import i32
 
-from tests.agent.kafka.apis.asking import TIMEOUT, create
+from tests.agent.kafka.apis.administrative_requests import TIMEOUT, create
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_batch, a_metadata, a_produce, partitions_of, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def describe_topics(wire: Wire, *names: str, limit: int = 2000, cursor: tuple[str, int] | None = None) -> Any:
+async def describe_topics(
+    wire: Wire, *names: str, limit: int = 2000, cursor: tuple[str, int] | None = None
+) -> Any:
     at = None if cursor is None else Cursor(topic_name=TopicName(cursor[0]), partition_index=i32(cursor[1]))
     topics = [{"name": name} for name in names]
     return await wire.ask(request(75, 0, topics=topics, response_partition_limit=limit, cursor=at))
@@ -31,7 +34,9 @@ async def test_describe_topic_partitions_shows_what_metadata_shows(wire: Wire) -
     [known] = (await wire.ask(a_metadata("shown", version=12))).topics
 
     assert (topic.error_code, topic.topic_id) == (ErrorCode.none, known.topic_id)
-    assert [(part.leader_id, part.leader_epoch, part.replica_nodes, part.isr_nodes) for part in topic.partitions] == [
+    assert [
+        (part.leader_id, part.leader_epoch, part.replica_nodes, part.isr_nodes) for part in topic.partitions
+    ] == [
         (part.leader_id, part.leader_epoch, part.replica_nodes, part.isr_nodes) for part in known.partitions
     ]
     assert all(part.eligible_leader_replicas == part.last_known_elr == () for part in topic.partitions)
@@ -39,7 +44,7 @@ async def test_describe_topic_partitions_shows_what_metadata_shows(wire: Wire) -
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def two_topics(module_database_url: str) -> AsyncIterator[Wire]:
-    """A connection to an agent of a zone of its own, whose answers hold three partitions at most."""
+    """A connection to an agent in its own zone, whose answers hold at most three partitions."""
     async with running(module_database_url, zone="z", describe_partitions_limit=3) as small:
         wire = await Wire.connect(small.app.kafka_port)
         for name, count in (("paged-a", 4), ("paged-b", 2)):
@@ -52,7 +57,9 @@ async def two_topics(module_database_url: str) -> AsyncIterator[Wire]:
 async def test_pages_tile_the_partitions(two_topics: Wire, limit: int) -> None:
     seen, cursor, pages = [], None, 0
     while pages == 0 or cursor is not None:
-        answer = await describe_topics(two_topics, "paged-b", "nowhere", "paged-a", limit=limit, cursor=cursor)
+        answer = await describe_topics(
+            two_topics, "paged-b", "nowhere", "paged-a", limit=limit, cursor=cursor
+        )
         page = [(topic.name, part.partition_index) for topic in answer.topics for part in topic.partitions]
         assert 0 < len(page) <= max(1, min(limit, 3))
         seen += page
@@ -63,7 +70,7 @@ async def test_pages_tile_the_partitions(two_topics: Wire, limit: int) -> None:
     assert seen == [*(("paged-a", n) for n in range(4)), *(("paged-b", n) for n in range(2))]
 
 
-async def test_describe_all_topics_and_what_is_not_there(wire: Wire) -> None:
+async def test_describe_all_topics_and_unknown_ones(wire: Wire) -> None:
     await create(wire, "one-of-many")
 
     everything = await describe_topics(wire)
@@ -86,19 +93,30 @@ async def test_describe_all_topics_and_what_is_not_there(wire: Wire) -> None:
 
 async def test_describe_producers_names_those_that_wrote(wire: Wire) -> None:
     await create(wire, "produced", num_partitions=2)
-    given = {"transactional_id": None, "transaction_timeout": TIMEOUT, "producer_id": -1, "producer_epoch": -1}
+    given = {
+        "transactional_id": None,
+        "transaction_timeout": TIMEOUT,
+        "producer_id": -1,
+        "producer_epoch": -1,
+    }
     ids = [(await wire.ask(request(22, 4, **given))).producer_id for _ in range(2)]
     for producer_id, sequences in zip(ids, ((0, 1), (0,)), strict=True):
         for sequence in sequences:
             batch = a_batch(b"v", producer=(producer_id, 0, sequence), timestamp_ms=1_700_000_000_123)
             answer = await wire.ask(a_produce("produced", {0: batch}))
             assert partitions_of(answer)[0].error_code is ErrorCode.none
-    topics = [{"name": "produced", "partition_indexes": (0, 1, 2)}, {"name": "nowhere", "partition_indexes": (0,)}]
+    topics = [
+        {"name": "produced", "partition_indexes": (0, 1, 2)},
+        {"name": "nowhere", "partition_indexes": (0,)},
+    ]
 
     produced, nowhere = (await wire.ask(request(61, 0, topics=topics))).topics
 
     first, empty, beyond = produced.partitions
-    assert [(found.producer_id, found.last_sequence) for found in first.active_producers] == [(ids[0], 1), (ids[1], 0)]
+    assert [(found.producer_id, found.last_sequence) for found in first.active_producers] == [
+        (ids[0], 1),
+        (ids[1], 0),
+    ]
     assert {found.last_timestamp for found in first.active_producers} == {1_700_000_000_123}
     assert {found.current_txn_start_offset for found in first.active_producers} == {-1}
     assert (empty.error_code, empty.active_producers) == (ErrorCode.none, ())
@@ -142,7 +160,11 @@ async def test_a_reassignment_to_the_current_replicas_is_taken(wire: Wire) -> No
         )
 
         [found] = answer.responses[0].partitions
-        assert (answer.error_code, found.error_code, found.error_message) == (ErrorCode.none, ErrorCode.none, None)
+        assert (answer.error_code, found.error_code, found.error_message) == (
+            ErrorCode.none,
+            ErrorCode.none,
+            None,
+        )
 
 
 async def test_nothing_is_ever_reassigned(wire: Wire) -> None:
@@ -175,7 +197,9 @@ async def test_no_leader_is_ever_elected(wire: Wire, version: int) -> None:
     topics = [{"topic": "led", "partitions": (0, 9)}, {"topic": "nowhere", "partitions": (0,)}]
 
     async def elect(asked: Any, kind: int = 0) -> Any:
-        return await wire.ask(request(43, version, election_type=kind, topic_partitions=asked, timeout=TIMEOUT))
+        return await wire.ask(
+            request(43, version, election_type=kind, topic_partitions=asked, timeout=TIMEOUT)
+        )
 
     answer, everything = await elect(topics), await elect(None)
 

@@ -1,5 +1,6 @@
-"""The APIs of groups by hand, in every version served: what a group goes through, and what each API refuses with which
-code."""
+"""The APIs of groups by hand, in every version served: the life of a group, and the refusals of each API with
+their codes.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +31,7 @@ from tests.agent.kafka.apis.groups_by_hand import (
 )
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_metadata, running
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -84,7 +85,7 @@ async def test_sync_heartbeat_and_leave_in_every_version(wire: Wire, version: in
     assert [one.error_code for one in getattr(left, "members", ())] == ([NONE] if version >= 3 else [])
 
 
-async def test_a_first_join_is_told_its_member_id_from_v4_on(wire: Wire) -> None:
+async def test_a_first_join_gets_its_member_id_from_v4_on(wire: Wire) -> None:
     told = await wire.ask(a_join("told", version=4))
     known = await wire.ask(a_join("told", told.member_id, version=4))
 
@@ -115,7 +116,7 @@ async def until_rebalancing(wire: Wire, group_id: str, joined: Any) -> None:
 
 
 async def test_requests_behind_a_waiting_join_on_one_connection_are_answered_after_it(agent: Running) -> None:
-    """As in Kafka; the connection is not taken for idle meanwhile."""
+    """As in Kafka. The connection does not count as idle meanwhile."""
     wire = await Wire.connect(agent.app.kafka_port)
     ann = await member(wire, "behind")
     other = await Wire.connect(agent.app.kafka_port)
@@ -282,7 +283,7 @@ async def test_fetch_in_every_version(wire: Wire, topic: Any, version: int) -> N
 
 
 @pytest.mark.parametrize("version", [1, 2, 7, 8, 9])
-async def test_what_does_not_exist_has_no_offset_and_no_error(wire: Wire, version: int) -> None:
+async def test_unknown_groups_and_topics_have_no_offset_and_no_error(wire: Wire, version: int) -> None:
     gone = type("Topic", (), {"name": "never-made", "topic_id": UUID(int=7)})
 
     for group_id in ("no-such-group", "", "a\0b"):
@@ -291,7 +292,7 @@ async def test_what_does_not_exist_has_no_offset_and_no_error(wire: Wire, versio
         assert offsets(answer) == {("never-made", 0): (-1, "", NONE)}
 
 
-async def test_topic_ids_that_do_not_exist_are_told(wire: Wire) -> None:
+async def test_unknown_topic_ids_are_errors(wire: Wire) -> None:
     gone = type("Topic", (), {"name": "", "topic_id": UUID(int=7)})
     none = type("Topic", (), {"name": "", "topic_id": None})
 
@@ -317,7 +318,7 @@ async def test_commits_that_are_refused_by_their_group(wire: Wire, topic: Any, v
     joined = await member(wire, f"fenced-{version}")
 
     async def code(group_id: str, member_id: str, generation: int) -> ErrorCode:
-        fence = {"member_id": member_id, "generation_id_or_member_epoch": generation}
+        fence: dict[str, Any] = {"member_id": member_id, "generation_id_or_member_epoch": generation}
         return await commit(wire, group_id, topic, version=version, **fence)
 
     assert await code(f"fenced-{version}", joined.member_id, 1) is NONE
@@ -329,7 +330,7 @@ async def test_commits_that_are_refused_by_their_group(wire: Wire, topic: Any, v
     assert await code("", "", -1) is ErrorCode.invalid_group_id
 
 
-async def test_a_partition_named_twice_keeps_what_was_said_last(wire: Wire, topic: Any) -> None:
+async def test_a_partition_named_twice_keeps_the_last_offset(wire: Wire, topic: Any) -> None:
     part = {"partition_index": 0, "committed_leader_epoch": -1, "committed_metadata": ""}
     named = [
         {"name": "orders", "partitions": [{**part, "committed_offset": 1}, {**part, "committed_offset": 2}]},
@@ -363,7 +364,13 @@ async def test_many_groups_are_fetched_at_once(wire: Wire, topic: Any) -> None:
     named = [{"name": "orders", "partition_indexes": (0,)}]
     asked = [
         {"group_id": group_id, "member_id": None, "member_epoch": -1, "topics": topics}
-        for group_id, topics in (("many-0", named), ("many-1", None), ("none", named), ("", named), ("many-2", named))
+        for group_id, topics in (
+            ("many-0", named),
+            ("many-1", None),
+            ("none", named),
+            ("", named),
+            ("many-2", named),
+        )
     ]
 
     answer = await wire.ask(request(9, 9, groups=asked, require_stable=False))
@@ -417,7 +424,11 @@ async def test_describe_in_every_version(wire: Wire, version: int) -> None:
     assert (found.error_code, found.group_state, found.protocol_type) == (NONE, "Stable", "consumer")
     [one] = found.members
     assert (one.member_id, one.client_id, one.client_host) == (joined.member_id, "test", "/127.0.0.1")
-    assert (one.member_metadata, one.member_assignment, found.protocol_data) == (b"subscription", b"its part", "range")
+    assert (one.member_metadata, one.member_assignment, found.protocol_data) == (
+        b"subscription",
+        b"its part",
+        "range",
+    )
     assert (missing.group_state, empty.group_state) == ("Dead", "Dead")
     assert missing.error_code is (ErrorCode.group_id_not_found if version >= 6 else NONE)
     if version >= 6:
@@ -434,7 +445,9 @@ async def test_list_in_every_version(wire: Wire, topic: Any, version: int) -> No
         answer = await wire.ask(request(16, version, states_filter=states, types_filter=kinds))
         assert answer.error_code is NONE
         return {
-            group.group_id.rpartition("-")[0]: group for group in answer.groups if group.group_id[-1] == f"{version}"
+            group.group_id.rpartition("-")[0]: group
+            for group in answer.groups
+            if group.group_id[-1] == f"{version}"
         }
 
     everything = await listed()
@@ -488,10 +501,20 @@ async def test_a_life_in_the_new_protocol(wire: Wire, topic: Any, version: int) 
     assert joined.heartbeat_interval == timedelta(seconds=5)
     assert (stays.error_code, stays.member_epoch, stays.assignment) == (NONE, joined.member_epoch, None)
     assert (committed, stale) == (NONE, ErrorCode.stale_member_epoch)
-    assert (described.error_code, described.group_state, described.assignor_name) == (NONE, "Stable", "uniform")
+    assert (described.error_code, described.group_state, described.assignor_name) == (
+        NONE,
+        "Stable",
+        "uniform",
+    )
     [one] = described.members
-    assert (one.member_id, one.client_host, one.subscribed_topic_names) == (joined.member_id, "/127.0.0.1", ("orders",))
-    assert [(part.topic_name, part.partitions) for part in one.assignment.topic_partitions] == [("orders", (0, 1, 2))]
+    assert (one.member_id, one.client_host, one.subscribed_topic_names) == (
+        joined.member_id,
+        "/127.0.0.1",
+        ("orders",),
+    )
+    assert [(part.topic_name, part.partitions) for part in one.assignment.topic_partitions] == [
+        ("orders", (0, 1, 2))
+    ]
     assert getattr(one, "member_type", 1) == 1
     assert (left.error_code, left.member_epoch) == (NONE, -1)
 
@@ -503,7 +526,10 @@ async def test_a_life_in_the_new_protocol(wire: Wire, topic: Any, version: int) 
         ({"group_id": ""}, "GroupId can't be empty."),
         ({"instance_id": ""}, "InstanceId can't be empty."),
         ({"rack_id": ""}, "RackId can't be empty."),
-        ({"rebalance_timeout": timedelta(milliseconds=-1)}, "RebalanceTimeoutMs must be provided in first request."),
+        (
+            {"rebalance_timeout": timedelta(milliseconds=-1)},
+            "RebalanceTimeoutMs must be provided in first request.",
+        ),
         ({"topic_partitions": None}, "TopicPartitions must be empty when (re-)joining."),
         (
             {"subscribed_topic_names": None},
@@ -515,7 +541,9 @@ async def test_a_life_in_the_new_protocol(wire: Wire, topic: Any, version: int) 
         ({"instance_id": "a\0b"}, "InstanceId must be at most 900 bytes, none of them NUL."),
     ],
 )
-async def test_heartbeats_that_are_wrong_in_themselves(wire: Wire, values: dict[str, Any], message: str) -> None:
+async def test_heartbeats_that_are_wrong_in_themselves(
+    wire: Wire, values: dict[str, Any], message: str
+) -> None:
     given = {"group_id": "wrong", "epoch": 0, **values}
 
     refused = await consume(wire, **given)
@@ -534,7 +562,8 @@ async def test_heartbeats_that_the_group_refuses(wire: Wire) -> None:
     joined = await consume(wire, "refusing-new", 0)
 
     async def code(epoch: int, **values: Any) -> ErrorCode:
-        return (await consume(wire, "refusing-new", epoch, **values)).error_code  # type: ignore[no-any-return]
+        answer = await consume(wire, "refusing-new", epoch, **values)
+        return answer.error_code  # type: ignore[no-any-return]
 
     assert await code(joined.member_epoch + 5) is ErrorCode.fenced_member_epoch
     assert await code(joined.member_epoch, member_id="bob") is ErrorCode.unknown_member_id
@@ -557,7 +586,10 @@ async def test_groups_are_described_in_the_words_of_their_protocol(wire: Wire) -
     empty = await describe_consumer(wire, "")
 
     not_found = ErrorCode.group_id_not_found
-    assert (classic.error_code, classic.error_message) == (not_found, "Group classic-one is not a consumer group.")
+    assert (classic.error_code, classic.error_message) == (
+        not_found,
+        "Group classic-one is not a consumer group.",
+    )
     assert (new.error_code, new.error_message) == (not_found, "Group new-one is not a classic group.")
     assert (missing.error_code, missing.error_message) == (not_found, "Group no-such-group not found.")
     assert empty.error_code is ErrorCode.invalid_group_id
@@ -568,7 +600,9 @@ async def test_groups_are_described_in_the_words_of_their_protocol(wire: Wire) -
 
 async def test_a_waiting_join_survives_the_idle_timeout(module_database_url: str) -> None:
     settings = GroupSettings(group_initial_rebalance_delay_ms=3_500)
-    async with running(module_database_url, zone="idle-join", group_settings=settings, idle_timeout_s=1.0) as patient:
+    async with running(
+        module_database_url, zone="idle-join", group_settings=settings, idle_timeout_s=1.0
+    ) as patient:
         wire = await Wire.connect(patient.app.kafka_port)
         found = await wire.ask(request(10, 6, key_type=0, coordinator_keys=tuple(map(str, range(100)))))
         mine = [one.key for one in found.coordinators if one.port == patient.app.kafka_port]

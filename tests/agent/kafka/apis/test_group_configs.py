@@ -1,4 +1,6 @@
-"""Configs of consumer groups (resource type 32): described, altered, listed, and what the group's members are told."""
+"""Configs of consumer groups (resource type 32): described, altered, listed, and their effect on the group's
+members.
+"""
 
 from datetime import timedelta
 from typing import Any
@@ -7,7 +9,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from agent.groups.group_configs import GROUP_CONFIGS
-from tests.agent.kafka.apis.asking import alter, create, describe
+from tests.agent.kafka.apis.administrative_requests import alter, create, describe
 from tests.agent.kafka.apis.groups_by_hand import consume
 from tests.agent.read_path.wire import request
 from tests.agent.running import Wire, until_answered
@@ -47,7 +49,7 @@ async def test_a_group_has_the_agents_defaults_until_some_are_set(wire: Wire) ->
     assert "unheard-of" not in await _listed(wire)
 
 
-async def test_members_are_told_what_was_set_for_their_group(wire: Wire) -> None:
+async def test_members_get_the_configs_of_their_group(wire: Wire) -> None:
     await create(wire, "orders")
     joined = await consume(wire, "paced", 0)
     assert joined.heartbeat_interval == timedelta(seconds=5)
@@ -58,13 +60,17 @@ async def test_members_are_told_what_was_set_for_their_group(wire: Wire) -> None
 
     assert (await alter(wire, "paced", (HEARTBEAT, SET, "7000"), resource=GROUP)).error_code is ErrorCode.none
     await until_answered(lambda: is_told(7))
-    assert (await alter(wire, "paced", (HEARTBEAT, DELETE, None), resource=GROUP)).error_code is ErrorCode.none
+    assert (
+        await alter(wire, "paced", (HEARTBEAT, DELETE, None), resource=GROUP)
+    ).error_code is ErrorCode.none
     await until_answered(lambda: is_told(5))
 
 
-async def test_a_group_that_is_loaded_later_goes_by_what_was_set_before(wire: Wire) -> None:
+async def test_a_group_that_is_loaded_later_uses_its_configs(wire: Wire) -> None:
     await create(wire, "orders")
-    assert (await alter(wire, "paced-before", (HEARTBEAT, SET, "9000"), resource=GROUP)).error_code is ErrorCode.none
+    assert (
+        await alter(wire, "paced-before", (HEARTBEAT, SET, "9000"), resource=GROUP)
+    ).error_code is ErrorCode.none
 
     assert (await consume(wire, "paced-before", 0)).heartbeat_interval == timedelta(seconds=9)
 
@@ -94,7 +100,7 @@ async def test_a_change_that_cannot_be_is_refused_with_a_reason(
     assert reason in answer.error_message
 
 
-async def test_what_is_only_validated_is_not_set(wire: Wire) -> None:
+async def test_validate_only_sets_nothing(wire: Wire) -> None:
     answer = await alter(wire, "validated", (HEARTBEAT, SET, "6000"), resource=GROUP, validate_only=True)
 
     assert answer.error_code is ErrorCode.none
@@ -103,7 +109,11 @@ async def test_what_is_only_validated_is_not_set(wire: Wire) -> None:
 
 async def test_alter_configs_of_a_group_returns_to_the_default_what_it_does_not_name(wire: Wire) -> None:
     await alter(wire, "replaced", (HEARTBEAT, SET, "6000"), resource=GROUP)
-    given = {"resource_type": 32, "resource_name": "replaced", "configs": [{"name": SESSION, "value": "50000"}]}
+    given = {
+        "resource_type": 32,
+        "resource_name": "replaced",
+        "configs": [{"name": SESSION, "value": "50000"}],
+    }
 
     answer = await wire.ask(request(33, 2, resources=[given], validate_only=False))
 

@@ -1,4 +1,4 @@
-"""Group requests that no client sends, by chance: each is answered, and neither a group nor a connection breaks."""
+"""Random group requests that no client sends: each is answered, and no group and no connection breaks."""
 
 import logging
 import random
@@ -16,7 +16,7 @@ from tests.agent.groups.subscriptions import subscription
 from tests.agent.kafka.apis.groups_by_hand import SESSION, a_join, consume
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_metadata, running
-from tests.seeds import seeds
+from tests.support.seeds import seeds
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -61,14 +61,15 @@ async def agent(module_database_url: str) -> AsyncIterator[Running]:
 
 
 class Chance:
-    """Requests of one seed. `known` are member ids that answers have named, so that some requests go deeper."""
+    """Requests of one seed. `known` are member ids from earlier answers, so that some requests go deeper."""
 
     def __init__(self, seed: int, topic_id: UUID) -> None:
         self._random = random.Random(seed)
         self._topic_ids = (topic_id, UUID(int=9), None)
         self.known = ["nobody"]
         self._makers: tuple[Callable[[], Any], ...] = (
-            self._join, self._join, self._sync, self._heartbeat, self._leave, self._commit, self._fetch, self._describe,
+            self._join, self._join, self._sync, self._heartbeat, self._leave, self._commit, self._fetch,
+            self._describe,
             self._list, self._delete, self._forget, self._consume, self._consume, self._describe_consumers,
         )  # fmt: skip
 
@@ -123,7 +124,9 @@ class Chance:
             group_instance_id=self._maybe(self._text()),
             protocol_type=self._maybe(self._text()),
             protocol_name=self._maybe(self._text()),
-            assignments=self._some(lambda: {"member_id": self._member(), "assignment": self._random.choice(BLOBS)}),
+            assignments=self._some(
+                lambda: {"member_id": self._member(), "assignment": self._random.choice(BLOBS)}
+            ),
         )
 
     def _heartbeat(self) -> Any:
@@ -143,7 +146,11 @@ class Chance:
             group_id=self._group(),
             member_id=self._member(),
             members=self._some(
-                lambda: {"member_id": self._member(), "group_instance_id": self._maybe(self._text()), "reason": None}
+                lambda: {
+                    "member_id": self._member(),
+                    "group_instance_id": self._maybe(self._text()),
+                    "reason": None,
+                }
             ),
         )
 
@@ -202,12 +209,17 @@ class Chance:
 
     def _forget(self) -> Any:
         parts = self._some(lambda: {"partition_index": self._number()})
-        return request(47, 0, group_id=self._group(), topics=self._some(lambda: self._topic(partitions=parts)))
+        return request(
+            47, 0, group_id=self._group(), topics=self._some(lambda: self._topic(partitions=parts))
+        )
 
     def _consume(self) -> Any:
         names, regex = self._maybe(tuple(self._some(self._text))), self._maybe(self._text())
         owned = self._some(
-            lambda: {"topic_id": self._random.choice(self._topic_ids), "partitions": tuple(self._some(self._number))}
+            lambda: {
+                "topic_id": self._random.choice(self._topic_ids),
+                "partitions": tuple(self._some(self._number)),
+            }
         )
         return request(
             68,
@@ -230,7 +242,9 @@ class Chance:
 
 
 @pytest.mark.parametrize("seed", seeds(2))
-async def test_whatever_is_asked_is_answered(agent: Running, caplog: pytest.LogCaptureFixture, seed: int) -> None:
+async def test_every_hostile_request_is_answered(
+    agent: Running, caplog: pytest.LogCaptureFixture, seed: int
+) -> None:
     wire = await Wire.connect(agent.app.kafka_port)
     topic = (await wire.ask(a_metadata("orders", version=12))).topics[0]
     chance = Chance(seed, topic.topic_id)
@@ -264,7 +278,9 @@ async def test_a_classic_member_of_an_impossible_id_harms_no_group_of_the_new_pr
 
 async def test_a_request_that_names_many_groups_takes_no_place_from_others(module_database_url: str) -> None:
     nobody = tuple(f"nobody-{number}" for number in range(1_000))
-    asked = [{"group_id": group_id, "topics": None, "member_id": None, "member_epoch": -1} for group_id in nobody]
+    asked = [
+        {"group_id": group_id, "topics": None, "member_id": None, "member_epoch": -1} for group_id in nobody
+    ]
     settings = GroupSettings(group_queue_events=100)
     async with running(module_database_url, zone="many", group_settings=settings) as bounded:
         wire = await Wire.connect(bounded.app.kafka_port)

@@ -1,4 +1,4 @@
-"""What Metadata says of topics that cannot be found."""
+"""Metadata of topics that cannot be found."""
 
 from uuid import UUID
 
@@ -25,7 +25,9 @@ def cut_off(postgres: EmbeddedPostgres, database_url: str) -> None:
     name = conninfo_to_dict(database_url)["dbname"]
     with psycopg.connect(postgres.url(), autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {name} WITH ALLOW_CONNECTIONS false")
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
+        )
 
 
 async def test_no_list_of_topics_is_answered_while_the_database_is_away(
@@ -46,13 +48,14 @@ async def test_no_list_of_topics_is_answered_while_the_database_is_away(
 
 
 async def test_no_answer_is_without_brokers(database_url: str) -> None:
-    """librdkafka 2.16 would forget every address, and never come back."""
+    """librdkafka 2.16 would forget every address and never recover."""
     patient = CacheRingSettings(membership_lease_s=600.0, membership_renew_s=300.0, membership_margin_s=0.5)
     async with running(database_url, ring_settings=patient) as agent:
         client = await Wire.connect(agent.app.kafka_port)
         assert len((await client.ask(a_metadata("orders"))).brokers) == 1
         async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
-            await connection.execute("UPDATE agents SET lease_until = clock_timestamp()")  # it slept past its lease
+            # The agent slept past its lease.
+            await connection.execute("UPDATE agents SET lease_until = clock_timestamp()")
         membership = agent.app._membership()
         assert membership is not None
         await membership.refresh()
@@ -65,11 +68,15 @@ async def test_no_answer_is_without_brokers(database_url: str) -> None:
 
 @pytest.mark.parametrize("version", [10, 11, 12, 13])
 @pytest.mark.asyncio(loop_scope="module")
-async def test_an_id_that_no_topic_has_is_unknown_in_every_version_that_names_ids(agent: Running, version: int) -> None:
+async def test_an_id_that_no_topic_has_is_unknown_in_every_version_that_names_ids(
+    agent: Running, version: int
+) -> None:
     client = await Wire.connect(agent.app.kafka_port)
     asked = [{"topic_id": UUID(int=1), "name": None}]
 
     answer = await client.ask(request(3, version, topics=asked, **NOTHING_MORE))
 
-    assert [(topic.error_code, topic.name or None) for topic in answer.topics] == [(ErrorCode.unknown_topic_id, None)]
+    assert [(topic.error_code, topic.name or None) for topic in answer.topics] == [
+        (ErrorCode.unknown_topic_id, None)
+    ]
     client.close()

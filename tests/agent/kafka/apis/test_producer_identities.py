@@ -1,4 +1,6 @@
-"""Producer ids, epochs and sequences through an agent, frame by frame: wrapping, bumping, forgetting."""
+"""Producer ids, epochs and sequences through an agent, frame by frame: they wrap, are bumped and are
+forgotten.
+"""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -35,7 +37,7 @@ async def sequencer(module_database_url: str) -> AsyncIterator[Sequencer]:
 
 
 async def identity(wire: Wire, producer_id: int = -1, epoch: int = -1, version: int = 4) -> tuple[int, int]:
-    """What InitProducerId answers to a producer that names this id and epoch."""
+    """Returns InitProducerId's answer to a producer that names this id and epoch."""
     answer = await wire.ask(
         request(
             22,
@@ -50,7 +52,9 @@ async def identity(wire: Wire, producer_id: int = -1, epoch: int = -1, version: 
     return answer.producer_id, answer.producer_epoch
 
 
-async def answered(wire: Wire, topic: str, producer: tuple[int, int, int], records: int = 1) -> tuple[ErrorCode, int]:
+async def answered(
+    wire: Wire, topic: str, producer: tuple[int, int, int], records: int = 1
+) -> tuple[ErrorCode, int]:
     answer = await produced(wire, topic, a_batch(*[b"x"] * records, producer=producer))
     return answer.error_code, answer.base_offset
 
@@ -92,7 +96,10 @@ async def test_sequences_go_on_at_0_after_the_last_one(wire: Wire, sequencer: Se
     producer_id, epoch = await identity(wire)
     await answered(wire, topic.name, (producer_id, epoch, 0))
     await sequencer.database.run(
-        "UPDATE producer_state SET sequences = ARRAY[%(before)s * 2147483648 + %(before)s] WHERE producer_id = %(id)s",
+        (
+            "UPDATE producer_state SET sequences = ARRAY[%(before)s * 2147483648 + %(before)s] WHERE "
+            "producer_id = %(id)s"
+        ),
         before=LAST_SEQUENCE - 3,
         id=producer_id,
     )
@@ -101,7 +108,9 @@ async def test_sequences_go_on_at_0_after_the_last_one(wire: Wire, sequencer: Se
         return (producer_id, epoch, sequence), records
 
     crossing, after = batch(LAST_SEQUENCE - 2, 5), batch(2, 1)
-    answers = [await answered(wire, topic.name, *sent) for sent in (after, crossing, after, crossing, batch(3, 1))]
+    answers = [
+        await answered(wire, topic.name, *sent) for sent in (after, crossing, after, crossing, batch(3, 1))
+    ]
 
     assert answers == [
         (ErrorCode.not_enough_replicas, -1),
@@ -112,7 +121,7 @@ async def test_sequences_go_on_at_0_after_the_last_one(wire: Wire, sequencer: Se
     ]
 
 
-async def test_a_forgotten_producer_is_told_the_log_start_and_begins_anew_with_its_next_epoch(
+async def test_a_forgotten_producer_gets_the_log_start_and_restarts_with_its_next_epoch(
     wire: Wire, sequencer: Sequencer
 ) -> None:
     topic = await a_topic(wire, "forgotten")
@@ -133,7 +142,10 @@ async def test_a_repeat_from_long_ago_is_a_duplicate_whose_offset_is_not_known(w
     for sequence in range(11):
         await answered(wire, topic.name, (producer_id, epoch, sequence))
 
-    assert await answered(wire, topic.name, (producer_id, epoch, 0)) == (ErrorCode.duplicate_sequence_number, -1)
+    assert await answered(wire, topic.name, (producer_id, epoch, 0)) == (
+        ErrorCode.duplicate_sequence_number,
+        -1,
+    )
     assert await answered(wire, topic.name, (producer_id, epoch, 1)) == (ErrorCode.none, 1)
 
 

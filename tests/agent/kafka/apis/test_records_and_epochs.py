@@ -1,4 +1,6 @@
-"""DeleteRecords, OffsetForLeaderEpoch, ListOffsets' special times, and what stale epochs and ids are told, by hand."""
+"""DeleteRecords, OffsetForLeaderEpoch, ListOffsets' special times, and the answers to stale epochs and ids,
+by hand.
+"""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -8,7 +10,8 @@ from uuid import UUID
 import pytest
 from kio.schema.errors import ErrorCode
 
-from tests.agent.kafka.apis.asking import TIMEOUT, create, delete
+from agent.kafka.configs.config_changes import SET
+from tests.agent.kafka.apis.administrative_requests import TIMEOUT, alter, create, delete
 from tests.agent.read_path.wire import a_fetch, a_list_offsets, request
 from tests.agent.running import Wire, a_batch, a_produce, partitions_of, running, until_answered
 
@@ -33,7 +36,9 @@ async def list_offset(wire: Wire, name: str, timestamp: int, version: int = 11, 
     return (await wire.ask(a_list_offsets(version, name, timestamp, **values))).topics[0].partitions[0]
 
 
-async def epoch_end(wire: Wire, name: str, version: int, current: int, wanted: int, partition: int = 0) -> Any:
+async def epoch_end(
+    wire: Wire, name: str, version: int, current: int, wanted: int, partition: int = 0
+) -> Any:
     asked = {"partition": partition, "current_leader_epoch": current, "leader_epoch": wanted}
     topics = [{"topic": name, "partitions": [asked]}]
     return (await wire.ask(request(23, version, topics=topics, replica_id=-1))).topics[0].partitions[0]
@@ -92,20 +97,40 @@ async def test_delete_records_up_to_the_high_watermark_and_no_further(wire: Wire
     assert (await list_offset(wire, topic.name, -1)).offset == 3
 
 
-async def test_delete_records_refuses_what_is_not_there_and_takes_the_last_of_two_offsets(wire: Wire) -> None:
+@pytest.mark.parametrize("policy", ["compact", ""])
+async def test_records_of_a_topic_whose_policy_does_not_delete_cannot_be_deleted(
+    wire: Wire, policy: str
+) -> None:
+    name = f"kept-{policy or 'for-ever'}"
+    await create(wire, name, configs=[{"name": "cleanup.policy", "value": policy}])
+    await wire.ask(a_produce(name, {0: a_batch(b"v", keys=[b"k"])}))
+
+    refused = await delete_records(wire, name, 1)
+    negative = await delete_records(wire, name, -2)
+    await alter(wire, name, ("cleanup.policy", SET, "compact,delete"))
+    allowed = await delete_records(wire, name, 1)
+
+    assert (refused.error_code, refused.low_watermark) == (ErrorCode.policy_violation, -1)
+    assert negative.error_code is ErrorCode.policy_violation
+    assert (allowed.error_code, allowed.low_watermark) == (ErrorCode.none, 1)
+
+
+async def test_delete_records_refuses_unknown_partitions_and_uses_the_last_of_two_offsets(wire: Wire) -> None:
     topic = await a_topic_of(wire, "trimmed-once", 2)
     twice = [{"partition_index": 0, "offset": 2}, {"partition_index": 0, "offset": 1}]
 
     missing = await delete_records(wire, "nowhere", 1)
     beyond = await delete_records(wire, topic.name, 1, partition=7)
-    answer = await wire.ask(request(21, 2, topics=[{"name": topic.name, "partitions": twice}], timeout=TIMEOUT))
+    answer = await wire.ask(
+        request(21, 2, topics=[{"name": topic.name, "partitions": twice}], timeout=TIMEOUT)
+    )
 
     assert [missing.error_code, beyond.error_code] == [ErrorCode.unknown_topic_or_partition] * 2
     [found] = answer.topics[0].partitions
     assert (found.error_code, found.low_watermark) == (ErrorCode.none, 1)
 
 
-async def test_another_agent_hears_of_deleted_records(module_database_url: str) -> None:
+async def test_another_agent_notices_deleted_records(module_database_url: str) -> None:
     async with (
         running(module_database_url, zone="y") as one,
         running(module_database_url, zone="z") as other,
@@ -137,7 +162,7 @@ async def test_the_one_epoch_ends_at_the_high_watermark(wire: Wire, version: int
     assert (never.error_code, never.leader_epoch, never.end_offset) == (ErrorCode.none, -1, -1)
 
 
-async def test_a_leader_epoch_that_is_not_ours_is_told_so_everywhere(wire: Wire) -> None:
+async def test_an_unknown_leader_epoch_is_an_error_in_every_api(wire: Wire) -> None:
     topic = await a_topic_of(wire, "epochs", 1)
 
     async def codes(epoch: int) -> Sequence[ErrorCode]:
@@ -153,10 +178,13 @@ async def test_a_leader_epoch_that_is_not_ours_is_told_so_everywhere(wire: Wire)
     assert await codes(-2) == [ErrorCode.fenced_leader_epoch] * 3
 
 
-async def test_epochs_of_what_is_not_there_are_unknown(wire: Wire) -> None:
+async def test_epochs_of_unknown_partitions_are_unknown(wire: Wire) -> None:
     topic = await a_topic_of(wire, "epoch-less", 0)
 
-    answers = [await epoch_end(wire, "nowhere", 4, 0, 0), await epoch_end(wire, topic.name, 4, 0, 0, partition=9)]
+    answers = [
+        await epoch_end(wire, "nowhere", 4, 0, 0),
+        await epoch_end(wire, topic.name, 4, 0, 0, partition=9),
+    ]
 
     assert [found.error_code for found in answers] == [ErrorCode.unknown_topic_or_partition] * 2
     assert [(found.leader_epoch, found.end_offset) for found in answers] == [(-1, -1)] * 2
@@ -203,11 +231,13 @@ async def test_a_stale_topic_id_is_unknown_to_produce_and_fetch(wire: Wire) -> N
 
 
 async def test_a_short_timeout_is_answered_within_it_or_done(wire: Wire) -> None:
-    """A millisecond suffices or it does not; either way the request is answered with a code that says so."""
+    """A millisecond suffices or it does not. In both cases the answer has the right code."""
     topic = await a_topic_of(wire, "hasty", 1)
     partitions = [{"partition_index": 0, "offset": 1}]
 
-    asked = request(21, 2, topics=[{"name": topic.name, "partitions": partitions}], timeout=timedelta(milliseconds=1))
+    asked = request(
+        21, 2, topics=[{"name": topic.name, "partitions": partitions}], timeout=timedelta(milliseconds=1)
+    )
     found = (await wire.ask(asked)).topics[0].partitions[0]
 
     assert found.error_code in (ErrorCode.none, ErrorCode.request_timed_out)

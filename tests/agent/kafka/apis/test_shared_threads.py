@@ -1,4 +1,6 @@
-"""Checking batches and looking times up: bounded per request, in turns per connection, and only while it is wanted."""
+"""Checking batches and looking times up: bounded per request, in turns per connection, and only while a
+client waits.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,11 +12,11 @@ import pytest_asyncio
 from kio.schema.errors import ErrorCode
 
 from agent.parts import Parts
-from tests.agent.kafka.apis.asking import create
+from tests.agent.kafka.apis.administrative_requests import create
 from tests.agent.read_path.wire import a_list_offsets, request
 from tests.agent.running import Running, Wire, a_batch, a_produce, partitions_of, running
 from tests.faults.wire import Batch, record
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -35,7 +37,7 @@ async def other(agent: Running) -> AsyncIterator[Wire]:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def small_agent(module_database_url: str) -> AsyncIterator[Running]:
-    bounds = {"zone": "b", "max_request_decompressed_bytes": 4 * BOMB_BYTES}
+    bounds: dict[str, Any] = {"zone": "b", "max_request_decompressed_bytes": 4 * BOMB_BYTES}
     async with running(module_database_url, **bounds) as started:
         yield started
 
@@ -55,7 +57,7 @@ async def records_of(wire: Wire, topic: str, partitions: int = BOMBS) -> int:
     return sum(answer.topics[0].partitions[0].offset for answer in ends)
 
 
-async def test_bombs_of_one_client_do_not_hold_up_anothers_batches(wire: Wire, other: Wire) -> None:
+async def test_bombs_of_one_client_do_not_delay_anothers_batches(wire: Wire, other: Wire) -> None:
     await create(wire, "bombed", num_partitions=BOMBS)
     await create(wire, "honest")
 
@@ -98,7 +100,7 @@ async def test_checking_stops_when_the_client_hangs_up(agent: Running, wire: Wir
     assert await records_of(wire, "left") == 0
 
 
-async def test_a_request_whose_time_is_over_before_it_is_checked_is_told_so(wire: Wire) -> None:
+async def test_a_request_whose_time_is_over_before_its_check_fails(wire: Wire) -> None:
     await create(wire, "late", num_partitions=BOMBS)
 
     answers = partitions_of(await wire.ask(bombs("late", timeout_s=0.03)))
@@ -109,7 +111,9 @@ async def test_a_request_whose_time_is_over_before_it_is_checked_is_told_so(wire
 
 async def test_times_are_looked_up_in_turns(wire: Wire, other: Wire) -> None:
     large = Batch(
-        attributes=4, count=2, records=bytes(cramjam.zstd.compress(record(b"") + record(bytes(BOMB_BYTES), delta=1)))
+        attributes=4,
+        count=2,
+        records=bytes(cramjam.zstd.compress(record(b"") + record(bytes(BOMB_BYTES), delta=1))),
     ).encoded()
     small = a_batch(b"1", b"2", compression=4)
     at_ms = 1_700_000_000_000
@@ -122,7 +126,9 @@ async def test_times_are_looked_up_in_turns(wire: Wire, other: Wire) -> None:
         5,
         replica_id=-1,
         isolation_level=0,
-        topics=[{"name": "long", "partitions": [{"partition_index": n, "timestamp": at_ms} for n in range(16)]}],
+        topics=[
+            {"name": "long", "partitions": [{"partition_index": n, "timestamp": at_ms} for n in range(16)]}
+        ],
     )
 
     slow = asyncio.create_task(wire.receive(await wire.send(every)))

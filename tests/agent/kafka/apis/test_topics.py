@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from kio.schema.errors import ErrorCode
 
-from tests.agent.kafka.apis.asking import TIMEOUT, create, delete, grow
+from tests.agent.kafka.apis.administrative_requests import TIMEOUT, create, delete, grow
 from tests.agent.read_path.wire import request
 from tests.agent.running import Wire, a_metadata, running
 
@@ -36,7 +36,9 @@ async def test_create_topics(wire: Wire, version: int) -> None:
 
 
 @pytest.mark.parametrize("factor", [-1, 1, 3, 32_767])
-async def test_any_replication_factor_is_accepted_and_counts_are_left_to_the_agent(wire: Wire, factor: int) -> None:
+async def test_any_replication_factor_is_accepted_and_counts_are_left_to_the_agent(
+    wire: Wire, factor: int
+) -> None:
     name = f"replicated-{factor}"
 
     created = await create(wire, name, num_partitions=-1, replication_factor=factor)
@@ -44,7 +46,7 @@ async def test_any_replication_factor_is_accepted_and_counts_are_left_to_the_age
     assert (created.error_code, created.num_partitions) == (ErrorCode.none, 1)
 
 
-async def test_replicas_assigned_by_hand_make_as_many_partitions(wire: Wire) -> None:
+async def test_a_manual_assignment_determines_the_number_of_partitions(wire: Wire) -> None:
     me = (await wire.ask(a_metadata(version=9))).brokers[0].node_id
     assigned = [{"partition_index": number, "broker_ids": (me,)} for number in (1, 0)]
 
@@ -61,6 +63,13 @@ def _assigned(*partitions: tuple[int, tuple[int, ...]]) -> dict[str, Any]:
     }
 
 
+INVALID = ErrorCode.invalid_config
+
+
+def _configured(*configs: tuple[str, str]) -> dict[str, Any]:
+    return {"configs": [{"name": name, "value": value} for name, value in configs]}
+
+
 @pytest.mark.parametrize(
     ("values", "code", "reason"),
     [
@@ -71,9 +80,24 @@ def _assigned(*partitions: tuple[int, tuple[int, ...]]) -> dict[str, Any]:
         ({"num_partitions": 10_001}, ErrorCode.invalid_partitions, "10000"),
         ({"replication_factor": 0}, ErrorCode.invalid_replication_factor, "larger than 0"),
         ({"replication_factor": -2}, ErrorCode.invalid_replication_factor, "larger than 0"),
-        ({"configs": [{"name": "cleanup.policy", "value": "compact"}]}, ErrorCode.invalid_config, "compact"),
+        ({"configs": [{"name": "cleanup.policy", "value": "squash"}]}, ErrorCode.invalid_config, "compact"),
+        (_configured(("cleanup.policy", "compact"), ("tidelog.history", "log")), INVALID, "tidelog.history"),
+        (
+            _configured(("cleanup.policy", "delete,compact"), ("remote.storage.enable", "true")),
+            INVALID,
+            "Remote log storage only supports topics with cleanup.policy=delete",
+        ),
+        (
+            _configured(("min.compaction.lag.ms", "5"), ("max.compaction.lag.ms", "4")),
+            INVALID,
+            "min.compaction.lag.ms (5) > max.compaction.lag.ms (4)",
+        ),
         ({"configs": [{"name": "no.such", "value": "1"}]}, ErrorCode.invalid_config, "no.such"),
-        ({"configs": [{"name": "remote.storage.enable", "value": "true"}]}, ErrorCode.invalid_config, "object store"),
+        (
+            {"configs": [{"name": "leader.replication.throttled.replicas", "value": "*"}]},
+            ErrorCode.invalid_config,
+            "object store",
+        ),
         ({"configs": [{"name": "retention.ms", "value": None}]}, ErrorCode.invalid_config, "Null value"),
         ({**_assigned((0, (1,))), "num_partitions": 1}, ErrorCode.invalid_request, "numPartitions"),
         ({**_assigned((0, (1,))), "replication_factor": 1}, ErrorCode.invalid_request, "replicationFactor"),
@@ -94,7 +118,9 @@ async def test_create_topics_refuses_with_a_reason(
 
 
 @pytest.mark.parametrize("validate_only", [False, True])
-async def test_a_name_that_differs_in_dots_and_underscores_alone_is_refused(wire: Wire, validate_only: bool) -> None:
+async def test_a_name_that_differs_in_dots_and_underscores_alone_is_refused(
+    wire: Wire, validate_only: bool
+) -> None:
     await create(wire, "my.metric_name")
 
     answer = await create(wire, "my_metric.name", validate_only=validate_only)
@@ -104,7 +130,7 @@ async def test_a_name_that_differs_in_dots_and_underscores_alone_is_refused(wire
 
 
 @pytest.mark.parametrize("validate_only", [False, True])
-async def test_that_a_topic_exists_counts_before_what_else_is_wrong(wire: Wire, validate_only: bool) -> None:
+async def test_an_existing_topic_is_reported_before_other_errors(wire: Wire, validate_only: bool) -> None:
     await create(wire, "there_already")
     wrong: list[dict[str, Any]] = [
         {"configs": [{"name": "no.such", "value": "1"}]},
@@ -125,7 +151,9 @@ async def test_a_topic_named_twice_in_a_request_is_refused(wire: Wire) -> None:
 
     answer = await wire.ask(request(19, 7, topics=[topic, topic], timeout=TIMEOUT, validate_only=False))
 
-    assert [(found.name, found.error_code) for found in answer.topics] == [("twice", ErrorCode.invalid_request)]
+    assert [(found.name, found.error_code) for found in answer.topics] == [
+        ("twice", ErrorCode.invalid_request)
+    ]
 
 
 async def test_validate_only_creates_nothing(wire: Wire) -> None:
@@ -137,7 +165,13 @@ async def test_validate_only_creates_nothing(wire: Wire) -> None:
 
 
 async def test_a_timeout_of_zero_names_no_time(wire: Wire) -> None:
-    topic = {"name": "patient", "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
+    topic = {
+        "name": "patient",
+        "num_partitions": 1,
+        "replication_factor": 1,
+        "assignments": (),
+        "configs": (),
+    }
 
     answer = await wire.ask(request(19, 7, topics=[topic], timeout=timedelta(0), validate_only=False))
 
@@ -228,10 +262,12 @@ async def test_create_partitions_refuses_a_topic_named_twice(wire: Wire) -> None
 
     answer = await wire.ask(request(37, 3, topics=[topic, topic], timeout=TIMEOUT, validate_only=False))
 
-    assert [(found.name, found.error_code) for found in answer.results] == [("grown-twice", ErrorCode.invalid_request)]
+    assert [(found.name, found.error_code) for found in answer.results] == [
+        ("grown-twice", ErrorCode.invalid_request)
+    ]
 
 
-async def test_a_topic_made_anew_has_a_new_id_and_the_old_one_is_unknown(wire: Wire) -> None:
+async def test_a_topic_created_again_has_a_new_id_and_the_old_id_is_unknown(wire: Wire) -> None:
     first = await create(wire, "reborn")
     await delete(wire, 6, name="reborn")
     second = await create(wire, "reborn")
@@ -247,7 +283,7 @@ async def test_a_topic_made_anew_has_a_new_id_and_the_old_one_is_unknown(wire: W
 
 
 async def test_a_request_whose_time_is_over_says_so(module_database_url: str, wire: Wire) -> None:
-    """Its own time, or the longest that the agent gives to any."""
+    """The request's own time, or the longest that the agent allows."""
     await create(wire, "held-fast")
     doomed = [{"name": "held-fast", "topic_id": None}]
     async with running(module_database_url, zone="h", max_admin_timeout_s=0.2) as hasty:

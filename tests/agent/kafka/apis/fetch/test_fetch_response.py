@@ -7,7 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
-from agent.kafka.apis.fetch.fetch_response import FetchResponse, TopicResults, write_response, write_tagged_response
+from agent.kafka.apis.fetch.fetch_response import (
+    FetchResponse,
+    TopicResults,
+    write_response,
+    write_tagged_response,
+)
 from agent.read_path.fetch_answer import PartitionResult
 from agent.read_path.read_decisions import PartitionPlan, ReadFailure
 from storage.identifiers import NodeId, Partition, TopicId
@@ -17,7 +22,9 @@ RESULTS = st.builds(
     lambda number, replica, failure, offsets, sizes: PartitionResult(
         PartitionPlan(TopicId(UUID(int=1)), Partition(number), 0, 1, None, replica),
         failure,
-        *offsets,
+        offsets[0],
+        offsets[1],
+        offsets[2],
         [memoryview(bytes([size % 256]) * size) for size in sizes],
         sum(sizes),
     ),

@@ -1,4 +1,4 @@
-"""Produce by hand: every version, what is refused and how, sequences, turns, times and timeouts."""
+"""Produce by hand: every version, refusals and their codes, sequences, turns, times and timeouts."""
 
 import asyncio
 import struct
@@ -17,7 +17,7 @@ from sequencer.settings import SequencerSettings
 from sequencer.topics.topics import Topic
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_batch, a_metadata, a_produce, partitions_of
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -38,13 +38,15 @@ async def a_topic(wire: Wire, name: str, partitions: int = 1, **config: str) -> 
         "assignments": (),
         "configs": configs,
     }
-    created = await wire.ask(request(19, 7, topics=[topic], timeout=timedelta(seconds=30), validate_only=False))
+    created = await wire.ask(
+        request(19, 7, topics=[topic], timeout=timedelta(seconds=30), validate_only=False)
+    )
     assert created.topics[0].error_code is ErrorCode.none, created
     return created.topics[0]  # type: ignore[no-any-return]
 
 
 async def produced(wire: Wire, topic: str, records: bytes | None, **values: Any) -> Any:
-    """The answer for partition 0."""
+    """Returns the answer for partition 0."""
     return partitions_of(await wire.ask(a_produce(topic, {0: records}, **values)))[0]
 
 
@@ -63,7 +65,7 @@ async def test_offsets_are_assigned_in_every_version(wire: Wire, version: int) -
 
 
 def recounted(batch: bytes) -> bytes:
-    """The batch with a count of records that it does not have, under a CRC that fits."""
+    """Returns the batch with a wrong count of records, under a CRC that fits."""
     return with_crc(batch[:57] + struct.pack(">i", 7) + batch[61:])
 
 
@@ -81,7 +83,10 @@ BAD_BATCHES = {
     "format v1": (GOOD[:16] + b"\x01" + GOOD[17:], ErrorCode.unsupported_for_message_format),
     "a wrong count": (recounted(GOOD), ErrorCode.invalid_record),
     "two batches": (GOOD + GOOD, ErrorCode.invalid_record),
-    "unknown compression": (with_crc(GOOD[:21] + b"\x00\x05" + GOOD[23:]), ErrorCode.unsupported_compression_type),
+    "unknown compression": (
+        with_crc(GOOD[:21] + b"\x00\x05" + GOOD[23:]),
+        ErrorCode.unsupported_compression_type,
+    ),
     "a transactional batch": (with_crc(GOOD[:21] + b"\x00\x10" + GOOD[23:]), ErrorCode.invalid_txn_state),
     "a control batch": (with_crc(GOOD[:21] + b"\x00\x20" + GOOD[23:]), ErrorCode.invalid_record),
     "a time after the year 9999": (a_batch(b"x", timestamp_ms=253402300800000), ErrorCode.invalid_timestamp),
@@ -90,7 +95,7 @@ BAD_BATCHES = {
 
 
 @pytest.mark.parametrize("name", BAD_BATCHES)
-async def test_a_bad_batch_gets_its_error_for_its_partition_alone(agent: Running, wire: Wire, name: str) -> None:
+async def test_a_bad_batch_is_an_error_only_for_its_partition(agent: Running, wire: Wire, name: str) -> None:
     records, code = BAD_BATCHES[name]
     topic = await a_topic(wire, "bad-" + name.replace(" ", "-"), partitions=3)
 
@@ -105,10 +110,57 @@ async def test_a_bad_batch_gets_its_error_for_its_partition_alone(agent: Running
     assert agent.metric("tidelog_produce_errors_total", error=code.name) >= 1
 
 
+@pytest.mark.parametrize("compression", [0, 1, 4])
+async def test_a_compacted_topic_refuses_records_without_keys_partition_by_partition(
+    wire: Wire, compression: int
+) -> None:
+    topic = await a_topic(
+        wire, f"compacted-{compression}", partitions=3, **{"cleanup.policy": "compact,delete"}
+    )
+    keyed = a_batch(b"a", b"b", keys=[b"k", b""], compression=compression)
+    keyless = a_batch(b"a", b"b", b"c", keys=[None, b"k", None], compression=compression)
+
+    both = partitions_of(await wire.ask(a_produce(topic.name, {0: keyed, 1: keyless, 2: keyed})))
+    alone = [await produced(wire, topic.name, batch) for batch in (keyless, keyed)]
+
+    refusal = (
+        f"Compacted topic cannot accept message without key in topic partition compacted-{compression}-1."
+    )
+    assert [(part.error_code, part.base_offset) for part in both] == [
+        (ErrorCode.none, 0),
+        (ErrorCode.invalid_record, -1),
+        (ErrorCode.none, 0),
+    ]
+    assert both[1].error_message == refusal
+    assert [(found.batch_index, found.batch_index_error_message) for found in both[1].record_errors] == [
+        (0, refusal),
+        (2, refusal),
+    ]
+    assert [(part.error_code, part.base_offset) for part in alone] == [
+        (ErrorCode.invalid_record, -1),
+        (ErrorCode.none, 2),
+    ]
+
+
+async def test_a_topic_that_becomes_compacted_refuses_records_without_keys_from_then_on(wire: Wire) -> None:
+    topic = await a_topic(wire, "compacted-later")
+    before = await produced(wire, topic.name, GOOD)
+    change = {"name": "cleanup.policy", "config_operation": 0, "value": "compact"}
+    resource = {"resource_type": 2, "resource_name": topic.name, "configs": [change]}
+    altered = await wire.ask(request(44, 1, resources=[resource], validate_only=False))
+
+    after = await produced(wire, topic.name, GOOD)
+
+    assert altered.responses[0].error_code is ErrorCode.none
+    assert [before.error_code, after.error_code] == [ErrorCode.none, ErrorCode.invalid_record]
+
+
 @pytest.mark.parametrize(
     ("version", "code"), [(9, ErrorCode.unknown_topic_or_partition), (13, ErrorCode.unknown_topic_id)]
 )
-async def test_unknown_topics_and_partitions_are_named_so(wire: Wire, version: int, code: ErrorCode) -> None:
+async def test_unknown_topics_and_partitions_have_their_error(
+    wire: Wire, version: int, code: ErrorCode
+) -> None:
     topic = await a_topic(wire, f"known-{version}")
 
     missing = await produced(wire, "nowhere", GOOD, version=version, topic_id=uuid4())
@@ -151,7 +203,8 @@ async def test_sequences_and_epochs_are_judged(wire: Wire) -> None:
     topic = await a_topic(wire, "sequences")
 
     async def code_of(*producer: int) -> ErrorCode:
-        return (await produced(wire, topic.name, a_batch(b"x", producer=producer))).error_code  # type: ignore[arg-type, no-any-return]
+        batch = a_batch(b"x", producer=producer)  # type: ignore[arg-type]
+        return (await produced(wire, topic.name, batch)).error_code  # type: ignore[no-any-return]
 
     assert await code_of(88, 0, 5) is ErrorCode.unknown_producer_id
     assert await code_of(88, 0, 0) is ErrorCode.none
@@ -160,11 +213,16 @@ async def test_sequences_and_epochs_are_judged(wire: Wire) -> None:
     assert await code_of(88, 0, 1) is ErrorCode.invalid_producer_epoch
 
 
-async def test_pipelined_requests_are_answered_in_order_and_share_few_segments(agent: Running, wire: Wire) -> None:
+async def test_pipelined_requests_are_answered_in_order_and_share_few_segments(
+    agent: Running, wire: Wire
+) -> None:
     topic = await a_topic(wire, "pipelined")
     commits_before = agent.metric("tidelog_commits_total")
 
-    sent = [await wire.send(a_produce(topic.name, {0: a_batch(b"%d" % n, producer=(99, 0, n))})) for n in range(100)]
+    sent = [
+        await wire.send(a_produce(topic.name, {0: a_batch(b"%d" % n, producer=(99, 0, n))}))
+        for n in range(100)
+    ]
     answers = [partitions_of(await wire.receive(one))[0] for one in sent]
 
     assert [answer.base_offset for answer in answers] == list(range(100))
@@ -172,7 +230,7 @@ async def test_pipelined_requests_are_answered_in_order_and_share_few_segments(a
 
 
 async def test_batches_are_written_in_request_order_whatever_their_checking_costs(wire: Wire) -> None:
-    """Large batches are checked on threads, small ones at once: order comes from the turns alone."""
+    """Large batches are checked in threads, small ones at once: only the turns give the order."""
     topic = await a_topic(wire, "order", max_message_bytes="4000000")
     sizes = [3_000_000, 10, 500_000, 10, 2_000_000, 10, 100_000, 10]
 
@@ -238,7 +296,7 @@ async def test_a_topic_deleted_elsewhere_is_refused_by_the_sequencer_and_looked_
     assert again.topics[0].error_code is ErrorCode.unknown_topic_or_partition
 
 
-async def test_a_request_whose_time_is_over_is_told_so_and_later_ones_go_on(agent: Running, wire: Wire) -> None:
+async def test_a_request_whose_time_is_over_fails_and_later_ones_go_on(agent: Running, wire: Wire) -> None:
     topic = await a_topic(wire, "timeout")
 
     late = await produced(wire, topic.name, GOOD, timeout_s=0.0)

@@ -1,9 +1,10 @@
-"""What a Produce answer says besides its code: faulty records, times, the new leader; and limits that a topic sets."""
+"""A Produce response beyond its code: faulty records, times, the new leader, and limits that a topic sets."""
 
 import struct
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def now_ms() -> int:
 
 
 def a_batch_at(*timestamps_ms: int) -> bytes:
-    """A record at each of these times."""
+    """A batch with one record at each of these times."""
     builder = MemoryRecordsBuilder(magic=2, compression_type=0, batch_size=1 << 20)
     for timestamp_ms in timestamps_ms:
         builder.append(timestamp=timestamp_ms, key=None, value=b"x")
@@ -66,7 +67,8 @@ async def test_timestamps_are_bounded_by_default_an_hour_ahead_and_not_behind(wi
     topic = await a_topic(wire, "default-bounds")
 
     async def code_of(timestamp_ms: int) -> ErrorCode:
-        return (await produced(wire, topic.name, a_batch(b"x", timestamp_ms=timestamp_ms))).error_code  # type: ignore[no-any-return]
+        batch = a_batch(b"x", timestamp_ms=timestamp_ms)
+        return (await produced(wire, topic.name, batch)).error_code  # type: ignore[no-any-return]
 
     assert await code_of(0) is ErrorCode.none
     assert await code_of(now_ms() + HOUR_MS - 60_000) is ErrorCode.none
@@ -103,7 +105,9 @@ async def test_a_record_that_makes_no_sense_is_named(wire: Wire) -> None:
     answer = await produced(wire, topic.name, with_crc(bytes(batch)))
 
     assert answer.error_code is ErrorCode.invalid_record
-    assert [(error.batch_index, bool(error.batch_index_error_message)) for error in answer.record_errors] == [(2, True)]
+    assert [(error.batch_index, bool(error.batch_index_error_message)) for error in answer.record_errors] == [
+        (2, True)
+    ]
 
 
 async def test_a_batch_that_does_not_begin_at_offset_0_is_refused(wire: Wire) -> None:
@@ -131,7 +135,7 @@ async def test_a_partition_named_twice_is_refused_and_others_are_not(wire: Wire)
 
 
 def _values(of: Any) -> dict[str, Any]:
-    """The fields of one of kio's classes, nested, as `request` takes them."""
+    """Returns the fields of one of kio's classes, nested, as `request` takes them."""
     return {
         name: [_values(item) for item in value] if isinstance(value, tuple) else value
         for name in of.__dataclass_fields__
@@ -156,7 +160,11 @@ async def test_a_repeat_under_log_append_time_is_answered_with_the_time_of_the_f
     await until_answered(lambda: _is_later_than(first.log_append_time))
     again = await produced(wire, topic.name, batch)
 
-    assert (again.error_code, again.base_offset, again.log_append_time) == (ErrorCode.none, 0, first.log_append_time)
+    assert (again.error_code, again.base_offset, again.log_append_time) == (
+        ErrorCode.none,
+        0,
+        first.log_append_time,
+    )
 
 
 async def _is_later_than(when: datetime) -> bool:
@@ -172,9 +180,11 @@ async def test_a_repeat_under_create_time_is_answered_without_a_time(wire: Wire)
     assert [(answer.base_offset, answer.log_append_time) for answer in answers] == [(0, None), (0, None)]
 
 
-async def test_a_topic_made_anew_has_a_new_id_and_the_old_one_is_told_so(wire: Wire) -> None:
+async def test_a_topic_created_again_has_a_new_id_and_the_old_id_is_an_error(wire: Wire) -> None:
     old = await a_topic(wire, "made-anew")
-    assert (await produced(wire, old.name, GOOD, version=13, topic_id=old.topic_id)).error_code is ErrorCode.none
+    assert (
+        await produced(wire, old.name, GOOD, version=13, topic_id=old.topic_id)
+    ).error_code is ErrorCode.none
 
     await wire.ask(request(20, 5, topic_names=("made-anew",), timeout=timedelta(seconds=30)))
     new = await a_topic(wire, "made-anew")
@@ -186,7 +196,7 @@ async def test_a_topic_made_anew_has_a_new_id_and_the_old_one_is_told_so(wire: W
 
 
 async def _partition_of(wire: Wire, topic: Any, other: Running) -> int | None:
-    """One that Metadata, as this connection's agent answers it, sends to the other agent."""
+    """Returns a partition that Metadata, as this connection's agent answers it, routes to the other agent."""
     metadata = await wire.ask(a_metadata(topic.name))
     ports = {broker.node_id: broker.port for broker in metadata.brokers}
     of_other = [
@@ -197,7 +207,7 @@ async def _partition_of(wire: Wire, topic: Any, other: Running) -> int | None:
     return of_other[0] if of_other else None
 
 
-async def test_who_is_told_that_a_partition_moved_is_told_where(database_url: str) -> None:
+async def test_the_error_for_a_moved_partition_names_its_new_leader(database_url: str) -> None:
     async with running(database_url) as first, running(database_url) as second:
         wire = await Wire.connect(first.app.kafka_port)
         topic = await a_topic(wire, "moved", partitions=16)
@@ -208,7 +218,9 @@ async def test_who_is_told_that_a_partition_moved_is_told_where(database_url: st
 
         for version, tells_where in ((9, False), (10, True), (13, True)):
             wire = await Wire.connect(first.app.kafka_port)
-            answer = await wire.ask(a_produce(topic.name, {moved: GOOD}, version=version, topic_id=topic.topic_id))
+            answer = await wire.ask(
+                a_produce(topic.name, {moved: GOOD}, version=version, topic_id=topic.topic_id)
+            )
             check_told(answer, partitions_of(answer)[0], second, tells_where=tells_where)
             wire.close()
         for version, tells_where in ((11, False), (16, True), (18, True)):
@@ -222,7 +234,10 @@ def check_told(answer: Any, partition: Any, leader: Running, *, tells_where: boo
     assert partition.error_code is ErrorCode.not_leader_or_follower
     if tells_where:
         [endpoint] = answer.node_endpoints
-        assert (partition.current_leader.leader_id, partition.current_leader.leader_epoch) == (endpoint.node_id, 0)
+        assert (partition.current_leader.leader_id, partition.current_leader.leader_epoch) == (
+            endpoint.node_id,
+            0,
+        )
         assert (endpoint.host, endpoint.port, endpoint.rack) == ("127.0.0.1", leader.app.kafka_port, "a")
 
 
@@ -230,17 +245,19 @@ async def _is_known(wire: Wire, topic: Any, other: Running) -> bool:
     return await _partition_of(wire, topic, other) is not None
 
 
-async def test_a_connection_is_told_again_when_a_partition_moves_away_again(database_url: str) -> None:
+async def test_a_connection_is_redirected_again_when_a_partition_moves_again(database_url: str) -> None:
     async with running(database_url) as first:
         wire = await Wire.connect(first.app.kafka_port)
         topic = await a_topic(wire, "to-and-fro", partitions=64)
-        everything = dict.fromkeys(range(64), GOOD)
+        everything: dict[int, bytes | None] = dict.fromkeys(range(64), GOOD)
         moved: list[set[int]] = []
         for _ in range(2):
             async with running(database_url) as second:
-                await until_answered(lambda second=second: _is_known(wire, topic, second))
+                await until_answered(partial(_is_known, wire, topic, second))
                 answer = partitions_of(await wire.ask(a_produce(topic.name, everything)))
-                moved.append({part.index for part in answer if part.error_code is ErrorCode.not_leader_or_follower})
+                moved.append(
+                    {part.index for part in answer if part.error_code is ErrorCode.not_leader_or_follower}
+                )
             await until_answered(lambda: _all_are_taken(wire, topic.name, everything))
         wire.close()
 
@@ -249,5 +266,6 @@ async def test_a_connection_is_told_again_when_a_partition_moves_away_again(data
 
 async def _all_are_taken(wire: Wire, topic: str, batches: dict[int, bytes | None]) -> bool:
     metadata = await wire.ask(a_metadata(topic))
-    answer = partitions_of(await wire.ask(a_produce(topic, batches)))  # asked last: by an agent that is alone by now
+    # Asked last: the agent is alone by now.
+    answer = partitions_of(await wire.ask(a_produce(topic, batches)))
     return len(metadata.brokers) == 1 and all(part.error_code is ErrorCode.none for part in answer)

@@ -1,1 +1,0 @@
-"""Groups that change from one protocol to the other."""

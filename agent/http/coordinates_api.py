@@ -1,0 +1,233 @@
+"""`/v1/topics/{name}/coordinates`: where the records of a partition are, for readers that read the bucket
+themselves (`spark_source/`).
+
+A page has pieces in offset order without overlaps: Parquet files where history has the records, and runs of
+record batches elsewhere. The last piece ends at the high watermark at the latest. Offsets between two pieces
+have expired.
+
+Promises:
+- The cost of an answer depends only on its size: at most `limit` pieces, by a few statements.
+- Every piece names an object that was not garbage when it was read. Merging and retention may make it garbage
+  at any time. It then stays for TIDELOG_GARBAGE_GRACE_S. A reader that comes later asks again: offsets do not
+  move.
+- If a record leaves the log for history meanwhile, the answer still has it: offsets that the log no longer
+  has are looked up in history once more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+
+from agent.http.errors import InvalidRequest
+from agent.http.parts import HttpParts
+from cache_ring.pages.row_groups import is_row_group
+from sequencer.client import Sequencer
+from sequencer.commits.coordinates import CoordinateRequest, PartitionCoordinates, RunCoordinate
+from sequencer.database.database import SequencerUnavailable
+from sequencer.history.history_values import TableFile
+from sequencer.topics.topics import Topic, UnknownTopic
+from storage.identifiers import Offset, Partition
+
+_MAX_PAGE = 1_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LARGEST_OFFSET = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """The object has the offsets `[first_offset, end_offset)`. A run has them within `length` bytes at
+    `position`: whole batches of the offsets `[base_offset, last_offset]`.
+
+    The least and the greatest timestamp are those of the whole object or run. -1: some record has none, or
+    for the greatest timestamp no record has one.
+    """
+
+    kind: Literal["parquet", "raw"]
+    first_offset: int
+    end_offset: int
+    object_key: str
+    position: int
+    length: int
+    base_offset: int
+    last_offset: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+
+
+def pieces_of(
+    files: Sequence[TableFile],
+    runs: Sequence[RunCoordinate],
+    log_start_offset: int,
+    from_offset: int,
+    to_offset: int,
+) -> list[Piece]:
+    """Returns the pieces of `[from_offset, to_offset)` in order: the files, and between them the runs of the
+    log.
+
+    Pure. `files` and `runs` are in offset order. Files do not overlap each other, nor do runs.
+    """
+    found: list[Piece] = []
+    gap_start = from_offset
+    for file in files:
+        found += _runs_between(runs, max(gap_start, log_start_offset), min(file.first_offset, to_offset))
+        first, end = max(from_offset, file.first_offset), min(file.last_offset + 1, to_offset)
+        if first < end:
+            found.append(_of_file(file, first, end))
+        gap_start = max(gap_start, file.last_offset + 1)
+    return found + _runs_between(runs, max(gap_start, log_start_offset), to_offset)
+
+
+def _runs_between(runs: Sequence[RunCoordinate], start: int, end: int) -> list[Piece]:
+    """Leaves out coordinates of row groups, because their files are named instead."""
+    return [
+        _of_run(run, max(start, run.base_offset), min(end, run.last_offset + 1))
+        for run in runs
+        if max(start, run.base_offset) < min(end, run.last_offset + 1) and not is_row_group(run)
+    ]
+
+
+def _of_file(file: TableFile, first: int, end: int) -> Piece:
+    return Piece(
+        kind="parquet",
+        first_offset=first,
+        end_offset=end,
+        object_key=file.object_key,
+        position=0,
+        length=file.size_bytes,
+        base_offset=file.first_offset,
+        last_offset=file.last_offset,
+        min_timestamp_ms=-1 if file.has_untimed else _milliseconds(file.oldest),
+        max_timestamp_ms=_milliseconds(file.newest),
+    )
+
+
+def _of_run(run: RunCoordinate, first: int, end: int) -> Piece:
+    return Piece(
+        kind="raw",
+        first_offset=first,
+        end_offset=end,
+        object_key=run.object_key,
+        position=run.position,
+        length=run.length,
+        base_offset=run.base_offset,
+        last_offset=run.last_offset,
+        min_timestamp_ms=run.min_timestamp_ms,
+        max_timestamp_ms=run.max_timestamp_ms,
+    )
+
+
+def _milliseconds(time: datetime | None) -> int:
+    return -1 if time is None else (time - _EPOCH) // timedelta(milliseconds=1)
+
+
+class CoordinatesApi:
+    def __init__(self, parts: HttpParts) -> None:
+        self._parts = parts
+
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/v1/topics", tags=["topics"])
+        router.add_api_route("/{name}/coordinates", self.read, methods=["GET"])
+        return router
+
+    async def read(
+        self,
+        name: str,
+        partition: Annotated[int, Query(ge=0)],
+        from_offset: Annotated[int, Query(ge=0, le=_LARGEST_OFFSET)] = 0,
+        to_offset: Annotated[int, Query(ge=0, le=_LARGEST_OFFSET)] = _LARGEST_OFFSET,
+        limit: Annotated[int, Query(ge=1, le=_MAX_PAGE)] = _MAX_PAGE,
+    ) -> dict[str, Any]:
+        """Returns one page of a partition. Pass `next` as `from_offset` for the next page; null at the
+        end.
+        """
+        topic = await self._find(name)
+        if partition >= topic.partition_count:
+            raise InvalidRequest(f"Topic '{name}' has {topic.partition_count} partitions.")
+        head, pieces, is_end = await self._page(topic, Partition(partition), from_offset, to_offset, limit)
+        return {
+            "topic_id": str(topic.topic_id),
+            "partition": partition,
+            "log_start_offset": head.log_start_offset,
+            "high_watermark": head.high_watermark,
+            "pieces": [asdict(piece) for piece in pieces],
+            "next": None if is_end else pieces[-1].end_offset,
+        }
+
+    async def _page(
+        self, topic: Topic, partition: Partition, from_offset: int, to_offset: int, limit: int
+    ) -> tuple[PartitionCoordinates, list[Piece], bool]:
+        """Returns the partition's state, the page, and True if it is the last page."""
+        files = await self._files(topic, partition, from_offset, limit)
+        while True:
+            start = _end_of_front(files, from_offset)
+            head = await self._runs(topic, partition, start, limit)
+            if head.log_start_offset <= start:
+                break
+            # Runs that the log dropped may have moved to history since.
+            again = await self._files(topic, partition, from_offset, limit)
+            if again == files:
+                break
+            files = again
+        end = min(to_offset, head.high_watermark)
+        known = _known_end(files, head, limit)
+        pieces = pieces_of(files, head.runs, head.log_start_offset, from_offset, min(end, known))
+        is_end = (known >= end and len(pieces) <= limit) or not pieces
+        return head, pieces[:limit], is_end
+
+    async def _files(
+        self, topic: Topic, partition: Partition, from_offset: int, limit: int
+    ) -> tuple[TableFile, ...]:
+        return await self._sequencer().history.files_from(
+            topic.topic_id, partition, Offset(from_offset), limit
+        )
+
+    async def _runs(
+        self, topic: Topic, partition: Partition, from_offset: int, limit: int
+    ) -> PartitionCoordinates:
+        asked = CoordinateRequest(
+            topic_id=topic.topic_id, partition=partition, from_offset=Offset(from_offset), max_runs=limit
+        )
+        found = await self._sequencer().coordinates.read([asked])
+        try:
+            return found[topic.topic_id, partition]
+        except KeyError:
+            raise UnknownTopic(f"Topic '{topic.name}' is being deleted.") from None
+
+    async def _find(self, name: str) -> Topic:
+        found = await self._sequencer().topics.by_name([name])
+        if name not in found:
+            raise UnknownTopic(f"There is no topic '{name}'.")
+        return found[name]
+
+    def _sequencer(self) -> Sequencer:
+        sequencer = self._parts.sequencer()
+        if sequencer is None:
+            raise SequencerUnavailable("The agent has not reached its database yet; /ready says why.")
+        return sequencer
+
+
+def _end_of_front(files: Sequence[TableFile], from_offset: int) -> int:
+    """Returns the offset from which the log is needed: behind the files that cover offsets without a gap from
+    the start.
+    """
+    start = from_offset
+    for file in files:
+        if file.first_offset > start:
+            break
+        start = file.last_offset + 1
+    return start
+
+
+def _known_end(files: Sequence[TableFile], head: PartitionCoordinates, limit: int) -> int:
+    """Returns the offset up to which both lists are complete. A full list may have more behind its last
+    entry.
+    """
+    ends = [_LARGEST_OFFSET]
+    if len(files) == limit:
+        ends.append(files[-1].last_offset + 1)
+    if len(head.runs) == limit:
+        ends.append(head.runs[-1].last_offset + 1)
+    return min(ends)

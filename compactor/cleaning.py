@@ -1,0 +1,620 @@
+"""Log compaction in the agents (docs/design/log-compaction.md): finds partitions that are due, and cleans one
+after the other.
+
+A cleaning reads the dirty part of a partition and notes the latest offset of each key. Then it goes over the
+whole log below, writes what stays of each stretch of runs into new objects, and swaps the coordinates as
+merging does. Offsets never move.
+
+Promises:
+- Readers find every record that stays at every moment.
+- The worker may be killed, paused or cut off at any point. What it had published stays right: a record went
+  only because a later one of its key is there. Nothing is called clean before all of it is.
+- A stretch that changes meanwhile is cleaned again, and a damaged run stays as it is.
+- Memory is bounded by `clean_keys_bytes` and `merge_object_bytes`. If there are more keys than fit, the
+  cleaning ends before the first that does not, and the next one goes on there.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from compactor.cleaning_rules import (
+    is_dirty_enough,
+    is_due,
+    is_too_young,
+    may_drop_tombstones,
+    tombstones_to,
+    with_mark,
+)
+from compactor.job import Step
+from compactor.merge_copy import ByteRange, Layout, ReadRanges, fault_of_run, ranges_to_read
+from compactor.merge_plan import Swap
+from compactor.merging import ClaimLost, publish_until_known
+from compactor.metrics import CleaningMetrics
+from compactor.settings import HousekeeperSettings
+from sequencer.client import Sequencer
+from sequencer.cluster.ownership import OwnershipUnconfirmed
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.housekeeping.cleanings import CleaningClaim, CleaningState, RunToClean
+from sequencer.housekeeping.merge_values import (
+    MergeClaim,
+    MergeOutput,
+    PartitionKey,
+)
+from sequencer.housekeeping.merges import BEFORE_ALL
+from sequencer.topics.topic_config import TopicConfig
+from storage.arrow.arrow_columns import decode_pieces
+from storage.arrow.arrow_encoding import encode_span, timestamps_ms
+from storage.arrow.arrow_schema import RECORD_SCHEMA
+from storage.arrow.latest_keys import SLOT_BYTES, LatestKeys
+from storage.batches.batch_validation import NO_TIMESTAMP_MS, InvalidBatch
+from storage.batches.record_batch import Compression
+from storage.identifiers import Offset, Partition, SegmentId, TopicId, new_segment_id
+from storage.segments.keys import merged_key
+from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreUnavailable
+from storage.stores.side_by_side import side_by_side
+from storage.threads import Threads
+
+log = logging.getLogger("tidelog")
+
+_WRITER = "clean"
+_READ_BYTES = 4 << 20
+_BATCH_BYTES = 1 << 20
+_WAITING_BYTES = 32 << 20
+"""Decoded records that wait to be encoded: most stretches are encoded only if they lose records."""
+_NO_RECORDS = pa.RecordBatch.from_pylist([], RECORD_SCHEMA)
+_RUNS_AT_A_TIME = 1000
+_MOST_RUNS = 50_000
+"""Of the dirty part in one cleaning; the next one goes on."""
+_FEW_RUNS = 16
+"""A stretch of more runs is made one run, even if all its records stay."""
+_MOST_OFFSETS = 1 << 30
+"""Of a stretch, so that one empty batch can span it."""
+_MOST_HELD = 5000
+"""What is waiting is published before more objects are held."""
+_ATTEMPTS = 5
+_RELEASE_TIMEOUT_S = 2.0
+
+
+_EXPECTED = (ClaimLost, OwnershipUnconfirmed, SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stretch:
+    """Neighbouring runs that are read, filtered and swapped together."""
+
+    runs: tuple[RunToClean, ...]
+
+    @property
+    def offsets(self) -> tuple[Offset, Offset]:
+        return Offset(self.runs[0].run.base_offset), Offset(self.runs[-1].run.last_offset + 1)
+
+    @property
+    def length(self) -> int:
+        return sum(each.run.length for each in self.runs)
+
+    @property
+    def swap(self) -> Swap:
+        return Swap(replaced=tuple(each.run for each in self.runs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cleaned:
+    """What stays of a stretch. `data` None: the stretch stays as it is."""
+
+    stretch: _Stretch
+    data: bytes | None
+    records_removed: int = 0
+    oldest_tombstone: int = -1
+    min_timestamp_ms: int = NO_TIMESTAMP_MS
+    max_timestamp_ms: int = NO_TIMESTAMP_MS
+
+
+@dataclass(slots=True, kw_only=True)
+class _Cleaning:
+    """One claim in progress."""
+
+    claim: CleaningClaim
+    config: TopicConfig
+    began_s: float
+    held_until_s: float
+    end: int = 0
+    """Records from this offset on are not looked at."""
+    latest: LatestKeys = field(default_factory=lambda: LatestKeys(0))
+    tombstones_to: int = 0
+    waiting: list[_Cleaned] = field(default_factory=list)
+    """What was not published yet."""
+    missed: list[tuple[Offset, Offset]] = field(default_factory=list)
+    """Stretches that changed meanwhile."""
+    held: set[SegmentId] = field(default_factory=set)
+    """The objects that were read since the last publish."""
+    undamaged_to: int = 1 << 63
+    """Where the first stretch begins that stays with all its records, as it is damaged."""
+    clean_bytes: int = 0
+    oldest_tombstone: int = -1
+    records_removed: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    @property
+    def state(self) -> CleaningState:
+        return self.claim.state
+
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(len(each.data or b"") for each in self.waiting)
+
+
+class CleaningDiscoveryJob:
+    """Goes over the partitions of compacted topics, and notes those that are due."""
+
+    name = "cleaning-discovery"
+
+    def __init__(self, sequencer: Sequencer, settings: HousekeeperSettings) -> None:
+        self.interval_s = settings.clean_interval_s
+        self._cleanings = sequencer.cleanings
+        self._cap = settings.clean_partitions_per_step
+
+    async def step(self, progress: str | None) -> Step:
+        """Handles one page."""
+        after: PartitionKey = BEFORE_ALL
+        if progress is not None:
+            topic_id, partition = json.loads(progress)
+            after = TopicId(UUID(topic_id)), Partition(partition)
+        page = await self._cleanings.page(after, self._cap)
+        due = [state.key for state in page if is_due(state, TopicConfig.of(state.config))]
+        if due:
+            await self._cleanings.mark_due(due)
+        more = len(page) == self._cap
+        last = page[-1].key if more else None
+        return Step(
+            progress=None if last is None else json.dumps([str(last[0]), last[1]]),
+            more=more,
+            done={"due": len(due)},
+        )
+
+
+class Cleaner:
+    """Cleans beside the jobs, in every agent, one partition at a time. `load` tells how busy the agent in
+    this process is, from 0 to 1."""
+
+    def __init__(
+        self,
+        sequencer: Sequencer,
+        store: ObjectStore,
+        cluster: str,
+        settings: HousekeeperSettings,
+        metrics: CleaningMetrics,
+        load: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._sequencer = sequencer
+        self._store = store
+        self._cluster = cluster
+        self._settings = settings
+        self._metrics = metrics
+        self._load = load
+        self._threads = Threads("clean", 1)
+
+    async def run(self) -> None:
+        """Runs until cancelled. Logs the first of successive failures, and tries again."""
+        failures = 0
+        while True:
+            try:
+                worked = await self.clean_once()
+            except Exception as error:
+                worked, failures = False, failures + 1
+                self._metrics.failed()
+                if failures == 1 and isinstance(error, _EXPECTED):
+                    log.warning("cleaning: interrupted, retrying", extra={"error": str(error)})
+                elif failures == 1:
+                    log.error("cleaning: broke, retrying", exc_info=error)
+            else:
+                failures = 0
+            if not worked:
+                await asyncio.sleep(self._settings.clean_interval_s * random.uniform(0.8, 1.2))
+
+    async def clean_once(self) -> bool:
+        """Cleans the partition that has been due for longest. False if none is due.
+
+        Raises SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable, OwnershipUnconfirmed or
+        ClaimLost.
+        """
+        began_s = time.monotonic()
+        claim = await self._sequencer.cleanings.claim(self._settings.clean_lease_s)
+        if claim is None:
+            return False
+        cleaning = _Cleaning(
+            claim=claim,
+            config=TopicConfig.of(claim.state.config),
+            began_s=began_s,
+            held_until_s=began_s + self._settings.clean_lease_s,
+        )
+        holding = asyncio.create_task(self._keep_holding(cleaning))
+        is_done = False
+        try:
+            is_done = await self._clean(cleaning)
+        finally:
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+            if not is_done:
+                with contextlib.suppress(TimeoutError, SequencerUnavailable, CommitOutcomeUnknown):
+                    async with asyncio.timeout(_RELEASE_TIMEOUT_S):
+                        await self._sequencer.cleanings.let_go(claim, is_still_due=True)
+                        await self._release(cleaning)
+        return True
+
+    async def _clean(self, cleaning: _Cleaning) -> bool:
+        """True if the claim has ended."""
+        state, config = cleaning.state, cleaning.config
+        cleaning.tombstones_to = tombstones_to(state, config)
+        if not await self._note_keys(cleaning):
+            await self._sequencer.cleanings.let_go(cleaning.claim, is_still_due=False)
+            return True
+        parts = [(state.log_start_offset, Offset(cleaning.end))]
+        for _ in range(_ATTEMPTS):
+            for start, end in parts:
+                await self._filter(cleaning, start, end)
+            await self._publish_waiting(cleaning)
+            parts, cleaning.missed = cleaning.missed, []
+            if not parts:
+                return await self._finish(cleaning)
+        raise ClaimLost(f"the log changed during each of {_ATTEMPTS} attempts")
+
+    # --- the latest offset of each key
+
+    async def _note_keys(self, cleaning: _Cleaning) -> bool:
+        """Puts the keys of the dirty part into `latest`, and finds `end`. False if nothing is to be done."""
+        state, config = cleaning.state, cleaning.config
+        first = Offset(max(state.clean_to, state.log_start_offset))
+        cleaning.end = first
+        dirty: list[RunToClean] = []
+        async for run in self._runs(cleaning, first, state.high_watermark):
+            if len(dirty) == _MOST_RUNS or is_too_young(run.run.max_timestamp_ms, state, config):
+                break
+            dirty.append(run)
+        dirty_bytes = sum(each.run.length for each in dirty)
+        oldest_ms = dirty[0].run.min_timestamp_ms if dirty else NO_TIMESTAMP_MS
+        if dirty and oldest_ms < 0:
+            oldest_ms = int(dirty[0].committed_at.timestamp() * 1000)
+        is_enough = len(dirty) == _MOST_RUNS or is_dirty_enough(
+            dirty_bytes, state, config, oldest_ms if dirty else None
+        )
+        if not is_enough:
+            return may_drop_tombstones(state, config)
+        offsets = dirty[-1].run.last_offset - dirty[0].run.base_offset + 1
+        needed = (3 * offsets + 16) * SLOT_BYTES
+        cleaning.latest = LatestKeys(min(self._settings.clean_keys_bytes, needed))
+        async for stretch in _stretches(_each(dirty), self._settings.merge_run_bytes):
+            read = await self._read(cleaning, stretch)
+            if read is None:
+                raise ClaimLost("the dirty part of the log changed")
+            took_s = time.monotonic()
+            full_at = await self._threads.run(_put, cleaning.latest, stretch, read, first)
+            cleaning.end = stretch.offsets[1] if full_at is None else full_at
+            await self._give_way(time.monotonic() - took_s)
+            if full_at is not None:
+                break
+        return cleaning.end > first
+
+    async def _runs(self, cleaning: _Cleaning, start: Offset, end: Offset) -> AsyncIterator[RunToClean]:
+        while start < end:
+            page = await self._sequencer.cleanings.runs(cleaning.state.key, start, end, _RUNS_AT_A_TIME)
+            for run in page:
+                yield run
+            if len(page) < _RUNS_AT_A_TIME:
+                return
+            start = Offset(page[-1].run.last_offset + 1)
+
+    # --- what stays
+
+    async def _filter(self, cleaning: _Cleaning, start: Offset, end: Offset) -> None:
+        """Cleans the runs of `[start, end)`."""
+        async for stretch in _stretches(self._runs(cleaning, start, end), self._settings.merge_run_bytes):
+            await self._filter_stretch(cleaning, stretch)
+
+    async def _filter_stretch(self, cleaning: _Cleaning, stretch: _Stretch) -> None:
+        is_too_much = cleaning.waiting_bytes + stretch.length > self._settings.merge_object_bytes
+        if is_too_much or len(cleaning.held) >= _MOST_HELD:
+            await self._publish_waiting(cleaning)
+        read = await self._read(cleaning, stretch) if await self._hold(cleaning, stretch) else None
+        if read is None:
+            cleaning.missed.append(stretch.offsets)
+            return
+        took_s = time.monotonic()
+        cleaned = await self._threads.run(
+            _cleaned, cleaning, stretch, read, self._settings.merge_object_bytes
+        )
+        await self._give_way(time.monotonic() - took_s)
+        if cleaned is None:
+            self._alarm(stretch)
+            cleaning.undamaged_to = min(cleaning.undamaged_to, stretch.offsets[0])
+            cleaned = _Cleaned(stretch=stretch, data=None)
+        if cleaned.data is None:
+            _count(cleaning, cleaned)
+            return
+        cleaning.waiting.append(cleaned)
+
+    async def _hold(self, cleaning: _Cleaning, stretch: _Stretch) -> bool:
+        """Holds the stretch's objects until what was read of them is published: an erasure waits for that.
+        False: runs were swapped since they were listed."""
+        segment_ids = {each.run.segment_id for each in stretch.runs}
+        cleaning.held |= segment_ids
+        held = await self._sequencer.holds.take(
+            cleaning.claim.job_id, segment_ids, lease_s=self._settings.clean_lease_s
+        )
+        return held == segment_ids and await self._is_there(cleaning, stretch)
+
+    async def _release(self, cleaning: _Cleaning) -> None:
+        cleaning.held = set()
+        with contextlib.suppress(SequencerUnavailable, CommitOutcomeUnknown):  # else they lapse
+            await self._sequencer.holds.release(cleaning.claim.job_id)
+
+    async def _read(self, cleaning: _Cleaning, stretch: _Stretch) -> ReadRanges | None:
+        """None if an object is gone because its runs were swapped since. Runs that are still there without
+        their object are left out, and so have a fault."""
+        keys = {each.run.segment_id: each.object_key for each in stretch.runs}
+        read = ReadRanges()
+        waiting = iter(ranges_to_read([stretch.swap], _READ_BYTES))
+        gone: list[ByteRange] = []
+
+        async def take_turns() -> None:
+            for span in waiting:
+                try:
+                    read.add(span, await self._store.get(keys[span.segment_id], span.start, span.end))
+                except ObjectNotFound:
+                    gone.append(span)
+
+        await side_by_side(take_turns() for _ in range(self._settings.merge_requests))
+        return None if gone and not await self._is_there(cleaning, stretch) else read
+
+    async def _is_there(self, cleaning: _Cleaning, stretch: _Stretch) -> bool:
+        """True if the stretch's runs were not swapped since."""
+        key, (start, end) = cleaning.state.key, stretch.offsets
+        found = await self._sequencer.cleanings.runs(key, start, end, len(stretch.runs) + 1)
+        return tuple(found) == stretch.runs
+
+    # --- publishing
+
+    async def _publish_waiting(self, cleaning: _Cleaning) -> None:
+        """Writes one object of what waits, swaps its runs, and releases what was held."""
+        waiting, cleaning.waiting = cleaning.waiting, []
+        if not waiting:
+            await self._release(cleaning)
+            return
+        segment_id, job_id = new_segment_id(), cleaning.claim.job_id
+        layout = Layout(segment_id, _WRITER, run_bytes=self._settings.merge_run_bytes)
+        for each in waiting:
+            assert each.data is not None, "what stays as it is does not wait"
+            layout.add_rebuilt(each.stretch.swap, each.data, each.min_timestamp_ms, each.max_timestamp_ms)
+        laid_out = layout.finish()
+        assert laid_out is not None, "something waits"
+        key = merged_key(self._cluster, segment_id)
+        await self._sequencer.reservations.reserve(
+            {segment_id: key}, self._settings.reservation_lease_s, _WRITER
+        )
+        await self._sequencer.holds.take(job_id, [segment_id], lease_s=self._settings.clean_lease_s)
+        if not await self._sequencer.holds.renew(job_id, lease_s=self._settings.clean_lease_s):
+            raise ClaimLost("a hold has ended: what was read may have been erased since")
+        await self._store.put(key, laid_out.chunks)
+        newest = max(each.committed_at for one in waiting for each in one.stretch.runs)
+        output = MergeOutput(
+            segment_id=segment_id,
+            object_key=key,
+            size_bytes=laid_out.size_bytes,
+            tier=1,
+            newest=newest,
+            may_be_merged_again=self._settings.merge_tiers > 1,
+        )
+        merge = MergeClaim(job_id=job_id, tier=output.tier, inputs={}, newest=newest)
+        done = await publish_until_known(
+            self._sequencer, merge, output, laid_out.swaps, held_until_s=lambda: cleaning.held_until_s
+        )
+        for place, each in enumerate(waiting):
+            if place in done:
+                _count(cleaning, each)
+            else:
+                cleaning.missed.append(each.stretch.offsets)
+        await self._release(cleaning)
+
+    async def _finish(self, cleaning: _Cleaning) -> bool:
+        state = cleaning.state
+        since_ms = state.now_ms + int((time.monotonic() - cleaning.began_s) * 1000) + 1
+        oldest = cleaning.oldest_tombstone
+        mark_at = Offset(min(cleaning.end, cleaning.undamaged_to))
+        is_ours = await self._sequencer.cleanings.finish(
+            cleaning.claim,
+            clean_to=Offset(cleaning.end),
+            clean_bytes=cleaning.clean_bytes,
+            marks=with_mark(state, mark_at, since_ms, cleaning.config),
+            oldest_tombstone=None if oldest < 0 else Offset(oldest),
+        )
+        self._metrics.cleaned(cleaning.records_removed, cleaning.bytes_in, cleaning.bytes_out)
+        log.info(
+            "cleaned",
+            extra={
+                "topic_id": str(state.topic_id),
+                "partition": state.partition,
+                "clean_to": cleaning.end,
+                "records_removed": cleaning.records_removed,
+                "bytes_in": cleaning.bytes_in,
+                "bytes_out": cleaning.bytes_out,
+                "seconds": round(time.monotonic() - cleaning.began_s, 1),
+            },
+        )
+        return is_ours
+
+    # --- leases and pace
+
+    async def _keep_holding(self, cleaning: _Cleaning) -> None:
+        """Renews the claim and its hold until cancelled, or until the claim is lost."""
+        lease_s = self._settings.clean_lease_s
+        while True:
+            await asyncio.sleep(lease_s / 4)
+            asked_s = time.monotonic()
+            with contextlib.suppress(SequencerUnavailable, CommitOutcomeUnknown):
+                if not await self._sequencer.cleanings.renew(cleaning.claim, lease_s):
+                    return
+                await self._sequencer.holds.renew(cleaning.claim.job_id, lease_s=lease_s)
+                cleaning.held_until_s = asked_s + lease_s
+
+    async def _give_way(self, took_s: float) -> None:
+        """Leaves the processor to the agent, for longer the busier that is."""
+        load = min(self._load(), 0.9)
+        await asyncio.sleep(took_s * load / (1 - load))
+
+    def _alarm(self, stretch: _Stretch) -> None:
+        self._metrics.damaged()
+        first = stretch.runs[0]
+        log.error(
+            "cleaning: runs are not what they should be; they stay as they are",
+            extra={
+                "topic_id": str(first.run.topic_id),
+                "partition": first.run.partition,
+                "base_offset": first.run.base_offset,
+                "object_keys": sorted({each.object_key for each in stretch.runs})[:5],
+            },
+        )
+
+
+async def _stretches(runs: AsyncIterator[RunToClean], most_bytes: int) -> AsyncIterator[_Stretch]:
+    """Puts neighbours together, up to the bounds of a stretch. A longer run is a stretch by itself."""
+    some: list[RunToClean] = []
+    length = 0
+    async for run in runs:
+        if some and (
+            length + run.run.length > most_bytes
+            or run.run.last_offset - some[0].run.base_offset >= _MOST_OFFSETS
+            or len(some) == _RUNS_AT_A_TIME
+        ):
+            yield _Stretch(runs=tuple(some))
+            some, length = [], 0
+        some.append(run)
+        length += run.run.length
+    if some:
+        yield _Stretch(runs=tuple(some))
+
+
+async def _each(runs: Sequence[RunToClean]) -> AsyncIterator[RunToClean]:
+    for run in runs:
+        yield run
+
+
+def _put(latest: LatestKeys, stretch: _Stretch, read: ReadRanges, first: Offset) -> int | None:
+    """Puts the records from `first` on. Returns the offset of the first one that found no room; None if all
+    did. What does not decode is left out: it stays in the log, too."""
+    for each in stretch.runs:
+        data = read.of(each.run)
+        if fault_of_run(each.run, data) is not None:
+            continue
+        with contextlib.suppress(InvalidBatch, ValueError):
+            for rows, _ in decode_pieces(data, each.run.base_offset):
+                offsets = rows.column("offset").to_numpy()
+                dirty = rows.slice(int(np.searchsorted(offsets, first)))
+                put = latest.put(dirty)
+                if put < dirty.num_rows:
+                    return int(dirty.column("offset")[put].as_py())
+    return None
+
+
+class _Rebuilt:
+    """Encodes what stays of a stretch, in batches of about 1 MiB, some MiB of records at a time. Beyond
+    `most_bytes` the topic's compression gives way to zstd: a few bytes may stand for very many."""
+
+    def __init__(self, base_offset: Offset, compression: Compression, most_bytes: int) -> None:
+        self._reached = int(base_offset)
+        self._compression = compression
+        self._most_bytes = most_bytes
+        self._waiting: list[pa.RecordBatch] = []
+        self._done: list[bytes] = []
+        self.min_timestamp_ms: int | None = None
+        self.max_timestamp_ms = NO_TIMESTAMP_MS
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Adds records behind those before."""
+        if not rows.num_rows:
+            return
+        if sum(each.nbytes for each in self._waiting) >= _WAITING_BYTES:
+            self._encode(int(rows.column("offset")[0].as_py()) - 1)
+        times_ms = timestamps_ms(rows.column("timestamp"))
+        oldest_ms = int(times_ms.min())
+        self.min_timestamp_ms = (
+            oldest_ms if self.min_timestamp_ms is None else min(self.min_timestamp_ms, oldest_ms)
+        )
+        self.max_timestamp_ms = max(self.max_timestamp_ms, int(times_ms.max()))
+        self._waiting.append(rows)
+
+    def finish(self, last_offset: int) -> bytes:
+        self._encode(last_offset)
+        return b"".join(self._done)
+
+    def _encode(self, last_offset: int) -> None:
+        if sum(map(len, self._done)) > self._most_bytes:
+            self._compression = Compression.ZSTD
+        joined = pa.Table.from_batches(self._waiting, RECORD_SCHEMA).combine_chunks().to_batches()
+        assert len(joined) <= 1, "some MiB fit into one column"
+        data = encode_span(
+            joined[0] if joined else _NO_RECORDS,
+            self._compression,
+            base_offset=self._reached,
+            last_offset=last_offset,
+            batch_bytes=_BATCH_BYTES,
+        )
+        self._done.append(data)
+        self._waiting, self._reached = [], last_offset + 1
+
+
+def _cleaned(cleaning: _Cleaning, stretch: _Stretch, read: ReadRanges, most_bytes: int) -> _Cleaned | None:
+    """What stays of the stretch. None if some of it is damaged."""
+    start, end = stretch.offsets
+    rebuilt = _Rebuilt(start, cleaning.config.compression or Compression.ZSTD, most_bytes)
+    removed, oldest_tombstone = 0, -1
+    for each in stretch.runs:
+        found = read.of(each.run)
+        if fault_of_run(each.run, found) is not None:
+            return None
+        try:
+            for rows, _ in decode_pieces(found, each.run.base_offset):
+                kept, tombstone = cleaning.latest.kept(
+                    rows, tombstones_to=cleaning.tombstones_to, end=cleaning.end
+                )
+                if oldest_tombstone < 0:
+                    oldest_tombstone = tombstone
+                removed += rows.num_rows - int(np.count_nonzero(kept))
+                rebuilt.add(rows.filter(pa.array(kept)))
+        except (InvalidBatch, ValueError):
+            return None
+    if not removed and len(stretch.runs) <= _FEW_RUNS:
+        return _Cleaned(stretch=stretch, data=None, oldest_tombstone=oldest_tombstone)
+    return _Cleaned(
+        stretch=stretch,
+        data=rebuilt.finish(end - 1),
+        records_removed=removed,
+        oldest_tombstone=oldest_tombstone,
+        min_timestamp_ms=NO_TIMESTAMP_MS if rebuilt.min_timestamp_ms is None else rebuilt.min_timestamp_ms,
+        max_timestamp_ms=rebuilt.max_timestamp_ms,
+    )
+
+
+def _count(cleaning: _Cleaning, cleaned: _Cleaned) -> None:
+    """Adds what was done with a stretch. Of the one that holds the end, a part is clean."""
+    length = cleaned.stretch.length
+    stays = length if cleaned.data is None else len(cleaned.data)
+    start, end = cleaned.stretch.offsets
+    cleaning.clean_bytes += stays * min(cleaning.end - start, end - start) // (end - start)
+    if cleaned.data is not None:
+        cleaning.bytes_in += length
+        cleaning.bytes_out += stays
+        cleaning.records_removed += cleaned.records_removed
+    if cleaned.oldest_tombstone >= 0 and (
+        cleaning.oldest_tombstone < 0 or cleaned.oldest_tombstone < cleaning.oldest_tombstone
+    ):
+        cleaning.oldest_tombstone = cleaned.oldest_tombstone

@@ -1,0 +1,1 @@
+"""`tidelog erase`: takes the records of some keys out of everything that holds them."""

@@ -1,0 +1,137 @@
+"""Asks agents over HTTP where records are. Synchronous, for Spark's Python workers.
+
+Promises:
+- An agent that is away is passed over for the next. After the attempts that the settings allow, the last
+  failure is raised.
+- What an agent refuses (an unknown topic) is raised at once, with its words.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import quote
+
+import httpx
+
+from spark_source.settings import SourceSettings
+
+
+class AgentsUnavailable(Exception):
+    """No agent answered."""
+
+
+class RequestRefused(Exception):
+    """An agent answered that this cannot be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionEnds:
+    """`first_offset` is the oldest that the log or history has, `end_offset` the high watermark."""
+
+    first_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicEnds:
+    topic_id: str
+    partitions: Mapping[int, PartitionEnds]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Offsets `[first_offset, end_offset)` of a partition, in one object: a Parquet file, or a run of record
+    batches whose bytes are `[position, position + length)` and whose offsets `[base_offset, last_offset]`.
+    """
+
+    kind: Literal["parquet", "raw"]
+    first_offset: int
+    end_offset: int
+    object_key: str
+    position: int
+    length: int
+    base_offset: int
+    last_offset: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+
+
+class Agents:
+    def __init__(self, settings: SourceSettings) -> None:
+        self._urls = [url.strip().rstrip("/") for url in settings.http_url.split(",") if url.strip()]
+        if not self._urls or any(not url.startswith(("http://", "https://")) for url in self._urls):
+            raise RequestRefused(
+                f"option servers: {settings.http_url!r}; name an agent as http://host:8080, or set "
+                "TIDELOG_HTTP_URL"
+            )
+        self._settings = settings
+
+    def topic(self, name: str) -> TopicEnds:
+        """The topic's id, and where its partitions begin and end now."""
+        found = self._get(f"/v1/topics/{quote(name, safe='')}", {})
+        return TopicEnds(
+            topic_id=found["topic_id"],
+            partitions={int(each["partition"]): _ends(each) for each in found["offsets"]},
+        )
+
+    def pieces(self, topic: str, partition: int, from_offset: int, to_offset: int) -> Iterator[Piece]:
+        """The pieces of a range, in offset order, a page at a time."""
+        start: int | None = from_offset
+        while start is not None and start < to_offset:
+            asked = {
+                "partition": partition,
+                "from_offset": start,
+                "to_offset": to_offset,
+                "limit": self._settings.source_page_pieces,
+            }
+            page = self._get(f"/v1/topics/{quote(topic, safe='')}/coordinates", asked)
+            for piece in page["pieces"]:
+                yield Piece(**piece)
+            start = page["next"]
+
+    def bootstrap(self) -> str:
+        """Kafka addresses of the live agents."""
+        return ",".join(agent["kafka"] for agent in self._get("/v1/cluster", {})["agents"])
+
+    def _get(self, path: str, parameters: Mapping[str, int]) -> Any:
+        settings = self._settings
+        failure = ""
+        for attempt in range(settings.source_attempts):
+            url = self._urls[attempt % len(self._urls)]
+            if attempt:
+                time.sleep(random.uniform(0, settings.source_retry_base_s * 2**attempt))
+            try:
+                # Reading the system's certificates costs more than the request.
+                answer = httpx.get(
+                    f"{url}{path}",
+                    params=dict(parameters),
+                    timeout=settings.source_http_timeout_s,
+                    verify=url.startswith("https"),
+                )
+            except httpx.TransportError as error:
+                failure = f"{url}: {type(error).__name__} {error}"
+                continue
+            if answer.status_code == httpx.codes.OK:
+                return answer.json()
+            if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
+                raise RequestRefused(f"{url}{path}: {_message(answer)}")
+            failure = f"{url}: {answer.status_code} {_message(answer)}"
+        raise AgentsUnavailable(f"No agent answered {path}: {failure}. Checked option servers.")
+
+
+def _ends(each: Mapping[str, Any]) -> PartitionEnds:
+    in_history = each["history_start_offset"]
+    log_start = each["log_start_offset"]
+    return PartitionEnds(
+        first_offset=log_start if in_history is None else min(log_start, in_history),
+        end_offset=each["high_watermark"],
+    )
+
+
+def _message(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:200]

@@ -1,0 +1,1 @@
+"""Tests of `cache_ring/coordinates/`."""

@@ -1,0 +1,1 @@
+"""A program that writes and reads Avro with the serializers of confluent-kafka, in packages of its own."""

@@ -1,0 +1,1 @@
+"""Fields of keys and values as columns."""

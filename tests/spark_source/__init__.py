@@ -1,0 +1,1 @@
+"""Spark's data source, on a real stack, with Kafka producers and a real Spark."""

@@ -1,0 +1,1 @@
+"""What tests and benchmarks share: Postgres, S3 endpoints, whole stacks, Java, Apache Kafka, seeds."""

@@ -1,0 +1,94 @@
+"""The tail of a topic: the records above the end of its table, up to the high watermark.
+
+Read as Spark's data source reads them (`spark_source/`), without Spark, and written as one Parquet file in a
+temporary directory. For DuckDB it is one more data file of the table: any statement may scan it as often as
+it needs, in bounded memory.
+
+Promises:
+- A record is in the table's snapshot or in the tail, never in both: the tail of a partition starts at the
+  offset after the last one of the snapshot, wherever the record lies when it is read.
+- All records that were acknowledged before the tail was planned are there, unless retention or DeleteRecords
+  took them, or they do not decode. Then a line of the log says so.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_compaction.history_file import PARQUET_SCHEMA
+from spark_source.agents import Agents, AgentsUnavailable, Piece, RequestRefused
+from spark_source.planning import PartitionOf, ReadContext, plan_reads
+from spark_source.reading import read_task
+from spark_source.settings import SourceSettings
+from spark_source.window import Window
+from storage.arrow.arrow_schema import HISTORY_SCHEMA
+from storage.stores.object_store import ObjectNotFound, StoreUnavailable
+from tidelog.sql.catalog import Table
+from tidelog.sql.engine import NotInDuckDB, StatementFailed
+
+_ROW_GROUP_BYTES: Final = 8 << 20
+
+
+def write_tail(
+    table: Table, settings: SourceSettings, most_bytes: int, path: Path, stop: threading.Event
+) -> int:
+    """Writes the tail to `path`, and returns how many records it has. Raises NotInDuckDB if more than
+    `most_bytes` would be read, and StatementFailed, also once `stop` is set.
+    """
+    try:
+        pieces = _pieces(table, Agents(settings))
+        size = sum(piece.length for own in pieces.values() for piece in own)
+        if size > most_bytes:
+            raise NotInDuckDB(
+                f"--fresh reads {size:,} bytes of {table.topic}, more than TIDELOG_SQL_FRESH_BYTES"
+            )
+        context = ReadContext(
+            settings=settings, columns=tuple(HISTORY_SCHEMA.names), window=Window(), fail_on_data_loss=False
+        )
+        tasks = plan_reads(pieces, task_bytes=settings.source_task_bytes, min_partitions=1)
+        return _write(_until(stop, (rows for task in tasks for rows in read_task(context, task))), path)
+    except (AgentsUnavailable, RequestRefused, StoreUnavailable, ObjectNotFound) as failed:
+        raise StatementFailed(f"The newest records of '{table.topic}' could not be read: {failed}") from None
+
+
+def _pieces(table: Table, agents: Agents) -> dict[PartitionOf, list[Piece]]:
+    ends = table.ends()
+    return {
+        (table.topic, partition): list(
+            agents.pieces(table.topic, partition, ends.get(partition, own.first_offset), own.end_offset)
+        )
+        for partition, own in agents.topic(table.topic).partitions.items()
+    }
+
+
+def _until(stop: threading.Event, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for rows in batches:
+        if stop.is_set():
+            raise StatementFailed("The statement was cancelled.")
+        yield rows
+
+
+def _write(batches: Iterable[pa.RecordBatch], path: Path) -> int:
+    count = 0
+    with pq.ParquetWriter(path, PARQUET_SCHEMA, compression="lz4") as writer:
+        for group in _groups(batches):
+            writer.write_table(pa.Table.from_batches(group).cast(PARQUET_SCHEMA))
+            count += sum(rows.num_rows for rows in group)
+    return count
+
+
+def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    group: list[pa.RecordBatch] = []
+    size = 0
+    for rows in batches:
+        group.append(rows)
+        size += rows.nbytes
+        if size >= _ROW_GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

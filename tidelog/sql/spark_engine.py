@@ -1,0 +1,279 @@
+"""Spark over the same snapshots, for what is too large for DuckDB or needs Spark's dialect.
+
+Each table that a statement names is a temporary view of its snapshot, so that all statements of a call see
+the same records. With `--fresh` the view is a union with Spark's data source, from the offsets at which the
+snapshot ends to the high watermark of the call.
+
+Promises:
+- Only queries run. A statement that would write, change a setting or read a path is refused.
+- A large answer comes a part at a time: Spark's driver holds one partition of it.
+"""
+
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_compaction.java import JavaMissing
+from spark_compaction.session import CATALOG, SparkUnavailable, make_active, spark_session, stop_spark
+from spark_compaction.sql import causes, without_stack
+from spark_source.agents import Agents
+from spark_source.settings import SourceSettings
+from tidelog.errors import UserError
+from tidelog.sql.catalog import Catalog, Table
+from tidelog.sql.engine import NAMESPACE, Answer, NotInDuckDB, StatementFailed
+from tidelog.sql.settings import SqlSettings
+from tidelog.sql.statements import (
+    Statement,
+    for_spark,
+    named_tables,
+    quoted,
+    significant,
+    tokens_of,
+    unquoted,
+)
+
+_GROUP: Final = "tidelog-sql"
+_BATCH: Final = "batch"
+_QUERY_LOGGER: Final = "SQLQueryContextLogger"
+"""PySpark logs a failed query with its whole Java stack; the error itself says the same in a line."""
+_COMMAND: Final = "org.apache.spark.sql.catalyst.plans.logical.Command"
+_READ_COMMANDS: Final = ("Show", "Describe", "Explain", "ListCatalogs", "ListTables")
+_METADATA_TABLES: Final = frozenset(
+    {
+        *(
+            "snapshots",
+            "history",
+            "files",
+            "manifests",
+            "entries",
+            "partitions",
+            "refs",
+            "metadata_log_entries",
+        ),
+        *("data_files", "delete_files", "all_files", "all_data_files", "all_manifests", "all_entries"),
+    }
+)
+
+
+class SparkEngine:
+    name = "spark"
+
+    def __init__(self, settings: SqlSettings, catalog: Catalog, source: Callable[[], SourceSettings]) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._source = source
+        self._session: SparkSession | None = None
+        self._views: dict[tuple[str, bool], int | None] = {}
+        """By name and freshness the snapshot of the view that the session has."""
+
+    def begin(self) -> None:
+        """A call begins."""
+        self._views = {}
+
+    def run(self, statement: Statement, reason: str, *, fresh: bool, most_rows: int | None) -> Answer:
+        """Of `most_rows` one more is read, so that the caller knows if there are more. Raises
+        StatementFailed.
+        """
+        session = self._start()
+        with _ErrorsForPeople(self._catalog):
+            text = self._with_views(session, statement.text, fresh=fresh)
+            _check_is_query(session, text)
+            session.sparkContext.setJobGroup(_GROUP, "tidelog sql", interruptOnCancel=True)
+            frame = session.sql(text)
+            if most_rows is not None:
+                found = frame.limit(most_rows + 1).toArrow()
+                return Answer(
+                    engine=self.name, reason=reason, schema=found.schema, batches=iter(found.to_batches())
+                )
+            schema, batches = _streamed(frame)
+        return Answer(engine=self.name, reason=reason, schema=schema, batches=self._checked(batches))
+
+    def cancel(self) -> None:
+        if self._session is not None:
+            self._session.sparkContext.cancelJobGroup(_GROUP)
+
+    def close(self) -> None:
+        if self._session is not None:
+            stop_spark()
+
+    def _checked(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with _ErrorsForPeople(self._catalog):
+            yield from batches
+
+    def _start(self) -> SparkSession:
+        if self._session is None:
+            PySparkLogger.getLogger(_QUERY_LOGGER).disabled = True
+            try:
+                session = spark_session(self._settings)
+            except (JavaMissing, SparkUnavailable) as failed:
+                raise UserError(str(failed)) from None
+            session.conf.set("spark.sql.runSQLOnFiles", "false")
+            session.conf.set("spark.sql.ansi.doubleQuotedIdentifiers", "true")  # as in DuckDB
+            self._session = session
+        make_active(self._session)  # each statement has a thread
+        return self._session
+
+    def _with_views(self, session: SparkSession, text: str, *, fresh: bool) -> str:
+        """The statement over views of snapshots, where it names tables of the catalog."""
+        known = self._catalog.names()
+        if _needs_catalog(text, known):
+            if fresh:
+                raise StatementFailed(
+                    "Neither a table's past nor its metadata have newest records.", "Leave out --fresh."
+                )
+            return text
+        if fresh:
+            known = list({*known, *(topic["name"] for topic in self._catalog.topics())})
+        names = named_tables(text, known)
+        for name in names:
+            self._view(session, name, fresh=fresh)
+        return for_spark(text, names, NAMESPACE)
+
+    def _view(self, session: SparkSession, name: str, *, fresh: bool) -> None:
+        if (name, fresh) in self._views:
+            return
+        try:
+            table = self._catalog.table(name, or_topic=fresh)
+        except NotInDuckDB:
+            if fresh:
+                raise StatementFailed(
+                    f"The table '{name}' has too many files for --fresh.", "Leave out --fresh."
+                ) from None
+            frame = session.table(_full_name(name))
+            self._views[name, fresh] = None
+        else:
+            history = _frame(session, table)
+            tail = self._tail(session, table) if fresh or history is None else None
+            frame = _union(history, tail)
+            self._views[name, fresh] = table.snapshot_id
+        frame.createOrReplaceTempView(quoted(name, "`"))
+
+    def _tail(self, session: SparkSession, table: Table) -> DataFrame:
+        source = self._source()
+        ends = table.ends()
+        partitions = Agents(source).topic(table.topic).partitions
+        start = {
+            p: min(max(ends.get(p, 0), own.first_offset), own.end_offset) for p, own in partitions.items()
+        }
+        end = {p: own.end_offset for p, own in partitions.items()}
+        options = {
+            "topic": table.topic,
+            "servers": source.http_url,
+            "storeUrl": source.store_url,
+            "s3Region": source.s3_region,
+            "startingOffsets": json.dumps({table.topic: start}),
+            "endingOffsets": json.dumps({table.topic: end}),
+            "failOnDataLoss": "false",
+        }
+        if source.s3_access_key is not None and source.s3_secret_key is not None:
+            options["s3AccessKey"] = source.s3_access_key
+            options["s3SecretKey"] = source.s3_secret_key.get_secret_value()
+        return session.read.format("tidelog").options(**options).load()
+
+
+def _needs_catalog(text: str, known: Iterable[str]) -> bool:
+    """True if the statement says itself which snapshot (`VERSION AS OF 1`), or reads a metadata table
+    (`topics.flights.files`): a view has neither.
+    """
+    own = significant(tokens_of(text, backslash_escapes=True))
+    tables = {name.lower() for name in known}
+    return any(
+        (second.says("as") and third.says("of"))
+        or (
+            unquoted(first.text).lower() in tables
+            and second.says(".")
+            and unquoted(third.text).lower() in _METADATA_TABLES
+        )
+        for first, second, third in zip(own, own[1:], own[2:], strict=False)
+    )
+
+
+def _full_name(name: str) -> str:
+    return f"{CATALOG}.{NAMESPACE}.{quoted(name, '`')}"
+
+
+def _frame(session: SparkSession, table: Table) -> DataFrame | None:
+    """The table at its snapshot; None for a topic without history."""
+    if table.snapshot_id is None:
+        return None
+    return session.read.option("versionAsOf", str(table.snapshot_id)).table(_full_name(table.name))
+
+
+def _union(history: DataFrame | None, tail: DataFrame | None) -> DataFrame:
+    """What there is of the two. Columns that only history has are null in the tail."""
+    if history is None or tail is None:
+        found = tail if history is None else history
+        assert found is not None, "a table without a snapshot has a tail"
+        return found
+    return history.unionByName(tail, allowMissingColumns=True)
+
+
+def _check_is_query(session: SparkSession, text: str) -> None:
+    """Raises StatementFailed for a statement that does more than read. Spark runs commands when it is given
+    them, so this looks at the parsed statement.
+    """
+    jvm: Any = session._jvm
+    command = jvm.java.lang.Class.forName(_COMMAND)
+    waiting = [session._jsparkSession.sessionState().sqlParser().parsePlan(text)]
+    while waiting:
+        node = waiting.pop()
+        name = str(node.getClass().getSimpleName())
+        does_more = command.isInstance(node) or name.startswith("Insert")
+        if does_more and not name.startswith(_READ_COMMANDS):
+            raise StatementFailed(
+                "Only queries run here: SELECT, WITH, FROM, VALUES, SHOW, DESCRIBE and EXPLAIN.",
+                "Topics are written by producers, and `--output FILE` writes an answer to a file.",
+            )
+        children = node.children()
+        waiting += [children.apply(place) for place in range(children.size())]
+
+
+def _streamed(frame: DataFrame) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The rows in their order, as Arrow, one of Spark's partitions at a time."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema = to_arrow_schema(frame.schema)
+
+    def packed(batches: Any) -> Any:
+        for batch in batches:
+            sink = io.BytesIO()
+            with pa.ipc.new_stream(sink, batch.schema) as stream:
+                stream.write_batch(batch)
+            yield pa.RecordBatch.from_pydict({_BATCH: [sink.getvalue()]})
+
+    def unpacked() -> Iterator[pa.RecordBatch]:
+        for row in frame.mapInArrow(packed, f"{_BATCH} binary").toLocalIterator():
+            for batch in pa.ipc.open_stream(bytes(row[_BATCH])):
+                yield batch.cast(schema)
+
+    return schema, unpacked()
+
+
+class _ErrorsForPeople:
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, PySparkException):
+            said = without_stack(str(error))
+            if "TABLE_OR_VIEW_NOT_FOUND" in said:
+                self._unknown_table(error)
+            raise StatementFailed(said) from error
+        if isinstance(error, Py4JJavaError):
+            raise StatementFailed(without_stack(causes(error))) from error
+
+    def _unknown_table(self, error: PySparkException) -> None:
+        """Raises an error that proposes the nearest, or says that the topic has no history."""
+        named = (error.getMessageParameters() or {}).get("relationName", "")
+        name = named.rpartition(".")[2].strip("`") if not named.endswith("`") else named.split("`")[-2]
+        if name:
+            self._catalog.table(name)
