@@ -36,13 +36,16 @@ COMPACTED = {
 
 pytestmark = pytest.mark.faults
 
+Records = dict[tuple[int, int], tuple[bytes, bytes | None]]
+"""By partition and offset: key and value."""
+
 
 @dataclass
 class Updates:
     """What was acknowledged, by partition and offset."""
 
     seed: int
-    records: dict[tuple[int, int], tuple[bytes, bytes | None]] = field(default_factory=dict)
+    records: Records = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
 
     def acknowledge(self, error: KafkaError | None, message: Message) -> None:
@@ -117,7 +120,7 @@ class Read:
     """A table that one reading from the start made, and what it saw."""
 
     table: dict[bytes, bytes] = field(default_factory=dict)
-    records: dict[tuple[int, int], tuple[bytes, bytes | None]] = field(default_factory=dict)
+    records: Records = field(default_factory=dict)
 
 
 def read_from_the_start(servers: str, topic: str, updates: Updates) -> Read:
@@ -204,13 +207,21 @@ def _share_read(servers: str, topic: str, updates: Updates) -> float:
     read = read_from_the_start(servers, topic, updates)
     for place, record in read.records.items():
         assert updates.records.get(place, record) == record, place
-    # A record that is gone has a later one of its key.
-    later: dict[bytes, int] = {}
-    for (_, offset), (key, _) in read.records.items():
-        later[key] = max(later.get(key, -1), offset)
-    for (partition, offset), (key, _) in before.items():
-        assert (partition, offset) in read.records or later.get(key, -1) > offset, (partition, offset, key)
+    # A record that is gone has a later one of its key, perhaps one written since the reading ended.
+    gone = {place for place in before if place not in read.records} - _with_later(before, read.records)
+    ends_s = time.monotonic() + 10
+    while gone := gone - _with_later(before, dict(updates.records)):
+        assert time.monotonic() < ends_s, {place: before[place] for place in gone}
+        time.sleep(0.1)
     return len(read.records) / max(1, len(before))
+
+
+def _with_later(before: Records, records: Records) -> set[tuple[int, int]]:
+    """The places in `before` whose key has a later record in `records`."""
+    last: dict[bytes, int] = {}
+    for (_, offset), (key, _) in records.items():
+        last[key] = max(last.get(key, -1), offset)
+    return {place for place, (key, _) in before.items() if last.get(key, -1) > place[1]}
 
 
 def _harm(stack: Stack, victim: int, *, freeze: bool) -> None:
