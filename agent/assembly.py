@@ -92,6 +92,9 @@ class _OwnWrites:
     def committed(self, runs: Sequence[RunCoordinate]) -> None:
         self.reads.committed(runs)
 
+    def missed(self, runs: Sequence[RunCoordinate]) -> None:
+        self.reads.missed(runs)
+
 
 def build_peer_server(outside: Outside, settings: AppSettings) -> tuple[StorePages, PeerServer]:
     """Makes the pages and their server for peers. It listens before all else is built, because its port is

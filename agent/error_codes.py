@@ -20,11 +20,13 @@ from sequencer.commits.commits import (
     Assigned,
     Duplicate,
     FencedEpoch,
+    InvalidTransaction,
     OutOfOrderSequence,
     UnknownPartition,
     UnknownProducer,
     WrittenBefore,
 )
+from sequencer.commits.transactions import OffsetVerdict, TransactionRefusal
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.topics.topic_config import InvalidConfig
 from sequencer.topics.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
@@ -74,6 +76,8 @@ def produce_result(outcome: WriteOutcome) -> ProduceResult:
             )
         case UnknownPartition():
             return ProduceResult(code=ErrorCode.unknown_topic_or_partition)
+        case InvalidTransaction():
+            return ProduceResult(code=ErrorCode.invalid_txn_state)
         case WriteFailed():
             return ProduceResult(code=_WRITE_FAILURES[outcome.failure], message=outcome.message)
         case _:
@@ -135,7 +139,6 @@ _BATCH_FAULTS = {
     BatchFault.TOO_LARGE: ErrorCode.message_too_large,
     BatchFault.UNKNOWN_COMPRESSION: ErrorCode.unsupported_compression_type,
     BatchFault.UNSUPPORTED_FORMAT: ErrorCode.unsupported_for_message_format,
-    BatchFault.TRANSACTIONAL: ErrorCode.invalid_txn_state,
     BatchFault.CONTROL: ErrorCode.invalid_record,
 }
 
@@ -243,7 +246,35 @@ def fetch_code(fault: GroupFault | None) -> ErrorCode:
     return group_code(fault)
 
 
-# Transactions are not served. A transactional producer gets a code that it takes as final, so that it stops
+def transaction_code(refusal: TransactionRefusal, *, knows_fenced: bool) -> ErrorCode:
+    """For the requests of a transactional producer. `knows_fenced`: its version of the request does
+    (KIP-588).
+    """
+    if refusal is TransactionRefusal.FENCED:
+        return ErrorCode.producer_fenced if knows_fenced else ErrorCode.invalid_producer_epoch
+    return _TRANSACTION_CODES[refusal]
+
+
+_TRANSACTION_CODES: Final[Mapping[TransactionRefusal, ErrorCode]] = {
+    TransactionRefusal.UNKNOWN_PRODUCER: ErrorCode.invalid_producer_id_mapping,
+    TransactionRefusal.NOTHING_TO_END: ErrorCode.invalid_txn_state,
+    TransactionRefusal.OPEN: ErrorCode.concurrent_transactions,
+}
+
+PENDING_OFFSETS_CODES: Final[Mapping[OffsetVerdict, ErrorCode]] = {
+    OffsetVerdict.DONE: ErrorCode.none,
+    OffsetVerdict.NOT_COORDINATOR: ErrorCode.not_coordinator,
+    OffsetVerdict.UNKNOWN_MEMBER: ErrorCode.unknown_member_id,
+    OffsetVerdict.ILLEGAL_GENERATION: ErrorCode.illegal_generation,
+    OffsetVerdict.STALE_MEMBER_EPOCH: ErrorCode.illegal_generation,
+    OffsetVerdict.FENCED: ErrorCode.invalid_producer_epoch,
+    OffsetVerdict.UNKNOWN_PRODUCER: ErrorCode.invalid_producer_id_mapping,
+    OffsetVerdict.NOT_IN_TRANSACTION: ErrorCode.invalid_txn_state,
+}
+"""For TxnOffsetCommit, whose clients know no stale member epoch."""
+
+
+# Where transactions are off, a transactional producer gets a code that it takes as final, so that it stops
 # at its first call and does not retry for ever. That call is FindCoordinator, which has room for a message:
 # - From version 4 on (Java, franz-go), clients show that message, or the code's own text, for all codes but a
 #   few. They take those few for a missing authorization.
@@ -254,5 +285,6 @@ TRANSACTIONS_REFUSED_CODE: Final = ErrorCode.transactional_id_authorization_fail
 NO_TRANSACTIONS_CODE: Final = ErrorCode.unsupported_version
 """For FindCoordinator from version 4 on."""
 TRANSACTIONS_REFUSED: Final = (
-    "transactions are not available here: configure the producer without a transactional id"
+    "transactions are not available here: configure the producer without a transactional id, or the agents "
+    "with TIDELOG_TRANSACTIONS=true"
 )

@@ -50,13 +50,15 @@ from sequencer.housekeeping.inspection import (
     SegmentRun,
 )
 from sequencer.housekeeping.retention import BEFORE_ALL as BEFORE_ALL_PARTITIONS
+from storage.batches.batch_validation import InvalidBatch, check_crc
 from storage.batches.byte_arrays import Buffer
-from storage.batches.record_batch import index_batches
+from storage.batches.record_batch import index_batches, read_header
 from storage.identifiers import ObjectKey, Offset, SegmentId
 from storage.segments.keys import (
     backups_prefix,
     checkpoints_prefix,
     identity_prefix,
+    is_inline,
     is_merged,
     journal_prefix,
     ownership_key,
@@ -325,8 +327,10 @@ class _Doctor:
     async def _faults_of(self, segment: ReferencedSegment) -> list[str]:
         if not self._verify_contents:
             return _fault_of_size(segment, (await self._store.head(segment.object_key)).size_bytes)
-        runs = await self._database.runs_of_segments([segment.segment_id])
         data = await self._store.get(segment.object_key)
+        if is_inline(segment.object_key):
+            return _fault_of_size(segment, len(data)) or _faults_of_marker(data)
+        runs = await self._database.runs_of_segments([segment.segment_id])
         return _fault_of_size(segment, len(data)) or await self._threads.run(
             faults_of_segment, segment.segment_id, data, runs.get(segment.segment_id, [])
         )
@@ -442,6 +446,16 @@ class _Doctor:
 
     def _found(self, fault: Fault, where: str, what: str) -> None:
         self._chart.found(Finding(fault=fault, where=where, what=what))
+
+
+def _faults_of_marker(data: Buffer) -> list[str]:
+    view = memoryview(data)
+    try:
+        header = read_header(view)
+        check_crc(view, header)
+    except (ValueError, InvalidBatch) as error:
+        return [str(error)]
+    return [] if header.is_control and header.size_bytes == len(view) else ["it is no control batch"]
 
 
 def _fault_of_size(segment: ReferencedSegment, size_bytes: int) -> list[str]:

@@ -44,6 +44,11 @@ from compactor.retention_jobs import (
     TopicSweepJob,
 )
 from compactor.settings import HousekeeperSettings
+from compactor.transaction_jobs import (
+    AbortedTransactionsJob,
+    TransactionalIdExpiryJob,
+    TransactionTimeoutJob,
+)
 from sequencer.client import Sequencer
 from sequencer.cluster.ownership import Confirmed, OwnershipUnconfirmed, Watching
 from sequencer.cluster.ownership_rules import Lost
@@ -185,6 +190,9 @@ class Housekeeper:
             HistoryRetentionJob(sequencer, settings),
             TopicSweepJob(sequencer, settings),
             ProducerExpiryJob(sequencer, settings),
+            TransactionTimeoutJob(sequencer, settings),
+            TransactionalIdExpiryJob(sequencer, settings),
+            AbortedTransactionsJob(sequencer, settings),
             OffsetExpiryJob(sequencer, settings),
             IdleGroupsJob(sequencer, settings),
             self._dooming,

@@ -29,6 +29,7 @@ from storage.batches.record_batch import (
     index_batches,
 )
 from storage.identifiers import BytePosition, Offset, SegmentId
+from storage.segments.keys import inline_bytes
 from storage.segments.segment import MERGED_VERSION, FooterRun, SegmentFooter, footer_bytes, header_bytes
 
 MOST_DEAD_SHARE = 4
@@ -53,7 +54,8 @@ def ranges_to_read(swaps: Sequence[Swap], most_bytes: int) -> list[ByteRange]:
     runs: dict[SegmentId, list[RunToMerge]] = {}
     for swap in swaps:
         for run in swap.replaced:
-            runs.setdefault(run.segment_id, []).append(run)
+            if run.marker_key is None:
+                runs.setdefault(run.segment_id, []).append(run)
     return [span for segment_id, own in runs.items() for span in _spans(segment_id, own, most_bytes)]
 
 
@@ -86,6 +88,8 @@ class ReadRanges:
     def of(self, run: RunToMerge) -> memoryview:
         """Returns the run's bytes. They are too few, or none, if the object is too short or could not be
         read."""
+        if run.marker_key is not None:
+            return memoryview(inline_bytes(run.marker_key) or b"")
         starts = self._starts.get(run.segment_id, [])
         at = bisect_right(starts, run.position) - 1
         if at < 0:

@@ -153,7 +153,8 @@ def plan_swaps(
     size_bytes = 0
     for run in runs:
         limit = limits[run.topic_id]
-        moves = not limit.expires_soon(run, now_ms) and not _stays(run, inputs[run.segment_id], policy)
+        moves = not limit.expires_soon(run, now_ms) and not _stays(run, inputs, policy)
+        moves = moves and (bool(group) or run.marker_key is None)  # a marker goes with what comes before it
         if group and not (moves and _fits(group, size_bytes, run, limit, policy)):
             yield from _swap(group, inputs)
             group, size_bytes = [], 0
@@ -179,8 +180,8 @@ def _ids(units: Sequence[Sequence[Candidate]]) -> Sequence[SegmentId]:
     return [candidate.segment_id for unit in units for candidate in unit]
 
 
-def _stays(run: RunToMerge, of: MergeInput, policy: MergePolicy) -> bool:
-    return run.length >= policy.long_run_bytes and _is_kept(of)
+def _stays(run: RunToMerge, inputs: Mapping[SegmentId, MergeInput], policy: MergePolicy) -> bool:
+    return run.length >= policy.long_run_bytes and _is_kept(inputs[run.segment_id])
 
 
 def _is_kept(of: MergeInput) -> bool:

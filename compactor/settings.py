@@ -35,6 +35,19 @@ class HousekeeperSettings(Settings):
     producers_per_step: int = Field(default=2000, ge=1)
     """Producers' states forgotten in one statement."""
 
+    transaction_timeout_interval_s: float = Field(default=5.0, gt=0)
+    """The pause between two searches for transactions whose timeout is over. They are aborted."""
+    transactions_per_step: int = Field(default=100, ge=1)
+    """Transactions aborted in one step."""
+    transactional_id_expiry_interval_s: float = Field(default=3600.0, gt=0)
+    """The pause between two searches for transactional ids that were not used for long, and for aborted
+    transactions that retention has passed.
+    """
+    transactional_id_expiry_s: float = Field(default=7 * 86_400.0, gt=0)
+    """A transactional id that was not used for this long is forgotten (Kafka's
+    transactional.id.expiration.ms).
+    """
+
     offsets_retention_minutes: int = Field(default=7 * 24 * 60, ge=1)
     """A group's offsets are forgotten when it has had no members for this long (Kafka's
     offsets.retention.minutes). If no member ever joined, they are forgotten this long after their commit.

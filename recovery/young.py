@@ -46,6 +46,7 @@ from storage.segments.segment_batches import (
     PRODUCER_ID,
     RECORDS,
     TOPIC,
+    BatchTransaction,
     PlacedBatches,
 )
 from storage.stores.object_store import ObjectNotFound, ObjectStore
@@ -110,6 +111,7 @@ def segment_to_commit(segment_id: SegmentId, data: Buffer) -> SegmentToCommit | 
                     header.producer_epoch,
                     header.base_sequence,
                     header.crc,
+                    BatchTransaction.NONE,  # how its transaction ended is not known
                 )
             )
     placed = PlacedBatches(

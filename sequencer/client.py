@@ -9,6 +9,7 @@ from sequencer.cluster.store_identity import StoreIdentity
 from sequencer.commits.commits import Commits, Reservations
 from sequencer.commits.coordinates import Coordinates
 from sequencer.commits.producers import Producers
+from sequencer.commits.transactions import Transactions
 from sequencer.database.database import Database
 from sequencer.database.lanes import Lane
 from sequencer.groups.committed_offsets import CommittedOffsets
@@ -43,6 +44,7 @@ class Sequencer:
         self.topics = Topics(database)
         self.coordinates = Coordinates(database)
         self.producers = Producers(database)
+        self.transactions = Transactions(database)
         self.administration = Administration(database)
         self.groups = Groups(database)
         self.group_configs = GroupConfigs(database)

@@ -6,8 +6,9 @@
 -- Rules for all tables:
 -- - No foreign keys between tables that commits write: their KEY SHARE locks deadlock with the commit's.
 -- - Rows that change often are updated in place: fillfactor, and no index on a column that changes.
--- - Row locks are taken in one order: topics (with topic_changes, groups and history_tables), segments by id,
---   partitions by primary key, runs, producer_state.
+-- - Row locks are taken in one order: topics (with topic_changes and history_tables), transactions by
+--   producer id, groups, segments by id, partitions by primary key, runs, producer_state,
+--   transaction_partitions.
 -- - A transaction that inserts, deletes or replaces runs, or moves log_start_offset, locks the partition's
 --   row.
 -- - A table of one row has the column `only_row`, which allows no second one.
@@ -179,6 +180,8 @@ CREATE TABLE partitions (
                                                    -- history too
     coordinate_epoch bigint NOT NULL DEFAULT 0,    -- raised when coordinates that an agent may have cached
                                                    -- stop being true
+    first_unstable_offset bigint,                  -- the least first offset of its open transactions; null:
+                                                   -- there is none
     PRIMARY KEY (topic_id, partition)
 -- Several writers of a row see each other's snapshots open, so what they replaced cannot be pruned at once:
 -- room for it.
@@ -220,7 +223,8 @@ CREATE TABLE runs (
     segment_id uuid NOT NULL,
     position bigint NOT NULL,                      -- first byte in the object
     length bigint NOT NULL CHECK (length > 0),     -- bytes
-    format text NOT NULL DEFAULT 'batches' CHECK (format IN ('batches')),
+    format text NOT NULL DEFAULT 'batches' CHECK (format IN ('batches', 'marker')), -- marker: its segment's
+                                                   -- key holds the bytes
     min_timestamp_ms bigint NOT NULL,
     max_timestamp_ms bigint NOT NULL,
     running_max_timestamp_ms bigint NOT NULL,      -- of this and all earlier runs of the partition, also of
@@ -276,6 +280,71 @@ CREATE TABLE producer_ids (
     -- every state that expiry removed was last written before it
     forgotten_before timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 50);
+
+-- --- transactions (docs/design/transactions.md)
+
+-- A transaction is open while it has a row in transaction_partitions or transaction_groups. Who adds such a
+-- row holds this one FOR SHARE. Who ends it holds it FOR NO KEY UPDATE.
+CREATE TABLE transactions (
+    transactional_id text COLLATE "C" PRIMARY KEY,
+    producer_id bigint NOT NULL,
+    producer_epoch integer NOT NULL,
+    -- The producer had these before. It may repeat its last request with them. -1: none.
+    last_producer_id bigint NOT NULL DEFAULT -1,
+    last_producer_epoch integer NOT NULL DEFAULT -1,
+    timeout_ms integer NOT NULL,
+    ended text CHECK (ended IN ('commit', 'abort')), -- how the last one ended; null: none has
+    changed_at timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 50);
+CREATE UNIQUE INDEX transactions_by_producer ON transactions (producer_id);
+
+-- The partitions of open transactions. Who sets first_offset holds the partition's row, too.
+CREATE TABLE transaction_partitions (
+    producer_id bigint NOT NULL,
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    first_offset bigint,                           -- of its records there; null: none yet
+    expires_at timestamptz NOT NULL,               -- of the least one of a transaction on, it may be aborted
+    PRIMARY KEY (producer_id, topic_id, partition)
+) WITH (fillfactor = 70);
+CREATE INDEX transaction_partitions_unstable ON transaction_partitions (topic_id, partition, first_offset)
+    WHERE first_offset IS NOT NULL;
+CREATE INDEX transaction_partitions_expiring ON transaction_partitions (expires_at);
+
+-- The groups of open transactions.
+CREATE TABLE transaction_groups (
+    producer_id bigint NOT NULL,
+    group_id text COLLATE "C" NOT NULL,
+    expires_at timestamptz NOT NULL,
+    PRIMARY KEY (producer_id, group_id)
+);
+CREATE INDEX transaction_groups_expiring ON transaction_groups (expires_at);
+
+-- Offsets that are committed when their transaction is. Who writes here holds the group's row.
+CREATE TABLE pending_offsets (
+    producer_id bigint NOT NULL,
+    group_id text COLLATE "C" NOT NULL,
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    committed_offset bigint NOT NULL,
+    leader_epoch integer NOT NULL,
+    metadata bytea NOT NULL,
+    PRIMARY KEY (producer_id, group_id, topic_id, partition)
+) WITH (fillfactor = 70);
+CREATE INDEX pending_offsets_by_group ON pending_offsets (group_id, topic_id, partition);
+
+-- Whose records consumers of committed data leave out. A row goes when no raw record of its transaction can
+-- be read any more.
+CREATE TABLE aborted_transactions (
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    last_offset bigint NOT NULL,                   -- of its marker
+    first_offset bigint NOT NULL,                  -- of its records there
+    producer_id bigint NOT NULL,
+    stable_offset bigint NOT NULL,                 -- last stable offset after it: later rows begin there or
+                                                   -- after
+    PRIMARY KEY (topic_id, partition, last_offset)
+);
 
 -- --- merging
 

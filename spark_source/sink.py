@@ -2,7 +2,7 @@
 
 Promises:
 - At least once: a task ends well only if the log has every row of it. A task that Spark repeats writes its
-  rows again, so a row may come twice. Tidelog has no transactions yet that could prevent it.
+  rows again, so a row may come twice. The sink writes without transactions.
 - Rows of a task keep their order within a partition.
 - What cannot be written (a column, a type, a missing topic) is refused before anything is.
 """

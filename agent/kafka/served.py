@@ -97,6 +97,23 @@ APIS: Final = (
         module="list_partition_reassignments",
         order=Order.READ,
     ),
+    Api(
+        key=24,
+        name="AddPartitionsToTxn",
+        versions=range(6),
+        module="add_partitions_to_txn",
+        carried_out=True,
+    ),
+    Api(key=25, name="AddOffsetsToTxn", versions=range(5), module="add_offsets_to_txn", carried_out=True),
+    Api(key=26, name="EndTxn", versions=range(6), module="end_txn", carried_out=True),
+    Api(key=27, name="WriteTxnMarkers", versions=range(1, 3), module="write_txn_markers"),
+    Api(
+        key=28,
+        name="TxnOffsetCommit",
+        versions=range(6),
+        module="txn_offset_commit",
+        carried_out=True,
+    ),
     Api(key=66, name="ListTransactions", versions=range(3), module="list_transactions", order=Order.READ),
     Api(
         key=23,
@@ -118,7 +135,6 @@ class NotServed:
 
 
 _SECURITY: Final = "there is no authentication or authorization yet"
-_TRANSACTIONS: Final = "there are no transactions yet"
 _QUOTAS: Final = "there are no quotas: only the agent's memory slows clients down"
 _NO_CONTROLLER: Final = "spoken between Kafka's brokers and controllers; there are no controllers"
 _SHARE: Final = "share groups (KIP-932) are not available"
@@ -129,11 +145,6 @@ NOT_SERVED: Final[Mapping[int, NotServed]] = MappingProxyType(
         key: NotServed(name=name, why=why)
         for key, name, why in (
             (17, "SaslHandshake", _SECURITY),
-            (24, "AddPartitionsToTxn", _TRANSACTIONS),
-            (25, "AddOffsetsToTxn", _TRANSACTIONS),
-            (26, "EndTxn", _TRANSACTIONS),
-            (27, "WriteTxnMarkers", _TRANSACTIONS),
-            (28, "TxnOffsetCommit", _TRANSACTIONS),
             (29, "DescribeAcls", _SECURITY),
             (30, "CreateAcls", _SECURITY),
             (31, "DeleteAcls", _SECURITY),

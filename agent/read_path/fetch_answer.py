@@ -7,6 +7,7 @@ from agent.read_path.read_decisions import PartitionPlan, ReadFailure
 from agent.topic_traffic import Sent
 from cache_ring.coordinates.coordinate_cache import PartitionView
 from cache_ring.pages.byte_budget import ByteBudget
+from sequencer.commits.coordinates import AbortedTransaction
 from storage.identifiers import NO_OFFSET
 
 Chunks: TypeAlias = Sequence[bytes | bytearray | memoryview]
@@ -22,13 +23,26 @@ class PartitionResult(NamedTuple):
     log_start_offset: int = NO_OFFSET
     chunks: Chunks = ()
     size_bytes: int = 0
+    aborted: Sequence[AbortedTransaction] = ()
+    """That overlap the chunks."""
 
 
 def found(
-    plan: PartitionPlan, view: PartitionView, chunks: Chunks = (), size_bytes: int = 0
+    plan: PartitionPlan,
+    view: PartitionView,
+    chunks: Chunks = (),
+    size_bytes: int = 0,
+    end_offset: int = NO_OFFSET,
 ) -> PartitionResult:
     return PartitionResult(
-        plan, None, view.high_watermark, view.last_stable_offset, view.log_start_offset, chunks, size_bytes
+        plan,
+        None,
+        view.high_watermark,
+        view.last_stable_offset,
+        view.log_start_offset,
+        chunks,
+        size_bytes,
+        [entry for entry in view.aborted if entry.first_offset < end_offset] if view.aborted else (),
     )
 
 

@@ -205,6 +205,15 @@ class KnownCoordinates:
         self.heard(runs)
         self._push(runs)
 
+    def missed(self, runs: Sequence[RunCoordinate]) -> None:
+        """Takes runs of a repeated commit. Transactions that were open then may have ended since, so only the
+        sequencer knows what is stable.
+        """
+        for run in runs:
+            self._turns.doubt((run.topic_id, run.partition))
+        if runs:
+            self._poll_now.set()
+
     def heard(self, runs: Sequence[RunCoordinate]) -> None:
         """Takes runs that were committed here, or by a peer that pushed them."""
         for run in runs:

@@ -151,6 +151,10 @@ class ReadPath:
         """
         self._coordinates.committed(runs)
 
+    def missed(self, runs: Sequence[RunCoordinate]) -> None:
+        """Takes runs that were committed some time ago: the next poll finds what followed."""
+        self._coordinates.missed(runs)
+
     @property
     def read_ahead(self) -> ReadAhead:
         return self._read_ahead
@@ -415,7 +419,15 @@ class ReadPath:
                 answer.size_bytes += outgoing.size_bytes
                 if outgoing.size_bytes:
                     answer.sent.append((partition.topic_id, outgoing.size_bytes, outgoing.records))
-                results.append(found(partition, decision.view, outgoing.chunks, outgoing.size_bytes))
+                results.append(
+                    found(
+                        partition,
+                        decision.view,
+                        outgoing.chunks,
+                        outgoing.size_bytes,
+                        outgoing.end_offset,
+                    )
+                )
                 if answer.size_bytes >= pause_at_bytes:
                     pause_at_bytes = answer.size_bytes + _BYTES_AT_ONCE
                     await asyncio.sleep(0)

@@ -34,7 +34,7 @@ class ReadPathSettings(Settings):
     200 of them in a millisecond.
     """
     coordinate_cache_runs: int = Field(default=100_000, ge=1)
-    """Runs (and partitions) kept in the coordinate cache, at most 480 bytes each."""
+    """Runs (and partitions) kept in the coordinate cache, at most 482 bytes each."""
     coordinate_cache_runs_per_partition: int = Field(default=4096, ge=1)
     """Runs kept per partition, the latest ones."""
     coordinate_runs_ahead: int = Field(default=256, ge=0)

@@ -36,6 +36,8 @@ class Outgoing:
     size_bytes: int = 0
     records: int = 0
     """Counted by the offsets that the batches take."""
+    end_offset: int = 0
+    """After the last batch."""
 
 
 def take_batches(
@@ -85,6 +87,7 @@ def _append(outgoing: Outgoing, run: RunBytes, first: int, end: int) -> None:
     outgoing.size_bytes += end_byte - start_byte
     end_offset = relative_offsets[end] if end < len(sizes) else run.run.last_offset + 1 - base_offset
     outgoing.records += end_offset - relative_offsets[first]
+    outgoing.end_offset = base_offset + end_offset
     if end - first > 1 and end_byte - start_byte < _COPY_BELOW_BYTES * (end - first):
         chunks.append(_patched_copy(run, first, end))
         return

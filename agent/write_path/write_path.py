@@ -47,6 +47,7 @@ class Written(Protocol):
     def put_own(self, object_key: ObjectKey, data: bytes) -> None: ...
 
     def committed(self, runs: Sequence[RunCoordinate]) -> None: ...
+    def missed(self, runs: Sequence[RunCoordinate]) -> None: ...
 
 
 _Waiter: TypeAlias = Taken[Appended]
@@ -311,7 +312,10 @@ class WritePath:
         if isinstance(answer, WriteFailed):
             self._fail(segment, answer)
             return
-        self._written.committed(answer.runs)
+        if answer.is_news:
+            self._written.committed(answer.runs)
+        else:
+            self._written.missed(answer.runs)
         assigned = answer.found.assigned
         self._count(segment.placed.topic_ids, segment.placed.columns[:, assigned])
         if self._gaps or len(assigned) < len(segment.placed):

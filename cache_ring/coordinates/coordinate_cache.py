@@ -8,6 +8,8 @@ Promises:
   [raced: one push overtakes another]. An earlier run is ignored. The served high watermark is the known end,
   so no reader is led past a run that this agent does not know.
 - The known end never goes back, unless the sequencer itself says less than before (`Learned.REGRESSED`).
+- The last stable offset is that of the known end: each run that a commit announces brings it. So it never
+  passes a transaction that is open in what is served (docs/design/transactions.md#reading-committed-data).
 - A higher coordinate epoch drops every run. A response with a lower epoch is ignored.
 - Nothing older than `max_age_s` is handed out. At most `max_runs` runs are kept.
 
@@ -20,10 +22,16 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from sequencer.commits.coordinates import KnownEnd, PartitionCoordinates, PartitionKey, RunCoordinate
-from storage.identifiers import Offset, TopicId
+from sequencer.commits.coordinates import (
+    AbortedTransaction,
+    KnownEnd,
+    PartitionCoordinates,
+    PartitionKey,
+    RunCoordinate,
+)
+from storage.identifiers import NO_OFFSET, Offset, TopicId
 
 _RUNS_BEYOND = 32
 _TIMES_BEYOND = 2
@@ -71,6 +79,8 @@ class PartitionView(NamedTuple):
     runs: tuple[RunCoordinate, ...] | None
     """The runs from the one that holds the offset on. Empty at or after the high watermark. None: ask the
     sequencer."""
+    aborted: tuple[AbortedTransaction, ...]
+    """At least all that overlap the runs from the offset on, in the order of their markers."""
     learned_s: float
     """When the oldest part of this was read from the sequencer."""
     confirmed_s: float
@@ -83,18 +93,25 @@ class _Window:
     learned_s: float
 
 
+_NONE_ABORTED: Final[list[AbortedTransaction]] = []
+"""For all partitions without any: an empty list each would be a tenth of what a partition takes. Never
+changed."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Interval:
     known_end: Offset
     log_start_offset: Offset
-    open_transaction: Offset | None
-    """The last stable offset while a transaction is open; None: it is the known end."""
+    first_unstable: int
+    """Where the first transaction begins that is open at the known end; -1: none is open."""
     coordinate_epoch: int
     learned_s: float
     confirmed_s: float
     runs: list[RunCoordinate] = field(default_factory=list)
     ahead: dict[Offset, RunCoordinate] = field(default_factory=dict)
     windows: list[_Window] = field(default_factory=list)
+    aborted: list[AbortedTransaction] = field(default_factory=lambda: _NONE_ABORTED)
+    """All that overlap what is kept, in the order of their markers."""
 
     @property
     def first_offset(self) -> Offset:
@@ -102,7 +119,14 @@ class _Interval:
 
     @property
     def size(self) -> int:
-        return 1 + len(self.runs) + len(self.ahead) + sum(len(window.runs) for window in self.windows)
+        of_windows = sum(len(window.runs) for window in self.windows)
+        return 1 + len(self.runs) + len(self.ahead) + of_windows + len(self.aborted)
+
+    @property
+    def last_stable_offset(self) -> Offset:
+        if self.first_unstable < 0:
+            return self.known_end
+        return Offset(max(self.log_start_offset, min(self.known_end, self.first_unstable)))
 
 
 class CoordinateCache:
@@ -159,11 +183,10 @@ class CoordinateCache:
         return PartitionView(
             log_start_offset=interval.log_start_offset,
             high_watermark=interval.known_end,
-            last_stable_offset=interval.known_end
-            if interval.open_transaction is None
-            else interval.open_transaction,
+            last_stable_offset=interval.last_stable_offset,
             coordinate_epoch=interval.coordinate_epoch,
             runs=runs,
+            aborted=_from_marker(interval.aborted, offset) if interval.aborted else (),
             learned_s=learned_s,
             confirmed_s=interval.confirmed_s,
         )
@@ -180,7 +203,7 @@ class CoordinateCache:
                 interval.ahead[run.base_offset] = run
             self._size += interval.size - before
             return Applied.AHEAD
-        _append(interval, run)
+        _append_committed(interval, run)
         self._append_what_was_ahead(interval)
         self._resized(key, interval, before)
         return Applied.APPENDED
@@ -200,7 +223,7 @@ class CoordinateCache:
             interval = self._intervals[key] = _Interval(
                 known_end=read.high_watermark,
                 log_start_offset=read.log_start_offset,
-                open_transaction=None,
+                first_unstable=NO_OFFSET,
                 coordinate_epoch=read.coordinate_epoch,
                 learned_s=asked_s,
                 confirmed_s=asked_s,
@@ -267,13 +290,16 @@ class CoordinateCache:
             interval.coordinate_epoch = read.coordinate_epoch
             interval.runs.clear()
             interval.windows.clear()
+            interval.aborted = _NONE_ABORTED
             interval.learned_s = asked_s
         interval.log_start_offset = max(interval.log_start_offset, read.log_start_offset)
         interval.confirmed_s = max(interval.confirmed_s, asked_s)
         if read.high_watermark >= interval.known_end:
             is_open = read.last_stable_offset < read.high_watermark
-            interval.open_transaction = read.last_stable_offset if is_open else None
+            interval.first_unstable = read.last_stable_offset if is_open else NO_OFFSET
         self._place(interval, read, asked_s)
+        if read.aborted:
+            interval.aborted = sorted({*interval.aborted, *read.aborted})
         self._append_what_was_ahead(interval)
         del interval.runs[
             : bisect_left(interval.runs, interval.log_start_offset, key=lambda run: run.last_offset)
@@ -303,7 +329,7 @@ class CoordinateCache:
 
     def _append_what_was_ahead(self, interval: _Interval) -> None:
         while (run := interval.ahead.pop(interval.known_end, None)) is not None:
-            _append(interval, run)
+            _append_committed(interval, run)
         for base_offset in [
             base_offset for base_offset in interval.ahead if base_offset < interval.known_end
         ]:
@@ -317,6 +343,9 @@ class CoordinateCache:
             del interval.runs[
                 : excess + self._limits.max_runs_per_partition // 8
             ]  # drops a few more, so that it does not happen each time
+        if interval.aborted:
+            kept = [window.runs[0].base_offset for window in interval.windows]
+            del interval.aborted[: _place_of(interval.aborted, min([interval.first_offset, *kept]))]
         self._size += interval.size - before
         self._intervals.move_to_end(key)
         while self._size > self._limits.max_runs and len(self._intervals) > 1:
@@ -327,6 +356,26 @@ class CoordinateCache:
 def _append(interval: _Interval, run: RunCoordinate) -> None:
     interval.runs.append(run)
     interval.known_end = Offset(run.last_offset + 1)
+
+
+def _append_committed(interval: _Interval, run: RunCoordinate) -> None:
+    """Appends a run that a commit announced, with what it says of transactions."""
+    _append(interval, run)
+    interval.first_unstable = run.first_unstable
+    if run.aborted is not None:
+        if interval.aborted:
+            interval.aborted.append(run.aborted)
+        else:
+            interval.aborted = [run.aborted]
+
+
+def _place_of(aborted: Sequence[AbortedTransaction], offset: int) -> int:
+    """The first whose marker is at the offset or after it."""
+    return bisect_left(aborted, offset, key=lambda entry: entry.last_offset)
+
+
+def _from_marker(aborted: Sequence[AbortedTransaction], offset: int) -> tuple[AbortedTransaction, ...]:
+    return tuple(aborted[_place_of(aborted, offset) :])
 
 
 def _end(runs: Sequence[RunCoordinate]) -> int:

@@ -26,6 +26,7 @@ from sequencer.cluster.agents import LiveAgent
 from sequencer.commits.coordinates import RunCoordinate
 from storage.batches.record_batch import Compression
 from storage.identifiers import ObjectKey, TopicId
+from storage.segments.keys import inline_bytes, is_inline
 from storage.stores.side_by_side import side_by_side
 
 log = logging.getLogger("tidelog")
@@ -72,7 +73,7 @@ class PageReader:
 
     def ranges_of(self, run: RunCoordinate) -> list[PageRange]:
         """Returns the pages of the run's bytes, with the range in each."""
-        if not run.length:
+        if not run.length or is_inline(run.object_key):
             return []
         return self._pages.layout.ranges_of(
             run.object_key, run.object_size_bytes, run.position, run.position + run.length
@@ -86,6 +87,8 @@ class PageReader:
         """Returns the run's bytes and batches if they are in this agent's memory and belong to the run."""
         if is_row_group(run):
             return self._row_groups.in_memory(run)
+        if (inline := inline_bytes(run.object_key)) is not None:
+            return RunBytes.of(run, [memoryview(inline)])
         pieces = []
         for wanted in self.ranges_of(run):
             piece = self._kept(wanted)
@@ -117,6 +120,11 @@ class PageReader:
         store's own bytes are wrong."""
         if is_row_group(run):
             return await self._row_groups.read_run(run)
+        if is_inline(run.object_key):
+            inline = self.in_memory(run)
+            if inline is None:
+                raise DamagedPage(f"the key {run.object_key} does not hold its run")
+            return inline
         ranges = self.ranges_of(run)
         found = self._indexes.run_bytes(run, await side_by_side(map(self.read, ranges)))
         if found is not None:

@@ -29,8 +29,17 @@ from uuid import UUID
 
 from crc32c import crc32c
 
-from sequencer.commits.coordinates import RunCoordinate
-from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, TopicId
+from sequencer.commits.coordinates import AbortedTransaction, RunCoordinate
+from storage.identifiers import (
+    NO_OFFSET,
+    NO_PRODUCER_ID,
+    BytePosition,
+    ObjectKey,
+    Offset,
+    Partition,
+    ProducerId,
+    TopicId,
+)
 
 PREFACE = b"TIDELOG PAGES 1\n"
 LENGTH_BYTES = 4
@@ -43,7 +52,7 @@ _FOUND = struct.Struct(">IBI")
 _SUBSCRIBE = struct.Struct(">II")
 _PARTITION = struct.Struct(">16sI")
 _COUNT = struct.Struct(">I")
-_RUN = struct.Struct(">16sIqqqqqqqH")
+_RUN = struct.Struct(">16sIqqqqqqqqqqH")
 FOUND_OVERHEAD_BYTES = _FOUND.size - LENGTH_BYTES
 
 
@@ -204,6 +213,9 @@ def _encode_run(run: RunCoordinate) -> bytes:
         run.length,
         run.min_timestamp_ms,
         run.max_timestamp_ms,
+        run.first_unstable,
+        NO_OFFSET if run.aborted is None else run.aborted.first_offset,
+        NO_PRODUCER_ID if run.aborted is None else run.aborted.producer_id,
         len(key),
     )
     return fixed + key
@@ -246,9 +258,21 @@ def _decode_committed(body: memoryview) -> RunsCommitted:
     position = _COUNT.size
     runs = []
     for _ in range(count):
-        topic_id, partition, base, last, object_size, at, length, oldest, newest, key_length = (
-            _RUN.unpack_from(body, position)
-        )
+        (
+            topic_id,
+            partition,
+            base,
+            last,
+            object_size,
+            at,
+            length,
+            oldest,
+            newest,
+            first_unstable,
+            first_aborted,
+            aborted_producer,
+            key_length,
+        ) = _RUN.unpack_from(body, position)
         key_at = position + _RUN.size
         position = key_at + key_length
         if position > len(body):
@@ -267,6 +291,10 @@ def _decode_committed(body: memoryview) -> RunsCommitted:
                 length=length,
                 min_timestamp_ms=oldest,
                 max_timestamp_ms=newest,
+                first_unstable=first_unstable,
+                aborted=None
+                if first_aborted < 0
+                else AbortedTransaction(Offset(last), Offset(first_aborted), ProducerId(aborted_producer)),
             )
         )
     _nothing_left(body, position)

@@ -2,10 +2,12 @@
 pass, where numpy needs a call for each step.
 
 Pure. Promises:
-- A chain holds one producer's batches of one partition and segment, with consecutive sequences (modulo 2^31).
+- A chain holds one producer's batches of one partition and segment, with consecutive sequences (modulo 2^31),
+  all in a transaction or none.
   So SQL judges chains, not batches.
 - The other numbers, relative to each partition's current end, are what `commit_segments` would compute if it
   accepted all batches. `sequence_segments` then only checks, adds and writes.
+- The rows about transactions are empty if no batch is in one.
 - If a producer's sequences have a gap, or a segment has no batch, there are no runs, turns and sums:
   `commit_segments` has to judge.
 
@@ -33,6 +35,7 @@ from storage.segments.segment_batches import (
     PRODUCER_ID,
     RECORDS,
     TOPIC,
+    TRANSACTION,
 )
 
 # Rows of `numbers`, with one entry per batch, partition, chain, run, turn or remembered batch.
@@ -40,42 +43,44 @@ PARTITION_NUMBERS: Final = 0
 CHAIN_PARTS: Final = 1
 CHAIN_PRODUCERS: Final = 2
 CHAIN_EPOCHS: Final = 3
-BATCH_PARTS: Final = 4
-BATCH_SEGMENTS: Final = 5
-BATCH_POSITIONS: Final = 6
-BATCH_LENGTHS: Final = 7
-BATCH_RECORDS: Final = 8
-BATCH_MIN_TIMESTAMPS: Final = 9
-BATCH_MAX_TIMESTAMPS: Final = 10
-BATCH_CHAINS: Final = 11
-BATCH_MEMBERS: Final = 12
-BATCH_SEQUENCES: Final = 13
-PART_RECORDS: Final = 14
-PART_LENGTHS: Final = 15
-PART_MAX_TIMESTAMPS: Final = 16
-BATCH_STARTS: Final = 17
-RUN_FIRST_BATCHES: Final = 18
-RUN_LAST_BATCHES: Final = 19
-RUN_MIN_TIMESTAMPS: Final = 20
-RUN_MAX_TIMESTAMPS: Final = 21
-RUN_RUNNING_MAX_TIMESTAMPS: Final = 22
-TURN_HEADS: Final = 23
-TURN_PRODUCERS: Final = 24
-TURN_EPOCHS: Final = 25
-TURN_RECENT_FROM: Final = 26
-TURN_RECENT_TO: Final = 27
-RECENT_BATCHES: Final = 28
-SENT: Final = 29
+CHAIN_TRANSACTIONS: Final = 4
+BATCH_PARTS: Final = 5
+BATCH_SEGMENTS: Final = 6
+BATCH_POSITIONS: Final = 7
+BATCH_LENGTHS: Final = 8
+BATCH_RECORDS: Final = 9
+BATCH_MIN_TIMESTAMPS: Final = 10
+BATCH_MAX_TIMESTAMPS: Final = 11
+BATCH_CHAINS: Final = 12
+BATCH_MEMBERS: Final = 13
+BATCH_SEQUENCES: Final = 14
+PART_RECORDS: Final = 15
+PART_LENGTHS: Final = 16
+PART_MAX_TIMESTAMPS: Final = 17
+BATCH_STARTS: Final = 18
+RUN_FIRST_BATCHES: Final = 19
+RUN_LAST_BATCHES: Final = 20
+RUN_MIN_TIMESTAMPS: Final = 21
+RUN_MAX_TIMESTAMPS: Final = 22
+RUN_RUNNING_MAX_TIMESTAMPS: Final = 23
+TURN_HEADS: Final = 24
+TURN_PRODUCERS: Final = 25
+TURN_EPOCHS: Final = 26
+TURN_TRANSACTIONS: Final = 27
+TURN_RECENT_FROM: Final = 28
+TURN_RECENT_TO: Final = 29
+RECENT_BATCHES: Final = 30
+SENT: Final = 31
 """The rows before this one are sent, the following ones are not."""
-PART_TOPICS: Final = 29
-HEADS: Final = 30
+PART_TOPICS: Final = 31
+HEADS: Final = 32
 """For each batch with a producer, the first batch of its chain, from 0."""
-TURN_PLACES: Final = 31
+TURN_PLACES: Final = 33
 """For the first batch of each turn, where the turn begins in `by_producer`,"""
-TURN_ENDS: Final = 32
+TURN_ENDS: Final = 34
 """and where it ends; 0 for all other batches."""
-SEEN_SEGMENTS: Final = 33
-ROWS: Final = 34
+SEEN_SEGMENTS: Final = 35
+ROWS: Final = 36
 
 # Columns of the runs that a segment's outcome makes, in the order of a `RunCoordinate`.
 RUN_TOPIC: Final = 0
@@ -156,6 +161,7 @@ def _follow_producers(
             if (
                 columns[BASE_SEQUENCE, batch] != next_sequence
                 or columns[PRODUCER_EPOCH, batch] != columns[PRODUCER_EPOCH, before]
+                or columns[TRANSACTION, batch] != columns[TRANSACTION, before]
             ):
                 goes_on = False
             elif numbers[BATCH_SEGMENTS, batch] == numbers[BATCH_SEGMENTS, before]:
@@ -181,6 +187,7 @@ def _number_chains(columns: NDArray[np.int64], numbers: NDArray[np.int64]) -> An
             numbers[CHAIN_PARTS, chains] = numbers[BATCH_PARTS, batch]
             numbers[CHAIN_PRODUCERS, chains] = columns[PRODUCER_ID, batch]
             numbers[CHAIN_EPOCHS, chains] = columns[PRODUCER_EPOCH, batch]
+            numbers[CHAIN_TRANSACTIONS, chains] = columns[TRANSACTION, batch]
             chains += 1
             numbers[BATCH_CHAINS, batch] = chains
         else:
@@ -254,6 +261,7 @@ def _make_turns(
         numbers[TURN_HEADS, turns] = batch + 1
         numbers[TURN_PRODUCERS, turns] = columns[PRODUCER_ID, batch]
         numbers[TURN_EPOCHS, turns] = columns[PRODUCER_EPOCH, batch]
+        numbers[TURN_TRANSACTIONS, turns] = columns[TRANSACTION, batch]
         numbers[TURN_RECENT_FROM, turns] = recent + 1
         for place in range(max(numbers[TURN_PLACES, batch], end - REMEMBERED_BATCHES), end):
             numbers[RECENT_BATCHES, recent] = by_producer[place] + 1
@@ -289,13 +297,16 @@ def work_out(
     )
     counts[:] = 0
     counts[PARTITION_NUMBERS] = parts
-    counts[CHAIN_PARTS : CHAIN_EPOCHS + 1] = _number_chains(columns, numbers)
+    counts[CHAIN_PARTS : CHAIN_TRANSACTIONS + 1] = _number_chains(columns, numbers)
     counts[BATCH_PARTS : BATCH_SEQUENCES + 1] = batches
     if is_in_turn:
         counts[PART_RECORDS : PART_MAX_TIMESTAMPS + 1] = parts
         counts[BATCH_STARTS] = batches
         counts[RUN_FIRST_BATCHES : RUN_RUNNING_MAX_TIMESTAMPS + 1] = _make_runs(columns, numbers)
         _make_turns(columns, by_producer, numbers, counts)
+    if not columns[TRANSACTION].any():
+        counts[CHAIN_TRANSACTIONS] = 0
+        counts[TURN_TRANSACTIONS] = 0
     return parts
 
 

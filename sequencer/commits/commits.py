@@ -28,6 +28,7 @@ from sequencer.commits.outcomes import (
     BatchOutcome,
     Duplicate,
     FencedEpoch,
+    InvalidTransaction,
     Outcomes,
     OutOfOrderSequence,
     UnknownPartition,
@@ -57,6 +58,7 @@ _WORKED_OUT: Final = (
     ("chain_parts", Int4Encoded),
     ("chain_producers", Int8Encoded),
     ("chain_epochs", Int4Encoded),
+    ("chain_transactions", Int4Encoded),
     ("batch_parts", Int4Encoded),
     ("batch_segments", Int4Encoded),
     ("batch_positions", Int8Encoded),
@@ -79,6 +81,7 @@ _WORKED_OUT: Final = (
     ("turn_heads", Int4Encoded),
     ("turn_producers", Int8Encoded),
     ("turn_epochs", Int4Encoded),
+    ("turn_transactions", Int4Encoded),
     ("turn_recent_from", Int4Encoded),
     ("turn_recent_to", Int4Encoded),
     ("recent_batches", Int4Encoded),
@@ -210,6 +213,7 @@ __all__ = [
     "Committed",
     "Duplicate",
     "FencedEpoch",
+    "InvalidTransaction",
     "OutOfOrderSequence",
     "Outcomes",
     "SegmentRefused",
@@ -230,6 +234,8 @@ class Committed:
     """The outcomes of the segment's batches, in its order."""
     runs: tuple[RunCoordinate, ...]
     """Where the assigned batches are, as the first commit wrote it down."""
+    is_news: bool = field(compare=False)
+    """False: the runs' `first_unstable` is not known, because the commit was a repeat."""
     log_starts: NDArray[np.int64] | None = field(compare=False)
     """The log start offset of each batch's partition now; None while the commit has a partition that does not
     exist.
@@ -322,14 +328,32 @@ def _answer(
     """`places` and `parts` tell for each number of the outcome which batch of the segment it is for, and
     which of the commit's partitions.
     """
-    state, object_key, outcome, log_starts = row
+    state, object_key, outcome, log_starts, first_unstables = row
     if state != b"committed":
         return SegmentRefused(reason="doomed" if state == b"doomed" else "missing")
     assert object_key is not None
     assert outcome is not None
     found = decode_outcomes(longs_of(outcome), len(segment.batches)).placed(places)
     runs = committed_runs(segment, ObjectKey(object_key.decode()), found.base_offsets)
-    return Committed(found=found, runs=runs, log_starts=_log_starts(log_starts, parts, places))
+    if first_unstables is not None and len(unstables := longs_of(first_unstables)):
+        of_batches = np.empty(len(places), np.int64)
+        of_batches[places] = unstables[parts - 1]
+        runs = _with_first_unstables(segment, runs, of_batches)
+    return Committed(
+        found=found,
+        runs=runs,
+        is_news=first_unstables is not None,
+        log_starts=_log_starts(log_starts, parts, places),
+    )
+
+
+def _with_first_unstables(
+    segment: SegmentToCommit, runs: Sequence[RunCoordinate], of_batches: Longs
+) -> tuple[RunCoordinate, ...]:
+    columns, topic_ids = segment.batches.columns, segment.batches.topic_ids
+    numbers = np.stack([columns[TOPIC], columns[PARTITION], of_batches]).T.tolist()
+    found = {(topic_ids[topic], partition): offset for topic, partition, offset in numbers}
+    return tuple(run._replace(first_unstable=found[run.topic_id, run.partition]) for run in runs)
 
 
 def _log_starts(

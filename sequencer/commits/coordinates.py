@@ -16,9 +16,17 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sequencer.database.array_parameters import Int4Array, Int8Array, UuidArray
-from sequencer.database.database import Database, Row
+from sequencer.database.database import Database, Row, SequencerUnavailable
 from sequencer.database.named_sql import load_statements
-from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, TopicId
+from storage.identifiers import (
+    NO_OFFSET,
+    BytePosition,
+    ObjectKey,
+    Offset,
+    Partition,
+    ProducerId,
+    TopicId,
+)
 
 SQL = load_statements("coordinates")
 
@@ -29,9 +37,21 @@ TIME_LOOKUP_STEP = 1000
 NOTHING = ObjectKey("")
 """Stands for an object's key: no record is left at these offsets."""
 _NO_TIMESTAMP_MS = -1
+MAX_ABORTED = 20_000
+"""Aborted transactions per partition and statement. If more overlap its runs, the first run alone is read."""
+_MAX_ABORTED_OF_A_RUN = 1_000_000
 _HISTORY_FILES = 16
 """Files, and runs among them, per statement and partition."""
 _NUMBERS_PER_ROW_GROUP = 4
+
+
+class AbortedTransaction(NamedTuple):
+    """An aborted transaction in a partition: its records lie from `first_offset` to its marker at
+    `last_offset`."""
+
+    last_offset: Offset
+    first_offset: Offset
+    producer_id: ProducerId
 
 
 class RunCoordinate(NamedTuple):
@@ -52,6 +72,10 @@ class RunCoordinate(NamedTuple):
     length: int
     min_timestamp_ms: int
     max_timestamp_ms: int
+    first_unstable: int = NO_OFFSET
+    """Of a run that was committed just now: the partition's first unstable offset after it, or -1."""
+    aborted: AbortedTransaction | None = None
+    """Of a marker that was committed just now: the transaction that it aborts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +93,8 @@ class PartitionCoordinates:
     last_stable_offset: Offset
     coordinate_epoch: int
     runs: tuple[RunCoordinate, ...]
+    aborted: tuple[AbortedTransaction, ...] = ()
+    """All that overlap the runs, in the order of their markers, which may come after the runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +139,35 @@ class Coordinates:
             partitions=Int4Array(request.partition for request in requests),
             from_offsets=Int8Array(request.from_offset for request in requests),
             max_runs=Int4Array(request.max_runs for request in requests),
+            max_aborted=MAX_ABORTED,
         )
         await self._heed_doubt(rows)
         found = _grouped(rows)
+        found |= await self._of_first_runs(found)
         return found | await self._from_history(requests, found)
+
+    async def _of_first_runs(
+        self, found: Mapping[PartitionKey, PartitionCoordinates]
+    ) -> dict[PartitionKey, PartitionCoordinates]:
+        """The first runs of partitions whose runs overlap too many aborted transactions. Raises
+        SequencerUnavailable if one run does.
+        """
+        capped = [each for each in found.values() if len(each.aborted) >= MAX_ABORTED]
+        if not capped:
+            return {}
+        rows = await self._database.read(
+            SQL["read"],
+            topic_ids=UuidArray(each.topic_id for each in capped),
+            partitions=Int4Array(each.partition for each in capped),
+            from_offsets=Int8Array(each.runs[0].base_offset for each in capped),
+            max_runs=Int4Array(1 for _ in capped),
+            max_aborted=_MAX_ABORTED_OF_A_RUN,
+        )
+        await self._heed_doubt(rows)
+        again = _grouped(rows)
+        if any(len(each.aborted) >= _MAX_ABORTED_OF_A_RUN for each in again.values()):
+            raise SequencerUnavailable(f"a run overlaps {_MAX_ABORTED_OF_A_RUN} aborted transactions or more")
+        return again
 
     async def _from_history(
         self,
@@ -175,12 +226,14 @@ class Coordinates:
             log_starts=Int8Array(end.log_start_offset for end in known),
             epochs=Int8Array(end.coordinate_epoch for end in known),
             max_runs=max_runs,
+            max_aborted=MAX_ABORTED,
         )
         await self._heed_doubt(rows)
         changed: dict[PartitionKey, PartitionCoordinates | None] = {
             (row.topic_id, row.partition): None for row in rows if row.high_watermark is None
         }
-        changed.update(_grouped([row for row in rows if row.high_watermark is not None]))
+        found = _grouped([row for row in rows if row.high_watermark is not None])
+        changed.update(found | await self._of_first_runs(found))
         return changed
 
     async def bounds(self, partitions: Sequence[PartitionKey]) -> dict[PartitionKey, PartitionBounds]:
@@ -294,6 +347,14 @@ def _partition(row: Row, runs: Sequence[RunCoordinate]) -> PartitionCoordinates:
         last_stable_offset=row.last_stable_offset,
         coordinate_epoch=row.coordinate_epoch,
         runs=tuple(runs),
+        aborted=_aborted(row.aborted or ()),
+    )
+
+
+def _aborted(entries: Sequence[Sequence[int]]) -> tuple[AbortedTransaction, ...]:
+    return tuple(
+        AbortedTransaction(Offset(last), Offset(first), ProducerId(producer))
+        for last, first, producer in entries
     )
 
 

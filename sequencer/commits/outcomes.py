@@ -49,6 +49,11 @@ class UnknownProducer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InvalidTransaction:
+    """The batch is in no open transaction of its producer's epoch, or that does not have its partition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownPartition:
     """No such partition, or it is being deleted."""
 
@@ -61,6 +66,7 @@ BatchOutcome = (
     | FencedEpoch
     | UnknownProducer
     | UnknownPartition
+    | InvalidTransaction
 )
 
 _ASSIGNED, _DUPLICATE = 0, 1
@@ -157,6 +163,8 @@ def _encode(outcome: BatchOutcome) -> int:
             return 5
         case WrittenBefore():
             return 6
+        case InvalidTransaction():
+            return 7
 
 
 def _decode(number: int, times: Iterator[int]) -> BatchOutcome:
@@ -174,5 +182,5 @@ def _decode(number: int, times: Iterator[int]) -> BatchOutcome:
             return UnknownPartition()
         case 6:
             return WrittenBefore()
-        case kind:
-            raise ValueError(f"an outcome of kind {kind} was written by a newer tidelog")
+        case _:
+            return InvalidTransaction()

@@ -21,6 +21,7 @@
 -- | offset_topics, offset_partitions | offset | the partition |
 -- | offset_values, offset_leader_epochs | offset | what is committed |
 -- | offset_metadata | offset | of the client; may be left out if all are empty |
+-- | pending_of | | NULL, or the producer whose transaction commits them (commit_pending_offsets.sql) |
 --
 -- If several accepted commits name a partition of a group, or one names it twice, the last wins.
 --
@@ -31,7 +32,7 @@ CREATE FUNCTION commit_offsets(
     commit_groups integer[], commit_epochs bigint[], commit_generations integer[], commit_members text[],
     commit_member_epochs integer[],
     offset_commits integer[], offset_topics uuid[], offset_partitions integer[], offset_values bigint[],
-    offset_leader_epochs integer[], offset_metadata bytea[])
+    offset_leader_epochs integer[], offset_metadata bytea[], pending_of bigint DEFAULT NULL)
 RETURNS TABLE (verdicts integer[])
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
@@ -52,7 +53,8 @@ BEGIN
         SELECT given.number, held.number AS of_group, held.group_id, CASE
             WHEN held.coordinator_epoch IS DISTINCT FROM given.epoch THEN 1
             WHEN given.member_id <> '' AND member.epoch IS NULL THEN 2
-            WHEN given.member_id = '' AND given.generation < 0 AND NOT held.is_empty THEN 2
+            WHEN given.member_id = '' AND given.generation < 0 AND NOT held.is_empty
+                AND pending_of IS NULL THEN 2
             WHEN given.generation >= 0 AND given.generation <> held.generation THEN 3
             WHEN given.member_epoch >= 0 AND given.member_epoch <> member.epoch THEN 4
             ELSE 0 END AS kind
@@ -78,10 +80,19 @@ BEGIN
         INSERT INTO committed_offsets AS o (group_id, topic_id, partition, committed_offset, leader_epoch,
             metadata)
         SELECT group_id, topic_id, partition, committed_offset, leader_epoch, metadata FROM accepted
+        WHERE pending_of IS NULL
         ON CONFLICT (group_id, topic_id, partition) DO UPDATE
         SET committed_offset = excluded.committed_offset, leader_epoch = excluded.leader_epoch,
             metadata = excluded.metadata,
             committed_at = excluded.committed_at
+    ), put_aside AS (
+        INSERT INTO pending_offsets AS o (producer_id, group_id, topic_id, partition, committed_offset,
+            leader_epoch, metadata)
+        SELECT pending_of, group_id, topic_id, partition, committed_offset, leader_epoch, metadata
+        FROM accepted WHERE pending_of IS NOT NULL
+        ON CONFLICT (producer_id, group_id, topic_id, partition) DO UPDATE
+        SET committed_offset = excluded.committed_offset, leader_epoch = excluded.leader_epoch,
+            metadata = excluded.metadata
     )
     SELECT array_agg(kind ORDER BY number) FROM verdict;
 END

@@ -1,11 +1,11 @@
 -- commit_segments gives offsets to the batches of uploaded segments. It is the authority on every outcome.
 -- The fast path `sequence_segments` calls it for each commit in which something must be judged.
 --
--- Statement 1 only locks: the segments' rows by id, then the partitions' rows by primary key. It is a
--- PERFORM of a locking SELECT, which a planner cannot drop. Statement 2 takes its snapshot afterwards
--- (VOLATILE, READ COMMITTED). So it reads everything as the last holder of those locks left it. One
--- statement would read the locked rows again after a wait, but everything else as it was before the wait
--- [raced].
+-- Statement 1 only locks: the transactions' rows by producer id (FOR SHARE: only their end waits), the
+-- segments' rows by id, then the partitions' rows by primary key. It is a PERFORM of a locking SELECT, which
+-- a planner cannot drop. Statement 2 takes its snapshot afterwards (VOLATILE, READ COMMITTED). So it reads
+-- everything as the last holder of those locks left it. One statement would read the locked rows again after
+-- a wait, but everything else as it was before the wait [raced].
 --
 -- It takes time in proportion to the batches: the fold finds a producer's next chain by its place in an
 -- array. It sets its own join methods, because the settings of a caller (sequence_segments) hold in here,
@@ -24,6 +24,7 @@
 -- | chain_parts | integer | chain | number of its partition |
 -- | chain_producers | bigint | chain | producer id |
 -- | chain_epochs | integer | chain | producer epoch |
+-- | chain_transactions | integer | chain | 0 none, 1 was added, 2 adds its partition; empty: all 0 |
 -- | batch_parts | integer | batch | number of its partition |
 -- | batch_segments | integer | batch | number of its segment |
 -- | batch_positions | bigint | batch | first byte in the object |
@@ -43,12 +44,13 @@
 --
 -- The number of a batch is kind + 8 * offset. Kinds: 0 assigned, 1 duplicate, 2 out of order, 3 fenced epoch,
 -- 4 unknown producer (the offset is the log start), 5 unknown partition, 6 written before, its offset is
--- forgotten. `sequencer/commits/outcomes.py` reads them. A repeated commit gets the same outcome again, from
--- the segment's row or from `outcomes`.
+-- forgotten, 7 not in an open transaction of this epoch (docs/design/transactions.md).
+-- `sequencer/commits/outcomes.py` reads them. A repeated commit gets the same outcome again, from the
+-- segment's row or from `outcomes`.
 CREATE FUNCTION commit_segments(
     segment_ids uuid[], segment_sizes bigint[],
     topic_ids uuid[], partition_numbers integer[],
-    chain_parts integer[], chain_producers bigint[], chain_epochs integer[],
+    chain_parts integer[], chain_producers bigint[], chain_epochs integer[], chain_transactions integer[],
     batch_parts integer[], batch_segments integer[], batch_positions bigint[], batch_lengths integer[],
     batch_records integer[],
     batch_min_timestamps bigint[], batch_max_timestamps bigint[],
@@ -66,6 +68,13 @@ SET enable_bitmapscan = on
 AS $function$
 #variable_conflict use_column
 BEGIN
+    IF cardinality(chain_transactions) > 0 THEN
+        PERFORM 1
+        FROM (SELECT DISTINCT number AS producer_id FROM unnest(chain_producers) AS number
+            ORDER BY number) AS given
+        CROSS JOIN LATERAL (
+            SELECT 1 FROM transactions AS t WHERE t.producer_id = given.producer_id FOR SHARE) AS own;
+    END IF;
     PERFORM 1 FROM segments WHERE segment_id = ANY (segment_ids) ORDER BY segment_id FOR NO KEY UPDATE;
     PERFORM 1
     FROM unnest(topic_ids, partition_numbers) AS given (topic_id, partition)
@@ -102,7 +111,16 @@ BEGIN
             row_number() OVER (ORDER BY chain, batch) AS place
         FROM batch WHERE chain > 0
     ), chain AS MATERIALIZED (
+        -- Of a chain in a transaction, `refusal` says why the transaction does not take it.
         SELECT given.*, of_chain.first, of_chain.last,
+            CASE WHEN coalesce(chain_transactions[given.chain], 0) > 0 THEN (
+                SELECT CASE WHEN max(t.producer_epoch) > given.producer_epoch THEN 3
+                     WHEN max(t.producer_epoch) IS DISTINCT FROM given.producer_epoch THEN 7
+                     WHEN chain_transactions[given.chain] = 1 AND NOT EXISTS (
+                         SELECT FROM transaction_partitions AS added
+                         WHERE added.producer_id = given.producer_id AND added.topic_id = part.topic_id
+                             AND added.partition = part.partition) THEN 7 END
+                FROM transactions AS t WHERE t.producer_id = given.producer_id) END AS refusal,
             row_number() OVER (ORDER BY given.part, given.producer_id, given.chain) AS place
         FROM unnest(chain_parts, chain_producers, chain_epochs)
              WITH ORDINALITY AS given (part, producer_id, producer_epoch, chain)
@@ -121,6 +139,7 @@ BEGIN
             FROM members) AS of_members, (
             SELECT array_agg(chain ORDER BY place) AS chains,
                    array_agg(producer_epoch ORDER BY place) AS epochs,
+                   array_agg(refusal ORDER BY place) AS refusals,
                    array_agg(first ORDER BY place) AS firsts, array_agg(last ORDER BY place) AS lasts
             FROM chain) AS of_chains
     ), fold AS (
@@ -148,8 +167,8 @@ BEGIN
         ) AS stored ON true
         UNION ALL
         SELECT f.part, f.producer_id, f.turn + 1, f.last, c.chain, decided.accepted_from,
-               CASE WHEN f.producer_epoch IS NULL THEN 4 WHEN c.producer_epoch < f.producer_epoch THEN 3
-                   ELSE 2 END,
+               CASE WHEN c.refusal IS NOT NULL THEN c.refusal WHEN f.producer_epoch IS NULL THEN 4
+                   WHEN c.producer_epoch < f.producer_epoch THEN 3 ELSE 2 END,
                same.sequences, same.base_offsets, same.max_timestamps, same.expected,
                CASE WHEN decided.accepted_from IS NULL THEN f.producer_epoch ELSE c.producer_epoch END,
                reached.sequences[greatest(cardinality(reached.sequences) - 9, 1):],
@@ -158,9 +177,10 @@ BEGIN
         FROM fold AS f CROSS JOIN flat
         CROSS JOIN LATERAL (
             SELECT flat.chains[f.turn + 1] AS chain, flat.epochs[f.turn + 1] AS producer_epoch,
-                   flat.firsts[f.turn + 1] AS first, flat.lasts[f.turn + 1] AS last) AS place
+                   flat.refusals[f.turn + 1] AS refusal, flat.firsts[f.turn + 1] AS first,
+                   flat.lasts[f.turn + 1] AS last) AS place
         CROSS JOIN LATERAL (
-            SELECT place.chain, place.producer_epoch,
+            SELECT place.chain, place.producer_epoch, place.refusal,
                    flat.base_sequences[place.first:place.last] AS base_sequences,
                        flat.sequences[place.first:place.last] AS sequences,
                    flat.base_offsets[place.first:place.last] AS base_offsets,
@@ -174,6 +194,7 @@ BEGIN
                         THEN (f.sequences[cardinality(f.sequences)] + 1) & 2147483647 END AS expected) AS same
         CROSS JOIN LATERAL (
             SELECT CASE
+                WHEN c.refusal IS NOT NULL THEN NULL
                 WHEN f.producer_epoch IS NULL OR c.producer_epoch > f.producer_epoch
                     THEN array_position(c.base_sequences, 0)
                 WHEN c.producer_epoch = f.producer_epoch
@@ -238,16 +259,34 @@ BEGIN
                greatest(part.max_timestamp_ms,
                max(run.max_timestamp_ms) OVER (PARTITION BY run.part ORDER BY run.run))
         FROM run JOIN part ON part.part = run.part
+    ), opened AS (
+        -- Where each transaction's accepted records begin in this commit.
+        SELECT part, chain_producers[chain] AS producer_id, min(base_offset) AS first_offset
+        FROM placed WHERE kind = 0 AND chain_transactions[chain] > 0
+        GROUP BY part, chain_producers[chain]
     ), total AS (
-        SELECT part, sum(records) AS records, sum(length) AS length, max(max_timestamp_ms) AS max_timestamp_ms
+        SELECT part, sum(records) AS records, sum(length) AS length,
+               max(max_timestamp_ms) AS max_timestamp_ms,
+               min(base_offset) FILTER (WHERE chain_transactions[chain] > 0) AS first_in_transaction
         FROM placed WHERE kind = 0 GROUP BY part
     ), advanced AS (
         -- By ctid, here and below: the rows are locked, so they are where statement 2 saw them.
         UPDATE partitions SET high_watermark = part.high_watermark + total.records,
                size_bytes = part.size_bytes + total.length,
-               max_timestamp_ms = greatest(part.max_timestamp_ms, total.max_timestamp_ms)
+               max_timestamp_ms = greatest(part.max_timestamp_ms, total.max_timestamp_ms),
+               first_unstable_offset = coalesce(part.first_unstable_offset, total.first_in_transaction)
         FROM total JOIN part ON part.part = total.part
         WHERE partitions.ctid = part.row
+    ), entered AS (
+        INSERT INTO transaction_partitions AS t (producer_id, topic_id, partition, first_offset, expires_at)
+        SELECT opened.producer_id, part.topic_id, part.partition, opened.first_offset,
+            clock_timestamp() + make_interval(secs => (
+                SELECT timeout_ms FROM transactions AS own
+                WHERE own.producer_id = opened.producer_id) / 1000.0)
+        FROM opened JOIN part ON part.part = opened.part
+        ORDER BY opened.producer_id, part.topic_id, part.partition
+        ON CONFLICT (producer_id, topic_id, partition) DO UPDATE SET first_offset = excluded.first_offset
+        WHERE t.first_offset IS NULL
     ), remembered AS (
         -- A state whose newest offset is a number of this commit's batches has changed.
         INSERT INTO producer_state (topic_id, partition, producer_id, producer_epoch, sequences,

@@ -17,6 +17,7 @@ from typing import Any
 from sequencer.database.array_parameters import BytesArray, Int4Array, Int8Array, TextArray, UuidArray
 from sequencer.database.database import Database
 from sequencer.database.named_sql import load_statements
+from sequencer.groups.groups import can_be_id
 from storage.identifiers import NO_OFFSET, Offset, Partition, TopicId
 
 SQL = load_statements("committed_offsets")
@@ -127,6 +128,16 @@ class CommittedOffsets:
                     metadata=row.metadata.decode(),
                 )
         return list(answers)
+
+    async def pending(self, group_ids: Sequence[str]) -> dict[str, set[PartitionKey]]:
+        """Returns the partitions for which open transactions have offsets. Groups without any are left
+        out."""
+        found: dict[str, set[PartitionKey]] = {}
+        possible = [group_id for group_id in group_ids if can_be_id(group_id)]
+        if possible:
+            for row in await self._database.read(SQL["pending"], group_ids=TextArray(possible)):
+                found.setdefault(row.group_id, set()).add((TopicId(row.topic_id), Partition(row.partition)))
+        return found
 
     async def delete(
         self, group_id: str, coordinator_epoch: int, partitions: Collection[PartitionKey]

@@ -63,7 +63,7 @@ class MergeClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunToMerge:
-    """A run in a claimed segment. Retention by time counts from `aged_from_ms`."""
+    """A run in a claimed segment, or a marker behind one. Retention by time counts from `aged_from_ms`."""
 
     topic_id: TopicId
     partition: Partition
@@ -75,6 +75,8 @@ class RunToMerge:
     min_timestamp_ms: int
     max_timestamp_ms: int
     aged_from_ms: int
+    marker_key: ObjectKey | None = None
+    """Of a transaction's marker: its key, which holds its bytes. No claim has its segment."""
 
     @property
     def key(self) -> PartitionKey:

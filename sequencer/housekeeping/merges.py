@@ -251,6 +251,7 @@ def _run(row: Row, ids: dict[UUID, UUID]) -> RunToMerge:
         min_timestamp_ms=row.min_timestamp_ms,
         max_timestamp_ms=row.max_timestamp_ms,
         aged_from_ms=row.aged_from_ms,
+        marker_key=row.marker_key,
     )
 
 

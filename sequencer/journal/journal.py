@@ -101,11 +101,16 @@ NOT_IN_THE_JOURNAL: Final = frozenset(
         "history_lag",
         "agents_shown",
         "erasures",
+        "transactions",
+        "transaction_partitions",
+        "transaction_groups",
+        "pending_offsets",
+        "aborted_transactions",
     }
 )
-"""Tables about current work, the bucket's owner, counts, observations, recent changes of topics and how far
-logs are clean: a rebuilt database begins without these rows. Its migration makes a new secret, because the
-bucket holds none."""
+"""Tables about current work, the bucket's owner, counts, observations, recent changes of topics, how far logs
+are clean, and transactions (docs/design/transactions.md#not-yet): a rebuilt database begins without these
+rows. Its migration makes a new secret, because the bucket holds none."""
 
 _PACE: Final = 20.0
 """A family is read again after this many times the duration of its last reading."""

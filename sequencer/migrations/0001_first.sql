@@ -9,8 +9,9 @@
 -- Rules for all tables:
 -- - No foreign keys between tables that commits write: their KEY SHARE locks deadlock with the commit's.
 -- - Rows that change often are updated in place: fillfactor, and no index on a column that changes.
--- - Row locks are taken in one order: topics (with topic_changes, groups and history_tables), segments by id,
---   partitions by primary key, runs, producer_state.
+-- - Row locks are taken in one order: topics (with topic_changes and history_tables), transactions by
+--   producer id, groups, segments by id, partitions by primary key, runs, producer_state,
+--   transaction_partitions.
 -- - A transaction that inserts, deletes or replaces runs, or moves log_start_offset, locks the partition's
 --   row.
 -- - A table of one row has the column `only_row`, which allows no second one.
@@ -182,6 +183,8 @@ CREATE TABLE partitions (
                                                    -- history too
     coordinate_epoch bigint NOT NULL DEFAULT 0,    -- raised when coordinates that an agent may have cached
                                                    -- stop being true
+    first_unstable_offset bigint,                  -- the least first offset of its open transactions; null:
+                                                   -- there is none
     PRIMARY KEY (topic_id, partition)
 -- Several writers of a row see each other's snapshots open, so what they replaced cannot be pruned at once:
 -- room for it.
@@ -223,7 +226,8 @@ CREATE TABLE runs (
     segment_id uuid NOT NULL,
     position bigint NOT NULL,                      -- first byte in the object
     length bigint NOT NULL CHECK (length > 0),     -- bytes
-    format text NOT NULL DEFAULT 'batches' CHECK (format IN ('batches')),
+    format text NOT NULL DEFAULT 'batches' CHECK (format IN ('batches', 'marker')), -- marker: its segment's
+                                                   -- key holds the bytes
     min_timestamp_ms bigint NOT NULL,
     max_timestamp_ms bigint NOT NULL,
     running_max_timestamp_ms bigint NOT NULL,      -- of this and all earlier runs of the partition, also of
@@ -279,6 +283,71 @@ CREATE TABLE producer_ids (
     -- every state that expiry removed was last written before it
     forgotten_before timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 50);
+
+-- --- transactions (docs/design/transactions.md)
+
+-- A transaction is open while it has a row in transaction_partitions or transaction_groups. Who adds such a
+-- row holds this one FOR SHARE. Who ends it holds it FOR NO KEY UPDATE.
+CREATE TABLE transactions (
+    transactional_id text COLLATE "C" PRIMARY KEY,
+    producer_id bigint NOT NULL,
+    producer_epoch integer NOT NULL,
+    -- The producer had these before. It may repeat its last request with them. -1: none.
+    last_producer_id bigint NOT NULL DEFAULT -1,
+    last_producer_epoch integer NOT NULL DEFAULT -1,
+    timeout_ms integer NOT NULL,
+    ended text CHECK (ended IN ('commit', 'abort')), -- how the last one ended; null: none has
+    changed_at timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 50);
+CREATE UNIQUE INDEX transactions_by_producer ON transactions (producer_id);
+
+-- The partitions of open transactions. Who sets first_offset holds the partition's row, too.
+CREATE TABLE transaction_partitions (
+    producer_id bigint NOT NULL,
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    first_offset bigint,                           -- of its records there; null: none yet
+    expires_at timestamptz NOT NULL,               -- of the least one of a transaction on, it may be aborted
+    PRIMARY KEY (producer_id, topic_id, partition)
+) WITH (fillfactor = 70);
+CREATE INDEX transaction_partitions_unstable ON transaction_partitions (topic_id, partition, first_offset)
+    WHERE first_offset IS NOT NULL;
+CREATE INDEX transaction_partitions_expiring ON transaction_partitions (expires_at);
+
+-- The groups of open transactions.
+CREATE TABLE transaction_groups (
+    producer_id bigint NOT NULL,
+    group_id text COLLATE "C" NOT NULL,
+    expires_at timestamptz NOT NULL,
+    PRIMARY KEY (producer_id, group_id)
+);
+CREATE INDEX transaction_groups_expiring ON transaction_groups (expires_at);
+
+-- Offsets that are committed when their transaction is. Who writes here holds the group's row.
+CREATE TABLE pending_offsets (
+    producer_id bigint NOT NULL,
+    group_id text COLLATE "C" NOT NULL,
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    committed_offset bigint NOT NULL,
+    leader_epoch integer NOT NULL,
+    metadata bytea NOT NULL,
+    PRIMARY KEY (producer_id, group_id, topic_id, partition)
+) WITH (fillfactor = 70);
+CREATE INDEX pending_offsets_by_group ON pending_offsets (group_id, topic_id, partition);
+
+-- Whose records consumers of committed data leave out. A row goes when no raw record of its transaction can
+-- be read any more.
+CREATE TABLE aborted_transactions (
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    last_offset bigint NOT NULL,                   -- of its marker
+    first_offset bigint NOT NULL,                  -- of its records there
+    producer_id bigint NOT NULL,
+    stable_offset bigint NOT NULL,                 -- last stable offset after it: later rows begin there or
+                                                   -- after
+    PRIMARY KEY (topic_id, partition, last_offset)
+);
 
 -- --- merging
 
@@ -631,6 +700,69 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
 END
 $function$;
 
+-- add_to_transaction adds partitions and groups to a transaction, which begins with the first
+-- (AddPartitionsToTxn, AddOffsetsToTxn). It locks the transaction's row FOR SHARE: only its end must wait.
+-- May be repeated. If a partition does not exist, none is added.
+--
+-- | parameter | meaning |
+-- |---|---|
+-- | id, of_producer, of_epoch | the transactional id, and the producer that has it |
+-- | topic_ids, partition_numbers | the partitions, in primary-key order |
+-- | group_ids | the groups, in order |
+-- | only_verifies | adds nothing: tells which partitions are in the transaction |
+--
+-- Returns one row: `verdict` 0 done; 1 fenced; 2 no such producer of this id. `missing`: the numbers, from 1,
+-- of the partitions that do not exist, or that are not in the transaction.
+CREATE FUNCTION add_to_transaction(id text, of_producer bigint, of_epoch integer, topic_ids uuid[],
+    partition_numbers integer[], group_ids text[], only_verifies boolean)
+RETURNS TABLE (verdict integer, missing integer[])
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET enable_bitmapscan = off
+SET enable_memoize = off
+AS $function$
+#variable_conflict use_column
+DECLARE
+    own_producer bigint;
+    own_epoch integer;
+    last_producer bigint;
+    expires timestamptz;
+    not_there integer[];
+BEGIN
+    SELECT t.producer_id, t.producer_epoch, t.last_producer_id,
+        clock_timestamp() + make_interval(secs => t.timeout_ms / 1000.0)
+    INTO own_producer, own_epoch, last_producer, expires
+    FROM transactions AS t WHERE t.transactional_id = id FOR SHARE;
+    IF own_producer IS DISTINCT FROM of_producer OR own_epoch <> of_epoch THEN
+        RETURN QUERY SELECT CASE WHEN own_producer = of_producer OR last_producer = of_producer THEN 1
+            ELSE 2 END, '{}'::integer[];
+        RETURN;
+    END IF;
+    SELECT coalesce(array_agg(given.place::integer ORDER BY given.place), '{}') INTO not_there
+    FROM unnest(topic_ids, partition_numbers) WITH ORDINALITY AS given (topic_id, number, place)
+    LEFT JOIN LATERAL (SELECT 1 AS is_there FROM partitions AS p
+        WHERE NOT only_verifies AND p.topic_id = given.topic_id AND p.partition = given.number
+            AND p.state = 'live'
+        UNION ALL SELECT 1 FROM transaction_partitions AS t
+        WHERE only_verifies AND t.producer_id = of_producer AND t.topic_id = given.topic_id
+            AND t.partition = given.number) AS found ON true
+    WHERE found.is_there IS NULL;
+    IF NOT only_verifies AND cardinality(not_there) = 0 THEN
+        INSERT INTO transaction_partitions (producer_id, topic_id, partition, expires_at)
+        SELECT of_producer, given.topic_id, given.number, expires
+        FROM unnest(topic_ids, partition_numbers) AS given (topic_id, number)
+        ORDER BY given.topic_id, given.number ON CONFLICT (producer_id, topic_id, partition) DO NOTHING;
+        INSERT INTO transaction_groups (producer_id, group_id, expires_at)
+        SELECT of_producer, given.group_id, expires FROM unnest(group_ids) AS given (group_id)
+        ORDER BY given.group_id ON CONFLICT (producer_id, group_id) DO NOTHING;
+    END IF;
+    RETURN QUERY SELECT 0, not_there;
+END
+$function$;
+
 -- bury_segments moves the rows of segments whose objects were deleted: the key becomes a tombstone, and the
 -- outcome is kept if an agent may still ask for it. It returns how many it moved: none without a partition
 -- for each table.
@@ -745,6 +877,7 @@ $function$;
 -- | offset_topics, offset_partitions | offset | the partition |
 -- | offset_values, offset_leader_epochs | offset | what is committed |
 -- | offset_metadata | offset | of the client; may be left out if all are empty |
+-- | pending_of | | NULL, or the producer whose transaction commits them (commit_pending_offsets.sql) |
 --
 -- If several accepted commits name a partition of a group, or one names it twice, the last wins.
 --
@@ -755,7 +888,7 @@ CREATE FUNCTION commit_offsets(
     commit_groups integer[], commit_epochs bigint[], commit_generations integer[], commit_members text[],
     commit_member_epochs integer[],
     offset_commits integer[], offset_topics uuid[], offset_partitions integer[], offset_values bigint[],
-    offset_leader_epochs integer[], offset_metadata bytea[])
+    offset_leader_epochs integer[], offset_metadata bytea[], pending_of bigint DEFAULT NULL)
 RETURNS TABLE (verdicts integer[])
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
@@ -776,7 +909,8 @@ BEGIN
         SELECT given.number, held.number AS of_group, held.group_id, CASE
             WHEN held.coordinator_epoch IS DISTINCT FROM given.epoch THEN 1
             WHEN given.member_id <> '' AND member.epoch IS NULL THEN 2
-            WHEN given.member_id = '' AND given.generation < 0 AND NOT held.is_empty THEN 2
+            WHEN given.member_id = '' AND given.generation < 0 AND NOT held.is_empty
+                AND pending_of IS NULL THEN 2
             WHEN given.generation >= 0 AND given.generation <> held.generation THEN 3
             WHEN given.member_epoch >= 0 AND given.member_epoch <> member.epoch THEN 4
             ELSE 0 END AS kind
@@ -802,23 +936,83 @@ BEGIN
         INSERT INTO committed_offsets AS o (group_id, topic_id, partition, committed_offset, leader_epoch,
             metadata)
         SELECT group_id, topic_id, partition, committed_offset, leader_epoch, metadata FROM accepted
+        WHERE pending_of IS NULL
         ON CONFLICT (group_id, topic_id, partition) DO UPDATE
         SET committed_offset = excluded.committed_offset, leader_epoch = excluded.leader_epoch,
             metadata = excluded.metadata,
             committed_at = excluded.committed_at
+    ), put_aside AS (
+        INSERT INTO pending_offsets AS o (producer_id, group_id, topic_id, partition, committed_offset,
+            leader_epoch, metadata)
+        SELECT pending_of, group_id, topic_id, partition, committed_offset, leader_epoch, metadata
+        FROM accepted WHERE pending_of IS NOT NULL
+        ON CONFLICT (producer_id, group_id, topic_id, partition) DO UPDATE
+        SET committed_offset = excluded.committed_offset, leader_epoch = excluded.leader_epoch,
+            metadata = excluded.metadata
     )
     SELECT array_agg(kind ORDER BY number) FROM verdict;
+END
+$function$;
+
+-- commit_pending_offsets takes a group's offsets into a transaction (TxnOffsetCommit): they are committed
+-- when it is. It locks the transaction's row FOR SHARE, then does what commit_offsets does for one commit.
+--
+-- | parameter | meaning |
+-- |---|---|
+-- | id, of_producer, of_epoch | the transactional id, and the producer that has it |
+-- | adds_group | the request adds its group itself (KIP-890); else it was added before |
+-- | all others | those of commit_offsets, for one group and one commit |
+--
+-- Returns one row with `verdict`: 0 to 4 as in commit_offsets; 5 fenced; 6 no such producer of this id; 7 the
+-- group is not in an open transaction.
+CREATE FUNCTION commit_pending_offsets(
+    id text, of_producer bigint, of_epoch integer, adds_group boolean,
+    group_ids text[],
+    commit_groups integer[], commit_epochs bigint[], commit_generations integer[], commit_members text[],
+    commit_member_epochs integer[],
+    offset_commits integer[], offset_topics uuid[], offset_partitions integer[], offset_values bigint[],
+    offset_leader_epochs integer[], offset_metadata bytea[])
+RETURNS TABLE (verdict integer)
+LANGUAGE plpgsql VOLATILE
+AS $function$
+#variable_conflict use_column
+DECLARE
+    own transactions%ROWTYPE;
+    found_verdict integer;
+BEGIN
+    SELECT * INTO own FROM transactions AS t WHERE t.transactional_id = id FOR SHARE;
+    IF own.producer_id IS DISTINCT FROM of_producer OR own.producer_epoch <> of_epoch THEN
+        RETURN QUERY SELECT CASE WHEN own.producer_id = of_producer OR own.last_producer_id = of_producer
+            THEN 5 ELSE 6 END;
+        RETURN;
+    END IF;
+    IF NOT adds_group AND NOT EXISTS (SELECT FROM transaction_groups AS g
+        WHERE g.producer_id = of_producer AND g.group_id = group_ids[1]) THEN
+        RETURN QUERY SELECT 7;
+        RETURN;
+    END IF;
+    SELECT judged.verdicts[1] INTO found_verdict FROM commit_offsets(
+        group_ids, commit_groups, commit_epochs, commit_generations, commit_members, commit_member_epochs,
+        offset_commits, offset_topics, offset_partitions, offset_values, offset_leader_epochs,
+        offset_metadata, of_producer) AS judged;
+    IF found_verdict = 0 THEN
+        INSERT INTO transaction_groups (producer_id, group_id, expires_at)
+        VALUES (of_producer, group_ids[1],
+            clock_timestamp() + make_interval(secs => own.timeout_ms / 1000.0))
+        ON CONFLICT (producer_id, group_id) DO NOTHING;
+    END IF;
+    RETURN QUERY SELECT found_verdict;
 END
 $function$;
 
 -- commit_segments gives offsets to the batches of uploaded segments. It is the authority on every outcome.
 -- The fast path `sequence_segments` calls it for each commit in which something must be judged.
 --
--- Statement 1 only locks: the segments' rows by id, then the partitions' rows by primary key. It is a
--- PERFORM of a locking SELECT, which a planner cannot drop. Statement 2 takes its snapshot afterwards
--- (VOLATILE, READ COMMITTED). So it reads everything as the last holder of those locks left it. One
--- statement would read the locked rows again after a wait, but everything else as it was before the wait
--- [raced].
+-- Statement 1 only locks: the transactions' rows by producer id (FOR SHARE: only their end waits), the
+-- segments' rows by id, then the partitions' rows by primary key. It is a PERFORM of a locking SELECT, which
+-- a planner cannot drop. Statement 2 takes its snapshot afterwards (VOLATILE, READ COMMITTED). So it reads
+-- everything as the last holder of those locks left it. One statement would read the locked rows again after
+-- a wait, but everything else as it was before the wait [raced].
 --
 -- It takes time in proportion to the batches: the fold finds a producer's next chain by its place in an
 -- array. It sets its own join methods, because the settings of a caller (sequence_segments) hold in here,
@@ -837,6 +1031,7 @@ $function$;
 -- | chain_parts | integer | chain | number of its partition |
 -- | chain_producers | bigint | chain | producer id |
 -- | chain_epochs | integer | chain | producer epoch |
+-- | chain_transactions | integer | chain | 0 none, 1 was added, 2 adds its partition; empty: all 0 |
 -- | batch_parts | integer | batch | number of its partition |
 -- | batch_segments | integer | batch | number of its segment |
 -- | batch_positions | bigint | batch | first byte in the object |
@@ -856,12 +1051,13 @@ $function$;
 --
 -- The number of a batch is kind + 8 * offset. Kinds: 0 assigned, 1 duplicate, 2 out of order, 3 fenced epoch,
 -- 4 unknown producer (the offset is the log start), 5 unknown partition, 6 written before, its offset is
--- forgotten. `sequencer/commits/outcomes.py` reads them. A repeated commit gets the same outcome again, from
--- the segment's row or from `outcomes`.
+-- forgotten, 7 not in an open transaction of this epoch (docs/design/transactions.md).
+-- `sequencer/commits/outcomes.py` reads them. A repeated commit gets the same outcome again, from the
+-- segment's row or from `outcomes`.
 CREATE FUNCTION commit_segments(
     segment_ids uuid[], segment_sizes bigint[],
     topic_ids uuid[], partition_numbers integer[],
-    chain_parts integer[], chain_producers bigint[], chain_epochs integer[],
+    chain_parts integer[], chain_producers bigint[], chain_epochs integer[], chain_transactions integer[],
     batch_parts integer[], batch_segments integer[], batch_positions bigint[], batch_lengths integer[],
     batch_records integer[],
     batch_min_timestamps bigint[], batch_max_timestamps bigint[],
@@ -879,6 +1075,13 @@ SET enable_bitmapscan = on
 AS $function$
 #variable_conflict use_column
 BEGIN
+    IF cardinality(chain_transactions) > 0 THEN
+        PERFORM 1
+        FROM (SELECT DISTINCT number AS producer_id FROM unnest(chain_producers) AS number
+            ORDER BY number) AS given
+        CROSS JOIN LATERAL (
+            SELECT 1 FROM transactions AS t WHERE t.producer_id = given.producer_id FOR SHARE) AS own;
+    END IF;
     PERFORM 1 FROM segments WHERE segment_id = ANY (segment_ids) ORDER BY segment_id FOR NO KEY UPDATE;
     PERFORM 1
     FROM unnest(topic_ids, partition_numbers) AS given (topic_id, partition)
@@ -915,7 +1118,16 @@ BEGIN
             row_number() OVER (ORDER BY chain, batch) AS place
         FROM batch WHERE chain > 0
     ), chain AS MATERIALIZED (
+        -- Of a chain in a transaction, `refusal` says why the transaction does not take it.
         SELECT given.*, of_chain.first, of_chain.last,
+            CASE WHEN coalesce(chain_transactions[given.chain], 0) > 0 THEN (
+                SELECT CASE WHEN max(t.producer_epoch) > given.producer_epoch THEN 3
+                     WHEN max(t.producer_epoch) IS DISTINCT FROM given.producer_epoch THEN 7
+                     WHEN chain_transactions[given.chain] = 1 AND NOT EXISTS (
+                         SELECT FROM transaction_partitions AS added
+                         WHERE added.producer_id = given.producer_id AND added.topic_id = part.topic_id
+                             AND added.partition = part.partition) THEN 7 END
+                FROM transactions AS t WHERE t.producer_id = given.producer_id) END AS refusal,
             row_number() OVER (ORDER BY given.part, given.producer_id, given.chain) AS place
         FROM unnest(chain_parts, chain_producers, chain_epochs)
              WITH ORDINALITY AS given (part, producer_id, producer_epoch, chain)
@@ -934,6 +1146,7 @@ BEGIN
             FROM members) AS of_members, (
             SELECT array_agg(chain ORDER BY place) AS chains,
                    array_agg(producer_epoch ORDER BY place) AS epochs,
+                   array_agg(refusal ORDER BY place) AS refusals,
                    array_agg(first ORDER BY place) AS firsts, array_agg(last ORDER BY place) AS lasts
             FROM chain) AS of_chains
     ), fold AS (
@@ -961,8 +1174,8 @@ BEGIN
         ) AS stored ON true
         UNION ALL
         SELECT f.part, f.producer_id, f.turn + 1, f.last, c.chain, decided.accepted_from,
-               CASE WHEN f.producer_epoch IS NULL THEN 4 WHEN c.producer_epoch < f.producer_epoch THEN 3
-                   ELSE 2 END,
+               CASE WHEN c.refusal IS NOT NULL THEN c.refusal WHEN f.producer_epoch IS NULL THEN 4
+                   WHEN c.producer_epoch < f.producer_epoch THEN 3 ELSE 2 END,
                same.sequences, same.base_offsets, same.max_timestamps, same.expected,
                CASE WHEN decided.accepted_from IS NULL THEN f.producer_epoch ELSE c.producer_epoch END,
                reached.sequences[greatest(cardinality(reached.sequences) - 9, 1):],
@@ -971,9 +1184,10 @@ BEGIN
         FROM fold AS f CROSS JOIN flat
         CROSS JOIN LATERAL (
             SELECT flat.chains[f.turn + 1] AS chain, flat.epochs[f.turn + 1] AS producer_epoch,
-                   flat.firsts[f.turn + 1] AS first, flat.lasts[f.turn + 1] AS last) AS place
+                   flat.refusals[f.turn + 1] AS refusal, flat.firsts[f.turn + 1] AS first,
+                   flat.lasts[f.turn + 1] AS last) AS place
         CROSS JOIN LATERAL (
-            SELECT place.chain, place.producer_epoch,
+            SELECT place.chain, place.producer_epoch, place.refusal,
                    flat.base_sequences[place.first:place.last] AS base_sequences,
                        flat.sequences[place.first:place.last] AS sequences,
                    flat.base_offsets[place.first:place.last] AS base_offsets,
@@ -987,6 +1201,7 @@ BEGIN
                         THEN (f.sequences[cardinality(f.sequences)] + 1) & 2147483647 END AS expected) AS same
         CROSS JOIN LATERAL (
             SELECT CASE
+                WHEN c.refusal IS NOT NULL THEN NULL
                 WHEN f.producer_epoch IS NULL OR c.producer_epoch > f.producer_epoch
                     THEN array_position(c.base_sequences, 0)
                 WHEN c.producer_epoch = f.producer_epoch
@@ -1051,16 +1266,34 @@ BEGIN
                greatest(part.max_timestamp_ms,
                max(run.max_timestamp_ms) OVER (PARTITION BY run.part ORDER BY run.run))
         FROM run JOIN part ON part.part = run.part
+    ), opened AS (
+        -- Where each transaction's accepted records begin in this commit.
+        SELECT part, chain_producers[chain] AS producer_id, min(base_offset) AS first_offset
+        FROM placed WHERE kind = 0 AND chain_transactions[chain] > 0
+        GROUP BY part, chain_producers[chain]
     ), total AS (
-        SELECT part, sum(records) AS records, sum(length) AS length, max(max_timestamp_ms) AS max_timestamp_ms
+        SELECT part, sum(records) AS records, sum(length) AS length,
+               max(max_timestamp_ms) AS max_timestamp_ms,
+               min(base_offset) FILTER (WHERE chain_transactions[chain] > 0) AS first_in_transaction
         FROM placed WHERE kind = 0 GROUP BY part
     ), advanced AS (
         -- By ctid, here and below: the rows are locked, so they are where statement 2 saw them.
         UPDATE partitions SET high_watermark = part.high_watermark + total.records,
                size_bytes = part.size_bytes + total.length,
-               max_timestamp_ms = greatest(part.max_timestamp_ms, total.max_timestamp_ms)
+               max_timestamp_ms = greatest(part.max_timestamp_ms, total.max_timestamp_ms),
+               first_unstable_offset = coalesce(part.first_unstable_offset, total.first_in_transaction)
         FROM total JOIN part ON part.part = total.part
         WHERE partitions.ctid = part.row
+    ), entered AS (
+        INSERT INTO transaction_partitions AS t (producer_id, topic_id, partition, first_offset, expires_at)
+        SELECT opened.producer_id, part.topic_id, part.partition, opened.first_offset,
+            clock_timestamp() + make_interval(secs => (
+                SELECT timeout_ms FROM transactions AS own
+                WHERE own.producer_id = opened.producer_id) / 1000.0)
+        FROM opened JOIN part ON part.part = opened.part
+        ORDER BY opened.producer_id, part.topic_id, part.partition
+        ON CONFLICT (producer_id, topic_id, partition) DO UPDATE SET first_offset = excluded.first_offset
+        WHERE t.first_offset IS NULL
     ), remembered AS (
         -- A state whose newest offset is a number of this commit's batches has changed.
         INSERT INTO producer_state (topic_id, partition, producer_id, producer_epoch, sequences,
@@ -1254,6 +1487,249 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
 END
 $function$;
 
+-- end_transaction commits or aborts an open transaction: the markers in its partitions, its pending offsets,
+-- and its own row, in one transaction (docs/design/transactions.md).
+--
+-- Each statement that decides comes after the locks that it needs: first the transaction's row, then the
+-- groups with pending offsets, then the partitions with records. Commits that add to the transaction hold its
+-- row FOR SHARE, so there are none meanwhile, and later ones find it ended.
+--
+-- | parameter | meaning |
+-- |---|---|
+-- | id | the transactional id |
+-- | of_producer, of_epoch | which producer ends it, or whose transaction is to be ended |
+-- | is_commit | or else it aborts |
+-- | cause | who ends it: `client`, or `client2` of transaction.version 2 (KIP-890), or `fence` or `timeout` |
+-- | marker_segment, marker_key, marker_bytes | of the object that is the marker |
+--
+-- The epoch rises with each end, but not for `client`. After a `fence` the producer cannot go on.
+--
+-- Returns one row:
+-- | column | meaning |
+-- |---|---|
+-- | verdict | 0 done, now or before; 1 fenced; 2 no such producer of this id; 3 nothing to end |
+-- | producer_id, producer_epoch | which the producer has from now on |
+-- | topic_ids, partition_numbers | where markers were written now |
+-- | marker_offsets, first_offsets | of each: the marker's offset, and the first of its records |
+-- | first_unstables | of each: the partition's first unstable offset from now on, or -1 |
+CREATE FUNCTION end_transaction(
+    id text, of_producer bigint, of_epoch integer, is_commit boolean, cause text,
+    marker_segment uuid, marker_key text, marker_bytes integer)
+RETURNS TABLE (verdict integer, producer_id bigint, producer_epoch integer, topic_ids uuid[],
+    partition_numbers integer[], marker_offsets bigint[], first_offsets bigint[], first_unstables bigint[])
+LANGUAGE plpgsql VOLATILE
+-- One plan for ever, made of look-ups by key: it must not be chosen while the tables are small.
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET enable_bitmapscan = off
+SET enable_memoize = off
+AS $function$
+#variable_conflict use_column
+DECLARE
+    own_producer bigint;
+    own_epoch integer;
+    last_producer bigint;
+    last_epoch integer;
+    last_end text;
+    is_open boolean;
+    new_end text := CASE WHEN is_commit THEN 'commit' ELSE 'abort' END;
+    next_producer bigint;
+    next_epoch integer;
+    found_topics uuid[];
+    found_numbers integer[];
+    firsts bigint[];
+    markers bigint[];
+    newest bigint[];
+    unstables bigint[];
+BEGIN
+    SELECT t.producer_id, t.producer_epoch, t.last_producer_id, t.last_producer_epoch, t.ended
+    INTO own_producer, own_epoch, last_producer, last_epoch, last_end
+    FROM transactions AS t WHERE t.transactional_id = id FOR NO KEY UPDATE;
+    SELECT EXISTS (SELECT FROM transaction_partitions AS p WHERE p.producer_id = own_producer)
+        OR EXISTS (SELECT FROM transaction_groups AS g WHERE g.producer_id = own_producer)
+    INTO is_open;
+
+    IF own_producer = of_producer AND own_epoch = of_epoch THEN
+        IF NOT is_open AND (is_commit OR cause <> 'client2') THEN
+            RETURN QUERY SELECT CASE WHEN cause = 'client' AND last_end = new_end THEN 0 ELSE 3 END,
+                own_producer, own_epoch, '{}'::uuid[], '{}'::integer[], '{}'::bigint[], '{}'::bigint[],
+                '{}'::bigint[];
+            RETURN;
+        END IF;
+    ELSE
+        RETURN QUERY SELECT CASE
+                WHEN own_producer IS NULL THEN 2
+                WHEN last_producer = of_producer AND last_epoch = of_epoch AND last_end = new_end
+                    AND cause = 'client2' THEN 0
+                WHEN own_producer <> of_producer AND last_producer <> of_producer THEN 2
+                ELSE 1 END,
+            own_producer, own_epoch, '{}'::uuid[], '{}'::integer[], '{}'::bigint[], '{}'::bigint[],
+            '{}'::bigint[];
+        RETURN;
+    END IF;
+
+    PERFORM 1 FROM groups AS g
+    WHERE g.group_id = ANY (ARRAY(SELECT o.group_id FROM pending_offsets AS o
+        WHERE o.producer_id = of_producer))
+    ORDER BY g.group_id FOR NO KEY UPDATE;
+
+    -- Not of partitions that are being deleted.
+    SELECT array_agg(locked.topic_id), array_agg(locked.partition), array_agg(locked.high_watermark),
+           array_agg(locked.max_timestamp_ms), array_agg(locked.first_offset)
+    INTO found_topics, found_numbers, markers, newest, firsts
+    FROM (
+        SELECT p.topic_id, p.partition, p.high_watermark, p.max_timestamp_ms, t.first_offset
+        FROM transaction_partitions AS t JOIN partitions AS p USING (topic_id, partition)
+        WHERE t.producer_id = of_producer AND t.first_offset IS NOT NULL AND p.state = 'live'
+        ORDER BY p.topic_id, p.partition FOR NO KEY UPDATE OF p) AS locked;
+
+    DELETE FROM transaction_partitions AS t WHERE t.producer_id = of_producer;
+    DELETE FROM transaction_groups AS g WHERE g.producer_id = of_producer;
+
+    IF cardinality(found_topics) > 0 THEN
+        INSERT INTO segments (segment_id, object_key, size_bytes, state, writer, lease_until, committed_at,
+            outcome)
+        VALUES (marker_segment, marker_key, marker_bytes, 'committed', 'transaction', clock_timestamp(),
+            clock_timestamp(), '{}');
+
+        -- Without timestamps: no record has a marker's time, and its age is that of its segment.
+        INSERT INTO runs (topic_id, partition, base_offset, last_offset, segment_id, position, length, format,
+                          min_timestamp_ms, max_timestamp_ms, running_max_timestamp_ms)
+        SELECT found_topics[part], found_numbers[part], markers[part], markers[part], marker_segment, 0,
+               marker_bytes, 'marker', -1, -1, newest[part]
+        FROM generate_series(1, cardinality(found_topics)) AS part;
+
+        SELECT array_agg(coalesce((
+            SELECT t.first_offset FROM transaction_partitions AS t
+            WHERE t.topic_id = found_topics[part] AND t.partition = found_numbers[part]
+                AND t.first_offset IS NOT NULL
+            ORDER BY t.first_offset LIMIT 1), -1) ORDER BY part)
+        INTO unstables
+        FROM generate_series(1, cardinality(found_topics)) AS part;
+
+        UPDATE partitions AS p SET high_watermark = p.high_watermark + 1,
+               size_bytes = p.size_bytes + marker_bytes,
+               first_unstable_offset = nullif(unstables[given.part], -1)
+        FROM generate_series(1, cardinality(found_topics)) AS given (part)
+        WHERE p.topic_id = found_topics[given.part] AND p.partition = found_numbers[given.part];
+
+        IF NOT is_commit THEN
+            INSERT INTO aborted_transactions (topic_id, partition, last_offset, first_offset, producer_id,
+                stable_offset)
+            SELECT found_topics[part], found_numbers[part], markers[part], firsts[part], of_producer,
+                   CASE WHEN unstables[part] < 0 THEN markers[part] + 1 ELSE unstables[part] END
+            FROM generate_series(1, cardinality(found_topics)) AS part;
+        END IF;
+    END IF;
+
+    IF is_commit THEN
+        INSERT INTO committed_offsets AS o (group_id, topic_id, partition, committed_offset, leader_epoch,
+            metadata)
+        SELECT g.group_id, g.topic_id, g.partition, g.committed_offset, g.leader_epoch, g.metadata
+        FROM (SELECT * FROM pending_offsets AS o WHERE o.producer_id = of_producer OFFSET 0) AS g
+        WHERE EXISTS (SELECT FROM groups WHERE groups.group_id = g.group_id)
+        ORDER BY g.group_id, g.topic_id, g.partition
+        ON CONFLICT (group_id, topic_id, partition) DO UPDATE
+        SET committed_offset = excluded.committed_offset, leader_epoch = excluded.leader_epoch,
+            metadata = excluded.metadata,
+            committed_at = excluded.committed_at;
+    END IF;
+    DELETE FROM pending_offsets AS o WHERE o.producer_id = of_producer;
+
+    -- 32767, the last epoch, is only for fencing: a client goes on with another producer id before it.
+    IF cause = 'client2' AND of_epoch >= 32766 THEN
+        next_producer := new_producer_id();
+        next_epoch := 0;
+    ELSE
+        next_producer := of_producer;
+        next_epoch := CASE WHEN cause = 'client' THEN of_epoch ELSE least(of_epoch + 1, 32767) END;
+    END IF;
+    -- A producer that was fenced must not come back. One whose time ran out may.
+    UPDATE transactions AS t SET producer_id = next_producer, producer_epoch = next_epoch, ended = new_end,
+        changed_at = clock_timestamp(),
+        last_producer_id = CASE cause WHEN 'fence' THEN -1 WHEN 'client' THEN last_producer
+            ELSE of_producer END,
+        last_producer_epoch = CASE cause WHEN 'fence' THEN -1 WHEN 'client' THEN last_epoch
+            ELSE of_epoch END
+    WHERE t.transactional_id = id;
+    RETURN QUERY SELECT 0, next_producer, next_epoch, coalesce(found_topics, '{}'),
+        coalesce(found_numbers, '{}'),
+        coalesce(markers, '{}'), coalesce(firsts, '{}'), coalesce(unstables, '{}');
+END
+$function$;
+
+-- initialize_transaction gives a producer the id and epoch for a transactional id (InitProducerId). Producers
+-- that had the transactional id before are fenced: their epoch is lower.
+--
+-- | parameter | meaning |
+-- |---|---|
+-- | id | the transactional id |
+-- | with_timeout_ms | after which an open transaction is aborted |
+-- | of_producer, of_epoch | what the producer has already (KIP-360), or -1: it starts |
+--
+-- Returns one row:
+-- | column | meaning |
+-- |---|---|
+-- | verdict | 0 done; 1 fenced; 2 no such producer of this id; 4 one is open: abort it, and ask again |
+-- | producer_id, producer_epoch | the producer's from now on; with verdict 4, those of the open one |
+CREATE FUNCTION initialize_transaction(id text, with_timeout_ms integer, of_producer bigint, of_epoch integer)
+RETURNS TABLE (verdict integer, producer_id bigint, producer_epoch integer)
+LANGUAGE plpgsql VOLATILE
+AS $function$
+#variable_conflict use_column
+DECLARE
+    own transactions%ROWTYPE;
+    starts CONSTANT boolean := of_producer < 0;
+    is_current boolean;
+    is_repeat boolean;
+    is_used_up boolean;
+BEGIN
+    SELECT * INTO own FROM transactions AS t WHERE t.transactional_id = id FOR NO KEY UPDATE;
+    IF own.producer_id IS NULL THEN
+        -- An id that was forgotten, or that another request is making now.
+        INSERT INTO transactions (transactional_id, producer_id, producer_epoch, timeout_ms)
+        VALUES (id, new_producer_id(), 0, with_timeout_ms) ON CONFLICT (transactional_id) DO NOTHING;
+        IF FOUND THEN
+            RETURN QUERY SELECT 0, t.producer_id, t.producer_epoch FROM transactions AS t
+                WHERE t.transactional_id = id;
+            RETURN;
+        END IF;
+        SELECT * INTO own FROM transactions AS t WHERE t.transactional_id = id FOR NO KEY UPDATE;
+    END IF;
+
+    is_current := own.producer_id = of_producer AND own.producer_epoch = of_epoch;
+    is_repeat := own.last_producer_id = of_producer AND own.last_producer_epoch = of_epoch;
+    IF NOT (starts OR is_current OR is_repeat) THEN
+        RETURN QUERY SELECT CASE WHEN own.producer_id = of_producer OR own.last_producer_id = of_producer
+            THEN 1 ELSE 2 END, own.producer_id, own.producer_epoch;
+        RETURN;
+    END IF;
+    IF EXISTS (SELECT FROM transaction_partitions AS p WHERE p.producer_id = own.producer_id)
+        OR EXISTS (SELECT FROM transaction_groups AS g WHERE g.producer_id = own.producer_id) THEN
+        RETURN QUERY SELECT 4, own.producer_id, own.producer_epoch;
+        RETURN;
+    END IF;
+    IF is_repeat AND NOT is_current AND NOT starts THEN
+        -- What the producer's last request did already.
+        RETURN QUERY SELECT 0, own.producer_id, own.producer_epoch;
+        RETURN;
+    END IF;
+
+    is_used_up := own.producer_epoch >= 32766;  -- 32767, the last epoch, is only for fencing
+    RETURN QUERY
+    UPDATE transactions AS t SET
+        producer_id = CASE WHEN is_used_up THEN new_producer_id() ELSE own.producer_id END,
+        producer_epoch = CASE WHEN is_used_up THEN 0 ELSE own.producer_epoch + 1 END,
+        last_producer_id = CASE WHEN starts THEN -1 ELSE own.producer_id END,
+        last_producer_epoch = CASE WHEN starts THEN -1 ELSE own.producer_epoch END,
+        timeout_ms = with_timeout_ms, ended = NULL, changed_at = clock_timestamp()
+    WHERE t.transactional_id = id
+    RETURNING 0, t.producer_id, t.producer_epoch;
+END
+$function$;
+
 -- kept_outcome returns the outcome of a segment whose row is gone. It is a function, so that the partitions
 -- of `outcomes` are looked at only when it is called: once in a while, by a repeated commit.
 CREATE FUNCTION kept_outcome(id uuid) RETURNS TABLE (object_key text, outcome bigint[])
@@ -1263,6 +1739,16 @@ AS $function$
 BEGIN
     RETURN QUERY SELECT o.object_key, o.outcome FROM outcomes AS o WHERE o.segment_id = id LIMIT 1;
 END
+$function$;
+
+-- new_producer_id draws a producer id that was never given out. It says when it was given out, for
+-- commit_segments. Ids run ahead of the clock, so that none is given out twice.
+CREATE FUNCTION new_producer_id() RETURNS bigint
+LANGUAGE sql VOLATILE
+AS $function$
+    UPDATE producer_ids
+    SET last_id = greatest(last_id + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint << 10)
+    RETURNING last_id
 $function$;
 
 -- owns_bucket returns true if this database may change the bucket now: its ownership was confirmed within
@@ -1414,16 +1900,18 @@ END
 $function$;
 
 -- sequence_segments gives offsets to the batches of uploaded segments when nothing must be judged: every
--- segment is still reserved, every partition lives, every producer goes on where it left off. Nearly all
+-- segment is still reserved, every partition lives, every producer goes on where it left off, and every
+-- transaction takes its batches. Nearly all
 -- commits are so. The client has worked out everything relative to where each partition stands; this
 -- function checks, adds and writes. Otherwise it calls commit_segments, under the same locks and in the
 -- same transaction. Both decide the same commit alike (docs/design/commit.md).
 --
--- It first locks, in the order of commit_segments: segments by id, then partitions by primary key. It keeps
--- the counters of the locked partitions' rows, which Postgres reads again after a wait. The statements
--- after it take their snapshots later, and so read everything else as it is under the locks [raced].
+-- It first locks, in the order of commit_segments: transactions, segments by id, then partitions by primary
+-- key. It keeps the counters of the locked partitions' rows, which Postgres reads again after a wait. The
+-- statements after it take their snapshots later, and so read everything else as it is under the locks
+-- [raced].
 --
--- A turn is all batches of a producer for a partition. All numbers count from 1. The first 17 parameters
+-- A turn is all batches of a producer for a partition. All numbers count from 1. The first 18 parameters
 -- are those of commit_segments.
 --
 -- | parameter | type | one entry per | meaning |
@@ -1438,17 +1926,21 @@ $function$;
 -- | turn_heads | integer | turn | its first batch |
 -- | turn_producers | bigint | turn | producer id |
 -- | turn_epochs | integer | turn | producer epoch |
+-- | turn_transactions | integer | turn | as chain_transactions; empty if all are 0 |
 -- | turn_recent_from, turn_recent_to | integer | turn | its places in `recent_batches`, both included |
 -- | recent_batches | integer | batch | of each turn the last ten at most, turn after turn |
 --
 -- No runs: the client knows that something must be judged.
 --
--- Returns what commit_segments returns, and with each segment `log_starts`: the log start offsets of the
--- partitions in the order given; NULL if one of them does not exist.
+-- Returns what commit_segments returns, and with each segment:
+-- - `log_starts`: the log start offsets of the partitions in the order given; NULL if one of them does not
+--   exist.
+-- - `first_unstables`: their first unstable offsets after this commit, or -1; empty: no partition has one;
+--   NULL: they are not those after this commit, because it is a repeat.
 CREATE FUNCTION sequence_segments(
     segment_ids uuid[], segment_sizes bigint[],
     topic_ids uuid[], partition_numbers integer[],
-    chain_parts integer[], chain_producers bigint[], chain_epochs integer[],
+    chain_parts integer[], chain_producers bigint[], chain_epochs integer[], chain_transactions integer[],
     batch_parts integer[], batch_segments integer[], batch_positions bigint[], batch_lengths integer[],
     batch_records integer[],
     batch_min_timestamps bigint[], batch_max_timestamps bigint[],
@@ -1457,10 +1949,10 @@ CREATE FUNCTION sequence_segments(
     batch_starts bigint[],
     run_first_batches integer[], run_last_batches integer[],
     run_min_timestamps bigint[], run_max_timestamps bigint[], run_running_max_timestamps bigint[],
-    turn_heads integer[], turn_producers bigint[], turn_epochs integer[], turn_recent_from integer[],
-    turn_recent_to integer[],
+    turn_heads integer[], turn_producers bigint[], turn_epochs integer[],
+    turn_transactions integer[], turn_recent_from integer[], turn_recent_to integer[],
     recent_batches integer[])
-RETURNS TABLE (state text, object_key text, outcome bigint[], log_starts bigint[])
+RETURNS TABLE (state text, object_key text, outcome bigint[], log_starts bigint[], first_unstables bigint[])
 LANGUAGE plpgsql VOLATILE
 -- One plan for ever, made of look-ups by primary key: it must not be chosen again for each call, nor while
 -- the tables are small.
@@ -1470,6 +1962,7 @@ SET enable_bitmapscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
 SET enable_material = off
+SET enable_memoize = off
 AS $function$
 #variable_conflict use_column
 DECLARE
@@ -1479,9 +1972,20 @@ DECLARE
     newest_before bigint[];
     turn_rows tid[];
     in_turn boolean;
+    is_first boolean;
+    unstables bigint[];
+    opening integer[];
+    timeouts_ms integer[];
     changed_rows bigint;
 BEGIN
-    SELECT count(*) FILTER (WHERE locked.state = 'reserved') = cardinality(segment_ids) INTO in_turn
+    IF cardinality(chain_transactions) > 0 THEN
+        PERFORM 1
+        FROM (SELECT DISTINCT number AS producer_id FROM unnest(chain_producers) AS number
+            ORDER BY number) AS given
+        CROSS JOIN LATERAL (
+            SELECT 1 FROM transactions AS t WHERE t.producer_id = given.producer_id FOR SHARE) AS own;
+    END IF;
+    SELECT count(*) FILTER (WHERE locked.state = 'reserved') = cardinality(segment_ids) INTO is_first
     FROM (SELECT s.state FROM segments AS s WHERE s.segment_id = ANY (segment_ids)
         ORDER BY s.segment_id FOR NO KEY UPDATE) AS locked;
 
@@ -1493,12 +1997,16 @@ BEGIN
     END IF;
     SELECT array_agg(locked.row), array_agg(locked.high_watermark), array_agg(locked.max_timestamp_ms),
            CASE WHEN count(*) = cardinality(topic_ids) THEN array_agg(locked.log_start_offset) END,
-           in_turn AND cardinality(run_first_batches) > 0
-           AND count(*) FILTER (WHERE locked.state = 'live') = cardinality(topic_ids)
-    INTO part_rows, watermarks, newest_before, starts, in_turn
+           is_first AND cardinality(run_first_batches) > 0
+           AND count(*) FILTER (WHERE locked.state = 'live') = cardinality(topic_ids),
+           CASE WHEN cardinality(chain_transactions) > 0 OR count(locked.first_unstable_offset) > 0
+                THEN array_agg(coalesce(locked.first_unstable_offset, -1)) ELSE '{}' END
+    INTO part_rows, watermarks, newest_before, starts, in_turn, unstables
     FROM (
         SELECT p.* FROM generate_series(1, cardinality(topic_ids)) AS given (part) CROSS JOIN LATERAL (
-            SELECT ctid AS row, high_watermark, log_start_offset, max_timestamp_ms, state FROM partitions
+            SELECT ctid AS row, high_watermark, log_start_offset, max_timestamp_ms,
+                first_unstable_offset, state
+            FROM partitions
             WHERE topic_id = topic_ids[given.part]
                 AND partition = partition_numbers[given.part] FOR NO KEY UPDATE) AS p) AS locked;
 
@@ -1521,10 +2029,30 @@ BEGIN
             WHERE s.topic_id = topic_ids[given.part] AND s.partition = partition_numbers[given.part]
               AND s.producer_id = given.producer_id OFFSET 0) AS stored ON true;
     END IF;
+    IF in_turn AND cardinality(turn_transactions) > 0 THEN
+        -- `opening`: the turns that are the first of their transactions in a partition.
+        SELECT bool_and(coalesce(transaction.producer_epoch = turn_epochs[given.turn], false)
+                AND (turn_transactions[given.turn] = 2 OR added.producer_id IS NOT NULL)),
+            array_agg(given.turn) FILTER (WHERE added.first_offset IS NULL),
+            array_agg(transaction.timeout_ms) FILTER (WHERE added.first_offset IS NULL)
+        INTO in_turn, opening, timeouts_ms
+        FROM (SELECT turn, batch_parts[turn_heads[turn]] AS part
+            FROM generate_series(1, cardinality(turn_heads)) AS turn
+            WHERE turn_transactions[turn] > 0 OFFSET 0) AS given
+        LEFT JOIN LATERAL (
+            SELECT t.producer_epoch, t.timeout_ms FROM transactions AS t
+            WHERE t.producer_id = turn_producers[given.turn] OFFSET 0) AS transaction ON true
+        LEFT JOIN LATERAL (
+            SELECT t.producer_id, t.first_offset FROM transaction_partitions AS t
+            WHERE t.producer_id = turn_producers[given.turn] AND t.topic_id = topic_ids[given.part]
+                AND t.partition = partition_numbers[given.part] OFFSET 0) AS added ON true;
+    END IF;
     IF NOT in_turn THEN
-        RETURN QUERY SELECT judged.state, judged.object_key, judged.outcome, starts FROM commit_segments(
+        RETURN QUERY SELECT judged.state, judged.object_key, judged.outcome, starts,
+            CASE WHEN is_first THEN unstable_offsets(topic_ids, partition_numbers) END
+        FROM commit_segments(
             segment_ids, segment_sizes, topic_ids, partition_numbers, chain_parts, chain_producers,
-                chain_epochs,
+                chain_epochs, chain_transactions,
             batch_parts, batch_segments, batch_positions, batch_lengths, batch_records, batch_min_timestamps,
             batch_max_timestamps,
             batch_chains, batch_members, batch_sequences) AS judged;
@@ -1628,6 +2156,26 @@ BEGIN
         END IF;
     END IF;
 
+    IF cardinality(opening) > 0 THEN
+        INSERT INTO transaction_partitions AS t (producer_id, topic_id, partition, first_offset, expires_at)
+        SELECT turn_producers[given.turn], topic_ids[given.part], partition_numbers[given.part],
+               watermarks[given.part] + batch_starts[given.batch],
+               clock_timestamp() + make_interval(secs => given.timeout_ms / 1000.0)
+        FROM (SELECT turn, timeout_ms, turn_heads[turn] AS batch, batch_parts[turn_heads[turn]] AS part
+            FROM unnest(opening, timeouts_ms) AS opened (turn, timeout_ms) OFFSET 0) AS given
+        ORDER BY turn_producers[given.turn], topic_ids[given.part], partition_numbers[given.part]
+        ON CONFLICT (producer_id, topic_id, partition) DO UPDATE SET first_offset = excluded.first_offset;
+
+        UPDATE partitions AS p SET first_unstable_offset = given.first_offset
+        FROM (SELECT batch_parts[turn_heads[turn]] AS part,
+                min(watermarks[batch_parts[turn_heads[turn]]] + batch_starts[turn_heads[turn]])
+                    AS first_offset
+            FROM unnest(opening) AS turn GROUP BY batch_parts[turn_heads[turn]] OFFSET 0) AS given
+        WHERE p.topic_id = topic_ids[given.part] AND p.partition = partition_numbers[given.part]
+            AND p.first_unstable_offset IS NULL;
+        unstables := unstable_offsets(topic_ids, partition_numbers);
+    END IF;
+
     IF cardinality(segment_ids) = 1 THEN
         RETURN QUERY
         UPDATE segments AS s SET state = 'committed', size_bytes = segment_sizes[1],
@@ -1635,7 +2183,7 @@ BEGIN
             SELECT 8 * (watermarks[batch_parts[batch]] + batch_starts[batch])
                 FROM generate_series(1, cardinality(batch_parts)) AS batch)
         WHERE s.segment_id = segment_ids[1]
-        RETURNING s.state, s.object_key, s.outcome, starts;
+        RETURNING s.state, s.object_key, s.outcome, starts, unstables;
         RETURN;
     END IF;
     RETURN QUERY
@@ -1650,7 +2198,7 @@ BEGIN
         FROM decided WHERE s.segment_id = segment_ids[decided.segment]
         RETURNING decided.segment, s.object_key, s.outcome
     )
-    SELECT 'committed', committed.object_key, committed.outcome, starts FROM committed
+    SELECT 'committed', committed.object_key, committed.outcome, starts, unstables FROM committed
         ORDER BY committed.segment;
 END
 $function$;
@@ -1690,6 +2238,17 @@ BEGIN
     UPDATE agents_shown SET changes = number, looked_at = began,
         alive = (SELECT count(a.shown) FROM agents AS a);
 END
+$function$;
+
+-- unstable_offsets reads the first unstable offset of each partition, -1 for none, in the order given. A
+-- partition that does not exist counts as having none.
+CREATE FUNCTION unstable_offsets(topic_ids uuid[], partition_numbers integer[]) RETURNS bigint[]
+LANGUAGE sql VOLATILE
+AS $function$
+    SELECT array_agg(coalesce((
+        SELECT p.first_unstable_offset FROM partitions AS p
+        WHERE p.topic_id = given.topic_id AND p.partition = given.number), -1) ORDER BY given.place)
+    FROM unnest(topic_ids, partition_numbers) WITH ORDINALITY AS given (topic_id, number, place)
 $function$;
 
 -- write_group writes what a coordinator changed in a group and its members. It returns false, and writes

@@ -46,6 +46,11 @@ UNION ALL
 SELECT found.* FROM found CROSS JOIN LATERAL (
     SELECT 1 FROM topics AS t WHERE t.topic_id = found.topic_id AND t.deleted_at IS NULL OFFSET 0) AS live
 
+-- name: pending
+SELECT DISTINCT o.group_id, o.topic_id, o.partition FROM unnest(%(group_ids)s::text[]) AS asked (group_id)
+CROSS JOIN LATERAL (
+    SELECT group_id, topic_id, partition FROM pending_offsets WHERE group_id = asked.group_id OFFSET 0) AS o
+
 -- name: delete
 SELECT delete_offsets(
     %(group_id)s::text, %(coordinator_epoch)s::bigint, %(topic_ids)s::uuid[],

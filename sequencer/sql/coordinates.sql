@@ -1,12 +1,27 @@
 -- Laterals make every look-up an index scan of the requested partition, whatever the size of the tables.
--- `doubt` says if what is read may be on no standby (schema.sql, doubts).
+-- `doubt` says if what is read may be on no standby (schema.sql, doubts). `aborted` comes with the first run
+-- of a partition: the aborted transactions that overlap its runs (docs/design/transactions.md).
 
 -- name: read
 -- The run that covers the requested offset has the greatest base offset at or below it.
-SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset,
+SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark,
+    greatest(p.log_start_offset, coalesce(p.first_unstable_offset, p.high_watermark)) AS last_stable_offset,
     p.coordinate_epoch, p.local_start_offset,
        r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms,
        r.object_key, r.object_size_bytes,
+       CASE WHEN r.place = 1 THEN (
+           SELECT array_agg(ARRAY[found.last_offset, found.first_offset, found.producer_id]
+               ORDER BY found.last_offset)
+           FROM (
+               SELECT a.* FROM aborted_transactions AS a
+               WHERE a.topic_id = p.topic_id AND a.partition = p.partition AND a.last_offset >= r.base_offset
+                 AND a.first_offset <= r.read_to
+                 AND a.last_offset <= coalesce((
+                     SELECT last_offset FROM aborted_transactions AS last
+                     WHERE last.topic_id = p.topic_id AND last.partition = p.partition
+                         AND last.last_offset >= r.base_offset AND last.stable_offset > r.read_to
+                     ORDER BY last.last_offset LIMIT 1), 9223372036854775807)
+               ORDER BY a.last_offset LIMIT %(max_aborted)s::integer) AS found) END AS aborted,
        (SELECT number FROM doubts WHERE only_row) AS doubt
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(from_offsets)s::bigint[],
     %(max_runs)s::integer[])
@@ -16,7 +31,9 @@ CROSS JOIN LATERAL (
     WHERE topic_id = asked.topic_id AND partition = asked.partition AND state = 'live' OFFSET 0) AS p
 CROSS JOIN LATERAL (SELECT greatest(asked.from_offset, p.log_start_offset) AS from_offset) AS start
 LEFT JOIN LATERAL (
-    SELECT runs.*, segments.object_key, segments.size_bytes AS object_size_bytes
+    SELECT run.*, row_number() OVER (ORDER BY run.base_offset) AS place,
+        max(run.last_offset) OVER () AS read_to
+    FROM (SELECT runs.*, segments.object_key, segments.size_bytes AS object_size_bytes
     FROM runs CROSS JOIN LATERAL (SELECT object_key, size_bytes FROM segments
         WHERE segment_id = runs.segment_id OFFSET 0) AS segments
     WHERE topic_id = asked.topic_id AND partition = asked.partition AND last_offset >= start.from_offset
@@ -24,7 +41,7 @@ LEFT JOIN LATERAL (
           SELECT base_offset FROM runs AS first
           WHERE topic_id = asked.topic_id AND partition = asked.partition AND base_offset <= start.from_offset
           ORDER BY base_offset DESC LIMIT 1), 0)
-    ORDER BY base_offset LIMIT asked.max_runs) AS r ON true
+    ORDER BY base_offset LIMIT asked.max_runs) AS run) AS r ON true
 ORDER BY asked.place, r.base_offset
 
 -- name: poll
@@ -32,9 +49,23 @@ ORDER BY asked.place, r.base_offset
 -- known end is the end of a run, because runs are replaced as a whole. After a merge it may be inside a run:
 -- then that run comes first.
 SELECT asked.topic_id, asked.partition, p.log_start_offset, p.high_watermark,
-    p.high_watermark AS last_stable_offset, p.coordinate_epoch, p.local_start_offset,
+    greatest(p.log_start_offset, coalesce(p.first_unstable_offset, p.high_watermark)) AS last_stable_offset,
+    p.coordinate_epoch, p.local_start_offset,
        r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms,
        r.object_key, r.object_size_bytes,
+       CASE WHEN r.place = 1 THEN (
+           SELECT array_agg(ARRAY[found.last_offset, found.first_offset, found.producer_id]
+               ORDER BY found.last_offset)
+           FROM (
+               SELECT a.* FROM aborted_transactions AS a
+               WHERE a.topic_id = p.topic_id AND a.partition = p.partition AND a.last_offset >= r.base_offset
+                 AND a.first_offset <= r.read_to
+                 AND a.last_offset <= coalesce((
+                     SELECT last_offset FROM aborted_transactions AS last
+                     WHERE last.topic_id = p.topic_id AND last.partition = p.partition
+                         AND last.last_offset >= r.base_offset AND last.stable_offset > r.read_to
+                     ORDER BY last.last_offset LIMIT 1), 9223372036854775807)
+               ORDER BY a.last_offset LIMIT %(max_aborted)s::integer) AS found) END AS aborted,
        (SELECT number FROM doubts WHERE only_row) AS doubt
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(known_ends)s::bigint[],
     %(log_starts)s::bigint[], %(epochs)s::bigint[])
@@ -43,7 +74,9 @@ LEFT JOIN LATERAL (
     SELECT * FROM partitions
     WHERE topic_id = asked.topic_id AND partition = asked.partition AND state = 'live' OFFSET 0) AS p ON true
 LEFT JOIN LATERAL (
-    SELECT runs.*, segments.object_key, segments.size_bytes AS object_size_bytes
+    SELECT run.*, row_number() OVER (ORDER BY run.base_offset) AS place,
+        max(run.last_offset) OVER () AS read_to
+    FROM (SELECT runs.*, segments.object_key, segments.size_bytes AS object_size_bytes
     FROM runs CROSS JOIN LATERAL (SELECT object_key, size_bytes FROM segments
         WHERE segment_id = runs.segment_id OFFSET 0) AS segments
     WHERE topic_id = asked.topic_id AND partition = asked.partition
@@ -53,13 +86,14 @@ LEFT JOIN LATERAL (
           WHERE topic_id = asked.topic_id AND partition = asked.partition
             AND base_offset <= greatest(asked.known_end, p.log_start_offset)
           ORDER BY base_offset DESC LIMIT 1), 0)
-    ORDER BY base_offset LIMIT %(max_runs)s::integer) AS r ON p.high_watermark > asked.known_end
+    ORDER BY base_offset LIMIT %(max_runs)s::integer) AS run) AS r ON p.high_watermark > asked.known_end
 WHERE p.topic_id IS NULL OR p.high_watermark <> asked.known_end OR p.log_start_offset <> asked.log_start
    OR p.coordinate_epoch <> asked.epoch
 ORDER BY asked.place, r.base_offset
 
 -- name: bounds
-SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark, p.high_watermark AS last_stable_offset,
+SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark,
+    greatest(p.log_start_offset, coalesce(p.first_unstable_offset, p.high_watermark)) AS last_stable_offset,
     p.max_timestamp_ms, p.local_start_offset,
        (SELECT number FROM doubts WHERE only_row) AS doubt
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS asked (topic_id, partition)

@@ -40,12 +40,15 @@ RETURNING greatest(0, extract(epoch FROM d.paused_until - clock_timestamp()))::f
 -- name: mark_unreferenced
 -- One page of all segments in id order. Committed segments that nothing refers to start their grace period.
 -- This is a hint, judged again when the period is over.
+-- Markers of transactions are not in the bucket: a row that no run names is all that is left, and goes at
+-- once. No run can come to name it again.
 WITH page AS MATERIALIZED (
-    SELECT segment_id, state = 'committed' AND unreferenced_since IS NULL AS may_be_garbage
+    SELECT segment_id, state = 'committed' AND unreferenced_since IS NULL AS may_be_garbage,
+        writer = 'transaction' AS is_marker
     FROM segments WHERE segment_id > %(after)s::uuid ORDER BY segment_id LIMIT %(cap)s
 ), unreferenced AS (
     SELECT s.segment_id FROM page JOIN segments AS s USING (segment_id)
-    WHERE page.may_be_garbage
+    WHERE page.may_be_garbage AND NOT page.is_marker
         AND NOT EXISTS (SELECT FROM runs AS r WHERE r.segment_id = s.segment_id)
         AND NOT EXISTS (SELECT FROM holds AS h
             WHERE h.segment_id = s.segment_id AND h.lease_until > clock_timestamp())
@@ -54,6 +57,10 @@ WITH page AS MATERIALIZED (
     UPDATE segments AS s SET unreferenced_since = clock_timestamp() FROM unreferenced
     WHERE s.segment_id = unreferenced.segment_id AND s.state = 'committed'
     RETURNING 1
+), forgotten AS (
+    DELETE FROM segments AS s USING page
+    WHERE page.is_marker AND s.segment_id = page.segment_id
+        AND NOT EXISTS (SELECT FROM runs AS r WHERE r.segment_id = s.segment_id)
 )
 SELECT (SELECT count(*) FROM page) AS seen,
     (SELECT segment_id FROM page ORDER BY segment_id DESC LIMIT 1) AS last_seen,

@@ -14,14 +14,14 @@ WITH horizon AS MATERIALIZED (
          WHERE datname = current_database() AND backend_xid IS NOT NULL
              AND pid <> pg_backend_pid())) AS before
 ), page AS MATERIALIZED (
-    SELECT s.segment_id, s.committed_at, s.size_bytes, s.tier
+    SELECT s.segment_id, s.committed_at, s.size_bytes, s.tier, s.writer
     FROM segments AS s
     WHERE s.state = 'committed' AND s.committed_at < (SELECT before FROM horizon)
         AND (s.committed_at, s.segment_id) > (%(after_committed_at)s::timestamptz, %(after_segment_id)s::uuid)
     ORDER BY s.committed_at, s.segment_id LIMIT %(cap)s
 ), counted AS (
     SELECT page.*, (SELECT count(*) FROM runs AS r WHERE r.segment_id = page.segment_id) AS runs FROM page
-    WHERE tier = 0
+    WHERE tier = 0 AND writer <> 'transaction'  -- markers go with the runs before them
 ), added AS (
     INSERT INTO merge_candidates (segment_id, tier, committed_at, size_bytes)
     SELECT segment_id, 0, committed_at, size_bytes FROM counted
@@ -96,21 +96,49 @@ CROSS JOIN LATERAL (
 
 -- name: runs
 -- The runs in the claimed segments in key order, after a partition. Runs below the log start are about to go.
-SELECT r.topic_id, r.partition, r.base_offset, r.last_offset, r.segment_id, r.position, r.length,
-    r.min_timestamp_ms, r.max_timestamp_ms,
-    CASE WHEN r.max_timestamp_ms < 0 THEN s.committed_ms
-        ELSE least(r.max_timestamp_ms, s.committed_ms) END AS aged_from_ms
-FROM unnest(%(segment_ids)s::uuid[]) AS given (segment_id)
-CROSS JOIN LATERAL (
-    SELECT (extract(epoch FROM committed_at) * 1000)::bigint AS committed_ms FROM segments
-    WHERE segment_id = given.segment_id OFFSET 0) AS s
-CROSS JOIN LATERAL (SELECT * FROM runs WHERE segment_id = given.segment_id OFFSET 0) AS r
-CROSS JOIN LATERAL (
-    SELECT log_start_offset FROM partitions
-    WHERE topic_id = r.topic_id AND partition = r.partition AND state = 'live' OFFSET 0) AS p
-WHERE (r.topic_id, r.partition) > (%(after_topic_id)s::uuid, %(after_partition)s::integer)
-    AND r.last_offset >= p.log_start_offset
-ORDER BY r.topic_id, r.partition, r.base_offset LIMIT %(cap)s
+-- Markers of transactions, which no merge claims, come with the claimed run before them: those up to the next
+-- run that is no marker.
+WITH claimed AS MATERIALIZED (
+    SELECT r.topic_id, r.partition, r.base_offset, r.last_offset, r.segment_id, r.position, r.length,
+        r.min_timestamp_ms, r.max_timestamp_ms, s.committed_ms, NULL::text AS marker_key
+    FROM unnest(%(segment_ids)s::uuid[]) AS given (segment_id)
+    CROSS JOIN LATERAL (
+        SELECT (extract(epoch FROM committed_at) * 1000)::bigint AS committed_ms FROM segments
+        WHERE segment_id = given.segment_id OFFSET 0) AS s
+    CROSS JOIN LATERAL (SELECT * FROM runs WHERE segment_id = given.segment_id OFFSET 0) AS r
+    CROSS JOIN LATERAL (
+        SELECT log_start_offset FROM partitions
+        WHERE topic_id = r.topic_id AND partition = r.partition AND state = 'live' OFFSET 0) AS p
+    WHERE (r.topic_id, r.partition) > (%(after_topic_id)s::uuid, %(after_partition)s::integer)
+        AND r.last_offset >= p.log_start_offset
+), markers AS (
+    SELECT m.topic_id, m.partition, m.base_offset, m.last_offset, m.segment_id, m.position, m.length,
+        m.min_timestamp_ms, m.max_timestamp_ms, s.committed_ms, s.object_key
+    FROM claimed
+    CROSS JOIN LATERAL (
+        SELECT last_offset + 1 AS base_offset FROM runs
+        WHERE topic_id = claimed.topic_id AND partition = claimed.partition
+            AND base_offset = claimed.last_offset + 1 AND format = 'marker' OFFSET 0) AS first
+    LEFT JOIN LATERAL (
+        SELECT base_offset FROM runs
+        WHERE topic_id = claimed.topic_id AND partition = claimed.partition
+            AND base_offset > claimed.last_offset AND format <> 'marker'
+        ORDER BY base_offset LIMIT 1) AS next ON true
+    CROSS JOIN LATERAL (
+        SELECT * FROM runs
+        WHERE topic_id = claimed.topic_id AND partition = claimed.partition
+            AND base_offset > claimed.last_offset
+            AND base_offset < coalesce(next.base_offset, 9223372036854775807) OFFSET 0) AS m
+    CROSS JOIN LATERAL (
+        SELECT object_key, (extract(epoch FROM committed_at) * 1000)::bigint AS committed_ms FROM segments
+        WHERE segment_id = m.segment_id OFFSET 0) AS s
+)
+SELECT topic_id, partition, base_offset, last_offset, segment_id, position, length, min_timestamp_ms,
+    max_timestamp_ms, marker_key,
+    CASE WHEN max_timestamp_ms < 0 THEN committed_ms ELSE least(max_timestamp_ms, committed_ms) END
+        AS aged_from_ms
+FROM (SELECT * FROM claimed UNION ALL SELECT * FROM markers) AS r
+ORDER BY topic_id, partition, base_offset LIMIT %(cap)s
 
 -- name: topic_configs
 SELECT topic_id, config, (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms

@@ -1,9 +1,5 @@
 -- name: new_producer_id
--- The id says when it was given out, for commit_segments. Ids run ahead of the clock, so that none is given
--- out twice.
-UPDATE producer_ids
-SET last_id = greatest(last_id + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint << 10)
-RETURNING last_id AS producer_id
+SELECT new_producer_id() AS producer_id
 
 -- name: expire_producer_state
 -- A page of :cap rows in key order, so that no step reads more. updated_at has no index, because every commit

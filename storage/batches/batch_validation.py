@@ -75,7 +75,6 @@ class BatchFault(enum.Enum):
     """A record of a compacted topic has no key."""
     TOO_LARGE = enum.auto()
     UNKNOWN_COMPRESSION = enum.auto()
-    TRANSACTIONAL = enum.auto()
     CONTROL = enum.auto()
     """Only brokers write control batches."""
 
@@ -228,8 +227,8 @@ def _check_header(header: BatchHeader) -> None:
         )
     if header.is_control:
         raise InvalidBatch(BatchFault.CONTROL, "a client cannot write control batches")
-    if header.is_transactional:
-        raise InvalidBatch(BatchFault.TRANSACTIONAL, "transactions are not supported")
+    if header.is_transactional and header.producer_id == NO_PRODUCER_ID:
+        raise InvalidBatch(BatchFault.INVALID_RECORD, "a transactional batch without a producer id")
     if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
         raise InvalidBatch(
             BatchFault.INVALID_TIMESTAMP, "a producer cannot set the timestamp type to LogAppendTime"

@@ -45,7 +45,8 @@ CRC = SPAN_COLUMNS + 2
 PRODUCER_ID = SPAN_COLUMNS + 3
 PRODUCER_EPOCH = SPAN_COLUMNS + 4
 BASE_SEQUENCE = SPAN_COLUMNS + 5
-HEADER_COLUMNS: Final = SPAN_COLUMNS + 6
+IS_TRANSACTIONAL = SPAN_COLUMNS + 6
+HEADER_COLUMNS: Final = SPAN_COLUMNS + 7
 
 # Columns of `limits`.
 MAX_MESSAGE_BYTES, MAX_DECOMPRESSED_BYTES, EARLIEST_TIMESTAMP, LATEST_TIMESTAMP = 0, 1, 2, 3
@@ -54,6 +55,8 @@ LIMIT_COLUMNS: Final = 4
 _HEADER_BYTES = 61
 _LENGTH_OVERHEAD_BYTES = 12
 _MAGIC_V2 = 2
+_TRANSACTIONAL = 0x10
+"""The attributes of a batch that is transactional and nothing else."""
 _NO_PRODUCER_ID = -1
 _NO_TIMESTAMP_MS = -1
 _LAST_TIMESTAMP_MS = 253402300799999
@@ -87,8 +90,11 @@ def _int16_at(data: NDArray[np.uint8], position: int) -> Any:
 @helper
 def _is_plain(data: NDArray[np.uint8], start: int, end: int, found_crc: int, row: NDArray[np.int64]) -> Any:
     """True if these bytes are exactly one batch by its length and CRC, uncompressed and without any
-    attribute."""
-    if data[start + 16] != _MAGIC_V2 or _int64_at(data, start) != 0 or _int16_at(data, start + 21) != 0:
+    attribute but being transactional."""
+    attributes = _int16_at(data, start + 21)
+    if data[start + 16] != _MAGIC_V2 or _int64_at(data, start) != 0 or attributes & ~_TRANSACTIONAL != 0:
+        return False
+    if attributes != 0 and row[PRODUCER_ID] == _NO_PRODUCER_ID:
         return False
     if _int32_at(data, start + 8) + _LENGTH_OVERHEAD_BYTES != end - start or row[CRC] != found_crc:
         return False
@@ -116,6 +122,7 @@ def read_headers(data: NDArray[np.uint8], asked: NDArray[np.int64], rows: NDArra
         row[PRODUCER_EPOCH] = _int16_at(data, start + 51)
         row[BASE_SEQUENCE] = _int32_at(data, start + 53)
         row[COUNT] = _int32_at(data, start + 57)
+        row[IS_TRANSACTIONAL] = (_int16_at(data, start + 21) & _TRANSACTIONAL) != 0
         if _is_plain(data, start, end, asked[index, FOUND_CRC], row):
             row[START], row[END] = start + _HEADER_BYTES, end
             row[BASE_OFFSET], row[TIMESTAMP_TYPE] = 0, 0

@@ -35,6 +35,7 @@ from storage.batches.header_kernels import (
     CRC,
     FOUND_CRC,
     HEADER_COLUMNS,
+    IS_TRANSACTIONAL,
     LIMIT_COLUMNS,
     PRODUCER_EPOCH,
     PRODUCER_ID,
@@ -95,6 +96,7 @@ _FROM_HEADERS = (
     (segment_batches.PRODUCER_EPOCH, PRODUCER_EPOCH),
     (segment_batches.BASE_SEQUENCE, BASE_SEQUENCE),
     (segment_batches.CRC, CRC),
+    (segment_batches.TRANSACTION, IS_TRANSACTIONAL),
 )
 
 
@@ -390,6 +392,7 @@ class LoneCheck:
             row[PRODUCER_EPOCH],
             row[BASE_SEQUENCE],
             row[CRC],
+            row[IS_TRANSACTIONAL],
         )
         return np.array(column, np.int64).reshape(-1, 1)
 

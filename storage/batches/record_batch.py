@@ -40,6 +40,10 @@ MOST_EMPTY_OFFSETS = (1 << 31) - 1
 
 _BATCH_INDEX = np.dtype([("position", np.int64), ("size_bytes", np.int64), ("last_offset_delta", np.int64)])
 
+_ABORT, _COMMIT = 0, 1
+_COORDINATOR_EPOCH = 0
+"""Nothing fences markers by it: there is no coordinator in memory."""
+
 _COMPRESSION_MASK = 0x07
 _LOG_APPEND_TIME_BIT = 0x08
 _TRANSACTIONAL_BIT = 0x10
@@ -187,6 +191,36 @@ def write_header(header: BatchHeader) -> bytes:
         header.base_sequence,
         header.record_count,
     )
+
+
+def marker_batch(
+    producer_id: ProducerId, producer_epoch: int, *, is_commit: bool, timestamp_ms: int
+) -> bytes:
+    """Returns the control batch that ends a transaction in a partition (KIP-98): one record without
+    compression, at one offset."""
+    key = struct.pack(">hh", 0, _COMMIT if is_commit else _ABORT)
+    value = struct.pack(">hi", 0, _COORDINATOR_EPOCH)
+    # Lengths are zigzag varints, here of one byte. Before the key: attributes, and no difference to the
+    # batch's time and offset. After the value: no headers.
+    body = b"\0\0\0" + bytes([2 * len(key)]) + key + bytes([2 * len(value)]) + value + b"\0"
+    record = bytes([2 * len(body)]) + body
+    header = BatchHeader(
+        base_offset=0,
+        size_bytes=HEADER_BYTES + len(record),
+        leader_epoch=0,
+        magic=MAGIC_V2,
+        crc=0,
+        attributes=_TRANSACTIONAL_BIT | _CONTROL_BIT,
+        last_offset_delta=0,
+        base_timestamp_ms=timestamp_ms,
+        max_timestamp_ms=timestamp_ms,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=-1,
+        record_count=1,
+    )
+    checked = (write_header(header) + record)[CRC_START:]
+    return write_header(replace(header, crc=crc32c(checked))) + record
 
 
 def empty_batch(offsets: int, timestamp_ms: int) -> bytes:

@@ -8,11 +8,13 @@ Promise: a segment's key contains its id, so a listing of the bucket is enough t
 """
 
 import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from uuid import UUID
 
 from storage.identifiers import ObjectKey, SegmentId
 
+_INLINE = "inline/"
 _UPLOADED = "segments"
 _MERGED = "merged"
 _ENTRY = re.compile(r"/journal/(\d{10})/(\d{12})$")
@@ -22,6 +24,21 @@ _CHECKPOINT = re.compile(r"/checkpoints/(\d{10})/(\d{12})/(?:manifest|part-(\d{6
 def segments_prefix(cluster: str) -> str:
     """The prefix of all segments that a cluster's agents upload."""
     return f"{cluster}/{_UPLOADED}/"
+
+
+def inline_key(data: bytes) -> ObjectKey:
+    """The key of an object that is not in the bucket: the key itself holds its bytes
+    (docs/design/transactions.md#ending)."""
+    return ObjectKey(_INLINE + urlsafe_b64encode(data).decode())
+
+
+def is_inline(key: ObjectKey) -> bool:
+    return key.startswith(_INLINE)
+
+
+def inline_bytes(key: ObjectKey) -> bytes | None:
+    """Returns the bytes that the key holds; None: it names an object of the bucket."""
+    return urlsafe_b64decode(key[len(_INLINE) :]) if is_inline(key) else None
 
 
 def merged_prefix(cluster: str) -> str:

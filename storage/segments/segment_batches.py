@@ -8,6 +8,7 @@ them.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -29,7 +30,19 @@ PRODUCER_EPOCH: Final = 8
 BASE_SEQUENCE: Final = 9
 CRC: Final = 10
 """As in the batch's header."""
-COLUMNS: Final = 11
+TRANSACTION: Final = 11
+"""A `BatchTransaction`."""
+COLUMNS: Final = 12
+
+
+class BatchTransaction(IntEnum):
+    """Whether a batch is in a transaction of its producer."""
+
+    NONE = 0
+    ADDED = 1
+    """The producer has added the partition to the transaction before."""
+    ADDS_ITSELF = 2
+    """The batch adds its partition (KIP-890)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +68,7 @@ class PlacedBatch:
     producer_id: ProducerId
     producer_epoch: int
     base_sequence: int
+    transaction: BatchTransaction = BatchTransaction.NONE
 
 
 def column_of(batch: ValidBatch, topic: int = 0, partition: int = 0) -> tuple[int, ...]:
@@ -72,6 +86,7 @@ def column_of(batch: ValidBatch, topic: int = 0, partition: int = 0) -> tuple[in
         header.producer_epoch,
         header.base_sequence,
         header.crc,
+        BatchTransaction.ADDED if header.is_transactional else BatchTransaction.NONE,
     )
 
 
@@ -151,6 +166,7 @@ class PlacedBatches:
                 one.producer_epoch,
                 one.base_sequence,
                 0,
+                one.transaction,
             )
         return cls(topic_ids=tuple(topic_ids), columns=columns)
 
@@ -175,4 +191,5 @@ class PlacedBatches:
             producer_id=ProducerId(column[PRODUCER_ID]),
             producer_epoch=column[PRODUCER_EPOCH],
             base_sequence=column[BASE_SEQUENCE],
+            transaction=BatchTransaction(column[TRANSACTION]),
         )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from storage.stores.inline_objects import InlineObjects
 from storage.stores.local_store import LocalStore
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore, StoreSettings, StoreUrl
@@ -16,7 +17,10 @@ async def open_store(url: str, settings: StoreSettings) -> ObjectStore:
     An S3 endpoint is not queried yet: the first call finds a store that is away, so that agents can start
     degraded (docs/design/failure-rules.md#start-and-stop).
     """
-    where = StoreUrl.parse(url)
+    return InlineObjects(await _open(StoreUrl.parse(url), settings))
+
+
+async def _open(where: StoreUrl, settings: StoreSettings) -> ObjectStore:
     if where.scheme == "memory":
         return MemoryStore.named(where.bucket)
     if where.scheme == "file":

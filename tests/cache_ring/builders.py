@@ -9,7 +9,7 @@ from uuid import UUID
 from cache_ring.peers.peer_connection import Arrivals, Conversation, Secrets
 from cache_ring.settings import CacheRingSettings
 from sequencer.cluster.agents import AgentAddress, LiveAgent, PeerSecret
-from sequencer.commits.coordinates import PartitionCoordinates, RunCoordinate
+from sequencer.commits.coordinates import AbortedTransaction, PartitionCoordinates, RunCoordinate
 from storage.identifiers import BytePosition, NodeId, ObjectKey, Offset, Partition, TopicId
 
 ORDERS = TopicId(UUID(int=0xA11CE))
@@ -83,6 +83,7 @@ def an_answer(
     log_start_offset: int = 0,
     last_stable_offset: int | None = None,
     coordinate_epoch: int = 0,
+    aborted: tuple[AbortedTransaction, ...] = (),
 ) -> PartitionCoordinates:
     """What the sequencer answers. By default the high watermark is the end of the runs."""
     end = runs[-1].last_offset + 1 if high_watermark is None else high_watermark
@@ -95,4 +96,5 @@ def an_answer(
         last_stable_offset=Offset(end if last_stable_offset is None else last_stable_offset),
         coordinate_epoch=coordinate_epoch,
         runs=runs,
+        aborted=aborted,
     )

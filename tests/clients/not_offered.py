@@ -19,9 +19,7 @@ _NO_NEW_PROTOCOL = "no option of its consumer names a group protocol; it joins b
 _REFUSED = "`test_users_of_streams_read_what_is_not_available`"
 
 NOT_OFFERED: Mapping[tuple[str, str], str] = {
-    ("kafka-streams", "exactly once"): (
-        f"not by Tidelog, which has no transactions: Streams stops and says so ({_REFUSED})"
-    ),
+    ("kafka-streams", "exactly once"): (f"not by default: Streams stops and says so ({_REFUSED})"),
     ("kafka-streams", "the streams rebalance protocol (KIP-1071)"): (
         "not by Tidelog: Streams stops with `group.protocol=streams` and says so "
         f"({_REFUSED}); `classic` is its default"

@@ -15,7 +15,7 @@ from storage.identifiers import (
     TopicId,
     new_segment_id,
 )
-from storage.segments.segment_batches import PlacedBatch, PlacedBatches
+from storage.segments.segment_batches import BatchTransaction, PlacedBatch, PlacedBatches
 
 HEADER_BYTES = 64
 
@@ -32,6 +32,7 @@ class ABatch:
     epoch: int = 0
     sequence: int = -1
     length: int = 100
+    transaction: BatchTransaction = BatchTransaction.NONE
 
 
 def a_segment(batches: Sequence[ABatch], segment_id: SegmentId | None = None) -> SegmentToCommit:
@@ -51,6 +52,7 @@ def a_segment(batches: Sequence[ABatch], segment_id: SegmentId | None = None) ->
                 producer_id=batch.producer_id,
                 producer_epoch=batch.epoch if batch.producer_id != NO_PRODUCER_ID else -1,
                 base_sequence=batch.sequence,
+                transaction=batch.transaction,
             )
         )
         position += batch.length

@@ -145,7 +145,7 @@ class ModelSequencer:
         if stored.answer is None:
             outcomes = tuple(self._judge(batch) for batch in segment.batches)
             runs = self._append(segment, stored.object_key, outcomes)
-            stored.answer = Committed(found=Outcomes.of(outcomes), runs=runs, log_starts=None)
+            stored.answer = Committed(found=Outcomes.of(outcomes), runs=runs, is_news=True, log_starts=None)
             stored.state = "committed"
         return stored.answer
 

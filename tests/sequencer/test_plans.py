@@ -43,6 +43,7 @@ async def _pages_touched(sequencer: Sequencer, topic_id: TopicId) -> Mapping[str
         "log_starts": [-1, -1, -1],
         "epochs": [0, 0, 0],
         "max_runs": 2,
+        "max_aborted": 2,
     }
     parameters = commit_request([segment]).parameters
     async with sequencer.database.connection() as connection:

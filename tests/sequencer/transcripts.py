@@ -41,10 +41,18 @@ CONCERNS = (
     "reservations",
     "retention",
     "topics",
+    "transactions",
 )
-FUNCTIONS = ("sequence_segments", "commit_segments", "commit_offsets", "publish_merge")
+FUNCTIONS = (
+    "sequence_segments",
+    "commit_segments",
+    "commit_offsets",
+    "publish_merge",
+    "add_to_transaction",
+    "end_transaction",
+)
 _STATEMENT = re.compile(r"\b(?:SELECT|WITH|INSERT|UPDATE|DELETE|PERFORM)\b.*", re.DOTALL)
-_INTO_VARIABLES = re.compile(r"\bINTO\s+(?:\w+\s*,\s*)*\w+\s*(?=\bFROM\b)")
+_INTO_VARIABLES = re.compile(r"\bINTO\s+(?:\w+\s*,\s*)*\w+\s*(?=\bFROM\b|$)")
 _CONDITION = re.compile(r"\s*IF\b.*?\bTHEN\n", re.DOTALL)
 _DECLARED = re.compile(r"^    (\w+) ([\w\[\]]+)(?: :=.*)?;$", re.MULTILINE)
 

@@ -134,6 +134,12 @@ class GroupOffsets:
             answers[number] = answer
         return answers
 
+    async def pending(self, group_ids: Sequence[str]) -> Mapping[str, Collection[PartitionKey]]:
+        """Returns the partitions of each group that have an offset in an open transaction. Raises
+        SequencerUnavailable.
+        """
+        return await self._offsets.pending(group_ids)
+
     async def _read(
         self, reading: Mapping[int, OffsetQuery]
     ) -> Mapping[int, Mapping[PartitionKey, CommittedOffset] | GroupFault]:

@@ -10,14 +10,25 @@ import re
 from typing import Final
 
 from kio.schema.api_versions.v4.request import ApiVersionsRequest
-from kio.schema.api_versions.v4.response import ApiVersion, ApiVersionsResponse
+from kio.schema.api_versions.v4.response import (
+    ApiVersion,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
+)
 from kio.schema.errors import ErrorCode
-from kio.static.primitive import i16
+from kio.static.primitive import i16, i64
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.served import APIS
 
+_TRANSACTION_VERSION: Final = "transaction.version"
+_SUPPORTED: Final = (SupportedFeatureKey(name=_TRANSACTION_VERSION, min_version=i16(0), max_version=i16(2)),)
+_FINALIZED: Final = (
+    FinalizedFeatureKey(name=_TRANSACTION_VERSION, max_version_level=i16(2), min_version_level=i16(2)),
+)
+"""Clients that know transaction.version 2 use it (KIP-890)."""
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _LONGEST_NOTED: Final = 64
 _FIRST_WITH_SOFTWARE: Final = 3
@@ -35,6 +46,9 @@ async def handle(request: ApiVersionsRequest | None, context: RequestContext[obj
         error_code=code,
         api_keys=() if code is ErrorCode.invalid_request else _RANGES,
         throttle_time=NO_THROTTLE,
+        supported_features=_SUPPORTED,
+        finalized_features_epoch=i64(0),
+        finalized_features=_FINALIZED,
     )
 
 

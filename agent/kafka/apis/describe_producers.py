@@ -2,9 +2,10 @@
 partition.
 
 At most TIDELOG_DESCRIBE_PRODUCERS_LIMIT per partition, the latest ones. A partition named twice is described
-once. No transaction is ever open, because there are no transactions yet.
+once.
 """
 
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from kio.schema.describe_producers.v0.request import DescribeProducersRequest
@@ -24,7 +25,8 @@ from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesSequencer, UsesTopics
 from sequencer.commits.coordinates import PartitionKey
 from sequencer.topics.topics import ActiveProducer
-from storage.identifiers import NO_OFFSET, Partition
+from storage.identifiers import NO_OFFSET, Offset, Partition
+from storage.identifiers import ProducerId as LogProducerId
 
 
 class _Uses(UsesSequencer, UsesTopics, Protocol):
@@ -33,13 +35,16 @@ class _Uses(UsesSequencer, UsesTopics, Protocol):
 
 _NO_EPOCH: Final = -1
 
+_Found = tuple[tuple[ActiveProducer, ...], Mapping[LogProducerId, Offset]]
+"""The producers of a partition, and where their open transactions begin."""
+
 
 async def handle(
     request: DescribeProducersRequest, context: RequestContext[_Uses]
 ) -> DescribeProducersResponse:
     failure: ErrorCode = ErrorCode.unknown_topic_or_partition
     message: str | None = None
-    found: dict[tuple[str, int], tuple[ActiveProducer, ...]] = {}
+    found: dict[tuple[str, int], _Found] = {}
     try:
         found = await _find(request, context)
     except ADMINISTRATION_ERRORS as error:
@@ -63,7 +68,7 @@ async def handle(
 
 async def _find(
     request: DescribeProducersRequest, context: RequestContext[_Uses]
-) -> dict[tuple[str, int], tuple[ActiveProducer, ...]]:
+) -> dict[tuple[str, int], _Found]:
     """Raises one of ADMINISTRATION_ERRORS."""
     topics = await context.parts.topics.fresh([topic.name for topic in request.topics])
     keys: dict[tuple[str, int], PartitionKey] = {
@@ -72,15 +77,18 @@ async def _find(
         if topic.name in topics
         for index in topic.partition_indexes
     }
-    found = await context.parts.sequencer.administration.active_producers(
+    sequencer = context.parts.sequencer
+    found = await sequencer.administration.active_producers(
         list(set(keys.values())), context.settings.describe_producers_limit
     )
-    return {name: found[key] for name, key in keys.items() if key in found}
+    open_from = {key: await sequencer.transactions.open_offsets(key) for key in found}
+    return {name: (found[key], open_from[key]) for name, key in keys.items() if key in found}
 
 
 def _partition(
-    index: i32, producers: tuple[ActiveProducer, ...] | None, failure: ErrorCode, message: str | None
+    index: i32, found: _Found | None, failure: ErrorCode, message: str | None
 ) -> PartitionResponse:
+    producers, open_from = found or (None, {})
     return PartitionResponse(
         partition_index=index,
         error_code=failure if producers is None else ErrorCode.none,
@@ -92,7 +100,7 @@ def _partition(
                 last_sequence=i32(producer.last_sequence),
                 last_timestamp=i64(producer.last_timestamp_ms),
                 coordinator_epoch=i32(_NO_EPOCH),
-                current_txn_start_offset=i64(NO_OFFSET),
+                current_txn_start_offset=i64(open_from.get(producer.producer_id, NO_OFFSET)),
             )
             for producer in producers or ()
         ),

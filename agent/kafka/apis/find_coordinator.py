@@ -1,7 +1,8 @@
 """Kafka API 10, FindCoordinator, v0-v6 (KIP-699 batches of keys).
 
-A group's coordinator is the ring's choice among all agents. Behind one address, that address is named.
-Refused: transactional ids and share groups, with a message.
+The coordinator of a group or of a transactional id is the ring's choice among all agents. Behind one address,
+that address is named. Any agent carries out the steps of any transaction: the choice only spreads the load.
+Refused, with a message: share groups, and transactional ids unless TIDELOG_TRANSACTIONS is set.
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from agent.kafka.routing.routing import UsesRouting, coordinator_of
 
 _GROUP: Final = 0
 _TRANSACTION: Final = 1
+_KINDS: Final = {_GROUP: "group", _TRANSACTION: "transaction"}
 _FIRST_BATCHED_VERSION: Final = 4
 
 
@@ -65,14 +67,15 @@ async def handle(
 
 
 def _find(key: str, key_type: int, context: RequestContext[UsesRouting]) -> Coordinator:
-    if key_type == _TRANSACTION:
+    if key_type == _TRANSACTION and not context.settings.transactions:
         is_batched = context.api_version >= _FIRST_BATCHED_VERSION
         return _refused(
             key, NO_TRANSACTIONS_CODE if is_batched else TRANSACTIONS_REFUSED_CODE, TRANSACTIONS_REFUSED
         )
-    if key_type != _GROUP:
+    kind = _KINDS.get(key_type)
+    if kind is None:
         return _refused(key, ErrorCode.invalid_request, f"coordinators of key type {key_type} are not served")
-    endpoint = coordinator_of(context, f"group/{key}")
+    endpoint = coordinator_of(context, f"{kind}/{key}")
     if endpoint is None:
         return _refused(key, ErrorCode.coordinator_not_available, "no agent is a member of the cluster yet")
     return Coordinator(

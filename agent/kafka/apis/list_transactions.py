@@ -1,19 +1,30 @@
-"""Kafka API 66, ListTransactions, v0-v2 (KIP-664, KIP-994, KIP-1152): empty, because there are no
-transactions yet.
+"""Kafka API 66, ListTransactions, v0-v2 (KIP-664, KIP-994, KIP-1152).
 
-Filters are checked as in Kafka: the answer names unknown states, and an invalid pattern is refused
-(INVALID_REGULAR_EXPRESSION).
+Every agent lists the transactional ids of the whole cluster whose coordinator it is, so a client that asks
+all agents sees each id once. Filters are checked as in Kafka: the answer names unknown states, and an invalid
+pattern is refused (INVALID_REGULAR_EXPRESSION). At most TIDELOG_LIST_TRANSACTIONS_LIMIT ids are looked at.
 """
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 import re2
 from kio.schema.errors import ErrorCode
 from kio.schema.list_transactions.v2.request import ListTransactionsRequest
-from kio.schema.list_transactions.v2.response import ListTransactionsResponse
+from kio.schema.list_transactions.v2.response import ListTransactionsResponse, TransactionState
+from kio.schema.types import ProducerId, TransactionalId
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
+from agent.kafka.routing.routing import UsesRouting
+from agent.kafka.transactions import AWAY, state_of
+from agent.kafka.uses import UsesSequencer
+from sequencer.commits.transactions import TransactionListing
+
+
+class _Uses(UsesSequencer, UsesRouting, Protocol):
+    """The parts that this API uses."""
+
 
 _STATES: Final = frozenset(
     {
@@ -27,26 +38,70 @@ _STATES: Final = frozenset(
         "PrepareEpochFence",
     }
 )
+_PAGE: Final = 1000
 
 
 async def handle(
-    request: ListTransactionsRequest, context: RequestContext[object]
+    request: ListTransactionsRequest, context: RequestContext[_Uses]
 ) -> ListTransactionsResponse:
-    del context
-    is_pattern = _is_pattern(request.transactional_id_pattern)
-    return ListTransactionsResponse(
-        throttle_time=NO_THROTTLE,
-        error_code=ErrorCode.none if is_pattern else ErrorCode.invalid_regular_expression,
-        unknown_state_filters=tuple(state for state in request.state_filters if state not in _STATES),
-        transaction_states=(),
+    try:
+        pattern = re2.compile(request.transactional_id_pattern) if request.transactional_id_pattern else None
+    except re2.error:
+        return _respond(request, ErrorCode.invalid_regular_expression)
+    found: list[TransactionListing] = []
+    looked_at, after = 0, ""
+    try:
+        while looked_at < context.settings.list_transactions_limit:
+            page = await context.parts.sequencer.transactions.page(_PAGE, after)
+            found += [
+                one
+                for one in page
+                if _is_wanted(one, request)
+                and (pattern is None or pattern.fullmatch(one.transactional_id))
+                and _is_ours(one, context)
+            ]
+            if len(page) < _PAGE:
+                break
+            looked_at, after = looked_at + _PAGE, page[-1].transactional_id
+    except AWAY:
+        return _respond(request, ErrorCode.coordinator_not_available)
+    return _respond(request, ErrorCode.none, found)
+
+
+def _is_wanted(one: TransactionListing, request: ListTransactionsRequest) -> bool:
+    is_open = one.open_for_ms is not None
+    return (
+        (not request.state_filters or state_of(one.last_end, is_open=is_open) in request.state_filters)
+        and (
+            not request.producer_id_filters
+            or int(one.producer_id) in {int(asked) for asked in request.producer_id_filters}
+        )
+        and (request.duration_filter < 0 or (one.open_for_ms or 0) > request.duration_filter)
     )
 
 
-def _is_pattern(pattern: str | None) -> bool:
-    if not pattern:
+def _is_ours(one: TransactionListing, context: RequestContext[_Uses]) -> bool:
+    if context.settings.one_address is not None:
         return True
-    try:
-        re2.compile(pattern)
-    except re2.error:
-        return False
-    return True
+    membership = context.parts.membership
+    coordinator = membership.ring.coordinator(f"transaction/{one.transactional_id}")
+    itself = membership.self_
+    return coordinator is None or itself is None or coordinator.node_id == itself.node_id
+
+
+def _respond(
+    request: ListTransactionsRequest, code: ErrorCode, found: Sequence[TransactionListing] = ()
+) -> ListTransactionsResponse:
+    return ListTransactionsResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=code,
+        unknown_state_filters=tuple(state for state in request.state_filters if state not in _STATES),
+        transaction_states=tuple(
+            TransactionState(
+                transactional_id=TransactionalId(one.transactional_id),
+                producer_id=ProducerId(one.producer_id),
+                transaction_state=state_of(one.last_end, is_open=one.open_for_ms is not None),
+            )
+            for one in found
+        ),
+    )

@@ -3,11 +3,12 @@ many groups, KIP-848 member epochs and topic ids).
 
 One statement reads all groups of a request. Any agent answers for any group, so no client gets
 NOT_COORDINATOR. An offset that was never committed, or that is in an unknown group or topic, is -1 without an
-error. An unknown topic id is an error. There are no transactions yet, so every committed offset is stable.
+error. An unknown topic id is an error. With `require_stable`, a partition for which an open transaction has
+a pending offset is answered with UNSTABLE_OFFSET_COMMIT.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Protocol
@@ -65,6 +66,7 @@ class OffsetFetchRequest(AskedGroup, Protocol):
     """A request of any version. Until version 7 it names one group, by its own fields."""
 
     groups: Sequence[AskedGroup] = ()
+    require_stable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,7 @@ async def handle(
     request: OffsetFetchRequest, context: RequestContext[_Uses]
 ) -> OffsetFetchResponse | _OneGroup:
     asked = request.groups if context.api_version >= _FIRST_OF_MANY_GROUPS else (request,)
-    groups = await _answers(asked, context)
+    groups = await _answers(asked, context, require_stable=request.require_stable)
     if context.api_version >= _FIRST_OF_MANY_GROUPS:
         return OffsetFetchResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
     group = groups[0]
@@ -114,10 +116,14 @@ async def handle(
 
 
 async def _answers(
-    asked: Sequence[AskedGroup], context: RequestContext[_Uses]
+    asked: Sequence[AskedGroup], context: RequestContext[_Uses], *, require_stable: bool
 ) -> list[OffsetFetchResponseGroup]:
     try:
         groups = [await _with_topics(group, context) for group in asked]
+        # Before the offsets: those that are committed in between are then seen.
+        pending = await context.parts.group_offsets.pending(
+            [group.group_id for group in groups] if require_stable else []
+        )
         found = await context.parts.group_offsets.fetch([_fetching(group) for group in groups])
         by_id = await _topics_of(groups, found, context)
     except SequencerUnavailable as error:
@@ -126,7 +132,10 @@ async def _answers(
     return [
         _refused(one, answer, context)
         if isinstance(answer, GroupFault)
-        else _group(group.group_id, _topics(group, answer, by_id, context))
+        else _group(
+            group.group_id,
+            _topics(group, answer, by_id, pending.get(group.group_id, frozenset()), context),
+        )
         for one, group, answer in zip(asked, groups, found, strict=True)
     ]
 
@@ -178,12 +187,18 @@ def _topics(
     group: _Asked,
     found: Mapping[PartitionKey, CommittedOffset],
     by_id: Mapping[TopicId, Topic],
+    pending: Collection[PartitionKey],
     context: RequestContext[_Uses],
 ) -> tuple[_Topic, ...]:
+    def one(key: PartitionKey) -> OffsetFetchResponsePartitions:
+        if key in pending:
+            return _partition(key[1], NOT_COMMITTED, ErrorCode.unstable_offset_commit)
+        return _partition(key[1], found.get(key, NOT_COMMITTED))
+
     if group.topics is None:
         committed: dict[TopicId, list[OffsetFetchResponsePartitions]] = {}
-        for (topic_id, partition), offset in sorted(found.items(), key=lambda item: item[0]):
-            committed.setdefault(topic_id, []).append(_partition(partition, offset))
+        for key in sorted({*found, *pending}):
+            committed.setdefault(key[0], []).append(one(key))
         return tuple(
             _Topic(name=TopicName(by_id[topic_id].name), topic_id=topic_id, partitions=tuple(partitions))
             for topic_id, partitions in committed.items()
@@ -196,7 +211,7 @@ def _topics(
             [
                 _partition(partition, NOT_COMMITTED, missing)
                 if topic is None
-                else _partition(partition, found.get((topic.topic_id, Partition(partition)), NOT_COMMITTED))
+                else one((topic.topic_id, Partition(partition)))
                 for partition in asked.partition_indexes
             ],
         )

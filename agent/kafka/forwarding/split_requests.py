@@ -24,8 +24,9 @@ class _Many:
 _OFFSET_FETCH: Final = 9
 _JOIN_GROUP: Final = 11
 _SYNC_GROUP: Final = 14
-# OffsetCommit, JoinGroup, Heartbeat, LeaveGroup, SyncGroup, OffsetDelete, ConsumerGroupHeartbeat
-_NAME_ONE: Final = frozenset((8, _JOIN_GROUP, 12, 13, _SYNC_GROUP, 47, 68))
+# OffsetCommit, JoinGroup, Heartbeat, LeaveGroup, SyncGroup, TxnOffsetCommit, OffsetDelete,
+# ConsumerGroupHeartbeat
+_NAME_ONE: Final = frozenset((8, _JOIN_GROUP, 12, 13, _SYNC_GROUP, 28, 47, 68))
 _NAME_MANY: Final[Mapping[int, _Many]] = {
     _OFFSET_FETCH: _Many(asked="groups", answered="groups"),
     15: _Many(asked="groups", answered="groups"),  # DescribeGroups

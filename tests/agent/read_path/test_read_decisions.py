@@ -42,6 +42,7 @@ def a_view(
         last_stable_offset=Offset(high_watermark if stable is None else stable),
         coordinate_epoch=0,
         runs=runs if covers else None,
+        aborted=(),
         learned_s=0.0,
         confirmed_s=confirmed_s,
     )

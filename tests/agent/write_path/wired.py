@@ -30,6 +30,7 @@ class Notified:
 
     objects: dict[ObjectKey, bytes] = field(default_factory=dict)
     runs: list[RunCoordinate] = field(default_factory=list)
+    missed_runs: list[RunCoordinate] = field(default_factory=list)
 
     def put_own(self, object_key: ObjectKey, data: bytes) -> None:
         self.objects[object_key] = data
@@ -37,6 +38,10 @@ class Notified:
     def committed(self, runs: Sequence[RunCoordinate]) -> None:
         assert all(run.object_key in self.objects for run in runs), "a run was notified before its bytes"
         self.runs.extend(runs)
+
+    def missed(self, runs: Sequence[RunCoordinate]) -> None:
+        """Runs of a repeated commit: the next poll finds them."""
+        self.missed_runs.extend(runs)
 
 
 @dataclass(kw_only=True)

@@ -1,6 +1,7 @@
 """The coordinate cache against a model log: whatever arrives, in any order, no reader skips a gap."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -16,8 +17,8 @@ from hypothesis.stateful import (
 )
 
 from cache_ring.coordinates.coordinate_cache import Applied, CoordinateCache, CoordinateLimits, Learned
-from sequencer.commits.coordinates import PartitionCoordinates, RunCoordinate
-from storage.identifiers import Offset, Partition
+from sequencer.commits.coordinates import AbortedTransaction, PartitionCoordinates, RunCoordinate
+from storage.identifiers import NO_OFFSET, Offset, Partition, ProducerId
 from tests.cache_ring.builders import ORDERS, a_run, an_answer
 
 KEY = (ORDERS, Partition(0))
@@ -237,6 +238,11 @@ class TheLog:
     log_start_offset: int = 0
     epoch: int = 0
     merges: int = 0
+    open_from: dict[int, int] = field(default_factory=dict)
+    """Where the transactions begin that are open, by producer."""
+    aborted: list[AbortedTransaction] = field(default_factory=list)
+    stable_at: dict[int, int] = field(default_factory=lambda: {0: 0})
+    """The last stable offset that belongs to each high watermark there was."""
     replaced_at: dict[RunCoordinate, int] = field(default_factory=dict)
     """The epoch from which on a run that was merged may no longer be handed out."""
 
@@ -256,11 +262,25 @@ class TheLog:
             a_run(merged[0].base_offset, merged[-1].last_offset, object_key=name)
         ]
 
-    def commit(self, records: int) -> RunCoordinate:
+    def commit(self, records: int, producer: int = 0) -> RunCoordinate:
+        """`producer` 0: in no transaction."""
+        if producer:
+            self.open_from.setdefault(producer, self.high_watermark)
+        return self._append(records, None)
+
+    def end(self, producer: int, *, is_abort: bool) -> RunCoordinate:
+        first = self.open_from.pop(producer)
+        entry = AbortedTransaction(Offset(self.high_watermark), Offset(first), ProducerId(producer))
+        self.aborted += [entry] if is_abort else []
+        return self._append(1, entry if is_abort else None)
+
+    def _append(self, records: int, aborted: AbortedTransaction | None) -> RunCoordinate:
         run = a_run(self.high_watermark, self.high_watermark + records - 1)
         self.runs.append(run)
         self.high_watermark += records
-        return run
+        unstable = min(self.open_from.values(), default=-1)
+        self.stable_at[self.high_watermark] = self.high_watermark if unstable < 0 else unstable
+        return run._replace(first_unstable=unstable, aborted=aborted)
 
     def answer(self, from_offset: int, max_runs: int) -> PartitionCoordinates:
         start = max(from_offset, self.log_start_offset)
@@ -270,9 +290,20 @@ class TheLog:
         return an_answer(
             tuple(found),
             high_watermark=self.high_watermark,
+            last_stable_offset=max(self.log_start_offset, self.stable_at[self.high_watermark]),
             log_start_offset=self.log_start_offset,
             coordinate_epoch=self.epoch,
+            aborted=tuple(self.overlapping(found)),
         )
+
+    def overlapping(self, runs: Sequence[RunCoordinate]) -> list[AbortedTransaction]:
+        return [
+            entry
+            for entry in self.aborted
+            if runs
+            and entry.last_offset >= runs[0].base_offset
+            and entry.first_offset <= runs[-1].last_offset
+        ]
 
 
 class RandomArrivals(RuleBasedStateMachine):
@@ -289,9 +320,14 @@ class RandomArrivals(RuleBasedStateMachine):
         self.cache = a_cache(max_runs_per_partition=6, max_ahead=2)
         self.last_seen = 0
 
-    @rule(target=pushes, records=st.integers(1, 3))
-    def commit(self, records: int) -> RunCoordinate:
-        return self.log.commit(records)
+    @rule(target=pushes, records=st.integers(1, 3), producer=st.sampled_from([0, 0, 1, 2]))
+    def commit(self, records: int, producer: int) -> RunCoordinate:
+        return self.log.commit(records, producer)
+
+    @precondition(lambda self: self.log.open_from)
+    @rule(target=pushes, is_abort=st.booleans(), newest=st.booleans())
+    def end_a_transaction(self, is_abort: bool, newest: bool) -> RunCoordinate:
+        return self.log.end(list(self.log.open_from)[-1 if newest else 0], is_abort=is_abort)
 
     @rule(push=pushes)
     def push_arrives(self, push: RunCoordinate) -> None:
@@ -322,6 +358,22 @@ class RandomArrivals(RuleBasedStateMachine):
     @rule(max_runs=st.integers(1, 6))
     def poll_is_answered_at_once(self, max_runs: int) -> None:
         self.answer_arrives(self.poll_is_sent(max_runs))
+
+    @invariant()
+    def committed_readers_see_what_is_stable_and_know_what_was_aborted(self) -> None:
+        known_end = self.cache.known_end(KEY)
+        for offset in range((known_end or -1) + 1):
+            view = self.cache.find(KEY, offset, 1000, now_s=0.0)
+            assert view is not None
+            stable = self.log.stable_at[view.high_watermark]
+            assert view.last_stable_offset == max(stable, view.log_start_offset)
+            if view.runs and offset >= self.log.log_start_offset:
+                ended = {
+                    entry
+                    for entry in self.log.overlapping(view.runs)
+                    if offset <= entry.last_offset < view.high_watermark
+                }
+                assert ended <= set(view.aborted)
 
     @rule(records=st.integers(1, 6))
     def records_are_deleted(self, records: int) -> None:
@@ -358,11 +410,12 @@ class RandomArrivals(RuleBasedStateMachine):
             assert view.runs[0].base_offset <= offset <= view.runs[0].last_offset
             assert all(after.base_offset == before.last_offset + 1 for before, after in _pairs(view.runs))
             assert view.runs[-1].last_offset < view.high_watermark
-            assert all(self.log.replaced_at.get(run, 1 << 60) > view.coordinate_epoch for run in view.runs)
+            read = [run._replace(first_unstable=NO_OFFSET, aborted=None) for run in view.runs]
+            assert all(self.log.replaced_at.get(run, 1 << 60) > view.coordinate_epoch for run in read)
 
     @invariant()
     def its_size_is_what_it_holds(self) -> None:
-        assert len(self.cache) <= 1 + 6 + 2 + 2 * 6
+        assert len(self.cache) <= 1 + 6 + 2 + 2 * 6 + len(self.log.aborted)
         if self.cache.known_end(KEY) is None:
             assert len(self.cache) == 0
 

@@ -38,4 +38,21 @@ INSERT INTO history_files (object_key, topic_id, partition, first_offset, last_o
 SELECT topic_id || '/' || partition || '/' || n, topic_id, partition, 20 * n, 20 * n + 19, 20, 1000, true, 1,
     '2026-11-21', true, '2026-11-21', '2026-11-21', ARRAY[20 * n, 4, 900, -1]
 FROM partitions, generate_series(0, 1) AS n ORDER BY 2, 3, 4;
+INSERT INTO transactions (transactional_id, producer_id, producer_epoch, timeout_ms)
+SELECT 'transaction ' || t, t, 0, 60000 FROM generate_series(1, 5000) AS t;
+INSERT INTO transaction_partitions (producer_id, topic_id, partition, first_offset, expires_at)
+SELECT p + get_byte(uuid_send(topic_id), 0), topic_id, partition, 40,
+    '2026-11-21'::timestamptz + make_interval(secs => p)
+FROM partitions, generate_series(1, 3) AS p ORDER BY 1, 2, 3;
+INSERT INTO transaction_groups (producer_id, group_id, expires_at)
+SELECT p, group_id, '2026-11-21'::timestamptz + make_interval(secs => p)
+FROM groups, generate_series(1, 5) AS p;
+INSERT INTO pending_offsets (producer_id, group_id, topic_id, partition, committed_offset, leader_epoch,
+    metadata)
+SELECT p, group_id, topic_id, partition, 1, 0, ''
+FROM groups, partitions, generate_series(1, 5) AS p
+WHERE partition = 0 AND get_byte(uuid_send(topic_id), 0) < 2;
+INSERT INTO aborted_transactions (topic_id, partition, last_offset, first_offset, producer_id, stable_offset)
+SELECT topic_id, partition, 10 * n + 9, 10 * n, 1, 10 * n + 10
+FROM partitions, generate_series(0, 2) AS n ORDER BY 1, 2, 3;
 VACUUM ANALYZE;

@@ -116,7 +116,7 @@ def test_an_unknown_compression_is_named(code: int) -> None:
 @pytest.mark.parametrize(
     ("data", "fault"),
     [
-        (a_batch(attributes=0x10), BatchFault.TRANSACTIONAL),
+        (a_batch(attributes=0x10), BatchFault.INVALID_RECORD),
         (a_batch(attributes=0x20), BatchFault.CONTROL),
         (a_batch(attributes=0x30), BatchFault.CONTROL),
         (a_batch(attributes=0x08), BatchFault.INVALID_TIMESTAMP),

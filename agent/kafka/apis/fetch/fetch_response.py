@@ -20,8 +20,10 @@ from uuid import UUID
 
 from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
+from kio.schema.fetch.v18.response import AbortedTransaction as AbortedTransactionOut
 from kio.schema.fetch.v18.response import EpochEndOffset, PartitionData
 from kio.schema.types import BrokerId
+from kio.schema.types import ProducerId as KafkaProducerId
 from kio.serial import entity_writer
 from kio.serial.writers import Writer
 from kio.static.primitive import i32, i64
@@ -31,6 +33,7 @@ from agent.kafka.api import ABSENT
 from agent.kafka.routing.current_leaders import OUR_EPOCH, CurrentLeader, NodeEndpoint
 from agent.kafka.transport.vectored import Chunk, RecordSlices, ResponseBuffer
 from agent.read_path.fetch_answer import PartitionResult
+from sequencer.commits.coordinates import AbortedTransaction
 from storage.identifiers import NodeId, TopicId
 
 FIRST_VERSION_WITH_TOPIC_IDS: Final = 13
@@ -45,6 +48,7 @@ _NO_TAGS: Final = b"\x00"
 _FETCH_KEY: Final = 1
 _INT: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">h")
+_ABORTED: Final = struct.Struct(">qq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +161,16 @@ def _partitions(
         layout.no_records,
         pieces.small,
     )
-    for plan, failure, high_watermark, last_stable_offset, log_start_offset, chunks, size_bytes in results:
+    for (
+        plan,
+        failure,
+        high_watermark,
+        last_stable_offset,
+        log_start_offset,
+        chunks,
+        size_bytes,
+        aborted_here,
+    ) in results:
         code = 0 if failure is None else read_failure_code(failure, by_id=layout.by_id).value
         fields = [plan.partition, code, high_watermark, last_stable_offset]
         if layout.has_log_start:
@@ -168,11 +181,30 @@ def _partitions(
         if not size_bytes:
             small.append(pack_empty(*fields, *no_records))
             continue
-        small.append(pack_head(*fields))
+        if aborted_here and read_committed:
+            small.append(_head_with_aborted(fields, aborted_here, layout))
+        else:
+            small.append(pack_head(*fields))
         small.append(_count(size_bytes, layout))
         pieces.records(chunks, size_bytes)
         if layout.flexible:
             small.append(_NO_TAGS)
+
+
+def _head_with_aborted(
+    fields: Sequence[int], aborted: Sequence[AbortedTransaction], layout: _Format
+) -> bytes:
+    *before, nothing_aborted, replica = fields if layout.has_preferred_replica else (*fields, _NO_REPLICA)
+    assert nothing_aborted == layout.nothing_aborted
+    tags = _NO_TAGS if layout.flexible else b""
+    return b"".join(
+        [
+            struct.pack(">ih" + "q" * (len(before) - 2), *before),
+            _count(len(aborted), layout),
+            *[_ABORTED.pack(entry.producer_id, entry.first_offset) + tags for entry in aborted],
+            _INT.pack(replica) if layout.has_preferred_replica else b"",
+        ]
+    )
 
 
 def _topic(topic: TopicResults, layout: _Format) -> bytes:
@@ -273,7 +305,14 @@ def _tagged_partition(
         else ABSENT,
         current_leader=current_leader,  # type: ignore[arg-type]
         snapshot_id=ABSENT,
-        aborted_transactions=() if read_committed else None,
+        aborted_transactions=tuple(
+            AbortedTransactionOut(
+                producer_id=KafkaProducerId(entry.producer_id), first_offset=i64(entry.first_offset)
+            )
+            for entry in result.aborted
+        )
+        if read_committed
+        else None,
         preferred_read_replica=BrokerId(-1 if plan.preferred_replica is None else plan.preferred_replica),
         records=RecordSlices(result.chunks),  # type: ignore[arg-type] # kio's writer asks only for its length
     )

@@ -1,9 +1,10 @@
 """Kafka API 0, Produce, v3-v13 (KIP-98 idempotence, KIP-467 record errors, KIP-516 topic ids from v13 on,
-KIP-951 the new leader of a partition that moved).
+KIP-890 transactions, KIP-951 the new leader of a partition that moved).
 
 v0-v2 are advertised and not served (see ApiVersions). `acks` 1 and -1 mean the same: an acknowledged record
 is in the store and in the sequencer. With `acks` 0 there is no answer, and an error closes the connection, as
-in Kafka. Refused: a transactional id; batches of format v0 and v1; a partition named twice.
+in Kafka. From v12 on, transactional batches add their partition to the transaction (KIP-890). Refused:
+transactional batches without a transactional id; batches of format v0 and v1; a partition named twice.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from typing import Final, Protocol
 import numpy as np
 from kio.schema.errors import ErrorCode
 
-from agent.error_codes import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE, ProduceResult, produce_result
+from agent.error_codes import ProduceResult, produce_result
 from agent.kafka.api import CloseConnection, Respond
 from agent.kafka.apis.produce.produce_batches import (
     Accepted,
@@ -47,7 +48,7 @@ from sequencer.topics.topics import Topic
 from storage.batches.batch_validation import NO_TIMESTAMP_MS
 from storage.batches.produced_batches import compressed
 from storage.identifiers import TopicId
-from storage.segments.segment_batches import TOPIC
+from storage.segments.segment_batches import TOPIC, TRANSACTION, BatchTransaction
 
 
 class _Uses(UsesChecks, UsesMetrics, UsesOverload, UsesTopics, UsesWritePath, Protocol):
@@ -55,6 +56,7 @@ class _Uses(UsesChecks, UsesMetrics, UsesOverload, UsesTopics, UsesWritePath, Pr
 
 
 _NO_ACKS: Final = 0
+_FIRST_VERSION_THAT_ADDS_PARTITIONS: Final = 12
 _TIMED_OUT: Final = WriteFailed(
     failure=WriteFailure.TIMED_OUT, message="the request's timeout was over before its commit"
 )
@@ -89,7 +91,7 @@ def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Resp
     if topic is None or not named.partitions:
         return False
     accepted = accept_lone(topic, named.partitions[0], request.frame[start:end], context)
-    if accepted is None:
+    if accepted is None or not _fits_transaction(accepted, request, context):
         return False
     request.take_frame()
     under_way = _hand_over(accepted, request, context)
@@ -134,8 +136,6 @@ def _respond(request: ProduceRequest, results: ProduceResults, context: RequestC
 
 def _refusal(request: ProduceRequest) -> ProduceResult | None:
     """Returns the response for every partition if the whole request cannot be served."""
-    if request.transactional_id is not None:
-        return ProduceResult(code=TRANSACTIONS_REFUSED_CODE, message=TRANSACTIONS_REFUSED)
     if request.acks not in (-1, 0, 1):
         return ProduceResult(
             code=ErrorCode.invalid_required_acks, message=f"acks {request.acks} is not valid"
@@ -197,6 +197,11 @@ async def _write(
 ) -> ProduceResults:
     assert context.turn is not None, "produce requests take turns"
     await context.turn.my_turn()
+    if not isinstance(accepted, ProduceResult) and not _fits_transaction(accepted, request, context):
+        accepted = ProduceResult(
+            code=ErrorCode.transactional_id_authorization_failed,
+            message="a transactional batch in a request without a transactional id",
+        )
     if isinstance(accepted, ProduceResult):
         context.turn.done()
         return _all(request, accepted)
@@ -206,6 +211,18 @@ async def _write(
         return ProduceResults(written={}, others=under_way.refusals)
     await under_way.appended.answered()
     return _results(under_way, context)
+
+
+def _fits_transaction(accepted: Accepted, request: ProduceRequest, context: RequestContext[_Uses]) -> bool:
+    """Notes in transactional batches who adds their partitions. False: the request names no transactional
+    id.
+    """
+    transactions = accepted.batches.columns[TRANSACTION]
+    if not transactions.any():
+        return True
+    adds_itself = context.api_version >= _FIRST_VERSION_THAT_ADDS_PARTITIONS
+    transactions[transactions > 0] = BatchTransaction.ADDS_ITSELF if adds_itself else BatchTransaction.ADDED
+    return request.transactional_id is not None
 
 
 def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestContext[_Uses]) -> _UnderWay:

@@ -87,7 +87,10 @@ BAD_BATCHES = {
         with_crc(GOOD[:21] + b"\x00\x05" + GOOD[23:]),
         ErrorCode.unsupported_compression_type,
     ),
-    "a transactional batch": (with_crc(GOOD[:21] + b"\x00\x10" + GOOD[23:]), ErrorCode.invalid_txn_state),
+    "a transactional batch without a producer": (
+        with_crc(GOOD[:21] + b"\x00\x10" + GOOD[23:]),
+        ErrorCode.invalid_record,
+    ),
     "a control batch": (with_crc(GOOD[:21] + b"\x00\x20" + GOOD[23:]), ErrorCode.invalid_record),
     "a time after the year 9999": (a_batch(b"x", timestamp_ms=253402300800000), ErrorCode.invalid_timestamp),
     "too large": (a_batch(b"x" * 1_100_000), ErrorCode.message_too_large),
@@ -173,13 +176,19 @@ async def test_unknown_topics_and_partitions_have_their_error(
     assert {part.base_offset for part in (missing, *beyond)} == {-1}
 
 
-async def test_a_transactional_id_is_refused_with_a_message(wire: Wire) -> None:
+async def test_a_transactional_batch_needs_a_transactional_id_and_an_open_transaction(wire: Wire) -> None:
     topic = await a_topic(wire, "transactional")
+    plain = a_batch(b"a", producer=(77, 0, 0))
+    transactional = with_crc(plain[:21] + b"\x00\x10" + plain[23:])
 
-    answer = await produced(wire, topic.name, GOOD, transactional_id="tx")
+    unnamed = await produced(wire, topic.name, transactional)
+    outside = await produced(wire, topic.name, transactional, transactional_id="tx")
+    not_in_one = await produced(wire, topic.name, plain, transactional_id="tx")
 
-    assert answer.error_code is ErrorCode.transactional_id_authorization_failed
-    assert "transaction" in answer.error_message
+    assert unnamed.error_code is ErrorCode.transactional_id_authorization_failed
+    assert "transactional id" in unnamed.error_message
+    assert outside.error_code is ErrorCode.invalid_txn_state
+    assert not_in_one.error_code is ErrorCode.none
 
 
 async def test_acks_that_mean_nothing_are_refused(wire: Wire) -> None:

@@ -1,0 +1,335 @@
+"""Transactions: who has a transactional id, what an open transaction holds, and its end
+(docs/design/transactions.md).
+
+Promises:
+- Every call is one transaction in Postgres, so any agent may make it.
+- A transaction ends in all its partitions and groups at once.
+- Each call may be repeated after CommitOutcomeUnknown: the repeat returns what the first one did.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Literal
+from uuid import UUID
+
+from sequencer.commits.coordinates import AbortedTransaction, PartitionKey, RunCoordinate
+from sequencer.commits.producers import LAST_EPOCH, ProducerIdentity
+from sequencer.database.array_parameters import Int4Array, TextArray, UuidArray
+from sequencer.database.database import Database, Row
+from sequencer.database.lanes import Lane
+from sequencer.database.named_sql import load_statements
+from sequencer.groups.committed_offsets import OffsetCommit, commit_parameters
+from storage.batches.record_batch import marker_batch
+from storage.identifiers import BytePosition, Offset, Partition, ProducerId, TopicId, new_segment_id
+from storage.segments.keys import inline_key
+
+SQL = load_statements("transactions")
+
+_NO_TIMESTAMP_MS = -1
+_BEFORE_ALL = (TopicId(UUID(int=0)), Partition(-1)), Offset(-1)
+_NOTHING = ProducerIdentity(producer_id=ProducerId(-1), producer_epoch=-1)
+
+
+class TransactionRefusal(IntEnum):
+    """Why a step was not done. The values are those of the stored functions."""
+
+    FENCED = 1
+    """A newer producer has the transactional id, or the transaction ran out of time."""
+    UNKNOWN_PRODUCER = 2
+    """The transactional id belongs to another producer id, or is not known."""
+    NOTHING_TO_END = 3
+    """There is no open transaction, or the last one ended the other way."""
+    OPEN = 4
+    """An earlier transaction is still open."""
+
+
+class OffsetVerdict(IntEnum):
+    """The values are those of the function `commit_pending_offsets`."""
+
+    DONE = 0
+    NOT_COORDINATOR = 1
+    UNKNOWN_MEMBER = 2
+    ILLEGAL_GENERATION = 3
+    STALE_MEMBER_EPOCH = 4
+    FENCED = 5
+    UNKNOWN_PRODUCER = 6
+    NOT_IN_TRANSACTION = 7
+
+
+class EndCause(Enum):
+    """Who ends a transaction, and what follows for the producer's epoch."""
+
+    CLIENT = "client"
+    """The epoch stays (transaction.version 0 and 1)."""
+    CLIENT_2 = "client2"
+    """The epoch rises (transaction.version 2, KIP-890)."""
+    FENCE = "fence"
+    """Another producer takes over, or an administrator aborts: the producer cannot go on."""
+    TIMEOUT = "timeout"
+    """The epoch rises, and the producer may ask for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOfTransactions:
+    """A producer as its requests name it."""
+
+    transactional_id: str
+    producer_id: ProducerId
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    missing: Sequence[PartitionKey]
+    """Partitions that do not exist; then nothing was added. In a verification: those not in the
+    transaction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    identity: ProducerIdentity
+    """Which the producer has from now on."""
+    markers: tuple[RunCoordinate, ...]
+    """The markers that this call wrote. A repeat writes none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionDescription:
+    producer: ProducerOfTransactions
+    timeout_ms: int
+    last_end: Literal["commit", "abort"] | None
+    started_ms: int | None
+    """By the database's clock; None: no transaction is open."""
+    partitions: Sequence[PartitionKey]
+    """Of the open transaction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionListing:
+    transactional_id: str
+    producer_id: ProducerId
+    last_end: Literal["commit", "abort"] | None
+    open_for_ms: int | None
+    """None: no transaction is open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetStep:
+    forgotten: int
+    next_after: str | None
+    """Where the next step continues; None: every row was examined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetAbortedStep:
+    forgotten: int
+    next_after: tuple[PartitionKey, Offset] | None
+    """Where the next step continues: a partition, and a marker there. None: every row was examined."""
+
+
+class Transactions:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def initialize(
+        self, transactional_id: str, timeout_ms: int, identity: ProducerIdentity = _NOTHING
+    ) -> ProducerIdentity | TransactionRefusal | ProducerOfTransactions:
+        """Returns the identity of a producer that starts, or of one that goes on (KIP-360: `identity` is the
+        one that it has). Returns the producer whose open transaction must be aborted first, with
+        EndCause.FENCE, or EndCause.TIMEOUT if it goes on itself.
+        """
+        [row] = await self._database.write(
+            SQL["initialize"],
+            transactional_id=transactional_id,
+            timeout_ms=timeout_ms,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+        )
+        if row.verdict == TransactionRefusal.OPEN:
+            return ProducerOfTransactions(
+                transactional_id=transactional_id,
+                producer_id=ProducerId(row.producer_id),
+                producer_epoch=row.producer_epoch,
+            )
+        return TransactionRefusal(row.verdict) if row.verdict else _identity(row)
+
+    async def add(
+        self,
+        producer: ProducerOfTransactions,
+        partitions: Sequence[PartitionKey] = (),
+        group_ids: Sequence[str] = (),
+        *,
+        only_verifies: bool = False,
+    ) -> Added | TransactionRefusal:
+        """Adds partitions and groups to the producer's transaction, which begins with the first."""
+        ordered = sorted(set(partitions))
+        [row] = await self._database.write(
+            SQL["add"],
+            transactional_id=producer.transactional_id,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            topic_ids=UuidArray(topic_id for topic_id, _ in ordered),
+            partitions=Int4Array(partition for _, partition in ordered),
+            group_ids=TextArray(sorted(set(group_ids), key=str.encode)),
+            only_verifies=only_verifies,
+        )
+        if row.verdict:
+            return TransactionRefusal(row.verdict)
+        return Added(missing=[ordered[number - 1] for number in row.missing])
+
+    async def end(
+        self, producer: ProducerOfTransactions, *, is_commit: bool, cause: EndCause
+    ) -> Ended | TransactionRefusal:
+        """Commits or aborts the producer's open transaction."""
+        now_ms = time.time_ns() // 1_000_000
+        raised = 0 if cause is EndCause.CLIENT else 1
+        marker = marker_batch(
+            producer.producer_id,
+            min(producer.producer_epoch + raised, LAST_EPOCH),
+            is_commit=is_commit,
+            timestamp_ms=now_ms,
+        )
+        [row] = await self._database.write(
+            SQL["end"],
+            transactional_id=producer.transactional_id,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            is_commit=is_commit,
+            cause=cause.value,
+            marker_segment=new_segment_id(),
+            marker_key=inline_key(marker),
+            marker_bytes=len(marker),
+        )
+        if row.verdict:
+            return TransactionRefusal(row.verdict)
+        return Ended(
+            identity=_identity(row),
+            markers=_markers(row, producer.producer_id, marker, is_commit=is_commit),
+        )
+
+    async def commit_offsets(
+        self, producer: ProducerOfTransactions, commit: OffsetCommit, *, adds_group: bool
+    ) -> OffsetVerdict:
+        """Takes a group's offsets into the producer's transaction. `adds_group`: the request adds its group
+        itself (KIP-890)."""
+        [row] = await self._database.write(
+            SQL["commit_offsets"],
+            transactional_id=producer.transactional_id,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            adds_group=adds_group,
+            **commit_parameters([commit]),
+        )
+        return OffsetVerdict(row.verdict)
+
+    async def expired(self, cap: int) -> list[ProducerOfTransactions]:
+        """Returns producers whose open transactions have run out of time."""
+        return [
+            _producer(row) for row in await self._database.on(Lane.HOUSEKEEPING).read(SQL["expired"], cap=cap)
+        ]
+
+    async def forget(self, unused_for_s: float, cap: int, after: str | None = None) -> ForgetStep:
+        """Examines the next `cap` transactional ids, and forgets those unused for this long."""
+        [row] = await self._database.on(Lane.HOUSEKEEPING).run(
+            SQL["forget"], after=after or "", unused_for_s=unused_for_s, cap=cap
+        )
+        return ForgetStep(forgotten=row.forgotten, next_after=row.last_id if row.looked_at >= cap else None)
+
+    async def forget_aborted(
+        self, cap: int, after: tuple[PartitionKey, Offset] | None = None
+    ) -> ForgetAbortedStep:
+        """Examines the next `cap` aborted transactions, and forgets those that end below the log start."""
+        (topic_id, partition), offset = after or _BEFORE_ALL
+        [row] = await self._database.on(Lane.HOUSEKEEPING).run(
+            SQL["forget_aborted"],
+            after_topic_id=topic_id,
+            after_partition=partition,
+            after_offset=offset,
+            cap=cap,
+        )
+        if row.looked_at < cap:
+            return ForgetAbortedStep(forgotten=row.forgotten, next_after=None)
+        reached = (TopicId(row.topic_id), Partition(row.partition)), Offset(row.last_offset)
+        return ForgetAbortedStep(forgotten=row.forgotten, next_after=reached)
+
+    async def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionDescription]:
+        """Unknown ids are left out."""
+        rows = await self._database.read(SQL["describe"], transactional_ids=TextArray(transactional_ids))
+        return {
+            row.transactional_id: TransactionDescription(
+                producer=_producer(row),
+                timeout_ms=row.timeout_ms,
+                last_end=row.ended,
+                started_ms=row.started_ms if row.is_open else None,
+                partitions=[
+                    (TopicId(topic_id), Partition(partition))
+                    for topic_id, partition in zip(row.topic_ids or (), row.partitions or (), strict=True)
+                ],
+            )
+            for row in rows
+        }
+
+    async def page(self, cap: int, after: str = "") -> Sequence[TransactionListing]:
+        """Returns the next `cap` transactional ids in order."""
+        return [
+            TransactionListing(
+                transactional_id=row.transactional_id,
+                producer_id=ProducerId(row.producer_id),
+                last_end=row.ended,
+                open_for_ms=None if row.started_ms is None else max(0, row.now_ms - row.started_ms),
+            )
+            for row in await self._database.read(SQL["list"], after=after, cap=cap)
+        ]
+
+    async def of_producer(self, producer_id: ProducerId) -> ProducerOfTransactions | None:
+        rows = await self._database.read(SQL["by_producer"], producer_id=producer_id)
+        return _producer(rows[0]) if rows else None
+
+    async def open_offsets(self, key: PartitionKey) -> dict[ProducerId, Offset]:
+        """Returns where the open transactions of producers begin in a partition."""
+        rows = await self._database.read(SQL["open_offsets"], topic_id=key[0], partition=key[1])
+        return {ProducerId(row.producer_id): Offset(row.first_offset) for row in rows}
+
+
+def _identity(row: Row) -> ProducerIdentity:
+    return ProducerIdentity(producer_id=ProducerId(row.producer_id), producer_epoch=row.producer_epoch)
+
+
+def _producer(row: Row) -> ProducerOfTransactions:
+    return ProducerOfTransactions(
+        transactional_id=row.transactional_id,
+        producer_id=ProducerId(row.producer_id),
+        producer_epoch=row.producer_epoch,
+    )
+
+
+def _markers(
+    row: Row, producer_id: ProducerId, marker: bytes, *, is_commit: bool
+) -> tuple[RunCoordinate, ...]:
+    columns = (
+        row.topic_ids,
+        row.partition_numbers,
+        row.marker_offsets,
+        row.first_offsets,
+        row.first_unstables,
+    )
+    key = inline_key(marker)
+    return tuple(
+        RunCoordinate(
+            topic_id=topic_id,
+            partition=partition,
+            base_offset=offset,
+            last_offset=offset,
+            object_key=key,
+            object_size_bytes=len(marker),
+            position=BytePosition(0),
+            length=len(marker),
+            min_timestamp_ms=_NO_TIMESTAMP_MS,
+            max_timestamp_ms=_NO_TIMESTAMP_MS,
+            first_unstable=first_unstable,
+            aborted=None if is_commit else AbortedTransaction(offset, first_offset, producer_id),
+        )
+        for topic_id, partition, offset, first_offset, first_unstable in zip(*columns, strict=True)
+    )

@@ -1,0 +1,133 @@
+"""Races about transactions: each test is named after a sentence in docs/design/transactions.md that it keeps
+true."""
+
+import asyncio
+
+import pytest
+
+from sequencer.client import Sequencer
+from sequencer.commits.commits import Assigned, FencedEpoch, InvalidTransaction
+from sequencer.commits.transactions import Added, EndCause, Ended, TransactionRefusal
+from storage.identifiers import Offset
+from storage.segments.segment_batches import BatchTransaction
+from tests.sequencer.builders import ABatch, reserved
+from tests.sequencer.commits.test_transactions import (
+    a_producer,
+    a_topic,
+    end,
+    look,
+    of,
+    write,
+)
+from tests.sequencer.races import IN_TURN, JUDGED, commit_within, is_kept_waiting
+
+KINDS = {EndCause.CLIENT: BatchTransaction.ADDED, EndCause.CLIENT_2: BatchTransaction.ADDS_ITSELF}
+
+
+@pytest.mark.parametrize("function", [IN_TURN, JUDGED])
+@pytest.mark.parametrize("cause", list(KINDS))
+async def test_the_end_of_a_transaction_waits_for_an_upload_that_is_being_committed(
+    sequencer: Sequencer, function: str, cause: EndCause
+) -> None:
+    """Else its records would be in no transaction that ever ends."""
+    key, other = await a_topic(sequencer)
+    producer = await a_producer(sequencer)
+    await sequencer.transactions.add(producer, [key, other])
+    await write(sequencer, producer, other, kind=KINDS[cause])
+    late = ABatch(
+        topic_id=key[0],
+        partition=key[1],
+        producer_id=producer.producer_id,
+        sequence=0,
+        transaction=KINDS[cause],
+    )
+    segment = await reserved(sequencer, [late])
+
+    async with sequencer.database.connection() as connection, connection.transaction():
+        outcomes = await commit_within(connection, [segment], function)
+        ending = asyncio.create_task(end(sequencer, producer, cause=cause))
+        assert await is_kept_waiting(sequencer, ending)
+    ended = await ending
+
+    assert outcomes == [Assigned(base_offset=Offset(0))]
+    assert {(run.topic_id, run.partition) for run in ended.markers} == {key, other}
+    for each in (key, other):
+        seen = await look(sequencer, each)
+        assert seen.last_stable_offset == seen.high_watermark == 2
+
+
+@pytest.mark.parametrize("cause", list(KINDS))
+async def test_an_upload_that_is_committed_behind_the_end_of_its_transaction_is_refused(
+    sequencer: Sequencer, cause: EndCause
+) -> None:
+    [key] = await a_topic(sequencer, 1)
+    producer = await a_producer(sequencer)
+    await sequencer.transactions.add(producer, [key])
+    await write(sequencer, producer, key, kind=KINDS[cause])
+
+    async with sequencer.database.connection() as connection, connection.transaction():
+        # What the end locks first.
+        await connection.execute("SELECT FROM transactions FOR NO KEY UPDATE")
+        late = asyncio.create_task(write(sequencer, producer, key, 1, kind=KINDS[cause]))
+        assert await is_kept_waiting(sequencer, late)
+        await connection.execute(
+            "SELECT end_transaction('tx', %s, 0, true, %s, gen_random_uuid(), 'inline/', 1)",
+            (producer.producer_id, cause.value),
+        )
+    refused = await late
+
+    assert refused == (InvalidTransaction() if cause is EndCause.CLIENT else FencedEpoch())
+    seen = await look(sequencer, key)
+    assert seen.last_stable_offset == seen.high_watermark == 2
+
+
+@pytest.mark.parametrize("cause", list(KINDS))
+@pytest.mark.parametrize("is_commit", [True, False])
+async def test_an_end_that_is_repeated_at_the_same_time_returns_what_the_first_one_did(
+    sequencer: Sequencer, cause: EndCause, is_commit: bool
+) -> None:
+    [key] = await a_topic(sequencer, 1)
+    producer = await a_producer(sequencer)
+    await sequencer.transactions.add(producer, [key])
+    await write(sequencer, producer, key, kind=KINDS[cause])
+
+    ends = await asyncio.gather(
+        *(end(sequencer, producer, is_commit=is_commit, cause=cause) for _ in range(4))
+    )
+
+    assert len({each.identity for each in ends}) == 1
+    assert sum(len(each.markers) for each in ends) == 1
+    assert (await look(sequencer, key)).high_watermark == 2
+
+
+async def test_of_two_ends_that_differ_one_is_done(sequencer: Sequencer) -> None:
+    [key] = await a_topic(sequencer, 1)
+    for _ in range(5):
+        producer = await a_producer(sequencer)
+        await write(sequencer, producer, key)
+
+        ends = await asyncio.gather(
+            sequencer.transactions.end(producer, is_commit=True, cause=EndCause.CLIENT_2),
+            sequencer.transactions.end(producer, is_commit=False, cause=EndCause.TIMEOUT),
+        )
+
+        assert sorted(type(each).__name__ for each in ends) == ["Ended", "TransactionRefusal"]
+    assert len({run.base_offset for run in (await look(sequencer, key)).runs}) == 10
+
+
+async def test_a_producer_that_goes_on_while_its_transaction_times_out_has_one_epoch(
+    sequencer: Sequencer,
+) -> None:
+    [key] = await a_topic(sequencer, 1)
+    producer = await a_producer(sequencer, timeout_ms=0)
+    await write(sequencer, producer, key)
+
+    ended, added = await asyncio.gather(
+        sequencer.transactions.end(producer, is_commit=False, cause=EndCause.TIMEOUT),
+        sequencer.transactions.add(producer, [key]),
+    )
+
+    assert isinstance(ended, Ended)
+    assert added in (Added(missing=[]), TransactionRefusal.FENCED)
+    assert await sequencer.transactions.expired(10) == []
+    assert await write(sequencer, of("tx", ended.identity), key) == Assigned(base_offset=Offset(2))

@@ -1,0 +1,329 @@
+"""Transactions: their producers, batches, offsets and ends (docs/design/transactions.md)."""
+
+from sequencer.client import Sequencer
+from sequencer.commits.commits import (
+    Assigned,
+    BatchOutcome,
+    Duplicate,
+    FencedEpoch,
+    InvalidTransaction,
+)
+from sequencer.commits.coordinates import (
+    AbortedTransaction,
+    CoordinateRequest,
+    KnownEnd,
+    PartitionCoordinates,
+    PartitionKey,
+)
+from sequencer.commits.producers import LAST_EPOCH, ProducerIdentity
+from sequencer.commits.transactions import (
+    Added,
+    EndCause,
+    Ended,
+    OffsetVerdict,
+    ProducerOfTransactions,
+    TransactionRefusal,
+)
+from sequencer.groups.committed_offsets import CommittedOffset, OffsetCommit, OffsetQuery
+from storage.batches.record_batch import read_header
+from storage.identifiers import NodeId, Offset, Partition
+from storage.segments.keys import inline_bytes
+from storage.segments.segment_batches import BatchTransaction
+from tests.sequencer.builders import ABatch, committed
+
+MINUTE_MS = 60_000
+
+
+async def a_topic(sequencer: Sequencer, partitions: int = 2, name: str = "orders") -> list[PartitionKey]:
+    topic = await sequencer.topics.create(name, partitions, {})
+    return [(topic.topic_id, Partition(number)) for number in range(partitions)]
+
+
+async def a_producer(
+    sequencer: Sequencer, transactional_id: str = "tx", timeout_ms: int = MINUTE_MS
+) -> ProducerOfTransactions:
+    identity = await sequencer.transactions.initialize(transactional_id, timeout_ms)
+    assert isinstance(identity, ProducerIdentity), identity
+    return of(transactional_id, identity)
+
+
+def of(transactional_id: str, identity: ProducerIdentity) -> ProducerOfTransactions:
+    return ProducerOfTransactions(
+        transactional_id=transactional_id,
+        producer_id=identity.producer_id,
+        producer_epoch=identity.producer_epoch,
+    )
+
+
+async def write(
+    sequencer: Sequencer,
+    producer: ProducerOfTransactions,
+    key: PartitionKey,
+    sequence: int = 0,
+    *,
+    kind: BatchTransaction = BatchTransaction.ADDS_ITSELF,
+    records: int = 1,
+) -> BatchOutcome:
+    batch = ABatch(
+        topic_id=key[0],
+        partition=key[1],
+        records=records,
+        producer_id=producer.producer_id,
+        epoch=producer.producer_epoch,
+        sequence=sequence,
+        transaction=kind,
+    )
+    return (await committed(sequencer, [batch])).outcomes[0]
+
+
+async def plain(sequencer: Sequencer, key: PartitionKey, records: int = 1) -> None:
+    await committed(sequencer, [ABatch(topic_id=key[0], partition=key[1], records=records)])
+
+
+async def end(
+    sequencer: Sequencer,
+    producer: ProducerOfTransactions,
+    *,
+    is_commit: bool = True,
+    cause: EndCause = EndCause.CLIENT_2,
+) -> Ended:
+    ended = await sequencer.transactions.end(producer, is_commit=is_commit, cause=cause)
+    assert isinstance(ended, Ended), ended
+    return ended
+
+
+async def look(sequencer: Sequencer, key: PartitionKey, from_offset: int = 0) -> PartitionCoordinates:
+    request = CoordinateRequest(
+        topic_id=key[0], partition=key[1], from_offset=Offset(from_offset), max_runs=100
+    )
+    return (await sequencer.coordinates.read([request]))[key]
+
+
+async def test_records_are_stable_once_their_transaction_has_ended(sequencer: Sequencer) -> None:
+    key, other = await a_topic(sequencer)
+    await plain(sequencer, key, 3)
+    producer = await a_producer(sequencer)
+
+    assert await write(sequencer, producer, key) == Assigned(base_offset=Offset(3))
+    assert await write(sequencer, producer, other) == Assigned(base_offset=Offset(0))
+    await plain(sequencer, key)
+    during = await look(sequencer, key)
+    ended = await end(sequencer, producer)
+    after = await look(sequencer, key)
+
+    assert (during.last_stable_offset, during.high_watermark) == (3, 5)
+    assert (after.last_stable_offset, after.high_watermark) == (6, 6)
+    assert after.aborted == ()
+    assert [(run.topic_id, run.partition, run.base_offset) for run in ended.markers] == [
+        (*key, 5),
+        (*other, 1),
+    ]
+    assert ended.identity == ProducerIdentity(producer_id=producer.producer_id, producer_epoch=1)
+    marker = after.runs[-1]
+    data = inline_bytes(marker.object_key)
+    assert data is not None
+    header = read_header(data)
+    assert header.is_control
+    assert (header.producer_id, header.producer_epoch) == (producer.producer_id, 1)
+    assert len(data) == marker.length == header.size_bytes
+
+
+async def test_an_aborted_transaction_is_named_to_whoever_reads_over_it(sequencer: Sequencer) -> None:
+    [key] = await a_topic(sequencer, 1)
+    producer = await a_producer(sequencer)
+    await write(sequencer, producer, key, records=2)
+    await plain(sequencer, key)
+    await end(sequencer, producer, is_commit=False)
+    await plain(sequencer, key)
+
+    entry = AbortedTransaction(Offset(3), Offset(0), producer.producer_id)
+    assert (await look(sequencer, key)).aborted == (entry,)
+    assert (await look(sequencer, key, 3)).aborted == (entry,)
+    assert (await look(sequencer, key, 4)).aborted == ()
+    known = KnownEnd(
+        topic_id=key[0],
+        partition=key[1],
+        known_end=Offset(2),
+        log_start_offset=Offset(0),
+        coordinate_epoch=0,
+    )
+    polled = (await sequencer.coordinates.poll([known], 100))[key]
+    assert polled is not None
+    assert polled.aborted == (entry,)
+
+
+async def test_the_oldest_open_transaction_holds_the_last_stable_offset(sequencer: Sequencer) -> None:
+    [key] = await a_topic(sequencer, 1)
+    first, second = await a_producer(sequencer, "first"), await a_producer(sequencer, "second")
+    await write(sequencer, first, key)
+    await write(sequencer, second, key)
+
+    await end(sequencer, second, is_commit=False)
+    held = await look(sequencer, key)
+    await end(sequencer, first)
+    free = await look(sequencer, key)
+
+    assert (held.last_stable_offset, held.high_watermark) == (0, 3)
+    assert (free.last_stable_offset, free.high_watermark) == (4, 4)
+    assert free.aborted == (AbortedTransaction(Offset(2), Offset(1), second.producer_id),)
+
+
+async def test_a_batch_outside_of_its_transaction_is_refused(sequencer: Sequencer) -> None:
+    key, other = await a_topic(sequencer)
+    producer = await a_producer(sequencer)
+    added = BatchTransaction.ADDED
+
+    assert await write(sequencer, producer, key, kind=added) == InvalidTransaction()
+    assert await sequencer.transactions.add(producer, [key]) == Added(missing=[])
+    assert await write(sequencer, producer, other, kind=added) == InvalidTransaction()
+    assert await write(sequencer, producer, key, kind=added) == Assigned(base_offset=Offset(0))
+    assert await write(sequencer, producer, key, 1, kind=added) == Assigned(base_offset=Offset(1))
+    await end(sequencer, producer, cause=EndCause.CLIENT)
+    assert await write(sequencer, producer, key, 1, kind=added) == Duplicate(
+        base_offset=Offset(1), max_timestamp_ms=1000
+    )
+    assert await write(sequencer, producer, key, 2, kind=added) == InvalidTransaction()
+
+
+async def test_a_producer_that_was_replaced_is_fenced_everywhere(sequencer: Sequencer) -> None:
+    [key] = await a_topic(sequencer, 1)
+    old = await a_producer(sequencer)
+    await write(sequencer, old, key)
+
+    open_one = await sequencer.transactions.initialize("tx", MINUTE_MS)
+    assert open_one == old
+    await end(sequencer, old, is_commit=False, cause=EndCause.FENCE)
+    new = await a_producer(sequencer)
+
+    assert new.producer_id == old.producer_id
+    assert new.producer_epoch > old.producer_epoch
+    assert await write(sequencer, old, key, 1) == FencedEpoch()
+    for refused in (
+        await sequencer.transactions.end(old, is_commit=True, cause=EndCause.CLIENT_2),
+        await sequencer.transactions.end(old, is_commit=False, cause=EndCause.CLIENT_2),
+        await sequencer.transactions.add(old, [key]),
+        await sequencer.transactions.initialize(
+            "tx",
+            MINUTE_MS,
+            ProducerIdentity(producer_id=old.producer_id, producer_epoch=old.producer_epoch),
+        ),
+    ):
+        assert refused is TransactionRefusal.FENCED
+    assert await write(sequencer, new, key) == Assigned(base_offset=Offset(2))
+
+
+async def test_a_repeated_end_gets_the_first_answer(sequencer: Sequencer) -> None:
+    [key] = await a_topic(sequencer, 1)
+    producer = await a_producer(sequencer)
+    await write(sequencer, producer, key)
+
+    first = await end(sequencer, producer)
+    again = await end(sequencer, producer)
+    other_way = await sequencer.transactions.end(producer, is_commit=False, cause=EndCause.CLIENT_2)
+    going_on = of("tx", first.identity)
+    nothing = await sequencer.transactions.end(going_on, is_commit=True, cause=EndCause.CLIENT_2)
+
+    assert again.identity == first.identity
+    assert again.markers == ()
+    assert other_way is TransactionRefusal.FENCED
+    assert nothing is TransactionRefusal.NOTHING_TO_END
+    assert (await look(sequencer, key)).high_watermark == 2
+
+
+async def test_a_client_of_the_older_protocol_keeps_its_epoch(sequencer: Sequencer) -> None:
+    [key] = await a_topic(sequencer, 1)
+    producer = await a_producer(sequencer)
+    for sequence in range(3):
+        await sequencer.transactions.add(producer, [key])
+        await write(sequencer, producer, key, sequence, kind=BatchTransaction.ADDED)
+        ended = await end(sequencer, producer, cause=EndCause.CLIENT)
+        assert ended.identity.producer_epoch == 0
+        assert (await end(sequencer, producer, cause=EndCause.CLIENT)).markers == ()
+
+
+async def test_used_up_epochs_give_another_producer_id(sequencer: Sequencer) -> None:
+    [key] = await a_topic(sequencer, 1)
+    producer = await a_producer(sequencer)
+    await sequencer.database.run("UPDATE transactions SET producer_epoch = 32766")
+    last = of("tx", ProducerIdentity(producer_id=producer.producer_id, producer_epoch=LAST_EPOCH - 1))
+    await write(sequencer, last, key)
+
+    ended = await end(sequencer, last)
+
+    assert ended.identity.producer_id != last.producer_id
+    assert ended.identity.producer_epoch == 0
+    assert (await end(sequencer, last)).identity == ended.identity
+    assert await write(sequencer, of("tx", ended.identity), key) == Assigned(base_offset=Offset(2))
+
+
+async def test_offsets_are_committed_with_their_transaction(sequencer: Sequencer) -> None:
+    [key] = await a_topic(sequencer, 1)
+    claimed = await sequencer.groups.claim("readers", NodeId(1), create=True)
+    assert claimed is not None
+    producer = await a_producer(sequencer)
+
+    async def offset() -> int:
+        query = OffsetQuery(group_id="readers", coordinator_epoch=None, partitions=[key])
+        [found] = await sequencer.committed_offsets.fetch([query])
+        assert found is not None
+        return found[key].offset
+
+    def commit(value: int) -> OffsetCommit:
+        return OffsetCommit(
+            group_id="readers",
+            coordinator_epoch=claimed.coordinator_epoch,
+            offsets=[(*key, CommittedOffset(offset=Offset(value)))],
+        )
+
+    late = await sequencer.transactions.commit_offsets(producer, commit(3), adds_group=False)
+    assert late is OffsetVerdict.NOT_IN_TRANSACTION
+    done = await sequencer.transactions.commit_offsets(producer, commit(5), adds_group=True)
+    assert done is OffsetVerdict.DONE
+    assert await offset() == -1
+    aborted = await end(sequencer, producer, is_commit=False)
+    assert await offset() == -1
+    producer = of("tx", aborted.identity)
+    await sequencer.transactions.add(producer, group_ids=["readers"])
+    assert await sequencer.transactions.commit_offsets(producer, commit(7), adds_group=False) is done
+    await end(sequencer, producer)
+    assert await offset() == 7
+
+
+async def test_what_is_open_too_long_is_found(sequencer: Sequencer) -> None:
+    [key] = await a_topic(sequencer, 1)
+    slow, quick = await a_producer(sequencer, "slow"), await a_producer(sequencer, "quick", timeout_ms=0)
+    await write(sequencer, slow, key)
+    await write(sequencer, quick, key)
+
+    assert await sequencer.transactions.expired(10) == [quick]
+    await end(sequencer, quick, is_commit=False, cause=EndCause.TIMEOUT)
+
+    assert await sequencer.transactions.expired(10) == []
+    assert await write(sequencer, quick, key, 1) == FencedEpoch()
+    again = await sequencer.transactions.initialize(
+        "quick", MINUTE_MS, ProducerIdentity(producer_id=quick.producer_id, producer_epoch=0)
+    )
+    assert again == ProducerIdentity(producer_id=quick.producer_id, producer_epoch=1)
+
+
+async def test_a_commit_says_where_the_oldest_open_transaction_begins(sequencer: Sequencer) -> None:
+    key, other = await a_topic(sequencer)
+    producer = await a_producer(sequencer)
+    batches = [
+        ABatch(topic_id=key[0], partition=key[1], records=4),
+        ABatch(
+            topic_id=key[0],
+            partition=key[1],
+            producer_id=producer.producer_id,
+            sequence=0,
+            transaction=BatchTransaction.ADDS_ITSELF,
+        ),
+        ABatch(topic_id=other[0], partition=other[1]),
+    ]
+
+    written = await committed(sequencer, batches)
+    later = await committed(sequencer, [ABatch(topic_id=key[0], partition=key[1])])
+
+    assert written.is_news
+    assert [run.first_unstable for run in written.runs] == [4, -1]
+    assert [run.first_unstable for run in later.runs] == [4]
