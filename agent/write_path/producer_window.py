@@ -1,13 +1,16 @@
 """How many produce requests each connection keeps in flight, when waiting for more of them brings nothing,
-and what a producer should set that its own window limits (docs/tuning.md).
+and what a producer should set that its own window limits (docs/tuning.md,
+docs/design/write-path.md#full-windows).
 
 Promises:
 - A window is full when the connection has as many requests in flight as its recent maximum.
 - A connection is limited by its window if it fills it again soon after each answer: in less than half the
   time that the answer took, or within `refill_s`.
-- Waiting brings nothing only if every connection with batches in the open segment has a full window, and at
-  least one is limited by it. Connections that are about to fill theirs again are waited for, at most
-  `refill_wait_s`.
+- A connection flushes if its transactions end by waiting for all answers, again and again. Such a wait is a
+  silence of twice its usual pause between requests, and at least `refill_wait_s`.
+- Waiting brings nothing only if every connection with batches in the open segment has a full window or waits
+  in a flush, and at least one is limited by it. Connections that are about to fill theirs again are waited
+  for, at most `refill_wait_s`.
 - There is no advice for a producer that larger batches would not help.
 
 Pure: time is a parameter, in monotonic seconds.
@@ -21,8 +24,11 @@ _HISTORY_REQUESTS: Final = 100
 _MOST_REFILLS: Final = 8
 _LIMITED_FROM: Final = 2
 """Refills at once from which on a window counts as limited. A window that was not refilled at once halves the
-count.
+count. The same counts flushes.
 """
+_PAUSE_SHARE: Final = 0.125
+"""The share of the newest pause in the usual one."""
+_PAUSES_OF_SILENCE: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +42,17 @@ class ProducerWindow:
 
     __slots__ = (
         "_batches",
+        "_began_s",
         "_bytes",
         "_earlier_widest",
+        "_ended_s",
+        "_flushes",
+        "_is_flush",
+        "_pause_s",
         "_refill_until_s",
         "_refills",
         "_requests",
+        "_sent_s",
         "_widest",
         "batch_bytes",
         "in_flight",
@@ -56,6 +68,14 @@ class ProducerWindow:
         self._refill_until_s: float | None = None
         """When it should be full again, because an answer came while it was full."""
         self._refills = 0
+        self._began_s = self._sent_s = self._ended_s = 0.0
+        """When the first and last of the requests in flight were sent, and when the last of them was
+        answered."""
+        self._pause_s = 0.0
+        """The usual pause between requests while others are in flight."""
+        self._is_flush = False
+        """True if nothing came for long before the last answer."""
+        self._flushes = 0
 
     @property
     def widest(self) -> int:
@@ -75,8 +95,29 @@ class ProducerWindow:
         """True if its whole history is limited."""
         return self._refills == _MOST_REFILLS and self.batch_bytes > 0
 
-    def sent(self, batches: int, size_bytes: int, now_s: float) -> None:
+    @property
+    def flushes(self) -> bool:
+        return self._flushes >= _LIMITED_FROM
+
+    def silence_s(self, policy: WindowPolicy) -> float:
+        """How long nothing comes until a flush is assumed."""
+        return max(policy.refill_wait_s, _PAUSES_OF_SILENCE * self._pause_s)
+
+    def sent(
+        self,
+        batches: int,
+        size_bytes: int,
+        now_s: float,
+        policy: WindowPolicy,
+        *,
+        is_transactional: bool = False,
+    ) -> None:
         """Notes that the connection sent a request."""
+        if self.in_flight == 0:
+            self._begin(now_s, policy, is_transactional=is_transactional)
+        elif not self.is_full:
+            self._pause_s += _PAUSE_SHARE * (now_s - self._sent_s - self._pause_s)
+        self._sent_s = now_s
         self.in_flight += 1
         self._widest = max(self._widest, self.in_flight)
         self._requests += 1
@@ -94,6 +135,18 @@ class ProducerWindow:
         if self.is_full:
             self._refill_until_s = now_s + max(policy.refill_s, (now_s - sent_s) / 2)
         self.in_flight -= 1
+        if self.in_flight == 0:
+            self._ended_s = now_s
+            self._is_flush = now_s - self._sent_s >= self.silence_s(policy)
+
+    def _begin(self, now_s: float, policy: WindowPolicy, *, is_transactional: bool) -> None:
+        """The first request after all were answered. If it comes soon, its producer waited for them."""
+        is_soon = now_s - self._ended_s <= max(policy.refill_s, (self._ended_s - self._began_s) / 2)
+        if is_transactional and self._is_flush and is_soon:
+            self._flushes = min(_MOST_REFILLS, self._flushes + 1)
+        else:
+            self._flushes //= 2
+        self._began_s = now_s
 
     def _begin_history(self) -> None:
         self.batch_bytes = self._bytes // max(1, self._batches)
@@ -112,6 +165,8 @@ class OpenWindows:
         self._expected: set[ProducerWindow] = set()
         """Limited windows that were just answered and have no batch in the open segment yet."""
         self._expected_until_s = 0.0
+        self._silent_at_s = 0.0
+        """From when on those that flush have been silent for long enough."""
         self._others_wait = False
         """True if the open segment has batches without a window, or batches that an earlier seal left."""
 
@@ -124,28 +179,38 @@ class OpenWindows:
         """Returns the time from which waiting brings nothing. None: it may bring more."""
         if not self.are_full:
             return None
-        return max(now_s, self._expected_until_s) if self._expected else now_s
+        return max(now_s, self._silent_at_s, self._expected_until_s if self._expected else now_s)
 
-    def took(self, window: ProducerWindow | None, batches: int, size_bytes: int, now_s: float) -> None:
+    def took(
+        self,
+        window: ProducerWindow | None,
+        batches: int,
+        size_bytes: int,
+        now_s: float,
+        *,
+        is_transactional: bool = False,
+    ) -> None:
         """The open segment took a request's batches. None: its producer waits for no answer."""
         if window is None:
             self._others_wait = True
             return
         if window in self._open:
-            self._with_room -= not window.is_full
-            self._limited -= window.is_limited
+            self._with_room -= _has_room(window)
+            self._limited -= _is_limited(window)
         else:
             self._open.add(window)
             self._expected.discard(window)
-        window.sent(batches, size_bytes, now_s)
-        self._with_room += not window.is_full
-        self._limited += window.is_limited
+        window.sent(batches, size_bytes, now_s, self._policy, is_transactional=is_transactional)
+        self._with_room += _has_room(window)
+        self._limited += _is_limited(window)
+        if window.flushes and not window.is_full:
+            self._silent_at_s = max(self._silent_at_s, now_s + window.silence_s(self._policy))
 
     def answered(self, window: ProducerWindow, sent_s: float, now_s: float) -> None:
         if window in self._open:
-            self._with_room -= not window.is_full
+            self._with_room -= _has_room(window)
             window.answered(sent_s, now_s, self._policy)
-            self._with_room += not window.is_full
+            self._with_room += _has_room(window)
             return
         window.answered(sent_s, now_s, self._policy)
         if window.is_limited:
@@ -157,7 +222,16 @@ class OpenWindows:
         self._open.clear()
         self._expected.clear()
         self._with_room = self._limited = 0
+        self._silent_at_s = 0.0
         self._others_wait = not is_rest_empty
+
+
+def _has_room(window: ProducerWindow) -> bool:
+    return not (window.is_full or window.flushes)
+
+
+def _is_limited(window: ProducerWindow) -> bool:
+    return window.is_limited or window.flushes
 
 
 _LARGE_BATCH_BYTES: Final = 131_072

@@ -2,7 +2,8 @@
 are patched in place.
 
 Pure. Produce is v9 and Fetch v12, the newest that Apache Kafka 4, Tansu 0.6 and Tidelog all speak and that
-name topics by name. A batch's timestamp is the moment it was sent, so that a consumer knows how old it is.
+name topics by name. In a transaction Produce is v12, which adds its partitions itself (KIP-890). A batch's
+timestamp is the moment it was sent, so that a consumer knows how old it is.
 """
 
 import struct
@@ -13,7 +14,7 @@ from datetime import timedelta
 from crc32c import crc32c
 from kio.schema.fetch.v12.request import FetchPartition, FetchRequest, FetchTopic
 from kio.schema.produce.v9.request import PartitionProduceData, ProduceRequest, TopicProduceData
-from kio.schema.types import BrokerId, TopicName
+from kio.schema.types import BrokerId, TopicName, TransactionalId
 from kio.static.primitive import Records, i8, i16, i32, i32Timedelta, i64
 
 from agent.kafka.forwarding.forwarding import decode_response, encode_request
@@ -25,9 +26,14 @@ _CRC = struct.Struct(">I")
 _STAMP = struct.Struct(">qqqhi")
 """First and last timestamp, producer id, epoch, base sequence."""
 _INT32, _INT64 = struct.Struct(">i"), struct.Struct(">q")
+_VERSION, _VERSION_POSITION = struct.Struct(">h"), 6
 _BATCH_HEAD = struct.Struct(">qi11xiq")
 """Base offset, the size after it, last offset delta, base timestamp."""
 _SEQUENCES = 1 << 31
+_PLAIN_VERSION, _TRANSACTIONAL_VERSION = 9, 12
+"""Of Produce. Both have the same layout."""
+_ATTRIBUTES_POSITION = 22
+_TRANSACTIONAL = 1 << 4
 
 
 class BadAnswer(Exception):
@@ -51,27 +57,39 @@ class ProducerIdentity:
 
 class ProduceFrame:
     """One Produce request that is sent over and over. Do not change it while the kernel still has to take
-    bytes of it.
+    bytes of it. With a transactional id, its batches are transactional.
     """
 
-    def __init__(self, topic: str, batches: Sequence[Batch], client_id: str, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        topic: str,
+        batches: Sequence[Batch],
+        client_id: str,
+        timeout_s: float = 30.0,
+        transactional_id: str | None = None,
+    ) -> None:
         partitions = tuple(
             PartitionProduceData(index=i32(batch.partition), records=Records(batch.data)) for batch in batches
         )
         payload = ProduceRequest(
-            transactional_id=None,
+            transactional_id=None if transactional_id is None else TransactionalId(transactional_id),
             acks=i16(-1),
             timeout=i32Timedelta.parse(timedelta(seconds=timeout_s)),
             topic_data=(TopicProduceData(name=TopicName(topic), partition_data=partitions),),
         )
-        body = encode_request(0, 9, 0, client_id, payload)
+        self._version = _PLAIN_VERSION if transactional_id is None else _TRANSACTIONAL_VERSION
+        body = encode_request(0, _PLAIN_VERSION, 0, client_id, payload)
         self.data = bytearray(len(body).to_bytes(4, "big") + body)
+        _VERSION.pack_into(self.data, _VERSION_POSITION, self._version)
         self.bytes = sum(len(batch.data) for batch in batches)
         self.records = sum(batch.records for batch in batches)
         self._places = [
             (self.data.find(batch.data), len(batch.data), batch.partition, batch.records) for batch in batches
         ]
         assert all(place[0] > 0 for place in self._places)
+        if transactional_id is not None:
+            for position, *_ in self._places:
+                self.data[position + _ATTRIBUTES_POSITION] |= _TRANSACTIONAL
         self._answer_prefix = 4 + 1 + 1 + 1 + len(topic.encode()) + len(_unsigned_varint(len(batches) + 1))
         self._answer_bytes = self._answer_prefix + 33 * len(batches) + 1 + 4 + 1
 
@@ -105,7 +123,7 @@ class ProduceFrame:
         )
         if plain and not any(errors[0]) and not any(errors[1]):
             return float(_INT32.unpack_from(answer, end - 5)[0]) / 1000
-        decoded = decode_response(0, 9, bytes(answer))
+        decoded = decode_response(0, self._version, bytes(answer))
         for topic in decoded.responses:
             for partition in topic.partition_responses:
                 if partition.error_code != 0:

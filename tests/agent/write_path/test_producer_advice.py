@@ -12,7 +12,7 @@ def a_window(width: int, batch_bytes: int, refill_s: float = 0.001) -> ProducerW
     window, now_s = ProducerWindow(), 0.0
     for _ in range(200):
         for _ in range(width):
-            window.sent(1, batch_bytes, now_s + refill_s)
+            window.sent(1, batch_bytes, now_s + refill_s, POLICY)
         now_s += 0.1
         for _ in range(width):
             window.answered(now_s - 0.1, now_s, POLICY)

@@ -155,6 +155,85 @@ def test_a_single_pause_does_not_end_a_producers_limit() -> None:
     assert not producer.window.is_steadily_limited
 
 
+class Flusher(Producer):
+    """Sends a few requests 10 ms apart, and waits for all answers before it goes on."""
+
+    def __init__(self, windows: OpenWindows, *, is_transactional: bool = True) -> None:
+        super().__init__(windows)
+        self.is_transactional = is_transactional
+
+    def send(self, now_s: float) -> None:
+        self.windows.took(self.window, 1, 16_384, now_s, is_transactional=self.is_transactional)
+
+    def burst(self, now_s: float, requests: int, answer_s: float) -> float:
+        """Requests, and a seal that is answered `answer_s` after the last one. Returns the time."""
+        for _ in range(requests):
+            now_s += 0.01
+            self.send(now_s)
+        self.windows.sealed(is_rest_empty=True)
+        now_s += answer_s
+        self.answered(now_s)
+        return now_s
+
+
+def after_bursts(flusher: Flusher, answer_s: float = 0.25) -> float:
+    """Each has fewer requests than the widest."""
+    now_s = flusher.burst(0.0, 5, answer_s)
+    for number in range(20):
+        now_s = flusher.burst(now_s, 3 + number % 2, answer_s)
+    return now_s
+
+
+def test_a_transaction_that_waits_for_its_last_answers_is_waited_for_a_moment() -> None:
+    windows = some_windows()
+    flusher = Flusher(windows)
+    now_s = after_bursts(flusher) + 0.01
+
+    flusher.send(now_s)
+    flusher.send(now_s + 0.01)
+
+    silent_s = windows.full_at_s(now_s + 0.01)
+    assert silent_s is not None
+    assert 0.015 <= silent_s - now_s - 0.01 <= 0.025  # about twice the usual pause
+
+
+def test_a_producer_whose_answers_come_between_its_requests_does_not_flush() -> None:
+    """Steady requests, 10 ms apart, and answers 5 ms after the last one."""
+    windows = some_windows()
+    steady = Flusher(windows)
+    now_s = after_bursts(steady, answer_s=0.005) + 0.01
+
+    steady.send(now_s)
+
+    assert windows.full_at_s(now_s + 1) is None
+
+
+def test_only_transactions_are_flushed_early() -> None:
+    windows = some_windows()
+    flusher = Flusher(windows, is_transactional=False)
+    now_s = after_bursts(flusher) + 0.01
+
+    flusher.send(now_s)
+
+    assert windows.full_at_s(now_s + 1) is None
+
+
+def test_a_producer_with_room_in_its_window_delays_a_flush() -> None:
+    windows = some_windows()
+    flusher, other = Flusher(windows), Producer(windows)
+    now_s = after_bursts(flusher) + 0.01
+    other.send(now_s)
+    other.send(now_s)
+    windows.sealed(is_rest_empty=True)
+    other.answered(now_s)
+
+    flusher.send(now_s)
+    assert windows.full_at_s(now_s) is not None
+    other.send(now_s)
+
+    assert windows.full_at_s(now_s + 1) is None
+
+
 @given(
     steps=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["send", "answer", "seal"])), max_size=300)
 )
@@ -165,10 +244,10 @@ def test_the_counters_equal_a_full_recount_of_the_windows(steps: list[tuple[int,
     now_s = 0.0
 
     for number, step in steps:
-        now_s += 0.001
+        now_s += 0.001 if step == "send" else 0.006
         window = each[number]
         if step == "send":
-            windows.took(window, 1, 100, now_s)
+            windows.took(window, 1, 100, now_s, is_transactional=number > 1)
             waiting.add(window)
         elif step == "seal":
             windows.sealed(is_rest_empty=True)
@@ -176,5 +255,7 @@ def test_the_counters_equal_a_full_recount_of_the_windows(steps: list[tuple[int,
         elif window.in_flight:
             windows.answered(window, now_s, now_s)
 
-        are_full = all(one.is_full for one in waiting) and any(one.is_limited for one in waiting)
+        are_full = all(one.is_full or one.flushes for one in waiting) and any(
+            one.is_limited or one.flushes for one in waiting
+        )
         assert windows.are_full == are_full
