@@ -16,10 +16,11 @@ from uuid import UUID
 
 from sequencer.commits.coordinates import AbortedTransaction, PartitionKey, RunCoordinate
 from sequencer.commits.producers import LAST_EPOCH, ProducerIdentity
-from sequencer.database.array_parameters import Int4Array, TextArray, UuidArray
+from sequencer.database.array_parameters import Int4Array, Int8Array, TextArray, UuidArray
 from sequencer.database.database import Database, Row
 from sequencer.database.lanes import Lane
 from sequencer.database.named_sql import load_statements
+from sequencer.database.shared_statement import SharedStatement
 from sequencer.groups.committed_offsets import OffsetCommit, commit_parameters
 from storage.batches.record_batch import marker_batch
 from storage.identifiers import BytePosition, Offset, Partition, ProducerId, TopicId, new_segment_id
@@ -28,6 +29,8 @@ from storage.segments.keys import inline_key
 SQL = load_statements("transactions")
 
 _NO_TIMESTAMP_MS = -1
+_ENDS_PER_STATEMENT = 64
+_STATEMENTS_OF_ENDS = 2
 _BEFORE_ALL = (TopicId(UUID(int=0)), Partition(-1)), Offset(-1)
 _NOTHING = ProducerIdentity(producer_id=ProducerId(-1), producer_epoch=-1)
 
@@ -129,9 +132,18 @@ class ForgetAbortedStep:
     """Where the next step continues: a partition, and a marker there. None: every row was examined."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _End:
+    producer: ProducerOfTransactions
+    is_commit: bool
+    cause: EndCause
+    marker: bytes
+
+
 class Transactions:
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._ends = SharedStatement(self._end, most=_ENDS_PER_STATEMENT, at_once=_STATEMENTS_OF_ENDS)
 
     async def initialize(
         self, transactional_id: str, timeout_ms: int, identity: ProducerIdentity = _NOTHING
@@ -182,31 +194,37 @@ class Transactions:
     async def end(
         self, producer: ProducerOfTransactions, *, is_commit: bool, cause: EndCause
     ) -> Ended | TransactionRefusal:
-        """Commits or aborts the producer's open transaction."""
-        now_ms = time.time_ns() // 1_000_000
+        """Commits or aborts the producer's open transaction. Ends that wait at the same time share a
+        statement.
+        """
         raised = 0 if cause is EndCause.CLIENT else 1
-        marker = marker_batch(
-            producer.producer_id,
-            min(producer.producer_epoch + raised, LAST_EPOCH),
+        end = _End(
+            producer=producer,
             is_commit=is_commit,
-            timestamp_ms=now_ms,
+            cause=cause,
+            marker=marker_batch(
+                producer.producer_id,
+                min(producer.producer_epoch + raised, LAST_EPOCH),
+                is_commit=is_commit,
+                timestamp_ms=time.time_ns() // 1_000_000,
+            ),
         )
-        [row] = await self._database.write(
-            SQL["end"],
-            transactional_id=producer.transactional_id,
-            producer_id=producer.producer_id,
-            producer_epoch=producer.producer_epoch,
-            is_commit=is_commit,
-            cause=cause.value,
-            marker_segment=new_segment_id(),
-            marker_key=inline_key(marker),
-            marker_bytes=len(marker),
-        )
+        row = await self._ends.answer_to(end)
         if row.verdict:
             return TransactionRefusal(row.verdict)
-        return Ended(
-            identity=_identity(row),
-            markers=_markers(row, producer.producer_id, marker, is_commit=is_commit),
+        return Ended(identity=_identity(row), markers=_markers(row, end))
+
+    async def _end(self, ends: Sequence["_End"]) -> Sequence[Row]:
+        return await self._database.write(
+            SQL["end"],
+            transactional_ids=TextArray(end.producer.transactional_id for end in ends),
+            producer_ids=Int8Array(end.producer.producer_id for end in ends),
+            producer_epochs=Int4Array(end.producer.producer_epoch for end in ends),
+            are_commits=[end.is_commit for end in ends],
+            causes=TextArray(end.cause.value for end in ends),
+            marker_segments=UuidArray(new_segment_id() for _ in ends),
+            marker_keys=TextArray(inline_key(end.marker) for end in ends),
+            markers_bytes=Int4Array(len(end.marker) for end in ends),
         )
 
     async def commit_offsets(
@@ -305,9 +323,7 @@ def _producer(row: Row) -> ProducerOfTransactions:
     )
 
 
-def _markers(
-    row: Row, producer_id: ProducerId, marker: bytes, *, is_commit: bool
-) -> tuple[RunCoordinate, ...]:
+def _markers(row: Row, end: _End) -> tuple[RunCoordinate, ...]:
     columns = (
         row.topic_ids,
         row.partition_numbers,
@@ -315,7 +331,8 @@ def _markers(
         row.first_offsets,
         row.first_unstables,
     )
-    key = inline_key(marker)
+    producer_id = end.producer.producer_id
+    key, size_bytes = inline_key(end.marker), len(end.marker)
     return tuple(
         RunCoordinate(
             topic_id=topic_id,
@@ -323,13 +340,13 @@ def _markers(
             base_offset=offset,
             last_offset=offset,
             object_key=key,
-            object_size_bytes=len(marker),
+            object_size_bytes=size_bytes,
             position=BytePosition(0),
-            length=len(marker),
+            length=size_bytes,
             min_timestamp_ms=_NO_TIMESTAMP_MS,
             max_timestamp_ms=_NO_TIMESTAMP_MS,
             first_unstable=first_unstable,
-            aborted=None if is_commit else AbortedTransaction(offset, first_offset, producer_id),
+            aborted=None if end.is_commit else AbortedTransaction(offset, first_offset, producer_id),
         )
         for topic_id, partition, offset, first_offset, first_unstable in zip(*columns, strict=True)
     )

@@ -12,12 +12,14 @@ SELECT verdict, missing FROM demand_durability() CROSS JOIN add_to_transaction(
     only_verifies => %(only_verifies)s)
 
 -- name: end
+-- A row for each end, in order.
 SELECT verdict, producer_id, producer_epoch, topic_ids, partition_numbers, marker_offsets, first_offsets,
     first_unstables
-FROM demand_durability() CROSS JOIN end_transaction(
-    id => %(transactional_id)s, of_producer => %(producer_id)s, of_epoch => %(producer_epoch)s,
-    is_commit => %(is_commit)s, cause => %(cause)s, marker_segment => %(marker_segment)s,
-    marker_key => %(marker_key)s, marker_bytes => %(marker_bytes)s)
+FROM demand_durability() CROSS JOIN end_transactions(
+    ids => %(transactional_ids)s, of_producers => %(producer_ids)s, of_epochs => %(producer_epochs)s,
+    are_commits => %(are_commits)s::boolean[], causes => %(causes)s, marker_segments => %(marker_segments)s,
+    marker_keys => %(marker_keys)s, markers_bytes => %(markers_bytes)s)
+ORDER BY place
 
 -- name: commit_offsets
 SELECT verdict FROM demand_durability() CROSS JOIN commit_pending_offsets(

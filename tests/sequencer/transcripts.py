@@ -50,6 +50,7 @@ FUNCTIONS = (
     "publish_merge",
     "add_to_transaction",
     "end_transaction",
+    "end_transactions",
 )
 _STATEMENT = re.compile(r"\b(?:SELECT|WITH|INSERT|UPDATE|DELETE|PERFORM)\b.*", re.DOTALL)
 _INTO_VARIABLES = re.compile(r"\bINTO\s+(?:\w+\s*,\s*)*\w+\s*(?=\bFROM\b|$)")

@@ -2,12 +2,20 @@
 true."""
 
 import asyncio
+from random import Random
 
 import pytest
 
 from sequencer.client import Sequencer
 from sequencer.commits.commits import Assigned, FencedEpoch, InvalidTransaction
-from sequencer.commits.transactions import Added, EndCause, Ended, TransactionRefusal
+from sequencer.commits.transactions import (
+    Added,
+    EndCause,
+    Ended,
+    ProducerOfTransactions,
+    TransactionRefusal,
+)
+from sequencer.settings import SequencerSettings
 from storage.identifiers import Offset
 from storage.segments.segment_batches import BatchTransaction
 from tests.sequencer.builders import ABatch, reserved
@@ -113,6 +121,66 @@ async def test_of_two_ends_that_differ_one_is_done(sequencer: Sequencer) -> None
 
         assert sorted(type(each).__name__ for each in ends) == ["Ended", "TransactionRefusal"]
     assert len({run.base_offset for run in (await look(sequencer, key)).runs}) == 10
+
+
+async def test_ends_that_share_a_statement_do_not_deadlock_with_each_other_or_with_commits(
+    sequencer: Sequencer, database_url: str
+) -> None:
+    """Twenty producers write to the same partitions, in different orders, and end at the same time through
+    two agents."""
+    keys = await a_topic(sequencer, 4)
+    other = await Sequencer.open(database_url, SequencerSettings())
+    try:
+        agents = (sequencer, other)
+        producers = [await a_producer(sequencer, f"tx-{number}") for number in range(20)]
+        chance = Random(7)
+
+        async def transact(number: int, producer: ProducerOfTransactions) -> None:
+            for turn in range(6):
+                for key in chance.sample(keys, 3):
+                    written = await write(agents[(number + turn) % 2], producer, key)
+                    assert isinstance(written, Assigned), written
+                ended = await end(agents[number % 2], producer, is_commit=turn % 2 == 0)
+                assert len(ended.markers) == 3
+                producer = of(producer.transactional_id, ended.identity)
+
+        await asyncio.gather(*(transact(number, each) for number, each in enumerate(producers)))
+
+        for agent in agents:
+            assert agent.database.counters.deadlocks == 0
+    finally:
+        await other.close()
+    ends = [await look(sequencer, key) for key in keys]
+    assert sum(each.high_watermark for each in ends) == 20 * 6 * 3 * 2
+    assert all(each.last_stable_offset == each.high_watermark for each in ends)
+
+
+async def test_ends_that_share_a_statement_lock_partitions_in_the_order_of_commits(
+    sequencer: Sequencer,
+) -> None:
+    """A commit has the first partition and takes the second. The first of the ends needs only the second."""
+    first, second = sorted(await a_topic(sequencer))
+    producers = [await a_producer(sequencer, f"tx-{number}") for number in range(2)]
+    await write(sequencer, producers[0], second)
+    await write(sequencer, producers[1], first)
+    lock = "SELECT FROM partitions WHERE partition = %s FOR NO KEY UPDATE"
+
+    async with sequencer.database.connection() as connection, connection.transaction():
+        await connection.execute(lock, (first[1],))
+        ending = asyncio.create_task(
+            sequencer.database.run(
+                "SELECT end_transactions(ARRAY['tx-0', 'tx-1'], %(producers)s::bigint[], '{0, 0}',"
+                " '{true, true}', '{client2, client2}', ARRAY[gen_random_uuid(), gen_random_uuid()],"
+                " '{inline/a, inline/b}', '{1, 1}')",
+                producers=[each.producer_id for each in producers],
+            )
+        )
+        assert await is_kept_waiting(sequencer, ending)
+        await connection.execute("SET LOCAL lock_timeout = '10s'")
+        await connection.execute(lock, (second[1],))
+    await ending
+
+    assert [(await look(sequencer, key)).high_watermark for key in (first, second)] == [2, 2]
 
 
 async def test_a_producer_that_goes_on_while_its_transaction_times_out_has_one_epoch(
