@@ -10,7 +10,8 @@
 -- | id | the transactional id |
 -- | of_producer, of_epoch | which producer ends it, or whose transaction is to be ended |
 -- | is_commit | or else it aborts |
--- | cause | who ends it: `client`, or `client2` of transaction.version 2 (KIP-890), or `fence` or `timeout` |
+-- | cause | who ends it: `client`, or `client2` of transaction.version 2 (KIP-890), or `fence`, `restart` or
+--   `timeout` (only if its time is over) |
 -- | marker_segment, marker_key, marker_bytes | of the object that is the marker |
 --
 -- The epoch rises with each end, but not for `client`. After a `fence` the producer cannot go on.
@@ -58,8 +59,12 @@ BEGIN
     SELECT t.producer_id, t.producer_epoch, t.last_producer_id, t.last_producer_epoch, t.ended
     INTO own_producer, own_epoch, last_producer, last_epoch, last_end
     FROM transactions AS t WHERE t.transactional_id = id FOR NO KEY UPDATE;
-    SELECT EXISTS (SELECT FROM transaction_partitions AS p WHERE p.producer_id = own_producer)
-        OR EXISTS (SELECT FROM transaction_groups AS g WHERE g.producer_id = own_producer)
+    -- A client that keeps its epoch may have begun its next transaction since this one was seen to be late
+    -- [raced]. That one has time.
+    SELECT EXISTS (SELECT FROM transaction_partitions AS p WHERE p.producer_id = own_producer
+            AND (cause <> 'timeout' OR p.expires_at < clock_timestamp()))
+        OR EXISTS (SELECT FROM transaction_groups AS g WHERE g.producer_id = own_producer
+            AND (cause <> 'timeout' OR g.expires_at < clock_timestamp()))
     INTO is_open;
 
     IF own_producer = of_producer AND own_epoch = of_epoch THEN
