@@ -1546,6 +1546,7 @@ DECLARE
     firsts bigint[];
     markers bigint[];
     newest bigint[];
+    unstables_before bigint[];
     unstables bigint[];
 BEGIN
     SELECT t.producer_id, t.producer_epoch, t.last_producer_id, t.last_producer_epoch, t.ended
@@ -1585,10 +1586,12 @@ BEGIN
 
     -- Not of partitions that are being deleted.
     SELECT array_agg(locked.topic_id), array_agg(locked.partition), array_agg(locked.high_watermark),
-           array_agg(locked.max_timestamp_ms), array_agg(locked.first_offset)
-    INTO found_topics, found_numbers, markers, newest, firsts
+           array_agg(locked.max_timestamp_ms), array_agg(locked.first_offset),
+           array_agg(locked.first_unstable_offset)
+    INTO found_topics, found_numbers, markers, newest, firsts, unstables_before
     FROM (
-        SELECT p.topic_id, p.partition, p.high_watermark, p.max_timestamp_ms, t.first_offset
+        SELECT p.topic_id, p.partition, p.high_watermark, p.max_timestamp_ms, t.first_offset,
+            p.first_unstable_offset
         FROM transaction_partitions AS t JOIN partitions AS p USING (topic_id, partition)
         WHERE t.producer_id = of_producer AND t.first_offset IS NOT NULL AND p.state = 'live'
         ORDER BY p.topic_id, p.partition FOR NO KEY UPDATE OF p) AS locked;
@@ -1609,10 +1612,11 @@ BEGIN
                marker_bytes, 'marker', -1, -1, newest[part]
         FROM generate_series(1, cardinality(found_topics)) AS part;
 
+        -- From the one before on: the index holds many dead entries of transactions that ended before that.
         SELECT array_agg(coalesce((
             SELECT t.first_offset FROM transaction_partitions AS t
             WHERE t.topic_id = found_topics[part] AND t.partition = found_numbers[part]
-                AND t.first_offset IS NOT NULL
+                AND t.first_offset >= unstables_before[part]
             ORDER BY t.first_offset LIMIT 1), -1) ORDER BY part)
         INTO unstables
         FROM generate_series(1, cardinality(found_topics)) AS part;
